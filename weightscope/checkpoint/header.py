@@ -1,0 +1,132 @@
+"""The header of a safetensors file, checked before a byte of data is believed.
+
+Layout: 8 bytes little-endian header length, the header as JSON, then the data section that the offsets refer to.
+The checks are those of the safetensors library, made here because the header is all that an unread file gives.
+"""
+
+import json
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from weightscope.checkpoint.dtypes import BITS
+from weightscope.errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000
+MAX_OFFSET = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies: dtype, shape, and the byte range [start, stop) within its file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def header_length(prefix: bytes, file_size: int, *, file: object) -> int:
+    """The header's length in bytes, from the file's first eight.
+
+    Raises
+    ------
+    CheckpointError
+        The file is too short, or the length is past the file or past 100 MB.
+    """
+    if len(prefix) < 8:
+        raise CheckpointError(f"has {file_size} bytes; a safetensors file has at least 8", file=file)
+    length = int.from_bytes(prefix[:8], "little")
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(f"header of {length} bytes; safetensors allows {MAX_HEADER_BYTES}", file=file)
+    if 8 + length > file_size:
+        raise CheckpointError(
+            f"header of {length} bytes, but the file has only {file_size}; is it cut short?", file=file
+        )
+    return length
+
+
+def parse_header(text: bytes, file_size: int, *, file: object) -> tuple[dict[str, TensorEntry], dict[str, str]]:
+    """Tensors and metadata that a header declares, every claim checked against the file's size.
+
+    Parameters
+    ----------
+    text : bytes
+        The header alone, without its length.
+    file_size : int
+        Size of the whole file in bytes.
+    file : path-like
+        Named in errors.
+
+    Returns
+    -------
+    dict of TensorEntry, dict of str
+        Tensors by name, in file order, with absolute offsets; and the `__metadata__`.
+
+    Raises
+    ------
+    CheckpointError
+        The JSON is broken, a key stands twice, a dtype is unknown, a shape is not a shape, or the byte ranges overlap,
+        leave gaps, disagree with shape and dtype, or do not end where the file ends.
+    """
+    entries = _json_object(text, file)
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError("__metadata__ is not a map of strings", file=file)
+
+    data_start = 8 + len(text)
+    tensors = {name: _entry(name, entry, data_start, file) for name, entry in entries.items()}
+    in_order = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop))
+    expected = data_start
+    for name, tensor in in_order:
+        if tensor.start != expected:
+            kind = "overlaps the tensor before it" if tensor.start < expected else "leaves a gap before it"
+            found, due = tensor.start - data_start, expected - data_start
+            raise CheckpointError(f"starts at offset {found} and {kind}; {due} was due", file=file, tensor=name)
+        expected = tensor.stop
+    if expected != file_size:
+        problem = f"tensors end at byte {expected}, but the file has {file_size}"
+        raise CheckpointError(problem + ("; is it cut short?" if expected > file_size else ""), file=file)
+    return dict(in_order), metadata
+
+
+def _json_object(text: bytes, file: object) -> dict[str, Any]:
+    try:
+        decoded = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise CheckpointError(f"header is not valid JSON ({error})", file=file) from None
+    if not isinstance(decoded, dict):
+        raise CheckpointError(f"header is a JSON {type(decoded).__name__}; an object was expected", file=file)
+    return decoded
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key '{next(n for n in names if names.count(n) > 1)}' stands twice")
+    return unique
+
+
+def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
+    def is_size(number: Any) -> bool:
+        return type(number) is int and 0 <= number <= MAX_OFFSET
+
+    def bad(problem: str) -> CheckpointError:
+        return CheckpointError(problem, file=file, tensor=name)
+
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise bad("has a broken entry; dtype, shape and data_offsets were expected")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise bad(f"has dtype {str(dtype)[:40]}, which safetensors does not define")
+    if not isinstance(shape, list) or not all(map(is_size, shape)) or len(shape) > 32:
+        raise bad(f"has shape {str(shape)[:80]}; a list of sizes was expected")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_size, offsets)):
+        raise bad(f"has data_offsets {str(offsets)[:80]}; two byte offsets were expected")
+    bits = prod(shape) * BITS[dtype]
+    start, stop = offsets
+    if bits % 8 or stop - start != bits // 8:
+        found = f"has {stop - start} bytes; {dtype} of shape {tuple(shape)} needs {bits / 8:.10g}"
+        raise bad(found)
+    return TensorEntry(dtype, tuple(shape), data_start + start, data_start + stop)

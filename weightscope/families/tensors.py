@@ -1,0 +1,51 @@
+"""A checkpoint's tensors by the names a family's row uses, shapes checked as they are read."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class LayerTensors:
+    """The tensors under one prefix, for instance those of one layer.
+
+    Attributes
+    ----------
+    checkpoint : Checkpoint
+    prefix : str
+        Stands before every name asked for.
+    needed_by : str
+        Named in errors: the family and the sizes that set the shapes expected.
+    """
+
+    checkpoint: Checkpoint
+    prefix: str
+    needed_by: str
+
+    def __contains__(self, name: str) -> bool:
+        return self.prefix + name in self.checkpoint
+
+    def tensor(self, name: str, shape: tuple[int | None, ...]) -> Tensor:
+        """The unread tensor; None in `shape` stands for any size.
+
+        Raises
+        ------
+        CheckpointError
+            It is not there, or has another shape.
+        """
+        full = self.prefix + name
+        if full not in self.checkpoint:
+            raise CheckpointError(f"is missing; {self.needed_by} needs it", file=self.checkpoint.name, tensor=full)
+        tensor = self.checkpoint[full]
+        if len(tensor.shape) != len(shape) or any(w not in (None, n) for w, n in zip(shape, tensor.shape, strict=True)):
+            wanted = str(shape).replace("None", "any")
+            problem = f"has shape {tensor.shape}; {self.needed_by} needs {wanted}"
+            raise CheckpointError(problem, file=tensor.file.path, tensor=full)
+        return tensor
+
+    def read(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+        """The tensor as float32; errors as for `tensor` and for reading."""
+        return self.tensor(name, shape).read()
