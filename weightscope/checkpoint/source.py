@@ -19,12 +19,16 @@ def resolve_folder(source: str | Path, revision: str | None = None) -> Path:
     CheckpointError
         Nothing of that name exists, or the Hub has it but will not or cannot give it.
     """
-    path = Path(source).expanduser()
-    if path.exists():
-        return path
+    path = Path(source)
+    try:
+        path = path.expanduser()
+        if str(source) and path.exists():
+            return path
+    except (OSError, RuntimeError) as error:  # a name too long, no permission, a home that nobody has
+        raise CheckpointError(f"cannot be read ({error})", file=path) from None
     repository, _, tag = str(source).partition("@")
     if not _may_be_hub_id(repository):
-        raise CheckpointError(f"no such file or folder: {source}")
+        raise CheckpointError(f"no such file or folder: '{source}'")
     return _from_hub(repository, revision or tag or None)
 
 

@@ -1,0 +1,92 @@
+"""A checkpoint: named tensors over one or more files, wherever those lie."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from weightscope.checkpoint.header import TensorEntry
+from weightscope.checkpoint.storage import Storage
+from weightscope.checkpoint.tensor import StoredTensor, Tensor
+from weightscope.errors import CheckpointError
+
+
+class Checkpoint(Mapping[str, Tensor]):
+    """The tensors of a checkpoint by name, and its config; nothing is read until a tensor is.
+
+    Parameters
+    ----------
+    folder : Path
+        Where config.json and the tokenizer are looked for.
+    files : sequence of Storage
+        The shards.
+    config : dict
+        config.json as it stands, or empty where there is none.
+    name : str
+        How to call the checkpoint in messages.
+
+    Raises
+    ------
+    CheckpointError
+        Two files have a tensor of the same name.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[Storage], config: dict[str, Any], name: str) -> None:
+        self.folder, self.files, self.config, self.name = folder, files, config, name
+        self._tensors: dict[str, Tensor] = {}
+        for file in files:
+            for tensor, entry in file.tensors.items():
+                if tensor in self._tensors:
+                    other = self._tensors[tensor].file.path.name
+                    raise CheckpointError(f"also stands in {other}", file=file.path, tensor=tensor)
+                self._tensors[tensor] = StoredTensor(tensor, entry, file)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.values())
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Bytes that have come over a network so far, headers included; 0 for a local checkpoint."""
+        return sum(file.bytes_fetched for file in self.files)
+
+    def bytes_to_read(self, names: Iterable[str]) -> int:
+        """Stored bytes of the tensors of these names; names that the checkpoint does not have count nothing."""
+        return sum(part.nbytes for part in self._parts(names))
+
+    def bytes_to_fetch(self, names: Iterable[str]) -> int:
+        """How many of those bytes are not on this machine yet; 0 for a local checkpoint."""
+        return sum(file.bytes_to_fetch(entries) for file, entries in self._by_file(names))
+
+    def prefetch(self, names: Iterable[str]) -> None:
+        """Bring the tensors of these names to this machine in few, large, concurrent requests.
+
+        Reading does the same one tensor at a time; a caller that knows what it will read next asks for all of it here.
+        Names that the checkpoint does not have are skipped, so that whoever reads them can say what needed them.
+
+        Raises
+        ------
+        CheckpointError
+            The server does not give them, or gives something else.
+        """
+        for file, entries in self._by_file(names):
+            file.prefetch(entries)
+
+    def _parts(self, names: Iterable[str]) -> list[StoredTensor]:
+        found = (self._tensors[name] for name in dict.fromkeys(names) if name in self._tensors)
+        return [part for tensor in found for part in tensor.parts]
+
+    def _by_file(self, names: Iterable[str]) -> list[tuple[Storage, list[TensorEntry]]]:
+        entries: dict[int, list[TensorEntry]] = {id(file): [] for file in self.files}
+        for part in self._parts(names):
+            entries[id(part.file)].append(part.entry)
+        return [(file, entries[id(file)]) for file in self.files if entries[id(file)]]
