@@ -71,6 +71,7 @@ class Hub:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     state: Hub
 
     def log_message(self, *_: object) -> None:
