@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from weightscope.checkpoint.header import TensorEntry
+from weightscope.checkpoint.quantised import dequantised
 from weightscope.checkpoint.storage import Storage
 from weightscope.checkpoint.tensor import StoredTensor, Tensor
 from weightscope.errors import CheckpointError
@@ -12,6 +13,8 @@ from weightscope.errors import CheckpointError
 
 class Checkpoint(Mapping[str, Tensor]):
     """The tensors of a checkpoint by name, and its config; nothing is read until a tensor is.
+
+    A quantised weight is there under the name it had, and reads as what its parts amount to.
 
     Parameters
     ----------
@@ -27,18 +30,19 @@ class Checkpoint(Mapping[str, Tensor]):
     Raises
     ------
     CheckpointError
-        Two files have a tensor of the same name.
+        Two files have a tensor of the same name, or the checkpoint is quantised in a way that is not read.
     """
 
     def __init__(self, folder: Path, files: Sequence[Storage], config: dict[str, Any], name: str) -> None:
         self.folder, self.files, self.config, self.name = folder, files, config, name
-        self._tensors: dict[str, Tensor] = {}
+        stored: dict[str, StoredTensor] = {}
         for file in files:
             for tensor, entry in file.tensors.items():
-                if tensor in self._tensors:
-                    other = self._tensors[tensor].file.path.name
+                if tensor in stored:
+                    other = stored[tensor].file.path.name
                     raise CheckpointError(f"also stands in {other}", file=file.path, tensor=tensor)
-                self._tensors[tensor] = StoredTensor(tensor, entry, file)
+                stored[tensor] = StoredTensor(tensor, entry, file)
+        self._tensors = dequantised(stored, config)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
