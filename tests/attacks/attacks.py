@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (one line an attack)
 """What a hostile file may try: one line each. Every one ends in a CheckpointError, fast and in little memory.
 
-HEADERS are whole .safetensors files, INDEXES and CONFIGS are the JSON beside a good one, LAYOUTS are things done to a
-folder. The second item of a line is a part of the message that the reader must see.
+HEADERS are whole .safetensors files, GGUFS whole .gguf files, INDEXES and CONFIGS are the JSON beside a good one,
+LAYOUTS are things done to a folder. The second item of a line is a part of the message that the reader must see.
 """
 
 import json
@@ -192,4 +192,75 @@ LAYOUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing": (lambda f: (f / "model.safetensors").unlink(), "no .safetensors file"),
     "a body swapped for a hole": (
         lambda f: os.truncate(f / "model.safetensors", 1 << 38), "but the file has 274877906944"),
+}  # fmt: skip
+
+
+def gguf(n_tensors: int = 0, n_keys: int = 0, body: bytes = b"", version: int = 3, magic: bytes = b"GGUF") -> bytes:
+    return magic + struct.pack("<IQQ", version, n_tensors, n_keys) + body
+
+
+def text(value: bytes, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(value) if length is None else length) + value
+
+
+def key(name: bytes, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+LLAMA = key(b"general.architecture", 8, text(b"llama")) + b"".join(
+    key(b"llama." + name, 4, struct.pack("<I", value))
+    for name, value in ((b"block_count", 1), (b"embedding_length", 32), (b"attention.head_count", 2))
+)
+
+
+def gguf_tensor(name: bytes = b"output_norm.weight", sizes: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+    layout = f"<I{len(sizes)}QIQ"
+    return text(name) + struct.pack(layout, len(sizes), *sizes, kind, offset)
+
+
+def llama(*tensors: bytes, keys: bytes = b"", n_keys: int = 0, size: int = 128) -> bytes:
+    header = gguf(len(tensors), 4 + n_keys, LLAMA + keys + b"".join(tensors))
+    return header + b"\0" * (-len(header) % 32 + size)
+
+
+GGUFS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "not a GGUF"),
+    "another magic": (gguf(magic=b"GGML"), "not a GGUF"),
+    "version 1": (gguf(version=1), "version 1"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
+    "cut after the magic": (b"GGUF", "cut short"),
+    "cut in a key": (gguf(0, 1, text(b"general.architecture")[:12]), "cut short"),
+    "2**64 - 1 tensors": (gguf(2**64 - 1), "18446744073709551615 tensors"),
+    "2**63 keys": (gguf(0, 2**63), "9223372036854775808 keys"),
+    "as many tensors as pass, none there": (gguf(50_000, 0), "cut short"),
+    "a name of 2**64 - 1 bytes": (gguf(0, 1, text(b"", 2**64 - 1)), "cut short"),
+    "a name that is not UTF-8": (gguf(0, 1, key(b"\xff", 4, b"\0" * 4)), "not UTF-8"),
+    "a key twice": (gguf(0, 2, key(b"a", 4, b"\0" * 4) * 2), "twice"),
+    "a value of type 99": (gguf(0, 1, key(b"a", 99, b"\0" * 8)), "type 99"),
+    "a list of lists": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 9, 1))), "list of type 9"),
+    "a list of 2**62 numbers": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 4, 2**62))), "cut short"),
+    "a list of 2**62 strings": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 8, 2**62))), "strings"),
+    "a million empty strings, one missing": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 8, 1_000_000) + b"\0" * 7_999_992)), "cut short"),
+    "no architecture": (gguf(), "architecture 'None'"),
+    "an architecture nobody reads": (gguf(0, 1, key(b"general.architecture", 8, text(b"\x1b[2J"))), "\\x1b[2J"),
+    "an architecture that is a number": (gguf(0, 1, key(b"general.architecture", 4, b"\0" * 4)), "architecture '0'"),
+    "no sizes": (gguf(0, 1, key(b"general.architecture", 8, text(b"llama"))), "num_attention_heads"),
+    "no heads": (llama(keys=key(b"llama.attention.head_count_kv", 4, b"\0" * 4), n_keys=1), "num_key_value_heads"),
+    "heads by layer": (llama(keys=key(b"llama.attention.head_count_kv", 9, struct.pack("<IQI", 4, 1, 2)), n_keys=1), "num_key_value_heads"),
+    "an alignment of zero": (llama(keys=key(b"general.alignment", 4, b"\0" * 4), n_keys=1), "alignment"),
+    "a type nobody knows": (llama(gguf_tensor(kind=999)), "type 999"),
+    "integers for weights": (llama(gguf_tensor(kind=26)), "I32"),
+    "five dimensions": (llama(gguf_tensor(sizes=(1, 1, 1, 1, 1))), "5 dimensions"),
+    "sizes that overflow": (llama(gguf_tensor(sizes=(2**63, 2, 2**63))), "more elements"),
+    "sizes past the file": (llama(gguf_tensor(sizes=(33,))), "cut short"),
+    "an offset past the file": (llama(gguf_tensor(offset=2**63)), "cut short"),
+    "an offset of 2**64 - 128": (llama(gguf_tensor(offset=2**64 - 128)), "cut short"),
+    "overlapping tensors": (llama(gguf_tensor(), gguf_tensor(b"b.weight")), "overlaps"),
+    "a tensor twice": (llama(gguf_tensor(), gguf_tensor(offset=128), size=256), "twice"),
+    "half a block": (llama(gguf_tensor(sizes=(31,), kind=8)), "blocks of 32"),
+    "a Q that heads do not divide": (llama(gguf_tensor(b"blk.0.attn_q.weight", (8, 3))), "2 heads do not divide"),
+    "rope factors of zero": (llama(gguf_tensor(b"rope_freqs.weight")), "rotations"),
+    "experts": (llama(keys=key(b"llama.expert_count", 4, b"\x08\0\0\0"), n_keys=1), "experts"),
+    "scaling nobody reads": (llama(keys=key(b"llama.rope.scaling.type", 8, text(b"yarn")), n_keys=1), "yarn"),
+    "scales that are infinite": (llama(gguf_tensor(sizes=(64,), kind=8), size=0) + b"\x00\x7c" * 34, "not finite"),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.attacks import CONFIGS, HEADERS, INDEXES, LAYOUTS, ONE, whole
+from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, INDEXES, LAYOUTS, ONE, whole
 from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
 
@@ -66,6 +66,15 @@ def test_config(attack: str, folder: Path) -> None:
     (folder / "config.json").write_bytes(content)
     message = refused(folder)
     assert expected in message and message.startswith("config.json: ")
+
+
+@pytest.mark.parametrize("attack", GGUFS)
+def test_gguf(attack: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    content, expected = GGUFS[attack]
+    (tmp_path / "model.gguf").write_bytes(content)
+    message = refused(tmp_path / "model.gguf")
+    assert expected in message and message.startswith("model.gguf: ")
 
 
 @pytest.mark.parametrize("attack", LAYOUTS)

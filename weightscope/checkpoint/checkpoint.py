@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from weightscope.checkpoint.header import TensorEntry
-from weightscope.checkpoint.quantised import dequantised
 from weightscope.checkpoint.storage import Storage
 from weightscope.checkpoint.tensor import StoredTensor, Tensor
-from weightscope.errors import CheckpointError
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -22,27 +20,19 @@ class Checkpoint(Mapping[str, Tensor]):
         Where config.json and the tokenizer are looked for.
     files : sequence of Storage
         The shards.
+    tensors : dict of Tensor
+        By name, over those files.
     config : dict
         config.json as it stands, or empty where there is none.
     name : str
         How to call the checkpoint in messages.
-
-    Raises
-    ------
-    CheckpointError
-        Two files have a tensor of the same name, or the checkpoint is quantised in a way that is not read.
     """
 
-    def __init__(self, folder: Path, files: Sequence[Storage], config: dict[str, Any], name: str) -> None:
+    def __init__(
+        self, folder: Path, files: Sequence[Storage], tensors: dict[str, Tensor], config: dict[str, Any], name: str
+    ) -> None:
         self.folder, self.files, self.config, self.name = folder, files, config, name
-        stored: dict[str, StoredTensor] = {}
-        for file in files:
-            for tensor, entry in file.tensors.items():
-                if tensor in stored:
-                    other = stored[tensor].file.path.name
-                    raise CheckpointError(f"also stands in {other}", file=file.path, tensor=tensor)
-                stored[tensor] = StoredTensor(tensor, entry, file)
-        self._tensors = dequantised(stored, config)
+        self._tensors = tensors
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]

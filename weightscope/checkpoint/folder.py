@@ -87,13 +87,6 @@ def lone_shard(names: list[str], *, where: object) -> str:
     raise CheckpointError(problem, file=where)
 
 
-def check_index(weight_map: dict[str, str], where: dict[str, str], *, file: object) -> None:
-    """Every tensor that the index has stands in the file where the index has it."""
-    for tensor, shard in weight_map.items():
-        if where.get(tensor) != shard:
-            raise CheckpointError(f"is not in {shard}, where the index has it", file=file, tensor=tensor)
-
-
 def config_of(folder: Path) -> dict[str, Any]:
     """config.json, or nothing where there is none."""
     path = folder / "config.json"

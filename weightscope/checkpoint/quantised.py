@@ -5,7 +5,7 @@ refused by name, because integers taken for weights would give numbers that look
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -16,7 +16,7 @@ import numpy as np
 from weightscope.checkpoint import dequantise
 from weightscope.checkpoint.jsontext import parse_json
 from weightscope.checkpoint.storage import Storage
-from weightscope.checkpoint.tensor import StoredTensor, Tensor
+from weightscope.checkpoint.tensor import StoredTensor, Tensor, WholeTensor
 from weightscope.errors import CheckpointError
 
 FP8 = ("F8_E4M3", "F8_E5M2")
@@ -96,7 +96,7 @@ def _weight_of(
 
 
 @dataclass(frozen=True)
-class DequantisedTensor(Tensor):
+class DequantisedTensor(WholeTensor):
     """A weight over the tensors that it is stored as.
 
     Attributes
@@ -136,15 +136,6 @@ class DequantisedTensor(Tensor):
         with np.errstate(over="ignore", invalid="ignore"):  # what comes of hostile scales is found and named below
             weight = self.dequantise()
         return self.check_finite(weight)
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        self.check_rows(start, stop)
-        return self.read()[start:stop]
-
-    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        whole = self.read()  # at once: the formats do not keep a row's parts together
-        for start in range(0, len(whole), n_rows):
-            yield start, whole[start : start + n_rows]
 
     def part(self, key: str, dtypes: tuple[str, ...], n_dimensions: int) -> StoredTensor:
         """A part that has to be there, of one of these dtypes."""

@@ -3,11 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
-from weightscope.checkpoint.dtypes import BITS, check_readable, decode
+from weightscope.checkpoint.dtypes import check_readable, decode
 from weightscope.checkpoint.header import TensorEntry
 from weightscope.checkpoint.storage import Storage
 from weightscope.errors import CheckpointError
@@ -87,6 +86,20 @@ class Tensor(ABC):
         return block
 
 
+class WholeTensor(Tensor):
+    """A tensor whose rows are not kept together, so that some of them cost as much as all."""
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        self.check_rows(start, stop)
+        return self.read()[start:stop]
+
+    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        self.check_rows(0, 0)
+        whole = self.read()
+        for start in range(0, len(whole), n_rows):
+            yield start, whole[start : start + n_rows]
+
+
 @dataclass(frozen=True)
 class StoredTensor(Tensor):
     """A tensor that is stored as it is."""
@@ -112,18 +125,18 @@ class StoredTensor(Tensor):
         return self.file.bytes_of(self.entry, start or 0, self.nbytes if stop is None else stop)
 
     def read(self) -> np.ndarray:
-        self._check_readable()
-        return self.check_finite(decode(self.raw(), self.dtype).reshape(self.shape))
+        self.check_readable()
+        return self.check_finite(self.decode(self.raw()).reshape(self.shape))
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        self._check_readable()
+        self.check_readable()
         self.check_rows(start, stop)
-        row_bits = prod(self.shape[1:]) * BITS[self.dtype]
-        raw = self.raw(start * row_bits // 8, stop * row_bits // 8)
-        return self.check_finite(decode(raw, self.dtype).reshape(stop - start, *self.shape[1:]), start)
+        row_bytes = self.nbytes // max(self.shape[0], 1)
+        raw = self.raw(start * row_bytes, stop * row_bytes)
+        return self.check_finite(self.decode(raw).reshape(stop - start, *self.shape[1:]), start)
 
     def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        self._check_readable()
+        self.check_readable()
         self.check_rows(0, 0)
         if not self.nbytes:  # rows of nothing may be many
             yield 0, self.read()
@@ -132,9 +145,13 @@ class StoredTensor(Tensor):
         for start in range(0, self.shape[0], n_rows):
             yield start, self.rows(start, min(start + n_rows, self.shape[0]))
 
-    def _check_readable(self) -> None:
-        """Before a byte is read or fetched."""
+    def check_readable(self) -> None:
+        """Refuse a dtype that does not hold weights, before a byte is read or fetched."""
         try:
             check_readable(self.dtype)
         except CheckpointError as error:
             raise self.refuse(str(error)) from None
+
+    def decode(self, raw: np.ndarray) -> np.ndarray:
+        """Stored bytes of whole rows as float32, flat."""
+        return decode(raw, self.dtype)
