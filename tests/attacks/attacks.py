@@ -214,7 +214,7 @@ LLAMA = key(b"general.architecture", 8, text(b"llama")) + b"".join(
 
 
 def gguf_tensor(name: bytes = b"output_norm.weight", sizes: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
-    layout = f"<I{len(sizes)}QIQ"
+    layout = f"<I{len(sizes)}QIQ" if sizes else "<IIQ"
     return text(name) + struct.pack(layout, len(sizes), *sizes, kind, offset)
 
 
@@ -258,6 +258,7 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "overlapping tensors": (llama(gguf_tensor(), gguf_tensor(b"b.weight")), "overlaps"),
     "a tensor twice": (llama(gguf_tensor(), gguf_tensor(offset=128), size=256), "twice"),
     "half a block": (llama(gguf_tensor(sizes=(31,), kind=8)), "blocks of 32"),
+    "a block of no dimension": (llama(gguf_tensor(sizes=(), kind=8)), "blocks of 32"),
     "a Q that heads do not divide": (llama(gguf_tensor(b"blk.0.attn_q.weight", (8, 3))), "2 heads do not divide"),
     "rope factors of zero": (llama(gguf_tensor(b"rope_freqs.weight")), "rotations"),
     "experts": (llama(keys=key(b"llama.expert_count", 4, b"\x08\0\0\0"), n_keys=1), "experts"),

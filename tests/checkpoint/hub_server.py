@@ -27,6 +27,25 @@ class Request:
     token: str | None
 
 
+class Hole:
+    """A file of any size that is nothing but zeros after its start; only what is asked of it is ever made."""
+
+    def __init__(self, start: bytes, size: int) -> None:
+        self.start, self.size = start, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, span: slice) -> bytes:
+        begin, end, _ = span.indices(self.size)
+        head = self.start[begin:end]
+        return head + bytes(max(0, end - begin) - len(head))
+
+    @property
+    def etag(self) -> str:
+        return hashlib.sha256(self.start + str(self.size).encode()).hexdigest()
+
+
 @dataclass
 class Hub:
     """The server's state, to be changed by a test while it runs.
@@ -43,7 +62,7 @@ class Hub:
         What the next requests for weights meet, one each; None is an honest answer. The last one stays when `forever`.
     """
 
-    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    repositories: dict[str, dict[str, bytes | Hole]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     private: set[str] = field(default_factory=set)
     redirect: bool = True
@@ -130,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = state.repositories[repository].get(name)
         if content is None:
             return self.refuse(404, "EntryNotFound")
-        etag = hashlib.sha256(content).hexdigest()
+        etag = content.etag if isinstance(content, Hole) else hashlib.sha256(content).hexdigest()
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'}
         if name.endswith(".safetensors") and state.redirect:
             headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(content))}
@@ -138,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self.reply(302, headers, b"")
         return self.content(content, headers)
 
-    def content(self, content: bytes, headers: dict[str, str]) -> None:
+    def content(self, content: bytes | Hole, headers: dict[str, str]) -> None:
         span = self.headers.get("Range")
         fault = self.state.next_fault() if span and self.command == "GET" else None
         headers = {"Accept-Ranges": "bytes", **headers}
@@ -150,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "page instead":
             return self.reply(200, {"Content-Type": "text/html"}, b"<html>please log in</html>")
         if span is None or fault == "ignores range":
-            return self.reply(200, headers, content)
+            return self.reply(200, headers, content[:] if self.command == "GET" else b"", length=len(content))
         start, stop = (int(n) for n in span.removeprefix("bytes=").split("-"))
         stop = min(stop + 1, len(content))
         body, shown = content[start:stop], f"bytes {start}-{stop - 1}/{len(content)}"

@@ -51,6 +51,7 @@ def write_gguf(
     architecture: str = "llama",
     kind: str = "F32",
     factors: np.ndarray | None = None,
+    least_dimensions: int = 2,
 ) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
@@ -69,7 +70,7 @@ def write_gguf(
             w = permuted(w, KV_HEADS)
         for theirs, ggml in GGUF_NAMES:
             name = name.replace(theirs, ggml)
-        quantised = gguf.GGMLQuantizationType[kind if w.ndim == 2 else "F32"]
+        quantised = gguf.GGMLQuantizationType[kind if w.ndim >= least_dimensions else "F32"]
         writer.add_tensor(name, gguf.quants.quantize(w, quantised), raw_dtype=quantised)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors)
@@ -123,6 +124,14 @@ def test_quantised_types_are_read_as_the_package_reads_them(kind: str, tmp_path:
         tensor = checkpoint[f"model.layers.1.self_attn.{name}_proj.weight"]
         np.testing.assert_array_equal(permuted(tensor.read(), n_heads), theirs[f"blk.1.attn_{name}.weight"])
         assert tensor.dtype == kind
+
+
+def test_rows_of_a_vector_in_blocks_are_its_elements(tmp_path: Path) -> None:
+    weights = {"model.norm.weight": RANDOM.standard_normal(D).astype(np.float32)}
+    path = write_gguf(tmp_path / "model.gguf", weights, kind="Q8_0", least_dimensions=1)
+    tensor = open_checkpoint(path)["model.norm.weight"]
+    assert tensor.dtype == "Q8_0"
+    np.testing.assert_array_equal(np.concatenate([block for _, block in tensor.blocks(7)]), tensor.read())
 
 
 def llama3_factors(factor: float, theta: float = 500000.0, n: int = D // HEADS // 2) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoint.files import encode, write_shards
-from tests.checkpoint.hub_server import COMMIT, Hub
+from tests.checkpoint.hub_server import COMMIT, Hole, Hub
 from weightscope.checkpoint import open_checkpoint, resolve_folder
 from weightscope.errors import CheckpointError
 
@@ -117,6 +117,54 @@ def test_attention_alone_is_fetched_without_the_rest(remote: Hub) -> None:
     for name in QUERIES_AND_KEYS:
         checkpoint[name].read()
     assert checkpoint.bytes_fetched - opened == checkpoint.bytes_to_read(QUERIES_AND_KEYS) < checkpoint.nbytes / 50
+
+
+GB = 10**9
+
+
+def shape_of_70b() -> dict[str, bytes | Hole]:
+    """The files of a Llama of 70 billion parameters in 30 shards: headers that are true, weights that are zeros."""
+    d, kv, hidden, vocabulary, layers = 8192, 1024, 28672, 128256, 80
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, d)}
+    for layer in range(layers):
+        of_layer = {"input_layernorm": (d,), "mlp.down_proj": (d, hidden), "mlp.gate_proj": (hidden, d)}
+        of_layer |= {"mlp.up_proj": (hidden, d), "post_attention_layernorm": (d,), "self_attn.k_proj": (kv, d)}
+        of_layer |= {"self_attn.o_proj": (d, d), "self_attn.q_proj": (d, d), "self_attn.v_proj": (kv, d)}
+        tensors |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in of_layer.items()}
+    tensors |= {"model.norm.weight": (d,), "lm_head.weight": (vocabulary, d)}
+    shards: list[dict[str, dict[str, object]]] = [{}]
+    end = 0
+    for name, shape in tensors.items():
+        size = 2 * int(np.prod(shape))
+        if end + size > 4.9 * GB:
+            shards.append({})
+            end = 0
+        shards[-1][name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    files: dict[str, bytes | Hole] = {"config.json": CONFIG}
+    weight_map = {}
+    for number, header in enumerate(shards, 1):
+        text, file = json.dumps(header).encode(), f"model-{number:05}-of-{len(shards):05}.safetensors"
+        size = max(entry["data_offsets"][1] for entry in header.values())  # type: ignore[index]
+        files[file] = Hole(len(text).to_bytes(8, "little") + text, 8 + len(text) + size)
+        weight_map |= dict.fromkeys(header, file)
+    files["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
+    return files
+
+
+def test_a_model_of_70b_is_opened_for_its_headers_and_read_for_what_is_wanted(hub: Hub) -> None:
+    hub.repositories["big/model"] = shape_of_70b()
+    checkpoint = open_checkpoint("big/model")
+    assert len(checkpoint.files) >= 29 and 140 * GB < checkpoint.nbytes < 142 * GB
+    assert checkpoint.bytes_fetched < 150_000
+    queries_and_keys = [name for name in checkpoint if "q_proj" in name or "k_proj" in name]
+    assert 12.0 * GB < checkpoint.bytes_to_fetch(queries_and_keys) < 12.2 * GB
+    of_layer_0 = [name for name in queries_and_keys if ".layers.0." in name]
+    needed = checkpoint.bytes_to_read(of_layer_0)
+    assert 0.15 * GB < needed < 0.152 * GB
+    checkpoint.prefetch(of_layer_0)
+    assert needed <= checkpoint.bytes_fetched < 1.002 * needed  # the headers of all 30 files included
+    assert checkpoint[of_layer_0[0]].rows(0, 2).shape == (2, 8192)
 
 
 def test_what_was_fetched_is_not_fetched_again(remote: Hub) -> None:
@@ -270,6 +318,10 @@ def test_revisions(revision: str, remote: Hub) -> None:
             "owner/pickle",
             "pickle: no .safetensors file here; there is pytorch_model.bin: pickled files can run any code",
         ),
+        (
+            "owner/ggml",
+            "ggml: no .safetensors file here; there is imatrix.bin, model.gguf: a .gguf file is read when it is named",
+        ),
         ("owner/text", "text: no .safetensors file here; there is README.md"),
         ("owner/two", "several .safetensors files"),
     ],
@@ -277,6 +329,7 @@ def test_revisions(revision: str, remote: Hub) -> None:
 def test_what_the_hub_does_not_give_is_said(source: str, message: str, remote: Hub) -> None:
     remote.repositories |= {"owner/gated": {"model.safetensors": b""}, "owner/private": {"model.safetensors": b""}}
     remote.repositories |= {"owner/pickle": {"pytorch_model.bin": b"", "config.json": b"{}"}}
+    remote.repositories["owner/ggml"] = {"model.gguf": b"", "imatrix.bin": b""}
     remote.repositories |= {"owner/text": {"README.md": b""}, "owner/two": {"a.safetensors": b"", "b.safetensors": b""}}
     remote.gated.add("owner/gated")
     remote.private.add("owner/private")
@@ -390,6 +443,17 @@ def test_offline_is_respected_and_said(remote: Hub, tmp_path: Path) -> None:
         assert said.startswith("CheckpointError owner/model: is not in the Hub's cache, and HF_HUB_OFFLINE is set")
         assert seconds < 5
     assert not remote.requests
+
+
+def test_a_hub_that_says_nothing_is_given_up_after_one_wait(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_ETAG_TIMEOUT": "1"}
+        said, seconds = ask("open_checkpoint('owner/model')", **environment)
+        assert "the Hub cannot be reached" in said
+        assert seconds < 8
 
 
 def test_a_hub_that_cannot_be_reached_is_said_in_seconds(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
         widened = stored.astype("<u4")
         widened <<= 16
         return widened.view("<f4")
-    with np.errstate(over="ignore"):  # a float64 past float32's range becomes inf, and whoever reads is told so
+    # A float64 past float32's range becomes inf, and whoever reads is told of that as of any NaN.
+    with np.errstate(over="ignore", invalid="ignore"):
         return stored.astype(np.float32, copy=False)
 
 

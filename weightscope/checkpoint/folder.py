@@ -81,7 +81,10 @@ def lone_shard(names: list[str], *, where: object) -> str:
     problem = "no .safetensors file here"
     if others:
         problem += f"; there is {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}"
-        problem += f": {HOW_TO_CONVERT}" if any(name.endswith(PICKLED) for name in others) else ""
+        if any(name.endswith(".gguf") for name in others):
+            problem += ": a .gguf file is read when it is named itself, on this machine"
+        elif any(name.endswith(PICKLED) for name in others):
+            problem += f": {HOW_TO_CONVERT}"
     else:
         problem += f"; there is {', '.join(names[:4]) or 'nothing'}{' ...' if len(names) > 4 else ''}"
     raise CheckpointError(problem, file=where)

@@ -147,8 +147,9 @@ class GgufFile(OpenFile):
             per_block, block_bytes = constants.GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
             raise refuse(f"is of type {entry.type}, which the gguf package does not know") from None
-        if entry.shape and entry.shape[-1] % per_block:
-            raise refuse(f"has rows of {entry.shape[-1]}, which blocks of {per_block} do not divide")
+        row = entry.shape[-1] if entry.shape else 1
+        if row % per_block:
+            raise refuse(f"has rows of {row}, which blocks of {per_block} do not divide")
         n_bytes = prod(entry.shape) // per_block * block_bytes
         start = data_start + entry.offset
         if not 0 <= start <= start + n_bytes <= min(self.size, MAX_OFFSET):
@@ -200,6 +201,12 @@ class GgufTensor(StoredTensor):
     def check_readable(self) -> None:
         if self.dtype not in PLAIN and self.dtype not in _dequantised_types():
             raise self.refuse(f"is of ggml type {self.dtype}, which the gguf package does not dequantise")
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        if len(self.shape) == 1 and self.dtype not in PLAIN:  # a block holds many rows of one element
+            self.check_rows(start, stop)
+            return self.read()[start:stop]
+        return super().rows(start, stop)
 
     def decode(self, raw: np.ndarray) -> np.ndarray:
         if self.dtype in PLAIN:

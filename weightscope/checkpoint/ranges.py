@@ -174,7 +174,7 @@ class RangedFile:
             length = headers["content-length"][:30]
             raise _BadAnswerError(f"the server sent {length} bytes where {stop - start} were asked for")
         if not elsewhere:
-            self._check_etag(headers.get("etag"))
+            self._check_etag(headers.get("x-linked-etag") or headers.get("etag"))
         elif "etag" in headers:  # storage has etags of its own; they must at least stay the same
             if self._etag_elsewhere not in {None, headers["etag"]}:
                 raise CheckpointError("has changed on the server since it was opened", file=self.name)
