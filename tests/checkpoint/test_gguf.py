@@ -134,6 +134,16 @@ def test_rows_of_a_vector_in_blocks_are_its_elements(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate([block for _, block in tensor.blocks(7)]), tensor.read())
 
 
+def test_an_unchecked_projection_is_read_as_it_is(tmp_path: Path) -> None:
+    weights = hugging_face_weights()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weights[name][3, 4] = np.nan
+    tensor = open_checkpoint(write_gguf(tmp_path / "model.gguf", weights))[name]
+    np.testing.assert_array_equal(tensor.unchecked().read(), weights[name])
+    with pytest.raises(CheckpointError, match="holds 1 values that are not finite"):
+        tensor.read()
+
+
 def llama3_factors(factor: float, theta: float = 500000.0, n: int = D // HEADS // 2) -> np.ndarray:
     """llama.cpp's convert_hf_to_gguf.py, one frequency at a time."""
     factors = []

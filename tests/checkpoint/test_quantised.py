@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.checkpoint.files import encode, write
 from tests.checkpoint.hub_server import Hub
 from weightscope.checkpoint import Checkpoint, open_checkpoint
-from weightscope.checkpoint.dequantise import decode_fp8
+from weightscope.checkpoint.dequantise import blockwise, decode_fp8
 from weightscope.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent / "golden" / "bitsandbytes.safetensors"
@@ -93,6 +93,19 @@ def test_fp8_with_scales_that_are_powers_of_two(tmp_path: Path) -> None:
     parts = {"w": f8(raw), "w_scale_inv": ("F8_E8M0", (1, 2), exponents.tobytes())}
     expected = decode_fp8(raw, "F8_E4M3") * np.repeat([0.5, 4.0], 128).astype(np.float32)
     np.testing.assert_array_equal(checkpoint_of(tmp_path, parts)["w"].read(), expected)
+
+
+def test_fp8_in_blocks_larger_than_the_weight_costs_no_more(tmp_path: Path) -> None:
+    raw, scale = fp8(8, 16), np.array([[2.0], [2.0]], np.float32)
+    parts = {"w": f8(raw), "w_scale_inv": scale}
+    checkpoint = checkpoint_of(tmp_path, parts, quant_method="fp8", weight_block_size=[4, 2**60])
+    np.testing.assert_array_equal(checkpoint["w"].read(), 2 * decode_fp8(raw, "F8_E4M3"))
+
+
+def test_bitsandbytes_in_a_block_larger_than_the_weight_costs_no_more() -> None:
+    codes = np.arange(16, dtype=np.uint8)
+    values = blockwise(codes, np.arange(16, dtype=np.float32), np.array([3], np.float32), 2**39)
+    np.testing.assert_array_equal(values, 3 * codes)
 
 
 # GPTQ
@@ -219,6 +232,14 @@ def test_parts_are_fetched_together(hub: Hub, tmp_path: Path) -> None:
     assert len(hub.data_requests()) - requests == 1
 
 
+def test_an_unchecked_weight_is_read_as_it_is(tmp_path: Path) -> None:
+    raw, scale = np.full((2, 2), 127, np.uint8), np.array([np.inf], np.float32)
+    tensor = checkpoint_of(tmp_path, {"w": f8(raw), "w_scale": scale})["w"]
+    assert np.isnan(tensor.unchecked().read()).all()
+    with pytest.raises(CheckpointError, match="not finite"):
+        tensor.read()
+
+
 @pytest.mark.parametrize("method", ["hqq", "aqlm", "quanto", "torchao", "modelopt", "\x1b[2J", None, 3])
 def test_methods_that_are_not_read_are_refused_by_name(method: object, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"says quantised with .*which is not read; read are fp8, ") as caught:
@@ -302,7 +323,11 @@ def test_settings_that_are_not_read_are_refused(changes: dict[str, Any], tmp_pat
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just([48, 64]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.just([*[1] * 70, 48, 64])
+        | st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 

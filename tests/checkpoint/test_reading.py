@@ -94,6 +94,13 @@ def test_a_value_that_is_not_finite_is_located(value: float, tmp_path: Path) -> 
     assert tensor.rows(0, 4).shape == (4, 5)  # the rows before it are sound
 
 
+def test_an_unchecked_tensor_is_read_as_it_is(tmp_path: Path) -> None:
+    w = np.array([[1, np.nan], [np.inf, -np.inf]], np.float32)
+    checkpoint = open_checkpoint(write(tmp_path / "a.safetensors", {"w": w})).unchecked()
+    np.testing.assert_array_equal(checkpoint["w"].read(), w)
+    np.testing.assert_array_equal(np.concatenate([block for _, block in checkpoint["w"].blocks(1)]), w)
+
+
 def test_large_finite_values_are_not_taken_for_infinite(tmp_path: Path) -> None:
     w = np.full(1000, np.finfo(np.float32).max)
     assert open_checkpoint(write(tmp_path / "a.safetensors", {"w": w}))["w"].read().shape == (1000,)

@@ -48,6 +48,11 @@ class Checkpoint(Mapping[str, Tensor]):
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.values())
 
+    def unchecked(self) -> "Checkpoint":
+        """The same checkpoint, its tensors read as they are: NaN and infinity are handed over and not refused."""
+        tensors = {name: tensor.unchecked() for name, tensor in self.items()}
+        return Checkpoint(self.folder, self.files, tensors, self.config, self.name)
+
     @property
     def bytes_fetched(self) -> int:
         """Bytes that have come over a network so far, headers included; 0 for a local checkpoint."""

@@ -146,8 +146,8 @@ def blockwise(codes: np.ndarray, table: np.ndarray, absmax: np.ndarray, block: i
     """
     values = table[codes]
     whole = len(values) // block * block
-    values[:whole].reshape(-1, block)[:] *= absmax[: whole // block, None]
-    values[whole:] *= absmax[whole // block :].repeat(block)[: len(values) - whole]
+    values[:whole].reshape(whole // block, block)[:] *= absmax[: whole // block, None]
+    values[whole:] *= absmax[-1:]  # of the last block, where it is not whole; the block may be larger than all
     return values
 
 

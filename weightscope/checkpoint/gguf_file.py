@@ -6,7 +6,7 @@ rotates neighbouring coordinates, Hugging Face the two halves of a head.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -258,9 +258,16 @@ class PermutedTensor(WholeTensor):
     def parts(self) -> tuple[StoredTensor, ...]:
         return (self.stored,)
 
+    @property
+    def checked(self) -> bool:  # type: ignore[override]
+        return self.stored.checked
+
+    def unchecked(self) -> Tensor:
+        return replace(self, stored=replace(self.stored, checked=False))
+
     def read(self) -> np.ndarray:
         rows = self.stored.read()
-        pairs = rows.reshape(self.n_heads, -1, 2, *self.shape[1:])  # (H, d/2, 2, in)
+        pairs = rows.reshape(self.n_heads, self.shape[0] // (2 * self.n_heads), 2, *self.shape[1:])  # (H, d/2, 2, in)
         return pairs.swapaxes(1, 2).reshape(self.shape)
 
 

@@ -6,7 +6,7 @@ refused by name, because integers taken for weights would give numbers that look
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NoReturn
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from weightscope.checkpoint import dequantise
+from weightscope.checkpoint.header import MAX_DIMENSIONS
 from weightscope.checkpoint.jsontext import parse_json
 from weightscope.checkpoint.storage import Storage
 from weightscope.checkpoint.tensor import StoredTensor, Tensor, WholeTensor
@@ -110,6 +111,7 @@ class DequantisedTensor(WholeTensor):
     name: str
     by_key: dict[str, StoredTensor]
     settings: dict[str, Any]
+    checked: bool = True
 
     def __post_init__(self) -> None:
         self.check()
@@ -121,6 +123,10 @@ class DequantisedTensor(WholeTensor):
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
         return tuple(self.by_key.values())
+
+    def unchecked(self) -> Tensor:
+        by_key = {key: replace(part, checked=False) for key, part in self.by_key.items()}
+        return replace(self, by_key=by_key, checked=False)
 
     @abstractmethod
     def check(self) -> None:
@@ -188,7 +194,7 @@ class Fp8Tensor(DequantisedTensor):
         if not (isinstance(given, list) and len(given) == 2 and all(type(n) is int and n > 0 for n in given)):
             raise self.refuse(f"is in blocks of {str(given)[:40]}, says config.json")
         block = [
-            side if -(-size // side) == n else size // max(n, 1)  # as stated, or else as the shapes have it
+            min(side, size) if -(-size // side) == n else size // max(n, 1)  # as stated, or else as the shapes have it
             for size, n, side in zip(weight.shape, grid, given, strict=True)
         ]
         if any(
@@ -313,7 +319,7 @@ class Bnb4Tensor(DequantisedTensor):
             blocks.append(state.get("nested_blocksize"))
             if type(state.get("nested_offset")) not in {int, float}:
                 raise self.refuse("has a quant_state without a number for nested_offset")
-        if not isinstance(shape, list) or not all(map(is_size, [*shape, *blocks])):
+        if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(is_size, [*shape, *blocks])):
             raise self.refuse(f"has a quant_state of shape {str(shape)[:80]} and block sizes {str(blocks)[:80]}")
         n, block = prod(shape), state["blocksize"]
         packed, absmax = self.by_key["weight"].nbytes, prod(self.by_key["absmax"].shape)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,10 +21,13 @@ class Tensor(ABC):
     shape : tuple of int
     file : Storage
         The file it lies in, or the one with its first part.
+    checked : bool
+        Whether values that are not finite are refused.
     """
 
     name: str
     file: Storage
+    checked: bool
 
     @property
     @abstractmethod
@@ -62,6 +65,10 @@ class Tensor(ABC):
     def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
         """Blocks of at most `n_rows` rows in order, each with the index of its first row; errors as for `read`."""
 
+    @abstractmethod
+    def unchecked(self) -> "Tensor":
+        """The same tensor, read as it is: NaN and infinity are handed over and not refused."""
+
     def refuse(self, problem: str) -> CheckpointError:
         """The error that says `problem` of this tensor."""
         return CheckpointError(problem, file=self.file.path, tensor=self.name)
@@ -75,6 +82,8 @@ class Tensor(ABC):
 
     def check_finite(self, block: np.ndarray, first_row: int = 0) -> np.ndarray:
         """The block, unless something in it is NaN or infinite; the message says where the first is."""
+        if not self.checked:
+            return block
         with np.errstate(invalid="ignore", over="ignore"):
             if np.isfinite(block.sum(dtype=np.float64)):  # one cheap pass; located only when there is something to say
                 return block
@@ -107,6 +116,7 @@ class StoredTensor(Tensor):
     name: str
     entry: TensorEntry
     file: Storage
+    checked: bool = True
 
     @property
     def dtype(self) -> str:
@@ -119,6 +129,9 @@ class StoredTensor(Tensor):
     @property
     def parts(self) -> "tuple[StoredTensor, ...]":
         return (self,)
+
+    def unchecked(self) -> Tensor:
+        return replace(self, checked=False)
 
     def raw(self, start: int | None = None, stop: int | None = None) -> np.ndarray:
         """The stored bytes, or bytes [start, stop) of them, as uint8."""
