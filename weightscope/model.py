@@ -10,6 +10,7 @@ from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
 from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
 from weightscope.families import Family, LayerTensors, family_of, own_values, read_config
+from weightscope.families.config import Numbers
 from weightscope.families.family import Norm
 from weightscope.families.layer import read_layer
 
@@ -136,11 +137,7 @@ class Model:
     @cached_property
     def embedding_width(self) -> int:
         """Columns of the token embedding: the model's width, unless a projection follows."""
-        key = self.family.inputs.width
-        width = self.config.raw.get(key, self.config.d_model) if key else self.config.d_model
-        if type(width) is not int or not 1 <= width <= 10 * self.config.d_model:
-            raise CheckpointError(f"'{key}' is {str(width)[:40]}; a whole number was expected", file=self.file)
-        return width
+        return self._numbers.size_or(self.config.d_model, self.family.inputs.width)
 
     @cached_property
     def embeddings(self) -> Embeddings:
@@ -191,7 +188,7 @@ class Model:
         summed = self._before is not None and inputs.norm is not None
         width = self.embedding_width if inputs.norm is not None else self.config.d_model
         rows = self.tensors().read(inputs.positions, (None, width))
-        offset = inputs.offset if isinstance(inputs.offset, int) else int(self.config.raw[inputs.offset]) + 1
+        offset = inputs.offset if isinstance(inputs.offset, int) else self._numbers.count(inputs.offset) + 1
         return rows[offset:] @ self._before if summed and self._before is not None else rows[offset:]
 
     @property
@@ -220,7 +217,11 @@ class Model:
     @property
     def _scale(self) -> float:
         key = self.family.inputs.scale
-        return 1.0 if key is None else self.config.d_model**0.5 if key == "sqrt" else float(self.config.raw[key])
+        return 1.0 if key is None else self.config.d_model**0.5 if key == "sqrt" else self._numbers.number(key)
+
+    @property
+    def _numbers(self) -> Numbers:
+        return Numbers(self.config.raw, self.file)
 
     def _eps(self, norm: Norm) -> float:
         return self.config.norm_eps if norm.eps is None else norm.eps

@@ -42,7 +42,7 @@ def random_model(case: Case) -> torch.nn.Module:
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     for name, parameter in model.named_parameters():
         draw = np.asarray(rng.normal(size=tuple(parameter.shape)), np.float32)
-        is_norm = parameter.ndim == 1 and name.endswith("weight") or "lambda" in name
+        is_norm = (parameter.ndim == 1 and name.endswith("weight")) or "lambda" in name
         with torch.no_grad():
             parameter.copy_(torch.tensor(1 + 0.3 * draw if is_norm else 0.4 * draw))
     return model

@@ -1,4 +1,4 @@
-"""Every family against transformers' eager attention: scores, probabilities and values of every layer of a tiny model."""
+"""Every family against transformers' eager attention: scores, probabilities and values of a tiny model's layers."""
 
 import numpy as np
 import pytest

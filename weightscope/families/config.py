@@ -95,6 +95,10 @@ class Numbers:
         """As `size`, but `other` where none of `keys` has a value."""
         return self.size(*keys) if self.found(keys) else other
 
+    def count(self, key: str) -> int:
+        """A whole number that may be 0, and is where `key` has no value."""
+        return 0 if self.values.get(key) in (None, 0) else self.size(key)
+
     def number(self, key: str, smallest: float = 0.0, largest: float = 1e12) -> float:
         """A finite number from `smallest` to `largest`."""
         value = self.values.get(key)

@@ -216,7 +216,7 @@ FALCON = Family(
         When(
             "alibi", True, rope=None, additive=alibi_falcon,
             caveats=(
-                "transformers' eager attention adds this position bias twice, as layer.scores does; position_bias is once",
+                "transformers' eager attention adds the slopes twice, as layer.scores does; position_bias has it once",
                 "transformers rounds slope times position to bfloat16; the position bias here is not rounded",
             ),
         ),

@@ -127,7 +127,8 @@ def _advice(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
 
 def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]:
     """(family, names found less twice the names missing, one that was found)."""
-    family = family.configured({**family.defaults, **checkpoint.config})
+    values = {**family.defaults, **checkpoint.config}
+    family = family.configured(values)
     layer = family.layer.format(i=0)
     modules = [family.query, family.key, family.value, family.output, family.norm.module if family.norm else ""]
     names = {layer + module + ".weight" for module in modules if module} | {
@@ -137,7 +138,8 @@ def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]
     if family.qk_norm and family.qk_norm.scope != "listed":
         names |= {f"{layer}{module}.weight" for module in (family.qk_norm.query, family.qk_norm.key)}
     for role in ("query", "output"):
-        if getattr(family.biases, role) is True:
+        bias = getattr(family.biases, role)
+        if values.get(bias) if isinstance(bias, str) else bias:
             names.add(f"{layer}{getattr(family, role)}.bias")
     if family.sinks:
         names.add(layer + family.sinks)

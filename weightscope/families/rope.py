@@ -113,7 +113,7 @@ class Rope:
         interleaved = raw.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
         kind = given.values["rope_type"]
         kind = self.scaled if self.scaled and kind != "default" else kind
-        if kind not in SCALINGS:
+        if not isinstance(kind, str) or kind not in SCALINGS:
             raise given.error("rope_type", "one of " + ", ".join(SCALINGS))
         # Where the config counts original positions at its top level (Phi-3), that number wins.
         trained = raw.size_or(0, "original_max_position_embeddings") or given.size_or(
@@ -220,7 +220,7 @@ class GridRope:
             raise numbers.error("hidden_size", "a head width that divides by 4, for rows and columns to turn in pairs")
         rows, columns = (_sides(numbers, "image_size")[i] // _sides(numbers, "patch_size")[i] for i in (0, 1))
         frequencies = numbers.number("rope_theta", 1.0) ** -np.arange(0, 1, 4 / config.head_dim)
-        registers = numbers.values.get("num_register_tokens") or 0
+        registers = numbers.count("num_register_tokens")
         return GridRotation(frequencies, grid=(max(rows, 1), max(columns, 1)), prefix=1 + registers)
 
 
