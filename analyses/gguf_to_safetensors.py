@@ -96,11 +96,8 @@ def convert(gguf: Path, folder: Path, *, whole: bool = False) -> None:
     reader = GGUFReader(gguf)
     config = config_of(reader)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        dict(tensors_of(reader, config, NAMES | MLP if whole else NAMES)),
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    tensors = dict(tensors_of(reader, config, NAMES | MLP if whole else NAMES))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
