@@ -74,7 +74,7 @@ def detok(
     from weightscope.jobs.first_layer import FirstLayer
     from weightscope.report.detok_report import detok_sections
     from weightscope.report.page import write_page
-    from weightscope.tokenizer import load_tokenizer
+    from weightscope.tokenizer import token_id, tokenizer_hash
 
     if counts is None and source != "embedded":
         raise click.UsageError(
@@ -83,12 +83,13 @@ def detok(
     first = FirstLayer(_open(source, revision, family), layer)
     first.model.embeddings  # noqa: B018  a checkpoint without tokens is refused before anything else is read
     bigrams = load_counts(counts or COUNTS)
-    tokenizer = load_tokenizer(first.model.checkpoint.folder) if tokens else None
-    chosen = [tokenizer.token_id(token) for token in tokens] if tokenizer else []
+    tokenizer = _tokenizer_if_any(first.model.checkpoint.folder, needed=bool(tokens))
+    bigrams.check(first.model.embeddings.n_tokens, tokenizer and tokenizer_hash(tokenizer))
+    chosen = [token_id(tokenizer, token) for token in tokens]
     found = detokenize(first, bigrams)
-    curves = roc_curves(first, bigrams, tokenizer, chosen) if tokenizer else []
+    curves = roc_curves(first, bigrams, chosen)
     write_detokenization(found, out)
-    lead, sections = detok_sections(found, curves, bigrams, out)
+    lead, sections = detok_sections(found, curves, tokens, bigrams, out)
     write_page(out / "report.html", f"Detokenization in layer {layer} of {first.model.checkpoint.name}", lead, sections)
     for row in found.table:
         click.echo(f"head {row.head:3d}  auroc {row.auroc:.3f}  auroc_paper {row.auroc_paper:.3f}")
@@ -112,14 +113,14 @@ def neighbours(
     from weightscope.jobs.first_layer import FirstLayer
     from weightscope.jobs.neighbours import neighbours as rank
     from weightscope.jobs.neighbours import write_neighbours
-    from weightscope.tokenizer import load_tokenizer
+    from weightscope.tokenizer import load_tokenizer, token_id
 
     first = FirstLayer(_open(source, revision, family), layer)
     first.model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for
     tokenizer = load_tokenizer(first.model.checkpoint.folder)
     for head in heads:
         first.model.layer(layer).head(head)
-    found = rank(first, tokenizer, tokenizer.token_id(token), top, list(heads) or None)
+    found = rank(first, tokenizer, token_id(tokenizer, token), top, list(heads) or None)
     if csv_file is not None:
         write_neighbours(found, csv_file)
     click.echo("head  rank      score  token             joined")
@@ -178,9 +179,19 @@ def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
 
     counts = count_bigrams([Path(path) for path in corpus], load_tokenizer(_resolved(tokenizer)))
     counts.save(out)
-    click.echo(
-        f"{out}: {counts.meta['documents']:,} documents, {counts.meta['tokens']:,} tokens, {counts.matrix.nnz:,} pairs"
-    )
+    click.echo(f"{out}: {counts.documents:,} documents, {counts.tokens:,} tokens, {counts.pairs:,} pairs")
+
+
+def _tokenizer_if_any(folder: Path, needed: bool) -> Any:
+    """The checkpoint's tokenizer, which shows whether counts are its own; None where it has none and none is needed."""
+    from weightscope.tokenizer import load_tokenizer
+
+    try:
+        return load_tokenizer(folder)
+    except CheckpointError:
+        if needed:
+            raise
+        return None
 
 
 def _resolved(source: str) -> str:

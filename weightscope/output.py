@@ -5,7 +5,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise CheckpointError(f"cannot be written ({error.strerror})", file=path) from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that could not be made holds nothing to remove
+            partial.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,7 +12,6 @@ from weightscope.errors import CheckpointError
 from weightscope.jobs.first_layer import PROGRESS, FirstLayer
 from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve
 from weightscope.output import write_csv, write_npz
-from weightscope.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,12 @@ def detokenize(first: FirstLayer, counts: Counts) -> Detokenization:
         No token embedding, or counts of another vocabulary.
     """
     n_tokens = first.model.embeddings.n_tokens
-    counts.check(n_tokens)
+    matrix = counts.padded(n_tokens)
     rows = []
     with tqdm(total=len(first.heads) * n_tokens, desc="AUROC", unit="token", unit_scale=True, **PROGRESS) as bar:
         for head in first.heads:
             left, right = first.token_factors(head)
-            rows.append(bigram_auroc(left, right, counts.matrix, progress=bar.update))
+            rows.append(bigram_auroc(left, right, matrix, progress=bar.update))
     table = [HeadAuroc(head, *mean_auroc(row)) for head, row in enumerate(rows)]
     return Detokenization(np.stack(rows), sorted(table, key=lambda row: -row.auroc))
 
@@ -95,16 +94,14 @@ class TokenRoc:
     Attributes
     ----------
     token : int
-    text : str
     curves : list of (false positive rate, true positive rate)
     """
 
     token: int
-    text: str
     curves: list[tuple[np.ndarray, np.ndarray]]
 
 
-def roc_curves(first: FirstLayer, counts: Counts, tokenizer: Tokenizer, tokens: Sequence[int]) -> list[TokenRoc]:
+def roc_curves(first: FirstLayer, counts: Counts, tokens: Sequence[int]) -> list[TokenRoc]:
     """ROC curves of every head for chosen current tokens (Fig. 2).
 
     Raises
@@ -115,9 +112,8 @@ def roc_curves(first: FirstLayer, counts: Counts, tokenizer: Tokenizer, tokens: 
     found = []
     for token in tokens:
         previous, weights = counts.row(token)
-        text = tokenizer.text([token])
         if not len(previous):
-            raise CheckpointError(f"token {text!r} follows no token in these counts, so it has no ROC curve")
+            raise CheckpointError(f"token {token} follows no token, so it has no ROC curve", file=counts.file)
         curves = [roc_curve(scores, previous, weights) for scores in first.token_scores(token)]
-        found.append(TokenRoc(token, text, curves))
+        found.append(TokenRoc(token, curves))
     return found

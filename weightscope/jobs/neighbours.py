@@ -1,12 +1,19 @@
 """For a token, the previous tokens that each head likes best (detokenization paper, Tables 1 and 3)."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightscope.jobs.first_layer import FirstLayer
 from weightscope.output import write_csv
+from weightscope.tokenizer import token_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 COLUMNS = ("head", "rank", "token_id", "token", "score", "joined")
 
@@ -35,7 +42,7 @@ class Neighbour:
 
 
 def neighbours(
-    first: FirstLayer, tokenizer, token: int, top: int = 10, heads: list[int] | None = None
+    first: FirstLayer, tokenizer: Tokenizer, token: int, top: int = 10, heads: list[int] | None = None
 ) -> list[Neighbour]:
     """Rank the vocabulary as previous tokens of one current token, for every head or those named.
 
@@ -55,7 +62,7 @@ def neighbours(
     for head in range(len(scores)) if heads is None else heads:
         best = np.argsort(-scores[head], kind="stable")[:top]
         for rank, previous in enumerate(best.tolist(), start=1):
-            text, joined = tokenizer.text([previous]), tokenizer.text([previous, token])
+            text, joined = token_text(tokenizer, previous), token_text(tokenizer, previous, token)
             found.append(Neighbour(head, rank, previous, text, float(scores[head, previous]), joined))
     return found
 

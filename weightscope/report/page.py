@@ -16,6 +16,11 @@ from weightscope.output import write_text
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
+def _shown(text: object) -> str:
+    """Text as HTML that shows it and obeys nothing in it."""
+    return escape(printable(text))
+
+
 @dataclass(frozen=True)
 class Table:
     """A table; its columns sort on a click. Cells are escaped here, whatever is in them."""
@@ -25,9 +30,9 @@ class Table:
     caption: str = ""
 
     def html(self) -> str:
-        head = "".join(f'<th scope="col"><button>{escape(name)}</button></th>' for name in self.header)
+        head = "".join(f'<th scope="col"><button>{_shown(name)}</button></th>' for name in self.header)
         body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in self.rows)
-        caption = f"<caption>{escape(self.caption)}</caption>" if self.caption else ""
+        caption = f"<caption>{_shown(self.caption)}</caption>" if self.caption else ""
         return f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -37,7 +42,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, (float, np.floating)):
         shown = "" if np.isnan(value) else f"{value:.4g}"
         return f'<td class="number" data-value="{float(value):.17g}">{shown}</td>'
-    return f"<td>{escape(printable(value))}</td>"
+    return f"<td>{_shown(value)}</td>"
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Figure:
 
     def html(self) -> str:
         drawing = self.svg[self.svg.index("<svg") :]  # without the XML prologue, which HTML does not take
-        return f'<figure><div class="wide">{drawing}</div><figcaption>{escape(self.caption)}</figcaption></figure>'
+        return f'<figure><div class="wide">{drawing}</div><figcaption>{_shown(self.caption)}</figcaption></figure>'
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,8 @@ class Section:
     parts: Sequence[Table | Figure] = field(default_factory=tuple)
 
     def html(self) -> str:
-        text = f"<p>{escape(printable(self.text))}</p>" if self.text else ""
-        return f"<section><h2>{escape(self.title)}</h2>{text}{''.join(part.html() for part in self.parts)}</section>"
+        text = f"<p>{_shown(self.text)}</p>" if self.text else ""
+        return f"<section><h2>{_shown(self.title)}</h2>{text}{''.join(part.html() for part in self.parts)}</section>"
 
 
 def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
@@ -82,7 +87,7 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -
     """
     here = files("weightscope.report")
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    title, lead = escape(printable(title)), escape(printable(lead))
+    title, lead = _shown(title), _shown(lead)
     body = "\n".join(section.html() for section in sections)
     write_text(
         path,
