@@ -1,6 +1,6 @@
 """The README's table of families, from what the fixtures give.
 
-    python tests/families/table.py        # rewrites the table between the markers of README.md
+python tests/families/table.py        # rewrites the table between the markers of README.md
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import NAMES, Fixture, fixture, softmax
+from tiny_models import NAMES, Fixture, fixture, softmax
 
 from weightscope.attention import Layer
 from weightscope.distance import Slopes
