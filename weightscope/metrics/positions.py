@@ -160,6 +160,21 @@ def recency(scores: np.ndarray) -> float:
     return float(spearmanr(np.arange(len(scores)), scores).statistic)
 
 
+def near_mass(attention: np.ndarray, share: float = 0.1) -> np.ndarray:
+    """Attention that the nearest tenth of the positions gets; a tenth where position does not matter.
+
+    Parameters
+    ----------
+    attention : (..., n) array
+        Over j = 0 .. i.
+
+    Returns
+    -------
+    (...) array
+    """
+    return attention[..., -max(1, round(share * attention.shape[-1])) :].sum(axis=-1)
+
+
 def undertrained_rows(embedding: np.ndarray) -> np.ndarray:
     """Rows whose norm is far below the others': positions or tokens that training hardly ever met.
 

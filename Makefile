@@ -1,0 +1,41 @@
+# Each target sets up the environment it needs: a fresh machine needs Python 3.11 or newer and nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= gpt2
+COUNTS ?=
+OUT ?= figures/gpt2-detok
+
+BIN := $(VENV)/bin
+
+.PHONY: gpt2-detok test bench lint clean
+
+gpt2-detok: $(VENV)/.installed
+	$(BIN)/python analyses/gpt2_detok.py --model "$(MODEL)" $(if $(COUNTS),--counts "$(COUNTS)") --out "$(OUT)"
+
+test: $(VENV)/.installed-dev
+	$(BIN)/ruff check weightscope analyses benchmarks tests
+	$(BIN)/ruff format --check weightscope analyses benchmarks tests
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix weightscope analyses benchmarks tests
+	$(BIN)/ruff format weightscope analyses benchmarks tests
+	$(BIN)/mypy
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[bigrams,fast]'
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build *.egg-info

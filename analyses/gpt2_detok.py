@@ -1,0 +1,134 @@
+"""The detokenization analysis of a model's first attention layer, end to end (papers: "Detokenization from weights").
+
+    python analyses/gpt2_detok.py --model gpt2 --out figures/gpt2-detok
+
+Loads the checkpoint and its bigram counts (counting OpenWebText's first shards when there are none), then computes what
+the paper reports: the AUROC of every head (Table 2), ROC curves (Fig. 2), the previous tokens that heads look for
+(Tables 1 and 3), and the position terms (Fig. 3). Where the Hub cannot be reached it runs on the checkpoint that comes
+with weightscope, and says so.
+"""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+from tokenizers import Tokenizer
+
+from weightscope import CheckpointError, open_model
+from weightscope.bigrams import count_bigrams
+from weightscope.counts import Counts, load_counts
+from weightscope.embedded import COUNTS, FOLDER
+from weightscope.jobs.detok import detokenize, roc_curves, write_detokenization
+from weightscope.jobs.first_layer import FirstLayer
+from weightscope.jobs.neighbours import neighbours, write_neighbours
+from weightscope.jobs.positions import head_trends, position_terms, write_positions
+from weightscope.model import Model
+from weightscope.report.detok_report import detok_sections, neighbour_section
+from weightscope.report.page import write_page
+from weightscope.report.position_report import position_sections
+from weightscope.tokenizer import load_tokenizer, token_id, tokenizer_hash
+
+PAPER_TOKENS = ("iens", " Jackson", "tarian", " Obama", " Korea", " chloride")  # Tables 1 and 3
+EMBEDDED_TOKENS = ("ingly", "ation", " Bennet", " Holmes", " York", " Street")
+OPENWEBTEXT = "Skylion007/openwebtext"
+SHARDS = 2
+
+
+def open_or_embedded(source: str) -> tuple[Model, bool]:
+    """The model asked for, or the embedded one where that is the Hub's gpt2 and the Hub cannot give it."""
+    if source == "embedded":
+        return open_model(FOLDER), True
+    try:
+        return open_model(source), False
+    except CheckpointError as error:
+        if source != "gpt2":
+            raise
+        click.echo(f"{error}: using the checkpoint that comes with weightscope instead")
+        return open_model(FOLDER), True
+
+
+def openwebtext_counts(tokenizer: Tokenizer) -> Counts:
+    """Bigram counts of the first shards of OpenWebText by this tokenizer, counted once and kept under counts/."""
+    from huggingface_hub import HfApi, hf_hub_download
+
+    cache = Path(f"counts/openwebtext-{tokenizer_hash(tokenizer)[:12]}.npz")
+    if cache.exists():
+        return load_counts(cache)
+    try:
+        listed = HfApi().list_repo_files(OPENWEBTEXT, repo_type="dataset")
+        shards = sorted(name for name in listed if name.endswith(".parquet"))[:SHARDS]
+        files = [Path(hf_hub_download(OPENWEBTEXT, name, repo_type="dataset")) for name in shards]
+    except Exception as error:  # the client's own errors differ by version; none of them may surface as a traceback
+        reason = f"{OPENWEBTEXT} cannot be had from the Hub ({type(error).__name__})"
+        raise CheckpointError(f"{reason}; give COUNTS= made by `weightscope bigrams`") from None
+    if not files:
+        raise CheckpointError(f"{OPENWEBTEXT} holds no Parquet files; give COUNTS= made by `weightscope bigrams`")
+    counts = count_bigrams(files, tokenizer)
+    counts.save(cache)
+    return counts
+
+
+def single_tokens(tokenizer: Tokenizer, counts: Counts, texts: Sequence[str]) -> dict[str, int]:
+    """Ids, by their text, of those texts that are one token in this vocabulary and follow some token in the counts."""
+    found = {}
+    for text in texts:
+        with suppress(CheckpointError):
+            found[text] = token_id(tokenizer, text)
+    return {text: token for text, token in found.items() if len(counts.row(token)[0])}
+
+
+@click.command()
+@click.option("--model", default="gpt2", show_default=True, help="Folder, .safetensors file or Hub id.")
+@click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/gpt2-detok", show_default=True
+)
+def main(model: str, counts_file: Path | None, out: Path) -> None:
+    """Run the analysis and write tables, figures and report.html into OUT."""
+    try:
+        run(model, counts_file, out)
+    except CheckpointError as error:
+        click.echo(f"gpt2-detok: {error}", err=True)
+        sys.exit(2)
+
+
+def run(source: str, counts_file: Path | None, out: Path) -> None:
+    # load
+    model, embedded = open_or_embedded(source)
+    first = FirstLayer(model)
+    tokenizer = load_tokenizer(model.checkpoint.folder)
+    if counts_file is not None:
+        counts = load_counts(counts_file)
+    else:
+        counts = load_counts(COUNTS) if embedded else openwebtext_counts(tokenizer)
+    counts.check(model.embeddings.n_tokens, tokenizer_hash(tokenizer))
+    tokens = single_tokens(tokenizer, counts, EMBEDDED_TOKENS if embedded else PAPER_TOKENS)
+
+    # compute
+    detokenization = detokenize(first, counts)
+    curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
+    best = [row.head for row in detokenization.table[:3]]
+    found = [n for token in tokens.values() for n in neighbours(first, tokenizer, token, 5, best)]
+    terms = None if model.positions is None else position_terms(first)
+    trends = [] if terms is None else head_trends(terms)
+
+    # write and draw
+    write_detokenization(detokenization, out)
+    write_neighbours(found, out / "neighbours.csv")
+    lead, sections = detok_sections(detokenization, curves, counts, out)
+    sections.append(neighbour_section(found, list(tokens)))
+    if terms is not None:
+        write_positions(terms, trends, out)
+        sections += position_sections(terms, trends, out)
+    name = "the checkpoint that comes with weightscope" if embedded else model.name
+    write_page(out / "report.html", f"Detokenization in the first attention layer of {name}", lead, sections)
+
+    for row in detokenization.table:
+        click.echo(f"head {row.head:2d}  AUROC {row.auroc:.3f}  (paper's mean {row.auroc_paper:.3f})")
+    click.echo(f"report: {out / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""sigma statistics over GPT-2's vocabulary and positions, against the one matrix product they need."""
+
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from weightscope.metrics.sigma import sigma_statistics
+
+VOCAB, POSITIONS, WIDTH, BLOCK = 50_257, 1_024, 768, 5_461
+
+
+def run() -> dict[str, float]:
+    """Seconds for the statistics and for the bare product, their ratio, and peak resident memory in MB."""
+    rng = np.random.default_rng(0)
+    tokens = rng.standard_normal((VOCAB, WIDTH), np.float32)
+    positions = rng.standard_normal((POSITIONS, WIDTH), np.float32)
+
+    def blocks():
+        for start in range(0, VOCAB, BLOCK):
+            yield start, tokens[start : start + BLOCK]
+
+    out = np.empty((POSITIONS, BLOCK), np.float32)
+    started = time.perf_counter()
+    for _, block in blocks():
+        np.matmul(positions, block.T, out=out[:, : len(block)])
+    floor = time.perf_counter() - started
+    started = time.perf_counter()
+    sigma_statistics(blocks, VOCAB, positions, 1e-5)
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"seconds": seconds, "floor_seconds": floor, "ratio": seconds / floor, "peak_mb": peak}
+
+
+def help_seconds(repeats: int = 5) -> float:
+    """Seconds of `weightscope --help` as a whole process, the best of a few."""
+    command = [sys.executable, "-c", "from weightscope.cli import main; main()", "--help"]
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+if __name__ == "__main__":
+    found = run()
+    print(
+        f"sigma statistics, {VOCAB:,} tokens x {POSITIONS:,} positions x {WIDTH}: {found['seconds']:.2f} s, "
+        f"{found['ratio']:.1f} x the matrix product ({found['floor_seconds']:.2f} s); "
+        f"peak memory {found['peak_mb']:.0f} MB, of which the embedding 154 MB"
+    )
+    print(f"weightscope --help: {help_seconds():.2f} s")

@@ -1,0 +1,21 @@
+"""What several tests share."""
+
+from pathlib import Path
+
+import pytest
+from tiny_gpt2 import gpt2_weights, write_checkpoint
+
+import weightscope as ws
+from weightscope.embedded import FOLDER
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 of 2 layers, 4 heads, width 24, vocabulary 50 and 32 positions."""
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), gpt2_weights())
+
+
+@pytest.fixture(scope="session")
+def embedded() -> ws.Model:
+    """The checkpoint that comes with weightscope."""
+    return ws.open_model(FOLDER)

@@ -1,0 +1,177 @@
+"""The command line as a user meets it: files as promised, one clear line for bad input, nothing half written."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from tiny_gpt2 import gpt2_weights, write_checkpoint
+
+import weightscope as ws
+from weightscope.cli import main
+
+TEXT = "the cat sat on the mat. the dog sat on the cat, and the mat was flat. a hat on a cat is that.\n" * 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 with a byte-level BPE of 300 tokens, a corpus, and its counts."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")
+    folder = write_checkpoint(tmp_path_factory.mktemp("cli"), gpt2_weights(vocab=300), vocab_size=300)
+    tokenizer = tokenizers.ByteLevelBPETokenizer(add_prefix_space=False)
+    tokenizer.train_from_iterator([TEXT], vocab_size=300, min_frequency=1, show_progress=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "corpus.txt").write_text(TEXT)
+    result = run("bigrams", folder / "corpus.txt", "--tokenizer", folder, "--out", folder / "counts.npz")
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def refused(*arguments: object) -> str:
+    """The one line on stderr of a command that must end with status 2."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("weightscope: ")
+    return result.stderr
+
+
+def test_detok_writes_what_is_promised(folder: Path, tmp_path: Path) -> None:
+    result = run("detok", folder, "--counts", folder / "counts.npz", "--out", tmp_path, "--token", " cat")
+    assert result.exit_code == 0, result.output
+    table = rows(tmp_path / "heads.csv")
+    assert [row["head"] for row in table] == ["0", "1", "2", "3"]
+    assert list(table[0]) == ["head", "auroc", "auroc_paper", "tokens_scored"]
+    with np.load(tmp_path / "tokens.npz") as arrays:
+        auroc = arrays["auroc"]
+    assert auroc.shape == (4, 300)
+    for row in table:
+        scored = auroc[int(row["head"])]
+        assert float(row["auroc"]) == pytest.approx(np.nanmean(scored), abs=1e-5)
+        assert float(row["auroc_paper"]) == pytest.approx(np.nan_to_num(scored).mean(), abs=1e-5)
+        assert int(row["tokens_scored"]) == np.isfinite(scored).sum()
+    page = (tmp_path / "report.html").read_text()
+    assert "Table 2" in page and page.count("<svg") == 2
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "roc.png", "roc.svg",
+    }  # fmt: skip
+
+
+def test_neighbours_are_the_highest_t_ee_of_the_vocabulary(folder: Path, tmp_path: Path) -> None:
+    result = run("neighbours", folder, " cat", "--head", 2, "--top", 7, "--csv", tmp_path / "n.csv")
+    assert result.exit_code == 0, result.output
+    found = rows(tmp_path / "n.csv")
+    assert [int(row["rank"]) for row in found] == list(range(1, 8))
+    from tokenizers import Tokenizer
+
+    token = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(" cat").ids[0]
+    model = ws.open_model(folder)
+    e, p, head = model.embeddings.tokens.astype(np.float64), model.positions.astype(np.float64), model.layer(0).head(2)
+    c = np.sqrt((e[:, None] + p).var(axis=-1) + 1e-5).mean(axis=1)  # the paper's e~ = e / c
+    scores = (e[token] / c[token]) @ head.qk.dense() @ (e / c[:, None]).T
+    best = np.argsort(-scores)[:7]
+    assert [int(row["token_id"]) for row in found] == best.tolist()
+    assert [float(row["score"]) for row in found] == pytest.approx(scores[best].tolist(), rel=1e-4)
+    assert all(row["joined"] == row["token"] + " cat" for row in found)
+
+
+def test_positions_are_scaled_as_in_the_papers_code(folder: Path, tmp_path: Path) -> None:
+    """t_p by the mean of 1/sigma_j over tokens; t_pp by that and by the mean of sigma_i at the query."""
+    assert run("positions", folder, "--out", tmp_path, "--query", 20).exit_code == 0
+    model = ws.open_model(folder)
+    e, p = model.embeddings.tokens.astype(np.float64), model.positions.astype(np.float64)
+    sigma = np.sqrt((e[:, None] + p).var(axis=-1) + 1e-5)  # (V, L)
+    with np.load(tmp_path / "positions.npz") as arrays:
+        assert arrays["t_p"].shape == arrays["t_pp"].shape == (4, 32)
+        for head in model.layer(0).heads():
+            t_p = p @ head.qk_bias * (1 / sigma).mean(axis=0)
+            t_pp = p[20] @ head.qk.dense() @ p.T * (1 / sigma).mean(axis=0) / sigma[:, 20].mean()
+            np.testing.assert_allclose(arrays["t_p"][head.index], t_p, rtol=2e-4, atol=1e-5)
+            np.testing.assert_allclose(arrays["t_pp"][head.index], t_pp, rtol=2e-4, atol=1e-5)
+    assert [row["head"] for row in rows(tmp_path / "trends.csv")] == ["0", "1", "2", "3"]
+
+
+def test_unscaled_positions_of_a_checkpoint_without_tokens(tmp_path: Path) -> None:
+    weights = gpt2_weights()
+    del weights["wte.weight"]
+    folder = write_checkpoint(tmp_path / "model", weights)
+    assert "no token embedding in this checkpoint" in refused(
+        "detok", folder, "--counts", "c.npz", "--out", tmp_path / "o"
+    )
+    assert "weightscope positions --unscaled` works without" in refused("positions", folder, "--out", tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+    assert "not in this checkpoint" in run("inspect", folder).output
+    assert run("positions", folder, "--unscaled", "--out", tmp_path / "o").exit_code == 0
+    model = ws.open_model(folder)
+    with np.load(tmp_path / "o" / "positions.npz") as arrays:
+        head, p = model.layer(0).head(3), model.positions
+        np.testing.assert_allclose(arrays["t_p"][3], p @ head.qk_bias, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(arrays["t_pp"][3], p[31] @ head.qk.dense() @ p.T, rtol=1e-4, atol=1e-5)
+
+
+def test_counts_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path) -> None:
+    from tokenizers import ByteLevelBPETokenizer
+
+    other = ByteLevelBPETokenizer()
+    other.train_from_iterator(["quite another text, quite another vocabulary"] * 9, vocab_size=290, show_progress=False)
+    other.save(str(tmp_path / "tokenizer.json"))
+    assert run("bigrams", folder / "corpus.txt", "--tokenizer", tmp_path, "--out", tmp_path / "c.npz").exit_code == 0
+    message = refused("detok", folder, "--counts", tmp_path / "c.npz", "--out", tmp_path / "o")
+    assert "c.npz: counted with another tokenizer" in message
+    assert not (tmp_path / "o").exists()
+
+
+def test_counts_cut_short_are_refused(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "counts.npz").read_bytes()
+    (tmp_path / "c.npz").write_bytes(whole[: len(whole) // 2])
+    assert "c.npz: " in refused("detok", folder, "--counts", tmp_path / "c.npz", "--out", tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_token_that_is_not_one_says_what_it_splits_into(folder: Path) -> None:
+    assert "splits into 'z' + 'e' + 'b' + 'r' + 'a'" in refused("neighbours", folder, "zebra")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "/no/such/folder"], "no such file or folder: /no/such/folder"),
+        (["neighbours", "FOLDER", " cat", "--head", "4"], "no head 4: a layer has 4"),
+        (["detok", "FOLDER", "--layer", "9", "--counts", "FOLDER/counts.npz", "--out", "OUT"], "no layer 9"),
+        (["positions", "FOLDER", "--query", "32", "--out", "OUT"], "query position 32 is outside 7 .. 31"),
+        (["inspect", "FOLDER", "--family", "gtp2"], "no family is called 'gtp2'"),
+    ],
+)
+def test_bad_input_is_one_clear_line(folder: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    filled = [a.replace("FOLDER", str(folder)).replace("OUT", str(tmp_path / "o")) for a in arguments]
+    assert message in refused(*filled)
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_unknown_model_type_names_the_nearest_family(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, gpt2_weights(), model_type="gpt2-but-new")
+    message = refused("inspect", folder)
+    assert "unknown model_type 'gpt2-but-new'" in message and "--family gpt2" in message
+    assert run("inspect", folder, "--family", "gpt2").exit_code == 0
+
+
+def test_importing_weightscope_loads_nothing_heavy() -> None:
+    script = (
+        "import sys, json, weightscope, weightscope.cli;"
+        "print(json.dumps([m for m in ('torch', 'transformers', 'matplotlib', 'cupy', 'numba', 'tokenizers',"
+        "'pyarrow', 'sklearn', 'huggingface_hub', 'scipy') if m in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []

@@ -1,0 +1,70 @@
+"""Results on disk: every file is written under a temporary name and renamed, so none is ever half written."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weightscope.errors import CheckpointError, printable
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`, renamed to it when the block ends well and removed when it does not.
+
+    Raises
+    ------
+    CheckpointError
+        The folder cannot be made or written to.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot be written ({error.strerror})", file=path) from None
+    finally:
+        with suppress(OSError):  # a folder that could not be made holds nothing to remove
+            partial.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text; see `replacing`."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON, indented; see `replacing`."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table: floats with six significant digits, NaN as an empty cell, no cell that a spreadsheet would run."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    write_text(path, text.getvalue())
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, (float, np.floating)):
+        return "" if np.isnan(value) else f"{value:.6g}"
+    if isinstance(value, str):
+        text = printable(value)
+        return "'" + text if text.startswith(("=", "+", "-", "@")) else text  # a spreadsheet would run it
+    return str(value)
+
+
+def write_npz(path: Path, **arrays: np.ndarray) -> None:
+    """Write arrays to an .npz; see `replacing`."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
