@@ -48,6 +48,10 @@ class Checkpoint(Mapping[str, Tensor]):
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.values())
 
+    def with_config(self, config: dict[str, Any]) -> "Checkpoint":
+        """The same tensors under another config."""
+        return Checkpoint(self.folder, self.files, self._tensors, config, self.name)
+
     def unchecked(self) -> "Checkpoint":
         """The same checkpoint, its tensors read as they are: NaN and infinity are handed over and not refused."""
         tensors = {name: tensor.unchecked() for name, tensor in self.items()}

@@ -34,7 +34,7 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
         raise CheckpointError(f"cannot be read ({error})", file=path) from None
     name, _, tag = str(source).partition("@")
     if not _may_be_hub_id(name):
-        raise CheckpointError(f"no such file or folder: '{source}'")
+        raise CheckpointError(f"no such file or folder: {source}")
     return Repository(name, revision or tag or "main")
 
 
