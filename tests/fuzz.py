@@ -26,7 +26,8 @@ from tests.checkpoint.files import encode
 from weightscope.checkpoint import open_checkpoint
 from weightscope.checkpoint.dtypes import BITS
 from weightscope.errors import CheckpointError
-from weightscope.families import family_of, read_config
+from weightscope.families import FAMILIES
+from weightscope.model import open_model
 
 LARGEST_SEED = 20_000  # of the attacks; the large ones are slow and their own test
 GOLDEN = Path(__file__).parent / "checkpoint" / "golden" / "bitsandbytes.safetensors"
@@ -46,7 +47,10 @@ GOOD: dict[str, Any] = {
 }
 CONFIG = {
     "model_type": "gpt2",
-    "n_layer": 2, "n_head": 4, "n_embd": 8, "layer_norm_epsilon": 1e-5, "n_positions": 16, "vocab_size": 10,
+    "n_layer": 2, "num_hidden_layers": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-6, "layer_norm_eps": 1e-6,
+    "rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 4, "text_config": {},
+    "partial_rotary_factor": 0.5,
+    "n_head": 4, "n_embd": 8, "layer_norm_epsilon": 1e-5, "n_positions": 16, "vocab_size": 10,
     "hidden_size": 8, "num_attention_heads": 2, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     "quantization_config": {"quant_method": "gptq", "bits": 4, "weight_block_size": [4, 4], "version": "gemm"},
 }  # fmt: skip
@@ -71,6 +75,7 @@ SEEDS: dict[str, tuple[bytes, list[bytes]]] = {
     "model.gguf": (GOOD_GGUF, [c for c, _ in GGUFS.values() if len(c) < LARGEST_SEED]),
     "bitsandbytes.safetensors": (GOLDEN.read_bytes(), []),
 }
+MODEL_TYPES = sorted({model_type for family in FAMILIES for model_type in family.model_types})
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 4, 8, 16, 127, 128, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63),
     10**30, 0.0, 0.5, -0.0, 1e308, float("inf"), float("nan"), "", "F32", "BF16", "F16", "F64", "U8", "I32", "F4",
@@ -160,6 +165,8 @@ def mutant(rng: random.Random) -> tuple[str, bytes]:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return name, mutated_bytes(content, rng, other)
+    if name == "config.json" and content is good and isinstance(value, dict):
+        value["model_type"] = rng.choice(MODEL_TYPES)
     if head and content is good and rng.random() < 0.5:
         value, body = repaired(value, rng)
     else:
@@ -186,8 +193,7 @@ def meet(folder: Path, name: str, content: bytes) -> str:
         assert str(error).isprintable()
         return "refused"
     try:
-        read_config(checkpoint.config, {}, file="config.json")
-        family_of(checkpoint)
+        open_model(source)
     except CheckpointError as error:
         assert str(error).isprintable()
         outcome = "config refused"

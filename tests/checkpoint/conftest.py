@@ -23,7 +23,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         monkeypatch.setattr(ranges, "FIRST_WAIT", 0.01)
         monkeypatch.setattr(client, "FIRST_WAIT", 0.01)

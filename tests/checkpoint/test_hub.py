@@ -230,8 +230,12 @@ SURVIVED = [
 
 
 @pytest.mark.parametrize("fault", SURVIVED)
-def test_a_fault_that_passes_is_survived(fault: str, remote: Hub, local: Path) -> None:
+def test_a_fault_that_passes_is_survived(
+    fault: str, remote: Hub, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = open_checkpoint("owner/model")
+    if fault == "slow":
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 1)
     remote.faults = [fault, None, fault, fault]
     for name in QUERIES_AND_KEYS:
         np.testing.assert_array_equal(checkpoint[name].read(), open_checkpoint(local)[name].read())
@@ -419,6 +423,9 @@ def test_a_repository_of_weights_alone_has_no_such_folder(hub: Hub) -> None:
         resolve_folder("m")
 
 
+SECONDS = 20  # an interpreter's start on a busy machine included; the client's own retries would take minutes
+
+
 def ask(code: str, **environment: str) -> tuple[str, float]:
     """What a fresh interpreter prints, and how long it took; the client reads its environment when it is imported."""
     lines = ("from weightscope.checkpoint import open_checkpoint, resolve_folder", f"try: print({code})")
@@ -441,7 +448,7 @@ def test_offline_is_respected_and_said(remote: Hub, tmp_path: Path) -> None:
     for call in ("open_checkpoint", "resolve_folder"):
         said, seconds = ask(f"{call}('owner/model')", **environment)
         assert said.startswith("CheckpointError owner/model: is not in the Hub's cache, and HF_HUB_OFFLINE is set")
-        assert seconds < 5
+        assert seconds < SECONDS
     assert not remote.requests
 
 
@@ -453,7 +460,7 @@ def test_a_hub_that_says_nothing_is_given_up_after_one_wait(tmp_path: Path) -> N
         environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_ETAG_TIMEOUT": "1"}
         said, seconds = ask("open_checkpoint('owner/model')", **environment)
         assert "the Hub cannot be reached" in said
-        assert seconds < 8
+        assert seconds < SECONDS
 
 
 def test_a_hub_that_cannot_be_reached_is_said_in_seconds(tmp_path: Path) -> None:
@@ -463,4 +470,4 @@ def test_a_hub_that_cannot_be_reached_is_said_in_seconds(tmp_path: Path) -> None
         assert said.startswith(
             "CheckpointError owner/model: is not a local path, not in the Hub's cache, and the Hub cannot"
         )
-        assert seconds < 5
+        assert seconds < SECONDS

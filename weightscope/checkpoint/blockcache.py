@@ -12,8 +12,9 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 class BlockCache:
     """The blocks of one file.
 
-    They lie among the Hub's cached assets, in a folder named for what the file's content is known by, so that a file
-    that has changed finds no block of its former self. A disk that is full or cannot be written means no cache, not an
+    They lie among the Hub's cached assets (HF_ASSETS_CACHE/weightscope/blocks, which may be deleted at any time), in a
+    folder named for what the file's content is known by, so that a file that has changed finds no block of its former
+    self. A disk that is full or cannot be written means no cache, not an
     error.
 
     Parameters

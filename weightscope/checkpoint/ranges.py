@@ -139,6 +139,8 @@ class RangedFile:
                         raise CheckpointError("the server redirects from https to something else", file=self.name)
                     if _origin(target) != _origin(self.url):
                         headers.pop("authorization", None)
+                    if len(response.headers.get("content-length", "")) in range(1, 6):
+                        response.read()  # a short page that nobody sees: read, so that the connection can be kept
                     url = target
                     continue
                 self._check(response, start, stop, elsewhere=_origin(url) != _origin(self.url))
