@@ -10,7 +10,6 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import FIXTURES, NAMES, centred, fixture
 
 import weightscope as ws
-from weightscope.checkpoint import Checkpoint
 from weightscope.families import FAMILIES
 from weightscope.model import Model
 
@@ -39,7 +38,7 @@ def assert_same_scores(model: Model, name: str) -> None:
 def test_the_config_that_transformers_4_wrote_means_the_same(name: str) -> None:
     opened = fixture(name).model
     config = json.loads((FIXTURES / name / "config_v4.json").read_text())
-    checkpoint = Checkpoint(opened.checkpoint.folder, opened.checkpoint.files, config)
+    checkpoint = opened.checkpoint.with_config(config)
     family = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
     assert_same_scores(Model(checkpoint, family), name)
 
