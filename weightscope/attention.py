@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from weightscope.distance import Buckets, Slopes
 from weightscope.errors import CheckpointError
 from weightscope.factored import Factored
-from weightscope.folding import Affine, InverseRms
+from weightscope.folding import Affine, InverseRms, Latent
 from weightscope.metrics.sigma import rms, sigma
 from weightscope.rotation import Rotation
 
@@ -41,7 +42,7 @@ class Layer:
     Attributes
     ----------
     index : int
-    q, k, v : Affine
+    q, k, v : Affine or Latent
         (H, d, r), (G, d, r) and (G, d, r_v) maps of x / sigma(x).
     w_o : (H, r_v, d) array
     output_bias : (d,) array
@@ -68,9 +69,9 @@ class Layer:
     """
 
     index: int
-    q: Affine
-    k: Affine
-    v: Affine
+    q: Affine | Latent
+    k: Affine | Latent
+    v: Affine | Latent
     w_o: np.ndarray
     output_bias: np.ndarray
     scale: float
@@ -90,11 +91,11 @@ class Layer:
 
     @property
     def n_heads(self) -> int:
-        return len(self.q.w)
+        return self.q.heads
 
     @property
     def n_kv_heads(self) -> int:
-        return len(self.k.w)
+        return self.k.heads
 
     def head(self, index: int) -> "Head":
         """One query head.
@@ -227,15 +228,27 @@ class Layer:
     def _clipped(self, x: np.ndarray) -> np.ndarray:
         return x if self.clip is None else np.clip(x, -self.clip, self.clip)
 
-    def preceded(self, change: Callable[[Affine], Affine], divisor: Divisor | None) -> "Layer":
-        """The layer on another input: every map that acts on it changed, and what divides it replaced."""
+    def after(self, w: np.ndarray, b: np.ndarray) -> "Layer":
+        """The layer on inputs y with x = y w + b, w of shape (e, d) and b of shape (d,)."""
+        return self._on_other_input(lambda affine: affine.after(w, b), lambda latent: latent.after(w, b))
 
-        def source(rms: InverseRms | None) -> InverseRms | None:
-            return rms and replace(rms, source=change(rms.source))
+    def after_norm(self, gamma: np.ndarray, beta: np.ndarray, divisor: Divisor) -> "Layer":
+        """The layer on inputs y with x = norm(y), the norm folded into every map but for its `divisor`."""
+        folded = self._on_other_input(
+            lambda affine: affine.after_norm(gamma, beta, centred=divisor.centred),
+            lambda latent: latent.after_norm(gamma, beta, centred=divisor.centred),
+        )
+        return replace(folded, divisor=divisor)
+
+    def _on_other_input(self, change: Callable[[Affine], Affine], change_latent: Callable[[Latent], Latent]) -> "Layer":
+        def maps(of: Affine | Latent) -> Affine | Latent:
+            return change_latent(of) if isinstance(of, Latent) else change(of)
+
+        def source(inverse: InverseRms | None) -> InverseRms | None:
+            return inverse and replace(inverse, source=change(inverse.source))
 
         return replace(
-            self, divisor=divisor,
-            q=change(self.q), k=change(self.k), v=change(self.v), gate=self.gate and change(self.gate),
+            self, q=maps(self.q), k=maps(self.k), v=maps(self.v), gate=self.gate and change(self.gate),
             q_rms=source(self.q_rms), k_rms=source(self.k_rms), v_rms=source(self.v_rms),
         )  # fmt: skip
 
@@ -278,6 +291,18 @@ class Head:
         """What of this head's scores and values the matrices leave out."""
         return self.layer.caveats
 
+    @cached_property
+    def _q(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.layer.q.of(self.index)
+
+    @cached_property
+    def _k(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.layer.k.of(self.kv_head)
+
+    @cached_property
+    def _v(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.layer.v.of(self.kv_head)
+
     @property
     def qk(self) -> Factored:
         """W_QK = W_Q W_K', (d, d); under rotation the content form, at distance 0."""
@@ -288,7 +313,7 @@ class Head:
 
         For DINOv3 a number counts columns; a (rows, columns) pair is taken too.
         """
-        return Factored(self._turned(self.layer.q.w[self.index], delta), self.layer.k.w[self.kv_head])
+        return Factored(self._turned(self._q[0], delta), self._k[0])
 
     @property
     def qk_bias(self) -> np.ndarray:
@@ -297,20 +322,20 @@ class Head:
 
     def qk_bias_at(self, delta: int) -> np.ndarray:
         """b_Q R(delta) W_K', (d,): the keys' term."""
-        return self.layer.k.w[self.kv_head] @ self._turned(self.layer.q.b[self.index], delta)
+        return self._k[0] @ self._turned(self._q[1], delta)
 
     def key_bias_at(self, delta: int) -> np.ndarray:
         """W_Q R(delta) b_K', (d,): the queries' term, constant in the key unless rotation makes it depend on delta."""
-        return self._turned(self.layer.q.w[self.index], delta) @ self.layer.k.b[self.kv_head]
+        return self._turned(self._q[0], delta) @ self._k[1]
 
     def bias_at(self, delta: int) -> float:
         """b_Q R(delta) b_K': the term of neither token."""
-        return float(self._turned(self.layer.q.b[self.index], delta) @ self.layer.k.b[self.kv_head])
+        return float(self._turned(self._q[1], delta) @ self._k[1])
 
     @property
     def qk_free(self) -> Factored:
         """The part of W_QK that does not depend on position: all of it without rotation, none of it under full RoPE."""
-        rotation, q, k = self.layer.rotation, self.layer.q.w[self.index], self.layer.k.w[self.kv_head]
+        rotation, q, k = self.layer.rotation, self._q[0], self._k[0]
         turning = np.array([], int) if rotation is None else rotation.turning
         return Factored(np.delete(q, turning, axis=1), np.delete(k, turning, axis=1))
 
@@ -326,9 +351,9 @@ class Head:
     @property
     def vo(self) -> Factored:
         """W_VO = W_V W_O, (d, d)."""
-        return Factored(self.layer.v.w[self.kv_head], self.layer.w_o[self.index].T)
+        return Factored(self._v[0], self.layer.w_o[self.index].T)
 
     @property
     def vo_bias(self) -> np.ndarray:
         """b_V W_O, (d,)."""
-        return self.layer.v.b[self.kv_head] @ self.layer.w_o[self.index]
+        return self._v[1] @ self.layer.w_o[self.index]
