@@ -11,7 +11,7 @@ from weightscope.errors import CheckpointError
 from weightscope.factored import Factored
 from weightscope.folding import Affine, InverseRms, Latent
 from weightscope.metrics.sigma import rms, sigma
-from weightscope.rotation import Rotation
+from weightscope.rotation import Delta, Rotation
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class Head:
         """W_QK = W_Q W_K', (d, d); under rotation the content form, at distance 0."""
         return self.qk_at(0)
 
-    def qk_at(self, delta: int) -> Factored:
+    def qk_at(self, delta: Delta) -> Factored:
         """W_QK(delta) = W_Q R(delta) W_K' at distance delta = i - j; without rotation the same at every distance.
 
         For DINOv3 a number counts columns; a (rows, columns) pair is taken too.
@@ -320,15 +320,15 @@ class Head:
         """b_QK = b_Q W_K', (d,); under rotation at distance 0."""
         return self.qk_bias_at(0)
 
-    def qk_bias_at(self, delta: int) -> np.ndarray:
+    def qk_bias_at(self, delta: Delta) -> np.ndarray:
         """b_Q R(delta) W_K', (d,): the keys' term."""
         return self._k[0] @ self._turned(self._q[1], delta)
 
-    def key_bias_at(self, delta: int) -> np.ndarray:
+    def key_bias_at(self, delta: Delta) -> np.ndarray:
         """W_Q R(delta) b_K', (d,): the queries' term, constant in the key unless rotation makes it depend on delta."""
         return self._turned(self._q[0], delta) @ self._k[1]
 
-    def bias_at(self, delta: int) -> float:
+    def bias_at(self, delta: Delta) -> float:
         """b_Q R(delta) b_K': the term of neither token."""
         return float(self._turned(self._q[1], delta) @ self._k[1])
 
@@ -339,13 +339,13 @@ class Head:
         turning = np.array([], int) if rotation is None else rotation.turning
         return Factored(np.delete(q, turning, axis=1), np.delete(k, turning, axis=1))
 
-    def qk_rotary_at(self, delta: int) -> Factored:
+    def qk_rotary_at(self, delta: Delta) -> Factored:
         """The part of W_QK(delta) that turns; `qk_free` and this add up to `qk_at`."""
         rotation, whole = self.layer.rotation, self.qk_at(delta)
         turning = np.array([], int) if rotation is None else rotation.turning
         return Factored(whole.left[:, turning], whole.right[:, turning])
 
-    def _turned(self, w: np.ndarray, delta: int) -> np.ndarray:
+    def _turned(self, w: np.ndarray, delta: Delta) -> np.ndarray:
         return w if self.layer.rotation is None else self.layer.rotation.rotate_at(w, delta)
 
     @property

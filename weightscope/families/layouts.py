@@ -60,6 +60,7 @@ def grouped(tensors: LayerTensors, family: Family, config: ModelConfig) -> Proje
 def grouped_with_loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
     """DeBERTa: as `grouped`, with biases of queries and values in tensors of their own and none of keys."""
     found = grouped(tensors, family, config)
+    assert isinstance(found.q, Affine) and isinstance(found.v, Affine)
     h, r = config.n_heads, config.head_dim
     stem = family.query.rpartition(".")[0]
     b_q, b_v = (tensors.read(f"{stem}.{name}_bias", (h * r,)).reshape(h, r) for name in ("q", "v"))
