@@ -1,6 +1,8 @@
 """The command line: parses, calls, reports. Everything heavy is imported by the command that needs it."""
 
 import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,26 @@ from weightscope.errors import CheckpointError, printable
 out_option = click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for results."
 )
-family_option = click.option("--family", help="Read the checkpoint as this family, whatever its config says.")
-revision_option = click.option("--revision", help="Branch, tag or commit on the Hub.")
+layer_option = click.option("--layer", default=0, show_default=True, help="Layer whose heads are asked.")
+delta_option = click.option(
+    "--delta", default=1, show_default=True, help="Distance i - j at which tokens are compared under rotation."
+)
+
+
+def with_model(command: Callable[..., None]) -> Callable[..., None]:
+    """A command on SOURCE and how to read it, called with the opened model instead."""
+
+    @click.argument("source")
+    @click.option("--revision", help="Branch, tag or commit on the Hub.")
+    @click.option("--family", help="Read the checkpoint as this family, whatever its config says.")
+    @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
+    @wraps(command)
+    def opened(source: str, revision: str | None, family: str | None, tower: str | None, **options: Any) -> None:
+        from weightscope.model import open_model
+
+        command(open_model(_resolved(source), revision=revision, family=family, tower=tower), **options)
+
+    return opened
 
 
 class Commands(click.Group):
@@ -37,89 +57,76 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("source")
-@revision_option
-@family_option
-def inspect(source: str, revision: str | None, family: str | None) -> None:
+@with_model
+def inspect(model: Any) -> None:
     """Family, shapes, dtypes, and the bytes an audit would read."""
     from weightscope.jobs.inspect import describe
 
-    for line in describe(_open(source, revision, family)):
+    for line in describe(model):
         click.echo(line)
 
 
 @main.command()
-@click.argument("source")
+@with_model
 @click.option(
     "--counts", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts (see `weightscope bigrams`)."
 )
 @out_option
-@click.option("--layer", default=0, show_default=True, help="Layer whose heads are asked.")
+@layer_option
+@delta_option
 @click.option("--token", "tokens", multiple=True, help="Draw this token's ROC curves; may be repeated.")
-@revision_option
-@family_option
-def detok(
-    source: str,
-    counts: Path | None,
-    out: Path,
-    layer: int,
-    tokens: tuple[str, ...],
-    revision: str | None,
-    family: str | None,
-) -> None:
+def detok(model: Any, counts: Path | None, out: Path, layer: int, delta: int, tokens: tuple[str, ...]) -> None:
     """Bigram AUROC of every head over the full vocabulary, as tables, figures and a page."""
     from weightscope.counts import load_counts
-    from weightscope.embedded import COUNTS
+    from weightscope.embedded import COUNTS, FOLDER
     from weightscope.jobs.detok import detokenize, roc_curves, write_detokenization
     from weightscope.jobs.first_layer import FirstLayer
     from weightscope.report.detok_report import detok_sections
     from weightscope.report.page import write_page
     from weightscope.tokenizer import token_id, tokenizer_hash
 
-    if counts is None and source != "embedded":
+    if counts is None and model.checkpoint.folder != FOLDER:
         raise click.UsageError(
             "--counts is needed; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
         )
-    first = FirstLayer(_open(source, revision, family), layer)
-    first.model.embeddings  # noqa: B018  a checkpoint without tokens is refused before anything else is read
+    first, n_tokens = FirstLayer(model, layer, delta), model.embeddings.n_tokens
     bigrams = load_counts(counts or COUNTS)
-    tokenizer = _tokenizer_if_any(first.model.checkpoint.folder, needed=bool(tokens))
-    bigrams.check(first.model.embeddings.n_tokens, tokenizer and tokenizer_hash(tokenizer))
+    tokenizer = _tokenizer_if_any(model.checkpoint.folder, needed=bool(tokens))
+    bigrams.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
     chosen = {text: token_id(tokenizer, text) for text in tokens}
     found = detokenize(first, bigrams)
     curves = roc_curves(first, bigrams, chosen)
     write_detokenization(found, out)
     lead, sections = detok_sections(found, curves, bigrams, out)
-    write_page(out / "report.html", f"Detokenization in layer {layer} of {first.model.checkpoint.name}", lead, sections)
+    write_page(out / "report.html", f"Detokenization in layer {layer} of {model.name}", lead, sections)
     for row in found.table:
         click.echo(f"head {row.head:3d}  auroc {row.auroc:.3f}  auroc_paper {row.auroc_paper:.3f}")
+    _say_caveats(first.attention.caveats)
     click.echo(f"{out / 'report.html'}")
 
 
 @main.command()
-@click.argument("source")
+@with_model
 @click.argument("token")
 @click.option("--head", "heads", type=int, multiple=True, help="Only this head; may be repeated.")
 @click.option("--top", default=10, show_default=True, help="Previous tokens a head.")
-@click.option("--layer", default=0, show_default=True)
+@layer_option
+@delta_option
 @click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the table here too.")
-@revision_option
-@family_option
 def neighbours(
-    source: str, token: str, heads: tuple[int, ...], top: int, layer: int, csv_file: Path | None,
-    revision: str | None, family: str | None,
-) -> None:  # fmt: skip
+    model: Any, token: str, heads: tuple[int, ...], top: int, layer: int, delta: int, csv_file: Path | None
+) -> None:
     """The previous tokens that each head scores highest for TOKEN (write " Jackson" for one that opens a word)."""
     from weightscope.jobs.first_layer import FirstLayer
     from weightscope.jobs.neighbours import neighbours as rank
     from weightscope.jobs.neighbours import write_neighbours
     from weightscope.tokenizer import load_tokenizer, token_id
 
-    first = FirstLayer(_open(source, revision, family), layer)
-    first.model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for
-    tokenizer = load_tokenizer(first.model.checkpoint.folder)
+    first = FirstLayer(model, layer, delta)
+    model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for
+    tokenizer = load_tokenizer(model.checkpoint.folder)
     for head in heads:
-        first.model.layer(layer).head(head)
+        first.attention.head(head)
     found = rank(first, tokenizer, token_id(tokenizer, token), top, list(heads) or None)
     if csv_file is not None:
         write_neighbours(found, csv_file)
@@ -127,33 +134,24 @@ def neighbours(
     for row in found:
         shown = printable(repr(row.token))
         click.echo(f"{row.head:4d}  {row.rank:4d}  {row.score:9.3f}  {shown:16s}  {printable(row.joined)}")
+    _say_caveats(first.attention.caveats)
 
 
 @main.command()
-@click.argument("source")
+@with_model
 @out_option
 @click.option("--query", type=int, help="The query position i; 500 by default, or the last of a shorter model.")
 @click.option("--unscaled", is_flag=True, help="Bare numerators, no sigma: needs no token embedding.")
 @click.option("--head", "heads", type=int, multiple=True, help="Draw Fig. 3 of this head; may be repeated.")
-@revision_option
-@family_option
-def positions(
-    source: str,
-    out: Path,
-    query: int | None,
-    unscaled: bool,
-    heads: tuple[int, ...],
-    revision: str | None,
-    family: str | None,
-) -> None:
+def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...]) -> None:
     """T^p and T^pp of every head at one query position, their trends, and Fig. 3 of the paper."""
     from weightscope.jobs.first_layer import FirstLayer
     from weightscope.jobs.positions import head_trends, position_terms, write_positions
     from weightscope.report.position_report import position_sections
 
-    first = FirstLayer(_open(source, revision, family))
+    first = FirstLayer(model)
     for head in heads:
-        first.model.layer(0).head(head)
+        first.attention.head(head)
     terms = position_terms(first, query, unscaled)
     found = head_trends(terms)
     write_positions(terms, found, out)
@@ -194,6 +192,11 @@ def _tokenizer_if_any(folder: Path, needed: bool) -> Any:
         return None
 
 
+def _say_caveats(caveats: Sequence[str]) -> None:
+    for caveat in caveats:
+        click.echo(f"not in these numbers: {caveat}")
+
+
 def _resolved(source: str) -> str:
     """`embedded` is the checkpoint that comes with weightscope, unless a folder of that name stands here."""
     if source == "embedded" and not Path(source).exists():
@@ -201,9 +204,3 @@ def _resolved(source: str) -> str:
 
         return str(FOLDER)
     return source
-
-
-def _open(source: str, revision: str | None, family: str | None) -> Any:
-    from weightscope.model import open_model
-
-    return open_model(_resolved(source), revision=revision, family=family)

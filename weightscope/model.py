@@ -39,7 +39,9 @@ def open_model(
         The source is not there, is broken, or is of no known family.
     """
     checkpoint = open_checkpoint(source, revision)
-    return Model(checkpoint, family_of(checkpoint, family, tower))
+    path = Path(source).expanduser()
+    name = path.resolve().name if path.exists() else str(source)
+    return Model(checkpoint, family_of(checkpoint, family, tower), name)
 
 
 class Model:
@@ -51,10 +53,12 @@ class Model:
     family : Family
         The row as this checkpoint's config makes it.
     config : ModelConfig
+    name : str
+        What to call it in a title: the Hub id, or the folder's or file's name.
     """
 
-    def __init__(self, checkpoint: Checkpoint, family: Family) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, family: Family, name: str | None = None) -> None:
+        self.checkpoint, self.name = checkpoint, name or checkpoint.folder.name
         self.file = checkpoint.folder / "config.json"
         values = own_values(checkpoint.config, family, file=self.file)
         self.family = family.configured(values)

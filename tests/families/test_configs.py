@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny import FIXTURES, NAMES, centred, fixture
+from tiny_models import FIXTURES, NAMES, centred, fixture
 
 import weightscope as ws
 from weightscope.checkpoint import Checkpoint

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import FIXTURES, NAMES, fixture
+from tiny_models import FIXTURES, NAMES, fixture
 
 import weightscope as ws
 from weightscope.checkpoint import Checkpoint

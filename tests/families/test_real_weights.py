@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import softmax
+from tiny_models import softmax
 
 import weightscope as ws
 

@@ -188,8 +188,7 @@ def bigram_auroc(
     with_numba = _numba_is_there() if compiled is None else compiled
     threads = threads or _cores()
     width = len(right)
-    each = np.diff(counts.indptr)
-    scored = np.flatnonzero((each > 0) & (each < width))
+    scored = np.flatnonzero(np.diff(counts.indptr))  # (n,) tokens with a positive
     height = min(max(TILE_BYTES // (4 * max(width, 1)), FEWEST_ROWS), MOST_ROWS)
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
     for _ in range(threads):
@@ -200,12 +199,15 @@ def bigram_auroc(
         tile = tiles.get()
         try:
             scores = np.matmul(left[rows], columns, out=tile[: len(rows)])  # (rows, V)
-            block = counts[rows]
-            _check_total(np.add.reduceat(block.data.astype(np.float64), block.indptr[:-1]).max(), width)
-            steps = build_steps(scores, block.indptr.astype(np.int64), block.indices, block.data, bound[rows])
+            begin, end = counts.indptr[rows[0]], counts.indptr[rows[-1] + 1]  # the rows skipped in between are empty
+            indptr = np.append(counts.indptr[rows], end).astype(np.int64) - begin  # (rows + 1,)
+            positives, weights = counts.indices[begin:end], counts.data[begin:end]
+            _check_total(np.add.reduceat(weights.astype(np.float64), indptr[:-1]).max(), width)
+            steps = build_steps(scores, indptr, positives, weights, bound[rows])
             wins = doubled_wins(scores, steps, compiled=with_numba)
-            pairs = np.add.reduceat(block.data, block.indptr[:-1]) * (width - np.diff(block.indptr))
-            return rows, wins / (2 * pairs)
+            pairs = np.add.reduceat(weights, indptr[:-1]) * (width - np.diff(indptr))
+            with np.errstate(invalid="ignore"):  # 0 / 0 where all are positives
+                return rows, wins / (2 * pairs)
         finally:
             tiles.put(tile)
 
