@@ -91,10 +91,12 @@ class Layer:
 
     @property
     def n_heads(self) -> int:
+        """H, query heads."""
         return self.q.heads
 
     @property
     def n_kv_heads(self) -> int:
+        """G, key-value heads."""
         return self.k.heads
 
     def head(self, index: int) -> "Head":
@@ -271,6 +273,11 @@ class Head:
     score(i, j) = x_i qk x_j' / (sigma_i sigma_j) + qk_bias x_j' / sigma_j, up to terms constant in j and before `scale`
     (detokenization paper, eq. 14); f(x) = x vo / sigma(x) + vo_bias. Under rotation qk holds at distance 0, qk_at at
     any; what else stands between them and the model's scores is in `caveats`.
+
+    Attributes
+    ----------
+    layer : Layer
+    index : int
     """
 
     layer: Layer

@@ -31,8 +31,11 @@ class Embeddings:
     divisor : Divisor or None
         The norm's scalar at the model's input; None where nothing divides.
     scale : float
+        Multiplies stored rows.
     projection : (e, d) array, or None
+        Brings them to the model's width.
     shift : (d,) array, or None
+        Added to every row.
     norm : (Divisor, gamma, beta), or None
         A norm of the rows themselves.
     """
@@ -47,6 +50,7 @@ class Embeddings:
 
     @property
     def n_tokens(self) -> int:
+        """Size of the vocabulary."""
         return self.token_tensor.shape[0]
 
     @property

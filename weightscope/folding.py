@@ -61,6 +61,7 @@ class Affine:
 
     @property
     def heads(self) -> int:
+        """A."""
         return len(self.w)
 
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
@@ -106,6 +107,7 @@ class Latent:
 
     @property
     def heads(self) -> int:
+        """H."""
         return self.up.heads
 
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:

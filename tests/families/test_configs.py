@@ -175,7 +175,8 @@ def test_a_missing_or_misshapen_tensor_is_named(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "family"),
     [
-        ("gpt2", "gpt2"), ("gpt_neox", "gpt_neox"), ("llama", "llama"), ("qwen3", "qwen3"), ("gpt_oss", "gpt_oss"),
+        ("gpt2", "gpt2"), ("gpt_neox", "gpt_neox"), ("llama", "llama"), ("mistral", "llama"),
+        ("qwen3", "qwen3"), ("gpt_oss", "gpt_oss"),
         ("phi3", "phi3"), ("bert", "bert"), ("modernbert", "modernbert"), ("deepseek_v3", "deepseek_v2"),
         ("dinov3_vit", "dinov3_vit"), ("clip_vision", "clip"),
     ],
@@ -207,6 +208,9 @@ def test_towers_are_asked_for() -> None:
         ws.open_model(FIXTURES / "clip_text", tower="sound")
     with pytest.raises(ws.CheckpointError, match="llama is not a model of towers; leave --tower out"):
         ws.open_model(FIXTURES / "llama", tower="vision")
+    assert ws.open_model(FIXTURES / "gemma3_vision", tower="text").family.name == "gemma3"
+    with pytest.raises(ws.CheckpointError, match="gemma3 is not a model of towers"):
+        ws.open_model(FIXTURES / "gemma3_vision", tower="vision")
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
