@@ -130,13 +130,11 @@ class Model:
             problem = "has two norms between its embeddings and layer 0; its first layer has no bilinear form"
             raise CheckpointError(problem, file=self.checkpoint.name)
         if self._after is not None:
-            w, b = self._after
-            layer = layer.preceded(lambda affine: affine.after(w, b), layer.divisor)
+            layer = layer.after(*self._after)
         if norm is None:
             return layer
         gamma, beta = norm.read(self.tensors(), self.embedding_width if inputs.after else self.config.d_model)
-        divisor = Divisor(norm.centred, self._eps(norm))
-        return layer.preceded(lambda affine: affine.after_norm(gamma, beta, centred=norm.centred), divisor)
+        return layer.after_norm(gamma, beta, Divisor(norm.centred, self._eps(norm)))
 
     @cached_property
     def embedding_width(self) -> int:

@@ -23,7 +23,7 @@ def is_bilinear(layer: Layer) -> bool:
 def is_t_ee_alone(it: Fixture) -> bool:
     """Scores of tokens hold no bias, no position, no beta of a norm inside attention and no clip."""
     layer = it.model.first_layer
-    biases = (layer.q.b, layer.k.b, layer.q_shift)
+    biases = [m.of(head)[1] for m in (layer.q, layer.k) for head in range(m.heads)] + [layer.q_shift]
     return it.model.positions is None and not layer.clip and not any(b is not None and np.any(b) for b in biases)
 
 

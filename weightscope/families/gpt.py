@@ -20,8 +20,8 @@ from weightscope.families.tensors import LayerTensors
 
 def gpt2_scale(config: ModelConfig, layer: int) -> float:
     """1/sqrt(d') unless scale_attn_weights is off, divided by the layer's number where the config says so."""
-    scale = default_scale(config, layer) if config.raw["scale_attn_weights"] else 1.0
-    return scale / (layer + 1) if config.raw["scale_attn_by_inverse_layer_idx"] else scale
+    scale = default_scale(config, layer) if config.raw.get("scale_attn_weights") else 1.0
+    return scale / (layer + 1) if config.raw.get("scale_attn_by_inverse_layer_idx") else scale
 
 
 def unscaled(config: ModelConfig, layer: int) -> float:
@@ -47,14 +47,6 @@ def alibi(tensors: LayerTensors, config: ModelConfig) -> Slopes:
     """Slopes of a power of two heads, then every other slope of twice as many heads (ALiBi's own code, as in BLOOM)."""
     most = 1 << (config.n_heads.bit_length() - 1)
     return Slopes(np.concatenate((powers(most), powers(2 * most)[::2]))[: config.n_heads])
-
-
-def alibi_mpt(tensors: LayerTensors, config: ModelConfig) -> Slopes:
-    """MPT: slopes of the next power of two, every second one first, then the others."""
-    slopes = powers(1 << (config.n_heads - 1).bit_length())
-    if len(slopes) != config.n_heads:
-        slopes = np.concatenate((slopes[1::2], slopes[::2]))
-    return Slopes(slopes[: config.n_heads])
 
 
 def alibi_falcon(tensors: LayerTensors, config: ModelConfig) -> Slopes:
@@ -187,7 +179,7 @@ MPT = Family(
     output="attn.out_proj",
     norm=layer_norm("norm_1", bias=False),
     inputs=Inputs(tokens="wte.weight"),
-    additive=alibi_mpt,
+    additive=alibi,
     scale=mpt_scale,
     clip=("attn_config", "clip_qkv"),
     defaults={"layer_norm_epsilon": 1e-5},

@@ -75,7 +75,7 @@ class FirstLayer:
     def key_factor(self, kv_head: int) -> np.ndarray:
         """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
         layer = self.attention
-        return self._projected(layer.k.w[kv_head], _of_head(layer.k_rms, kv_head))
+        return self._projected(layer.k.of(kv_head)[0], _of_head(layer.k_rms, kv_head))
 
     def _projected(self, w: np.ndarray, inverse: InverseRms | None) -> np.ndarray:
         """All scaled token rows times w (d, r), and times the scalars of a norm inside attention: (vocab, r)."""
@@ -98,7 +98,7 @@ class FirstLayer:
         if layer.k_rms is not None:  # a scalar a key: keys have to be made before they are compared
             keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
             return np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])
-        maps = np.stack([layer.k.w[head.kv_head] @ queries[head.index] for head in self.heads], axis=1)  # (d, H)
+        maps = np.stack([head.qk.right @ queries[head.index] for head in self.heads], axis=1)  # (d, H)
         scores = np.empty((embeddings.n_tokens, len(self.heads)), np.float32)  # (V, H)
         for first, block in embeddings.blocks():
             rows = slice(first, first + len(block))
@@ -126,7 +126,7 @@ class FirstLayer:
             return Parts(*(stacked if layer.rotation is None else layer.rotation.rotate(stacked, positions)))
 
         kv_head = self.heads[head].kv_head
-        terms = six_terms(parts(layer.q.w[head], layer.q.b[head]), parts(layer.k.w[kv_head], layer.k.b[kv_head]))
+        terms = six_terms(parts(*layer.q.of(head)), parts(*layer.k.of(kv_head)))
         if layer.additive is None:
             return terms
         by_distance = layer.position_bias(positions[:, None] - positions)[head] * layer.additive.times / layer.scale

@@ -22,7 +22,7 @@ def describe(model: Model) -> Iterator[str]:
     yield f"tokens      {_embedding(model, family.inputs.tokens)}"
     yield f"positions   {_embedding(model, family.inputs.positions)}"
     read = {tensor.name: tensor for i in model.attention_layers for tensor in model.attention_tensors(i)}
-    first = model.attention_tensors(model.attention_layers[0])
+    first = model.attention_tensors(model.attention_layers[0]) if model.attention_layers else []
     total, one = (sum(t.nbytes for t in tensors) for tensors in (read.values(), first))
     yield f"audit reads {_size(total)} of {_size(checkpoint.nbytes)}; one layer {_size(one)}"
     for tensor in first:

@@ -168,7 +168,7 @@ def _sum_staircases(tile: np.ndarray, steps: Steps, most: int) -> np.ndarray:
         np.clip(scaled, 0, len(table) - 1, out=scaled)
         bucket[:] = scaled  # truncates
         table.take(bucket, out=value, mode="clip")  # with an `out`, the only mode that does not copy
-        np.less(value, 0, out=meets_step)
+        np.signbit(value.view(np.float64), out=meets_step)  # value < 0, in half the time
         walking = meets_step.nonzero()[0]
         if len(walking) <= most:
             total[i] = 2 * value.sum()

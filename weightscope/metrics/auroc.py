@@ -186,10 +186,10 @@ def bigram_auroc(
     bound = _score_bound(left, right)  # (V,)
     counts = _canonical(counts, (len(left), len(right)))
     with_numba = _numba_is_there() if compiled is None else compiled
-    threads = threads or _cores()
+    threads = threads or available_cores()
     width = len(right)
     scored = np.flatnonzero(np.diff(counts.indptr))  # (n,) tokens with a positive
-    height = min(max(TILE_BYTES // (4 * max(width, 1)), FEWEST_ROWS), MOST_ROWS)
+    height = tile_rows(width)
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
     for _ in range(threads):
         tiles.put(np.empty((height, width), np.float32))
@@ -274,7 +274,12 @@ def _check_total(total: float, width: int) -> None:
         raise CheckpointError(f"the counts of one token add up to {total:.1e}, more than can be summed exactly")
 
 
-def _cores() -> int:
+def tile_rows(width: int) -> int:
+    """How many rows of scores a thread of `bigram_auroc` makes at a time, for a vocabulary of `width`."""
+    return min(max(TILE_BYTES // (4 * max(width, 1)), FEWEST_ROWS), MOST_ROWS)
+
+
+def available_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
