@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tiny_models import FIXTURES, NAMES, fixture
 
 import weightscope as ws
-from weightscope.checkpoint import Checkpoint
 from weightscope.families import family_of
 from weightscope.model import Model
 from weightscope.rotation import GridRotation
@@ -53,7 +52,7 @@ def changed_configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 def test_a_config_is_taken_or_refused(case: tuple[str, dict[str, Any]]) -> None:
     name, config = case
     opened, tower = fixture(name).model.checkpoint, fixture(name).case.tower or None
-    checkpoint = Checkpoint(opened.folder, opened.files, config)
+    checkpoint = opened.with_config(config)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:

@@ -8,7 +8,6 @@ import pytest
 from tiny_models import Fixture, centred, fixture
 
 import weightscope as ws
-from weightscope.checkpoint import Checkpoint
 from weightscope.families import family_of
 from weightscope.families.family import rms_norm, same_layer
 from weightscope.model import Model
@@ -66,7 +65,7 @@ def error(it: Fixture, model: Model) -> float:
 def test_a_config_value_matters(name: str, config: dict[str, Any]) -> None:
     it = fixture(name)
     checkpoint = it.model.checkpoint
-    other = Checkpoint(it.folder, checkpoint.files, checkpoint.config | config)
+    other = checkpoint.with_config({**checkpoint.config, **config})
     assert error(it, it.model) < 1e-4 < 1e-3 < error(it, Model(other, family_of(other)))
 
 
