@@ -213,7 +213,9 @@ LLAMA = key(b"general.architecture", 8, text(b"llama")) + b"".join(
 )
 
 
-def gguf_tensor(name: bytes = b"output_norm.weight", sizes: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+def gguf_tensor(
+    name: bytes = b"output_norm.weight", sizes: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0
+) -> bytes:
     layout = f"<I{len(sizes)}QIQ" if sizes else "<IIQ"
     return text(name) + struct.pack(layout, len(sizes), *sizes, kind, offset)
 
