@@ -98,7 +98,7 @@ def run(source: str, counts_file: Path | None, out: Path) -> None:
     # load
     model, embedded = open_or_embedded(source)
     first = FirstLayer(model)
-    tokenizer = load_tokenizer(model.checkpoint.folder)
+    tokenizer = load_tokenizer(model.source)
     if counts_file is not None:
         counts = load_counts(counts_file)
     else:

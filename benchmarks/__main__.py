@@ -30,8 +30,8 @@ def main(heads: int) -> None:
     found = auroc.run(heads)
     for path, ratio in found["ratio"].items():
         click.echo(
-            f"AUROC, 12 heads x 50,257 x 50,257 ({path}): {found['seconds'][path]:.1f} s, {ratio:.2f} x the products alone "
-            f"({found['seconds']['floor']:.1f} s); peak memory {found['peak_mb'][path]:.0f} MB"
+            f"AUROC, 12 heads x 50,257 x 50,257 ({path}): {found['seconds'][path]:.1f} s, {ratio:.2f} x the products "
+            f"alone ({found['seconds']['floor']:.1f} s); peak memory {found['peak_mb'][path]:.0f} MB"
         )
     click.echo(f"  scikit-learn a row at a time, from a sample: {found['sklearn_seconds'] / 60:.0f} min")
 

@@ -122,7 +122,7 @@ def products(left: np.ndarray, right: np.ndarray, rows: int, until: int) -> None
 def tiled_products(left: np.ndarray, right: np.ndarray) -> None:
     """All scores by the tiles and threads of `bigram_auroc`, a tile kept per thread and nothing counted."""
     columns = np.ascontiguousarray(right.T)  # (r, V)
-    rows = tile_rows(len(right))
+    rows = tile_rows(len(right), available_cores())
 
     def work(first: int) -> None:
         tile = np.empty((rows, len(right)), np.float32)

@@ -91,7 +91,7 @@ def detok(model: Any, counts: Path | None, out: Path, layer: int, delta: int, to
         )
     first, n_tokens = FirstLayer(model, layer, delta), model.embeddings.n_tokens
     bigrams = load_counts(counts or COUNTS)
-    tokenizer = _tokenizer_if_any(model.checkpoint.folder, needed=bool(tokens))
+    tokenizer = _tokenizer_if_any(model.source, needed=bool(tokens))
     bigrams.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
     chosen = {text: token_id(tokenizer, text) for text in tokens}
     found = detokenize(first, bigrams)
@@ -124,7 +124,7 @@ def neighbours(
 
     first = FirstLayer(model, layer, delta)
     model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for
-    tokenizer = load_tokenizer(model.checkpoint.folder)
+    tokenizer = load_tokenizer(model.source)
     for head in heads:
         first.attention.head(head)
     found = rank(first, tokenizer, token_id(tokenizer, token), top, list(heads) or None)
@@ -180,12 +180,12 @@ def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
     click.echo(f"{out}: {counts.documents:,} documents, {counts.tokens:,} tokens, {counts.pairs:,} pairs")
 
 
-def _tokenizer_if_any(folder: Path, needed: bool) -> Any:
+def _tokenizer_if_any(source: str, needed: bool) -> Any:
     """The checkpoint's tokenizer, which shows whether counts are its own; None where it has none and none is needed."""
     from weightscope.tokenizer import load_tokenizer
 
     try:
-        return load_tokenizer(folder)
+        return load_tokenizer(source)
     except CheckpointError:
         if needed:
             raise

@@ -39,9 +39,7 @@ def open_model(
         The source is not there, is broken, or is of no known family.
     """
     checkpoint = open_checkpoint(source, revision)
-    path = Path(source).expanduser()
-    name = path.resolve().name if path.exists() else str(source)
-    return Model(checkpoint, family_of(checkpoint, family, tower), name)
+    return Model(checkpoint, family_of(checkpoint, family, tower), f"{source}@{revision}" if revision else str(source))
 
 
 class Model:
@@ -53,17 +51,23 @@ class Model:
     family : Family
         The row as this checkpoint's config makes it.
     config : ModelConfig
-    name : str
-        What to call it in a title: the Hub id, or the folder's or file's name.
+    source : str
+        What was opened, a Hub id with its revision; the tokenizer is looked for there too.
     """
 
-    def __init__(self, checkpoint: Checkpoint, family: Family, name: str | None = None) -> None:
-        self.checkpoint, self.name = checkpoint, name or checkpoint.folder.name
+    def __init__(self, checkpoint: Checkpoint, family: Family, source: str = "") -> None:
+        self.checkpoint, self.source = checkpoint, source or str(checkpoint.folder)
         self.file = checkpoint.folder / "config.json"
         values = own_values(checkpoint.config, family, file=self.file)
         self.family = family.configured(values)
         self.config = read_config(values, self.family, file=self.file)
         self._last: Layer | None = None
+
+    @property
+    def name(self) -> str:
+        """What to call it in a title: the Hub id, or the folder's or file's name."""
+        path = Path(self.source).expanduser()
+        return path.resolve().name if path.exists() else self.source
 
     @cached_property
     def prefix(self) -> str:

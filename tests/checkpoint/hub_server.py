@@ -111,6 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/api/models/"):
             repository, _, revision = path.removeprefix("/api/models/").partition("/revision/")
             return self.listing(repository, revision or "main")
+        if path.startswith("/api/datasets/"):
+            return self.tree(*path.removeprefix("/api/").split("/tree/"))
         if path.startswith("/storage/"):
             repository, _, name = path.removeprefix("/storage/").partition("//")
             return self.content(state.repositories[repository][name], {"ETag": '"of-the-storage"'})
@@ -137,6 +139,12 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": name} for name in self.state.repositories[repository]]
             body = json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode()
             self.reply(200, {"Content-Type": "application/json"}, body)
+
+    def tree(self, repository: str, revision: str) -> None:
+        if not self.refused(repository, revision):
+            files = self.state.repositories[repository].items()
+            entries = [{"type": "file", "path": name, "size": len(content), "oid": COMMIT} for name, content in files]
+            self.reply(200, {"Content-Type": "application/json"}, json.dumps(entries).encode())
 
     def file(self, repository: str, revision: str, name: str) -> None:
         state = self.state

@@ -230,9 +230,7 @@ SURVIVED = [
 
 
 @pytest.mark.parametrize("fault", SURVIVED)
-def test_a_fault_that_passes_is_survived(
-    fault: str, remote: Hub, local: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_that_passes_is_survived(fault: str, remote: Hub, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint("owner/model")
     if fault == "slow":
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 1)

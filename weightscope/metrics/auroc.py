@@ -19,7 +19,8 @@ from weightscope.errors import CheckpointError
 from weightscope.metrics._auroc_steps import build_steps, doubled_wins, doubled_wins_by_sorting
 
 TILE_BYTES = 20_000_000  # scores a thread holds at a time: 99 rows of GPT-2's vocabulary
-FEWEST_ROWS, MOST_ROWS = 32, 256  # rows of a tile; fewer make slow products
+ALL_TILES_BYTES = 320_000_000  # and all threads together, while the rows allow it
+FEWEST_ROWS, MOST_ROWS = 32, 256  # of a tile; fewer make slow products
 LARGEST_SCORE = 2.0**125  # beyond it sums and differences of scores leave float32
 
 
@@ -189,7 +190,7 @@ def bigram_auroc(
     threads = threads or available_cores()
     width = len(right)
     scored = np.flatnonzero(np.diff(counts.indptr))  # (n,) tokens with a positive
-    height = tile_rows(width)
+    height = tile_rows(width, threads)
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
     for _ in range(threads):
         tiles.put(np.empty((height, width), np.float32))
@@ -225,21 +226,19 @@ def bigram_auroc(
 
 
 def _score_bound(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """|left_i| max_j |right_j|, (V,): what no score of row i exceeds."""
-    norms = []
+    """sum_k |left_ik| max_j |right_jk|, (V,): what no score of row i exceeds, nor any partial sum of one."""
     for name, factor in (("left", left), ("right", right)):
-        norm = np.sqrt(np.einsum("ij,ij->i", factor, factor, dtype=np.float64))  # (V,)
-        if not np.isfinite(norm).all():
-            worst = np.flatnonzero(~np.isfinite(norm))
+        if not np.isfinite(factor).all():
+            bad = np.flatnonzero(~np.isfinite(factor).all(axis=1))
             raise CheckpointError(
-                f"the {name} factor of the scores has NaN or infinite values in {len(worst)} of {len(norm)} rows, "
-                f"the first of them row {worst[0]}"
+                f"the {name} factor of the scores has NaN or infinite values in {len(bad)} of {len(factor)} rows, "
+                f"the first of them row {bad[0]}"
             )
-        norms.append(norm)
-    bound = norms[0] * norms[1].max(initial=0) * (1 + 1e-6)  # rounding of the products included
+    with np.errstate(over="ignore"):
+        bound = np.abs(left) @ np.abs(right).max(axis=0, initial=0) * np.float32(1.0001)  # rounding included
     if bound.max(initial=0) > LARGEST_SCORE:
         raise CheckpointError(f"scores may be as large as {bound.max():.1e}, more than float32 carries through")
-    return bound
+    return bound.astype(np.float64)
 
 
 def _canonical(counts: Any, shape: tuple[int, int]) -> Any:
@@ -274,9 +273,10 @@ def _check_total(total: float, width: int) -> None:
         raise CheckpointError(f"the counts of one token add up to {total:.1e}, more than can be summed exactly")
 
 
-def tile_rows(width: int) -> int:
-    """How many rows of scores a thread of `bigram_auroc` makes at a time, for a vocabulary of `width`."""
-    return min(max(TILE_BYTES // (4 * max(width, 1)), FEWEST_ROWS), MOST_ROWS)
+def tile_rows(width: int, threads: int) -> int:
+    """How many rows of scores each thread of `bigram_auroc` holds at a time, for a vocabulary of `width`."""
+    tile = min(TILE_BYTES, ALL_TILES_BYTES // threads)
+    return min(max(tile // (4 * max(width, 1)), FEWEST_ROWS), MOST_ROWS)
 
 
 def available_cores() -> int:

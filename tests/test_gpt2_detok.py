@@ -1,0 +1,78 @@
+"""The recipe of `make gpt2-detok`: from a Hub, from a folder, and without any Hub at all."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tiny_gpt2 import gpt2_weights, write_checkpoint
+
+from analyses.gpt2_detok import OPENWEBTEXT, SHARDS, main
+from tests.checkpoint.conftest import hub  # noqa: F401
+from tests.checkpoint.hub_server import Hub
+from weightscope.counts import load_counts
+
+TEXT = ["the cat sat on the mat. the dog sat on the cat.", "a hat on a cat is that, and the mat was flat."]
+WRITTEN = {"heads.csv", "tokens.npz", "neighbours.csv", "positions.npz", "trends.csv", "report.html", "auroc.png"}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> dict[str, bytes]:
+    """The files of a random GPT-2 with a tokenizer of its own, as they lie on the Hub."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")
+    folder = write_checkpoint(tmp_path / "model", gpt2_weights(vocab=300), vocab_size=300)
+    tokenizer = tokenizers.ByteLevelBPETokenizer(add_prefix_space=False)
+    tokenizer.train_from_iterator(TEXT, vocab_size=300, min_frequency=1, show_progress=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def shard(number: int) -> bytes:
+    """A Parquet file of documents, as OpenWebText's shards are, each of its own."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet comes with the extra `bigrams`")
+    import pyarrow
+
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": [*TEXT, f"cat {number}"]}), file)
+    return file.getvalue()
+
+
+def test_gpt2_and_openwebtext_come_from_the_hub(
+    hub: Hub, repository: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    hub.repositories["gpt2"] = repository
+    shards = {f"plain_text/train-{i:05d}-of-00080.parquet": shard(i) for i in range(SHARDS + 1)}
+    hub.repositories[f"datasets/{OPENWEBTEXT}"] = {"README.md": b"", **shards}
+    result = CliRunner().invoke(main, ["--out", "out"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in Path("out").iterdir()} >= WRITTEN
+    (counts,) = Path("counts").iterdir()
+    assert load_counts(counts).documents == SHARDS * (len(TEXT) + 1)
+    served = hub.sent
+    assert CliRunner().invoke(main, ["--out", "again"], catch_exceptions=False).exit_code == 0
+    assert hub.sent - served < len(repository["model.safetensors"])  # counted and fetched once
+    assert Path("again/heads.csv").read_bytes() == Path("out/heads.csv").read_bytes()
+
+
+def test_without_the_hub_the_embedded_checkpoint_is_used_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
+    result = CliRunner().invoke(main, ["--out", str(tmp_path / "out")], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[0].endswith("using the checkpoint that comes with weightscope instead")
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= WRITTEN
+    with np.load(tmp_path / "out" / "tokens.npz") as arrays:
+        assert arrays["auroc"].shape == (8, 8000)
+
+
+def test_another_model_is_never_replaced(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["--model", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "no such file or folder" in result.stderr and not (tmp_path / "out").exists()
