@@ -148,7 +148,6 @@ class Inputs:
         Projections to the model's width, before or after the norm; there only where the widths differ.
     always_projected : bool
         `after` is there even where the widths are equal.
-    after_bias : bool
     norm : Norm or None
         A norm of the sum.
     scale : str or None
@@ -164,7 +163,6 @@ class Inputs:
     before: str = ""
     after: str = ""
     always_projected: bool = False
-    after_bias: bool = True
     norm: Norm | None = None
     scale: str | None = None
 

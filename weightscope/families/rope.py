@@ -1,7 +1,7 @@
 """Rotary parameters as config.json has them, in either dialect, and the rotation they mean."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import log, sqrt
 from typing import Any
@@ -214,8 +214,6 @@ SCALINGS: dict[str, Callable[[Numbers, float, int, int, int], Scaled]] = {
 @dataclass(frozen=True)
 class GridRope:
     """DINOv3's rotation by row and column of a patch; class and register tokens do not turn."""
-
-    interleaved: bool = field(default=False, init=False)
 
     def parameters(self, numbers: Numbers, layer_type: str) -> dict[str, Any]:
         """The base alone; nothing scales it."""
