@@ -59,7 +59,7 @@ def test_sigma_is_read_from_the_real_embeddings(embedded: ws.Model) -> None:
     np.testing.assert_allclose(embedded.embeddings.sigma(rows[:, None], columns), expected, rtol=1e-5)
 
 
-EXAMPLES: dict[str, str] = {}
+EXAMPLES = {"riety": " prop", "ibility": " respons", "iamond": " d", "ishop": " B", "'t": " don"}
 
 
 @pytest.mark.parametrize(("token", "previous"), EXAMPLES.items())
