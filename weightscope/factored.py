@@ -7,6 +7,7 @@ The triangles R come from a QR (accurate) or from the Cholesky factor of the Gra
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import solve_triangular
 from scipy.linalg.lapack import dtrcon
 
 # Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of
@@ -53,6 +54,24 @@ class Factored:
         q_right, r_right = np.linalg.qr(self.right.astype(np.float64))
         u, s, vt = np.linalg.svd(r_left @ r_right.T)  # (r, r) core
         return q_left @ u, s, vt @ q_right.T
+
+    def leading(self, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The first k singular vectors and all singular values, from triangles rather than whole orthonormal factors.
+
+        Returns
+        -------
+        left : (d, k) array, s : (r,) array, right : (d, k) array
+            float64; each vector pair is signed so that the left one's largest component is positive.
+        """
+        factors = [factor.astype(np.float64) for factor in (self.left, self.right)]
+        triangles = [triangle(factor, factor.T @ factor) for factor in factors]
+        u, s, vt = np.linalg.svd(triangles[0].r @ triangles[1].r.T)  # (r, r) core
+        left, right = (
+            factor @ solve_triangular(t.r, small[:, :k]) if t.route == "gram" else np.linalg.qr(factor)[0] @ small[:, :k]
+            for factor, t, small in zip(factors, triangles, (u, vt.T), strict=True)
+        )
+        signs = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
+        return left * signs, s, right * signs
 
     def svdvals(self) -> np.ndarray:
         """Singular values, descending, shape (r,)."""

@@ -9,7 +9,8 @@ import numpy as np
 from tqdm import tqdm
 
 import weightscope
-from weightscope.jobs.finding import Finding, in_order
+from weightscope.jobs.directions import HeadDirections
+from weightscope.jobs.finding import Finding, as_json, in_order
 from weightscope.jobs.finished_layers import FinishedLayers
 from weightscope.jobs.first_layer import PROGRESS
 from weightscope.jobs.head_findings import MAPS, SHARE_THAT_EXPLAINS, Heads, head_findings
@@ -19,7 +20,7 @@ from weightscope.jobs.lenient import lenient
 from weightscope.jobs.middles import middles
 from weightscope.jobs.model_findings import broken_tensors, duplicates, embedding_rows, outlier_dimensions
 from weightscope.model import Layer, Model
-from weightscope.output import write_csv, write_npz
+from weightscope.output import write_csv, write_json, write_npz
 
 
 @dataclass(frozen=True)
@@ -178,3 +179,11 @@ def spectra_arrays(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     names = ["qk_singular_values", *(f"qk_singular_values_{name}" for name in middle_names(measured))]
     names += ["vo_singular_values", "vo_affine_singular_values", "vo_eigenvalues", "qk_symmetric_eigenvalues"]
     return {name: measured[name] for name in [*names, "qk_column_share"]}
+
+
+def write_findings(found: Sequence[Finding], directions: Sequence[HeadDirections], out: Path) -> None:
+    """Write findings.json, and directions.json where tokens could be read."""
+    write_json(out / "findings.json", as_json(found))
+    if directions:
+        lines = [{"layer": d.layer, "head": d.head, "lines": [line.as_json() for line in d.lines]} for d in directions]
+        write_json(out / "directions.json", lines)
