@@ -1,20 +1,20 @@
 """A checkpoint seen through its family: embeddings, layers and heads, read when asked for."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from weightscope.attention import Divisor, Head, Layer
 from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
+from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
-from weightscope.factored import Factored
-from weightscope.families import Family, LayerTensors, ModelConfig, family_of, read_config
-from weightscope.folding import fold_layer_norm
-from weightscope.metrics.sigma import sigma
+from weightscope.families import Family, LayerTensors, family_of, own_values, read_config
+from weightscope.families.config import Numbers
+from weightscope.families.family import Norm
+from weightscope.families.layer import read_layer
 
-BLOCK_BYTES = 16 << 20  # embedding rows are streamed in float32 blocks of about this size
+__all__ = ["Embeddings", "Head", "Layer", "Model", "open_model"]
 
 
 def open_model(
@@ -39,7 +39,7 @@ def open_model(
         The source is not there, is broken, or is of no known family.
     """
     checkpoint = open_checkpoint(source, revision)
-    return Model(checkpoint, family_of(checkpoint, family))
+    return Model(checkpoint, family_of(checkpoint, family, tower))
 
 
 class Model:
@@ -49,37 +49,28 @@ class Model:
     ----------
     checkpoint : Checkpoint
     family : Family
+        The row as this checkpoint's config makes it.
     config : ModelConfig
     """
 
     def __init__(self, checkpoint: Checkpoint, family: Family) -> None:
-        self.checkpoint, self.family = checkpoint, family
-        self.config = read_config(checkpoint.config, dict(family.defaults), file=checkpoint.folder / "config.json")
+        self.checkpoint = checkpoint
+        self.file = checkpoint.folder / "config.json"
+        values = own_values(checkpoint.config, family, file=self.file)
+        self.family = family.configured(values)
+        self.config = read_config(values, self.family, file=self.file)
         self._last: Layer | None = None
 
     @cached_property
     def prefix(self) -> str:
         """What stands before every tensor's name in this checkpoint."""
-        first = self.family.layer.format(i=0)
+        inputs = self.family.inputs
+        marks = tuple(filter(None, (self.family.layer.format(i=0), inputs.tokens, inputs.positions)))
         for prefix in self.family.prefixes:
-            if any(name.startswith((prefix + first, prefix + self.family.tokens)) for name in self.checkpoint):
+            if any(name.startswith(tuple(prefix + mark for mark in marks)) for name in self.checkpoint):
                 return prefix
-        tried = ", ".join(prefix + first + "*" for prefix in self.family.prefixes)
+        tried = ", ".join(prefix + marks[0] + "*" for prefix in self.family.prefixes)
         raise CheckpointError(f"has no layer of a {self.family.name} (looked for {tried})", file=self.checkpoint.name)
-
-    def layer(self, index: int) -> "Layer":
-        """One layer; its attention tensors are read here. The last one asked for is kept.
-
-        Raises
-        ------
-        CheckpointError
-            No such layer, or its tensors are missing, misshapen or not finite.
-        """
-        if not 0 <= index < self.config.n_layers:
-            raise CheckpointError(f"no layer {index}: the model has {self.config.n_layers}", file=self.checkpoint.name)
-        if self._last is None or self._last.index != index:
-            self._last = Layer(self, index)
-        return self._last
 
     def tensors(self, inner: str = "") -> LayerTensors:
         """The checkpoint's tensors under the model's prefix and `inner`."""
@@ -88,7 +79,68 @@ class Model:
         return LayerTensors(self.checkpoint, self.prefix + inner, needed_by)
 
     @cached_property
-    def embeddings(self) -> "Embeddings":
+    def attention_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that are attention; hybrid models have others."""
+        kinds = self.family.attention_types
+        return tuple(i for i, kind in enumerate(self.config.layer_types) if not kinds or kind in kinds)
+
+    def layer(self, index: int) -> Layer:
+        """One layer; its attention tensors are read here. The last one asked for is kept.
+
+        Raises
+        ------
+        CheckpointError
+            No such layer, or it is not attention, or its tensors are missing, misshapen or not finite.
+        """
+        if not 0 <= index < self.config.n_layers:
+            raise CheckpointError(f"no layer {index}: the model has {self.config.n_layers}", file=self.checkpoint.name)
+        if index not in self.attention_layers:
+            kind, those = self.config.layer_types[index], ", ".join(map(str, self.attention_layers))
+            raise CheckpointError(f"layer {index} is {kind}, not attention; {those} are", file=self.checkpoint.name)
+        if self._last is None or self._last.index != index:
+            self._last = read_layer(self.tensors(), self.family, self.config, index, self.file)
+        return self._last
+
+    def attention_tensors(self, index: int) -> list[Tensor]:
+        """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread."""
+        stem = self.prefix + self.family.stored_name(self.config, index, self.file)
+        modules = tuple(stem + module + "." for module in self.family.modules)
+        names = (name for name in self.checkpoint if name.startswith(modules) or name == stem + self.family.sinks)
+        return [self.checkpoint[name] for name in sorted(names)]
+
+    @cached_property
+    def first_layer(self) -> Layer:
+        """The first attention layer as a function of the embeddings: its heads act on (e_t + p_p) / sigma(e_t + p_p).
+
+        For a pre-norm model that is layer 0. Where a norm stands between the embeddings and layer 0 (BERT), it and a
+        projection after it (ELECTRA, ALBERT) are folded into the layer's maps. Where both stand there (BLOOM), the
+        embedding norm is in the rows that `embeddings` hands out. All are exact.
+
+        Raises
+        ------
+        CheckpointError
+            Layer 0 is not attention, or position embeddings stand inside one of two norms, which does not fold.
+        """
+        layer, norm, inputs = self.layer(0), self._folded_norm, self.family.inputs
+        if inputs.norm is not None and norm is None and self.positions is not None:
+            problem = "has two norms between its embeddings and layer 0; its first layer has no bilinear form"
+            raise CheckpointError(problem, file=self.checkpoint.name)
+        if self._after is not None:
+            w, b = self._after
+            layer = layer.preceded(lambda affine: affine.after(w, b), layer.divisor)
+        if norm is None:
+            return layer
+        gamma, beta = norm.read(self.tensors(), self.embedding_width if inputs.after else self.config.d_model)
+        divisor = Divisor(norm.centred, self._eps(norm))
+        return layer.preceded(lambda affine: affine.after_norm(gamma, beta, centred=norm.centred), divisor)
+
+    @cached_property
+    def embedding_width(self) -> int:
+        """Columns of the token embedding: the model's width, unless a projection follows."""
+        return self._numbers.size_or(self.config.d_model, self.family.inputs.width)
+
+    @cached_property
+    def embeddings(self) -> Embeddings:
         """Token and position embeddings.
 
         Raises
@@ -96,192 +148,80 @@ class Model:
         CheckpointError
             The checkpoint has no token embedding.
         """
-        names = [prefix + self.family.tokens for prefix in self.family.prefixes]
+        family, config, inputs = self.family, self.config, self.family.inputs
+        if not inputs.tokens:
+            raise CheckpointError(f"{family.name} has no token embedding: it sees images", file=self.checkpoint.name)
+        names = [prefix + inputs.tokens for prefix in family.prefixes]
         if not any(name in self.checkpoint for name in names):
             looked = f"no token embedding in this checkpoint (looked for {', '.join(names)})"
             raise CheckpointError(looked, file=self.checkpoint.name)
+        tensors, e = self.tensors(), self.embedding_width
+        before = self._before
+        shift = tensors.read(inputs.types, (None, e))[0] if inputs.types else None
+        folded = self._folded_norm
+        first = folded or family.norm_of(0)
+        own = inputs.norm if folded is None else None
         return Embeddings(
-            self.tensors().tensor(self.family.tokens, (None, self.config.d_model)), self.positions, self.config
+            tensors.tensor(inputs.tokens, (None, e)),
+            self.positions,
+            None if first is None else Divisor(first.centred, self._eps(first)),
+            scale=self._scale,
+            projection=before,
+            shift=shift if before is None or shift is None else shift @ before,
+            norm=None if own is None else (Divisor(own.centred, self._eps(own)), *own.read(tensors, config.d_model)),
         )
 
     @cached_property
     def positions(self) -> np.ndarray | None:
-        """Learned position embeddings, float32 (n_positions, d), or None where the family has none."""
-        if not self.family.positions:
+        """Learned position embeddings as they enter the model, row p for position p; None where there are none.
+
+        Returns
+        -------
+        float32 array of shape (n_positions, d), or None
+        """
+        inputs = self.family.inputs
+        if not inputs.positions:
             return None
-        return self.tensors().read(self.family.positions, (None, self.config.d_model))
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """What enters the first layer: a token's row plus a position's.
-
-    Attributes
-    ----------
-    token_tensor : Tensor of shape (vocab, d)
-        Unread.
-    positions : float32 array of shape (n_positions, d), or None
-    config : ModelConfig
-    """
-
-    token_tensor: Tensor
-    positions: np.ndarray | None
-    config: ModelConfig
+        if inputs.positions_batched:
+            return self.tensors().read(inputs.positions, (1, None, self.config.d_model))[0]
+        # A projection before the norm takes the sum where the norm folds, the token rows alone where there is no norm.
+        summed = self._before is not None and inputs.norm is not None
+        width = self.embedding_width if inputs.norm is not None else self.config.d_model
+        rows = self.tensors().read(inputs.positions, (None, width))
+        offset = inputs.offset if isinstance(inputs.offset, int) else self._numbers.count(inputs.offset) + 1
+        return rows[offset:] @ self._before if summed and self._before is not None else rows[offset:]
 
     @property
-    def n_tokens(self) -> int:
-        return self.token_tensor.shape[0]
+    def _folded_norm(self) -> Norm | None:
+        """The embeddings' norm where layer 0 has none of its own, so that it can be folded into layer 0."""
+        return self.family.inputs.norm if self.family.norm_of(0) is None else None
 
     @cached_property
-    def tokens(self) -> np.ndarray:
-        """Token embeddings, float32 (vocab, d): a read-only view of the file where it holds float32, else decoded."""
-        return self.token_tensor.read()
+    def _before(self) -> np.ndarray | None:
+        """(e, d) projection of embeddings to the model's width, before their norm."""
+        name, width = self.family.inputs.before, self.embedding_width
+        if not name or width == self.config.d_model:
+            return None
+        return self.tensors().read(name + ".weight", (self.config.d_model, width)).T
 
-    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Token rows in blocks of about 16 MB, each with the index of its first row."""
-        return self.token_tensor.blocks(max(1, BLOCK_BYTES // (4 * self.config.d_model)))
-
-    def sigma(self, tokens: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
-        """sigma(e_t + p_p), the LayerNorm's divisor at the model's input (detokenization paper, eq. 3).
-
-        Parameters
-        ----------
-        tokens, positions : int arrays that broadcast against each other
-            Token ids and positions; without positions, of the token rows alone.
-
-        Returns
-        -------
-        float32 array of the broadcast shape
-        """
-        rows = self.tokens[np.asarray(tokens)]  # (..., d)
-        if positions is not None and self.positions is not None:
-            rows = rows + self.positions[np.asarray(positions)]
-        return sigma(rows, self.config.norm_eps)
-
-
-class Layer:
-    """One attention layer, its norm folded into the projections.
-
-    Attributes
-    ----------
-    index : int
-    output_bias : (d,) array
-    sinks : (n_heads,) array or None
-        Learned sink logits.
-    """
-
-    def __init__(self, model: Model, index: int) -> None:
-        family, config = model.family, model.config
-        tensors = model.tensors(family.layer.format(i=index))
-        raw = family.layout(tensors, family, config)
-        gamma = tensors.read(family.norm.module + ".weight", (config.d_model,))
-        beta = tensors.read(family.norm.module + ".bias", (config.d_model,))
-        self.index, self.config = index, config
-        self.scale = family.scale(config, index)
-        self.w_q, self.b_q = fold_layer_norm(raw.w_q, raw.b_q, gamma, beta)  # (H, d, r), (H, r)
-        self.w_k, self.b_k = fold_layer_norm(raw.w_k, raw.b_k, gamma, beta)  # (G, d, r), (G, r)
-        self.w_v, self.b_v = fold_layer_norm(raw.w_v, raw.b_v, gamma, beta)  # (G, d, r_v), (G, r_v)
-        self.w_o, self.output_bias = raw.w_o, raw.b_o  # (H, r_v, d), (d,)
-        self.sinks: np.ndarray | None = None
-
-    def head(self, index: int) -> "Head":
-        """One query head.
-
-        Raises
-        ------
-        CheckpointError
-            No such head.
-        """
-        if not 0 <= index < self.config.n_heads:
-            raise CheckpointError(f"no head {index}: a layer has {self.config.n_heads}")
-        return Head(self, index)
-
-    def heads(self) -> "list[Head]":
-        """All query heads of the layer."""
-        return [self.head(index) for index in range(self.config.n_heads)]
-
-    def scores(self, x: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
-        """The model's scaled pre-softmax attention scores, without the mask.
-
-        Parameters
-        ----------
-        x : (n, d) array
-            The residual stream that enters the layer.
-        positions : (n,) int array, optional
-            Their positions; 0 .. n-1 by default.
-
-        Returns
-        -------
-        (n_heads, n, n) array
-            Queries along the second axis, keys along the third.
-        """
-        z = x / sigma(x, self.config.norm_eps)[:, None]  # (n, d)
-        q = z @ self.w_q + self.b_q[:, None]  # (H, n, r)
-        k = z @ self.w_k + self.b_k[:, None]  # (H, n, r)
-        return self.scale * (q @ k.transpose(0, 2, 1))
-
-    def values(self, x: np.ndarray) -> np.ndarray:
-        """f(x) = v(x) W_O of every head, so that the layer's output is sum_j alpha_ij f(x_j) + output_bias.
-
-        Parameters
-        ----------
-        x : (n, d) array
-            The residual stream that enters the layer.
-
-        Returns
-        -------
-        (n_heads, n, d) array
-        """
-        z = x / sigma(x, self.config.norm_eps)[:, None]  # (n, d)
-        return (z @ self.w_v + self.b_v[:, None]) @ self.w_o  # (H, n, d)
-
-
-@dataclass(frozen=True)
-class Head:
-    """One query head of a layer, as bilinear and linear maps on x / sigma(x).
-
-    score(i, j) = x_i qk x_j' / (sigma_i sigma_j) + qk_bias x_j' / sigma_j, up to terms constant in j and before `scale`
-    (detokenization paper, eq. 14); f(x) = x vo / sigma(x) + vo_bias.
-    """
-
-    layer: Layer
-    index: int
+    @cached_property
+    def _after(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """(e, d) projection and (d,) bias after the embeddings' norm."""
+        inputs, d, e = self.family.inputs, self.config.d_model, self.embedding_width
+        if not inputs.after or (e == d and not inputs.always_projected):
+            return None
+        return self.tensors().read(inputs.after + ".weight", (d, e)).T, self.tensors().read(
+            inputs.after + ".bias", (d,)
+        )
 
     @property
-    def kv_head(self) -> int:
-        """The key-value head it reads: its own index unless heads share keys and values."""
-        return self.index * self.layer.config.n_kv_heads // self.layer.config.n_heads
+    def _scale(self) -> float:
+        key = self.family.inputs.scale
+        return 1.0 if key is None else self.config.d_model**0.5 if key == "sqrt" else self._numbers.number(key)
 
     @property
-    def scale(self) -> float:
-        """What multiplies the score before the softmax, 1/sqrt(d') as a rule."""
-        return self.layer.scale
+    def _numbers(self) -> Numbers:
+        return Numbers(self.config.raw, self.file)
 
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """What of this head's score the matrices leave out."""
-        return ()
-
-    @property
-    def qk(self) -> Factored:
-        """W_QK = W_Q W_K', (d, d)."""
-        return Factored(self.layer.w_q[self.index], self.layer.w_k[self.kv_head])
-
-    def qk_at(self, delta: int) -> Factored:
-        """W_QK at distance delta = i - j; without rotation it is `qk` at every distance."""
-        return self.qk
-
-    @property
-    def qk_bias(self) -> np.ndarray:
-        """b_QK = b_Q W_K', (d,)."""
-        return self.layer.w_k[self.kv_head] @ self.layer.b_q[self.index]
-
-    @property
-    def vo(self) -> Factored:
-        """W_VO = W_V W_O, (d, d)."""
-        return Factored(self.layer.w_v[self.kv_head], self.layer.w_o[self.index].T)
-
-    @property
-    def vo_bias(self) -> np.ndarray:
-        """b_V W_O, (d,)."""
-        return self.layer.b_v[self.kv_head] @ self.layer.w_o[self.index]
+    def _eps(self, norm: Norm) -> float:
+        return self.config.norm_eps if norm.eps is None else norm.eps

@@ -1,49 +1,196 @@
 """What a family of architectures is: a row of data, and the arrays its layout function returns."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from weightscope.families.config import ModelConfig
+from weightscope.distance import Buckets, Slopes
+from weightscope.families.config import LayerTypes, ModelConfig, Numbers, all_full
+from weightscope.families.rope import GridRope, Rope
 from weightscope.families.tensors import LayerTensors
+from weightscope.folding import Affine, InverseRms
 
 
 @dataclass(frozen=True)
 class Projections:
-    """One attention layer's affine maps, split by head, in row-vector form: q = z w_q + b_q.
+    """One attention layer's affine maps, split by head, in row-vector form: q = z w + b.
 
     H query heads, G key-value heads, d the model's width; z is what the layer's norm hands over.
 
     Attributes
     ----------
-    w_q : (H, d, r) array;  b_q : (H, r) array
-    w_k : (G, d, r) array;  b_k : (G, r) array
-    w_v : (G, d, r_v) array;  b_v : (G, r_v) array
-    w_o : (H, r_v, d) array;  b_o : (d,) array
+    q : Affine of (H, d, r)
+    k : Affine of (G, d, r)
+    v : Affine of (G, d, r_v)
+    w_o : (H, r_v, d) array
+    b_o : (d,) array
+    gate : Affine of (H, d, r_v), or None
+        Its sigmoid multiplies what a head has gathered, before w_o.
+    q_rms, k_rms, v_rms : InverseRms or None
+        Per-token scalars that multiply q, k and v.
     """
 
-    w_q: np.ndarray
-    b_q: np.ndarray
-    w_k: np.ndarray
-    b_k: np.ndarray
-    w_v: np.ndarray
-    b_v: np.ndarray
+    q: Affine
+    k: Affine
+    v: Affine
     w_o: np.ndarray
     b_o: np.ndarray
+    gate: Affine | None = None
+    q_rms: InverseRms | None = None
+    k_rms: InverseRms | None = None
+    v_rms: InverseRms | None = None
 
 
 @dataclass(frozen=True)
-class LayerNorm:
-    """A LayerNorm with gamma and beta, named by its module."""
+class Norm:
+    """A norm that feeds affine maps.
+
+    Attributes
+    ----------
+    module : str
+        Its name; empty where it has no parameters.
+    centred : bool
+        LayerNorm centres, RMSNorm does not.
+    bias : bool
+        It has a beta.
+    offset : float
+        gamma = offset + weight: 1 in Gemma.
+    eps : float or None
+        Where the architecture fixes it; None for the config's.
+    without : tuple of int
+        Layers that have none.
+    """
 
     module: str
+    centred: bool
+    bias: bool = False
+    offset: float = 0.0
+    eps: float | None = None
+    without: tuple[int, ...] = ()
+
+    def read(self, tensors: LayerTensors, d: int) -> tuple[np.ndarray, np.ndarray]:
+        """gamma and beta, each (d,); ones and zeros where the norm has no such tensor."""
+        gamma, beta = np.ones(d, np.float32), np.zeros(d, np.float32)
+        if self.module:
+            gamma = np.float32(self.offset) + tensors.read(self.module + ".weight", (d,))
+        if self.module and self.bias:
+            beta = tensors.read(self.module + ".bias", (d,))
+        return gamma, beta
+
+
+def layer_norm(module: str, *, bias: bool = True, eps: float | None = None, without: tuple[int, ...] = ()) -> Norm:
+    """A LayerNorm; an empty `module` stands for one without parameters."""
+    return Norm(module, centred=True, bias=bias, eps=eps, without=without)
+
+
+def rms_norm(module: str, *, offset: float = 0.0, eps: float | None = None) -> Norm:
+    """An RMSNorm with gamma = offset + weight."""
+    return Norm(module, centred=False, offset=offset, eps=eps)
+
+
+@dataclass(frozen=True)
+class QkNorm:
+    """A norm of queries and keys, after their projection and before rotation.
+
+    Attributes
+    ----------
+    query, key : str
+        Modules.
+    scope : {"shared", "own", "listed", "joint"}
+        One gamma of a head's width for all heads; one a head in one tensor; one a head in tensors of their own; or one
+        norm over all heads together.
+    norm : Norm
+        Its kind; the module is ignored.
+    """
+
+    query: str = "self_attn.q_norm"
+    key: str = "self_attn.k_norm"
+    scope: str = "shared"
+    norm: Norm = field(default_factory=lambda: rms_norm(""))
+
+
+@dataclass(frozen=True)
+class Biases:
+    """Which projections have a bias: true, false, or the config key that says so."""
+
+    query: bool | str = False
+    key: bool | str = False
+    value: bool | str = False
+    output: bool | str = False
+
+
+def biases(qkv: bool | str, output: bool | str) -> Biases:
+    """Query, key and value alike."""
+    return Biases(qkv, qkv, qkv, output)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What enters the first layer.
+
+    Attributes
+    ----------
+    tokens : str
+        Token embedding tensor; empty in a vision tower.
+    positions : str
+        Learned position embedding tensor; empty where there is none.
+    positions_batched : bool
+        It has a leading axis of one.
+    offset : int or str
+        Row of position 0; or the config key of the row before it.
+    types : str
+        Token-type embedding tensor, of which row 0 is added to every token.
+    width : str
+        Config key of the embedding's width, where it may differ from the model's.
+    before, after : str
+        Projections to the model's width, before or after the norm; there only where the widths differ.
+    always_projected : bool
+        `after` is there even where the widths are equal.
+    after_bias : bool
+    norm : Norm or None
+        A norm of the sum.
+    scale : str or None
+        Config key of a factor on token rows; "sqrt" stands for the square root of the width.
+    """
+
+    tokens: str = ""
+    positions: str = ""
+    positions_batched: bool = False
+    offset: int | str = 0
+    types: str = ""
+    width: str = ""
+    before: str = ""
+    after: str = ""
+    always_projected: bool = False
+    after_bias: bool = True
+    norm: Norm | None = None
+    scale: str | None = None
+
+
+class When:
+    """Cells of a row that change when the config holds a value: `When("do_layer_norm_before", False, norm=None)`.
+
+    `part__cell` reaches into a cell: `inputs__types=""`.
+    """
+
+    def __init__(self, key: str, value: object, **cells: Any) -> None:
+        self.key, self.value, self.cells = key, value, cells
 
 
 def default_scale(config: ModelConfig, layer: int) -> float:
     """1 / sqrt(d'), the usual scale of attention scores."""
     return float(config.head_dim**-0.5)
+
+
+def same_layer(numbers: Numbers, n_layers: int, layer: int) -> int:
+    """Layer i has tensors of its own, under index i."""
+    return layer
+
+
+Layout = Callable[[LayerTensors, "Family", ModelConfig], Projections]
+Additive = Callable[[LayerTensors, ModelConfig], Slopes | Buckets]
 
 
 @dataclass(frozen=True)
@@ -56,19 +203,49 @@ class Family:
     model_types : tuple of str
         The `model_type` values of config.json that this row reads.
     prefixes : tuple of str
-        What may stand before every tensor's name; the one that `tokens` or the first layer is found under is taken.
+        What may stand before every tensor's name; the one that `inputs` or the first layer is found under is taken.
     layer : str
         A layer's name before its modules, with `{i}` for its index.
     layout : function of (LayerTensors, Family, ModelConfig) -> Projections
     query, key, value, output : str
         Modules of the projections within a layer; the three former are equal where one tensor holds all.
-    norm : LayerNorm
-        The norm that feeds attention.
+    others : tuple of str
+        Further modules that the layout reads.
+    inputs : Inputs
+    norm : Norm or None
+        The norm that feeds attention; None where attention reads the layer's input as it is.
+    biases : Biases
+    qk_norm : QkNorm or None
+    rope : Rope, GridRope or None
+    additive : function of (LayerTensors, ModelConfig) giving a term by distance, or None
+        The tensors are the model's, not the layer's.
     scale : function of (ModelConfig, layer index) -> float
-    tokens, positions : str
-        Embedding tensors; positions is empty where there is no such tensor.
-    config_keys : dict
-        Keys of config.json by meaning, tried in order.
+    softcap : str
+        Config key of the cap c in c tanh(score / c); empty where there is none.
+    clip : tuple of str
+        Config keys, outermost first, of the bound q, k and v are clipped to.
+    sinks : str
+        Tensor of learned sink logits in a layer; empty where there is none.
+    output_scale : str
+        Tensor that multiplies the layer's output (LayerScale).
+    kv_heads : int or tuple of str
+        Number of key-value heads, or the config keys to try; none of them there means as many as query heads.
+    head_dim : tuple of str
+        Config keys that add up to a head's width; not all there means d / H.
+    layer_types : function of (Numbers, n_layers) -> tuple of str
+        Every layer's type where the config does not list them.
+    attention_types : tuple of str
+        Types of layers that are attention; empty means all.
+    stored_layer : function of (Numbers, n_layers, layer index) -> int
+        Under which index a layer's tensors stand.
+    tower : str
+        "text" or "vision" in models of two towers.
+    nested : str
+        Key of the part of config.json that describes this model, where it has such a part.
+    caveats : tuple of str
+        What else the matrices leave out.
+    variants : tuple of When
+        Applied in order.
     defaults : dict
         What config.json may leave out because it equals the architecture's default.
     """
@@ -77,18 +254,67 @@ class Family:
     model_types: tuple[str, ...]
     prefixes: tuple[str, ...]
     layer: str
-    layout: Callable[[LayerTensors, "Family", ModelConfig], Projections]
+    layout: Layout
     query: str
     key: str
     value: str
     output: str
-    norm: LayerNorm
-    tokens: str
-    positions: str = ""
+    inputs: Inputs
+    norm: Norm | None
+    others: tuple[str, ...] = ()
+    biases: Biases = Biases()
+    qk_norm: QkNorm | None = None
+    rope: Rope | GridRope | None = None
+    additive: Additive | None = None
     scale: Callable[[ModelConfig, int], float] = default_scale
-    config_keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    defaults: tuple[tuple[str, Any], ...] = ()
+    softcap: str = ""
+    clip: tuple[str, ...] = ()
+    sinks: str = ""
+    output_scale: str = ""
+    kv_heads: int | tuple[str, ...] = ()
+    head_dim: tuple[str, ...] = ()
+    layer_types: LayerTypes = all_full
+    attention_types: tuple[str, ...] = ()
+    stored_layer: Callable[[Numbers, int, int], int] = same_layer
+    tower: str = ""
+    nested: str = ""
+    caveats: tuple[str, ...] = ()
+    variants: tuple[When, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Every module of a layer that the row reads, and `others`."""
+        qk = (self.qk_norm.query, self.qk_norm.key) if self.qk_norm else ()
+        norm = self.norm.module if self.norm else ""
+        scale = self.output_scale.rpartition(".")[0]
+        named = (self.query, self.key, self.value, self.output, *self.others, norm, *qk, scale)
+        return tuple(dict.fromkeys(filter(None, named)))
+
+    def norm_of(self, layer: int) -> Norm | None:
+        """The norm that feeds attention in one layer."""
+        return None if self.norm is None or layer in self.norm.without else self.norm
+
+    def stored_name(self, config: ModelConfig, layer: int, file: object) -> str:
+        """A layer's name in the file, before its modules."""
+        return self.layer.format(i=self.stored_layer(Numbers(config.raw, file), config.n_layers, layer))
 
     def but(self, **changes: Any) -> "Family":
-        """The same row with some cells changed."""
-        return replace(self, **changes)
+        """The same row with some cells changed; `part__cell` reaches into a cell, `defaults` are added to."""
+        cells: dict[str, Any] = {}
+        for name, value in changes.items():
+            whole, _, part = name.partition("__")
+            if part:
+                value = replace(cells.get(whole, getattr(self, whole)), **{part: value})
+            elif name == "defaults":
+                value = {**self.defaults, **value}
+            cells[whole] = value
+        return replace(self, **cells)
+
+    def configured(self, values: Mapping[str, Any]) -> "Family":
+        """The row as a config with these values makes it."""
+        row = self
+        for when in self.variants:
+            if values.get(when.key) == when.value:
+                row = row.but(**when.cells)
+        return row

@@ -1,15 +1,145 @@
-"""How projections lie in a file: one function a layout, each returning matrices split by head."""
+"""How projections lie in a file: one function a layout, each returning matrices split by head.
 
-from weightscope.families.config import ModelConfig
-from weightscope.families.family import Family, Projections
+A Linear stores its weight [out, in]; here every map is in row-vector form, (heads, d, r).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from weightscope.families.config import ModelConfig, Numbers
+from weightscope.families.family import Family, Projections, rms_norm
 from weightscope.families.tensors import LayerTensors
+from weightscope.folding import Affine, InverseRms
 
 
 def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
     """GPT-2's Conv1D, stored [in, out]: the columns of one (d, 3d) tensor are [Q | K | V], each (H, d')."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    fused = tensors.read(family.query + ".weight", (d, 3 * d)).reshape(d, 3, h, r).transpose(1, 2, 0, 3)  # (3, H, d, r)
-    bias = tensors.read(family.query + ".bias", (3 * d,)).reshape(3, h, r)
-    w_o = tensors.read(family.output + ".weight", (d, d)).reshape(h, r, d)
+    fused = tensors.read(family.query + ".weight", (d, 3 * h * r)).reshape(d, 3, h, r).transpose(1, 2, 0, 3)
+    bias = tensors.read(family.query + ".bias", (3 * h * r,)).reshape(3, h, r)
+    w_o = tensors.read(family.output + ".weight", (h * r, d)).reshape(h, r, d)
     b_o = tensors.read(family.output + ".bias", (d,))
-    return Projections(fused[0], bias[0], fused[1], bias[1], fused[2], bias[2], w_o, b_o)
+    q, k, v = (Affine(fused[i], bias[i]) for i in range(3))
+    return Projections(q, k, v, w_o, b_o)
+
+
+def separate(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+    """One Linear each, the rows of a head together."""
+    d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
+    has = family.biases
+    q = by_head(*linear(tensors, config, family.query, (h * r, d), has.query), h)
+    k = by_head(*linear(tensors, config, family.key, (g * r, d), has.key), g)
+    v = by_head(*linear(tensors, config, family.value, (g * r, d), has.value), g)
+    return Projections(q, k, v, *output(tensors, family, config, r))
+
+
+def stacked(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+    """One Linear with rows [Q (H d') | K (G d') | V (G d')]."""
+    d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
+    w, b = linear(tensors, config, family.query, ((h + 2 * g) * r, d), family.biases.query)
+    cuts = [h * r, (h + g) * r]
+    parts = zip(np.split(w, cuts), np.split(b, cuts), (h, g, g), strict=True)
+    q, k, v = (by_head(part, bias, heads) for part, bias, heads in parts)
+    return Projections(q, k, v, *output(tensors, family, config, r))
+
+
+def grouped(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+    """One Linear with the rows of a key-value group together: its queries, its key, its value.
+
+    With a group a head these are GPT-NeoX's and BLOOM's (H, 3, d') rows, with one group in all Falcon-7B's.
+    """
+    d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
+    w, b = linear(tensors, config, family.query, ((h + 2 * g) * r, d), family.biases.query)
+    w, b = w.reshape(g, h // g + 2, r, d), b.reshape(g, h // g + 2, r)
+    q = by_head(w[:, :-2].reshape(h * r, d), b[:, :-2].reshape(h * r), h)
+    k, v = (Affine(w[:, i].transpose(0, 2, 1), b[:, i]) for i in (-2, -1))
+    return Projections(q, k, v, *output(tensors, family, config, r))
+
+
+def grouped_with_loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+    """DeBERTa: as `grouped`, with biases of queries and values in tensors of their own and none of keys."""
+    found = grouped(tensors, family, config)
+    h, r = config.n_heads, config.head_dim
+    stem = family.query.rpartition(".")[0]
+    b_q, b_v = (tensors.read(f"{stem}.{name}_bias", (h * r,)).reshape(h, r) for name in ("q", "v"))
+    return replace(found, q=replace(found.q, b=b_q), v=replace(found.v, b=b_v))
+
+
+def gated(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+    """Qwen3-Next: a head's rows of q_proj are its query, then a gate of its output."""
+    d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
+    has = family.biases
+    w, b = linear(tensors, config, family.query, (h * 2 * r, d), has.query)
+    w, b = w.reshape(h, 2, r, d).transpose(1, 0, 3, 2), b.reshape(h, 2, r).transpose(1, 0, 2)
+    k = by_head(*linear(tensors, config, family.key, (g * r, d), has.key), g)
+    v = by_head(*linear(tensors, config, family.value, (g * r, d), has.value), g)
+    return Projections(Affine(w[0], b[0]), k, v, *output(tensors, family, config, r), gate=Affine(w[1], b[1]))
+
+
+LATENT_EPS = 1e-6  # the norms of DeepSeek's latents keep their class's default, whatever the config says
+
+
+def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+    """DeepSeek's multi-head latent attention: low-rank projections with an RMSNorm in the middle.
+
+    A head's queries and keys are [position-free | rotary]; the rotary key is one for all heads. Multiplied out, the
+    norms' gammas are in the maps and what is left is a scalar a token for each latent; the key's scalar touches the
+    position-free part and the values only.
+    """
+    d, h, r = config.d_model, config.n_heads, config.head_dim
+    size = Numbers(config.raw, tensors.checkpoint.name).size
+    free, rotary, r_v, m = size("qk_nope_head_dim"), size("qk_rope_head_dim"), size("v_head_dim"), size("kv_lora_rank")
+    biased = family.biases.query
+
+    w, b = linear(tensors, config, "self_attn.kv_a_proj_with_mqa", (m + rotary, d), biased)
+    kv_latent = Affine(w[:m].T[None], b[None, :m])
+    gamma, _ = rms_norm("self_attn.kv_a_layernorm").read(tensors, m)
+    up = tensors.read("self_attn.kv_b_proj.weight", (h * (free + r_v), m)).reshape(h, free + r_v, m)
+    up = (up * gamma).transpose(0, 2, 1)  # (H, m, free + r_v)
+    from_latent = Affine(up, np.zeros(up.shape[::2], up.dtype)).after(kv_latent.w[0], kv_latent.b[0])
+    shared_w = np.broadcast_to(w[m:].T, (h, d, rotary))
+    shared_b = np.broadcast_to(b[m:], (h, rotary))
+    k = Affine(
+        np.concatenate((from_latent.w[..., :free], shared_w), axis=-1),
+        np.concatenate((from_latent.b[..., :free], shared_b), axis=-1),
+    )
+    v = Affine(from_latent.w[..., free:], from_latent.b[..., free:])
+
+    q_rms = None
+    if config.raw.get("q_lora_rank") is None:
+        q = by_head(*linear(tensors, config, "self_attn.q_proj", (h * r, d), False), h)
+    else:
+        m_q = size("q_lora_rank")
+        w, b = linear(tensors, config, "self_attn.q_a_proj", (m_q, d), biased)
+        gamma, _ = rms_norm("self_attn.q_a_layernorm").read(tensors, m_q)
+        from_q = by_head(*linear(tensors, config, "self_attn.q_b_proj", (h * r, m_q), False), h)
+        q = Affine(gamma[:, None] * from_q.w, from_q.b).after(w.T, b)
+        q_rms = InverseRms(Affine(w.T[None], b[None]), LATENT_EPS)
+
+    return Projections(
+        q, k, v, *output(tensors, family, config, r_v), q_rms=q_rms,
+        k_rms=InverseRms(kv_latent, LATENT_EPS, dims=free), v_rms=InverseRms(kv_latent, LATENT_EPS),
+    )  # fmt: skip
+
+
+def linear(
+    tensors: LayerTensors, config: ModelConfig, module: str, shape: tuple[int, int], bias: bool | str
+) -> tuple[np.ndarray, np.ndarray]:
+    """A Linear's weight, [out, in] as stored, and its bias, zeros where it has none."""
+    w = tensors.read(module + ".weight", shape)
+    if config.raw.get(bias) if isinstance(bias, str) else bias:
+        return w, tensors.read(module + ".bias", shape[:1])
+    return w, np.zeros(shape[0], np.float32)
+
+
+def by_head(w: np.ndarray, b: np.ndarray, heads: int) -> Affine:
+    """(heads r, d) rows, a head's together, and (heads r,) as a map of shape (heads, d, r)."""
+    return Affine(w.reshape(heads, -1, w.shape[1]).transpose(0, 2, 1), b.reshape(heads, -1))
+
+
+def output(tensors: LayerTensors, family: Family, config: ModelConfig, r: int) -> tuple[np.ndarray, np.ndarray]:
+    """W_O as (H, r, d) and its bias."""
+    d, h = config.d_model, config.n_heads
+    w, b = linear(tensors, config, family.output, (d, h * r), family.biases.output)
+    return w.T.reshape(h, r, d), b

@@ -7,6 +7,9 @@ import numpy as np
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.errors import CheckpointError
 
+# What BERT-era files call a LayerNorm's weight and bias.
+LEGACY = {".weight": ".gamma", ".bias": ".beta"}
+
 
 @dataclass(frozen=True)
 class LayerTensors:
@@ -37,6 +40,9 @@ class LayerTensors:
             It is not there, or has another shape.
         """
         full = self.prefix + name
+        module, dot, kind = full.rpartition(".")
+        legacy = module + LEGACY.get(dot + kind, dot + kind)
+        full = legacy if full not in self.checkpoint and legacy in self.checkpoint else full
         if full not in self.checkpoint:
             raise CheckpointError(f"is missing; {self.needed_by} needs it", file=self.checkpoint.name, tensor=full)
         tensor = self.checkpoint[full]

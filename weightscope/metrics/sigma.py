@@ -26,6 +26,20 @@ def sigma(x: np.ndarray, eps: float) -> np.ndarray:
     return np.sqrt(x.var(axis=-1) + np.asarray(eps, x.dtype))
 
 
+def rms(x: np.ndarray, eps: float) -> np.ndarray:
+    """sqrt(mean of squares + eps) over the last axis: what an RMSNorm divides by, as `sigma` is for a LayerNorm.
+
+    Parameters
+    ----------
+    x : array of shape (..., d)
+
+    Returns
+    -------
+    array of shape (...)
+    """
+    return np.sqrt((x**2).mean(axis=-1) + np.asarray(eps, x.dtype))
+
+
 @dataclass(frozen=True)
 class SigmaStatistics:
     """sigma(e_t + p_j) summarised over every token t and position j, all float64.

@@ -1,0 +1,226 @@
+"""The tiny models that fixtures are made of: one line a variant that reads its tensors, norms or rotation differently.
+
+A case is a model_type and what its config holds beyond sizes shared by all. `dialect` 4 says how transformers 4 spelled
+the same; where it is missing, the two dialects differ in nothing that attention reads.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+LLAMA = {
+    "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 24, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+MHA = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
+BERT = MHA | {"type_vocab_size": 2}
+VIT = {
+    "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 12, "patch_size": 4, "num_channels": 1,
+}  # fmt: skip
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+GPT = {"vocab_size": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MLA = {
+    "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5, "moe_intermediate_size": 8,
+    "n_routed_experts": 2, "num_experts_per_tok": 1, "n_shared_experts": 1, "first_k_dense_replace": 2,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+TEXT = {
+    "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 24,
+    "max_position_embeddings": 16, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+TOWERS = {"text_config": TEXT, "vision_config": VIT, "projection_dim": 8}
+
+
+def rope(kind: str, theta: float = 100.0, **more: Any) -> dict[str, Any]:
+    """rope_parameters of transformers 5. A small base lets slow pairs matter within a dozen positions."""
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model.
+
+    Attributes
+    ----------
+    name : str
+        The fixture's folder.
+    model_type : str
+    config : dict
+    output : str
+        Pattern of the modules whose outputs are the attention layers' outputs.
+    length : int
+        Tokens in the sequence.
+    head : str
+        Which of transformers' auto classes: "CausalLM", "MaskedLM" or "" for the bare model.
+    tower : str
+        The tower that is looked at.
+    content_only : bool
+        Scores have terms that weightscope names but does not compute; only content terms are kept.
+    """
+
+    name: str
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+    output: str = r"self_attn\.o_proj$"
+    length: int = 9
+    head: str = "CausalLM"
+    tower: str = ""
+    content_only: bool = False
+
+
+def vision(name: str, model_type: str, output: str, tower: str = "", **config: Any) -> Case:
+    return Case(name, model_type, config or VIT, output, head="", tower=tower)
+
+
+def encoder(name: str, model_type: str, output: str = r"attention\.output\.dense$", **config: Any) -> Case:
+    return Case(name, model_type, BERT | config, output, head="MaskedLM")
+
+
+CASES = (
+    Case("gpt2", "gpt2", GPT | {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 16}, r"attn\.c_proj$"),
+    Case(
+        "gpt2_layer_scaled", "gpt2",
+        GPT | {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 16, "scale_attn_by_inverse_layer_idx": True},
+        r"attn\.c_proj$",
+    ),
+    Case(
+        "gpt_neo", "gpt_neo",
+        GPT | {"hidden_size": 16, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 16, "window_size": 4,
+               "intermediate_size": 8, "attention_types": [[["global", "local"], 1]]},
+        r"attention\.out_proj$",
+    ),
+    Case("gptj", "gptj", GPT | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16, "rotary_dim": 4,
+                                "n_inner": 8}, r"attn\.out_proj$"),
+    Case("gpt_neox", "gpt_neox", MHA | {"hidden_size": 32} | rope("default", partial_rotary_factor=0.5),
+         r"attention\.dense$"),
+    Case("opt", "opt", MHA | {"ffn_dim": 8, "word_embed_proj_dim": 16}, r"self_attn\.out_proj$"),
+    Case("opt_post_norm", "opt", MHA | {"ffn_dim": 8, "word_embed_proj_dim": 8, "do_layer_norm_before": False},
+         r"self_attn\.out_proj$"),
+    Case("bloom", "bloom", GPT | {"hidden_size": 18, "n_layer": 2, "n_head": 6}, r"self_attention\.dense$"),
+    Case("mpt", "mpt", GPT | {"d_model": 18, "n_heads": 6, "n_layers": 2, "max_seq_len": 16, "expansion_ratio": 1,
+                              "attn_config": {"clip_qkv": 0.8}}, r"attn\.out_proj$"),
+    Case("falcon_multi_query", "falcon", MHA | {"bias": True} | rope("default"), r"self_attention\.dense$"),
+    Case("falcon_grouped", "falcon", MHA | {"new_decoder_architecture": True, "num_kv_heads": 2} | rope("default"),
+         r"self_attention\.dense$"),
+    Case("falcon_one_norm", "falcon",
+         MHA | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1} | rope("default"),
+         r"self_attention\.dense$"),
+    Case("falcon_alibi", "falcon", MHA | {"multi_query": False, "alibi": True, "bias": True, "parallel_attn": False},
+         r"self_attention\.dense$"),
+    Case("llama", "llama", LLAMA | {"attention_bias": True}),
+    Case("llama_llama3", "llama", LLAMA | {"hidden_size": 32} | rope(
+        "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)),
+    Case("llama_linear", "llama", LLAMA | {"head_dim": 8} | rope("linear", factor=3.0)),
+    Case("llama_dynamic", "llama", LLAMA | {"max_position_embeddings": 6} | rope("dynamic", factor=2.0), length=9),
+    Case("llama_yarn", "llama", LLAMA | {"head_dim": 16} | rope(
+        "yarn", factor=4.0, original_max_position_embeddings=16)),
+    Case("mistral", "mistral", LLAMA | {"sliding_window": 4, "head_dim": 6}),
+    Case("mixtral", "mixtral", LLAMA | {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    Case("granite", "granite", LLAMA | {"attention_multiplier": 0.37, "embedding_multiplier": 3.0}),
+    Case("smollm3", "smollm3", LLAMA | {"no_rope_layers": [1, 0]}),
+    Case("qwen2", "qwen2", LLAMA | rope("default")),
+    Case("qwen2_moe", "qwen2_moe", LLAMA | EXPERTS | {"shared_expert_intermediate_size": 8}),
+    Case("qwen3", "qwen3", LLAMA | {"head_dim": 6, "attention_bias": True}),
+    Case("qwen3_moe", "qwen3_moe", LLAMA | EXPERTS),
+    Case("qwen3_next", "qwen3_next", LLAMA | EXPERTS | {
+        "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 8,
+        "shared_expert_intermediate_size": 8, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 2, "attention_bias": True,
+    } | rope("default", partial_rotary_factor=0.5)),
+    Case("gemma", "gemma", LLAMA | {"head_dim": 8}),
+    Case("gemma2", "gemma2", LLAMA | {"head_dim": 8, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0,
+                                      "sliding_window": 4}),
+    Case("gemma3", "gemma3_text", LLAMA | {
+        "num_hidden_layers": 3, "head_dim": 8, "query_pre_attn_scalar": 5, "sliding_window": 4,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+        },
+    }),
+    Case("gemma3_vision", "gemma3", {
+        "text_config": LLAMA | {
+            "head_dim": 8, "query_pre_attn_scalar": 5, "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        "vision_config": VIT, "mm_tokens_per_image": 1, "boi_token_index": 20, "eoi_token_index": 21,
+        "image_token_index": 22,
+    }, r"language_model.*self_attn\.o_proj$", head="ImageTextToText"),
+    Case("phi", "phi", LLAMA | {"hidden_size": 32} | rope("default", partial_rotary_factor=0.5), r"self_attn\.dense$"),
+    Case("phi_qk_norm", "phi", LLAMA | {"qk_layernorm": True} | rope("default", partial_rotary_factor=0.5),
+         r"self_attn\.dense$"),
+    Case("phi3", "phi3", LLAMA | {"original_max_position_embeddings": 64}),
+    Case("phi3_longrope", "phi3", LLAMA | {"max_position_embeddings": 64, "original_max_position_embeddings": 8} | rope(
+        "longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 5.0])),
+    Case("phi3_longrope_short", "phi3",
+         LLAMA | {"max_position_embeddings": 64, "original_max_position_embeddings": 8} | rope(
+             "longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 5.0]), length=7),
+    Case("olmo", "olmo", LLAMA | {"clip_qkv": 0.8}),
+    Case("olmo2", "olmo2", LLAMA | {"attention_bias": True}),
+    Case("olmo3", "olmo3", LLAMA | {
+        "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+                               "original_max_position_embeddings": 16},
+        },
+    }),
+    Case("stablelm", "stablelm", LLAMA | {"hidden_size": 32, "use_qkv_bias": True}
+         | rope("default", partial_rotary_factor=0.5)),
+    Case("stablelm_qk_norm", "stablelm", LLAMA | {"qk_layernorm": True} | rope("default", partial_rotary_factor=0.5)),
+    Case("starcoder2", "starcoder2", LLAMA | rope("default")),
+    Case("cohere", "cohere", LLAMA | rope("default")),
+    Case("cohere_qk_norm", "cohere", LLAMA | {"use_qk_norm": True, "attention_bias": True} | rope("default")),
+    Case("glm4", "glm4", LLAMA | {"head_dim": 8} | rope("default", partial_rotary_factor=0.5)),
+    Case("glm4_moe", "glm4_moe", LLAMA | EXPERTS | {
+        "head_dim": 8, "use_qk_norm": True, "attention_bias": True, "n_routed_experts": 2, "first_k_dense_replace": 2,
+    } | rope("default", partial_rotary_factor=0.5)),
+    Case("gpt_oss", "gpt_oss", LLAMA | {
+        "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 4,
+    } | rope("yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=32)),
+    Case("deepseek_v2", "deepseek_v2", LLAMA | MLA | {"q_lora_rank": 6, "attention_bias": True} | rope("default")),
+    Case("deepseek_v2_lite", "deepseek_v2", LLAMA | MLA | {"q_lora_rank": None} | rope("default")),
+    Case("deepseek_v3", "deepseek_v3", LLAMA | MLA | {"q_lora_rank": 6, "n_group": 1, "topk_group": 1} | rope(
+        "yarn", factor=8.0, mscale=1.0, mscale_all_dim=0.7, original_max_position_embeddings=8)),
+    Case("deepseek_v3_halves", "deepseek_v3", LLAMA | MLA | {
+        "q_lora_rank": 6, "n_group": 1, "topk_group": 1, "rope_interleave": False} | rope("default")),
+    encoder("bert", "bert"),
+    encoder("roberta", "roberta", pad_token_id=1),
+    encoder("electra", "electra", embedding_size=8),
+    Case("distilbert", "distilbert", GPT | {"dim": 16, "hidden_dim": 8, "n_layers": 2, "n_heads": 4,
+                                            "max_position_embeddings": 16}, r"attention\.out_lin$", head="MaskedLM"),
+    encoder("deberta", "deberta", position_biased_input=True),
+    Case("deberta_relative", "deberta", BERT | {
+        "type_vocab_size": 0, "position_biased_input": False, "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 8},
+        r"attention\.output\.dense$", head="MaskedLM", content_only=True),
+    encoder("deberta_v2", "deberta-v2", embedding_size=8),
+    Case("deberta_v3_relative", "deberta-v2", BERT | {
+        "type_vocab_size": 0, "position_biased_input": False, "relative_attention": True, "share_att_key": True,
+        "pos_att_type": ["c2p", "p2c"], "position_buckets": 4, "norm_rel_ebd": "layer_norm"},
+        r"attention\.output\.dense$", head="MaskedLM", content_only=True),
+    Case("mpnet", "mpnet", BERT | {"relative_attention_num_buckets": 32, "pad_token_id": 1}, r"attn\.o$",
+         length=12, head="MaskedLM"),
+    Case("albert", "albert", BERT | {"embedding_size": 8, "inner_group_num": 1}, r"attention\.dense$",
+         head="MaskedLM"),
+    Case("modernbert", "modernbert", {
+        **MHA, "num_hidden_layers": 4, "global_attn_every_n_layers": 3, "local_attention": 4, "cls_token_id": 1,
+        "sep_token_id": 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    }, r"attn\.Wo$", head="MaskedLM"),
+    Case("modernbert_biases", "modernbert", MHA | {
+        "local_attention": 4, "cls_token_id": 1, "sep_token_id": 2, "norm_bias": True, "attention_bias": True,
+    }, r"attn\.Wo$", head="MaskedLM"),
+    vision("vit", "vit", r"attention\.(output\.dense|o_proj)$"),
+    vision("dinov2", "dinov2", r"layer_scale1$"),
+    vision("dinov2_with_registers", "dinov2_with_registers", r"layer_scale1$", **VIT, num_register_tokens=3),
+    vision("dinov3_vit", "dinov3_vit", r"layer_scale1$", **VIT, num_register_tokens=3),
+    Case("clip_text", "clip", TOWERS, r"text_model.*out_proj$", head="", tower="text"),
+    Case("clip_vision", "clip", TOWERS, r"vision_model.*self_attn\.out_proj$", head="", tower="vision"),
+    Case("siglip_text", "siglip", TOWERS, r"text_model.*self_attn\.out_proj$", head="", tower="text"),
+    Case("siglip_vision", "siglip", TOWERS, r"vision_model.*self_attn\.out_proj$", head="", tower="vision"),
+)  # fmt: skip

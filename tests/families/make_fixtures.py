@@ -1,0 +1,159 @@
+"""Make the fixtures: tiny random models written by transformers, and what its eager attention computes on them.
+
+    python tests/families/make_fixtures.py [NAME ...]
+
+For each case of cases.py, fixtures/NAME gets config.json and model.safetensors as `save_pretrained` writes them, less
+what attention does not read, and expected.npz: for every attention layer the hidden states that enter it, its scaled
+scores before the softmax (minus infinity where masked), its attention and its output.
+"""
+
+import re
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cases import CASES, Case
+
+FIXTURES = Path(__file__).parent / "fixtures"
+MASKED = -1e30  # every mask is more negative than this
+NOT_ATTENTION = re.compile(
+    r"mlp|experts|block_sparse_moe|feed_forward|fc[12]\b|intermediate|ffn|lin[12]\b|pooler|lm_head|embed_out|linear_attn"
+    r"|patch_embed|lm_predictions|predictions|cls\.|vocab_|multi_modal|vision_model\.head|projection\.weight|dense_h_to"
+    r"|dense_4h|\d\.output\.|full_layer|logit_|vision_tower|generator|head\.|decoder\.(weight|bias)|final_norm|mask_token"
+)
+
+
+def random_model(case: Case) -> torch.nn.Module:
+    """The case's model with every parameter drawn anew, norms and biases included."""
+    config = transformers.AutoConfig.for_model(case.model_type, **case.config)
+    auto = getattr(transformers, f"AutoModelFor{case.head}" if case.head else "AutoModel")
+    model = auto.from_config(config, attn_implementation="eager").eval()
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+    for name, parameter in model.named_parameters():
+        draw = np.asarray(rng.normal(size=tuple(parameter.shape)), np.float32)
+        is_norm = (parameter.ndim == 1 and name.endswith("weight")) or "lambda" in name
+        with torch.no_grad():
+            parameter.copy_(torch.tensor(1 + 0.3 * draw if is_norm else 0.4 * draw))
+    return model
+
+
+def inputs_of(case: Case) -> dict[str, torch.Tensor]:
+    """Tokens that are no special ones, and an image; whichever the model takes."""
+    rng = np.random.default_rng(len(case.name))
+    tokens = torch.from_numpy(rng.integers(3, 20, size=(1, case.length)))
+    if case.model_type in {"clip", "siglip"}:
+        side = case.config["vision_config"]["image_size"]
+        return {"input_ids": tokens, "pixel_values": torch.from_numpy(image(rng, side))}
+    if "image_size" in case.config:
+        return {"pixel_values": torch.from_numpy(image(rng, case.config["image_size"]))}
+    return {"input_ids": tokens}
+
+
+def image(rng: np.random.Generator, side: int) -> np.ndarray:
+    return rng.normal(size=(1, 1, side, side)).astype(np.float32)
+
+
+@contextmanager
+def recorded_softmax(calls: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[None]:
+    """Record the input and output of every softmax over attention scores, which alone have four axes."""
+    softmax = torch.nn.functional.softmax
+
+    def record(scores: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = softmax(scores, *args, **kwargs)
+        if scores.ndim == 4:
+            calls.append((scores[0].numpy().copy(), result[0].numpy().copy()))
+        return result
+
+    with patch("torch.nn.functional.softmax", record):
+        yield
+
+
+def expected(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
+    """What the eager model computes, by layer."""
+    calls: list[tuple[np.ndarray, np.ndarray]] = []
+    outputs: list[np.ndarray] = []
+    content: dict[str, list[np.ndarray]] = {}
+    for name, module in model.named_modules():
+        if re.search(case.output, name):
+            module.register_forward_hook(lambda m, i, o: outputs.append(o[0].numpy().copy()))
+        if case.content_only and re.search(r"(in|query|key)_proj$", name):
+            part = name.rpartition(".")[2]
+            module.register_forward_hook(lambda m, i, o, part=part: content.setdefault(part, []).append(o[0].numpy()))
+    inputs = inputs_of(case)
+    if case.tower:
+        part = getattr(model, f"{case.tower}_model")
+        inputs = {k: v for k, v in inputs.items() if (k == "input_ids") == (case.tower == "text")}
+    else:
+        part = model
+    with torch.no_grad(), recorded_softmax(calls):
+        result = part(**inputs, output_hidden_states=True)
+    states = [state[0].numpy() for state in result.hidden_states]
+    n = len(states[0])
+    found = {"tokens": inputs["input_ids"][0].numpy()} if "input_ids" in inputs else {}
+    calls = [call for call in calls if call[0].shape[-2] == n]
+    config = getattr(model.config, f"{case.tower}_config", model.config)
+    config = getattr(config, "text_config", config)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * (len(states) - 1)
+    layers = [i for i, kind in enumerate(kinds) if kind != "linear_attention"]
+    assert len(calls) == len(outputs) == len(layers) >= 2, (len(calls), len(outputs), len(layers))
+    for at, (layer, (scores, attention), output) in enumerate(zip(layers, calls, outputs, strict=True)):
+        if case.content_only:
+            scores = content_scores(case, model, content, at, n)
+        found[f"x{layer}"] = states[layer]
+        found[f"scores{layer}"] = np.where(scores < MASKED, -np.inf, scores)[..., :n]
+        found[f"attention{layer}"] = attention[..., :n]
+        found[f"output{layer}"] = output.reshape(n, -1)
+    return found
+
+
+def content_scores(
+    case: Case, model: torch.nn.Module, content: dict[str, list[np.ndarray]], layer: int, n: int
+) -> np.ndarray:
+    """DeBERTa's content-to-content scores from what the model's own projections returned: (H, n, n)."""
+    heads = case.config["num_attention_heads"]
+    if "in_proj" in content:
+        bias = model.deberta.encoder.layer[layer].attention.self.q_bias.detach().numpy().reshape(heads, 1, -1)
+        q, k, _ = np.split(content["in_proj"][layer].reshape(n, heads, -1).transpose(1, 0, 2), 3, axis=-1)
+        q = q + bias
+    else:
+        # With share_att_key the projections are called on position embeddings too; those come after the content.
+        q, k = (
+            [c for c in content[name] if c.shape[0] == n][layer].reshape(n, heads, -1).transpose(1, 0, 2)
+            for name in ("query_proj", "key_proj")
+        )
+    return q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1] * (1 + len(case.config["pos_att_type"])))
+
+
+def make(case: Case, folder: Path) -> None:
+    """Write one fixture."""
+    model = random_model(case)
+    arrays = expected(case, model)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        model.save_pretrained(scratch)
+        tensors = load_file(Path(scratch) / "model.safetensors")
+        (folder / "config.json").write_text((Path(scratch) / "config.json").read_text())
+    kept = {name: tensor for name, tensor in tensors.items() if not NOT_ATTENTION.search(name)}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    np.savez_compressed(folder / "expected.npz", **arrays)
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    for each in CASES:
+        if len(sys.argv) == 1 or each.name in sys.argv[1:]:
+            print(each.name, flush=True)
+            make(each, FIXTURES / each.name)

@@ -1,0 +1,220 @@
+"""One model under either config dialect, with defaults left out, prefixes on or off, and configs that are wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FIXTURES, NAMES, centred, fixture
+from safetensors.numpy import load_file, save_file
+
+import weightscope as ws
+from weightscope.checkpoint import Checkpoint
+from weightscope.families import FAMILIES
+from weightscope.model import Model
+
+
+def rewritten(tmp_path: Path, name: str, rename: Any = None, drop: str = "", **config: Any) -> Path:
+    """A copy of a fixture with tensors renamed or dropped and top-level config values replaced."""
+    tensors = load_file(FIXTURES / name / "model.safetensors")
+    kept = {(rename or str)(key): tensor for key, tensor in tensors.items() if key != drop}
+    save_file(kept, tmp_path / "model.safetensors")
+    values = json.loads((FIXTURES / name / "config.json").read_text()) | config
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v != "absent"}))
+    return tmp_path
+
+
+def assert_same_scores(model: Model, name: str) -> None:
+    it = fixture(name)
+    for index in it.layers:
+        expected = it.arrays[f"scores{index}"]
+        seen = np.isfinite(expected)
+        found = model.layer(index).scores(it.arrays[f"x{index}"])
+        bound = 1e-5 * max(1.0, np.abs(expected[seen]).max())
+        np.testing.assert_allclose(centred(found, seen), centred(expected, seen), atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if (FIXTURES / n / "config_v4.json").exists()])
+def test_the_config_that_transformers_4_wrote_means_the_same(name: str) -> None:
+    opened = fixture(name).model
+    config = json.loads((FIXTURES / name / "config_v4.json").read_text())
+    checkpoint = Checkpoint(opened.checkpoint.folder, opened.checkpoint.files, config)
+    family = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
+    assert_same_scores(Model(checkpoint, family), name)
+
+
+def test_every_case_has_a_config_of_transformers_4() -> None:
+    assert [n for n in NAMES if not (FIXTURES / n / "config_v4.json").exists()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prefixes_may_be_there_or_not(name: str, tmp_path: Path) -> None:
+    """A checkpoint saved from the bare model has none; every prefix that a row knows reads the same."""
+    model = fixture(name).model
+    stem = model.prefix
+    for at, prefix in enumerate(model.family.prefixes):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+
+        def renamed(key: str, prefix: str = prefix) -> str:
+            return prefix + key.removeprefix(stem) if key.startswith(stem) else "other." + key
+
+        moved = ws.open_model(rewritten(folder, name, renamed), tower=model.family.tower or None)
+        assert moved.prefix == prefix
+        assert_same_scores(moved, name)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek_v3", "bert"])
+def test_layers_past_the_last_are_ignored(name: str, tmp_path: Path) -> None:
+    """Multi-token-prediction heads of DeepSeek-V3 and GLM-4.5 are layers that the config does not count."""
+    model = ws.open_model(rewritten(tmp_path, name, num_hidden_layers=1))
+    assert model.config.n_layers == 1 and model.attention_layers == (0,)
+    assert any(".1." in tensor for tensor in model.checkpoint)
+    assert model.layer(0).scores(fixture(name).arrays["x0"]).shape == fixture(name).arrays["scores0"].shape
+    with pytest.raises(ws.CheckpointError, match="no layer 1: the model has 1"):
+        model.layer(1)
+
+
+def test_layer_types_follow_from_a_pattern(tmp_path: Path) -> None:
+    """Older configs give a period instead of a list."""
+    few = {"layer_types": "absent", "num_hidden_layers": 12}
+    model = ws.open_model(rewritten(tmp_path, "gemma3", **few, sliding_window_pattern=6))
+    assert [i for i, kind in enumerate(model.config.layer_types) if kind == "full_attention"] == [5, 11]
+    model = ws.open_model(rewritten(tmp_path, "modernbert", **few))
+    assert [i for i, kind in enumerate(model.config.layer_types) if kind == "full_attention"] == [0, 3, 6, 9]
+    model = ws.open_model(rewritten(tmp_path, "qwen3_next", **few))
+    assert model.attention_layers == (3, 7, 11)
+    model = ws.open_model(rewritten(tmp_path, "smollm3", no_rope_layers="absent", **few | {"num_hidden_layers": 8}))
+    turns = [model.family.rope.rotation(model.config, i, "") is not None for i in range(8)]
+    assert turns == [True, True, True, False] * 2
+
+
+def test_layernorms_may_have_their_old_names(tmp_path: Path) -> None:
+    def legacy(key: str) -> str:
+        if "LayerNorm" not in key:
+            return key
+        return key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+    model = ws.open_model(rewritten(tmp_path, "bert", legacy))
+    assert any(key.endswith("LayerNorm.gamma") for key in model.checkpoint)
+    it = fixture("bert")
+    rows = model.embeddings.tokens[it.arrays["tokens"]] + model.positions[: it.case.length]
+    np.testing.assert_allclose(model.first_layer.scores(rows), it.model.first_layer.scores(rows), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("llama", {"num_hidden_layers": -1}, "'num_hidden_layers' is -1; a whole number from 1"),
+        ("llama", {"num_hidden_layers": 10**9}, "'num_hidden_layers' is 1000000000; a whole number"),
+        ("llama", {"hidden_size": "16"}, "'hidden_size' is 16; a whole number"),
+        ("llama", {"hidden_size": True}, "'hidden_size' is True; a whole number"),
+        ("llama", {"num_attention_heads": 0}, "'num_attention_heads' is 0"),
+        ("llama", {"num_key_value_heads": 3}, "4 heads do not divide into 3 key-value heads"),
+        ("llama", {"num_key_value_heads": [2]}, r"'num_key_value_heads' is \[2\]"),
+        ("llama", {"head_dim": 1e9}, "'head_dim' is 1000000000.0"),
+        ("llama", {"head_dim": None, "num_attention_heads": 6}, "width 16 does not divide into 6 heads"),
+        ("llama", {"rms_norm_eps": float("nan")}, "'rms_norm_eps' is nan; a number from 0 to 1"),
+        ("llama", {"rope_parameters": [1]}, r"'rope_parameters' is \[1\]; an object was expected"),
+        ("llama", {"rope_parameters": {"rope_type": "spiral"}}, "'rope_type' is spiral; one of default, linear"),
+        ("llama", {"rope_parameters": {"rope_type": ["yarn"]}}, "'rope_type' is"),
+        ("llama", {"rope_parameters": {"rope_theta": -1.0}}, "'rope_theta' is -1.0; a number from 1"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "'factor' is None; a number"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.3}}, "an even number of the head's 4 dimensions"),
+        ("phi3_longrope", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1], "long_factor": [1, 1]}},
+         "'short_factor' is .1.; a list of 2 positive numbers"),
+        ("gemma3", {"layer_types": ["full_attention"]}, "'layer_types' is .*; a list of at least 3 names"),
+        ("gemma3", {"rope_parameters": {"full_attention": {"rope_theta": 10.0}}}, "an entry for sliding_attention"),
+        ("gemma2", {"attn_logit_softcapping": "much"}, "'attn_logit_softcapping' is much; a number"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "'query_pre_attn_scalar' is 0; a number"),
+        ("albert", {"inner_group_num": 2}, "'inner_group_num' is 2; 1 .one attention layer a group. was expected"),
+        ("roberta", {"pad_token_id": "one"}, "'pad_token_id' is one"),
+        ("granite", {"embedding_multiplier": "big"}, "'embedding_multiplier' is big"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "'kv_lora_rank' is 0"),
+        ("mpt", {"attn_config": 3}, "'attn_config' is 3; an object was expected"),
+        ("dinov3_vit", {"patch_size": 0}, "'patch_size' is 0"),
+        ("dinov3_vit", {"num_register_tokens": -2}, "'num_register_tokens' is -2"),
+        ("clip_text", {"text_config": "small"}, "'text_config' is small; an object was expected"),
+    ],
+)  # fmt: skip
+def test_a_config_that_cannot_be_is_refused(name: str, config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ws.CheckpointError, match=message):
+        model = ws.open_model(rewritten(tmp_path, name, **config), tower=fixture(name).case.tower or None)
+        model.layer(0)
+        assert model.family.inputs.tokens, "a vision tower's config is refused with its layers"
+        model.embeddings.sigma(np.arange(3), np.arange(3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_or_misshapen_tensor_is_named(name: str, tmp_path: Path) -> None:
+    """Every tensor that a layer is read from, one at a time."""
+    it = fixture(name)
+    tower = it.case.tower or None
+    index = it.layers[-1]
+    read = [tensor.name for tensor in it.model.attention_tensors(index)]
+    assert read
+    for at, tensor in enumerate(read):
+        folder = tmp_path / f"missing{at}"
+        folder.mkdir()
+        with pytest.raises(ws.CheckpointError, match=f"model.safetensors: tensor '{tensor}' is missing; .* needs it"):
+            ws.open_model(rewritten(folder, name, drop=tensor), tower=tower).layer(index)
+    folder = tmp_path / "misshapen"
+    folder.mkdir()
+    tensors = load_file(FIXTURES / name / "model.safetensors")
+    weight = next(tensor for tensor in read if tensors[tensor].ndim == 2)
+    rows, columns = tensors[weight].shape
+    tensors[weight] = np.zeros((rows, columns + 1), np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text((FIXTURES / name / "config.json").read_text())
+    found = rf"tensor '{weight}' has shape \({rows}, {columns + 1}\); .* needs \({rows}, {columns}\)"
+    with pytest.raises(ws.CheckpointError, match=found):
+        ws.open_model(folder, tower=tower).layer(index)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("gpt2", "gpt2"), ("gpt_neox", "gpt_neox"), ("llama", "llama"), ("qwen3", "qwen3"), ("gpt_oss", "gpt_oss"),
+        ("phi3", "phi3"), ("bert", "bert"), ("modernbert", "modernbert"), ("deepseek_v3", "deepseek_v2"),
+        ("dinov3_vit", "dinov3_vit"), ("clip_vision", "clip"),
+    ],
+)  # fmt: skip
+def test_an_unknown_model_type_names_the_nearest_family(name: str, family: str, tmp_path: Path) -> None:
+    folder = rewritten(tmp_path, name, model_type="newcomer")
+    with pytest.raises(ws.CheckpointError, match=f"unknown model_type 'newcomer'; .* try --family {family}"):
+        ws.open_model(folder)
+
+
+def test_an_unknown_model_type_can_be_tried_under_a_family(tmp_path: Path) -> None:
+    folder = rewritten(tmp_path, "llama", model_type="newcomer")
+    assert_same_scores(ws.open_model(folder, family="llama"), "llama")
+    with pytest.raises(ws.CheckpointError, match="no family is called 'lama'; known are albert, "):
+        ws.open_model(folder, family="lama")
+
+
+def test_tensors_that_are_like_nothing_known_are_said_to_be(tmp_path: Path) -> None:
+    save_file({"core.0.mix": np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "newcomer"}')
+    with pytest.raises(ws.CheckpointError, match="named like no family that weightscope knows"):
+        ws.open_model(tmp_path)
+
+
+def test_towers_are_asked_for() -> None:
+    with pytest.raises(ws.CheckpointError, match="clip has several towers: say --tower text or --tower vision"):
+        ws.open_model(FIXTURES / "clip_text")
+    with pytest.raises(ws.CheckpointError, match="clip has no tower 'sound'; it has text and vision"):
+        ws.open_model(FIXTURES / "clip_text", tower="sound")
+    with pytest.raises(ws.CheckpointError, match="llama is not a model of towers; leave --tower out"):
+        ws.open_model(FIXTURES / "llama", tower="vision")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+def test_integer_weights_are_refused(dtype: str, tmp_path: Path) -> None:
+    tensors = load_file(FIXTURES / "llama" / "model.safetensors")
+    key = next(key for key in tensors if key.endswith("0.self_attn.q_proj.weight"))
+    tensors[key] = tensors[key].astype(dtype)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((FIXTURES / "llama" / "config.json").read_text())
+    with pytest.raises(ws.CheckpointError, match="q_proj"):
+        ws.open_model(tmp_path).layer(0)

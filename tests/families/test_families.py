@@ -1,0 +1,144 @@
+"""Every family against transformers' eager attention: scores, probabilities and values of a tiny model's layers."""
+
+import numpy as np
+import pytest
+from conftest import NAMES, centred, fixture, softmax
+
+import weightscope as ws
+from weightscope.attention import Layer
+from weightscope.rotation import GridRotation
+
+TOLERANCE = 1e-5
+
+each_fixture = pytest.mark.parametrize("name", NAMES)
+
+
+def close(found: np.ndarray, expected: np.ndarray, scale: float = 1.0) -> None:
+    """Equal to TOLERANCE, relative to the larger of 1 and the largest number expected times `scale`."""
+    bound = TOLERANCE * max(1.0, scale * float(np.abs(expected).max()))
+    np.testing.assert_allclose(found, expected, atol=bound, rtol=0)
+
+
+@each_fixture
+def test_scores_and_attention_are_the_eager_models(name: str) -> None:
+    it = fixture(name)
+    assert len(it.layers) >= 2
+    for index in it.layers:
+        layer, expected = it.model.layer(index), it.arrays[f"scores{index}"]
+        scores = layer.scores(it.arrays[f"x{index}"])
+        seen = np.isfinite(expected)
+        assert scores.shape == expected.shape and not np.allclose(centred(expected, seen), 0, atol=1e-2)
+        close(centred(scores, seen), centred(expected, seen))
+        if not it.case.content_only:
+            close(softmax(np.where(seen, scores, -np.inf), layer.sinks), it.arrays[f"attention{index}"])
+
+
+@each_fixture
+def test_values_add_up_to_the_eager_models_output(name: str) -> None:
+    it = fixture(name)
+    for index in it.layers:
+        layer, x = it.model.layer(index), it.arrays[f"x{index}"]
+        attention, expected = it.arrays[f"attention{index}"], it.arrays[f"output{index}"]
+        close(layer.output(attention, x), expected)
+        if layer.gate is None:
+            close(np.einsum("hij,hjd->id", attention, layer.values(x)) + layer.output_bias, expected)
+        else:
+            assert any("gate" in caveat for caveat in layer.caveats)
+
+
+@each_fixture
+def test_heads_are_the_layer_as_matrices(name: str) -> None:
+    """Every pair's score is scale times qk_at(delta) with its biases and the scalars named; every value is vo's."""
+    it = fixture(name)
+    layer = it.model.layer(it.layers[-1])
+    x = it.arrays[f"x{layer.index}"].astype(np.float64)
+    if layer.rotation is not None and layer.rotation.stretched is not None:
+        x = x[: layer.rotation.longest]  # longer sequences turn slower, as the caveat says
+    z, values, scores = layer.normalised(x), layer.values(x), layer.scores(x)
+    of_query, of_key = layer.scalars(x)
+    of_value = np.ones(len(x)) if layer.v_rms is None else layer.v_rms(z)[0]
+    apart = np.subtract.outer(np.arange(len(x)), np.arange(len(x)))
+    for head in layer.heads():
+        if layer.clip is not None:
+            assert any("clipped" in caveat for caveat in head.caveats)
+            continue
+        close((z @ head.vo.dense() + head.vo_bias) * of_value[:, None], values[head.index])
+        if layer.q_shift is not None or name.startswith("deepseek"):
+            continue  # what the next two tests look at
+        for i, j in np.ndindex(*apart.shape):
+            delta = steps(layer, i, j)
+            if delta is None:
+                continue
+            score = z[i] @ head.qk_at(delta).left @ (head.qk_at(delta).right.T @ z[j])
+            score += z[j] @ head.qk_bias_at(delta) + z[i] @ head.key_bias_at(delta) + head.bias_at(delta)
+            score *= head.scale * of_query[head.index, i] * of_key[head.kv_head, j]
+            if layer.additive is not None:
+                score += layer.additive.times * layer.position_bias(apart[i, j])[head.index]
+            if layer.softcap is not None:
+                score = layer.softcap * np.tanh(score / layer.softcap)
+            assert score == pytest.approx(scores[head.index, i, j], abs=TOLERANCE)
+
+
+def steps(layer: Layer, i: int, j: int) -> int | tuple[int, int] | None:
+    """i - j; on a grid rows and columns from patch j to patch i, 0 among prefix tokens, None between the two kinds."""
+    if not isinstance(layer.rotation, GridRotation):
+        return i - j
+    prefix, columns = layer.rotation.prefix, layer.rotation.grid[1]
+    if (i < prefix) != (j < prefix):
+        return None
+    (row, column), (of_row, of_column) = (divmod(at - prefix, columns) for at in (i, j))
+    return 0 if i < prefix else (row - of_row, column - of_column)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("deepseek")])
+def test_latent_attention_is_a_position_free_and_a_rotary_part(name: str) -> None:
+    """The key's scalar is on the position-free part alone; the query's, where queries have a latent, on both."""
+    it = fixture(name)
+    layer = it.model.layer(1)
+    raw, x = it.model.config.raw, it.arrays["x1"].astype(np.float64)
+    z, scores = layer.normalised(x), layer.scores(x)
+    of_query, of_key = layer.scalars(x)
+    assert any("latents" in caveat for caveat in layer.caveats)
+    for head in layer.heads():
+        assert head.qk_free.rank_bound == raw["qk_nope_head_dim"]
+        assert head.qk_rotary_at(3).rank_bound == raw["qk_rope_head_dim"]
+        close(head.qk_free.dense() + head.qk_rotary_at(3).dense(), head.qk_at(3).dense())
+        if np.any(layer.q.b) or np.any(layer.k.b):
+            continue
+        for i, j in np.ndindex(*scores.shape[1:]):
+            free, turning = (z[i] @ part.dense() @ z[j] for part in (head.qk_free, head.qk_rotary_at(i - j)))
+            score = head.scale * of_query[head.index, i] * (of_key[head.kv_head, j] * free + turning)
+            assert score == pytest.approx(scores[head.index, i, j], abs=TOLERANCE)
+
+
+def test_the_beta_of_a_qk_norm_is_named() -> None:
+    layer = fixture("phi_qk_norm").model.layer(0)
+    assert layer.q_shift is not None and np.any(layer.q_shift)
+    assert any("beta" in caveat for caveat in layer.caveats)
+
+
+@each_fixture
+def test_first_layer_acts_on_embeddings(name: str) -> None:
+    """(e_t + p_p) / sigma through the first layer's heads gives the eager model's layer-0 scores."""
+    it = fixture(name)
+    if it.case.tower == "vision" or "tokens" not in it.arrays:
+        with pytest.raises(ws.CheckpointError, match="no token embedding"):
+            it.model.embeddings  # noqa: B018
+        return
+    if 0 not in it.layers:
+        with pytest.raises(ws.CheckpointError, match="layer 0 is linear_attention, not attention; 1, 3 are"):
+            it.model.first_layer  # noqa: B018
+        return
+    embeddings, first, tokens = it.model.embeddings, it.model.first_layer, it.arrays["tokens"]
+    positions = np.arange(len(tokens))
+    rows = embeddings.tokens[tokens]
+    entering = rows if embeddings.positions is None else rows + embeddings.positions[positions]
+    expected = it.arrays["scores0"]
+    seen = np.isfinite(expected)
+    close(centred(first.scores(entering), seen), centred(expected, seen))
+    sigma = embeddings.sigma(tokens, positions)
+    np.testing.assert_allclose(entering / sigma[:, None], first.normalised(entering), rtol=1e-6)
+    blocks = np.concatenate([block for _, block in embeddings.blocks()])
+    np.testing.assert_allclose(blocks, embeddings.tokens, rtol=1e-5, atol=1e-6)
+    if first is it.model.layer(0):
+        close(entering, it.arrays["x0"])

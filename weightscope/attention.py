@@ -1,0 +1,334 @@
+"""One attention layer on arrays: its scores and values, and its heads as matrices. Knows no file and no family."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from weightscope.distance import Buckets, Slopes
+from weightscope.errors import CheckpointError
+from weightscope.factored import Factored
+from weightscope.folding import Affine, InverseRms
+from weightscope.metrics.sigma import rms, sigma
+from weightscope.rotation import Rotation
+
+
+@dataclass(frozen=True)
+class Divisor:
+    """The scalar a norm divides a token by once the rest of it is folded.
+
+    Attributes
+    ----------
+    centred : bool
+        The norm is a LayerNorm; otherwise an RMSNorm.
+    eps : float
+    """
+
+    centred: bool
+    eps: float
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """sigma(x) over the last axis."""
+        return sigma(x, self.eps) if self.centred else rms(x, self.eps)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer, its norm folded into the projections.
+
+    H query heads in G groups, each group with one key-value head; nothing is repeated within a group.
+
+    Attributes
+    ----------
+    index : int
+    q, k, v : Affine
+        (H, d, r), (G, d, r) and (G, d, r_v) maps of x / sigma(x).
+    w_o : (H, r_v, d) array
+    output_bias : (d,) array
+    scale : float
+        Multiplies scores before additive terms and the softmax.
+    divisor : Divisor or None
+        sigma; None where the layer reads x as it is.
+    q_rms, k_rms, v_rms : InverseRms or None
+        Per-token scalars of norms inside attention, which multiply q, k and v.
+    q_shift, k_shift : (heads, r) array or None
+        What such a norm adds after its scalar.
+    gate : Affine or None
+        Its sigmoid multiplies what a head has gathered.
+    rotation : Rotation or None
+    additive : Slopes, Buckets or None
+        A term by distance, added after scaling.
+    softcap : float or None
+    clip : float or None
+        q, k and v are clipped to [-clip, clip].
+    sinks : (H,) array or None
+        Learned sink logits.
+    caveats : tuple of str
+        What of its scores and values the heads' matrices leave out.
+    """
+
+    index: int
+    q: Affine
+    k: Affine
+    v: Affine
+    w_o: np.ndarray
+    output_bias: np.ndarray
+    scale: float
+    divisor: Divisor | None = None
+    q_rms: InverseRms | None = None
+    k_rms: InverseRms | None = None
+    v_rms: InverseRms | None = None
+    q_shift: np.ndarray | None = None
+    k_shift: np.ndarray | None = None
+    gate: Affine | None = None
+    rotation: Rotation | None = None
+    additive: Slopes | Buckets | None = None
+    softcap: float | None = None
+    clip: float | None = None
+    sinks: np.ndarray | None = None
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def n_heads(self) -> int:
+        return len(self.q.w)
+
+    @property
+    def n_kv_heads(self) -> int:
+        return len(self.k.w)
+
+    def head(self, index: int) -> "Head":
+        """One query head.
+
+        Raises
+        ------
+        CheckpointError
+            No such head.
+        """
+        if not 0 <= index < self.n_heads:
+            raise CheckpointError(f"no head {index}: a layer has {self.n_heads}")
+        return Head(self, index)
+
+    def heads(self) -> "list[Head]":
+        """All query heads of the layer."""
+        return [self.head(index) for index in range(self.n_heads)]
+
+    def normalised(self, x: np.ndarray) -> np.ndarray:
+        """x / sigma(x), (n, d) -> (n, d): what the folded maps act on."""
+        return x if self.divisor is None else x / self.divisor(x)[..., None]
+
+    def scalars(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Per-token factors that norms inside attention put on queries and keys; ones where there are none.
+
+        Parameters
+        ----------
+        x : (n, d) array
+            The residual stream that enters the layer.
+
+        Returns
+        -------
+        (H, n) array, (G, n) array
+            The second multiplies a latent key's position-free part only.
+        """
+        z = self.normalised(x)
+        ones = np.ones(len(x), z.dtype)
+        of_q = ones if self.q_rms is None else self.q_rms(z)
+        of_k = ones if self.k_rms is None else self.k_rms(z)
+        return np.broadcast_to(of_q, (self.n_heads, len(x))), np.broadcast_to(of_k, (self.n_kv_heads, len(x)))
+
+    def scores(self, x: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
+        """The model's scaled pre-softmax attention scores, without the mask and without learned sinks.
+
+        Terms constant in the key may be missing (ALiBi is counted from the query); the softmax cannot tell.
+
+        Parameters
+        ----------
+        x : (n, d) array
+            The residual stream that enters the layer.
+        positions : (n,) int array, optional
+            Their positions; 0 .. n-1 by default.
+
+        Returns
+        -------
+        (n_heads, n, n) array
+            Queries along the second axis, keys along the third.
+        """
+        x = np.asarray(x)
+        positions = np.arange(len(x)) if positions is None else np.asarray(positions)
+        z = self.normalised(x)
+        q = _after_norm(self._clipped(self.q(z)), self.q_rms, self.q_shift, z)  # (H, n, r)
+        k = _after_norm(self._clipped(self.k(z)), self.k_rms, self.k_shift, z)  # (G, n, r)
+        if self.rotation is not None:
+            q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, positions)
+        n, r = q.shape[1:]
+        of_group = q.reshape(self.n_kv_heads, -1, r) @ k.transpose(0, 2, 1)  # (G, H/G n, n)
+        scores = self.scale * of_group.reshape(self.n_heads, n, n)
+        if self.additive is not None:
+            bias = self.additive.times * self.position_bias(positions[:, None] - positions)
+            scores = scores + bias.astype(scores.dtype)
+        return scores if self.softcap is None else self.softcap * np.tanh(scores / self.softcap)
+
+    def position_bias(self, delta: np.ndarray | int) -> np.ndarray:
+        """What is added to scaled scores at distances i - j: ALiBi, relative biases; zero for everyone else.
+
+        Parameters
+        ----------
+        delta : int array of any shape
+
+        Returns
+        -------
+        (n_heads, ...) array
+        """
+        delta = np.asarray(delta)
+        return np.zeros((self.n_heads, *delta.shape)) if self.additive is None else self.additive(delta)
+
+    def values(self, x: np.ndarray) -> np.ndarray:
+        """f(x) = v(x) W_O of every head, so that the layer's output is sum_j alpha_ij f(x_j) + output_bias.
+
+        Where a gate multiplies what a head has gathered (`gate`), that sum is not the output; see `output`.
+
+        Parameters
+        ----------
+        x : (n, d) array
+            The residual stream that enters the layer.
+
+        Returns
+        -------
+        (n_heads, n, d) array
+        """
+        v = self._v(np.asarray(x))  # (G, n, r_v)
+        of_head = self.w_o.reshape(self.n_kv_heads, -1, *self.w_o.shape[1:])  # (G, H/G, r_v, d)
+        return (v[:, None] @ of_head).reshape(self.n_heads, len(x), -1)
+
+    def output(self, attention: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """What attention adds to the stream, the gate included.
+
+        Parameters
+        ----------
+        attention : (n_heads, n, n) array
+            Attention probabilities.
+        x : (n, d) array
+            The residual stream that enters the layer.
+
+        Returns
+        -------
+        (n, d) array
+        """
+        v = self._v(np.asarray(x))
+        g, n, r_v = v.shape
+        gathered = (attention.reshape(g, -1, n) @ v).reshape(self.n_heads, -1, r_v)  # (H, n, r_v)
+        if self.gate is not None:
+            gathered = gathered / (1 + np.exp(-self.gate(self.normalised(x))))
+        return np.einsum("hnr,hrd->nd", gathered, self.w_o, optimize=True) + self.output_bias
+
+    def _v(self, x: np.ndarray) -> np.ndarray:
+        z = self.normalised(x)
+        return _after_norm(self._clipped(self.v(z)), self.v_rms, None, z)
+
+    def _clipped(self, x: np.ndarray) -> np.ndarray:
+        return x if self.clip is None else np.clip(x, -self.clip, self.clip)
+
+    def preceded(self, change: Callable[[Affine], Affine], divisor: Divisor | None) -> "Layer":
+        """The layer on another input: every map that acts on it changed, and what divides it replaced."""
+
+        def source(rms: InverseRms | None) -> InverseRms | None:
+            return rms and replace(rms, source=change(rms.source))
+
+        return replace(
+            self, divisor=divisor,
+            q=change(self.q), k=change(self.k), v=change(self.v), gate=self.gate and change(self.gate),
+            q_rms=source(self.q_rms), k_rms=source(self.k_rms), v_rms=source(self.v_rms),
+        )  # fmt: skip
+
+
+def _after_norm(x: np.ndarray, inverse: InverseRms | None, shift: np.ndarray | None, z: np.ndarray) -> np.ndarray:
+    """Queries, keys or values (heads, n, r) times their norm's scalar, and shifted."""
+    if inverse is not None:
+        scalars = inverse(z)[..., None]
+        if inverse.dims is None:
+            x = x * scalars
+        else:
+            x = np.concatenate((x[..., : inverse.dims] * scalars, x[..., inverse.dims :]), axis=-1)
+    return x if shift is None else x + shift[:, None]
+
+
+@dataclass(frozen=True)
+class Head:
+    """One query head of a layer, as bilinear and linear maps on x / sigma(x).
+
+    score(i, j) = x_i qk x_j' / (sigma_i sigma_j) + qk_bias x_j' / sigma_j, up to terms constant in j and before `scale`
+    (detokenization paper, eq. 14); f(x) = x vo / sigma(x) + vo_bias. Under rotation qk holds at distance 0, qk_at at
+    any; what else stands between them and the model's scores is in `caveats`.
+    """
+
+    layer: Layer
+    index: int
+
+    @property
+    def kv_head(self) -> int:
+        """The key-value head that this query head shares."""
+        return self.index * self.layer.n_kv_heads // self.layer.n_heads
+
+    @property
+    def scale(self) -> float:
+        """What multiplies the score before the softmax, 1/sqrt(d') as a rule."""
+        return self.layer.scale
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What of this head's scores and values the matrices leave out."""
+        return self.layer.caveats
+
+    @property
+    def qk(self) -> Factored:
+        """W_QK = W_Q W_K', (d, d); under rotation the content form, at distance 0."""
+        return self.qk_at(0)
+
+    def qk_at(self, delta: int) -> Factored:
+        """W_QK(delta) = W_Q R(delta) W_K' at distance delta = i - j; without rotation the same at every distance.
+
+        For DINOv3 a number counts columns; a (rows, columns) pair is taken too.
+        """
+        return Factored(self._turned(self.layer.q.w[self.index], delta), self.layer.k.w[self.kv_head])
+
+    @property
+    def qk_bias(self) -> np.ndarray:
+        """b_QK = b_Q W_K', (d,); under rotation at distance 0."""
+        return self.qk_bias_at(0)
+
+    def qk_bias_at(self, delta: int) -> np.ndarray:
+        """b_Q R(delta) W_K', (d,): the keys' term."""
+        return self.layer.k.w[self.kv_head] @ self._turned(self.layer.q.b[self.index], delta)
+
+    def key_bias_at(self, delta: int) -> np.ndarray:
+        """W_Q R(delta) b_K', (d,): the queries' term, constant in the key unless rotation makes it depend on delta."""
+        return self._turned(self.layer.q.w[self.index], delta) @ self.layer.k.b[self.kv_head]
+
+    def bias_at(self, delta: int) -> float:
+        """b_Q R(delta) b_K': the term of neither token."""
+        return float(self._turned(self.layer.q.b[self.index], delta) @ self.layer.k.b[self.kv_head])
+
+    @property
+    def qk_free(self) -> Factored:
+        """The part of W_QK that does not depend on position: all of it without rotation, none of it under full RoPE."""
+        rotation, q, k = self.layer.rotation, self.layer.q.w[self.index], self.layer.k.w[self.kv_head]
+        turning = np.array([], int) if rotation is None else rotation.turning
+        return Factored(np.delete(q, turning, axis=1), np.delete(k, turning, axis=1))
+
+    def qk_rotary_at(self, delta: int) -> Factored:
+        """The part of W_QK(delta) that turns; `qk_free` and this add up to `qk_at`."""
+        rotation, whole = self.layer.rotation, self.qk_at(delta)
+        turning = np.array([], int) if rotation is None else rotation.turning
+        return Factored(whole.left[:, turning], whole.right[:, turning])
+
+    def _turned(self, w: np.ndarray, delta: int) -> np.ndarray:
+        return w if self.layer.rotation is None else self.layer.rotation.rotate_at(w, delta)
+
+    @property
+    def vo(self) -> Factored:
+        """W_VO = W_V W_O, (d, d)."""
+        return Factored(self.layer.v.w[self.kv_head], self.layer.w_o[self.index].T)
+
+    @property
+    def vo_bias(self) -> np.ndarray:
+        """b_V W_O, (d,)."""
+        return self.layer.v.b[self.kv_head] @ self.layer.w_o[self.index]

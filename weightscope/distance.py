@@ -1,0 +1,52 @@
+"""Terms that depend on distance alone, added to scores after scaling: ALiBi slopes and relative-position buckets."""
+
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """ALiBi: -slope times how far back the key is, up to a term constant in the key.
+
+    Attributes
+    ----------
+    slopes : (n_heads,) array
+    times : int
+        How often transformers' eager attention adds it; see `families.gpt.alibi_falcon`.
+    """
+
+    slopes: np.ndarray
+    times: int = 1
+
+    def __call__(self, delta: np.ndarray) -> np.ndarray:
+        """(...) distances i - j -> (n_heads, ...)."""
+        return -np.multiply.outer(self.slopes, delta)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """T5's relative bias, both directions: small distances have a bucket each, larger ones share, logarithmically.
+
+    Attributes
+    ----------
+    table : (n_buckets, n_heads) array
+    furthest : int
+        From this distance on everything is in the last bucket.
+    times : int
+        How often it is added.
+    """
+
+    table: np.ndarray
+    furthest: int = 128
+    times: int = 1
+
+    def __call__(self, delta: np.ndarray) -> np.ndarray:
+        """(...) distances i - j -> (n_heads, ...)."""
+        a_side = len(self.table) // 2
+        exact = a_side // 2
+        far = np.maximum(np.abs(delta), 1).astype(np.float32)
+        shared = exact + (np.log(far / exact) / log(self.furthest / exact) * (a_side - exact)).astype(int)
+        bucket = np.where(np.abs(delta) < exact, np.abs(delta), np.minimum(shared, a_side - 1))
+        return np.moveaxis(self.table[bucket + a_side * (delta < 0)], -1, 0)

@@ -1,0 +1,96 @@
+"""What enters a model's first layer: token rows and position rows, and the norm that divides their sum."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from weightscope.attention import Divisor
+from weightscope.checkpoint import Tensor
+
+BLOCK_BYTES = 16 << 20  # embedding rows are streamed in float32 blocks of about this size
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Token and position embeddings as the first layer sees them.
+
+    A token's row is what the file holds with everything done to it that does not depend on position: a scale (Gemma),
+    the row of token type 0 added (BERT), a projection to the model's width (OPT), a norm where no position is added
+    after the row is looked up (BLOOM). The sum of a token's row and a position's, divided by `sigma` of the two, is
+    what the heads of `Model.first_layer` act on.
+
+    Attributes
+    ----------
+    token_tensor : Tensor of shape (vocab, e)
+        As stored, unread.
+    positions : float32 array of shape (n_positions, d), or None
+        Row p belongs to position p, whatever rows the file has before it.
+    divisor : Divisor or None
+        The norm's scalar at the model's input; None where nothing divides.
+    scale : float
+    projection : (e, d) array, or None
+    shift : (d,) array, or None
+    norm : (Divisor, gamma, beta), or None
+        A norm of the rows themselves.
+    """
+
+    token_tensor: Tensor
+    positions: np.ndarray | None
+    divisor: Divisor | None
+    scale: float = 1.0
+    projection: np.ndarray | None = None
+    shift: np.ndarray | None = None
+    norm: tuple[Divisor, np.ndarray, np.ndarray] | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        return self.token_tensor.shape[0]
+
+    @property
+    def as_stored(self) -> bool:
+        """Rows enter the model as the file holds them."""
+        return self.scale == 1 and self.projection is None and self.shift is None and self.norm is None
+
+    def entering(self, rows: np.ndarray) -> np.ndarray:
+        """Stored rows (..., e) as they enter the model, (..., d)."""
+        if self.as_stored:
+            return rows
+        rows = rows * np.float32(self.scale)
+        if self.projection is not None:
+            rows = rows @ self.projection
+        if self.shift is not None:
+            rows = rows + self.shift
+        if self.norm is not None:
+            divisor, gamma, beta = self.norm
+            centred = rows - rows.mean(axis=-1, keepdims=True) if divisor.centred else rows
+            rows = centred / divisor(rows)[..., None] * gamma + beta
+        return rows
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """Token rows, float32 (vocab, d): a read-only view of the file where it holds them so, else computed."""
+        return self.entering(self.token_tensor.read())
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Token rows in blocks of about 16 MB, each with the index of its first row."""
+        for first, rows in self.token_tensor.blocks(max(1, BLOCK_BYTES // (4 * self.token_tensor.shape[1]))):
+            yield first, self.entering(rows)
+
+    def sigma(self, tokens: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
+        """sigma(e_t + p_p), the first norm's divisor (detokenization paper, eq. 3); ones where there is no norm.
+
+        Parameters
+        ----------
+        tokens, positions : int arrays that broadcast against each other
+            Token ids and positions; without positions, of the token rows alone.
+
+        Returns
+        -------
+        float32 array of the broadcast shape
+        """
+        rows = self.tokens[np.asarray(tokens)]  # (..., d)
+        if positions is not None and self.positions is not None:
+            rows = rows + self.positions[np.asarray(positions)]
+        return np.ones(rows.shape[:-1], rows.dtype) if self.divisor is None else self.divisor(rows)

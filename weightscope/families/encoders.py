@@ -1,0 +1,179 @@
+"""Text encoders: BERT and its line, whose layers read an already normalised stream, and ModernBERT."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from weightscope.distance import Buckets
+from weightscope.families.config import Every, ModelConfig, Numbers
+from weightscope.families.family import Family, Inputs, When, biases, layer_norm
+from weightscope.families.layouts import grouped_with_loose_biases, separate, stacked
+from weightscope.families.rope import Rope
+from weightscope.families.tensors import LayerTensors
+
+
+def position_terms(given: Any) -> Sequence[str]:
+    """DeBERTa's pos_att_type, a list or names joined by "|"."""
+    return [term for term in given.split("|") if term] if isinstance(given, str) else given or []
+
+
+def deberta_scale(config: ModelConfig, layer: int) -> float:
+    """1/sqrt(d' times the number of terms: content and each kind of position term)."""
+    return float((config.head_dim * (1 + len(position_terms(config.raw.get("pos_att_type"))))) ** -0.5)
+
+
+def shared_groups(numbers: Numbers, n_layers: int, layer: int) -> int:
+    """ALBERT: layers in num_hidden_groups runs, each run one set of tensors."""
+    if numbers.size("inner_group_num") != 1:
+        raise numbers.error("inner_group_num", "1 (one attention layer a group)")
+    return layer * numbers.size("num_hidden_groups", largest=n_layers) // n_layers
+
+
+def relative_buckets(tensors: LayerTensors, config: ModelConfig) -> Buckets:
+    """MPNet's relative bias, one table for all layers."""
+    n_buckets = Numbers(config.raw, tensors.checkpoint.name).size("relative_attention_num_buckets")
+    table = tensors.read("encoder.relative_attention_bias.weight", (n_buckets, config.n_heads))
+    return Buckets(table)
+
+
+BERT = Family(
+    name="bert",
+    model_types=("bert",),
+    prefixes=("bert.", ""),
+    layer="encoder.layer.{i}.",
+    layout=separate,
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    output="attention.output.dense",
+    biases=biases(True, True),
+    norm=None,
+    inputs=Inputs(
+        tokens="embeddings.word_embeddings.weight",
+        positions="embeddings.position_embeddings.weight",
+        types="embeddings.token_type_embeddings.weight",
+        norm=layer_norm("embeddings.LayerNorm"),
+    ),
+    defaults={"layer_norm_eps": 1e-12},
+)
+
+ROBERTA = BERT.but(
+    name="roberta",
+    model_types=("roberta",),
+    prefixes=("roberta.", ""),
+    inputs__offset="pad_token_id",
+    defaults={"pad_token_id": 1},
+)
+
+ELECTRA = BERT.but(
+    name="electra",
+    model_types=("electra",),
+    prefixes=("electra.", ""),
+    inputs__width="embedding_size",
+    inputs__after="embeddings_project",
+    defaults={"embedding_size": 128},
+)
+
+DISTILBERT = BERT.but(
+    name="distilbert",
+    model_types=("distilbert",),
+    prefixes=("distilbert.", ""),
+    layer="transformer.layer.{i}.",
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    output="attention.out_lin",
+    inputs__types="",
+    inputs__norm=layer_norm("embeddings.LayerNorm", eps=1e-12),
+)
+
+DEBERTA = BERT.but(
+    name="deberta",
+    model_types=("deberta",),
+    prefixes=("deberta.", ""),
+    layout=grouped_with_loose_biases,
+    query="attention.self.in_proj",
+    key="attention.self.in_proj",
+    value="attention.self.in_proj",
+    biases=biases(False, True),
+    inputs__width="embedding_size",
+    inputs__before="embeddings.embed_proj",
+    scale=deberta_scale,
+    variants=(
+        When("type_vocab_size", 0, inputs__types=""),
+        When("position_biased_input", False, inputs__positions=""),
+        When(
+            "relative_attention", True,
+            caveats=("the content-to-position and position-to-content terms of the score, which add to it",),
+        ),
+        When("talking_head", True, caveats=("the mixing of heads before and after the softmax",)),
+    ),
+    defaults={
+        "layer_norm_eps": 1e-7, "type_vocab_size": 0, "position_biased_input": True, "relative_attention": False
+    },
+)  # fmt: skip
+
+DEBERTA_V2 = DEBERTA.but(
+    name="deberta-v2",
+    model_types=("deberta-v2",),
+    layout=separate,
+    query="attention.self.query_proj",
+    key="attention.self.key_proj",
+    value="attention.self.value_proj",
+    biases=biases(True, True),
+    head_dim=("attention_head_size",),
+)
+
+MPNET = BERT.but(
+    name="mpnet",
+    model_types=("mpnet",),
+    prefixes=("mpnet.", ""),
+    query="attention.attn.q",
+    key="attention.attn.k",
+    value="attention.attn.v",
+    output="attention.attn.o",
+    inputs__types="",
+    inputs__offset=2,
+    additive=relative_buckets,
+    defaults={"relative_attention_num_buckets": 32},
+)
+
+ALBERT = BERT.but(
+    name="albert",
+    model_types=("albert",),
+    prefixes=("albert.", ""),
+    layer="encoder.albert_layer_groups.{i}.albert_layers.0.",
+    query="attention.query",
+    key="attention.key",
+    value="attention.value",
+    output="attention.dense",
+    inputs__width="embedding_size",
+    inputs__after="encoder.embedding_hidden_mapping_in",
+    inputs__always_projected=True,
+    stored_layer=shared_groups,
+    defaults={"embedding_size": 128, "num_hidden_groups": 1, "inner_group_num": 1},
+)
+
+MODERNBERT = Family(
+    name="modernbert",
+    model_types=("modernbert",),
+    prefixes=("model.", ""),
+    layer="layers.{i}.",
+    layout=stacked,
+    query="attn.Wqkv",
+    key="attn.Wqkv",
+    value="attn.Wqkv",
+    output="attn.Wo",
+    biases=biases("attention_bias", "attention_bias"),
+    norm=layer_norm("attn_norm", bias=False, without=(0,)),
+    inputs=Inputs(tokens="embeddings.tok_embeddings.weight", norm=layer_norm("embeddings.norm", bias=False)),
+    rope=Rope(theta_key="global_rope_theta", theta=160000.0, local=("local_rope_theta", 10000.0)),
+    layer_types=Every("global_attn_every_n_layers", 0, "full_attention", "sliding_attention"),
+    variants=(
+        When(
+            "norm_bias", True, norm=layer_norm("attn_norm", without=(0,)), inputs__norm=layer_norm("embeddings.norm")
+        ),
+    ),
+    defaults={"norm_eps": 1e-5, "norm_bias": False, "attention_bias": False, "global_attn_every_n_layers": 3},
+)  # fmt: skip
+
+ENCODERS = (BERT, ROBERTA, ELECTRA, DISTILBERT, DEBERTA, DEBERTA_V2, MPNET, ALBERT, MODERNBERT)

@@ -1,0 +1,149 @@
+"""From a config and a row to the numbers of one model; from no known row to advice."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from weightscope.checkpoint import Checkpoint
+from weightscope.errors import CheckpointError
+from weightscope.families.config import KEYS, MOST_LAYERS, ModelConfig, Numbers
+from weightscope.families.family import Family
+
+
+def own_values(raw: Mapping[str, Any], family: Family, *, file: object) -> dict[str, Any]:
+    """The part of config.json that describes this model, with the architecture's defaults for what it leaves out.
+
+    A key that is there and null means null, as it does to transformers.
+    """
+    part = Numbers(raw, file).inside(family.nested).values if family.nested in raw else raw
+    return {key: value for key, value in {**family.defaults, **part}.items() if value is not None}
+
+
+def read_config(raw: Mapping[str, Any], family: Family, *, file: object) -> ModelConfig:
+    """Normalise the values of a config.json.
+
+    Parameters
+    ----------
+    raw : mapping
+        From `own_values`.
+    family : Family
+        As configured by them.
+    file : path-like
+        Named in errors.
+
+    Raises
+    ------
+    CheckpointError
+        A size is missing, is not a positive integer, or is absurd; heads do not divide into groups, or the width into
+        heads.
+    """
+    numbers = Numbers(raw, file)
+    n_layers = numbers.size(*KEYS["n_layers"], largest=MOST_LAYERS)
+    d_model, n_heads = numbers.size(*KEYS["d_model"]), numbers.size(*KEYS["n_heads"])
+    kv_heads = family.kv_heads
+    n_kv_heads = kv_heads if isinstance(kv_heads, int) else numbers.size_or(n_heads, *(kv_heads or ("",)))
+    if n_heads % n_kv_heads:
+        raise CheckpointError(f"{n_heads} heads do not divide into {n_kv_heads} key-value heads", file=file)
+    if family.head_dim and all(raw.get(key) is not None for key in family.head_dim):
+        head_dim = sum(numbers.size(key) for key in family.head_dim)
+    elif d_model % n_heads:
+        raise CheckpointError(f"width {d_model} does not divide into {n_heads} heads", file=file)
+    else:
+        head_dim = d_model // n_heads
+    layer_types = (
+        numbers.strings("layer_types", n_layers) if "layer_types" in raw else family.layer_types(numbers, n_layers)
+    )
+    norm, eps = family.norm, 0.0
+    if norm is not None and norm.eps is not None:
+        eps = norm.eps
+    elif found := numbers.found(KEYS["norm_eps"]):
+        eps = numbers.number(found, 0.0, 1.0)
+    elif norm is not None:
+        raise numbers.error(KEYS["norm_eps"][0], "a number from 0 to 1")
+    return ModelConfig(
+        model_type=str(raw.get("model_type")),
+        n_layers=n_layers,
+        d_model=d_model,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        norm="none" if norm is None else "layer_norm" if norm.centred else "rms_norm",
+        norm_eps=eps,
+        layer_types=layer_types,
+        rope={kind: family.rope.parameters(numbers, kind) for kind in set(layer_types)} if family.rope else {},
+        n_positions=numbers.size(*KEYS["n_positions"]) if numbers.found(KEYS["n_positions"]) else None,
+        vocab_size=numbers.size(*KEYS["vocab_size"]) if numbers.found(KEYS["vocab_size"]) else None,
+        raw=raw,
+    )
+
+
+def choose_family(
+    families: tuple[Family, ...], checkpoint: Checkpoint, name: str | None = None, tower: str | None = None
+) -> Family:
+    """The row that reads a checkpoint: the one asked for by name, else the one its config's model_type names.
+
+    Parameters
+    ----------
+    families : tuple of Family
+    checkpoint : Checkpoint
+    name : str, optional
+        A family's name or a model_type.
+    tower : {"text", "vision"}, optional
+
+    Raises
+    ------
+    CheckpointError
+        No row reads it, or several do and `tower` does not say which. The message names the family whose tensor names
+        are nearest, and how to try it.
+    """
+    wanted = checkpoint.config.get("model_type") if name is None else name
+    rows = [row for row in families if wanted in row.model_types or (name is not None and name == row.name)]
+    if not rows and name is not None:
+        known = ", ".join(sorted({row.name for row in families}))
+        raise CheckpointError(f"no family is called '{name}'; known are {known}")
+    if not rows:
+        found = "no config.json says which model_type this is" if wanted is None else f"unknown model_type '{wanted}'"
+        raise CheckpointError(found + _advice(families, checkpoint), file=checkpoint.name)
+    fitting = [row for row in rows if tower in (None, row.tower)]
+    if len(fitting) == 1:
+        return fitting[0]
+    towers = sorted({row.tower for row in rows if row.tower})
+    if not towers:
+        raise CheckpointError(f"{rows[0].name} is not a model of towers; leave --tower out", file=checkpoint.name)
+    if not fitting:
+        problem = f"{rows[0].name} has no tower '{tower}'; it has {' and '.join(towers)}"
+        raise CheckpointError(problem, file=checkpoint.name)
+    choices = " or ".join(f"--tower {tower}" for tower in towers)
+    raise CheckpointError(f"{rows[0].name} has several towers: say {choices}", file=checkpoint.name)
+
+
+def _advice(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
+    """What to try instead: the family that has the most of its names, and the fewest missing, in the checkpoint."""
+    family, balance, example = max((_likeness(row, checkpoint) for row in families), key=lambda found: found[1])
+    if balance <= 0:
+        return "; its tensors are named like no family that weightscope knows"
+    tower = f" --tower {family.tower}" if family.tower else ""
+    return f"; its tensors ('{example}' ...) are named as in {family.name}: try --family {family.name}{tower}"
+
+
+def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]:
+    """(family, names found less twice the names missing, one that was found)."""
+    values = {**family.defaults, **checkpoint.config}
+    family = family.configured(values)
+    layer = family.layer.format(i=0)
+    modules = [family.query, family.key, family.value, family.output, family.norm.module if family.norm else ""]
+    names = {layer + module + ".weight" for module in modules if module} | {
+        family.inputs.tokens,
+        family.inputs.positions,
+    }
+    if family.qk_norm and family.qk_norm.scope != "listed":
+        names |= {f"{layer}{module}.weight" for module in (family.qk_norm.query, family.qk_norm.key)}
+    for role in ("query", "output"):
+        bias = getattr(family.biases, role)
+        if values.get(bias) if isinstance(bias, str) else bias:
+            names.add(f"{layer}{getattr(family, role)}.bias")
+    if family.sinks:
+        names.add(layer + family.sinks)
+    names.discard("")
+    found = {p: sorted(p + name for name in names if p + name in checkpoint) for p in family.prefixes}
+    best = max(found.values(), key=len)
+    return family, len(best) - 2 * (len(names) - len(best)), best[0] if best else ""

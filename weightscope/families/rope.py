@@ -1,0 +1,231 @@
+"""Rotary parameters as config.json has them, in either dialect, and the rotation they mean."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from math import log, sqrt
+from typing import Any
+
+import numpy as np
+
+from weightscope.families.config import ModelConfig, Numbers
+from weightscope.rotation import (
+    GridRotation,
+    Rotation,
+    inverse_powers,
+    llama3_frequencies,
+    ntk_frequencies,
+    yarn_frequencies,
+    yarn_temperature,
+)
+
+
+def always(numbers: Numbers, layer: int) -> bool:
+    """Every layer rotates."""
+    return True
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How an architecture rotates queries and keys.
+
+    transformers 4 wrote flat keys (`rope_theta`, `rope_scaling`, `partial_rotary_factor`); transformers 5 writes
+    `rope_parameters`, nested by layer type where layers differ.
+
+    Attributes
+    ----------
+    interleaved : bool
+        Pairs are neighbours (2j, 2j + 1) rather than halves apart.
+    theta_key, fraction_key, dims_key : str
+        Flat keys of the base, of the share of a head that rotates, and, where the config counts the dimensions
+        instead, of their number.
+    theta, fraction : float
+        What holds where the config says nothing.
+    local : (str, float) or None
+        Flat key and usual value of the base in sliding-window layers, where it differs.
+    local_scaled : bool
+        A flat rope_scaling applies to sliding-window layers too.
+    start_key : str
+        Key of how many dimensions come before those that rotate.
+    interleaved_key : str
+        Key that may switch interleaving off.
+    rotates : function of (Numbers, layer index) -> bool
+        Which layers rotate at all.
+    scaled : str
+        A kind of scaling that any scaling is read as.
+    """
+
+    interleaved: bool = False
+    theta_key: str = "rope_theta"
+    theta: float = 10000.0
+    fraction_key: str = "partial_rotary_factor"
+    fraction: float = 1.0
+    dims_key: str = ""
+    local: tuple[str, float] | None = None
+    local_scaled: bool = True
+    start_key: str = ""
+    interleaved_key: str = ""
+    rotates: Callable[[Numbers, int], bool] = always
+    scaled: str = ""
+
+    def parameters(self, numbers: Numbers, layer_type: str) -> dict[str, Any]:
+        """The rotary parameters of one layer type, under transformers 5's names.
+
+        Raises
+        ------
+        CheckpointError
+            They are not what they should be.
+        """
+        key = "rope_parameters" if numbers.values.get("rope_parameters") else "rope_scaling"
+        given = numbers.inside(key)
+        nested = any(isinstance(value, Mapping) for value in given.values.values())
+        sliding = self.local is not None and layer_type == "sliding_attention"
+        if nested and layer_type not in given.values:
+            raise numbers.error(key, f"an entry for {layer_type} layers")
+        own = given.inside(layer_type).values if nested else given.values
+        if sliding and not nested and not self.local_scaled:
+            own = {}
+        base_key, base = self.local if sliding and self.local else (self.theta_key, self.theta)
+        flat = {
+            "rope_theta": numbers.number_or(base, base_key, 1.0),
+            "partial_rotary_factor": numbers.number_or(self.fraction, self.fraction_key, 0.0, 1.0),
+        }
+        return {**flat, "rope_type": own.get("type", "default"), **{k: v for k, v in own.items() if v is not None}}
+
+    def rotation(self, config: ModelConfig, layer: int, file: object) -> Rotation | None:
+        """The rotation of one layer, or None where it does not rotate.
+
+        Raises
+        ------
+        CheckpointError
+            The parameters are absurd, or of a kind that is not known.
+        """
+        raw = Numbers(config.raw, file)
+        if not self.rotates(raw, layer):
+            return None
+        given = Numbers(config.rope[config.layer_types[layer]], file)
+        start = raw.size(self.start_key) if self.start_key else 0
+        width = int((config.head_dim - start) * given.number("partial_rotary_factor", 0.0, 1.0))
+        if self.dims_key:
+            width = raw.size(self.dims_key)
+        if width % 2 or width < 2 or start + width > config.head_dim:
+            raise given.error("partial_rotary_factor", f"an even number of the head's {config.head_dim} dimensions")
+        interleaved = raw.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
+        kind = given.values["rope_type"]
+        kind = self.scaled if self.scaled and kind != "default" else kind
+        if not isinstance(kind, str) or kind not in SCALINGS:
+            raise given.error("rope_type", "one of " + ", ".join(SCALINGS))
+        # Where the config counts original positions at its top level (Phi-3), that number wins.
+        trained = raw.size_or(0, "original_max_position_embeddings") or given.size_or(
+            config.n_positions or 1, "original_max_position_embeddings"
+        )
+        scaled = SCALINGS[kind](given, given.number("rope_theta", 1.0), width, trained, config.n_positions or trained)
+        return Rotation(interleaved=interleaved, start=start, **scaled.__dict__)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Frequencies and their exceptions, as Rotation takes them."""
+
+    frequencies: np.ndarray
+    factor: float = 1.0
+    stretched: Callable[[int], np.ndarray] | None = None
+    longest: int = 0
+
+
+# Each takes the given parameters, the base, the rotated width, positions first trained on, positions now allowed.
+def _default(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    return Scaled(inverse_powers(theta, width))
+
+
+def _linear(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    return Scaled(inverse_powers(theta, width) / given.number("factor", 1e-6))
+
+
+def _dynamic(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    factor = given.number("factor", 1e-6)
+    stretched = partial(_ntk, theta, width, factor, allowed)
+    return Scaled(inverse_powers(theta, width), stretched=stretched, longest=allowed)
+
+
+def _ntk(theta: float, width: int, factor: float, trained: int, length: int) -> np.ndarray:
+    return ntk_frequencies(theta, width, factor, length, trained)
+
+
+def _yarn(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    factor = given.number_or(allowed / trained, "factor", 1e-6)
+    weight, weight_all = given.number_or(0, "mscale"), given.number_or(0, "mscale_all_dim")
+    usual = yarn_temperature(factor)
+    if weight and weight_all:
+        usual = yarn_temperature(factor, weight) / yarn_temperature(factor, weight_all)
+    frequencies = yarn_frequencies(
+        theta, width, factor, trained,
+        given.number_or(0, "beta_fast") or 32, given.number_or(0, "beta_slow") or 1,
+        whole=given.values.get("truncate", True) is not False,
+    )  # fmt: skip
+    return Scaled(frequencies, given.number_or(usual, "attention_factor"))
+
+
+def _longrope(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    factor = given.number_or(allowed / trained, "factor", 1e-6)
+    usual = sqrt(1 + log(factor) / log(trained)) if factor > 1 and trained > 1 else 1.0
+    short, long = (_stretch(given, key, width // 2) for key in ("short_factor", "long_factor"))
+    plain = inverse_powers(theta, width)
+    return Scaled(plain / short, given.number_or(usual, "attention_factor"), lambda length: plain / long, trained)
+
+
+def _stretch(given: Numbers, key: str, pairs: int) -> np.ndarray:
+    value = given.values.get(key)
+    wanted = f"a list of {pairs} positive numbers"
+    if not isinstance(value, list) or len(value) != pairs or not all(type(v) in (int, float) for v in value):
+        raise given.error(key, wanted)
+    stretch = np.array(value, np.float64)
+    if not (np.isfinite(stretch).all() and (stretch > 0).all()):
+        raise given.error(key, wanted)
+    return stretch
+
+
+def _llama3(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    low, high = given.number("low_freq_factor", 1e-6), given.number("high_freq_factor", 1e-6)
+    if high <= low:
+        raise given.error("high_freq_factor", "more than low_freq_factor")
+    return Scaled(llama3_frequencies(theta, width, given.number("factor", 1e-6), trained, low, high))
+
+
+SCALINGS: dict[str, Callable[[Numbers, float, int, int, int], Scaled]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,  # its name before transformers 4.45
+    "llama3": _llama3,
+}
+
+
+@dataclass(frozen=True)
+class GridRope:
+    """DINOv3's rotation by row and column of a patch; class and register tokens do not turn."""
+
+    interleaved: bool = field(default=False, init=False)
+
+    def parameters(self, numbers: Numbers, layer_type: str) -> dict[str, Any]:
+        """The base alone; nothing scales it."""
+        return {"rope_type": "default", "rope_theta": numbers.number("rope_theta", 1.0), "partial_rotary_factor": 1.0}
+
+    def rotation(self, config: ModelConfig, layer: int, file: object) -> Rotation:
+        """The same for every layer."""
+        numbers = Numbers(config.raw, file)
+        if config.head_dim % 4:
+            raise numbers.error("hidden_size", "a head width that divides by 4, for rows and columns to turn in pairs")
+        rows, columns = (_sides(numbers, "image_size")[i] // _sides(numbers, "patch_size")[i] for i in (0, 1))
+        frequencies = numbers.number("rope_theta", 1.0) ** -np.arange(0, 1, 4 / config.head_dim)
+        registers = numbers.count("num_register_tokens")
+        return GridRotation(frequencies, grid=(max(rows, 1), max(columns, 1)), prefix=1 + registers)
+
+
+def _sides(numbers: Numbers, key: str) -> tuple[int, int]:
+    """(height, width) of something that may be given as one number."""
+    value = numbers.values.get(key)
+    pair = value if isinstance(value, list) and len(value) == 2 else [value, value]
+    return Numbers({key: pair[0]}, numbers.file).size(key), Numbers({key: pair[1]}, numbers.file).size(key)
