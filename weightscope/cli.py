@@ -1,5 +1,6 @@
 """The command line: parses, calls, reports. Everything heavy is imported by the command that needs it."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,61 @@ def detok(
     for row in found.table:
         click.echo(f"head {row.head:3d}  auroc {row.auroc:.3f}  auroc_paper {row.auroc_paper:.3f}")
     click.echo(f"{out / 'report.html'}")
+
+
+@main.command("audit")
+@click.argument("source")
+@out_option
+@click.option("--layers", help="Only these, as in 0-3 or 0,5,7-9; all that have attention by default.")
+@click.option("--deltas", default="0,1", show_default=True, help="Distances i - j at which a rotated W_QK is measured.")
+@click.option(
+    "--window",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Distances over which a rotated W_QK is averaged.",
+)
+@click.option(
+    "--directions", type=click.IntRange(0), help="Singular directions a map to read through the tokens; 0 for none."
+)
+@click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted.")
+@revision_option
+@family_option
+def audit_command(
+    source: str, out: Path, layers: str | None, deltas: str, window: int, directions: int | None, resume: bool,
+    revision: str | None, family: str | None,
+) -> None:  # fmt: skip
+    """Spectra of every head's W_QK and value-output map, what stands out in them, as tables and a page."""
+    from weightscope.jobs.audit import AuditOptions, audit, finish, write_audit
+    from weightscope.report.audit_report import summary, write_report
+
+    chosen = None if layers is None else _whole_numbers(layers, "--layers")
+    options = AuditOptions(chosen, _whole_numbers(deltas, "--deltas"), window, directions)
+    model = _open(source, revision, family)
+    results = audit(model, out, options, resume)
+    write_audit(results, out)
+    write_report(model, results, out)
+    finish(out)
+    for line in summary(model, results, out):
+        click.echo(line)
+
+
+@main.command("compare")
+@click.argument("sources", nargs=-1, required=True)
+@out_option
+@family_option
+def compare_command(sources: tuple[str, ...], out: Path, family: str | None) -> None:
+    """How every head moves from A to B, or along a run of checkpoints in the order given."""
+    from weightscope.jobs.compare import compare, write_comparison
+    from weightscope.report.compare_report import summary, write_report
+
+    if len(sources) < 2:
+        raise click.UsageError("compare needs two checkpoints or more")
+    found = compare([_open(source, None, family) for source in sources], sources)
+    write_comparison(found, out)
+    write_report(found, out)
+    for line in summary(found, out):
+        click.echo(line)
 
 
 @main.command()
@@ -192,6 +248,22 @@ def _tokenizer_if_any(folder: Path, needed: bool) -> Any:
         if needed:
             raise
         return None
+
+
+def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """0,5,7-9 as (0, 5, 7, 8, 9): each once, in the order given."""
+    found: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(-?\d{1,7})(?:\s*-\s*(\d{1,7}))?\s*", part)
+        if ends is None:
+            raise click.BadParameter(
+                f"{printable(part)!r} is no whole number and no range such as 0-3", param_hint=option
+            )
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if not 0 <= last - first < 10**5:
+            raise click.BadParameter(f"the range {printable(part)} runs backwards or is absurd", param_hint=option)
+        found += range(first, last + 1)
+    return tuple(dict.fromkeys(found))
 
 
 def _resolved(source: str) -> str:

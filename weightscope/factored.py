@@ -63,13 +63,9 @@ class Factored:
         left : (d, k) array, s : (r,) array, right : (d, k) array
             float64; each vector pair is signed so that the left one's largest component is positive.
         """
-        factors = [factor.astype(np.float64) for factor in (self.left, self.right)]
-        triangles = [triangle(factor, factor.T @ factor) for factor in factors]
-        u, s, vt = np.linalg.svd(triangles[0].r @ triangles[1].r.T)  # (r, r) core
-        left, right = (
-            factor @ solve_triangular(t.r, small[:, :k]) if t.route == "gram" else np.linalg.qr(factor)[0] @ small[:, :k]
-            for factor, t, small in zip(factors, triangles, (u, vt.T), strict=True)
-        )
+        (q_left, r_left), (q_right, r_right) = orthonormal(self.left), orthonormal(self.right)
+        u, s, vt = np.linalg.svd(r_left @ r_right.T)  # (r, r) core
+        left, right = q_left @ u[:, :k], q_right @ vt[:k].T
         signs = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
         return left * signs, s, right * signs
 
@@ -134,6 +130,26 @@ def triangle(factor: np.ndarray, gram: np.ndarray) -> Triangle:
     if rcond < LEAST_RCOND:
         return Triangle(_qr_triangle(factor), "qr")
     return Triangle(upper, "gram")
+
+
+def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Q and R of factor = Q R in float64, by the fast route where it is accurate.
+
+    Parameters
+    ----------
+    factor : (d, r) array
+
+    Returns
+    -------
+    q : (d, r) array, r : (r, r) array
+        Orthonormal columns, also where the factor's are dependent.
+    """
+    wide = factor.astype(np.float64)
+    found = triangle(wide, wide.T @ wide)
+    if found.route != "gram":
+        q, r = np.linalg.qr(wide)
+        return q, r
+    return solve_triangular(found.r, wide.T, trans="T").T, found.r
 
 
 def _qr_triangle(factor: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """`weightscope audit`: what every attention head of a checkpoint is, layer by layer, from the weights alone."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +10,24 @@ import numpy as np
 from tqdm import tqdm
 
 import weightscope
-from weightscope.jobs.directions import HeadDirections
+from weightscope.attention import Layer
+from weightscope.jobs.directions import DEFAULT, HeadDirections, can_read_directions, read_directions, token_names
 from weightscope.jobs.finding import Finding, as_json, in_order
-from weightscope.jobs.finished_layers import FinishedLayers
+from weightscope.jobs.finished_layers import FOLDER, FinishedLayers
 from weightscope.jobs.first_layer import PROGRESS
 from weightscope.jobs.head_findings import MAPS, SHARE_THAT_EXPLAINS, Heads, head_findings
 from weightscope.jobs.head_table import head_columns, middle_names
 from weightscope.jobs.layer_measures import measure_layer
 from weightscope.jobs.lenient import lenient
 from weightscope.jobs.middles import middles
-from weightscope.jobs.model_findings import broken_tensors, duplicates, embedding_rows, outlier_dimensions
-from weightscope.model import Layer, Model
+from weightscope.jobs.model_findings import (
+    broken_tensors,
+    duplicates,
+    embedding_rows,
+    outlier_dimensions,
+    outlier_gains,
+)
+from weightscope.model import Model
 from weightscope.output import write_csv, write_json, write_npz
 
 
@@ -35,16 +43,19 @@ class AuditOptions:
         Distances i - j at which a rotated W_QK is measured; 0 always is.
     window : int
         Distances 0 .. window - 1 over which a rotated W_QK is averaged.
+    directions : int or None
+        Singular directions of each map to read through the tokens; None for two where that takes seconds, else none.
     """
 
     layers: tuple[int, ...] | None = None
     deltas: tuple[int, ...] = (0, 1)
     window: int = 64
+    directions: int | None = None
 
 
 @dataclass(frozen=True)
-class Audit:
-    """The heads of a checkpoint.
+class Measured:
+    """The heads of a checkpoint as numbers.
 
     Attributes
     ----------
@@ -66,16 +77,38 @@ class Audit:
     caveats: tuple[str, ...]
 
 
-def audit(model: Model, out: Path, options: AuditOptions, resume: bool = False) -> Audit:
-    """Measure every head; each layer is kept on disk as soon as it is finished.
+@dataclass(frozen=True)
+class Audit:
+    """An audit's results.
 
-    Memory grows with one layer's attention tensors, not with the model.
+    Attributes
+    ----------
+    heads : Measured
+    findings : list of Finding
+        The gravest first.
+    directions : list of HeadDirections
+        Empty where no tokens were read.
+    notes : tuple of str
+        What was left out, and why.
+    """
+
+    heads: Measured
+    findings: list[Finding]
+    directions: list[HeadDirections]
+    notes: tuple[str, ...]
+
+
+def audit(model: Model, out: Path, options: AuditOptions, resume: bool = False) -> Audit:
+    """Measure every head, and say what stands out.
+
+    Each layer is kept on disk, within `out`, as soon as it is finished; `finish` clears that away. Memory grows with
+    one layer's attention tensors, not with the model.
 
     Parameters
     ----------
     model : Model
     out : Path
-        The work in progress lies there; see `write_audit` for the results.
+        Where the work in progress lies; see `write_audit` for the results.
     options : AuditOptions
     resume : bool
         Go on with an earlier run of the same audit.
@@ -86,36 +119,59 @@ def audit(model: Model, out: Path, options: AuditOptions, resume: bool = False) 
         A layer's tensors are missing or misshapen, or `out` cannot be written to. Values that are not finite are no
         error here: they reach the heads they belong to, as NaN.
     """
-    unchecked = lenient(model)
-    layers = attention_layers(model) if options.layers is None else list(options.layers)
+    unchecked = lenient(model)  # the embeddings too may hold a NaN, which is a finding, not the end
+    heads = measure(unchecked, out, options, resume)
+    layers = heads.layers.tolist()
+    why_not = can_read_directions(unchecked, layers, options.directions)
+    directions: list[HeadDirections] = []
+    if why_not is None:
+        text = token_names(model.checkpoint.folder)
+        directions = read_directions(unchecked, layers, options.directions or DEFAULT, text)
+    return Audit(heads, findings(unchecked, heads), directions, () if why_not is None else (why_not,))
+
+
+def measure(model: Model, out: Path, options: AuditOptions, resume: bool) -> Measured:
+    """The spectra and measures of every head, layer by layer; see `audit`."""
+    layers = list(model.attention_layers if options.layers is None else options.layers)
     finished = FinishedLayers(out, plan(model, layers, options), resume)
     found: list[dict[str, np.ndarray]] = []
     for index in tqdm(layers, desc="layers", unit="layer", **PROGRESS):
         measured = finished.get(index)
         if measured is None:
-            measured = describe_layer(unchecked.layer(index), options)
+            measured = describe_layer(model.layer(index), options)
             finished.put(index, measured)
         found.append(measured)
+    return gather(model, layers, found)
+
+
+def gather(model: Model, layers: Sequence[int], found: Sequence[Mapping[str, np.ndarray]]) -> Measured:
+    """What `describe_layer` found of each layer, as one."""
     caveats = tuple(dict.fromkeys(str(caveat) for layer in found for caveat in layer["caveats"]))
     names = [name for name in found[0] if name not in {"caveats", "kv_head"}]
     stacked = {name: stack_padded([layer[name] for layer in found]) for name in names}
     columns = head_columns(stacked, model.config.d_model)
-    return Audit(np.array(layers), found[0]["kv_head"], stacked, columns, caveats)
+    return Measured(np.array(layers), found[0]["kv_head"], stacked, columns, caveats)
 
 
-def findings(model: Model, found: Audit) -> list[Finding]:
-    """Everything in an audit that a person should look at, the gravest first; nothing in a fresh initialisation."""
-    unchecked, layers = lenient(model), found.layers.tolist()
+def finish(out: Path) -> None:
+    """Clear away the work in progress, once every result stands."""
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
+
+
+def findings(model: Model, found: Measured) -> list[Finding]:
+    """Everything about a model's heads that a person should look at; nothing in a fresh initialisation."""
+    layers = found.layers.tolist()
     dimensions = list(outlier_dimensions(layers, found.measured["qk_column_share"]))
     explained = frozenset(layers.index(f.layer) for f in dimensions if f.number >= SHARE_THAT_EXPLAINS)
     spectra = {name: found.measured[f"{name}_singular_values"] for name in MAPS}
     return in_order(
         [
-            *broken_tensors(unchecked, layers, found.columns),
+            *broken_tensors(model, layers, found.columns),
             *head_findings(Heads(found.layers, found.columns, spectra, explained)),
-            *duplicates(unchecked, layers, found.measured),
+            *duplicates(model, layers, found.measured),
             *dimensions,
-            *embedding_rows(unchecked),
+            *outlier_gains(model, layers),
+            *embedding_rows(model),
         ]
     )
 
@@ -127,11 +183,6 @@ def describe_layer(layer: Layer, options: AuditOptions) -> dict[str, np.ndarray]
     with np.errstate(invalid="ignore", over="ignore"):  # NaN weights make NaN measures, and a finding of their own
         measured = measure_layer(layer, middles(layer, options.deltas, options.window))
     return measured | {"kv_head": np.array([head.kv_head for head in heads]), "caveats": np.array(caveats, dtype=str)}
-
-
-def attention_layers(model: Model) -> list[int]:
-    """Indices of the layers that have attention."""
-    return list(range(model.config.n_layers))
 
 
 def plan(model: Model, layers: Sequence[int], options: AuditOptions) -> dict[str, Any]:
@@ -159,8 +210,9 @@ def stack_padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return whole
 
 
-def write_tables(found: Audit, out: Path) -> None:
-    """Write heads.csv (one row a head) and spectra.npz."""
+def write_audit(results: Audit, out: Path) -> None:
+    """Write heads.csv (one row a head), spectra.npz, findings.json, and directions.json where tokens were read."""
+    found = results.heads
     n_layers, n_heads = found.columns["qk_sigma1"].shape
     write_csv(
         out / "heads.csv",
@@ -172,6 +224,9 @@ def write_tables(found: Audit, out: Path) -> None:
         ),
     )
     write_npz(out / "spectra.npz", layers=found.layers, **spectra_arrays(found.measured))
+    write_json(out / "findings.json", as_json(results.findings))
+    if results.directions:
+        write_json(out / "directions.json", [one.as_json() for one in results.directions])
 
 
 def spectra_arrays(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -179,11 +234,3 @@ def spectra_arrays(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     names = ["qk_singular_values", *(f"qk_singular_values_{name}" for name in middle_names(measured))]
     names += ["vo_singular_values", "vo_affine_singular_values", "vo_eigenvalues", "qk_symmetric_eigenvalues"]
     return {name: measured[name] for name in [*names, "qk_column_share"]}
-
-
-def write_findings(found: Sequence[Finding], directions: Sequence[HeadDirections], out: Path) -> None:
-    """Write findings.json, and directions.json where tokens could be read."""
-    write_json(out / "findings.json", as_json(found))
-    if directions:
-        lines = [{"layer": d.layer, "head": d.head, "lines": [line.as_json() for line in d.lines]} for d in directions]
-        write_json(out / "directions.json", lines)

@@ -58,7 +58,3 @@ class FinishedLayers:
     def put(self, layer: int, measured: Mapping[str, np.ndarray]) -> None:
         """Keep a finished layer."""
         write_npz(self._file(layer), **measured)
-
-    def clear(self) -> None:
-        """Throw the work away once the results stand."""
-        shutil.rmtree(self.folder, ignore_errors=True)

@@ -94,7 +94,7 @@ def _compared(heads: Heads, name: str) -> tuple[dict[int, Finding], dict[tuple[i
         medians = layer_medians(logs)  # (L,)
         differences = off_trend(medians)
         z = robust_z(differences)
-        for i in np.flatnonzero((np.abs(z) >= LAYER_Z) & (np.abs(differences) >= np.log(LAYER_FACTOR))):
+        for i in np.flatnonzero((np.abs(z) >= LAYER_Z) & (np.abs(differences) >= np.log(LAYER_FACTOR))).tolist():
             if i in heads.explained:
                 continue
             here, around = float(np.exp(medians[i])), float(np.exp(medians[i] - differences[i]))
@@ -103,12 +103,12 @@ def _compared(heads: Heads, name: str) -> tuple[dict[int, Finding], dict[tuple[i
             layers[i] = max(layers.get(i, (0.0, finding)), (abs(float(z[i])), finding), key=lambda pair: pair[0])
         own = logs - medians[:, None]
         z = robust_z(own)
-        for i, h in np.argwhere((np.abs(z) >= HEAD_Z) & (np.abs(own) >= np.log(HEAD_FACTOR))):
+        for i, h in np.argwhere((np.abs(z) >= HEAD_Z) & (np.abs(own) >= np.log(HEAD_FACTOR))).tolist():
             here, around = float(np.exp(logs[i, h])), float(np.exp(medians[i]))
             text = (
                 f"{column} is {here:.3g}; the median of its layer is {around:.3g} (z = {z[i, h]:.1f} among all heads)."
             )
-            finding = Finding("outlier_head", int(heads.layers[i]), int(h), name, column, here, around, text)
-            at = (int(i), int(h))
+            finding = Finding("outlier_head", int(heads.layers[i]), h, name, column, here, around, text)
+            at = (i, h)
             far[at] = max(far.get(at, (0.0, finding)), (abs(float(z[i, h])), finding), key=lambda pair: pair[0])
     return {i: finding for i, (_, finding) in layers.items()}, {at: finding for at, (_, finding) in far.items()}

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from weightscope.attention import Layer
 from weightscope.factored import Triangle, core_singular_values, route_of, triangle
 from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_share
 from weightscope.metrics.sketch import probes, space_sketch
 from weightscope.metrics.value_output import affine_singular_values, eigenvalues
-from weightscope.model import Layer
 
 LEADING = 8  # eigenvalues of the symmetric part that are kept
 TASKS = 8  # a layer's heads are handed out in at least about this many pieces
@@ -48,7 +48,7 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray]) -> dict[str, 
     ----------
     layer : Layer
     middles : mapping of str to (r, r) arrays
-        What else to put between W_Q and W_K': rotations at other distances, their mean, parts that do or do not turn.
+        What else to put between W_Q R(0) and W_K': rotations at other distances, their mean, parts that turn or not.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray]) -> dict[str, 
         (H, 8), qk_symmetric_share, qk_bias_norm, vo_bias_norm (H,), qk_route, vo_route (H,) str, q_sketch, k_sketch,
         v_sketch, o_sketch (H, s); and for the layer qk_column_share (d,).
     """
-    n_heads, n_kv = len(layer.w_q), len(layer.w_k)
+    n_heads, n_kv = layer.n_heads, layer.n_kv_heads
     shared_by = n_heads // n_kv
     a_task = min(shared_by, max(1, n_heads // TASKS))
     tasks = [
@@ -66,9 +66,9 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray]) -> dict[str, 
         for kv in range(n_kv)
         for first in range(kv * shared_by, (kv + 1) * shared_by, a_task)
     ]
-    omega = probes(layer.w_q.shape[1])
+    omega = probes(layer.q.w.shape[1])
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
-        parts = list(pool.map(lambda task: _measure_heads(layer, *task, middles, omega), tasks))
+        parts = list(pool.map(lambda task: _measure_heads(layer, task[0], task[1], middles, omega), tasks))
     heads = [head for found, _ in parts for head in found]
     columns = np.sum([column for _, column in parts], axis=0)  # (d,)
     layer_wide = {"qk_column_share": columns / columns.sum() if columns.sum() > 0 else columns}
@@ -84,11 +84,12 @@ def _measure_heads(
     layer: Layer, kv: int, heads: Sequence[int], middles: Mapping[str, np.ndarray], omega: np.ndarray
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
     """Heads that share a key-value head, and the sum over them of |column of W_QK|^2 / |W_QK|_F^2, (d,)."""
-    key, value = project(layer.w_k[kv], omega), project(layer.w_v[kv], omega)
+    key, value = project(layer.k.w[kv], omega), project(layer.v.w[kv], omega)
     found, queries = [], np.zeros_like(key.gram)
     for head in heads:
-        query = project(layer.w_q[head], omega)
-        found.append(_qk(query, key, layer.b_q[head], middles) | _vo(layer, head, kv, value, omega))
+        query = project(_scaled(layer, layer.q.w[head]), omega)
+        b_q = _scaled(layer, layer.q.b[head])
+        found.append(_qk(query, key, b_q, middles) | _vo(layer, head, kv, value, omega))
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             queries += query.gram / squared
@@ -96,11 +97,16 @@ def _measure_heads(
     return found, np.nan_to_num(columns)
 
 
+def _scaled(layer: Layer, w: np.ndarray) -> np.ndarray:
+    """w R(0): queries with the factor that some rotations put on scores, whatever the distance."""
+    return w if layer.rotation is None or layer.rotation.factor == 1 else layer.rotation.rotate_at(w, 0)
+
+
 def _qk(
     query: Projection, key: Projection, b_q: np.ndarray, middles: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     cross = key.factor.T @ query.factor  # (r, r)
-    spectra = {
+    spectra: dict[str, np.ndarray] = {
         f"qk_singular_values_{name}": core_singular_values(query.triangle, key.triangle, middle)
         for name, middle in middles.items()
     }
@@ -108,7 +114,7 @@ def _qk(
         "qk_singular_values": core_singular_values(query.triangle, key.triangle),
         "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, cross)),
         "qk_symmetric_eigenvalues": symmetric_eigenvalues(query.gram, key.gram, cross)[:LEADING],
-        "qk_bias_norm": np.linalg.norm(key.triangle.r @ b_q.astype(np.float64)),  # |b_Q W_K'| = |R_K b_Q'|
+        "qk_bias_norm": np.array(np.linalg.norm(key.triangle.r @ b_q.astype(np.float64))),  # |b_Q W_K'| = |R_K b_Q'|
         "qk_route": np.array(route_of(query.triangle, key.triangle)),
         "q_sketch": query.sketch,
         "k_sketch": key.sketch,
@@ -116,12 +122,12 @@ def _qk(
 
 
 def _vo(layer: Layer, head: int, kv: int, value: Projection, omega: np.ndarray) -> dict[str, np.ndarray]:
-    output, b_v = project(layer.w_o[head].T, omega), layer.b_v[kv]
+    output, b_v = project(layer.w_o[head].T, omega), layer.v.b[kv]
     return {
         "vo_singular_values": core_singular_values(value.triangle, output.triangle),
         "vo_affine_singular_values": affine_singular_values(value.triangle, b_v, output.triangle),
         "vo_eigenvalues": eigenvalues(output.factor.T @ value.factor),
-        "vo_bias_norm": np.linalg.norm(output.triangle.r @ b_v.astype(np.float64)),
+        "vo_bias_norm": np.array(np.linalg.norm(output.triangle.r @ b_v.astype(np.float64))),
         "vo_route": np.array(route_of(value.triangle, output.triangle)),
         "v_sketch": value.sketch,
         "o_sketch": output.sketch,

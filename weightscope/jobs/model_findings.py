@@ -5,12 +5,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from weightscope.attention import Head
+from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError
 from weightscope.jobs.finding import Finding
 from weightscope.jobs.lenient import count_not_finite
-from weightscope.metrics.outliers import norm_outliers, row_norms
+from weightscope.metrics.outliers import log_measure, norm_outliers, robust_z, row_norms
 from weightscope.metrics.sketch import alike, frobenius_cosine, principal_angles
-from weightscope.model import Head, Model
+from weightscope.model import Model
 
 WORTH_A_LOOK = 0.7  # correlation of sketches from which on the exact angles are computed; its own error is about 0.06
 PARALLEL = (
@@ -18,6 +20,7 @@ PARALLEL = (
 )
 OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual dimension an outlier
 OUTSIZED_SHARE = 0.02  # and at least this much of the energy
+GAIN_Z, GAIN_FACTOR = 8.0, 8.0  # a gain far from the others: both
 ROW_Z = 8.0  # robust z-score of a row's log norm
 NAMED = 20  # rows of an embedding that a finding lists
 
@@ -29,8 +32,7 @@ def broken_tensors(model: Model, layers: list[int], columns: Mapping[str, np.nda
         broken = {name: np.flatnonzero(~np.isfinite(norm)).tolist() for name, norm in norms.items()}
         if not any(broken.values()):
             continue
-        prefix = model.prefix + model.family.layer.format(i=layer)
-        counts = {n: count_not_finite(model.checkpoint[n]) for n in model.checkpoint if n.startswith(prefix)}
+        counts = {tensor.name: count_not_finite(tensor) for tensor in model.attention_tensors(layer)}
         where = ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count)
         for name, heads in broken.items():
             if heads:
@@ -92,7 +94,7 @@ def outlier_dimensions(layers: list[int], shares: np.ndarray) -> Iterator[Findin
         outsized = order[row[order] > max(OUTSIZED * even, OUTSIZED_SHARE)]
         if len(outsized):
             share = float(row[outsized[0]])
-            others = f"; so do {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
+            others = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
             text = (
                 f"Residual dimension {outsized[0]} carries {share:.1%} of W_QK's squared norm on the keys' side, "
                 f"{share / even:.0f} times its even share{others}."
@@ -101,14 +103,37 @@ def outlier_dimensions(layers: list[int], shares: np.ndarray) -> Iterator[Findin
             yield Finding("outlier_dimension", layer, None, "qk", "qk_column_share", share, even, text, items)
 
 
+def outlier_gains(model: Model, layers: list[int]) -> Iterator[Finding]:
+    """Gains of the norm that feeds attention, far from the layer's others."""
+    for layer in layers:
+        norm = model.family.norm_of(layer)
+        if norm is None:
+            continue
+        stem = model.family.stored_name(model.config, layer, model.file)
+        gains = np.abs(norm.read(model.tensors(stem), model.config.d_model)[0])  # (d,)
+        usual = float(np.nanmedian(gains))
+        z = robust_z(log_measure(gains))
+        order = np.argsort(-gains, kind="stable")
+        outsized = order[(z[order] > GAIN_Z) & (gains[order] > GAIN_FACTOR * usual)]
+        if len(outsized):
+            gain, dimension = float(gains[outsized[0]]), int(outsized[0])
+            others = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
+            text = f"The norm before attention scales dimension {dimension} by {gain:.3g} (median {usual:.3g}){others}."
+            items = tuple(map(int, outsized[:NAMED]))
+            yield Finding("outlier_dimension", layer, None, None, "norm_gain", gain, usual, text, items)
+
+
 def embedding_rows(model: Model) -> Iterator[Finding]:
     """Token and position embeddings with norms far from the others'."""
     try:
-        norms = np.concatenate([row_norms(block) for _, block in model.embeddings.blocks()])
+        stored = model.embeddings.token_tensor
     except CheckpointError:  # the checkpoint has no token embedding
-        norms = np.empty(0)
-    padding = model.checkpoint.config.get("pad_token_id")
-    yield from _rows("token", norms, padding if type(padding) is int else None)
+        pass
+    else:
+        rows = max(1, BLOCK_BYTES // (4 * stored.shape[1]))
+        norms = np.concatenate([row_norms(block) for _, block in stored.blocks(rows)])
+        padding = model.config.raw.get("pad_token_id")
+        yield from _rows("token", norms, padding if type(padding) is int else None)
     if model.positions is not None:
         yield from _rows("position", row_norms(model.positions), None)
 

@@ -38,7 +38,7 @@ class Directions:
 
 
 def leading_directions(w: Factored, how_many: int) -> list[Directions]:
-    """The first `how_many` directions of a matrix, near-equal ones as one; none for a matrix that is zero or not finite."""
+    """The first `how_many` directions of a matrix, near-equal ones as one; none where it is not finite."""
     if not (np.isfinite(w.left).all() and np.isfinite(w.right).all()):
         return []
     left, s, right = w.leading(how_many * WIDEST)
@@ -112,10 +112,8 @@ def _none() -> Nearest:
 def _merged(best: Nearest, first: int, scores: np.ndarray, how_many: int) -> Nearest:
     """The highest of what is known and a new block's scores; ties go to the lower row, NaN to nobody."""
     scores = np.where(np.isfinite(scores), scores, -np.inf)
-    if len(scores) > how_many:
-        candidates = np.argpartition(-scores, how_many - 1)[:how_many]
-    else:
-        candidates = np.arange(len(scores))
+    kept = min(how_many, len(scores))
+    candidates = np.argpartition(-scores, kept - 1)[:kept]
     rows = np.concatenate([best.rows, candidates + first])
     values = np.concatenate([best.cosines, scores[candidates]])
     order = np.lexsort((rows, -values))[:how_many]

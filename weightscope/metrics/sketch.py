@@ -3,6 +3,8 @@
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from weightscope.factored import orthonormal
+
 ROWS_AT_ONCE = 256  # heads compared with all others at a time
 PROBES = 24  # a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate by 0.06 or so, equal ones by 1
 
@@ -75,7 +77,7 @@ def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     -------
     (min(r, s),) array
     """
-    q_a, q_b = (np.linalg.qr(x.astype(np.float64))[0] for x in (a, b))
+    (q_a, _), (q_b, _) = (orthonormal(x) for x in (a, b))
     u, cosines, vt = np.linalg.svd(q_a.T @ q_b, full_matrices=False)
     # arccos loses small angles: cos 1e-8 is 1 in float64. Their sines are what b's principal vectors leave outside a.
     outside = q_b @ vt.T - q_a @ (u * cosines)

@@ -6,8 +6,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from weightscope.jobs.audit import Audit
-from weightscope.report.style import COLUMN, COLOURS
+from weightscope.jobs.audit import Measured
+from weightscope.metrics.outliers import layer_medians
+from weightscope.report.style import COLOURS, COLUMN
 
 MAPS = (
     ("qk_sigma1", r"$\sigma_1(W_{QK})$", True),
@@ -25,7 +26,7 @@ DEPTH = (
 )
 
 
-def head_maps(found: Audit) -> Figure:
+def head_maps(found: Measured) -> Figure:
     """Layers against heads, one panel a measure; cividis, whose brightness everyone sees in the same order."""
     n_layers, n_heads = found.columns["qk_sigma1"].shape
     height = float(np.clip(2.2 * n_layers / n_heads, 1.2, 4.0))
@@ -55,8 +56,11 @@ def _layer_ticks(layers: np.ndarray) -> tuple[list[int], list[str]]:
     return rows, [str(layers[row]) for row in rows]
 
 
-def spectra_figure(found: Audit) -> Figure:
-    """Every head's singular values: W_QK over its largest, and the affine value-output map (norm-based-attention, Fig. 2)."""
+def spectra_figure(found: Measured) -> Figure:
+    """Singular values of every head: W_QK's over the largest, and the affine value-output map's.
+
+    The second panel is Fig. 2 of the norm-based-attention paper for all heads.
+    """
     figure, (axis_qk, axis_vo) = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4))
     colours = plt.get_cmap("cividis")(np.linspace(0, 1, len(found.layers)))
     qk, vo = found.measured["qk_singular_values"], found.measured["vo_affine_singular_values"]
@@ -77,15 +81,14 @@ def spectra_figure(found: Audit) -> Figure:
     return figure
 
 
-def depth_figure(found: Audit) -> Figure:
+def depth_figure(found: Measured) -> Figure:
     """Measures against depth: every head a dot, the layer's median a line, findings left to the page."""
     figure, axes = plt.subplots(1, 4, figsize=(2 * COLUMN, 1.8))
     for axis, (name, label, log) in zip(axes, DEPTH, strict=True):
         values = found.columns[name]  # (L, H)
         at = np.repeat(found.layers, values.shape[1])
         axis.plot(at, values.ravel(), ".", color=COLOURS[5], markersize=2, alpha=0.6)
-        axis.plot(found.layers, [np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in values],
-                  color=COLOURS[0])  # fmt: skip
+        axis.plot(found.layers, layer_medians(values), color=COLOURS[0])
         if log and (values[np.isfinite(values)] > 0).any():
             axis.set_yscale("log")
         axis.set_title(label)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.errors import printable
-from weightscope.jobs.audit import Audit, spectra_arrays
+from weightscope.jobs.audit import Audit, Measured, spectra_arrays
 from weightscope.jobs.directions import HeadDirections
 from weightscope.jobs.finding import Finding, as_json
 from weightscope.jobs.head_table import MEASURES, middle_names
@@ -35,9 +35,7 @@ class Facts:
     lead: str
 
 
-def write_audit_page(
-    path: Path, facts: Facts, found: Audit, findings: Sequence[Finding], directions: Sequence[HeadDirections]
-) -> None:
+def write_audit_page(path: Path, facts: Facts, results: Audit) -> None:
     """Write the page; whatever a checkpoint calls itself or its tokens is shown as text.
 
     Raises
@@ -45,6 +43,7 @@ def write_audit_page(
     CheckpointError
         The file cannot be written.
     """
+    found = results.heads
     here = files("weightscope.report")
     page, style, own_style, script = (
         (here / name).read_text(encoding="utf-8") for name in ("audit.html", "page.css", "audit.css", "audit.js")
@@ -58,9 +57,9 @@ def write_audit_page(
             caveats=caveats,
             style=style + own_style,
             script=script,
-            findings=_findings(findings, found),
+            findings=_findings(results.findings, found),
             reading=_reading(found),
-            facts=_embedded(_data(found, findings, directions)),
+            facts=_embedded(_data(found, results.findings, results.directions)),
         ),
     )
 
@@ -69,7 +68,7 @@ def _text(value: object) -> str:
     return escape(printable(value))
 
 
-def _findings(findings: Sequence[Finding], found: Audit) -> str:
+def _findings(findings: Sequence[Finding], found: Measured) -> str:
     """Findings by kind, the gravest first."""
     if not findings:
         return "<p>None. Nothing in these weights stands out.</p>"
@@ -94,7 +93,7 @@ def _where(finding: Finding, index: Mapping[int, int]) -> str:
     return f'<button class="where" {at}>{_text(finding.where)}</button>'
 
 
-def _reading(found: Audit) -> str:
+def _reading(found: Measured) -> str:
     rows = "".join(
         f"<dt>{_text(m.symbol)}<br><small>{_text(m.name)}</small></dt><dd>{_text(m.meaning)}</dd>"
         for m in MEASURES
@@ -103,7 +102,7 @@ def _reading(found: Audit) -> str:
     return f'<dl class="reading">{rows}</dl>'
 
 
-def _data(found: Audit, findings: Sequence[Finding], directions: Sequence[HeadDirections]) -> dict[str, Any]:
+def _data(found: Measured, findings: Sequence[Finding], directions: Sequence[HeadDirections]) -> dict[str, Any]:
     spectra = {name: array for name, array in spectra_arrays(found.measured).items() if "singular_values" in name}
     return {
         "layers": found.layers.tolist(),
