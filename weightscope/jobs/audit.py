@@ -119,8 +119,8 @@ def audit(model: Model, out: Path, options: AuditOptions, resume: bool = False) 
         A layer's tensors are missing or misshapen, or `out` cannot be written to. Values that are not finite are no
         error here: they reach the heads they belong to, as NaN.
     """
+    heads = measure(model, out, options, resume)
     unchecked = lenient(model)  # the embeddings too may hold a NaN, which is a finding, not the end
-    heads = measure(unchecked, out, options, resume)
     layers = heads.layers.tolist()
     why_not = can_read_directions(unchecked, layers, options.directions)
     directions: list[HeadDirections] = []
@@ -138,7 +138,9 @@ def measure(model: Model, out: Path, options: AuditOptions, resume: bool) -> Mea
     for index in tqdm(layers, desc="layers", unit="layer", **PROGRESS):
         measured = finished.get(index)
         if measured is None:
-            measured = describe_layer(model.layer(index), options)
+            measured = describe_layer(
+                lenient(model).layer(index), options
+            )  # a model keeps its last layer; this one ends
             finished.put(index, measured)
         found.append(measured)
     return gather(model, layers, found)

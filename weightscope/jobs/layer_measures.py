@@ -38,7 +38,7 @@ def project(factor: np.ndarray, omega: np.ndarray) -> Projection:
     wide = factor.astype(np.float64)  # (d, r)
     gram = wide.T @ wide  # (r, r)
     found = triangle(wide, gram)
-    return Projection(wide, gram, found, space_sketch(wide, found.r, omega))
+    return Projection(wide, gram, found, space_sketch(factor, found.r, omega))
 
 
 def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -93,8 +93,9 @@ def _measure_heads(
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             queries += query.gram / squared
-    columns = np.einsum("dr,dr->d", key.factor @ queries, key.factor)  # k_j A k_j' of every residual dimension j
-    return found, np.nan_to_num(columns)
+    keys = np.nan_to_num(layer.k.w[kv].T)  # (r, d)
+    weighted = queries.astype(np.float32) @ keys  # (r, d), sum over heads of A / |W_QK|_F^2
+    return found, np.einsum("rd,rd->d", weighted, keys, dtype=np.float64)  # k_j A k_j' of every residual dimension j
 
 
 def _scaled(layer: Layer, w: np.ndarray) -> np.ndarray:

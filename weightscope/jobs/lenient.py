@@ -40,8 +40,9 @@ class UncheckedCheckpoint(Mapping[str, Tensor]):
 def lenient(model: Model) -> Model:
     """The same model, reading values that are not finite as they are: they reach the heads they belong to."""
     other = copy(model)
-    other.checkpoint = UncheckedCheckpoint(model.checkpoint)  # type: ignore[assignment]
     other._last = None
+    if not isinstance(model.checkpoint, UncheckedCheckpoint):
+        other.checkpoint = UncheckedCheckpoint(model.checkpoint)  # type: ignore[assignment]
     return other
 
 

@@ -11,7 +11,7 @@ PROBES = 24  # a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate
 
 def probes(d: int) -> np.ndarray:
     """The fixed directions (PROBES, d) that every space of this width is sketched with."""
-    return np.random.default_rng(d).standard_normal((PROBES, d)) / np.sqrt(d)
+    return (np.random.default_rng(d).standard_normal((PROBES, d)) / np.sqrt(d)).astype(np.float32)
 
 
 def space_sketch(factor: np.ndarray, r: np.ndarray, omega: np.ndarray) -> np.ndarray:
@@ -38,7 +38,8 @@ def space_sketch(factor: np.ndarray, r: np.ndarray, omega: np.ndarray) -> np.nda
     diagonal = np.abs(r.diagonal())
     if width > 0.9 * d or not diagonal.min() > 1e-6 * diagonal.max():
         return np.full(len(upper[0]), np.nan)
-    inside = solve_triangular(r, (omega @ factor).T, trans="T")  # Q' Omega', (r, m)
+    projected = (omega @ factor).astype(np.float64)  # (m, r); in the factor's own precision, which is enough for this
+    inside = solve_triangular(r, projected.T, trans="T")  # Q' Omega', (r, m)
     centred = inside.T @ inside - width / d * (omega @ omega.T)  # (m, m)
     sketch = (centred * np.where(np.eye(m, dtype=bool), 1.0, np.sqrt(2.0)))[upper]  # keeps the Frobenius inner product
     return sketch / np.linalg.norm(sketch)

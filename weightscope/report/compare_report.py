@@ -42,8 +42,8 @@ def write_report(found: Comparison, out: Path) -> None:
         ),
         Section(
             "The heads that moved most",
-            "Angles are the largest and the mean principal angle, in degrees, between the spaces that queries (left) and "
-            "keys (right) read, or that values read (left) and outputs write (right).",
+            "Angles are the largest and the mean principal angle, in degrees, between the spaces that queries (left) "
+            "and keys (right) read, or that values read (left) and outputs write (right).",
             [
                 Figure(save(spectra_side_by_side(found), out, "spectra"), "Singular values before and after."),
                 _table(found, moved[:LISTED]),
@@ -148,7 +148,7 @@ def trajectories(found: Comparison) -> figures.Figure:
     for name, dash in (("qk_change", "-"), ("vo_change", "--")):
         typical = [np.nanmedian(change) for change in found.from_previous[name]]
         axes[-1].plot(steps[1:], typical, dash, color=COLOURS[0 if name == "qk_change" else 1], label=name[:2].upper())
-    axes[-1].set_title("change since the previous")
+    axes[-1].set_title("step to step change")
     axes[-1].legend()
     for axis in axes:
         axis.set_xlabel("checkpoint")
