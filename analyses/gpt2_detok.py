@@ -28,7 +28,7 @@ from weightscope.model import Model
 from weightscope.report.detok_report import detok_sections, neighbour_section
 from weightscope.report.page import write_page
 from weightscope.report.position_report import position_sections
-from weightscope.tokenizer import load_tokenizer, token_id, token_text, tokenizer_hash
+from weightscope.tokenizer import load_tokenizer, token_id, tokenizer_hash
 
 PAPER_TOKENS = ("iens", " Jackson", "tarian", " Obama", " Korea", " chloride")  # Tables 1 and 3
 EMBEDDED_TOKENS = ("ingly", "ation", " Bennet", " Holmes", " York", " Street")
@@ -70,13 +70,13 @@ def openwebtext_counts(tokenizer: Tokenizer) -> Counts:
     return counts
 
 
-def single_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
-    """Ids of those texts that are one token in this vocabulary."""
-    found = []
+def single_tokens(tokenizer: Tokenizer, counts: Counts, texts: Sequence[str]) -> dict[str, int]:
+    """Ids, by their text, of those texts that are one token in this vocabulary and follow some token in the counts."""
+    found = {}
     for text in texts:
         with suppress(CheckpointError):
-            found.append(token_id(tokenizer, text))
-    return found
+            found[text] = token_id(tokenizer, text)
+    return {text: token for text, token in found.items() if len(counts.row(token)[0])}
 
 
 @click.command()
@@ -104,14 +104,13 @@ def run(source: str, counts_file: Path | None, out: Path) -> None:
     else:
         counts = load_counts(COUNTS) if embedded else openwebtext_counts(tokenizer)
     counts.check(model.embeddings.n_tokens, tokenizer_hash(tokenizer))
-    tokens = single_tokens(tokenizer, EMBEDDED_TOKENS if embedded else PAPER_TOKENS)
+    tokens = single_tokens(tokenizer, counts, EMBEDDED_TOKENS if embedded else PAPER_TOKENS)
 
     # compute
     detokenization = detokenize(first, counts)
-    texts = [token_text(tokenizer, token) for token in tokens]
-    curves = roc_curves(first, counts, tokens[:2])
+    curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
     best = [row.head for row in detokenization.table[:3]]
-    found = [n for token in tokens for n in neighbours(first, tokenizer, token, top=5, heads=best)]
+    found = [n for token in tokens.values() for n in neighbours(first, tokenizer, token, 5, best)]
     terms = position_terms(first)
     trends = head_trends(terms)
 
@@ -119,8 +118,8 @@ def run(source: str, counts_file: Path | None, out: Path) -> None:
     write_detokenization(detokenization, out)
     write_neighbours(found, out / "neighbours.csv")
     write_positions(terms, trends, out)
-    lead, sections = detok_sections(detokenization, curves, texts[:2], counts, out)
-    sections.append(neighbour_section(found, texts))
+    lead, sections = detok_sections(detokenization, curves, counts, out)
+    sections.append(neighbour_section(found, list(tokens)))
     sections += position_sections(terms, trends, out)
     name = "the checkpoint that comes with weightscope" if embedded else source
     write_page(out / "report.html", f"Detokenization in the first attention layer of {name}", lead, sections)

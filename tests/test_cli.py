@@ -49,7 +49,7 @@ def refused(*arguments: object) -> str:
 
 
 def test_detok_writes_what_is_promised(folder: Path, tmp_path: Path) -> None:
-    result = run("detok", folder, "--counts", folder / "counts.npz", "--out", tmp_path, "--token", "at")
+    result = run("detok", folder, "--counts", folder / "counts.npz", "--out", tmp_path, "--token", " cat")
     assert result.exit_code == 0, result.output
     table = rows(tmp_path / "heads.csv")
     assert [row["head"] for row in table] == ["0", "1", "2", "3"]

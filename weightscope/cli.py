@@ -86,11 +86,11 @@ def detok(
     bigrams = load_counts(counts or COUNTS)
     tokenizer = _tokenizer_if_any(first.model.checkpoint.folder, needed=bool(tokens))
     bigrams.check(first.model.embeddings.n_tokens, tokenizer and tokenizer_hash(tokenizer))
-    chosen = [token_id(tokenizer, token) for token in tokens]
+    chosen = {text: token_id(tokenizer, text) for text in tokens}
     found = detokenize(first, bigrams)
     curves = roc_curves(first, bigrams, chosen)
     write_detokenization(found, out)
-    lead, sections = detok_sections(found, curves, tokens, bigrams, out)
+    lead, sections = detok_sections(found, curves, bigrams, out)
     write_page(out / "report.html", f"Detokenization in layer {layer} of {first.model.checkpoint.name}", lead, sections)
     for row in found.table:
         click.echo(f"head {row.head:3d}  auroc {row.auroc:.3f}  auroc_paper {row.auroc_paper:.3f}")

@@ -117,6 +117,8 @@ class Rotation:
 
     def rotate_at(self, w: np.ndarray, delta: float) -> np.ndarray:
         """w R(delta), shape (..., r): times a key map it scores keys `delta` positions before the query."""
+        if self.factor == 1 and not np.any(delta):
+            return w
         return self.turn(w, self.angles_at(delta), self.factor**2)
 
     @property

@@ -9,7 +9,7 @@ from weightscope.errors import CheckpointError
 # Meaning -> keys to try in order.
 KEYS: dict[str, tuple[str, ...]] = {
     "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
+    "d_model": ("hidden_size", "n_embd", "n_embed", "d_model", "dim"),
     "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
     "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
     "n_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),

@@ -103,7 +103,10 @@ DEBERTA = BERT.but(
         When("position_biased_input", False, inputs__positions=""),
         When(
             "relative_attention", True,
-            caveats=("the content-to-position and position-to-content terms of the score, which add to it",),
+            caveats=(
+                "the relative-position terms of scores, content to position and position to content; only the "
+                "content-to-content term is here, in layer.scores too",
+            ),
         ),
         When("talking_head", True, caveats=("the mixing of heads before and after the softmax",)),
     ),

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention import Divisor, Layer
+from weightscope.distance import Slopes
 from weightscope.families.config import ModelConfig, Numbers
 from weightscope.families.family import Family, QkNorm
 from weightscope.families.tensors import LayerTensors
 from weightscope.folding import Affine, InverseRms
-from weightscope.rotation import GridRotation, Rotation
+from weightscope.rotation import GridRotation
 
 
 def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: int, file: object) -> Layer:
@@ -111,10 +112,17 @@ def caveats(layer: Layer) -> tuple[str, ...]:
         said.append(f"the q/k-norm: scores are divided by the size of query and key, of {scope}; gamma is folded in")
     if layer.q_shift is not None:
         said.append("the q/k-norm's beta: terms of one token alone, divided by the other's size only")
-    if layer.rotation is not None:
-        said.append(_rotary_caveat(layer.rotation))
+    if layer.rotation is not None and layer.rotation.stretched is not None:
+        longest = layer.rotation.longest
+        said.append(f"slower rotation of sequences over {longest} positions; qk_at holds for shorter ones")
+    if isinstance(layer.rotation, GridRotation):
+        said.append(
+            "rotation by row and column: qk_at holds between patches; class and register tokens do not turn, so that "
+            "against a patch they see where it is"
+        )
     if layer.additive is not None:
-        said.append("the position bias added to scores (layer.position_bias)")
+        kind = "ALiBi" if isinstance(layer.additive, Slopes) else "relative-position"
+        said.append(f"the {kind} bias added to scores (layer.position_bias)")
     if layer.softcap is not None:
         said.append(f"the softcap: scores s become {layer.softcap:g} tanh(s / {layer.softcap:g})")
     if layer.clip is not None:
@@ -124,13 +132,3 @@ def caveats(layer: Layer) -> tuple[str, ...]:
     if layer.gate is not None:
         said.append("the output gate: what a head gathers is multiplied by a sigmoid of the query token (layer.gate)")
     return tuple(said)
-
-
-def _rotary_caveat(rotation: Rotation) -> str:
-    if isinstance(rotation, GridRotation):
-        return (
-            "rotation by row and column: qk_at(delta) holds between patches; class and register tokens do not turn, so "
-            "that against a patch they see where it is"
-        )
-    stretched = f"; sequences over {rotation.longest} positions turn slower" if rotation.stretched else ""
-    return f"rotation: qk is W_QK at distance 0, qk_at(delta) at others{stretched}"

@@ -240,7 +240,8 @@ STABLELM = LLAMA.but(
             ),
         ),
     ),
-    defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "use_qkv_bias": False, "qk_layernorm": False},
+    defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "use_qkv_bias": False, "qk_layernorm": False,
+              "max_position_embeddings": 4096},
 )  # fmt: skip
 
 STARCODER2 = LLAMA.but(
@@ -248,7 +249,13 @@ STARCODER2 = LLAMA.but(
     model_types=("starcoder2",),
     biases=biases("use_bias", "use_bias"),
     norm=layer_norm("input_layernorm"),
-    defaults={"norm_epsilon": 1e-5, "rms_norm_eps": None, "use_bias": True, "num_key_value_heads": 2},
+    defaults={
+        "norm_epsilon": 1e-5,
+        "rms_norm_eps": None,
+        "use_bias": True,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+    },
 )
 
 COHERE = LLAMA.but(

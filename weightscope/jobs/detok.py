@@ -1,6 +1,6 @@
 """Which heads put words together: T^ee against bigram counts (detokenization paper, section 3)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def detokenize(first: FirstLayer, counts: Counts) -> Detokenization:
         No token embedding, or counts of another vocabulary.
     """
     n_tokens = first.model.embeddings.n_tokens
-    matrix = counts.padded(n_tokens)
+    matrix = counts.matrix(n_tokens)
     rows = []
     with tqdm(total=len(first.heads) * n_tokens, desc="AUROC", unit="token", unit_scale=True, **PROGRESS) as bar:
         for head in first.heads:
@@ -93,16 +93,23 @@ class TokenRoc:
 
     Attributes
     ----------
-    token : int
+    text : str
     curves : list of (false positive rate, true positive rate)
     """
 
-    token: int
+    text: str
     curves: list[tuple[np.ndarray, np.ndarray]]
 
 
-def roc_curves(first: FirstLayer, counts: Counts, tokens: Sequence[int]) -> list[TokenRoc]:
+def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> list[TokenRoc]:
     """ROC curves of every head for chosen current tokens (Fig. 2).
+
+    Parameters
+    ----------
+    first : FirstLayer
+    counts : Counts
+    tokens : mapping of str to int
+        Ids of the current tokens by their text.
 
     Raises
     ------
@@ -110,10 +117,12 @@ def roc_curves(first: FirstLayer, counts: Counts, tokens: Sequence[int]) -> list
         A token follows no token in the counts, so that it has no curve.
     """
     found = []
-    for token in tokens:
+    for text, token in tokens.items():
         previous, weights = counts.row(token)
         if not len(previous):
-            raise CheckpointError(f"token {token} follows no token, so it has no ROC curve", file=counts.file)
+            raise CheckpointError(
+                f"{text!r} follows no token in these counts, so it has no ROC curve", file=counts.file
+            )
         curves = [roc_curve(scores, previous, weights) for scores in first.token_scores(token)]
-        found.append(TokenRoc(token, curves))
+        found.append(TokenRoc(text, curves))
     return found

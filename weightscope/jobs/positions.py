@@ -130,9 +130,10 @@ def head_trends(terms: PositionTerms) -> list[HeadTrend]:
     kept = terms.attended
     curves = [curve[:, kept] for curve in (terms.t_p, terms.t_pp, terms.t_p + terms.t_pp)]
     near = np.full(len(curves[0]), np.nan) if terms.sigma is None else near_mass(terms.attention())
+    of_heads = zip(*(trends(curve) for curve in curves), strict=True)
     return [
-        HeadTrend(head, *three, recency(curves[2][head]), float(near[head]))
-        for head, three in enumerate(zip(*(trends(curve) for curve in curves), strict=True))
+        HeadTrend(head, t_p, t_pp, total, recency(curves[2][head]), float(near[head]))
+        for head, (t_p, t_pp, total) in enumerate(of_heads)
     ]
 
 

@@ -30,12 +30,12 @@ def auroc_figure(found: Detokenization) -> Figure:
     return figure
 
 
-def roc_figure(tokens: Sequence[TokenRoc], texts: Sequence[str], best: Detokenization) -> Figure:
+def roc_figure(tokens: Sequence[TokenRoc], best: Detokenization) -> Figure:
     """ROC curves of the best and the worst head in colour, of the others in grey; one panel a token."""
     first, last = best.table[0].head, best.table[-1].head
     width = min(2 * COLUMN, COLUMN * len(tokens))
     figure, axes = plt.subplots(1, len(tokens), figsize=(width, 0.5 * width + 0.4), sharey=True, squeeze=False)
-    for axis, token, text in zip(axes[0], tokens, texts, strict=True):
+    for axis, token in zip(axes[0], tokens, strict=True):
         axis.plot([0, 1], [0, 1], color="black", linewidth=0.6, linestyle=":")
         for head, (false_rate, true_rate) in enumerate(token.curves):
             style = head_style(head) if head in (first, last) else {"color": "0.82", "linewidth": 0.7}
@@ -48,7 +48,7 @@ def roc_figure(tokens: Sequence[TokenRoc], texts: Sequence[str], best: Detokeniz
                 label=f"head {head}" if shown else None,
                 **style,
             )
-        axis.set_title(f"“{text.replace('$', chr(92) + '$')}”")
+        axis.set_title(f"“{token.text.replace('$', chr(92) + '$')}”")
         axis.set_xlabel("false positive rate (1)")
         axis.set_aspect("equal")
         axis.legend(loc="lower right")

@@ -12,9 +12,9 @@ from weightscope.report.style import save
 
 
 def detok_sections(
-    found: Detokenization, curves: Sequence[TokenRoc], texts: Sequence[str], counts: Counts, out: Path
+    found: Detokenization, curves: Sequence[TokenRoc], counts: Counts, out: Path
 ) -> tuple[str, list[Section]]:
-    """Draw the figures into `out` and say what they say; `texts` are the curves' tokens as text.
+    """Draw the figures into `out` and say what they say.
 
     Returns
     -------
@@ -44,7 +44,7 @@ def detok_sections(
     sections = [Section("Which heads put words together", counted, parts)]
     if curves:
         figure = Figure(
-            save(roc_figure(curves, texts, found), out, "roc"),
+            save(roc_figure(curves, found), out, "roc"),
             "ROC curves for single current tokens (Fig. 2): the best and the worst head in colour, the others in grey.",
         )
         sections.append(Section("ROC curves of single tokens", parts=[figure]))

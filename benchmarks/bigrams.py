@@ -1,0 +1,114 @@
+"""Counting bigrams against the tokenizer's own bare `encode_batch` on the same text in the same batches.
+
+python -m benchmarks.bigrams CORPUS_FOLDER TOKENIZER
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weightscope.bigrams import batched, count_bigrams
+from weightscope.corpus import corpus_files, documents
+from weightscope.tokenizer import load_tokenizer, safe_cut
+
+
+def run(corpus: str, tokenizer: str, *, rounds: int = 3) -> dict[str, Any]:
+    """Measure both in turn, so that whatever else the machine does meets both alike.
+
+    Parameters
+    ----------
+    corpus : str
+        A file or folder of text.
+    tokenizer : str
+        What `load_tokenizer` takes.
+    rounds : int, optional
+
+    Returns
+    -------
+    dict
+        Medians over the rounds: MB/s (10^6 bytes of UTF-8) and tokens/s of `encode_batch`, of `encode_batch_fast` and
+        of counting from the files on; `ratio` of counting to `encode_batch` in each round, its median; and what one
+        count in a fresh process peaks at, with what that process holds before it reads any text.
+    """
+    loaded = load_tokenizer(tokenizer)
+    texts = ["".join(document) for document in documents(corpus_files([corpus]), lambda read: None)]
+    megabytes = sum(len(text.encode()) for text in texts) / 1e6
+    batches = [[piece.text for piece in batch] for batch in batched(([text] for text in texts), safe_cut(loaded))]
+    del texts
+    seconds: dict[str, list[float]] = {"encode_batch": [], "encode_batch_fast": [], "counting": []}
+    for _ in range(rounds):
+        for name in ("encode_batch", "encode_batch_fast"):
+            encode = getattr(loaded, name)
+            start = time.perf_counter()
+            for batch in batches:
+                encode(batch, add_special_tokens=False)
+            seconds[name].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        counts = count_bigrams([corpus], loaded, progress=False)
+        seconds["counting"].append(time.perf_counter() - start)
+    ratios = [bare / counted for bare, counted in zip(seconds["encode_batch"], seconds["counting"], strict=True)]
+    fast = [bare / counted for bare, counted in zip(seconds["encode_batch_fast"], seconds["counting"], strict=True)]
+    return {
+        "megabytes": megabytes,
+        "tokens": counts.tokens,
+        "distinct_pairs": counts.pairs,
+        "mb_per_second": {name: megabytes / statistics.median(times) for name, times in seconds.items()},
+        "tokens_per_second": {name: counts.tokens / statistics.median(times) for name, times in seconds.items()},
+        "ratio": statistics.median(ratios),
+        "ratio_rounds": ratios,
+        "ratio_to_fast": statistics.median(fast),
+        **peak_memory(corpus, tokenizer),
+    }
+
+
+MEMORY = """
+import json, sys
+from pathlib import Path
+from weightscope.bigrams import count_bigrams
+from weightscope.tokenizer import load_tokenizer
+
+def kibibytes(field):
+    return int(next(line.split()[1] for line in Path("/proc/self/status").open() if line.startswith(field)))
+
+tokenizer = load_tokenizer(sys.argv[2])
+before = kibibytes("VmRSS")
+count_bigrams([sys.argv[1]], tokenizer, progress=False)
+print(json.dumps({"loaded_mib": before / 1024, "peak_mib": kibibytes("VmHWM") / 1024}))
+"""
+
+
+def peak_memory(corpus: str, tokenizer: str) -> dict[str, float]:
+    """Resident memory of a fresh process, in MiB: with the tokenizer loaded, and at the peak of one count."""
+    if not Path("/proc/self/status").exists():
+        return {}
+    command = [sys.executable, "-c", MEMORY, corpus, tokenizer]
+    measured = subprocess.run(command, check=True, capture_output=True, text=True)
+    return dict(json.loads(measured.stdout))
+
+
+@click.command()
+@click.argument("corpus", type=click.Path(exists=True))
+@click.argument("tokenizer")
+@click.option("--rounds", default=3, show_default=True)
+def main(corpus: str, tokenizer: str, rounds: int) -> None:
+    found = run(corpus, tokenizer, rounds=rounds)
+    print(f"{found['megabytes']:.1f} MB, {found['tokens']:,} tokens, {found['distinct_pairs']:,} distinct pairs")
+    for name, rate in found["mb_per_second"].items():
+        print(f"{name:18} {rate:6.2f} MB/s {found['tokens_per_second'][name]:12,.0f} tokens/s")
+    rounds_shown = ", ".join(f"{ratio:.2f}" for ratio in found["ratio_rounds"])
+    print(f"counting / encode_batch       {found['ratio']:.2f} (rounds: {rounds_shown})")
+    print(f"counting / encode_batch_fast  {found['ratio_to_fast']:.2f}")
+    if "peak_mib" in found:
+        print(
+            f"resident memory               {found['peak_mib']:.0f} MiB at its peak, {found['loaded_mib']:.0f} before"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What the fixtures and the rows' defaults say, asked again of the transformers that is installed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import FIXTURES, NAMES, fixture
+
+from weightscope.families import FAMILIES
+
+torch = pytest.importorskip("torch", reason="fixtures are made by torch, which is not installed")
+transformers = pytest.importorskip("transformers", reason="fixtures are made by transformers, which is not installed")
+
+FIVE = transformers.__version__.startswith("5.")
+made_by_5 = pytest.mark.skipif(not FIVE, reason=f"fixtures are made by transformers 5, not {transformers.__version__}")
+
+
+@pytest.mark.slow
+@made_by_5
+@pytest.mark.parametrize("name", NAMES)
+def test_fixtures_are_what_their_script_makes(name: str, tmp_path: Path) -> None:
+    from make_fixtures import make
+    from safetensors.numpy import load_file
+
+    transformers.logging.disable_progress_bar()
+    make(fixture(name).case, tmp_path)
+    made, kept = (load_file(folder / "model.safetensors") for folder in (tmp_path, FIXTURES / name))
+    assert made.keys() == kept.keys()
+    for key, tensor in made.items():
+        np.testing.assert_array_equal(tensor, kept[key], err_msg=key)
+    with np.load(tmp_path / "expected.npz") as arrays:
+        assert set(arrays) == set(fixture(name).arrays)
+        for key in arrays:
+            np.testing.assert_allclose(arrays[key], fixture(name).arrays[key], rtol=1e-4, atol=1e-5, err_msg=key)
+    made_config, kept_config = (
+        json.loads((folder / "config.json").read_text()) for folder in (tmp_path, FIXTURES / name)
+    )
+    assert made_config | {"transformers_version": ""} == kept_config | {"transformers_version": ""}
+
+
+# Names under which a row keeps what transformers 5 has inside rope_parameters, or computes from a pattern.
+ELSEWHERE = {"rope_scaling", "sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers"}
+
+
+@made_by_5
+@pytest.mark.parametrize(
+    ("row", "model_type"), [(row, kind) for row in FAMILIES for kind in row.model_types if "Refined" not in kind]
+)
+def test_defaults_are_the_architectures(row, model_type: str) -> None:
+    """What a row takes for granted when config.json leaves it out is what transformers would."""
+    config = transformers.AutoConfig.for_model(model_type).to_dict()
+    config = config.get(row.nested, config)
+    for key, value in row.defaults.items():
+        if key in config and key not in ELSEWHERE:
+            assert config[key] == value, key
+    if row.rope is not None and "rope_parameters" in config:
+        given = config["rope_parameters"]
+        given = given.get("full_attention", given)
+        assert row.rope.theta == given["rope_theta"]
+        assert row.rope.fraction == given.get("partial_rotary_factor", 1.0)
+    for key in ("num_key_value_heads", "head_dim"):
+        said = row.defaults.get(key)
+        usual = {"num_key_value_heads": config.get("num_attention_heads"), "head_dim": None}[key]
+        keys = row.kv_heads if key == "num_key_value_heads" else row.head_dim
+        if isinstance(keys, tuple) and keys == (key,) and key in config and config[key] != usual:
+            wide = config["hidden_size"] // config["num_attention_heads"]
+            assert said == config[key] or (key == "head_dim" and config[key] == wide), key

@@ -1,0 +1,253 @@
+"""Documents out of plain text, JSON lines and Parquet, one at a time and in bounded memory.
+
+| file | a document is | ends in |
+|---|---|---|
+| plain text | the file | .txt, .text, .md, and any other file named outright |
+| JSON lines | a line, its field "text" | .jsonl, .ndjson, .json |
+| Parquet | a row, its column "text" | .parquet |
+
+Text and JSON lines may be compressed (.gz, .zst). Text is UTF-8, taken as it stands: no newline is translated.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+from weightscope.errors import CheckpointError
+
+Document = Iterable[str]  # a document is its text in parts: a long file is never in memory at once
+Advance = Callable[[int], object]  # is told how many more bytes of a file have been read
+
+INSTALL = "pip install 'weightscope[bigrams]'"
+FIELD = "text"
+TEXT = (".txt", ".text", ".md")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+PARQUET = (".parquet",)
+COMPRESSED = (".gz", ".zst")
+BLOCK = 1 << 20
+ZSTD_BLOCK = 4 << 10  # of compressed bytes: a few of them can stand for megabytes
+ROWS = 256
+
+
+@dataclass(frozen=True)
+class CorpusFile:
+    """A file to read: where it is, what to call it, and how many bytes it has on disk."""
+
+    path: Path
+    name: str
+    size: int
+
+
+def corpus_files(paths: Iterable[str | Path]) -> list[CorpusFile]:
+    """The files of a corpus, each once.
+
+    Parameters
+    ----------
+    paths : iterable of str or path
+        Files, taken as they come, and folders, walked in sorted order for files whose ending says what they are.
+
+    Returns
+    -------
+    list of CorpusFile
+        A file out of a folder is named from that folder on: "books/emma.txt".
+
+    Raises
+    ------
+    CheckpointError
+        A path that is neither file nor folder, or a folder without any text.
+    """
+    found: dict[Path, CorpusFile] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            folder = path.resolve()
+            files = [(file, file.relative_to(folder.parent).as_posix()) for file in _walk(folder)]
+            if not files:
+                endings = ", ".join(TEXT + JSON_LINES + PARQUET)
+                raise CheckpointError(f"no text in this folder (looked for {endings}, .gz and .zst too)", file=folder)
+        elif path.is_file():
+            files = [(path, path.name)]
+        else:
+            raise CheckpointError("no such file or folder" if not path.exists() else "not a file or folder", file=path)
+        for file, name in files:
+            found.setdefault(file.resolve(), CorpusFile(file, name, file.stat().st_size))
+    return list(found.values())
+
+
+def documents(files: Iterable[CorpusFile], advance: Advance) -> Iterator[Document]:
+    """Every document of the files, in order.
+
+    Parameters
+    ----------
+    files : iterable of CorpusFile
+    advance : callable
+        Told of the bytes as they are read.
+
+    Yields
+    ------
+    iterable of str
+        One document, in parts; it is to be used up before the next is asked for.
+
+    Raises
+    ------
+    CheckpointError
+        A file that cannot be read; the message says at which byte, line or row.
+    """
+    for file in files:
+        ending = _ending(file.path)
+        if ending in PARQUET:
+            yield from _parquet_rows(file, advance)
+        elif ending in JSON_LINES:
+            yield from _json_lines(file.path, advance)
+        else:
+            yield _decoded(file.path, advance)
+
+
+def _ending(path: Path) -> str:
+    """The ending that says what a file holds, under its compression; Parquet has its own."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def _walk(folder: Path) -> list[Path]:
+    def refuse(error: OSError) -> None:
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=error.filename) from error
+
+    files = [Path(parent, name) for parent, _, names in os.walk(folder, onerror=refuse) for name in names]
+    known = TEXT + JSON_LINES + PARQUET
+    return sorted(file for file in files if _ending(file) in known and not file.name.startswith(".") and file.is_file())
+
+
+def _decoded(path: Path, advance: Advance) -> Iterator[str]:
+    """The text of a file, in parts of about a block."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    for block in chain(_blocks(path, advance), [b""]):
+        undecoded = len(decoder.getstate()[0])  # the start of a character that the last block cut in two
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"invalid UTF-8 at byte {offset - undecoded + error.start}", file=path) from error
+        yield text.removeprefix("\ufeff") if offset == 0 else text  # a byte-order mark is no text
+        offset += len(block)
+
+
+def _json_lines(path: Path, advance: Advance) -> Iterator[Document]:
+    for number, line in enumerate(_lines(_blocks(path, advance)), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            record = json.loads(line.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"invalid UTF-8 at byte {error.start} of the line", file=where) from error
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"not JSON ({error}); expected one object a line", file=where) from error
+        text = record.get(FIELD) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            found = f"an object with {', '.join(record) or 'nothing'}" if isinstance(record, dict) else "no object"
+            raise CheckpointError(f"{found}; expected an object whose '{FIELD}' is a string", file=where)
+        if b"\\u" in line and any("\ud800" <= character <= "\udfff" for character in text):
+            raise CheckpointError(f"'{FIELD}' has half a surrogate pair, which is no text", file=where)
+        yield (text,)
+
+
+def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    rest: list[bytes] = []
+    for block in blocks:
+        first, *others = block.split(b"\n")
+        rest.append(first)
+        if others:
+            yield b"".join(rest)
+            yield from others[:-1]
+            rest = [others[-1]]
+    yield b"".join(rest)
+
+
+def _parquet_rows(file: CorpusFile, advance: Advance) -> Iterator[Document]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise CheckpointError(f"Parquet needs the pyarrow library: {INSTALL}", file=file.path) from error
+
+    row = 0
+    try:
+        # buffered: a page at a time, not a row group
+        with parquet.ParquetFile(file.path, buffer_size=BLOCK, pre_buffer=False) as source:
+            _check_column(source.schema_arrow, file.path)
+            rows = max(source.metadata.num_rows, 1)
+            for batch in source.iter_batches(batch_size=ROWS, columns=[FIELD], use_threads=False):
+                for text in batch.column(0).to_pylist():
+                    row += 1
+                    if text is not None:
+                        yield (text,)
+                advance(file.size * row // rows - file.size * (row - len(batch)) // rows)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise CheckpointError(f"unreadable Parquet after row {row}: {error}", file=file.path) from error
+
+
+def _check_column(schema: Any, path: Path) -> None:
+    from pyarrow import types
+
+    index = schema.get_field_index(FIELD)  # -1: none of that name, or more than one
+    if index < 0:
+        raise CheckpointError(f"no column '{FIELD}' (has {', '.join(schema.names)})", file=path)
+    kind = schema.field(index).type
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(value) or types.is_large_string(value)):
+        raise CheckpointError(f"column '{FIELD}' holds {kind}; expected strings", file=path)
+
+
+def _blocks(path: Path, advance: Advance) -> Iterator[bytes]:
+    """The bytes of a file, decompressed, in blocks that are never empty."""
+    broken: Sequence[type[Exception]] = (OSError, EOFError, zlib.error)
+    try:
+        with path.open("rb") as raw:
+            if path.suffix.lower() == ".zst":
+                zstandard = _zstandard(path)
+                broken = (*broken, zstandard.ZstdError)
+                blocks = _unzstd(raw, zstandard.ZstdDecompressor())
+            else:
+                stream = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+                blocks = iter(lambda: stream.read(BLOCK), b"")
+            read = 0
+            for block in blocks:
+                yield block
+                advance(raw.tell() - read)
+                read = raw.tell()
+    except tuple(broken) as error:
+        raise CheckpointError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from error
+
+
+def _zstandard(path: Path) -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise CheckpointError(f".zst needs the zstandard library: {INSTALL}", file=path) from error
+    return zstandard
+
+
+def _unzstd(raw: IO[bytes], decompressor: Any) -> Iterator[bytes]:
+    """Frame after frame. The library's own stream reader takes a file that was cut short for a whole one."""
+    frame = None
+    while block := raw.read(ZSTD_BLOCK):
+        while block:
+            frame = frame or decompressor.decompressobj()
+            if text := frame.decompress(block):
+                yield text
+            block = frame.unused_data
+            if frame.eof:
+                frame = None
+    if frame is not None:
+        raise EOFError("the last zstd frame is cut short")
