@@ -172,6 +172,7 @@ CASES = (
     Case("starcoder2", "starcoder2", LLAMA | rope("default")),
     Case("cohere", "cohere", LLAMA | rope("default")),
     Case("cohere_qk_norm", "cohere", LLAMA | {"use_qk_norm": True, "attention_bias": True} | rope("default")),
+    Case("glm", "glm", LLAMA | {"head_dim": 8, "attention_bias": True} | rope("default", partial_rotary_factor=0.5)),
     Case("glm4", "glm4", LLAMA | {"head_dim": 8} | rope("default", partial_rotary_factor=0.5)),
     Case("glm4_moe", "glm4_moe", LLAMA | EXPERTS | {
         "head_dim": 8, "use_qk_norm": True, "attention_bias": True, "n_routed_experts": 2, "first_k_dense_replace": 2,

@@ -1,6 +1,6 @@
 """The README's table of families, from what the fixtures give.
 
-    python tests/families/table.py        # rewrites the table between the markers of README.md
+python tests/families/table.py        # rewrites the table between README.md's markers
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import NAMES, Fixture, fixture, softmax
+from tiny import NAMES, Fixture, fixture, softmax
 
 from weightscope.attention import Layer
 from weightscope.distance import Slopes
@@ -21,7 +21,7 @@ from weightscope.families.family import Family, Norm
 from weightscope.rotation import GridRotation
 
 README = Path(__file__).parent.parent.parent / "README.md"
-MARKED = re.compile(r"(<!-- families -->\n)(.*?)(\n<!-- /families -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- families -->\n)(.*?)(<!-- /families -->)", re.DOTALL)
 HEADER = ("family", "model_type", "scores", "values", "rotation or position terms", "norms", "tiny models")
 
 
@@ -130,4 +130,4 @@ if __name__ == "__main__":
     text = README.read_text()
     if not MARKED.search(text):
         raise SystemExit(f"{README} has no <!-- families --> ... <!-- /families --> to put the table between")
-    README.write_text(MARKED.sub(lambda match: match[1] + table() + match[3], text))
+    README.write_text(MARKED.sub(lambda match: match[1] + table() + "\n" + match[3], text))

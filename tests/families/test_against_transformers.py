@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FIXTURES, NAMES, fixture
+from tiny import FIXTURES, NAMES, fixture
 
 from weightscope.families import FAMILIES
 

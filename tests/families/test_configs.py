@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FIXTURES, NAMES, centred, fixture
 from safetensors.numpy import load_file, save_file
+from tiny import FIXTURES, NAMES, centred, fixture
 
 import weightscope as ws
 from weightscope.checkpoint import Checkpoint

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import NAMES, centred, fixture, softmax
+from tiny import NAMES, centred, fixture, softmax
 
 import weightscope as ws
 from weightscope.attention import Layer

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import softmax
+from tiny import softmax
 
 import weightscope as ws
 

@@ -49,14 +49,6 @@ def alibi(tensors: LayerTensors, config: ModelConfig) -> Slopes:
     return Slopes(np.concatenate((powers(most), powers(2 * most)[::2]))[: config.n_heads])
 
 
-def alibi_mpt(tensors: LayerTensors, config: ModelConfig) -> Slopes:
-    """MPT: slopes of the next power of two, every second one first, then the others."""
-    slopes = powers(1 << (config.n_heads - 1).bit_length())
-    if len(slopes) != config.n_heads:
-        slopes = np.concatenate((slopes[1::2], slopes[::2]))
-    return Slopes(slopes[: config.n_heads])
-
-
 def alibi_falcon(tensors: LayerTensors, config: ModelConfig) -> Slopes:
     """Falcon adds BLOOM's slopes, rounded to bfloat16, before it scales the scores.
 
@@ -187,7 +179,7 @@ MPT = Family(
     output="attn.out_proj",
     norm=layer_norm("norm_1", bias=False),
     inputs=Inputs(tokens="wte.weight"),
-    additive=alibi_mpt,
+    additive=alibi,
     scale=mpt_scale,
     clip=("attn_config", "clip_qkv"),
     defaults={"layer_norm_epsilon": 1e-5},

@@ -3,18 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from weightscope.checkpoint import Tensor
 from weightscope.errors import printable
 from weightscope.model import Model
-
-
-def attention_tensors(model: Model, layer: int) -> list[Tensor]:
-    """The tensors of one layer that an audit reads: projections and the norm before them."""
-    family = model.family
-    prefix = model.prefix + family.layer.format(i=layer)
-    modules = {family.query, family.key, family.value, family.output, family.norm.module}
-    names = (f"{prefix}{module}.{part}" for module in modules for part in ("weight", "bias"))
-    return [model.checkpoint[name] for name in sorted(names) if name in model.checkpoint]
 
 
 def describe(model: Model) -> Iterator[str]:
@@ -25,12 +15,21 @@ def describe(model: Model) -> Iterator[str]:
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
     yield f"family      {family.name} (model_type {printable(config.model_type)})"
     yield f"layers      {config.n_layers}, width {config.d_model}"
+    if len(model.attention_layers) < config.n_layers:
+        others = Counter(kind for i, kind in enumerate(config.layer_types) if i not in model.attention_layers)
+        said = ", ".join(f"{count} {printable(kind)}" for kind, count in others.items())
+        yield f"attention   layers {', '.join(map(str, model.attention_layers)) or 'none'}; not attention: {said}"
     yield f"heads       {config.n_heads} of {config.head_dim}, {config.n_kv_heads} key-value"
-    yield f"tokens      {_embedding(model, family.tokens)}"
-    yield f"positions   {_embedding(model, family.positions)}"
-    per_layer = [sum(t.nbytes for t in attention_tensors(model, layer)) for layer in range(config.n_layers)]
-    yield f"audit reads {_size(sum(per_layer))} of {_size(checkpoint.nbytes)}; layer 0 alone {_size(per_layer[0])}"
-    for tensor in attention_tensors(model, 0):
+    yield f"tokens      {_embedding(model, family.inputs.tokens)}"
+    yield f"positions   {_embedding(model, family.inputs.positions)}"
+    if not model.attention_layers:
+        return
+    first = model.attention_layers[0]
+    read = {t.name: t.nbytes for layer in model.attention_layers for t in model.attention_tensors(layer)}
+    of_first = model.attention_tensors(first)
+    one = _size(sum(tensor.nbytes for tensor in of_first))
+    yield f"audit reads {_size(sum(read.values()))} of {_size(checkpoint.nbytes)}; layer {first} alone {one}"
+    for tensor in of_first:
         yield f"  {printable(tensor.name)}  {tensor.dtype}  {tensor.shape}"
 
 

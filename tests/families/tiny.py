@@ -1,4 +1,4 @@
-"""Fixtures of this folder: tiny models written by transformers, with what its eager attention computed on them."""
+"""The fixtures of this folder, opened: tiny models written by transformers, and what its eager attention computed."""
 
 import sys
 from dataclasses import dataclass

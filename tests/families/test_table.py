@@ -1,0 +1,49 @@
+"""The README's table has a line for every row and no other, and says what the fixtures say."""
+
+import pytest
+from table import HEADER, MARKED, README, fixtures_of, table
+
+from weightscope.families import FAMILIES
+
+ERRORS = (HEADER.index("scores"), HEADER.index("values"))  # bounds on them may change with the machine
+
+
+def lines(text: str) -> dict[str, list[str]]:
+    """Lines of a Markdown table by their first cell, header and rule apart."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+    return {line[0]: line for line in cells}
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, list[str]]:
+    found = MARKED.search(README.read_text()) if README.exists() else None
+    assert found, f"{README} has no table of families between its markers"
+    return lines(found[2])
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, list[str]]:
+    return lines(table())
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: f"{family.name}-{family.tower}")
+def test_every_row_has_a_tiny_model(family) -> None:
+    assert fixtures_of(family)
+
+
+def test_the_table_has_every_row_and_no_other(written: dict[str, list[str]], made: dict[str, list[str]]) -> None:
+    assert sorted(written) == sorted(made)
+
+
+def test_the_table_says_what_the_fixtures_say(written: dict[str, list[str]], made: dict[str, list[str]]) -> None:
+    for name, line in made.items():
+        for column, cell in enumerate(line):
+            if column not in ERRORS:
+                assert written[name][column] == cell, f"{name}: run python tests/families/table.py"
+
+
+def test_every_family_is_right_to_1e_5(made: dict[str, list[str]]) -> None:
+    for line in made.values():
+        for column in ERRORS:
+            bound = line[column].split(",")[0].removeprefix("< ")
+            assert float(bound) <= 1e-5, line
