@@ -138,9 +138,9 @@ def measure(model: Model, out: Path, options: AuditOptions, resume: bool) -> Mea
     for index in tqdm(layers, desc="layers", unit="layer", **PROGRESS):
         measured = finished.get(index)
         if measured is None:
-            measured = describe_layer(
-                lenient(model).layer(index), options
-            )  # a model keeps its last layer; this one ends
+            layer = lenient(model).layer(index)  # of a copy, because a model keeps the last layer it was asked for
+            measured = describe_layer(layer, options)
+            del layer
             finished.put(index, measured)
         found.append(measured)
     return gather(model, layers, found)

@@ -14,7 +14,8 @@ NEAR_DEAD = 1e-3  # of the median Frobenius norm: a head of a thousandth writes 
 COLLAPSED = 1e-3  # singular values below this share of the first do not count when a rank is judged
 COLLAPSED_TO = 0.25  # of the head's width: fewer that count are a collapse
 BULK = 0.15  # of the head's width: an effective rank below it, the first value aside, is a collapse too
-SPIKE = 3.0  # sigma_1 / sigma_2; random products of width 8 stay under 1.9, GPT-2's W_QK under 2.7
+SPIKE = 3.0  # sigma_1 / sigma_2; random products of width 8 stay under 1.9, GPT-2's W_QK under 2.1
+WIDE = 8  # heads narrower than this have larger gaps by chance and need a larger one in proportion
 HEAD_Z, HEAD_FACTOR = 5.0, 3.0  # a head outside: both, in spread of the checkpoint's heads and as a plain factor
 LAYER_Z, LAYER_FACTOR = 6.0, 2.0  # a layer off the trend of its neighbours
 COMPARED = ("sigma1", "frobenius", "effective_rank", "bias_norm")
@@ -78,7 +79,7 @@ def _alone(heads: Heads, name: str) -> Iterator[tuple[int, int, Finding]]:
         elif (bulk := float(effective_rank(s[1:]))) < BULK * len(s):
             text = f"The effective rank of {w}, its first direction aside, is {bulk:.1f} of {len(s)}."
             yield i, h, finding("rank_collapsed", f"{name}_effective_rank_of_the_rest", bulk, len(s), text)
-        elif gap >= SPIKE and i not in heads.explained:
+        elif gap >= SPIKE * max(1.0, WIDE / len(s)) and i not in heads.explained:
             rest = float(np.nanmedian(gaps))
             text = f"The first singular value of {w} is {gap:.1f} times the second (the median head: {rest:.2f})."
             yield i, h, finding("spectral_spike", f"{name}_gap", gap, rest, text)
@@ -92,11 +93,11 @@ def _compared(heads: Heads, name: str) -> tuple[dict[int, Finding], dict[tuple[i
         column = f"{name}_{measure}"
         logs = log_measure(heads.columns[column])  # (L, H)
         medians = layer_medians(logs)  # (L,)
-        differences = off_trend(medians)
+        trend = medians.copy()
+        trend[list(heads.explained)] = np.nan  # neither judged nor anybody's standard
+        differences = off_trend(trend)
         z = robust_z(differences)
         for i in np.flatnonzero((np.abs(z) >= LAYER_Z) & (np.abs(differences) >= np.log(LAYER_FACTOR))).tolist():
-            if i in heads.explained:
-                continue
             here, around = float(np.exp(medians[i])), float(np.exp(medians[i] - differences[i]))
             text = f"The median {column} of its heads is {here:.3g}; its neighbours' is {around:.3g} (z = {z[i]:.1f})."
             finding = Finding("layer_off_trend", int(heads.layers[i]), None, name, column, here, around, text)

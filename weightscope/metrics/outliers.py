@@ -6,6 +6,7 @@ that is scaled as a whole shows in the first part alone, a head that is in the s
 
 import numpy as np
 
+NEIGHBOURS = 4  # layers a layer is compared with: as many at the ends, so that one odd layer among them does no harm
 LEAST_SPREAD = 0.02  # of a log: values that agree to 2 % have no outliers, whatever their z-scores
 
 
@@ -34,8 +35,8 @@ def layer_medians(logs: np.ndarray) -> np.ndarray:
     return np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in logs])
 
 
-def off_trend(medians: np.ndarray, reach: int = 2) -> np.ndarray:
-    """Each layer's distance from the median of its neighbours, up to `reach` away on both sides (a Hampel filter).
+def off_trend(medians: np.ndarray) -> np.ndarray:
+    """Each layer's distance from the median of its nearest known neighbours (a Hampel filter).
 
     Parameters
     ----------
@@ -46,12 +47,13 @@ def off_trend(medians: np.ndarray, reach: int = 2) -> np.ndarray:
     (L,) array
         NaN where no neighbour is known.
     """
+    known = np.flatnonzero(np.isfinite(medians))
     differences = np.full(len(medians), np.nan)
     for i, here in enumerate(medians):
-        around = np.concatenate([medians[max(0, i - reach) : i], medians[i + 1 : i + 1 + reach]])
-        known = around[np.isfinite(around)]
-        if len(known):
-            differences[i] = here - np.median(known)
+        others = known[known != i]
+        nearest = others[np.argsort(np.abs(others - i), kind="stable")][:NEIGHBOURS]
+        if len(nearest):
+            differences[i] = here - np.median(medians[nearest])
     return differences
 
 

@@ -78,11 +78,15 @@ def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     -------
     (min(r, s),) array
     """
-    (q_a, _), (q_b, _) = (orthonormal(x) for x in (a, b))
-    u, cosines, vt = np.linalg.svd(q_a.T @ q_b, full_matrices=False)
-    # arccos loses small angles: cos 1e-8 is 1 in float64. Their sines are what b's principal vectors leave outside a.
-    outside = q_b @ vt.T - q_a @ (u * cosines)
-    return np.arctan2(np.linalg.norm(outside, axis=0), cosines)
+    (q_a, _), (q_b, _) = orthonormal(a), orthonormal(b)
+    inside = q_a.T @ q_b
+    cosines = np.linalg.svd(inside, compute_uv=False)
+    # arccos loses small angles: cos 1e-8 is 1 in float64. Their sines are the singular values of what b has outside a,
+    # read off along its own right singular vectors so that they are not squared.
+    outside = q_b - q_a @ inside  # (d, s)
+    vectors = np.linalg.eigh(outside.T @ outside)[1]
+    sines = np.sort(np.linalg.norm(outside @ vectors, axis=0))[: len(cosines)]
+    return np.arctan2(sines, cosines)
 
 
 def frobenius_cosine(left_a: np.ndarray, right_a: np.ndarray, left_b: np.ndarray, right_b: np.ndarray) -> float:
