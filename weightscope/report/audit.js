@@ -56,7 +56,7 @@ for (const measure of facts.measures) {
   canvas.addEventListener("click", event => choose(...at(event), true));
   canvas.addEventListener("mousemove", event => { const [i, h] = at(event); canvas.title = `layer ${facts.layers[i]} head ${h}: ${shown(values[i][h])}`; });
   const scale = make("div", undefined, figure, "scale");
-  const end = x => x === undefined ? "none" : shown(Number((measure.log ? Math.exp(x) : x).toPrecision(3)));
+  const end = x => x === undefined ? "none" : String(Number((measure.log ? Math.exp(x) : x).toPrecision(3)));
   make("span", end(low), scale);
   make("i", undefined, scale).style.background = `linear-gradient(90deg, ${CIVIDIS.map(c => `rgb(${c})`).join(", ")})`;
   make("span", end(high), scale);
@@ -71,7 +71,7 @@ function plot(title, series, mates) {
   svg.setAttribute("viewBox", `0 0 ${w} ${h}`);
   const add = (tag, attributes, text) => { const e = document.createElementNS(SVG, tag); for (const k in attributes) e.setAttribute(k, attributes[k]); if (text !== undefined) e.textContent = text; svg.append(e); return e; };
   add("text", { x: left, y: 13, style: "font-weight:600" }, title);
-  if (!all.length) { add("text", { x: left, y: 60 }, "no finite singular value"); return svg; }
+  if (!series.some(s => s.values.length)) { add("text", { x: left, y: 60 }, "no finite singular value"); return svg; }
   const n = Math.max(...series.map(s => s.values.length), ...mates.map(m => m.length));
   const floor = Math.max(Math.min(...all), Math.max(...all) * 1e-9);
   let [a, b] = [Math.log10(floor), Math.log10(Math.max(...all))];
@@ -79,7 +79,7 @@ function plot(title, series, mates) {
   const x = i => left + (w - left - right) * (n > 1 ? i / (n - 1) : 0.5), y = v => h - bottom - (h - top - bottom) * (Math.max(Math.log10(v), a) - a) / (b - a);
   add("path", { class: "axis", d: `M${left} ${top}V${h - bottom}H${w - right}` });
   const step = Math.max(1, Math.ceil((b - a) / 4)), ticks = [];
-  for (let e = Math.ceil(a); e <= b; e += step) ticks.push([10 ** e, `1e${e}`]);
+  for (let e = Math.ceil(a); e <= b; e += step) ticks.push([10 ** e, Math.abs(e) > 3 ? `1e${e}` : String(Number((10 ** e).toPrecision(1)))]);
   if (ticks.length < 2) { ticks.length = 0; for (let k = 0; k < 4; k++) { const v = 10 ** (a + (b - a) * k / 3); ticks.push([v, v.toPrecision(2)]); } }
   for (const [v, label] of ticks) add("text", { x: left - 5, y: y(v) + 4, "text-anchor": "end" }, label);
   for (const i of [...new Set([0, Math.floor((n - 1) / 2), n - 1])]) add("text", { x: x(i), y: h - bottom + 13, "text-anchor": i ? (i === n - 1 ? "end" : "middle") : "start" }, i + 1);
