@@ -25,7 +25,12 @@ for (const measure of facts.measures) {
   const caption = make("figcaption", undefined, figure);
   make("span", measure.symbol, caption, "symbol");
   make("span", measure.name + (measure.log ? ", logarithmic" : ""), caption);
-  const canvas = make("canvas", undefined, figure);
+  const framed = make("div", undefined, figure, "framed");
+  const rows = make("div", undefined, framed, "rows");
+  make("span", facts.layers[0], rows); make("span", "layer", rows); make("span", facts.layers[nLayers - 1], rows);
+  const canvas = make("canvas", undefined, framed);
+  const across = make("div", undefined, framed, "across");
+  make("span", 0, across); make("span", "head", across); make("span", nHeads - 1, across);
   canvas.dataset.measure = measure.name;
   const cell = Math.max(2, Math.min(24, Math.floor(480 / nHeads)));
   canvas.width = nHeads * cell; canvas.height = nLayers * Math.min(cell, Math.max(2, Math.floor(640 / nLayers)));
