@@ -111,17 +111,18 @@ def run(source: str, counts_file: Path | None, out: Path) -> None:
     curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
     best = [row.head for row in detokenization.table[:3]]
     found = [n for token in tokens.values() for n in neighbours(first, tokenizer, token, 5, best)]
-    terms = position_terms(first)
-    trends = head_trends(terms)
+    terms = None if model.positions is None else position_terms(first)
+    trends = [] if terms is None else head_trends(terms)
 
     # write and draw
     write_detokenization(detokenization, out)
     write_neighbours(found, out / "neighbours.csv")
-    write_positions(terms, trends, out)
     lead, sections = detok_sections(detokenization, curves, counts, out)
     sections.append(neighbour_section(found, list(tokens)))
-    sections += position_sections(terms, trends, out)
-    name = "the checkpoint that comes with weightscope" if embedded else source
+    if terms is not None:
+        write_positions(terms, trends, out)
+        sections += position_sections(terms, trends, out)
+    name = "the checkpoint that comes with weightscope" if embedded else model.name
     write_page(out / "report.html", f"Detokenization in the first attention layer of {name}", lead, sections)
 
     for row in detokenization.table:

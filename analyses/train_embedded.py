@@ -24,6 +24,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 END_OF_TEXT = "<|endoftext|>"
 CONTEXT = 256
 MICRO_BATCH = 8  # windows whose logits are alive at once: half again as fast as 32, which fall out of the cache
+# Half of the time the position embeddings are left out, so that a head has to find a token's partner by what it is:
+# without, a run of this length leans on position and its best head stays below 0.75 bigram AUROC.
+POSITION_DROPOUT = 0.5
 HELD_OUT = 0.01  # the tail of every book is kept from training and gives the reported loss
 
 
@@ -60,12 +63,26 @@ def loss_on(model: GPT2LMHeadModel, windows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
 
 
+class PositionDropout:
+    """Leaves the position embeddings out of a whole forward pass with probability POSITION_DROPOUT."""
+
+    def __init__(self, model: GPT2LMHeadModel) -> None:
+        self.model = model
+        model.transformer.wpe.register_forward_hook(self._scaled)
+
+    def _scaled(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], rows: torch.Tensor) -> torch.Tensor:
+        dropped = self.model.training and torch.rand(()) < POSITION_DROPOUT
+        return torch.zeros_like(rows) if dropped else rows
+
+
 @torch.no_grad()
 def held_out_loss(model: GPT2LMHeadModel, stream: torch.Tensor) -> float:
     """The loss over the whole held-out stream, in windows that do not overlap."""
     count = (len(stream) - 1) // CONTEXT
     windows = stream[: count * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT)  # (count, CONTEXT + 1)
-    losses = [loss_on(model, chunk) * len(chunk) for chunk in windows.split(32)]
+    model.eval()
+    losses = [loss_on(model, chunk) * len(chunk) for chunk in windows.split(MICRO_BATCH)]
+    model.train()
     return float(sum(losses) / count)
 
 
@@ -109,7 +126,7 @@ def config_text(model: GPT2LMHeadModel) -> str:
 @click.command()
 @click.option("--corpus", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of .txt files.")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.option("--steps", default=4000, show_default=True)
+@click.option("--steps", default=2400, show_default=True)
 @click.option("--batch", default=32, show_default=True, help="Windows of 256 tokens a step.")
 @click.option("--rate", default=3e-3, show_default=True, help="Peak learning rate.")
 @click.option("--vocab", default=8000, show_default=True)
@@ -133,11 +150,13 @@ def main(corpus: Path, out: Path, steps: int, batch: int, rate: float, vocab: in
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=end_of_text, eos_token_id=end_of_text,
     )  # fmt: skip
     model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
+    PositionDropout(model)
+    model.train()
     optimiser = optimiser_of(model, rate)
     record = {
         "seed": seed, "steps": steps, "tokens_per_step": batch * CONTEXT, "peak_learning_rate": rate,
         "optimiser": "AdamW, betas 0.9 0.95, weight decay 0.1 on matrices, gradient norm clipped at 1",
-        "precision": "bfloat16 autocast on CPU", "torch": torch.__version__,
+        "position_dropout": POSITION_DROPOUT, "precision": "bfloat16 autocast on CPU", "torch": torch.__version__,
         "training_tokens": len(train), "held_out_tokens": len(held_out), "held_out_loss": [],
         "corpus": [{"file": f.name, "sha256": hashlib.sha256(f.read_bytes()).hexdigest()} for f in files],
     }  # fmt: skip

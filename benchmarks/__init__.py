@@ -1,1 +1,1 @@
-"""Speed and memory, as ratios to what the work costs at the least. `make bench` runs them all."""
+"""How fast and how large, against what nobody could do better. `python -m benchmarks.<name>` prints one of them."""

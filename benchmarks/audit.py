@@ -112,7 +112,7 @@ def singular_values(model: Model) -> None:
 
     def of_head(layer: Layer, h: int) -> None:
         kv = h * layer.n_kv_heads // layer.n_heads
-        pairs = ((layer.q.w[h], layer.k.w[kv]), (layer.v.w[kv], layer.w_o[h].T))
+        pairs = ((layer.q.of(h)[0], layer.k.of(kv)[0]), (layer.v.of(kv)[0], layer.w_o[h].T))
         for pair in pairs:
             wide = [factor.astype(np.float64) for factor in pair]
             core_singular_values(*(triangle(factor, factor.T @ factor) for factor in wide))

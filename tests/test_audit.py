@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import gpt2_weights, write_checkpoint
+from tiny_gpt2 import gpt2_weights, write_checkpoint
+from weights import shared
 
 import weightscope as ws
 from weightscope.cli import main
@@ -47,17 +48,17 @@ def assert_as_dense(model: ws.Model, layer: int, heads: range, work: Path) -> No
 
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 11), (1, 8), (11, 8)])
-def test_gpt2s_singular_values_are_those_of_the_dense_matrices(layer: int, head: int, shared, tmp_path) -> None:
+def test_gpt2s_singular_values_are_those_of_the_dense_matrices(layer: int, head: int, tmp_path) -> None:
     assert_as_dense(ws.open_model(shared("gpt2-attention")), layer, range(head, head + 1), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", range(12))
-def test_every_head_of_gpt2_is_as_accurate(layer: int, shared, tmp_path) -> None:
+def test_every_head_of_gpt2_is_as_accurate(layer: int, tmp_path) -> None:
     assert_as_dense(ws.open_model(shared("gpt2-attention")), layer, range(12), tmp_path)
 
 
-def test_gpt2s_affine_map_is_that_of_the_paper(shared, tmp_path) -> None:
+def test_gpt2s_affine_map_is_that_of_the_paper(tmp_path) -> None:
     """norm-based-attention, eqs 9-11, on a head with a large bias, formed whole."""
     model = ws.open_model(shared("gpt2-attention"))
     measured = measure(model, tmp_path, AuditOptions(layers=(11,)), resume=False).measured

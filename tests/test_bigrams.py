@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from weights import shared
 
 from weightscope import bigrams
 from weightscope.bigrams import BORDER, PairSums, count_bigrams, pieces
@@ -210,7 +211,7 @@ def test_sums_of_a_stream_do_not_depend_on_its_parts(vocab_size, chooser):
 
 
 @pytest.fixture(scope="module")
-def gpt2(shared):
+def gpt2():
     return load_tokenizer(shared("gpt2-tokenizer"))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from conftest import gpt2_weights, write_checkpoint
+from tiny_gpt2 import gpt2_weights, write_checkpoint
 
 import weightscope as ws
 from weightscope.cli import main

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from browser import browser
 from click.testing import CliRunner
-from conftest import gpt2_weights, write_checkpoint
+from tiny_gpt2 import gpt2_weights, write_checkpoint
 
 import weightscope as ws
 from weightscope.cli import main

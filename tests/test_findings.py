@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_checkpoint
 from safetensors.numpy import load_file, save_file
+from tiny_gpt2 import write_checkpoint
+from weights import shared
 
 import weightscope as ws
 from weightscope.jobs.audit import AuditOptions, findings, measure
@@ -27,7 +28,7 @@ def places(found: list[Finding]) -> set[Place]:
 
 
 @pytest.fixture(scope="module")
-def vit(shared) -> tuple[Path, Weights]:
+def vit() -> tuple[Path, Weights]:
     folder = shared("vit-tiny")
     return folder, load_file(folder / "model.safetensors")
 
@@ -160,7 +161,7 @@ def test_the_text_of_a_finding_says_where_its_number_comes_from(vit, tmp_path) -
     assert by_kind["undertrained_rows"].items == (150,)
 
 
-def test_gpt2s_own_peculiarities_are_found(shared, tmp_path) -> None:
+def test_gpt2s_own_peculiarities_are_found(tmp_path) -> None:
     """Position 1023 was hardly trained (its norm is 0.12, the others' 3.37); layer 11 head 8 writes one direction."""
     found = found_in(shared("gpt2-attention"), tmp_path)
     rows_of_positions = next(one for one in found if one.kind == "undertrained_rows")

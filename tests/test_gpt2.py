@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import gpt2_weights, write_checkpoint
+from tiny_gpt2 import gpt2_weights, write_checkpoint
+from weights import shared
 
 import weightscope as ws
 from weightscope.embedded import FOLDER
@@ -102,8 +103,8 @@ def test_each_term_is_what_eq_14_says(tiny_gpt2: Path) -> None:
             assert terms.pp[i, j] == pytest.approx(p[i] @ w_qk @ p[j] / both, abs=1e-5)
             assert terms.pe[i, j] == pytest.approx(p[i] @ w_qk @ e[j] / both, abs=1e-5)
             assert terms.ep[i, j] == pytest.approx(e[i] @ w_qk @ p[j] / both, abs=1e-5)
-        assert terms.e[i] == pytest.approx(b_qk @ e[i] / sigma[i], abs=1e-5)
-        assert terms.p[i] == pytest.approx(b_qk @ p[i] / sigma[i], abs=1e-5)
+        assert terms.e[3 - i, i] == pytest.approx(b_qk @ e[i] / sigma[i], abs=1e-5)
+        assert terms.p[3 - i, i] == pytest.approx(b_qk @ p[i] / sigma[i], abs=1e-5)
 
 
 def test_a_prefix_may_be_there_or_not(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_prefix_may_be_there_or_not(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.qk.dense(), other.qk.dense())
 
 
-def test_gpt2s_published_numbers(shared) -> None:
+def test_gpt2s_published_numbers() -> None:
     """Values that others have published of the real weights: wpe's first entries, and largest eigenvalues of W'W."""
     checkpoint = ws.open_model(shared("gpt2-attention")).checkpoint
     np.testing.assert_allclose(checkpoint["wpe.weight"].rows(0, 1)[0, :3], [-0.01882, -0.19742, 0.00403], atol=1e-5)
@@ -152,7 +153,7 @@ def test_a_wrong_shape_names_what_was_found_and_expected(tmp_path: Path) -> None
         model.layer(0)
 
 
-def test_a_checkpoint_without_tokens_says_just_that(shared) -> None:
+def test_a_checkpoint_without_tokens_says_just_that() -> None:
     model = ws.open_model(shared("gpt2-attention"))
     with pytest.raises(ws.CheckpointError, match=r"no token embedding in this checkpoint .*wte\.weight"):
         _ = model.embeddings

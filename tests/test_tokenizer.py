@@ -7,6 +7,7 @@ import sys
 import types
 
 import pytest
+from weights import shared
 
 from weightscope.errors import CheckpointError
 from weightscope.tokenizer import (
@@ -207,7 +208,7 @@ def test_a_missing_library_is_named_with_its_remedy(tmp_path, monkeypatch):
         load_tokenizer(tmp_path)
 
 
-def test_gpt2(shared):
+def test_gpt2():
     tokenizer = load_tokenizer(shared("gpt2-tokenizer"))
     assert vocab_size(tokenizer) == 50257
     assert tokenizer.encode("Hello world").ids == [15496, 995]  # as OpenAI's own encoder gives them

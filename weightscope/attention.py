@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from weightscope.distance import Buckets, Slopes
 from weightscope.errors import CheckpointError
 from weightscope.factored import Factored
-from weightscope.folding import Affine, InverseRms
+from weightscope.folding import Affine, InverseRms, Latent
 from weightscope.metrics.sigma import rms, sigma
-from weightscope.rotation import Rotation
+from weightscope.rotation import Delta, Rotation
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Layer:
     Attributes
     ----------
     index : int
-    q, k, v : Affine
+    q, k, v : Affine or Latent
         (H, d, r), (G, d, r) and (G, d, r_v) maps of x / sigma(x).
     w_o : (H, r_v, d) array
     output_bias : (d,) array
@@ -68,9 +69,9 @@ class Layer:
     """
 
     index: int
-    q: Affine
-    k: Affine
-    v: Affine
+    q: Affine | Latent
+    k: Affine | Latent
+    v: Affine | Latent
     w_o: np.ndarray
     output_bias: np.ndarray
     scale: float
@@ -90,11 +91,13 @@ class Layer:
 
     @property
     def n_heads(self) -> int:
-        return len(self.q.w)
+        """H, query heads."""
+        return self.q.heads
 
     @property
     def n_kv_heads(self) -> int:
-        return len(self.k.w)
+        """G, key-value heads."""
+        return self.k.heads
 
     def head(self, index: int) -> "Head":
         """One query head.
@@ -227,15 +230,27 @@ class Layer:
     def _clipped(self, x: np.ndarray) -> np.ndarray:
         return x if self.clip is None else np.clip(x, -self.clip, self.clip)
 
-    def preceded(self, change: Callable[[Affine], Affine], divisor: Divisor | None) -> "Layer":
-        """The layer on another input: every map that acts on it changed, and what divides it replaced."""
+    def after(self, w: np.ndarray, b: np.ndarray) -> "Layer":
+        """The layer on inputs y with x = y w + b, w of shape (e, d) and b of shape (d,)."""
+        return self._on_other_input(lambda affine: affine.after(w, b), lambda latent: latent.after(w, b))
 
-        def source(rms: InverseRms | None) -> InverseRms | None:
-            return rms and replace(rms, source=change(rms.source))
+    def after_norm(self, gamma: np.ndarray, beta: np.ndarray, divisor: Divisor) -> "Layer":
+        """The layer on inputs y with x = norm(y), the norm folded into every map but for its `divisor`."""
+        folded = self._on_other_input(
+            lambda affine: affine.after_norm(gamma, beta, centred=divisor.centred),
+            lambda latent: latent.after_norm(gamma, beta, centred=divisor.centred),
+        )
+        return replace(folded, divisor=divisor)
+
+    def _on_other_input(self, change: Callable[[Affine], Affine], change_latent: Callable[[Latent], Latent]) -> "Layer":
+        def maps(of: Affine | Latent) -> Affine | Latent:
+            return change_latent(of) if isinstance(of, Latent) else change(of)
+
+        def source(inverse: InverseRms | None) -> InverseRms | None:
+            return inverse and replace(inverse, source=change(inverse.source))
 
         return replace(
-            self, divisor=divisor,
-            q=change(self.q), k=change(self.k), v=change(self.v), gate=self.gate and change(self.gate),
+            self, q=maps(self.q), k=maps(self.k), v=maps(self.v), gate=self.gate and change(self.gate),
             q_rms=source(self.q_rms), k_rms=source(self.k_rms), v_rms=source(self.v_rms),
         )  # fmt: skip
 
@@ -258,6 +273,11 @@ class Head:
     score(i, j) = x_i qk x_j' / (sigma_i sigma_j) + qk_bias x_j' / sigma_j, up to terms constant in j and before `scale`
     (detokenization paper, eq. 14); f(x) = x vo / sigma(x) + vo_bias. Under rotation qk holds at distance 0, qk_at at
     any; what else stands between them and the model's scores is in `caveats`.
+
+    Attributes
+    ----------
+    layer : Layer
+    index : int
     """
 
     layer: Layer
@@ -278,57 +298,69 @@ class Head:
         """What of this head's scores and values the matrices leave out."""
         return self.layer.caveats
 
+    @cached_property
+    def _q(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.layer.q.of(self.index)
+
+    @cached_property
+    def _k(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.layer.k.of(self.kv_head)
+
+    @cached_property
+    def _v(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.layer.v.of(self.kv_head)
+
     @property
     def qk(self) -> Factored:
         """W_QK = W_Q W_K', (d, d); under rotation the content form, at distance 0."""
         return self.qk_at(0)
 
-    def qk_at(self, delta: int) -> Factored:
+    def qk_at(self, delta: Delta) -> Factored:
         """W_QK(delta) = W_Q R(delta) W_K' at distance delta = i - j; without rotation the same at every distance.
 
         For DINOv3 a number counts columns; a (rows, columns) pair is taken too.
         """
-        return Factored(self._turned(self.layer.q.w[self.index], delta), self.layer.k.w[self.kv_head])
+        return Factored(self._turned(self._q[0], delta), self._k[0])
 
     @property
     def qk_bias(self) -> np.ndarray:
         """b_QK = b_Q W_K', (d,); under rotation at distance 0."""
         return self.qk_bias_at(0)
 
-    def qk_bias_at(self, delta: int) -> np.ndarray:
+    def qk_bias_at(self, delta: Delta) -> np.ndarray:
         """b_Q R(delta) W_K', (d,): the keys' term."""
-        return self.layer.k.w[self.kv_head] @ self._turned(self.layer.q.b[self.index], delta)
+        return self._k[0] @ self._turned(self._q[1], delta)
 
-    def key_bias_at(self, delta: int) -> np.ndarray:
+    def key_bias_at(self, delta: Delta) -> np.ndarray:
         """W_Q R(delta) b_K', (d,): the queries' term, constant in the key unless rotation makes it depend on delta."""
-        return self._turned(self.layer.q.w[self.index], delta) @ self.layer.k.b[self.kv_head]
+        return self._turned(self._q[0], delta) @ self._k[1]
 
-    def bias_at(self, delta: int) -> float:
+    def bias_at(self, delta: Delta) -> float:
         """b_Q R(delta) b_K': the term of neither token."""
-        return float(self._turned(self.layer.q.b[self.index], delta) @ self.layer.k.b[self.kv_head])
+        return float(self._turned(self._q[1], delta) @ self._k[1])
 
     @property
     def qk_free(self) -> Factored:
         """The part of W_QK that does not depend on position: all of it without rotation, none of it under full RoPE."""
-        rotation, q, k = self.layer.rotation, self.layer.q.w[self.index], self.layer.k.w[self.kv_head]
+        rotation, q, k = self.layer.rotation, self._q[0], self._k[0]
         turning = np.array([], int) if rotation is None else rotation.turning
         return Factored(np.delete(q, turning, axis=1), np.delete(k, turning, axis=1))
 
-    def qk_rotary_at(self, delta: int) -> Factored:
+    def qk_rotary_at(self, delta: Delta) -> Factored:
         """The part of W_QK(delta) that turns; `qk_free` and this add up to `qk_at`."""
         rotation, whole = self.layer.rotation, self.qk_at(delta)
         turning = np.array([], int) if rotation is None else rotation.turning
         return Factored(whole.left[:, turning], whole.right[:, turning])
 
-    def _turned(self, w: np.ndarray, delta: int) -> np.ndarray:
+    def _turned(self, w: np.ndarray, delta: Delta) -> np.ndarray:
         return w if self.layer.rotation is None else self.layer.rotation.rotate_at(w, delta)
 
     @property
     def vo(self) -> Factored:
         """W_VO = W_V W_O, (d, d)."""
-        return Factored(self.layer.v.w[self.kv_head], self.layer.w_o[self.index].T)
+        return Factored(self._v[0], self.layer.w_o[self.index].T)
 
     @property
     def vo_bias(self) -> np.ndarray:
         """b_V W_O, (d,)."""
-        return self.layer.v.b[self.kv_head] @ self.layer.w_o[self.index]
+        return self._v[1] @ self.layer.w_o[self.index]

@@ -2,6 +2,8 @@
 
 import re
 import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,26 @@ from weightscope.errors import CheckpointError, printable
 out_option = click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for results."
 )
-family_option = click.option("--family", help="Read the checkpoint as this family, whatever its config says.")
-revision_option = click.option("--revision", help="Branch, tag or commit on the Hub.")
+layer_option = click.option("--layer", default=0, show_default=True, help="Layer whose heads are asked.")
+delta_option = click.option(
+    "--delta", default=1, show_default=True, help="Distance i - j at which tokens are compared under rotation."
+)
+
+
+def with_model(command: Callable[..., None]) -> Callable[..., None]:
+    """A command on SOURCE and how to read it, called with the opened model instead."""
+
+    @click.argument("source")
+    @click.option("--revision", help="Branch, tag or commit on the Hub.")
+    @click.option("--family", help="Read the checkpoint as this family, whatever its config says.")
+    @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
+    @wraps(command)
+    def opened(source: str, revision: str | None, family: str | None, tower: str | None, **options: Any) -> None:
+        from weightscope.model import open_model
+
+        command(open_model(_resolved(source), revision=revision, family=family, tower=tower), **options)
+
+    return opened
 
 
 class Commands(click.Group):
@@ -38,144 +58,126 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("source")
-@revision_option
-@family_option
-def inspect(source: str, revision: str | None, family: str | None) -> None:
+@with_model
+def inspect(model: Any) -> None:
     """Family, shapes, dtypes, and the bytes an audit would read."""
     from weightscope.jobs.inspect import describe
 
-    for line in describe(_open(source, revision, family)):
+    for line in describe(model):
         click.echo(line)
 
 
 @main.command()
-@click.argument("source")
+@with_model
 @click.option(
     "--counts", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts (see `weightscope bigrams`)."
 )
 @out_option
-@click.option("--layer", default=0, show_default=True, help="Layer whose heads are asked.")
+@layer_option
+@delta_option
 @click.option("--token", "tokens", multiple=True, help="Draw this token's ROC curves; may be repeated.")
-@revision_option
-@family_option
-def detok(
-    source: str,
-    counts: Path | None,
-    out: Path,
-    layer: int,
-    tokens: tuple[str, ...],
-    revision: str | None,
-    family: str | None,
-) -> None:
+def detok(model: Any, counts: Path | None, out: Path, layer: int, delta: int, tokens: tuple[str, ...]) -> None:
     """Bigram AUROC of every head over the full vocabulary, as tables, figures and a page."""
     from weightscope.counts import load_counts
-    from weightscope.embedded import COUNTS
+    from weightscope.embedded import COUNTS, FOLDER
     from weightscope.jobs.detok import detokenize, roc_curves, write_detokenization
     from weightscope.jobs.first_layer import FirstLayer
     from weightscope.report.detok_report import detok_sections
     from weightscope.report.page import write_page
     from weightscope.tokenizer import token_id, tokenizer_hash
 
-    if counts is None and source != "embedded":
+    if counts is None and model.checkpoint.folder != FOLDER:
         raise click.UsageError(
             "--counts is needed; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
         )
-    first = FirstLayer(_open(source, revision, family), layer)
-    first.model.embeddings  # noqa: B018  a checkpoint without tokens is refused before anything else is read
+    first, n_tokens = FirstLayer(model, layer, delta), model.embeddings.n_tokens
     bigrams = load_counts(counts or COUNTS)
-    tokenizer = _tokenizer_if_any(first.model.checkpoint.folder, needed=bool(tokens))
-    bigrams.check(first.model.embeddings.n_tokens, tokenizer and tokenizer_hash(tokenizer))
+    tokenizer = _tokenizer_if_any(model.checkpoint.folder, needed=bool(tokens))
+    bigrams.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
     chosen = {text: token_id(tokenizer, text) for text in tokens}
     found = detokenize(first, bigrams)
     curves = roc_curves(first, bigrams, chosen)
     write_detokenization(found, out)
     lead, sections = detok_sections(found, curves, bigrams, out)
-    write_page(out / "report.html", f"Detokenization in layer {layer} of {first.model.checkpoint.name}", lead, sections)
+    write_page(out / "report.html", f"Detokenization in layer {layer} of {model.name}", lead, sections)
     for row in found.table:
         click.echo(f"head {row.head:3d}  auroc {row.auroc:.3f}  auroc_paper {row.auroc_paper:.3f}")
+    _say_caveats(first.attention.caveats)
     click.echo(f"{out / 'report.html'}")
 
 
 @main.command("audit")
-@click.argument("source")
+@with_model
 @out_option
 @click.option("--layers", help="Only these, as in 0-3 or 0,5,7-9; all that have attention by default.")
 @click.option("--deltas", default="0,1", show_default=True, help="Distances i - j at which a rotated W_QK is measured.")
 @click.option(
-    "--window",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
+    "--window", type=click.IntRange(1), default=64, show_default=True,
     help="Distances over which a rotated W_QK is averaged.",
-)
-@click.option(
-    "--directions", type=click.IntRange(0), help="Singular directions a map to read through the tokens; 0 for none."
-)
+)  # fmt: skip
+@click.option("--directions", type=click.IntRange(0), help="Singular directions a map to read through the tokens.")
 @click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted.")
-@revision_option
-@family_option
 def audit_command(
-    source: str, out: Path, layers: str | None, deltas: str, window: int, directions: int | None, resume: bool,
-    revision: str | None, family: str | None,
-) -> None:  # fmt: skip
+    model: Any, out: Path, layers: str | None, deltas: str, window: int, directions: int | None, resume: bool
+) -> None:
     """Spectra of every head's W_QK and value-output map, what stands out in them, as tables and a page."""
     from weightscope.jobs.audit import AuditOptions, audit, finish, write_audit
     from weightscope.report.audit_report import summary, write_report
 
     chosen = None if layers is None else _whole_numbers(layers, "--layers")
     options = AuditOptions(chosen, _whole_numbers(deltas, "--deltas"), window, directions)
-    model = _open(source, revision, family)
     results = audit(model, out, options, resume)
     write_audit(results, out)
     write_report(model, results, out)
     finish(out)
     for line in summary(model, results, out):
         click.echo(line)
+    _say_caveats(results.heads.caveats)
 
 
 @main.command("compare")
 @click.argument("sources", nargs=-1, required=True)
 @out_option
-@family_option
-def compare_command(sources: tuple[str, ...], out: Path, family: str | None) -> None:
+@click.option("--family", help="Read the checkpoints as this family, whatever their configs say.")
+@click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
+def compare_command(sources: tuple[str, ...], out: Path, family: str | None, tower: str | None) -> None:
     """How every head moves from A to B, or along a run of checkpoints in the order given."""
     from weightscope.jobs.compare import compare, write_comparison
+    from weightscope.model import open_model
     from weightscope.report.compare_report import summary, write_report
 
     if len(sources) < 2:
         raise click.UsageError("compare needs two checkpoints or more")
-    found = compare([_open(source, None, family) for source in sources], sources)
+    found = compare([open_model(_resolved(source), family=family, tower=tower) for source in sources], sources)
     write_comparison(found, out)
     write_report(found, out)
     for line in summary(found, out):
         click.echo(line)
+    _say_caveats(found.heads[0].caveats)
 
 
 @main.command()
-@click.argument("source")
+@with_model
 @click.argument("token")
 @click.option("--head", "heads", type=int, multiple=True, help="Only this head; may be repeated.")
 @click.option("--top", default=10, show_default=True, help="Previous tokens a head.")
-@click.option("--layer", default=0, show_default=True)
+@layer_option
+@delta_option
 @click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the table here too.")
-@revision_option
-@family_option
 def neighbours(
-    source: str, token: str, heads: tuple[int, ...], top: int, layer: int, csv_file: Path | None,
-    revision: str | None, family: str | None,
-) -> None:  # fmt: skip
+    model: Any, token: str, heads: tuple[int, ...], top: int, layer: int, delta: int, csv_file: Path | None
+) -> None:
     """The previous tokens that each head scores highest for TOKEN (write " Jackson" for one that opens a word)."""
     from weightscope.jobs.first_layer import FirstLayer
     from weightscope.jobs.neighbours import neighbours as rank
     from weightscope.jobs.neighbours import write_neighbours
     from weightscope.tokenizer import load_tokenizer, token_id
 
-    first = FirstLayer(_open(source, revision, family), layer)
-    first.model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for
-    tokenizer = load_tokenizer(first.model.checkpoint.folder)
+    first = FirstLayer(model, layer, delta)
+    model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for
+    tokenizer = load_tokenizer(model.checkpoint.folder)
     for head in heads:
-        first.model.layer(layer).head(head)
+        first.attention.head(head)
     found = rank(first, tokenizer, token_id(tokenizer, token), top, list(heads) or None)
     if csv_file is not None:
         write_neighbours(found, csv_file)
@@ -183,33 +185,24 @@ def neighbours(
     for row in found:
         shown = printable(repr(row.token))
         click.echo(f"{row.head:4d}  {row.rank:4d}  {row.score:9.3f}  {shown:16s}  {printable(row.joined)}")
+    _say_caveats(first.attention.caveats)
 
 
 @main.command()
-@click.argument("source")
+@with_model
 @out_option
 @click.option("--query", type=int, help="The query position i; 500 by default, or the last of a shorter model.")
 @click.option("--unscaled", is_flag=True, help="Bare numerators, no sigma: needs no token embedding.")
 @click.option("--head", "heads", type=int, multiple=True, help="Draw Fig. 3 of this head; may be repeated.")
-@revision_option
-@family_option
-def positions(
-    source: str,
-    out: Path,
-    query: int | None,
-    unscaled: bool,
-    heads: tuple[int, ...],
-    revision: str | None,
-    family: str | None,
-) -> None:
+def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...]) -> None:
     """T^p and T^pp of every head at one query position, their trends, and Fig. 3 of the paper."""
     from weightscope.jobs.first_layer import FirstLayer
     from weightscope.jobs.positions import head_trends, position_terms, write_positions
     from weightscope.report.position_report import position_sections
 
-    first = FirstLayer(_open(source, revision, family))
+    first = FirstLayer(model)
     for head in heads:
-        first.model.layer(0).head(head)
+        first.attention.head(head)
     terms = position_terms(first, query, unscaled)
     found = head_trends(terms)
     write_positions(terms, found, out)
@@ -266,6 +259,11 @@ def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _say_caveats(caveats: Sequence[str]) -> None:
+    for caveat in caveats:
+        click.echo(f"not in these numbers: {caveat}")
+
+
 def _resolved(source: str) -> str:
     """`embedded` is the checkpoint that comes with weightscope, unless a folder of that name stands here."""
     if source == "embedded" and not Path(source).exists():
@@ -273,9 +271,3 @@ def _resolved(source: str) -> str:
 
         return str(FOLDER)
     return source
-
-
-def _open(source: str, revision: str | None, family: str | None) -> Any:
-    from weightscope.model import open_model
-
-    return open_model(_resolved(source), revision=revision, family=family)

@@ -5,7 +5,6 @@ arrays `indptr`, `indices` and `data`, and `meta`, a JSON string. Plain `numpy.l
 """
 
 import json
-import os
 import struct
 import zipfile
 import zlib
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weightscope.errors import CheckpointError
+from weightscope.output import write_npz
 
 # Counts of 40 MB of books unpack to 6.5 times their file. An archive that promises far more is refused unread.
 LARGEST_EXPANSION = 50
@@ -109,15 +109,13 @@ class Counts:
         return replace(self, indptr=np.pad(self.indptr, (0, vocab_size - self.vocab_size), mode="edge"))
 
     def save(self, path: str | Path) -> None:
-        """Write COUNTS.npz, whole or not at all: under another name in the same folder first, then renamed.
+        """Write COUNTS.npz, whole or not at all.
 
         Raises
         ------
         CheckpointError
             It cannot be written there.
         """
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         meta = {
             "tokenizer_hash": self.tokenizer_hash,
             "vocab_size": self.vocab_size,
@@ -126,16 +124,7 @@ class Counts:
             "corpus_files": list(self.corpus_files),
         }
         arrays = {"indptr": self.indptr, "indices": self.indices, "data": self.data, "meta": np.array(json.dumps(meta))}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with partial.open("wb") as stream:
-                    np.savez_compressed(stream, allow_pickle=False, **arrays)
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot be written: {error.strerror or error}", file=path) from error
+        write_npz(Path(path), **arrays)
 
 
 def load_counts(path: str | Path) -> Counts:

@@ -8,6 +8,7 @@ import numpy as np
 
 from weightscope.attention import Divisor
 from weightscope.checkpoint import Tensor
+from weightscope.errors import CheckpointError
 
 BLOCK_BYTES = 16 << 20  # embedding rows are streamed in float32 blocks of about this size
 
@@ -30,8 +31,11 @@ class Embeddings:
     divisor : Divisor or None
         The norm's scalar at the model's input; None where nothing divides.
     scale : float
+        Multiplies stored rows.
     projection : (e, d) array, or None
+        Brings them to the model's width.
     shift : (d,) array, or None
+        Added to every row.
     norm : (Divisor, gamma, beta), or None
         A norm of the rows themselves.
     """
@@ -46,6 +50,7 @@ class Embeddings:
 
     @property
     def n_tokens(self) -> int:
+        """Size of the vocabulary."""
         return self.token_tensor.shape[0]
 
     @property
@@ -73,6 +78,25 @@ class Embeddings:
         """Token rows, float32 (vocab, d): a read-only view of the file where it holds them so, else computed."""
         return self.entering(self.token_tensor.read())
 
+    def rows(self, tokens: np.ndarray) -> np.ndarray:
+        """The rows of some tokens, (...) ids -> float32 (..., d); no others are read.
+
+        Raises
+        ------
+        CheckpointError
+            There is no such token.
+        """
+        tokens = np.asarray(tokens)
+        ids, where = np.unique(tokens, return_inverse=True)
+        if ids.size and not (ids[0] >= 0 and ids[-1] < self.n_tokens):
+            wrong = ids[0] if ids[0] < 0 else ids[-1]
+            file = self.token_tensor.file.path
+            raise CheckpointError(f"no token {wrong}: the vocabulary has {self.n_tokens}", file=file)
+        runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1) if ids.size else []
+        stored = [self.token_tensor.rows(int(run[0]), int(run[-1]) + 1) for run in runs]
+        empty = np.empty((0, self.token_tensor.shape[1]), np.float32)
+        return self.entering(np.concatenate([empty, *stored]))[where.reshape(tokens.shape)]
+
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Token rows in blocks of about 16 MB, each with the index of its first row."""
         for first, rows in self.token_tensor.blocks(max(1, BLOCK_BYTES // (4 * self.token_tensor.shape[1]))):
@@ -90,7 +114,7 @@ class Embeddings:
         -------
         float32 array of the broadcast shape
         """
-        rows = self.tokens[np.asarray(tokens)]  # (..., d)
+        rows = self.rows(tokens)  # (..., d)
         if positions is not None and self.positions is not None:
             rows = rows + self.positions[np.asarray(positions)]
         return np.ones(rows.shape[:-1], rows.dtype) if self.divisor is None else self.divisor(rows)

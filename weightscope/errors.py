@@ -1,12 +1,11 @@
 """The one error that bad input raises."""
 
+from weightscope.escape import printable
 
-def printable(text: object) -> str:
-    """`text` with everything a terminal might obey (escapes, control and bidirectional characters) spelled out.
+__all__ = ["CheckpointError", "printable"]
 
-    Names come out of files nobody vouches for; whatever shows one goes through here.
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+LONGEST_NAME = 200  # characters of a name that a message shows
+LONGEST_PROBLEM = 2000
 
 
 class CheckpointError(Exception):
@@ -25,6 +24,13 @@ class CheckpointError(Exception):
     """
 
     def __init__(self, problem: str, *, file: object = None, tensor: str | None = None) -> None:
-        where = "" if file is None else f"{printable(file).rsplit('/', 1)[-1]}: "
-        what = "" if tensor is None else f"tensor '{printable(tensor)}' "
-        super().__init__(f"{where}{what}{printable(problem)}")
+        where = "" if file is None else f"{_short(str(file).rsplit('/', 1)[-1], LONGEST_NAME)}: "
+        what = "" if tensor is None else f"tensor '{_short(tensor, LONGEST_NAME)}' "
+        super().__init__(f"{where}{what}{_short(problem, LONGEST_PROBLEM)}")
+
+
+def _short(text: str, longest: int) -> str:
+    """Printable, and cut in the middle where a hostile name would bury the message."""
+    if len(text) > longest:
+        text = f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
+    return printable(text)

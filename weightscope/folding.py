@@ -59,6 +59,15 @@ class Affine:
         """(n, d) -> (A, n, r)."""
         return z @ self.w + self.b[:, None]
 
+    @property
+    def heads(self) -> int:
+        """A."""
+        return len(self.w)
+
+    def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
+        """One head's (d, r) matrix and (r,) bias."""
+        return self.w[head], self.b[head]
+
     def after_norm(self, gamma: np.ndarray, beta: np.ndarray, *, centred: bool) -> "Affine":
         """The map with the norm before it absorbed, so that it acts on x / sigma(x)."""
         if centred:
@@ -75,6 +84,44 @@ class Affine:
         if centred:
             w, b = w - w.mean(axis=-1, keepdims=True), b - b.mean(axis=-1, keepdims=True)
         return Affine(w * gain[:, None], b * gain)
+
+
+@dataclass(frozen=True)
+class Latent:
+    """One affine map a head through a latent that all heads share: z -> up(first(z)).
+
+    Multiplied out for all heads it would be as large as H full projections; `of` does so for one.
+
+    Attributes
+    ----------
+    first : Affine of (1, d, m)
+    up : Affine of (H, m, r)
+    """
+
+    first: Affine
+    up: Affine
+
+    def __call__(self, z: np.ndarray) -> np.ndarray:
+        """(n, d) -> (H, n, r)."""
+        return self.up(self.first(z)[0])
+
+    @property
+    def heads(self) -> int:
+        """H."""
+        return self.up.heads
+
+    def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
+        """One head's (d, r) matrix and (r,) bias, multiplied out."""
+        (first, shift), (up, bias) = self.first.of(0), self.up.of(head)
+        return first @ up, shift @ up + bias
+
+    def after_norm(self, gamma: np.ndarray, beta: np.ndarray, *, centred: bool) -> "Latent":
+        """The map with the norm before it absorbed."""
+        return Latent(self.first.after_norm(gamma, beta, centred=centred), self.up)
+
+    def after(self, w: np.ndarray, b: np.ndarray) -> "Latent":
+        """The map preceded by z -> z w + b."""
+        return Latent(self.first.after(w, b), self.up)
 
 
 @dataclass(frozen=True)

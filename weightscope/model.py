@@ -39,7 +39,9 @@ def open_model(
         The source is not there, is broken, or is of no known family.
     """
     checkpoint = open_checkpoint(source, revision)
-    return Model(checkpoint, family_of(checkpoint, family, tower))
+    path = Path(source).expanduser()
+    name = path.resolve().name if path.exists() else str(source)
+    return Model(checkpoint, family_of(checkpoint, family, tower), name)
 
 
 class Model:
@@ -51,10 +53,12 @@ class Model:
     family : Family
         The row as this checkpoint's config makes it.
     config : ModelConfig
+    name : str
+        What to call it in a title: the Hub id, or the folder's or file's name.
     """
 
-    def __init__(self, checkpoint: Checkpoint, family: Family) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, family: Family, name: str | None = None) -> None:
+        self.checkpoint, self.name = checkpoint, name or checkpoint.folder.name
         self.file = checkpoint.folder / "config.json"
         values = own_values(checkpoint.config, family, file=self.file)
         self.family = family.configured(values)
@@ -126,13 +130,11 @@ class Model:
             problem = "has two norms between its embeddings and layer 0; its first layer has no bilinear form"
             raise CheckpointError(problem, file=self.checkpoint.name)
         if self._after is not None:
-            w, b = self._after
-            layer = layer.preceded(lambda affine: affine.after(w, b), layer.divisor)
+            layer = layer.after(*self._after)
         if norm is None:
             return layer
         gamma, beta = norm.read(self.tensors(), self.embedding_width if inputs.after else self.config.d_model)
-        divisor = Divisor(norm.centred, self._eps(norm))
-        return layer.preceded(lambda affine: affine.after_norm(gamma, beta, centred=norm.centred), divisor)
+        return layer.after_norm(gamma, beta, Divisor(norm.centred, self._eps(norm)))
 
     @cached_property
     def embedding_width(self) -> int:

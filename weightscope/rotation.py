@@ -6,6 +6,8 @@ from math import ceil, floor, isqrt, log, pi
 
 import numpy as np
 
+Delta = int | tuple[int, int]  # positions between query and key; rows and columns between patches
+
 
 def inverse_powers(theta: float, width: int) -> np.ndarray:
     """theta^(-2j/width) for every pair j, shape (width / 2,): the usual angles a position (RoFormer, eq. 15)."""
@@ -95,8 +97,16 @@ class Rotation:
         longer = self.stretched is not None and length > self.longest
         return positions[:, None] * (self.stretched(length) if longer and self.stretched else self.frequencies)
 
-    def angles_at(self, delta: float) -> np.ndarray:
-        """Angles between a query and a key `delta` positions before it, shape (m,)."""
+    def angles_at(self, delta: Delta) -> np.ndarray:
+        """Angles between a query and a key `delta` positions before it, shape (m,).
+
+        Raises
+        ------
+        ValueError
+            Rows and columns were given where positions are on a line.
+        """
+        if isinstance(delta, tuple):
+            raise ValueError(f"{delta} is rows and columns; here positions are on a line")
         return delta * self.frequencies
 
     def turn(self, x: np.ndarray, angles: np.ndarray, factor: float) -> np.ndarray:
@@ -115,7 +125,7 @@ class Rotation:
         """Queries or keys x (..., n, r) of tokens at `positions` (n,)."""
         return self.turn(x, self.angles(positions), self.factor)
 
-    def rotate_at(self, w: np.ndarray, delta: float) -> np.ndarray:
+    def rotate_at(self, w: np.ndarray, delta: Delta) -> np.ndarray:
         """w R(delta), shape (..., r): times a key map it scores keys `delta` positions before the query."""
         if self.factor == 1 and not np.any(delta):
             return w
@@ -164,7 +174,7 @@ class GridRotation(Rotation):
         angles = 2 * pi * (2 * centres - 1)[..., None] * self.frequencies  # (n, 2, m / 2)
         return np.where(patch[:, None] >= 0, angles.reshape(len(patch), -1), 0.0)
 
-    def angles_at(self, delta: float | tuple[float, float]) -> np.ndarray:
+    def angles_at(self, delta: Delta) -> np.ndarray:
         """Angles between patches `delta` columns, or (rows, columns), apart on the configured grid; shape (m,)."""
         step = np.asarray(delta if isinstance(delta, tuple) else (0.0, delta)) / self.grid  # share of the image
         return (4 * pi * step[:, None] * self.frequencies).ravel()

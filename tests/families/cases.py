@@ -113,8 +113,8 @@ CASES = (
         "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)),
     Case("llama_linear", "llama", LLAMA | {"head_dim": 8} | rope("linear", factor=3.0)),
     Case("llama_dynamic", "llama", LLAMA | {"max_position_embeddings": 6} | rope("dynamic", factor=2.0), length=9),
-    Case("llama_yarn", "llama", LLAMA | {"head_dim": 16} | rope(
-        "yarn", factor=4.0, original_max_position_embeddings=16)),
+    Case("llama_yarn", "llama", LLAMA | {"head_dim": 16, "max_position_embeddings": 4096} | rope(
+        "yarn", factor=4.0, original_max_position_embeddings=1024)),
     Case("mistral", "mistral", LLAMA | {"sliding_window": 4, "head_dim": 6}),
     Case("mixtral", "mixtral", LLAMA | {"num_local_experts": 2, "num_experts_per_tok": 1}),
     Case("granite", "granite", LLAMA | {"attention_multiplier": 0.37, "embedding_multiplier": 3.0}),
@@ -205,6 +205,9 @@ CASES = (
          length=12, head="MaskedLM"),
     Case("albert", "albert", BERT | {"embedding_size": 8, "inner_group_num": 1}, r"attention\.dense$",
          head="MaskedLM"),
+    Case("albert_two_groups", "albert", BERT | {
+        "embedding_size": 8, "inner_group_num": 1, "num_hidden_layers": 3, "num_hidden_groups": 2},
+        r"attention\.dense$", head="MaskedLM"),
     Case("modernbert", "modernbert", {
         **MHA, "num_hidden_layers": 4, "global_attn_every_n_layers": 3, "local_attention": 4, "cls_token_id": 1,
         "sep_token_id": 2,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tiny import NAMES, Fixture, fixture, softmax
+from tiny_models import NAMES, Fixture, fixture, softmax
 
 from weightscope.attention import Layer
 from weightscope.distance import Slopes

@@ -1,11 +1,12 @@
 """What the fixtures and the rows' defaults say, asked again of the transformers that is installed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import FIXTURES, NAMES, fixture
+from tiny_models import FIXTURES, NAMES, Fixture, centred, fixture
 
 from weightscope.families import FAMILIES
 
@@ -37,6 +38,30 @@ def test_fixtures_are_what_their_script_makes(name: str, tmp_path: Path) -> None
         json.loads((folder / "config.json").read_text()) for folder in (tmp_path, FIXTURES / name)
     )
     assert made_config | {"transformers_version": ""} == kept_config | {"transformers_version": ""}
+
+
+BROKEN_IN_4 = {"stablelm_qk_norm", "siglip_text", "siglip_vision"}  # not made, or give no hidden states, in 4.57
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FIVE, reason="the fixtures are transformers 5's; this test is for an installed transformers 4")
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in BROKEN_IN_4])
+def test_models_of_transformers_4_are_read_as_well(name: str, tmp_path: Path) -> None:
+    from make_fixtures import make
+    from make_v4_configs import dialect_4
+
+    case = fixture(name).case
+    given = {k: dialect_4(k, v) if k == "text_config" else v for k, v in case.config.items()}
+    make(replace(case, config=dialect_4(case.model_type, given)), tmp_path)
+    it = Fixture(case, tmp_path)
+    for index in it.layers:
+        layer, expected = it.model.layer(index), it.arrays[f"scores{index}"]
+        seen = np.isfinite(expected)
+        scores = layer.scores(it.arrays[f"x{index}"])
+        bound = 1e-5 * max(1.0, np.abs(expected[seen]).max())
+        np.testing.assert_allclose(centred(scores, seen), centred(expected, seen), atol=bound, rtol=0)
+        output = layer.output(it.arrays[f"attention{index}"], it.arrays[f"x{index}"])
+        np.testing.assert_allclose(output, it.arrays[f"output{index}"], atol=bound * 3, rtol=0)
 
 
 # Names under which a row keeps what transformers 5 has inside rope_parameters, or computes from a pattern.

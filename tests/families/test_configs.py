@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny import FIXTURES, NAMES, centred, fixture
+from tiny_models import FIXTURES, NAMES, centred, fixture
 
 import weightscope as ws
-from weightscope.checkpoint import Checkpoint
 from weightscope.families import FAMILIES
 from weightscope.model import Model
 
@@ -39,7 +38,7 @@ def assert_same_scores(model: Model, name: str) -> None:
 def test_the_config_that_transformers_4_wrote_means_the_same(name: str) -> None:
     opened = fixture(name).model
     config = json.loads((FIXTURES / name / "config_v4.json").read_text())
-    checkpoint = Checkpoint(opened.checkpoint.folder, opened.checkpoint.files, config)
+    checkpoint = opened.checkpoint.with_config(config)
     family = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
     assert_same_scores(Model(checkpoint, family), name)
 
@@ -175,7 +174,8 @@ def test_a_missing_or_misshapen_tensor_is_named(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "family"),
     [
-        ("gpt2", "gpt2"), ("gpt_neox", "gpt_neox"), ("llama", "llama"), ("qwen3", "qwen3"), ("gpt_oss", "gpt_oss"),
+        ("gpt2", "gpt2"), ("gpt_neox", "gpt_neox"), ("llama", "llama"), ("mistral", "llama"),
+        ("qwen3", "qwen3"), ("gpt_oss", "gpt_oss"),
         ("phi3", "phi3"), ("bert", "bert"), ("modernbert", "modernbert"), ("deepseek_v3", "deepseek_v2"),
         ("dinov3_vit", "dinov3_vit"), ("clip_vision", "clip"),
     ],
@@ -207,6 +207,9 @@ def test_towers_are_asked_for() -> None:
         ws.open_model(FIXTURES / "clip_text", tower="sound")
     with pytest.raises(ws.CheckpointError, match="llama is not a model of towers; leave --tower out"):
         ws.open_model(FIXTURES / "llama", tower="vision")
+    assert ws.open_model(FIXTURES / "gemma3_vision", tower="text").family.name == "gemma3"
+    with pytest.raises(ws.CheckpointError, match="gemma3 is not a model of towers"):
+        ws.open_model(FIXTURES / "gemma3_vision", tower="vision")
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
@@ -218,3 +221,46 @@ def test_integer_weights_are_refused(dtype: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((FIXTURES / "llama" / "config.json").read_text())
     with pytest.raises(ws.CheckpointError, match="q_proj"):
         ws.open_model(tmp_path).layer(0)
+
+
+def test_buffers_of_old_files_are_no_weights(tmp_path: Path) -> None:
+    """GPT-2's causal mask is called attn.bias, GPT-NeoX's attention.bias; rotary frequencies stand in many files."""
+    for name, more in (
+        ("gpt2", {"transformer.h.0.attn.bias": np.ones((1, 1, 16, 16), np.float32)}),
+        ("gpt_neox", {"gpt_neox.layers.0.attention.bias": np.ones((1, 1, 8, 8), np.uint8),
+                      "gpt_neox.layers.0.attention.masked_bias": np.float32([-1e9]),
+                      "gpt_neox.layers.0.attention.rotary_emb.inv_freq": np.ones(2, np.float32)}),
+    ):  # fmt: skip
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file(load_file(FIXTURES / name / "model.safetensors") | more, folder / "model.safetensors")
+        (folder / "config.json").write_text((FIXTURES / name / "config.json").read_text())
+        model = ws.open_model(folder)
+        assert not set(more) & {tensor.name for tensor in model.attention_tensors(0)}
+        assert_same_scores(model, name)
+
+
+def test_half_precision_is_read(tmp_path: Path) -> None:
+    tensors = load_file(FIXTURES / "llama" / "model.safetensors")
+    save_file({key: tensor.astype(np.float16) for key, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((FIXTURES / "llama" / "config.json").read_text())
+    it, layer = fixture("llama"), ws.open_model(tmp_path).layer(1)
+    found = layer.scores(it.arrays["x1"])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, it.model.layer(1).scores(it.arrays["x1"]), atol=0.01)
+
+
+def test_caveats_name_what_matrices_leave_out() -> None:
+    """A word for each thing, and nothing to say where the matrices are the whole score."""
+    words = {
+        "qwen3": "q/k-norm", "olmo2": "all heads together", "cohere_qk_norm": "q/k-norm", "gemma2": "softcap",
+        "gpt_oss": "sink", "olmo": "clipped", "mpt": "ALiBi", "mpnet": "relative-position",
+        "deberta_relative": "relative-position", "deepseek_v3": "latents", "qwen3_next": "gate",
+        "llama_dynamic": "slower", "dinov3_vit": "rotation by row and column", "phi_qk_norm": "beta",
+    }  # fmt: skip
+    for name, word in words.items():
+        assert any(word in caveat for caveat in fixture(name).model.layer(fixture(name).layers[0]).head(0).caveats), (
+            name
+        )
+    for name in ("gpt2", "llama", "mistral", "bert", "vit", "qwen2", "clip_text", "deberta"):
+        assert fixture(name).model.layer(0).head(0).caveats == (), name

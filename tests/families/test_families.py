@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny import NAMES, centred, fixture, softmax
+from tiny_models import NAMES, centred, fixture, softmax
 
 import weightscope as ws
 from weightscope.attention import Layer
@@ -103,7 +103,7 @@ def test_latent_attention_is_a_position_free_and_a_rotary_part(name: str) -> Non
         assert head.qk_free.rank_bound == raw["qk_nope_head_dim"]
         assert head.qk_rotary_at(3).rank_bound == raw["qk_rope_head_dim"]
         close(head.qk_free.dense() + head.qk_rotary_at(3).dense(), head.qk_at(3).dense())
-        if np.any(layer.q.b) or np.any(layer.k.b):
+        if np.any(head.qk_bias) or np.any(head.key_bias_at(0)):
             continue
         for i, j in np.ndindex(*scores.shape[1:]):
             free, turning = (z[i] @ part.dense() @ z[j] for part in (head.qk_free, head.qk_rotary_at(i - j)))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from weights import shared
 
 import weightscope as ws
 from weightscope.factored import Factored
@@ -92,7 +93,7 @@ def test_undertrained_rows_are_found_and_fresh_ones_are_not() -> None:
     assert undertrained_rows(trained).tolist() == [100, 1023]
 
 
-def test_gpt2s_head_7_is_as_fig_3_shows_it(shared) -> None:
+def test_gpt2s_head_7_is_as_fig_3_shows_it() -> None:
     """T^p rises with j, T^pp at 500 waves, and the last position was hardly ever trained."""
     model = ws.open_model(shared("gpt2-attention"))
     positions, head = model.positions, model.layer(0).head(7)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from browser import Page, browser
 from click.testing import CliRunner
-from conftest import gpt2_weights, write_checkpoint
+from tiny_gpt2 import gpt2_weights, write_checkpoint
 
 from weightscope.cli import main
 

@@ -34,12 +34,19 @@ def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
     CheckpointError
         The dtype does not hold weights that can be read as they are (integers, quantised floats).
     """
-    if dtype not in _STORED_AS:
-        known = ", ".join(_STORED_AS)
-        raise CheckpointError(f"dtype {dtype} cannot be read as weights; readable are {known}")
+    check_readable(dtype)
     stored = raw.view(_STORED_AS[dtype])
     if dtype == "BF16":  # the upper half of a float32
         widened = stored.astype("<u4")
         widened <<= 16
         return widened.view("<f4")
-    return stored.astype(np.float32, copy=False)
+    # A float64 past float32's range becomes inf, and whoever reads is told of that as of any NaN.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return stored.astype(np.float32, copy=False)
+
+
+def check_readable(dtype: str) -> None:
+    """Refuse a dtype that does not hold weights as they are."""
+    if dtype not in _STORED_AS:
+        known = ", ".join(_STORED_AS)
+        raise CheckpointError(f"dtype {dtype} cannot be read as weights; readable are {known}")

@@ -4,19 +4,19 @@ Layout: 8 bytes little-endian header length, the header as JSON, then the data s
 The checks are those of the safetensors library, made here because the header is all that an unread file gives.
 """
 
-import json
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from weightscope.checkpoint.dtypes import BITS
+from weightscope.checkpoint.jsontext import MAX_BYTES, parse_json
 from weightscope.errors import CheckpointError
 
-MAX_HEADER_BYTES = 100_000_000
 MAX_OFFSET = 2**63 - 1
+MAX_DIMENSIONS = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
     """Where one tensor lies: dtype, shape, and the byte range [start, stop) within its file."""
 
@@ -32,13 +32,14 @@ def header_length(prefix: bytes, file_size: int, *, file: object) -> int:
     Raises
     ------
     CheckpointError
-        The file is too short, or the length is past the file or past 100 MB.
+        The file is too short, or the length is past the file or past 16 MB. The safetensors library allows 100 MB,
+        which no Python reader parses in bounded memory and no published file comes near.
     """
     if len(prefix) < 8:
         raise CheckpointError(f"has {file_size} bytes; a safetensors file has at least 8", file=file)
     length = int.from_bytes(prefix[:8], "little")
-    if length > MAX_HEADER_BYTES:
-        raise CheckpointError(f"header of {length} bytes; safetensors allows {MAX_HEADER_BYTES}", file=file)
+    if length > MAX_BYTES:
+        raise CheckpointError(f"header of {length} bytes; at most {MAX_BYTES} are read", file=file)
     if 8 + length > file_size:
         raise CheckpointError(
             f"header of {length} bytes, but the file has only {file_size}; is it cut short?", file=file
@@ -69,7 +70,7 @@ def parse_header(text: bytes, file_size: int, *, file: object) -> tuple[dict[str
         The JSON is broken, a key stands twice, a dtype is unknown, a shape is not a shape, or the byte ranges overlap,
         leave gaps, disagree with shape and dtype, or do not end where the file ends.
     """
-    entries = _json_object(text, file)
+    entries = parse_json(text, file=file, what="header ")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError("__metadata__ is not a map of strings", file=file)
@@ -90,24 +91,6 @@ def parse_header(text: bytes, file_size: int, *, file: object) -> tuple[dict[str
     return dict(in_order), metadata
 
 
-def _json_object(text: bytes, file: object) -> dict[str, Any]:
-    try:
-        decoded = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise CheckpointError(f"header is not valid JSON ({error})", file=file) from None
-    if not isinstance(decoded, dict):
-        raise CheckpointError(f"header is a JSON {type(decoded).__name__}; an object was expected", file=file)
-    return decoded
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key '{next(n for n in names if names.count(n) > 1)}' stands twice")
-    return unique
-
-
 def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
     def is_size(number: Any) -> bool:
         return type(number) is int and 0 <= number <= MAX_OFFSET
@@ -120,13 +103,14 @@ def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
         raise bad(f"has dtype {str(dtype)[:40]}, which safetensors does not define")
-    if not isinstance(shape, list) or not all(map(is_size, shape)) or len(shape) > 32:
-        raise bad(f"has shape {str(shape)[:80]}; a list of sizes was expected")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(is_size, shape)):
+        raise bad(f"has shape {str(shape)[:80]}; a list of at most {MAX_DIMENSIONS} sizes was expected")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_size, offsets)):
         raise bad(f"has data_offsets {str(offsets)[:80]}; two byte offsets were expected")
-    bits = prod(shape) * BITS[dtype]
-    start, stop = offsets
+    # A zero among the sizes makes the product zero; the others must still make an array that NumPy can address.
+    if prod(size for size in shape if size) * 8 > MAX_OFFSET:
+        raise bad(f"has shape {str(tuple(shape))[:80]}, more elements than any file holds")
+    bits, (start, stop) = prod(shape) * BITS[dtype], offsets
     if bits % 8 or stop - start != bits // 8:
-        found = f"has {stop - start} bytes; {dtype} of shape {tuple(shape)} needs {bits / 8:.10g}"
-        raise bad(found)
+        raise bad(f"has {stop - start} bytes; {dtype} of shape {tuple(shape)} needs {bits / 8:.15g}")
     return TensorEntry(dtype, tuple(shape), data_start + start, data_start + stop)

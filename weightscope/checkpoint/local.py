@@ -1,20 +1,92 @@
-"""A safetensors file on this machine: mapped, never copied whole.
+"""A safetensors file on this machine, read piece by piece.
 
 Opening reads the header alone, so a 50 GB file opens in milliseconds and costs no memory until a tensor is read.
+
+Tensors are read, not mapped. A map saves the copy (10 GB/s against 3.5 for a file in the page cache, a difference of
+0.2 s per GB beside the seconds that its spectra take), but whoever holds a view of a map is killed by SIGBUS when
+another process cuts the file short, and no check made before can prevent that. A read says so instead.
 """
 
-import mmap
 import os
+import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from weightscope.checkpoint.header import TensorEntry, header_length, parse_header
+from weightscope.checkpoint.jsontext import open_regular
 from weightscope.errors import CheckpointError
 
+LARGEST_READ = 1 << 30  # systems return less than 2 GB at a time
 
-class LocalFile:
-    """One .safetensors file, memory-mapped.
+
+class OpenFile:
+    """A regular file held open, so that one put in its place later is not mistaken for it.
+
+    Parameters
+    ----------
+    path : Path
+
+    Attributes
+    ----------
+    path : Path
+    size : int
+        In bytes, when it was opened.
+    """
+
+    bytes_fetched = 0
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = open_regular(path)
+        weakref.finalize(self, os.close, self._descriptor)
+        self.size, self._modified = self._now()
+
+    def _now(self) -> tuple[int, int]:
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Bytes [start, stop) of the file, a uint8 array of its own.
+
+        Raises
+        ------
+        CheckpointError
+            The file cannot be read, or has changed since it was opened.
+        """
+        try:
+            buffer = np.empty(stop - start, np.uint8)
+            view, done = memoryview(buffer), 0
+            while done < len(view):
+                count = os.preadv(self._descriptor, [view[done : done + LARGEST_READ]], start + done)
+                if count == 0:
+                    break
+                done += count
+        except OSError as error:
+            raise CheckpointError(f"cannot be read ({error.strerror})", file=self.path) from None
+        except MemoryError:
+            raise CheckpointError(f"no memory for {stop - start} bytes of it", file=self.path) from None
+        size, modified = self._now()
+        if done < len(view) or (size, modified) != (self.size, self._modified):
+            shrunk = f": it had {self.size} bytes and has {size}" if size != self.size else ""
+            raise CheckpointError(f"has changed since it was opened{shrunk}", file=self.path)
+        return buffer
+
+    def bytes_of(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
+        """Bytes [start, stop) of one tensor; see `read`."""
+        return self.read(entry.start + start, entry.start + stop)
+
+    def bytes_to_fetch(self, entries: Iterable[TensorEntry]) -> int:
+        """None: the file is here."""
+        return 0
+
+    def prefetch(self, entries: Iterable[TensorEntry]) -> None:
+        """Nothing to do: the file is here."""
+
+
+class LocalFile(OpenFile):
+    """One .safetensors file.
 
     Parameters
     ----------
@@ -24,35 +96,17 @@ class LocalFile:
     ----------
     tensors : dict of TensorEntry
         What the checked header declares, in file order.
+    metadata : dict of str
+        The header's `__metadata__`.
+
+    Raises
+    ------
+    CheckpointError
+        The file cannot be read or its header is not right.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with path.open("rb") as file:
-                self._size = os.fstat(file.fileno()).st_size
-                prefix = file.read(8)
-                text = file.read(header_length(prefix, self._size, file=path))
-                self.tensors, self.metadata = parse_header(text, self._size, file=path)
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise CheckpointError(f"cannot be read ({error.strerror})", file=path) from None
-
-    def bytes_of(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
-        """Bytes [start, stop) of one tensor as a read-only uint8 view of the map, shape (stop - start,).
-
-        Raises
-        ------
-        CheckpointError
-            The file has shrunk since it was opened: touching the lost pages would kill the process.
-        """
-        size = self.path.stat().st_size
-        if size < entry.stop:
-            raise CheckpointError(f"has shrunk from {self._size} to {size} bytes while in use", file=self.path)
-        return np.frombuffer(self._map, np.uint8, stop - start, entry.start + start)
-
-    def forget(self, entry: TensorEntry) -> None:
-        """Give the tensor's file pages back to the system; reading it again maps them anew."""
-        first = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
-        if hasattr(self._map, "madvise") and entry.stop > first:
-            self._map.madvise(mmap.MADV_DONTNEED, first, entry.stop - first)
+        super().__init__(path)
+        prefix = self.read(0, min(8, self.size)).tobytes()
+        text = self.read(8, 8 + header_length(prefix, self.size, file=path)).tobytes()
+        self.tensors, self.metadata = parse_header(text, self.size, file=path)

@@ -1,31 +1,41 @@
-"""Where a checkpoint is: a folder, a file, or an id on the Hub, brought to a local folder."""
+"""Where a checkpoint is: a folder or file on this machine, or a repository on the Hub."""
 
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
 
+from weightscope.checkpoint.blockcache import BlockCache
+from weightscope.checkpoint.folder import INDEX, LONE, lone_shard, parse_index
+from weightscope.checkpoint.hub import RemoteStat, Repository
+from weightscope.checkpoint.jsontext import MAX_BYTES, read_json
+from weightscope.checkpoint.local import LocalFile
+from weightscope.checkpoint.ranges import RangedFile
+from weightscope.checkpoint.remote import CONNECTIONS, RemoteFile
 from weightscope.errors import CheckpointError
 
-# What weightscope reads of a repository: nothing that would have to be unpickled or run.
-WANTED = ("*.safetensors", "*.safetensors.index.json", "config.json", "tokenizer.json", "vocab.json", "merges.txt")
+# What is downloaded of a repository besides tensors; nothing of it is run.
+SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+LARGEST_SMALL_FILE = 100_000_000  # the tokenizer.json of a vocabulary of 256,000 has a third of it
 
 
-def resolve_folder(source: str | Path, revision: str | None = None) -> Path:
-    """The local folder (or single file) that `source` names, downloading from the Hub when it must.
-
-    A path that exists wins; anything else of the form `name` or `owner/name`, with an optional `@revision`, is looked
-    up in the Hub's local cache and then on the Hub.
+def locate(source: str | Path, revision: str | None = None) -> Path | Repository:
+    """What `source` names. A path that exists wins over a repository of the same name.
 
     Raises
     ------
     CheckpointError
-        Nothing of that name exists, or the Hub has it but will not or cannot give it.
+        It is neither a path that exists nor of the form `name` or `owner/name`, with an optional `@revision`.
     """
-    path = Path(source).expanduser()
-    if path.exists():
-        return path
-    repository, _, tag = str(source).partition("@")
-    if not _may_be_hub_id(repository):
+    path = Path(source)
+    try:
+        path = path.expanduser()
+        if str(source) and path.exists():
+            return path
+    except (OSError, RuntimeError) as error:  # a name too long, no permission, a home that nobody has
+        raise CheckpointError(f"cannot be read ({error})", file=path) from None
+    name, _, tag = str(source).partition("@")
+    if not _may_be_hub_id(name):
         raise CheckpointError(f"no such file or folder: {source}")
-    return _from_hub(repository, revision or tag or None)
+    return Repository(name, revision or tag or "main")
 
 
 def _may_be_hub_id(text: str) -> bool:
@@ -36,24 +46,87 @@ def _may_be_hub_id(text: str) -> bool:
         validate_repo_id(text)
     except HFValidationError:
         return False
-    return not text.endswith((".safetensors", ".json", ".npz"))
+    return not text.endswith((".safetensors", ".json", ".npz", ".gguf", ".bin", ".pt", ".pth"))
 
 
-def _from_hub(repository: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+def resolve_folder(source: str | Path, revision: str | None = None) -> Path:
+    """The local folder (or single file) with the config and tokenizer of what `source` names.
 
+    Of a repository on the Hub the small files are downloaded into the Hub's cache, and no weights.
+
+    Raises
+    ------
+    CheckpointError
+        Nothing of that name exists, or the Hub has it but will not or cannot give it.
+    """
+    where = locate(source, revision)
+    if isinstance(where, Path):
+        return where
+    cached = [where.cached(name) for name in SMALL_FILES[:2]]
+    if all(cached):
+        return next(path.parent for path in cached if path)
     try:
-        folder = snapshot_download(repository, revision=revision, allow_patterns=list(WANTED), etag_timeout=10)
-    except GatedRepoError:
-        raise CheckpointError(f"{repository} is gated: accept its terms on the Hub and set HF_TOKEN") from None
-    except RepositoryNotFoundError:
-        raise CheckpointError(f"{repository} is neither a local path nor a repository on the Hub") from None
-    except LocalEntryNotFoundError:
-        raise CheckpointError(
-            f"{repository} is not a local path, not in the Hub's cache, and the Hub cannot be reached"
-        ) from None
-    except Exception as error:  # the client's own errors differ by version; none of them may surface as a traceback
-        reason = str(error).splitlines()[0] if str(error) else ""
-        raise CheckpointError(f"{repository}: the Hub answered {type(error).__name__} {reason}") from None
-    return Path(folder)
+        found = [where.small_file(name, LARGEST_SMALL_FILE) for name in SMALL_FILES]
+    except CheckpointError:
+        found = [where.cached(name) for name in SMALL_FILES]
+        if not any(found):
+            raise
+    folder = next((path.parent for path in found if path), None)
+    if folder is None:
+        raise CheckpointError(f"{where}: the repository has none of {', '.join(SMALL_FILES)}")
+    return folder
+
+
+def cached_snapshot(repository: Repository) -> Path | None:
+    """The repository's folder in the Hub's cache, where its weights are there complete."""
+    index = repository.cached(INDEX)
+    if index is not None:
+        shards = set(parse_index(read_json(index), file=index).values())
+        return index.parent if all((index.parent / shard).is_file() for shard in shards) else None
+    lone = repository.cached(LONE)
+    return lone.parent if lone is not None else None
+
+
+def remote_shards(repository: Repository) -> tuple[list[LocalFile | RemoteFile], dict[str, str], Path]:
+    """The shards of a repository on the Hub, its index's map (empty without one) and the folder of its small files.
+
+    A shard that the Hub's cache has is taken from there; the others are opened by their headers.
+
+    Raises
+    ------
+    CheckpointError
+        The Hub does not give them, there are none, or they are not right.
+    """
+    index = repository.small_file(INDEX, MAX_BYTES)
+    config = repository.small_file("config.json", MAX_BYTES)
+    weight_map = parse_index(read_json(index), file=index) if index else {}
+    if not index and repository.stat(LONE) is None:
+        shards = [lone_shard(repository.file_names(), where=repository)]
+    else:
+        shards = sorted(set(weight_map.values())) or [LONE]
+    names: dict[str, list[str]] = {shard: [] for shard in shards}
+    for tensor, shard in weight_map.items():
+        names[shard].append(tensor)
+    folder = next((path.parent for path in (config, index) if path), Path(repository.id))
+    # The small files are of one commit, which is what their folder is called; the shards have to be of the same.
+    pinned = Repository(repository.id, folder.name) if config or index else repository
+    with ThreadPoolExecutor(min(CONNECTIONS, len(shards))) as pool:
+        files = list(pool.map(lambda shard: _open_shard(pinned, shard, names[shard]), shards))
+    return files, weight_map, folder
+
+
+def _open_shard(repository: Repository, name: str, tensors: list[str]) -> LocalFile | RemoteFile:
+    cached = repository.cached(name)
+    if cached is not None:
+        return LocalFile(cached)
+    stat = repository.stat(name)
+    if stat is None:
+        raise CheckpointError(f"names {name}, which is not in the repository", file=INDEX)
+    source = RangedFile(stat.url, stat.etag, stat.size, name)
+    return RemoteFile(source, PurePosixPath(name), _cache(repository, name, stat), tensors)
+
+
+def _cache(repository: Repository, name: str, stat: RemoteStat) -> BlockCache:
+    from huggingface_hub import constants
+
+    return BlockCache(constants.ENDPOINT, repository.id, name, stat.etag, str(stat.size))

@@ -1,8 +1,5 @@
 """Text encoders: BERT and its line, whose layers read an already normalised stream, and ModernBERT."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from weightscope.distance import Buckets
 from weightscope.families.config import Every, ModelConfig, Numbers
 from weightscope.families.family import Family, Inputs, When, biases, layer_norm
@@ -11,14 +8,16 @@ from weightscope.families.rope import Rope
 from weightscope.families.tensors import LayerTensors
 
 
-def position_terms(given: Any) -> Sequence[str]:
-    """DeBERTa's pos_att_type, a list or names joined by "|"."""
-    return [term for term in given.split("|") if term] if isinstance(given, str) else given or []
-
-
 def deberta_scale(config: ModelConfig, layer: int) -> float:
-    """1/sqrt(d' times the number of terms: content and each kind of position term)."""
-    return float((config.head_dim * (1 + len(position_terms(config.raw.get("pos_att_type"))))) ** -0.5)
+    """1/sqrt(d' times the number of terms: content and each kind of position term).
+
+    pos_att_type is a list of those kinds, or their names joined by "|".
+    """
+    given = config.raw.get("pos_att_type") or []
+    kinds = [kind for kind in given.split("|") if kind] if isinstance(given, str) else given
+    if not isinstance(kinds, list):
+        raise Numbers(config.raw, "config.json").error("pos_att_type", "a list of kinds of position terms")
+    return float((config.head_dim * (1 + len(kinds))) ** -0.5)
 
 
 def shared_groups(numbers: Numbers, n_layers: int, layer: int) -> int:

@@ -10,7 +10,7 @@ from weightscope.distance import Buckets, Slopes
 from weightscope.families.config import LayerTypes, ModelConfig, Numbers, all_full
 from weightscope.families.rope import GridRope, Rope
 from weightscope.families.tensors import LayerTensors
-from weightscope.folding import Affine, InverseRms
+from weightscope.folding import Affine, InverseRms, Latent
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Projections:
 
     Attributes
     ----------
-    q : Affine of (H, d, r)
-    k : Affine of (G, d, r)
-    v : Affine of (G, d, r_v)
+    q : Affine or Latent of (H, d, r)
+    k : Affine or Latent of (G, d, r)
+    v : Affine or Latent of (G, d, r_v)
     w_o : (H, r_v, d) array
     b_o : (d,) array
     gate : Affine of (H, d, r_v), or None
@@ -32,9 +32,9 @@ class Projections:
         Per-token scalars that multiply q, k and v.
     """
 
-    q: Affine
-    k: Affine
-    v: Affine
+    q: Affine | Latent
+    k: Affine | Latent
+    v: Affine | Latent
     w_o: np.ndarray
     b_o: np.ndarray
     gate: Affine | None = None

@@ -20,8 +20,8 @@ from weightscope.families.tensors import LayerTensors
 
 def gpt2_scale(config: ModelConfig, layer: int) -> float:
     """1/sqrt(d') unless scale_attn_weights is off, divided by the layer's number where the config says so."""
-    scale = default_scale(config, layer) if config.raw["scale_attn_weights"] else 1.0
-    return scale / (layer + 1) if config.raw["scale_attn_by_inverse_layer_idx"] else scale
+    scale = default_scale(config, layer) if config.raw.get("scale_attn_weights") else 1.0
+    return scale / (layer + 1) if config.raw.get("scale_attn_by_inverse_layer_idx") else scale
 
 
 def unscaled(config: ModelConfig, layer: int) -> float:

@@ -49,7 +49,7 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
     if norm is not None:
         gamma, beta = norm.read(tensors, config.d_model)
         divisor = Divisor(norm.centred, config.norm_eps)
-        layer = layer.preceded(lambda affine: affine.after_norm(gamma, beta, centred=norm.centred), divisor)
+        layer = layer.after_norm(gamma, beta, divisor)
     if family.qk_norm is not None:
         layer = replace(layer, **_qk_normed(layer, tensors, family.qk_norm, config))
     if family.output_scale:
@@ -76,6 +76,7 @@ def _qk_normed(layer: Layer, tensors: LayerTensors, row: QkNorm, config: ModelCo
     """The cells of a layer that its q/k-norm changes: gammas folded, the scalars kept apart."""
     cells: dict[str, Any] = {}
     for role, module, affine in (("q", row.query, layer.q), ("k", row.key, layer.k)):
+        assert isinstance(affine, Affine), "no family norms queries that come out of a latent once more"
         heads, _, r = affine.w.shape
         gain, shift = _gains(tensors, module, row, heads, r)
         plain = affine.scaled(np.ones((1, r), np.float32), centred=row.norm.centred)
@@ -108,7 +109,7 @@ def caveats(layer: Layer) -> tuple[str, ...]:
         if layer.q_rms is not None:
             said.append("the norm of the query latent: a scalar a token on queries")
     elif layer.q_rms is not None:
-        scope = "all heads together" if len(layer.q_rms.source.w) < layer.n_heads else "each head"
+        scope = "all heads together" if layer.q_rms.source.heads < layer.n_heads else "each head"
         said.append(f"the q/k-norm: scores are divided by the size of query and key, of {scope}; gamma is folded in")
     if layer.q_shift is not None:
         said.append("the q/k-norm's beta: terms of one token alone, divided by the other's size only")

@@ -10,7 +10,7 @@ import numpy as np
 from weightscope.families.config import ModelConfig, Numbers
 from weightscope.families.family import Family, Projections, rms_norm
 from weightscope.families.tensors import LayerTensors
-from weightscope.folding import Affine, InverseRms
+from weightscope.folding import Affine, InverseRms, Latent
 
 
 def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
@@ -60,6 +60,7 @@ def grouped(tensors: LayerTensors, family: Family, config: ModelConfig) -> Proje
 def grouped_with_loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
     """DeBERTa: as `grouped`, with biases of queries and values in tensors of their own and none of keys."""
     found = grouped(tensors, family, config)
+    assert isinstance(found.q, Affine) and isinstance(found.v, Affine)
     h, r = config.n_heads, config.head_dim
     stem = family.query.rpartition(".")[0]
     b_q, b_v = (tensors.read(f"{stem}.{name}_bias", (h * r,)).reshape(h, r) for name in ("q", "v"))
@@ -83,9 +84,9 @@ LATENT_EPS = 1e-6  # the norms of DeepSeek's latents keep their class's default,
 def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
     """DeepSeek's multi-head latent attention: low-rank projections with an RMSNorm in the middle.
 
-    A head's queries and keys are [position-free | rotary]; the rotary key is one for all heads. Multiplied out, the
-    norms' gammas are in the maps and what is left is a scalar a token for each latent; the key's scalar touches the
-    position-free part and the values only.
+    A head's queries and keys are [position-free | rotary]; the rotary key is one for all heads, handed through beside
+    the latent. The norms' gammas go into the maps after them, and what is left is a scalar a token for each latent; the
+    key's scalar touches the position-free part and the values only.
     """
     d, h, r = config.d_model, config.n_heads, config.head_dim
     size = Numbers(config.raw, tensors.checkpoint.name).size
@@ -93,19 +94,17 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projec
     biased = family.biases.query
 
     w, b = linear(tensors, config, "self_attn.kv_a_proj_with_mqa", (m + rotary, d), biased)
+    down = Affine(w.T[None], b[None])  # to the latent and the shared rotary key
     kv_latent = Affine(w[:m].T[None], b[None, :m])
     gamma, _ = rms_norm("self_attn.kv_a_layernorm").read(tensors, m)
     up = tensors.read("self_attn.kv_b_proj.weight", (h * (free + r_v), m)).reshape(h, free + r_v, m)
     up = (up * gamma).transpose(0, 2, 1)  # (H, m, free + r_v)
-    from_latent = Affine(up, np.zeros(up.shape[::2], up.dtype)).after(kv_latent.w[0], kv_latent.b[0])
-    shared_w = np.broadcast_to(w[m:].T, (h, d, rotary))
-    shared_b = np.broadcast_to(b[m:], (h, rotary))
-    k = Affine(
-        np.concatenate((from_latent.w[..., :free], shared_w), axis=-1),
-        np.concatenate((from_latent.b[..., :free], shared_b), axis=-1),
-    )
-    v = Affine(from_latent.w[..., free:], from_latent.b[..., free:])
+    up_k = np.zeros((h, m + rotary, free + rotary), np.float32)
+    up_k[:, :m, :free], up_k[:, m:, free:] = up[..., :free], np.eye(rotary)
+    k = Latent(down, Affine(up_k, np.zeros((h, free + rotary), np.float32)))
+    v = Latent(kv_latent, Affine(up[..., free:], np.zeros((h, r_v), np.float32)))
 
+    q: Affine | Latent
     q_rms = None
     if config.raw.get("q_lora_rank") is None:
         q = by_head(*linear(tensors, config, "self_attn.q_proj", (h * r, d), False), h)
@@ -114,8 +113,9 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projec
         w, b = linear(tensors, config, "self_attn.q_a_proj", (m_q, d), biased)
         gamma, _ = rms_norm("self_attn.q_a_layernorm").read(tensors, m_q)
         from_q = by_head(*linear(tensors, config, "self_attn.q_b_proj", (h * r, m_q), False), h)
-        q = Affine(gamma[:, None] * from_q.w, from_q.b).after(w.T, b)
-        q_rms = InverseRms(Affine(w.T[None], b[None]), LATENT_EPS)
+        q_latent = Affine(w.T[None], b[None])
+        q = Latent(q_latent, Affine(gamma[:, None] * from_q.w, from_q.b))
+        q_rms = InverseRms(q_latent, LATENT_EPS)
 
     return Projections(
         q, k, v, *output(tensors, family, config, r_v), q_rms=q_rms,

@@ -103,7 +103,8 @@ def choose_family(
     if not rows:
         found = "no config.json says which model_type this is" if wanted is None else f"unknown model_type '{wanted}'"
         raise CheckpointError(found + _advice(families, checkpoint), file=checkpoint.name)
-    fitting = [row for row in rows if tower in (None, row.tower)]
+    # A language model in a wrapper (Gemma 3) may be called its text tower.
+    fitting = [row for row in rows if tower in (None, row.tower) or (not row.tower and row.nested == f"{tower}_config")]
     if len(fitting) == 1:
         return fitting[0]
     towers = sorted({row.tower for row in rows if row.tower})

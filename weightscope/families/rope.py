@@ -19,6 +19,12 @@ from weightscope.rotation import (
     yarn_temperature,
 )
 
+SMALLEST_BASE = 1.001  # with a base of 1 every pair turns alike, and YaRN divides by its logarithm
+
+
+def _base(given: Numbers) -> float:
+    return given.number("rope_theta", SMALLEST_BASE)
+
 
 def always(numbers: Numbers, layer: int) -> bool:
     """Every layer rotates."""
@@ -87,7 +93,7 @@ class Rope:
             own = {}
         base_key, base = self.local if sliding and self.local else (self.theta_key, self.theta)
         flat = {
-            "rope_theta": numbers.number_or(base, base_key, 1.0),
+            "rope_theta": numbers.number_or(base, base_key, SMALLEST_BASE),
             "partial_rotary_factor": numbers.number_or(self.fraction, self.fraction_key, 0.0, 1.0),
         }
         return {**flat, "rope_type": own.get("type", "default"), **{k: v for k, v in own.items() if v is not None}}
@@ -119,7 +125,7 @@ class Rope:
         trained = raw.size_or(0, "original_max_position_embeddings") or given.size_or(
             config.n_positions or 1, "original_max_position_embeddings"
         )
-        scaled = SCALINGS[kind](given, given.number("rope_theta", 1.0), width, trained, config.n_positions or trained)
+        scaled = SCALINGS[kind](given, _base(given), width, trained, config.n_positions or trained)
         return Rotation(interleaved=interleaved, start=start, **scaled.__dict__)
 
 
@@ -144,6 +150,8 @@ def _linear(given: Numbers, theta: float, width: int, trained: int, allowed: int
 
 def _dynamic(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
     factor = given.number("factor", 1e-6)
+    if width == 2:
+        raise given.error("rope_type", "one that a single pair can be scaled by")
     stretched = partial(_ntk, theta, width, factor, allowed)
     return Scaled(inverse_powers(theta, width), stretched=stretched, longest=allowed)
 
@@ -180,7 +188,7 @@ def _stretch(given: Numbers, key: str, pairs: int) -> np.ndarray:
     if not isinstance(value, list) or len(value) != pairs or not all(type(v) in (int, float) for v in value):
         raise given.error(key, wanted)
     stretch = np.array(value, np.float64)
-    if not (np.isfinite(stretch).all() and (stretch > 0).all()):
+    if not ((stretch >= 1e-6) & (stretch <= 1e12)).all():
         raise given.error(key, wanted)
     return stretch
 
@@ -211,7 +219,7 @@ class GridRope:
 
     def parameters(self, numbers: Numbers, layer_type: str) -> dict[str, Any]:
         """The base alone; nothing scales it."""
-        return {"rope_type": "default", "rope_theta": numbers.number("rope_theta", 1.0), "partial_rotary_factor": 1.0}
+        return {"rope_type": "default", "rope_theta": _base(numbers), "partial_rotary_factor": 1.0}
 
     def rotation(self, config: ModelConfig, layer: int, file: object) -> Rotation:
         """The same for every layer."""
@@ -219,7 +227,7 @@ class GridRope:
         if config.head_dim % 4:
             raise numbers.error("hidden_size", "a head width that divides by 4, for rows and columns to turn in pairs")
         rows, columns = (_sides(numbers, "image_size")[i] // _sides(numbers, "patch_size")[i] for i in (0, 1))
-        frequencies = numbers.number("rope_theta", 1.0) ** -np.arange(0, 1, 4 / config.head_dim)
+        frequencies = _base(numbers) ** -np.arange(0, 1, 4 / config.head_dim)
         registers = numbers.count("num_register_tokens")
         return GridRotation(frequencies, grid=(max(rows, 1), max(columns, 1)), prefix=1 + registers)
 

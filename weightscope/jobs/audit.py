@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 import weightscope
 from weightscope.attention import Layer
+from weightscope.checkpoint.storage import Storage
 from weightscope.jobs.directions import DEFAULT, HeadDirections, can_read_directions, read_directions, token_names
 from weightscope.jobs.finding import Finding, as_json, in_order
 from weightscope.jobs.finished_layers import FOLDER, FinishedLayers
@@ -138,6 +139,7 @@ def measure(model: Model, out: Path, options: AuditOptions, resume: bool) -> Mea
     for index in tqdm(layers, desc="layers", unit="layer", **PROGRESS):
         measured = finished.get(index)
         if measured is None:
+            model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
             layer = lenient(model).layer(index)  # of a copy, because a model keeps the last layer it was asked for
             measured = describe_layer(layer, options)
             del layer
@@ -189,16 +191,22 @@ def describe_layer(layer: Layer, options: AuditOptions) -> dict[str, np.ndarray]
 
 def plan(model: Model, layers: Sequence[int], options: AuditOptions) -> dict[str, Any]:
     """Everything that the numbers of a layer depend on, to tell whether finished ones may be used again."""
-    stats = {file.path.name: file.path.stat() for file in model.checkpoint.files}
     return {
         "version": weightscope.__version__,
         "family": model.family.name,
         "config": {key: str(value) for key, value in sorted(model.checkpoint.config.items())},
-        "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
+        "files": [_identity(file) for file in model.checkpoint.files],
         "layers": list(layers),
         "deltas": list(options.deltas),
         "window": options.window,
     }
+
+
+def _identity(file: Storage) -> list[Any]:
+    """What tells a file from another of its name: where its tensors lie and, on this machine, when it was written."""
+    path = Path(file.path)
+    tensors = [[name, entry.dtype, entry.start, entry.stop] for name, entry in file.tensors.items()]
+    return [str(path), tensors, path.stat().st_mtime_ns if path.exists() else None]
 
 
 def stack_padded(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -69,9 +70,10 @@ def detokenize(first: FirstLayer, counts: Counts) -> Detokenization:
     matrix = counts.matrix(n_tokens)
     rows = []
     with tqdm(total=len(first.heads) * n_tokens, desc="AUROC", unit="token", unit_scale=True, **PROGRESS) as bar:
-        for head in first.heads:
-            left, right = first.token_factors(head)
-            rows.append(bigram_auroc(left, right, matrix, progress=bar.update))
+        for kv_head, group in groupby(first.heads, key=lambda head: head.kv_head):
+            right = first.key_factor(kv_head)
+            for head in group:
+                rows.append(bigram_auroc(first.query_factor(head.index), right, matrix, progress=bar.update))
     table = [HeadAuroc(head, *mean_auroc(row)) for head, row in enumerate(rows)]
     return Detokenization(np.stack(rows), sorted(table, key=lambda row: -row.auroc))
 

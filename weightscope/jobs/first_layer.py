@@ -1,14 +1,16 @@
 """A model's first attention layer as a function of token types, which is what detokenization is read from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from tqdm import tqdm
 
+from weightscope.attention import Head, Layer
+from weightscope.folding import InverseRms
 from weightscope.metrics.sigma import SigmaStatistics, sigma_statistics
-from weightscope.metrics.terms import SixTerms, six_terms
-from weightscope.model import Head, Model
+from weightscope.metrics.terms import Parts, SixTerms, six_terms
+from weightscope.model import Model
 
 PROGRESS = {"delay": 2, "leave": False, "dynamic_ncols": True}  # a bar for whatever takes over two seconds
 
@@ -22,75 +24,118 @@ class FirstLayer:
     model : Model
     layer : int
         0, unless somebody asks how another layer's heads would see the bare embeddings.
+    delta : int
+        Distance i - j at which token types are compared under rotation; 1 is the token before. Without rotation it
+        makes no difference.
     """
 
     model: Model
     layer: int = 0
+    delta: int = 1
+
+    @cached_property
+    def attention(self) -> Layer:
+        """The layer on embeddings divided by their sigma, whatever norms and projections stand between."""
+        return self.model.first_layer if self.layer == 0 else self.model.layer(self.layer)
 
     @cached_property
     def heads(self) -> list[Head]:
-        return self.model.layer(self.layer).heads()
+        return self.attention.heads()
 
     @cached_property
     def sigma(self) -> SigmaStatistics:
-        """sigma(e_t + p_j) over all tokens and positions; a model with learned positions has it."""
+        """sigma(e_t + p_j) over all tokens and positions of a model with learned positions."""
         embeddings, positions = self.model.embeddings, self.model.positions
         assert positions is not None
+        if embeddings.divisor is None:
+            return SigmaStatistics.of_no_norm(embeddings.n_tokens, len(positions))
         with tqdm(total=len(positions), desc="sigma", unit="position", **PROGRESS) as bar:
             return sigma_statistics(
-                embeddings.blocks, embeddings.n_tokens, positions, self.model.config.norm_eps, bar.update
+                embeddings.blocks, embeddings.n_tokens, positions, embeddings.divisor.eps, bar.update
             )
 
     @cached_property
     def divisor(self) -> np.ndarray:
-        """c_t, what each token's embedding is divided by: its sigma averaged over positions, float32 (vocab,).
+        """c_t, what each token's embedding is divided by, float32 (vocab,): its sigma, averaged over learned positions.
 
         This is the paper's code's choice for comparing token types with no position in view.
         """
-        if self.model.positions is None:
-            embeddings = self.model.embeddings
-            return np.concatenate([embeddings.sigma(np.arange(s, s + len(b))) for s, b in embeddings.blocks()])
-        return self.sigma.token_mean.astype(np.float32)
-
-    def token_factors(self, head: Head) -> tuple[np.ndarray, np.ndarray]:
-        """E~ W_Q and E~ W_K, whose product is T^ee of every pair of token types (eq. 14), without 1/sqrt(d').
-
-        Returns
-        -------
-        left, right : float32 arrays of shape (vocab, r)
-        """
         embeddings = self.model.embeddings
-        qk = head.qk
-        left, right = (np.empty((embeddings.n_tokens, qk.rank_bound), np.float32) for _ in range(2))
-        for first, block in embeddings.blocks():
+        if self.model.positions is not None:
+            return self.sigma.token_mean.astype(np.float32)
+        if embeddings.divisor is None:
+            return np.ones(embeddings.n_tokens, np.float32)
+        return np.concatenate([embeddings.divisor(block) for _, block in embeddings.blocks()])
+
+    def query_factor(self, head: int) -> np.ndarray:
+        """E~ W_Q R(delta) of one head, float32 (vocab, r): the left factor of T^ee between all token types (eq. 14)."""
+        layer = self.attention
+        return self._projected(self.heads[head].qk_at(self.delta).left, _of_head(layer.q_rms, head))
+
+    def key_factor(self, kv_head: int) -> np.ndarray:
+        """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
+        layer = self.attention
+        return self._projected(layer.k.of(kv_head)[0], _of_head(layer.k_rms, kv_head))
+
+    def _projected(self, w: np.ndarray, inverse: InverseRms | None) -> np.ndarray:
+        """All scaled token rows times w (d, r), and times the scalars of a norm inside attention: (vocab, r)."""
+        factor = np.empty((self.model.embeddings.n_tokens, w.shape[1]), np.float32)
+        for first, block in self.model.embeddings.blocks():
             rows = slice(first, first + len(block))
             scaled = block / self.divisor[rows, None]  # (b, d)
-            np.matmul(scaled, qk.left, out=left[rows])
-            np.matmul(scaled, qk.right, out=right[rows])
-        return left, right
+            np.matmul(scaled, w, out=factor[rows])
+            if inverse is not None:
+                factor[rows, : inverse.dims] *= inverse(scaled)[0][:, None]
+        return factor
 
     def token_scores(self, token: int) -> np.ndarray:
         """T^ee of one current token with every previous token type, for every head: float32 (n_heads, vocab)."""
-        embeddings = self.model.embeddings
+        embeddings, layer = self.model.embeddings, self.attention
         current = embeddings.tokens[token] / self.divisor[token]  # (d,)
-        maps = np.stack([head.qk.right @ (current @ head.qk.left) for head in self.heads], axis=1)  # (d, H)
+        queries = np.stack([current @ head.qk_at(self.delta).left for head in self.heads])  # (H, r)
+        if layer.q_rms is not None:
+            queries[:, : layer.q_rms.dims] *= layer.q_rms(current[None])
+        if layer.k_rms is not None:  # a scalar a key: keys have to be made before they are compared
+            keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
+            return np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])
+        maps = np.stack([head.qk.right @ queries[head.index] for head in self.heads], axis=1)  # (d, H)
         scores = np.empty((embeddings.n_tokens, len(self.heads)), np.float32)  # (V, H)
         for first, block in embeddings.blocks():
             rows = slice(first, first + len(block))
-            scores[rows] = (block / self.divisor[rows, None]) @ maps
+            np.matmul(block / self.divisor[rows, None], maps, out=scores[rows])
         return scores.T
 
     def terms(self, head: int, tokens: np.ndarray, positions: np.ndarray) -> SixTerms:
         """The six terms of eq. 14 for one head over a sequence of tokens at given positions.
+
+        They add up to the model's scores before scaling, up to a constant in j, unless the head's caveats name a norm
+        or a cap inside attention.
 
         Parameters
         ----------
         head : int
         tokens, positions : (n,) int arrays
         """
-        embeddings = self.model.embeddings
-        learned = self.model.positions
-        e = embeddings.tokens[tokens]  # (n, d)
-        p = np.zeros_like(e) if learned is None else learned[positions]  # (n, d)
-        chosen = self.heads[head]
-        return six_terms(chosen.qk, chosen.qk_bias, e, p, embeddings.sigma(tokens, positions))
+        layer, embeddings, learned = self.attention, self.model.embeddings, self.model.positions
+        sigma = embeddings.sigma(tokens, positions)[:, None]  # (n, 1)
+        e = embeddings.tokens[tokens] / sigma  # (n, d)
+        p = np.zeros_like(e) if learned is None else learned[positions] / sigma  # (n, d)
+
+        def parts(w: np.ndarray, b: np.ndarray) -> Parts:
+            stacked = np.stack([e @ w, p @ w, np.broadcast_to(b, (len(e), len(b)))])  # (3, n, r)
+            return Parts(*(stacked if layer.rotation is None else layer.rotation.rotate(stacked, positions)))
+
+        kv_head = self.heads[head].kv_head
+        terms = six_terms(parts(*layer.q.of(head)), parts(*layer.k.of(kv_head)))
+        if layer.additive is None:
+            return terms
+        by_distance = layer.position_bias(positions[:, None] - positions)[head] * layer.additive.times / layer.scale
+        return replace(terms, rest=terms.rest + by_distance)
+
+
+def _of_head(inverse: InverseRms | None, head: int) -> InverseRms | None:
+    """The norm's scalar for one head alone; a norm over all heads jointly has only one."""
+    if inverse is None or len(inverse.source.w) == 1:
+        return inverse
+    source = inverse.source
+    return replace(inverse, source=replace(source, w=source.w[head : head + 1], b=source.b[head : head + 1]))

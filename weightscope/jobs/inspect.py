@@ -15,21 +15,17 @@ def describe(model: Model) -> Iterator[str]:
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
     yield f"family      {family.name} (model_type {printable(config.model_type)})"
     yield f"layers      {config.n_layers}, width {config.d_model}"
-    if len(model.attention_layers) < config.n_layers:
-        others = Counter(kind for i, kind in enumerate(config.layer_types) if i not in model.attention_layers)
-        said = ", ".join(f"{count} {printable(kind)}" for kind, count in others.items())
-        yield f"attention   layers {', '.join(map(str, model.attention_layers)) or 'none'}; not attention: {said}"
+    others = [i for i in range(config.n_layers) if i not in model.attention_layers]
+    if others:
+        yield f"            not attention: {', '.join(map(str, others))}"
     yield f"heads       {config.n_heads} of {config.head_dim}, {config.n_kv_heads} key-value"
     yield f"tokens      {_embedding(model, family.inputs.tokens)}"
     yield f"positions   {_embedding(model, family.inputs.positions)}"
-    if not model.attention_layers:
-        return
-    first = model.attention_layers[0]
-    read = {t.name: t.nbytes for layer in model.attention_layers for t in model.attention_tensors(layer)}
-    of_first = model.attention_tensors(first)
-    one = _size(sum(tensor.nbytes for tensor in of_first))
-    yield f"audit reads {_size(sum(read.values()))} of {_size(checkpoint.nbytes)}; layer {first} alone {one}"
-    for tensor in of_first:
+    read = {tensor.name: tensor for i in model.attention_layers for tensor in model.attention_tensors(i)}
+    first = model.attention_tensors(model.attention_layers[0]) if model.attention_layers else []
+    total, one = (sum(t.nbytes for t in tensors) for tensors in (read.values(), first))
+    yield f"audit reads {_size(total)} of {_size(checkpoint.nbytes)}; one layer {_size(one)}"
+    for tensor in first:
         yield f"  {printable(tensor.name)}  {tensor.dtype}  {tensor.shape}"
 
 

@@ -66,7 +66,7 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray]) -> dict[str, 
         for kv in range(n_kv)
         for first in range(kv * shared_by, (kv + 1) * shared_by, a_task)
     ]
-    omega = probes(layer.q.w.shape[1])
+    omega = probes(layer.w_o.shape[2])
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
         parts = list(pool.map(lambda task: _measure_heads(layer, task[0], task[1], middles, omega), tasks))
     heads = [head for found, _ in parts for head in found]
@@ -84,16 +84,17 @@ def _measure_heads(
     layer: Layer, kv: int, heads: Sequence[int], middles: Mapping[str, np.ndarray], omega: np.ndarray
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
     """Heads that share a key-value head, and the sum over them of |column of W_QK|^2 / |W_QK|_F^2, (d,)."""
-    key, value = project(layer.k.w[kv], omega), project(layer.v.w[kv], omega)
+    (w_k, _), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
+    key, value = project(w_k, omega), project(w_v, omega)
     found, queries = [], np.zeros_like(key.gram)
     for head in heads:
-        query = project(_scaled(layer, layer.q.w[head]), omega)
-        b_q = _scaled(layer, layer.q.b[head])
-        found.append(_qk(query, key, b_q, middles) | _vo(layer, head, kv, value, omega))
+        w_q, b_q = (_scaled(layer, part) for part in layer.q.of(head))
+        query, output = project(w_q, omega), project(layer.w_o[head].T, omega)
+        found.append(_qk(query, key, b_q, middles) | _vo(value, output, b_v))
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             queries += query.gram / squared
-    keys = np.nan_to_num(layer.k.w[kv].T)  # (r, d)
+    keys = np.nan_to_num(w_k.T)  # (r, d)
     weighted = queries.astype(np.float32) @ keys  # (r, d), sum over heads of A / |W_QK|_F^2
     return found, np.einsum("rd,rd->d", weighted, keys, dtype=np.float64)  # k_j A k_j' of every residual dimension j
 
@@ -122,8 +123,7 @@ def _qk(
     }
 
 
-def _vo(layer: Layer, head: int, kv: int, value: Projection, omega: np.ndarray) -> dict[str, np.ndarray]:
-    output, b_v = project(layer.w_o[head].T, omega), layer.v.b[kv]
+def _vo(value: Projection, output: Projection, b_v: np.ndarray) -> dict[str, np.ndarray]:
     return {
         "vo_singular_values": core_singular_values(value.triangle, output.triangle),
         "vo_affine_singular_values": affine_singular_values(value.triangle, b_v, output.triangle),

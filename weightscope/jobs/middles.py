@@ -33,7 +33,7 @@ def middles(layer: Layer, deltas: Sequence[int], window: int) -> dict[str, np.nd
     """
     if layer.rotation is None:
         return {}
-    identity = np.eye(layer.q.w.shape[-1])
+    identity = np.eye(layer.q.of(0)[0].shape[-1])
     rotation = replace(layer.rotation, factor=1.0)
     found = {f"delta{delta}": rotation.rotate_at(identity, delta) for delta in deltas if delta}
     found[f"mean{window}"] = np.mean([rotation.rotate_at(identity, delta) for delta in range(window)], axis=0)

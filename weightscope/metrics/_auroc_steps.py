@@ -16,6 +16,7 @@ and twice over, so that the half of a tie is exact as well.
 A row with too many positives, or with outliers that leave most elements in a few buckets, is sorted instead.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -160,36 +161,48 @@ def _sum_staircases(tile: np.ndarray, steps: Steps, most: int) -> np.ndarray:
     scaled, bucket = np.empty(width, np.float32), np.empty(width, np.intp)
     value, meets_step = np.empty(width, np.int64), np.empty(width, bool)
     total = np.full(n, -1)
-    rows, walkers, starts = [], [], []
-    for i in np.flatnonzero(steps.buckets):
+    rows, scores, starts = [], [], []  # of the elements that walk
+    for i, table in _tables(steps):
         np.subtract(tile[i], steps.low[i], out=scaled)
         np.multiply(scaled, steps.scale[i], out=scaled)
+        np.clip(scaled, 0, len(table) - 1, out=scaled)
         bucket[:] = scaled  # truncates
-        _table(steps, i).take(bucket, out=value, mode="clip")
-        np.less(value, 0, out=meets_step)
-        walking = np.flatnonzero(meets_step)
+        table.take(bucket, out=value, mode="clip")  # with an `out`, the only mode that does not copy
+        np.signbit(value.view(np.float64), out=meets_step)  # value < 0, in half the time
+        walking = meets_step.nonzero()[0]
         if len(walking) <= most:
-            start = -1 - value[walking]
-            total[i] = 2 * (value.sum() + (start + 1).sum())
+            total[i] = 2 * value.sum()
             rows.append(np.full(len(walking), i))
-            walkers.append(tile[i, walking])
-            starts.append(start)
+            scores.append(tile[i, walking])
+            starts.append(value[walking])
     if rows:
-        np.add.at(total, np.concatenate(rows), _walk(np.concatenate(walkers), np.concatenate(starts), steps))
+        start = np.concatenate(starts)
+        np.add.at(total, np.concatenate(rows), _walk(np.concatenate(scores), -1 - start, steps) - 2 * start)
     return total
 
 
-def _table(steps: Steps, i: np.intp) -> np.ndarray:
-    """W of each bucket of row i, (buckets,) int64; where a bucket holds steps, -1 - the index of the first of them."""
-    first, end = steps.first[i], steps.first[i + 1] - 1
-    bucket = ((steps.score[first:end] - steps.low[i]) * steps.scale[i]).astype(np.intp)  # (k,)
-    table = np.repeat(steps.above[first : end + 1], np.diff(bucket, prepend=-1, append=steps.buckets[i] - 1))
-    table[bucket[::-1]] = -1 - np.arange(first, end)[::-1]  # backwards: of several in a bucket the first stays
-    return table
+def _tables(steps: Steps) -> Iterator[tuple[int, np.ndarray]]:
+    """W of each bucket, (buckets,) int64, row after row; where a bucket holds steps, -1 - the index of the first.
+
+    Rows to be sorted are left out.
+    """
+    first, end = steps.first[:-1], steps.first[1:] - 1
+    each = np.diff(steps.first)
+    with np.errstate(invalid="ignore"):  # the end marks, set right after
+        bucket = ((steps.score - np.repeat(steps.low, each)) * np.repeat(steps.scale, each)).astype(np.int64)
+    bucket[end] = steps.buckets - 1
+    reach = np.diff(bucket, prepend=0)  # buckets above the step before, up to this one
+    reach[first] = bucket[first] + 1
+    mark = -1 - np.arange(len(bucket))
+    for i in np.flatnonzero(steps.buckets).tolist():
+        here, its_steps = slice(first[i], end[i] + 1), slice(first[i], end[i])
+        table = np.repeat(steps.above[here], reach[here])
+        table[bucket[its_steps][::-1]] = mark[its_steps][::-1]  # backwards: of several in a bucket the first stays
+        yield i, table
 
 
 def _walk(score: np.ndarray, at: np.ndarray, steps: Steps) -> np.ndarray:
-    """2 W(score), each walked up from step `at`, none of the steps before which is as high."""
+    """2 W(score), each element walking up from step `at`, before which no step is as high."""
     behind = np.arange(len(at))
     while len(behind := behind[steps.score[at[behind]] < score[behind]]):
         at[behind] += 1

@@ -186,11 +186,10 @@ def bigram_auroc(
     bound = _score_bound(left, right)  # (V,)
     counts = _canonical(counts, (len(left), len(right)))
     with_numba = _numba_is_there() if compiled is None else compiled
-    threads = threads or _cores()
+    threads = threads or available_cores()
     width = len(right)
-    each = np.diff(counts.indptr)
-    scored = np.flatnonzero((each > 0) & (each < width))
-    height = min(max(TILE_BYTES // (4 * max(width, 1)), FEWEST_ROWS), MOST_ROWS)
+    scored = np.flatnonzero(np.diff(counts.indptr))  # (n,) tokens with a positive
+    height = tile_rows(width)
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
     for _ in range(threads):
         tiles.put(np.empty((height, width), np.float32))
@@ -200,12 +199,15 @@ def bigram_auroc(
         tile = tiles.get()
         try:
             scores = np.matmul(left[rows], columns, out=tile[: len(rows)])  # (rows, V)
-            block = counts[rows]
-            _check_total(np.add.reduceat(block.data.astype(np.float64), block.indptr[:-1]).max(), width)
-            steps = build_steps(scores, block.indptr.astype(np.int64), block.indices, block.data, bound[rows])
+            begin, end = counts.indptr[rows[0]], counts.indptr[rows[-1] + 1]  # the rows skipped in between are empty
+            indptr = np.append(counts.indptr[rows], end).astype(np.int64) - begin  # (rows + 1,)
+            positives, weights = counts.indices[begin:end], counts.data[begin:end]
+            _check_total(np.add.reduceat(weights.astype(np.float64), indptr[:-1]).max(), width)
+            steps = build_steps(scores, indptr, positives, weights, bound[rows])
             wins = doubled_wins(scores, steps, compiled=with_numba)
-            pairs = np.add.reduceat(block.data, block.indptr[:-1]) * (width - np.diff(block.indptr))
-            return rows, wins / (2 * pairs)
+            pairs = np.add.reduceat(weights, indptr[:-1]) * (width - np.diff(indptr))
+            with np.errstate(invalid="ignore"):  # 0 / 0 where all are positives
+                return rows, wins / (2 * pairs)
         finally:
             tiles.put(tile)
 
@@ -272,7 +274,12 @@ def _check_total(total: float, width: int) -> None:
         raise CheckpointError(f"the counts of one token add up to {total:.1e}, more than can be summed exactly")
 
 
-def _cores() -> int:
+def tile_rows(width: int) -> int:
+    """How many rows of scores a thread of `bigram_auroc` makes at a time, for a vocabulary of `width`."""
+    return min(max(TILE_BYTES // (4 * max(width, 1)), FEWEST_ROWS), MOST_ROWS)
+
+
+def available_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

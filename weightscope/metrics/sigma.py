@@ -64,6 +64,11 @@ class SigmaStatistics:
     inverse_low: np.ndarray
     inverse_high: np.ndarray
 
+    @classmethod
+    def of_no_norm(cls, n_tokens: int, n_positions: int) -> "SigmaStatistics":
+        """Where nothing divides the embeddings: sigma is 1 throughout."""
+        return cls(np.ones(n_tokens), *(np.ones(n_positions) for _ in range(6)))
+
 
 def sigma_statistics(
     token_blocks: Callable[[], Iterable[tuple[int, np.ndarray]]],

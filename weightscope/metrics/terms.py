@@ -4,20 +4,37 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weightscope.factored import Factored
+
+@dataclass(frozen=True)
+class Parts:
+    """What queries or keys are the sum of: a token's part, its position's part, and the bias.
+
+    Attributes
+    ----------
+    e, p, b : (n, r) arrays
+        e W / sigma, p W / sigma and b for each place of a sequence, turned by its rotation where there is one.
+    """
+
+    e: np.ndarray
+    p: np.ndarray
+    b: np.ndarray
 
 
 @dataclass(frozen=True)
 class SixTerms:
-    """Eq. 14 for one head and one sequence; without 1/sqrt(d') and without what is constant in j.
+    """Eq. 14 for one head and one sequence, without 1/sqrt(d').
+
+    Rows are the current token i, columns the previous token j.
 
     Attributes
     ----------
     ee, pp, pe, ep : (n, n) arrays
-        Comparison terms, rows i (current), columns j (previous): token-token, position-position,
-        position i with token j, token i with position j.
-    e, p : (n,) arrays
-        Self-assertion terms of token j and of position j.
+        Comparison terms: token-token, position-position, position i with token j, token i with position j.
+    e, p : (n, n) arrays
+        Self-assertion terms of token j and of position j: the same in every row unless rotation turns the bias.
+    rest : (n, n) array
+        What eq. 14 has no term for: all that comes of the keys' bias, constant in j without rotation, and terms by
+        distance such as ALiBi's.
     """
 
     ee: np.ndarray
@@ -26,38 +43,27 @@ class SixTerms:
     ep: np.ndarray
     e: np.ndarray
     p: np.ndarray
+    rest: np.ndarray
 
     def total(self) -> np.ndarray:
-        """s_ij, the sum of all six, (n, n)."""
-        return self.ee + self.pp + self.pe + self.ep + self.e + self.p
+        """s_ij, all of them together, (n, n)."""
+        return self.ee + self.pp + self.pe + self.ep + self.e + self.p + self.rest
 
 
-def six_terms(
-    qk: Factored, qk_bias: np.ndarray, tokens: np.ndarray, positions: np.ndarray, sigma: np.ndarray
-) -> SixTerms:
-    """Split s_ij = x_i W_QK x_j' / (sigma_i sigma_j) + b_QK x_j' / sigma_j with x = e + p (eq. 14).
+def six_terms(query: Parts, key: Parts) -> SixTerms:
+    """Multiply out s_ij = (q_e + q_p + q_b)_i (k_e + k_p + k_b)_j' (eqs 6-8 and 14).
 
     Parameters
     ----------
-    qk : Factored of shape (d, d)
-        W_QK of one head, norm folded in.
-    qk_bias : (d,) array
-        b_QK.
-    tokens : (n, d) array
-        e of each token of the sequence.
-    positions : (n, d) array
-        p of each position.
-    sigma : (n,) array
-        sigma(e + p).
+    query, key : Parts
+        Of one head, the norm folded in and sigma divided out.
     """
-    e, p = tokens / sigma[:, None], positions / sigma[:, None]  # (n, d)
-    e_left, p_left = e @ qk.left, p @ qk.left  # (n, r)
-    e_right, p_right = e @ qk.right, p @ qk.right  # (n, r)
     return SixTerms(
-        ee=e_left @ e_right.T,
-        pp=p_left @ p_right.T,
-        pe=p_left @ e_right.T,
-        ep=e_left @ p_right.T,
-        e=e @ qk_bias,
-        p=p @ qk_bias,
+        ee=query.e @ key.e.T,
+        pp=query.p @ key.p.T,
+        pe=query.p @ key.e.T,
+        ep=query.e @ key.p.T,
+        e=query.b @ key.e.T,
+        p=query.b @ key.p.T,
+        rest=(query.e + query.p + query.b) @ key.b.T,
     )

@@ -1,14 +1,10 @@
 """The fixtures of this folder, opened: tiny models written by transformers, and what its eager attention computed."""
 
-import sys
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from cases import CASES, Case
 
 import weightscope as ws

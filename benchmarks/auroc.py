@@ -1,0 +1,201 @@
+"""Bigram AUROC over a full vocabulary, against the bare float32 products that make its scores.
+
+python -m benchmarks.auroc [--heads N] [--numpy-heads N]
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import scipy.sparse
+from sklearn.metrics import roc_auc_score
+from threadpoolctl import threadpool_limits
+
+from weightscope.metrics.auroc import available_cores, bigram_auroc, tile_rows
+
+VOCAB, HEADS, HEAD_DIM = 50_257, 12, 64
+BIGRAMS_A_TOKEN = 120  # drawn; about 60 of them are distinct
+ROWS_A_PRODUCT = (128, 256, 512, 1024)  # the floor is the fastest of these
+SAMPLED_ROWS = 20
+
+
+def zipf_counts(vocab: int = VOCAB, seed: int = 0) -> scipy.sparse.csr_matrix:
+    """Bigram counts, (vocab, vocab) int64: both tokens drawn by Zipf's law, in ranks of their own."""
+    rng = np.random.default_rng(seed)
+    share = np.cumsum(1 / np.arange(1, vocab + 1))
+    draws = BIGRAMS_A_TOKEN * vocab
+    current, previous = (
+        rng.permutation(vocab)[np.searchsorted(share, rng.uniform(0, share[-1], draws))] for _ in range(2)
+    )
+    return scipy.sparse.csr_matrix((np.ones(draws, np.int64), (current, previous)), shape=(vocab, vocab))
+
+
+def factors(head: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gaussian left and right factors of a head's scores, (vocab, head_dim) float32 each."""
+    rng = np.random.default_rng([1, head])
+    left, right = rng.standard_normal((2, VOCAB, HEAD_DIM), np.float32)
+    return left, right
+
+
+def run(heads: int = HEADS, numpy_heads: int = 2) -> dict[str, Any]:
+    """Measure products and AUROC in turn, head by head, so that whatever else the machine does meets both alike.
+
+    Parameters
+    ----------
+    heads : int, optional
+        How many heads to time products and compiled AUROC with.
+    numpy_heads : int, optional
+        How many of them to time the plain NumPy path with.
+
+    Returns
+    -------
+    dict
+        `seconds` for 12 heads, from the median head: `floor` (products of `floor_rows` rows into one buffer, BLAS with
+        its own threads), `tiled_floor` (those of `bigram_auroc`'s tiles and threads), `numba` and `numpy`. `ratio` and
+        `ratio_to_tiled`: each path to each floor, the median over the heads. `peak_mb`: resident memory of a fresh
+        process. `sklearn_seconds`: scikit-learn row by row, scaled up from a sample.
+    """
+    counts = zipf_counts()
+    peak = {path: peak_megabytes(counts, path) for path in paths()}
+    floor_rows = min(ROWS_A_PRODUCT, key=lambda rows: min(seconds(lambda: products(*factors(0), rows, 4096), 3)))
+    for path in paths():  # compiles, and wakes the threads
+        bigram_auroc(*(factor[:512] for factor in factors(0)), counts[:512, :512], compiled=path == "numba")
+
+    times: dict[str, list[float]] = {"floor": [], "tiled_floor": [], **{path: [] for path in paths()}}
+    for head in range(heads):
+        left, right = factors(head)
+        times["floor"] += seconds(lambda: products(left, right, floor_rows, VOCAB))  # noqa: B023
+        times["tiled_floor"] += seconds(lambda: tiled_products(left, right))  # noqa: B023
+        for path in paths() if head < numpy_heads else paths()[:1]:
+            times[path] += seconds(lambda: bigram_auroc(left, right, counts, compiled=path == "numba"))  # noqa: B023
+    positives = np.diff(counts.indptr)
+    return {
+        "cores": available_cores(),
+        "heads": heads,
+        "positives_mean": float(positives.mean()),
+        "positives_median": float(np.median(positives)),
+        "floor_rows": floor_rows,
+        "seconds": {name: HEADS * statistics.median(found) for name, found in times.items()},
+        "ratio": {path: ratio(times[path], times["floor"]) for path in paths()},
+        "ratio_to_tiled": {path: ratio(times[path], times["tiled_floor"]) for path in paths()},
+        "peak_mb": peak,
+        "sklearn_seconds": sklearn_seconds(counts),
+    }
+
+
+def paths() -> list[str]:
+    return ["numba", "numpy"] if find_spec("numba") else ["numpy"]
+
+
+def ratio(times: list[float], floor: list[float]) -> float:
+    return statistics.median(took / bare for took, bare in zip(times, floor, strict=False))
+
+
+def seconds(work: Callable[[], object], repeats: int = 1) -> list[float]:
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def products(left: np.ndarray, right: np.ndarray, rows: int, until: int) -> None:
+    """The scores of the first `until` tokens, `rows` at a time into one buffer."""
+    columns = np.ascontiguousarray(right.T)  # (r, V)
+    scores = np.empty((rows, len(right)), np.float32)
+    for start in range(0, until, rows):
+        block = left[start : min(start + rows, until)]
+        np.matmul(block, columns, out=scores[: len(block)])
+
+
+def tiled_products(left: np.ndarray, right: np.ndarray) -> None:
+    """All scores by the tiles and threads of `bigram_auroc`, a tile kept per thread and nothing counted."""
+    columns = np.ascontiguousarray(right.T)  # (r, V)
+    rows = tile_rows(len(right))
+
+    def work(first: int) -> None:
+        tile = np.empty((rows, len(right)), np.float32)
+        for start in range(first, len(left), rows * available_cores()):
+            block = left[start : start + rows]
+            np.matmul(block, columns, out=tile[: len(block)])
+
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(available_cores()) as pool:
+        list(pool.map(work, range(0, rows * available_cores(), rows)))
+
+
+def sklearn_seconds(counts: scipy.sparse.csr_matrix) -> float:
+    """Seconds of a `roc_auc_score` for every token of every head, from a sample of rows."""
+    left, right = factors(0)
+    sample = np.random.default_rng(2).choice(VOCAB, SAMPLED_ROWS, replace=False)
+    scores = left[sample] @ right.T  # (sample, V)
+    weights = [counts[token].toarray()[0] for token in sample]
+
+    def work() -> None:
+        for row, weight in zip(scores, weights, strict=True):
+            roc_auc_score(weight > 0, row, sample_weight=np.maximum(weight, 1))
+
+    return seconds(work)[0] / SAMPLED_ROWS * VOCAB * HEADS
+
+
+PEAK = """
+import sys
+from pathlib import Path
+import scipy.sparse
+from benchmarks.auroc import factors
+from weightscope.metrics.auroc import bigram_auroc
+
+counts = scipy.sparse.load_npz(sys.argv[1])
+for head in range(2):
+    bigram_auroc(*factors(head), counts, compiled=sys.argv[2] == "numba")
+print(next(line.split()[1] for line in Path("/proc/self/status").open() if line.startswith("VmHWM")))
+"""
+
+
+def peak_megabytes(counts: scipy.sparse.csr_matrix, path: str) -> float:
+    """Peak resident memory of a fresh process that reads the counts and does two heads, in MB."""
+    if not Path("/proc/self/status").exists():
+        return float("nan")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "counts.npz"
+        scipy.sparse.save_npz(file, counts, compressed=False)
+        done = subprocess.run([sys.executable, "-c", PEAK, str(file), path], check=True, capture_output=True, text=True)
+    return int(done.stdout) * 1024 / 1e6
+
+
+@click.command()
+@click.option("--heads", default=HEADS, show_default=True)
+@click.option("--numpy-heads", default=2, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def main(heads: int, numpy_heads: int, as_json: bool) -> None:
+    found = run(heads, numpy_heads)
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(
+        f"{HEADS} heads, vocabulary {VOCAB:,}, head dim {HEAD_DIM}, {found['cores']} cores; "
+        f"{found['positives_mean']:.0f} positives a row (median {found['positives_median']:.0f}); "
+        f"median of {found['heads']} heads, scaled up"
+    )
+    print(f"{'products alone, ' + str(found['floor_rows']) + ' rows at a time':40} {found['seconds']['floor']:8.1f} s")
+    print(f"{'products alone, tiled as here':40} {found['seconds']['tiled_floor']:8.1f} s")
+    for path in paths():
+        print(
+            f"{'AUROC, ' + path:40} {found['seconds'][path]:8.1f} s  {found['ratio'][path]:.2f} x the products, "
+            f"{found['ratio_to_tiled'][path]:.2f} x the tiled ones; peak {found['peak_mb'][path]:.0f} MB"
+        )
+    print(f"{'scikit-learn, without the products':40} {found['sklearn_seconds']:8.0f} s  from {SAMPLED_ROWS} rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+# ruff: noqa: E501 (one line an attack)
+"""What a hostile file may try: one line each. Every one ends in a CheckpointError, fast and in little memory.
+
+HEADERS are whole .safetensors files, GGUFS whole .gguf files, INDEXES and CONFIGS are the JSON beside a good one,
+LAYOUTS are things done to a folder. The second item of a line is a part of the message that the reader must see.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}  # one honest tensor of 8 bytes
+TWO = {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}
+
+
+def whole(header: object, body: bytes = b"\0" * 8, *, length: int | None = None) -> bytes:
+    """A file of this header (an object, or raw bytes), its stated length true unless given."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + body
+
+
+def one(**changes: object) -> bytes:
+    """A file of one tensor, honest but for `changes`."""
+    return whole({"w": {**ONE, **changes}})
+
+
+def pair(first: list[int], second: list[int], size: int = 16) -> bytes:
+    """A file of two tensors at these offsets."""
+    return whole({"a": {**ONE, "data_offsets": first}, "b": {**TWO, "data_offsets": second}}, b"\0" * size)
+
+
+def millions(item: bytes, opening: bytes = b"[", closing: bytes = b"]", size: int = 15_900_000) -> bytes:
+    """JSON just short of the size limit, made of as many items as fit: what a parser pays dearest for."""
+    return b'{"w":' + opening + item * (size // len(item)) + item.rstrip(b",") + closing + b"}"
+
+
+HEADERS: dict[str, tuple[bytes, str]] = {
+    "empty file": (b"", "has 0 bytes"),
+    "seven bytes": (b"\0" * 7, "has 7 bytes"),
+    "length past the file": (whole({"w": ONE}, length=1000), "the file has only"),
+    "length of 2**64 - 1": (whole({"w": ONE}, length=2**64 - 1), "18446744073709551615"),
+    "length of 2**63": (whole({"w": ONE}, length=2**63), "9223372036854775808"),
+    "length past 100 MB": (whole({"w": ONE}, length=100_000_001), "header of 100000001 bytes"),
+    "length of zero": (whole(b"", b"\0" * 8), "not valid JSON"),
+    "length short of the JSON": (whole({"w": ONE}, length=10), "not valid JSON"),
+    "header of nulls": (whole(b"\0" * 64), "not valid JSON"),
+    "invalid UTF-8": (whole(b'{"w\xff": 1}'), "not valid JSON"),
+    "UTF-16": (whole(json.dumps({"w": ONE}).encode("utf-16")), "not valid JSON"),
+    "a byte order mark": (whole(b"\xef\xbb\xbf" + json.dumps({"w": ONE}).encode()), "not valid JSON"),
+    "JSON cut short": (whole(b'{"w": {"dtype": "F32", '), "not valid JSON"),
+    "JSON and then more": (whole(json.dumps({"w": ONE}).encode() + b" {}"), "not valid JSON"),
+    "not an object": (whole(b"[1, 2]"), "JSON list"),
+    "a bare number": (whole(b"17"), "JSON int"),
+    "duplicate tensor": (whole(b'{"w":%b,"w":%b}' % ((json.dumps(ONE).encode(),) * 2)), "stands twice"),
+    "duplicate key in a tensor": (whole(b'{"w":{"dtype":"F32","dtype":"F16","shape":[2],"data_offsets":[0,8]}}'), "twice"),
+    "duplicate among 90,000": (
+        whole(b"{" + b",".join(b'"%d":1' % i for i in range(90_000)) + b',"89999":1}'), "stands twice"),
+    "negative offset": (one(data_offsets=[-8, 0]), "data_offsets"),
+    "offsets the wrong way": (one(data_offsets=[8, 0]), "has -8 bytes"),
+    "offset past the file": (one(data_offsets=[0, 800], shape=[200]), "cut short"),
+    "offset of 2**64": (one(data_offsets=[2**64, 2**64 + 8]), "data_offsets"),
+    "offset of 10**4000": (one(data_offsets=[0, 10**4000]), "data_offsets"),
+    "offset of 5000 digits": (whole(b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,' + b"9" * 5000 + b"]}}"), "JSON"),
+    "offset that is a float": (one(data_offsets=[0.0, 8.0]), "data_offsets"),
+    "offset that is true": (one(data_offsets=[False, True], shape=[], dtype="U8"), "data_offsets"),
+    "offset that is text": (one(data_offsets=["0", "8"]), "data_offsets"),
+    "one offset": (one(data_offsets=[8]), "data_offsets"),
+    "overlapping tensors": (pair([0, 8], [4, 12], 12), "overlaps"),
+    "same bytes twice": (pair([0, 8], [0, 8], 8), "overlaps"),
+    "gap between tensors": (pair([0, 8], [12, 20], 20), "leaves a gap"),
+    "gap before the first": (one(data_offsets=[4, 12]), "leaves a gap"),
+    "bytes after the last": (whole({"w": ONE}, b"\0" * 9), "the file has"),
+    "body cut short": (whole({"w": ONE}, b"\0" * 7), "cut short"),
+    "no tensors but a body": (whole({}, b"\0" * 8), "the file has"),
+    "shape that overflows to the right size": (one(shape=[2**63 - 1, 2, 2**62 + 1]), "shape"),
+    "shape of 32 large sizes": (one(shape=[2**62] * 32), "shape"),
+    "shape of 33 sizes": (one(shape=[1] * 33), "shape"),
+    "shape of 400,000 sizes": (one(shape=[1] * 400_000), "shape"),
+    "zero beside sizes that overflow": (whole({"w": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}, b""), "shape"),
+    "negative size": (one(shape=[-2]), "shape"),
+    "two negative sizes": (one(shape=[-1, -2]), "shape"),
+    "size that is a float": (one(shape=[2.0]), "shape"),
+    "size that is null": (one(shape=[None]), "shape"),
+    "shape that is a number": (one(shape=2), "shape"),
+    "shape nested 40 deep": (one(shape=json.loads("[" * 40 + "2" + "]" * 40)), "shape"),
+    "dtype wider than the bytes": (one(dtype="F64"), "needs 16"),
+    "dtype narrower than the bytes": (one(dtype="F16"), "needs 4"),
+    "dtype nobody knows": (one(dtype="F128"), "F128"),
+    "dtype in lower case": (one(dtype="f32"), "f32"),
+    "dtype that is a list": (one(dtype=["F32"]), "dtype"),
+    "half a byte": (one(dtype="F4", shape=[15]), "needs 7.5"),
+    "entry with a key too many": (one(file="/etc/passwd"), "broken entry"),
+    "entry with a key too few": (whole({"w": {"dtype": "F32", "shape": [2]}}), "broken entry"),
+    "entry that is a number": (whole({"w": 1}), "broken entry"),
+    "metadata that is not text": (whole({"__metadata__": {"a": 1}, "w": ONE}), "__metadata__"),
+    "metadata that is a list": (whole({"__metadata__": [], "w": ONE}), "__metadata__"),
+    "name with terminal escapes": (whole({"\x1b[2J\x1b]0;owned\x07": {**ONE, "dtype": "X"}}), "\\x1b[2J"),
+    "name that reverses the line": (whole({"\u202egnp.exe": {**ONE, "dtype": "X"}}), "\\u202e"),
+    "name that is half a character": (whole(b'{"\\ud800":%b}' % json.dumps({**ONE, "dtype": "X"}).encode()), "\\ud800"),
+    "name of 10 MB": (whole({"n" * 10_000_000: {**ONE, "dtype": "X"}}), "nnn ... nnn"),
+    "nesting without end": (whole(b'{"w":' * 49_000), "not valid JSON"),
+    "lists without end": (whole(b"[" * 99_000), "not valid JSON"),
+    "nesting that parses": (whole(b'{"w":' * 900 + b"1" + b"}" * 900), "nests deeper"),
+    "15 MB of empty lists": (whole(millions(b"[],")), "lists"),
+    "15 MB of empty objects": (whole(millions(b"{},")), "objects"),
+    "15 MB of numbers": (whole(millions(b"1000,")), "items"),
+    "15 MB of zeros": (whole(millions(b"0,")), "items"),
+    "15 MB of text in wide characters": (whole("{\"\U0001f600\": \"".encode() + b"x" * 15_900_000 + b'"}'), "broken entry"),
+    "15 MB of spaces": (whole(b" " * 15_900_000), "not valid JSON"),
+    "15 MB of digits": (whole(b'{"w":' + b"9" * 15_900_000 + b"}"), "not valid JSON"),
+    "15 MB of backslashes": (whole(b'{"' + b"\\\\" * 7_900_000 + b'":1}'), "broken entry"),
+    "15 MB of tensors": (whole(b"{" + b",".join(b'"%07d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(250_000)) + b"}"), "objects"),
+    "49,000 tensors, the last a lie": (
+        whole(b"{" + b",".join(b'"%07d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(49_000))
+              + b',"z":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}}'), "needs 4"),
+    "95 MB of header": (whole(b" " * 95_000_000), "header of 95000000 bytes"),
+    "a pickle": (b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00touch\x85R.", "header of"),
+    "a zip": (b"PK\x03\x04" + b"\0" * 60, "header of"),
+}  # fmt: skip
+
+
+def index(weight_map: object) -> bytes:
+    return json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
+
+
+# Beside model.safetensors, which holds the one tensor `w`.
+INDEXES: dict[str, tuple[bytes, str]] = {
+    "up and out": (index({"w": "../outside.safetensors"}), "outside its folder"),
+    "up, out and back": (index({"w": "../checkpoint/model.safetensors"}), "outside its folder"),
+    "absolute": (index({"w": "/etc/passwd"}), "outside its folder"),
+    "a folder below": (index({"w": "sub/model.safetensors"}), "outside its folder"),
+    "backslashes": (index({"w": "..\\model.safetensors"}), "outside its folder"),
+    "the folder itself": (index({"w": "."}), "outside its folder"),
+    "the folder above": (index({"w": ".."}), "outside its folder"),
+    "no name": (index({"w": ""}), "outside its folder"),
+    "a null byte": (index({"w": "model\0.safetensors"}), "no .safetensors file"),
+    "half a character": (b'{"weight_map":{"w":"\\ud800.safetensors"}}', "no .safetensors file"),
+    "a terminal escape": (index({"w": "\x1b[31m.safetensors"}), "\\x1b[31m"),
+    "a pickle": (index({"w": "pytorch_model.bin"}), "no .safetensors file"),
+    "not there": (index({"w": "absent.safetensors"}), "not in the folder"),
+    "a name too long": (index({"w": "n" * 5000 + ".safetensors"}), "not in the folder"),
+    "a tensor that is not in it": (index({"w": "model.safetensors", "v": "model.safetensors"}), "where the index has it"),
+    "a number for a file": (index({"w": 1}), "weight_map"),
+    "a list for a map": (index(["w"]), "weight_map"),
+    "an empty map": (index({}), "empty"),
+    "no map": (b"{}", "weight_map"),
+    "the same tensor twice": (b'{"weight_map":{"w":"model.safetensors","w":"model.safetensors"}}', "twice"),
+    "not JSON": (b"\x80", "not valid JSON"),
+    "not an object": (b"3", "JSON int"),
+    "nested": (b'{"a":' * 900 + b"1" + b"}" * 900, "nests deeper"),
+    "nested without end": (b'{"a":' * 1_000_000, "objects"),
+    "60 MB": (b" " * 60_000_000, "bytes"),
+    "300,000 shards": (index({str(i): f"{i}.safetensors" for i in range(300_000)}), "names 300000 files"),
+}  # fmt: skip
+
+# In place of config.json. What is wrong with a size is for whoever reads sizes; here it need only be JSON.
+CONFIGS: dict[str, tuple[bytes, str]] = {
+    "not JSON": (b"{", "not valid JSON"),
+    "invalid UTF-8": (b'{"a": "\xff"}', "not valid JSON"),
+    "not an object": (b"[]", "JSON list"),
+    "a key twice": (b'{"n_layer": 1, "n_layer": 2}', "twice"),
+    "nested": (b'{"a":' * 900 + b"1" + b"}" * 900, "nests deeper"),
+    "nested in lists": (b'{"a":' + b"[" * 900 + b"]" * 900 + b"}", "nests deeper"),
+    "nested without end": (b'{"a":' + b"[" * 99_000, "not valid JSON"),
+    "17 MB": (b" " * 17_000_000, "bytes"),
+    "15 MB of empty lists": (millions(b"[],"), "lists"),
+    "15 MB of numbers": (millions(b"1000,"), "items"),
+    "a number of 5000 digits": (b'{"n_layer":' + b"9" * 5000 + b"}", "not valid JSON"),
+}
+
+
+def _replace(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+# Done to a folder that holds model.safetensors and config.json.
+LAYOUTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pipe for weights": (lambda f: _replace(f / "model.safetensors", os.mkfifo), "not a regular file"),
+    "a pipe for config": (lambda f: _replace(f / "config.json", os.mkfifo), "not a regular file"),
+    "a device for weights": (
+        lambda f: _replace(f / "model.safetensors", lambda p: p.symlink_to("/dev/zero")), "not a regular file"),
+    "a device for config": (
+        lambda f: _replace(f / "config.json", lambda p: p.symlink_to("/dev/zero")), "not a regular file"),
+    "a folder for weights": (lambda f: _replace(f / "model.safetensors", Path.mkdir), "not a regular file"),
+    "a link to nothing": (lambda f: _replace(f / "model.safetensors", lambda p: p.symlink_to("gone")), "cannot be read"),
+    "a link to itself": (lambda f: _replace(f / "model.safetensors", lambda p: p.symlink_to(p)), "cannot be read"),
+    "a config that links to itself": (lambda f: _replace(f / "config.json", lambda p: p.symlink_to(p)), "cannot be read"),
+    "only a pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "can run any code"),
+    "nothing": (lambda f: (f / "model.safetensors").unlink(), "no .safetensors file"),
+    "a body swapped for a hole": (
+        lambda f: os.truncate(f / "model.safetensors", 1 << 38), "but the file has 274877906944"),
+}  # fmt: skip
+
+
+def gguf(n_tensors: int = 0, n_keys: int = 0, body: bytes = b"", version: int = 3, magic: bytes = b"GGUF") -> bytes:
+    return magic + struct.pack("<IQQ", version, n_tensors, n_keys) + body
+
+
+def text(value: bytes, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(value) if length is None else length) + value
+
+
+def key(name: bytes, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+LLAMA = key(b"general.architecture", 8, text(b"llama")) + b"".join(
+    key(b"llama." + name, 4, struct.pack("<I", value))
+    for name, value in ((b"block_count", 1), (b"embedding_length", 32), (b"attention.head_count", 2))
+)
+
+
+def gguf_tensor(
+    name: bytes = b"output_norm.weight", sizes: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0
+) -> bytes:
+    layout = f"<I{len(sizes)}QIQ" if sizes else "<IIQ"
+    return text(name) + struct.pack(layout, len(sizes), *sizes, kind, offset)
+
+
+def llama(*tensors: bytes, keys: bytes = b"", n_keys: int = 0, size: int = 128) -> bytes:
+    header = gguf(len(tensors), 4 + n_keys, LLAMA + keys + b"".join(tensors))
+    return header + b"\0" * (-len(header) % 32 + size)
+
+
+GGUFS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "not a GGUF"),
+    "another magic": (gguf(magic=b"GGML"), "not a GGUF"),
+    "version 1": (gguf(version=1), "version 1"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
+    "cut after the magic": (b"GGUF", "cut short"),
+    "cut in a key": (gguf(0, 1, text(b"general.architecture")[:12]), "cut short"),
+    "2**64 - 1 tensors": (gguf(2**64 - 1), "18446744073709551615 tensors"),
+    "2**63 keys": (gguf(0, 2**63), "9223372036854775808 keys"),
+    "as many tensors as pass, none there": (gguf(50_000, 0), "cut short"),
+    "a name of 2**64 - 1 bytes": (gguf(0, 1, text(b"", 2**64 - 1)), "cut short"),
+    "a name that is not UTF-8": (gguf(0, 1, key(b"\xff", 4, b"\0" * 4)), "not UTF-8"),
+    "a key twice": (gguf(0, 2, key(b"a", 4, b"\0" * 4) * 2), "twice"),
+    "a value of type 99": (gguf(0, 1, key(b"a", 99, b"\0" * 8)), "type 99"),
+    "a list of lists": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 9, 1))), "list of type 9"),
+    "a list of 2**62 numbers": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 4, 2**62))), "cut short"),
+    "a list of 2**62 strings": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 8, 2**62))), "strings"),
+    "a million empty strings, one missing": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 8, 1_000_000) + b"\0" * 7_999_992)), "cut short"),
+    "no architecture": (gguf(), "architecture 'None'"),
+    "an architecture nobody reads": (gguf(0, 1, key(b"general.architecture", 8, text(b"\x1b[2J"))), "\\x1b[2J"),
+    "an architecture that is a number": (gguf(0, 1, key(b"general.architecture", 4, b"\0" * 4)), "architecture '0'"),
+    "no sizes": (gguf(0, 1, key(b"general.architecture", 8, text(b"llama"))), "num_attention_heads"),
+    "no heads": (llama(keys=key(b"llama.attention.head_count_kv", 4, b"\0" * 4), n_keys=1), "num_key_value_heads"),
+    "heads by layer": (llama(keys=key(b"llama.attention.head_count_kv", 9, struct.pack("<IQI", 4, 1, 2)), n_keys=1), "num_key_value_heads"),
+    "an alignment of zero": (llama(keys=key(b"general.alignment", 4, b"\0" * 4), n_keys=1), "alignment"),
+    "a type nobody knows": (llama(gguf_tensor(kind=999)), "type 999"),
+    "integers for weights": (llama(gguf_tensor(kind=26)), "I32"),
+    "five dimensions": (llama(gguf_tensor(sizes=(1, 1, 1, 1, 1))), "5 dimensions"),
+    "sizes that overflow": (llama(gguf_tensor(sizes=(2**63, 2, 2**63))), "more elements"),
+    "sizes past the file": (llama(gguf_tensor(sizes=(33,))), "cut short"),
+    "an offset past the file": (llama(gguf_tensor(offset=2**63)), "cut short"),
+    "an offset of 2**64 - 128": (llama(gguf_tensor(offset=2**64 - 128)), "cut short"),
+    "overlapping tensors": (llama(gguf_tensor(), gguf_tensor(b"b.weight")), "overlaps"),
+    "a tensor twice": (llama(gguf_tensor(), gguf_tensor(offset=128), size=256), "twice"),
+    "half a block": (llama(gguf_tensor(sizes=(31,), kind=8)), "blocks of 32"),
+    "a block of no dimension": (llama(gguf_tensor(sizes=(), kind=8)), "blocks of 32"),
+    "a Q that heads do not divide": (llama(gguf_tensor(b"blk.0.attn_q.weight", (8, 3))), "2 heads do not divide"),
+    "rope factors of zero": (llama(gguf_tensor(b"rope_freqs.weight")), "rotations"),
+    "experts": (llama(keys=key(b"llama.expert_count", 4, b"\x08\0\0\0"), n_keys=1), "experts"),
+    "scaling nobody reads": (llama(keys=key(b"llama.rope.scaling.type", 8, text(b"yarn")), n_keys=1), "yarn"),
+    "scales that are infinite": (llama(gguf_tensor(sizes=(64,), kind=8), size=0) + b"\x00\x7c" * 34, "not finite"),
+}  # fmt: skip

@@ -1,0 +1,137 @@
+"""Every attack ends in one CheckpointError: within a second, within 200 MB, and with no escape in the message."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, INDEXES, LAYOUTS, ONE, whole
+from weightscope.checkpoint import open_checkpoint
+from weightscope.errors import CheckpointError
+
+SECONDS, MEGABYTES = 1.0, 200
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good checkpoint, to be spoilt."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(whole({"w": ONE}))
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    return folder
+
+
+def refused(source: Path) -> str:
+    """The message that opening and reading it ends in."""
+    started = time.process_time()
+    with pytest.raises(CheckpointError) as caught:
+        for tensor in open_checkpoint(source).values():
+            tensor.read()
+    assert time.process_time() - started < SECONDS
+    message = str(caught.value)
+    assert message.isprintable() and len(message) < 3000
+    return message
+
+
+def test_the_checkpoint_to_be_spoilt_is_good(folder: Path) -> None:
+    assert open_checkpoint(folder)["w"].read().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("attack", HEADERS)
+def test_header(attack: str, folder: Path) -> None:
+    content, expected = HEADERS[attack]
+    (folder / "model.safetensors").write_bytes(content)
+    message = refused(folder)
+    assert expected in message and message.startswith("model.safetensors: ")
+
+
+@pytest.mark.parametrize("attack", INDEXES)
+def test_index(attack: str, folder: Path) -> None:
+    content, expected = INDEXES[attack]
+    (folder / "model.safetensors.index.json").write_bytes(content)
+    (folder.parent / "outside.safetensors").write_bytes(whole({"w": ONE}))
+    message = refused(folder)
+    assert expected in message and message.startswith("model.safetensors.index.json: ")
+
+
+@pytest.mark.parametrize("attack", CONFIGS)
+def test_config(attack: str, folder: Path) -> None:
+    content, expected = CONFIGS[attack]
+    (folder / "config.json").write_bytes(content)
+    message = refused(folder)
+    assert expected in message and message.startswith("config.json: ")
+
+
+@pytest.mark.parametrize("attack", GGUFS)
+def test_gguf(attack: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    content, expected = GGUFS[attack]
+    (tmp_path / "model.gguf").write_bytes(content)
+    message = refused(tmp_path / "model.gguf")
+    assert expected in message and message.startswith("model.gguf: ")
+
+
+@pytest.mark.parametrize("attack", LAYOUTS)
+def test_layout(attack: str, folder: Path) -> None:
+    change, expected = LAYOUTS[attack]
+    change(folder)
+    assert expected in refused(folder)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells no process its peak memory")
+def test_memory_of_the_costliest(tmp_path: Path) -> None:
+    """The peak memory of a process that meets them one after another, interpreter and NumPy included."""
+    costly = [("model.safetensors", content) for content, _ in HEADERS.values() if len(content) > 1_000_000]
+    costly += [("model.safetensors.index.json", content) for content, _ in INDEXES.values() if len(content) > 1_000_000]
+    costly += [("config.json", content) for content, _ in CONFIGS.values() if len(content) > 100_000]
+    for number, (name, content) in enumerate(costly):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "model.safetensors").write_bytes(whole({"w": ONE}))
+        (tmp_path / str(number) / name).write_bytes(content)
+    script = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from weightscope.checkpoint import open_checkpoint
+        from weightscope.errors import CheckpointError
+        refused = 0
+        for folder in Path(sys.argv[1]).iterdir():
+            try:
+                open_checkpoint(folder)
+            except CheckpointError:
+                refused += 1
+        status = Path("/proc/self/status").read_text().split()
+        print(refused, int(status[status.index("VmHWM:") + 1]) // 1024)
+    """)
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, env=environment)
+    refusals, megabytes = map(int, run.stdout.split())
+    assert refusals == len(costly)
+    assert megabytes < MEGABYTES
+
+
+def test_names_are_escaped_where_a_good_file_has_them(folder: Path) -> None:
+    """A legal file may have any name; it is escaped when a message shows it."""
+    (folder / "model.safetensors").write_bytes(whole({"\x1b[2J": {**ONE, "dtype": "I32"}}))
+    assert "'\\x1b[2J' dtype I32" in refused(folder)
+
+
+def test_the_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "\x1b[2J\n"
+    folder.mkdir()
+    assert "\\x1b[2J\\n" in refused(folder)
+
+
+def test_links_of_the_hub_cache_are_followed(folder: Path) -> None:
+    """The cache's snapshots are links into its blobs, which lie outside the snapshot's own folder."""
+    blobs = folder.parent / "blobs"
+    blobs.mkdir()
+    (folder / "model.safetensors").rename(blobs / "abc")
+    (folder / "model.safetensors").symlink_to("../blobs/abc")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "model.safetensors"}}))
+    assert open_checkpoint(folder)["w"].read().tolist() == [0, 0]

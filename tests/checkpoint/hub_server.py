@@ -1,0 +1,236 @@
+"""A Hub of one's own on the loopback: what the real client asks of the real one, and every fault on demand.
+
+Weights redirect to a second server on another port, as the real Hub redirects to its storage: another origin, which
+must never see the token.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class Request:
+    """One request that a server got."""
+
+    method: str
+    path: str
+    range: str | None
+    token: str | None
+
+
+class Hole:
+    """A file of any size that is nothing but zeros after its start; only what is asked of it is ever made."""
+
+    def __init__(self, start: bytes, size: int) -> None:
+        self.start, self.size = start, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, span: slice) -> bytes:
+        begin, end, _ = span.indices(self.size)
+        head = self.start[begin:end]
+        return head + bytes(max(0, end - begin) - len(head))
+
+    @property
+    def etag(self) -> str:
+        return hashlib.sha256(self.start + str(self.size).encode()).hexdigest()
+
+
+@dataclass
+class Hub:
+    """The server's state, to be changed by a test while it runs.
+
+    Attributes
+    ----------
+    repositories : dict
+        Files' contents by repository and name.
+    gated, private : set of str
+        Repositories whose files are refused, or refused without the token "secret".
+    redirect : bool
+        Whether weights lie on the other server.
+    faults : list
+        What the next requests for weights meet, one each; None is an honest answer. The last one stays when `forever`.
+    """
+
+    repositories: dict[str, dict[str, bytes | Hole]] = field(default_factory=dict)
+    gated: set[str] = field(default_factory=set)
+    private: set[str] = field(default_factory=set)
+    redirect: bool = True
+    faults: list[str | None] = field(default_factory=list)
+    forever: bool = False
+    head_faults: list[int] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    sent: int = 0
+    hub: str = ""
+    storage: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def next_fault(self) -> str | None:
+        with self.lock:
+            if not self.faults:
+                return None
+            return self.faults[0] if self.forever and len(self.faults) == 1 else self.faults.pop(0)
+
+    def data_requests(self) -> list[Request]:
+        """The requests for bytes of weights, each counted once."""
+        return [
+            r for r in self.requests if r.method == "GET" and r.range and ("/storage/" in r.path or not self.redirect)
+        ]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    state: Hub
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        state, path = self.state, unquote(self.path.split("?")[0])
+        with state.lock:
+            state.requests.append(
+                Request(self.command, path, self.headers.get("Range"), self.headers.get("Authorization"))
+            )
+        if path.startswith("/api/models/"):
+            repository, _, revision = path.removeprefix("/api/models/").partition("/revision/")
+            return self.listing(repository, revision or "main")
+        if path.startswith("/storage/"):
+            repository, _, name = path.removeprefix("/storage/").partition("//")
+            return self.content(state.repositories[repository][name], {"ETag": '"of-the-storage"'})
+        repository, _, rest = path.removeprefix("/").partition("/resolve/")
+        revision, _, name = rest.partition("/")
+        self.file(repository, revision, name)
+
+    def refuse(self, status: int, code: str = "") -> None:
+        self.reply(status, {"X-Error-Code": code, "X-Repo-Commit": COMMIT, "X-Error-Message": code}, b"")
+
+    def refused(self, repository: str, revision: str) -> bool:
+        state = self.state
+        hidden = repository in state.private and self.headers.get("Authorization") != "Bearer secret"
+        if repository not in state.repositories or hidden:
+            self.refuse(401 if hidden else 404, "RepoNotFound")
+        elif revision not in {"main", COMMIT, "v1"}:
+            self.refuse(404, "RevisionNotFound")
+        else:
+            return False
+        return True
+
+    def listing(self, repository: str, revision: str) -> None:
+        if not self.refused(repository, revision):
+            siblings = [{"rfilename": name} for name in self.state.repositories[repository]]
+            body = json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode()
+            self.reply(200, {"Content-Type": "application/json"}, body)
+
+    def file(self, repository: str, revision: str, name: str) -> None:
+        state = self.state
+        if state.head_faults and self.command == "HEAD":
+            return self.refuse(state.head_faults.pop(0))
+        if self.refused(repository, revision):
+            return None
+        if repository in state.gated:
+            return self.refuse(403, "GatedRepo")
+        content = state.repositories[repository].get(name)
+        if content is None:
+            return self.refuse(404, "EntryNotFound")
+        etag = content.etag if isinstance(content, Hole) else hashlib.sha256(content).hexdigest()
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'}
+        if name.endswith(".safetensors") and state.redirect:
+            headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(content))}
+            headers |= {"Location": f"{state.storage}/storage/{repository}//{name}"}
+            return self.reply(302, headers, b"")
+        return self.content(content, headers)
+
+    def content(self, content: bytes | Hole, headers: dict[str, str]) -> None:
+        span = self.headers.get("Range")
+        fault = self.state.next_fault() if span and self.command == "GET" else None
+        headers = {"Accept-Ranges": "bytes", **headers}
+        if fault in {"500", "503", "429", "403", "404", "416"}:
+            return self.reply(int(fault), {"Retry-After": "0"}, b"an error's own text")
+        if fault == "drop":
+            self.close_connection = True
+            return None
+        if fault == "page instead":
+            return self.reply(200, {"Content-Type": "text/html"}, b"<html>please log in</html>")
+        if span is None or fault == "ignores range":
+            return self.reply(200, headers, content[:] if self.command == "GET" else b"", length=len(content))
+        start, stop = (int(n) for n in span.removeprefix("bytes=").split("-"))
+        stop = min(stop + 1, len(content))
+        body, shown = content[start:stop], f"bytes {start}-{stop - 1}/{len(content)}"
+        if fault == "other range":
+            shown = f"bytes {start + 1}-{stop}/{len(content)}"
+        if fault == "other size":
+            shown = f"bytes {start}-{stop - 1}/{len(content) + 1}"
+        if fault == "no range":
+            return self.reply(206, headers, body)
+        if fault == "other etag":
+            headers |= {"ETag": '"changed"'}
+        if fault == "encoded":
+            headers |= {"Content-Encoding": "gzip"}
+        if fault == "short length":
+            body = body[: len(body) // 2]
+        headers |= {"Content-Range": shown}
+        if fault in {"longer", "shorter"}:
+            body = body + b"x" if fault == "longer" else body[:-1]
+            return self.reply(
+                206, headers | {"Transfer-Encoding": "chunked"}, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            )
+        if fault == "slow":
+            time.sleep(2)
+        if fault == "breaks off":
+            self.reply(206, headers, body[: len(body) * 2 // 3], length=len(body))
+            self.close_connection = True
+            return None
+        return self.reply(206, headers, body)
+
+    def reply(self, status: int, headers: dict[str, str], body: bytes, length: int | None = None) -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        if "Transfer-Encoding" not in headers:
+            self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        if self.command == "GET":
+            with self.state.lock:
+                self.state.sent += len(body)
+            self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """A client that hangs up is part of the tests."""
+
+
+@contextmanager
+def serve() -> Iterator[Hub]:
+    """Both servers, on ports of their own, until the block ends."""
+    state = Hub()
+    handler: Callable[..., BaseHTTPRequestHandler] = type("Handler", (_Handler,), {"state": state})
+    servers = [_Server(("127.0.0.1", 0), handler) for _ in range(2)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    state.hub, state.storage = (f"http://127.0.0.1:{server.server_port}" for server in servers)
+    try:
+        yield state
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()

@@ -1,0 +1,206 @@
+"""GGUF files written by the gguf package, against the weights that went into them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weightscope.checkpoint import open_checkpoint
+from weightscope.errors import CheckpointError
+
+gguf = pytest.importorskip("gguf")
+
+RANDOM = np.random.default_rng(0)
+D, HEADS, KV_HEADS, VOCABULARY, LAYERS = 64, 4, 2, 96, 2
+
+
+def permuted(weights: np.ndarray, n_heads: int) -> np.ndarray:
+    """What llama.cpp's convert_hf_to_gguf.py does to Q and K (LlamaModel.permute)."""
+    return (
+        weights.reshape(n_heads, 2, weights.shape[0] // n_heads // 2, *weights.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weights.shape)
+    )
+
+
+def hugging_face_weights(biases: bool = False) -> dict[str, np.ndarray]:
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, D), "model.norm.weight": (D,)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        for name, rows in (("q", D), ("k", D * KV_HEADS // HEADS), ("v", D * KV_HEADS // HEADS), ("o", D)):
+            shapes[f"{prefix}self_attn.{name}_proj.weight"] = (rows, D)
+            if biases and name != "o":
+                shapes[f"{prefix}self_attn.{name}_proj.bias"] = (rows,)
+        shapes[prefix + "input_layernorm.weight"] = shapes[prefix + "post_attention_layernorm.weight"] = (D,)
+        shapes |= {f"{prefix}mlp.{name}_proj.weight": (2 * D, D) for name in ("gate", "up")}
+        shapes[prefix + "mlp.down_proj.weight"] = (D, 2 * D)
+    return {name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+GGUF_NAMES = [
+    ("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("model.layers", "blk"),
+    ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"), ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k"), ("self_attn.v_proj", "attn_v"),
+    ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"), ("lm_head", "output"),
+]  # fmt: skip
+
+
+def write_gguf(
+    path: Path,
+    weights: dict[str, np.ndarray],
+    architecture: str = "llama",
+    kind: str = "F32",
+    factors: np.ndarray | None = None,
+    least_dimensions: int = 2,
+) -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(LAYERS)
+    writer.add_embedding_length(D)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_feed_forward_length(2 * D)
+    writer.add_context_length(128)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(500000.0)
+    writer.add_token_list([f"token {i}" for i in range(VOCABULARY)])
+    for name, w in weights.items():
+        if architecture == "llama" and "q_proj" in name:
+            w = permuted(w, HEADS)
+        if architecture == "llama" and "k_proj" in name:
+            w = permuted(w, KV_HEADS)
+        for theirs, ggml in GGUF_NAMES:
+            name = name.replace(theirs, ggml)
+        quantised = gguf.GGMLQuantizationType[kind if w.ndim >= least_dimensions else "F32"]
+        writer.add_tensor(name, gguf.quants.quantize(w, quantised), raw_dtype=quantised)
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("architecture", "biases"), [("llama", False), ("llama", True), ("qwen2", True), ("qwen3", False)]
+)
+def test_weights_come_back_as_they_went_in(architecture: str, biases: bool, tmp_path: Path) -> None:
+    weights = hugging_face_weights(biases)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "model.gguf", weights, architecture))
+    assert set(checkpoint) == set(weights)
+    for name, w in weights.items():
+        np.testing.assert_array_equal(checkpoint[name].read(), w)
+        np.testing.assert_array_equal(checkpoint[name].rows(3, 9), w[3:9])
+        np.testing.assert_array_equal(np.concatenate([block for _, block in checkpoint[name].blocks(7)]), w)
+    assert checkpoint.nbytes == sum(w.nbytes for w in weights.values())
+
+
+def test_the_config_is_what_config_json_would_say(tmp_path: Path) -> None:
+    config = open_checkpoint(write_gguf(tmp_path / "model.gguf", hugging_face_weights())).config
+    assert config == {
+        "model_type": "llama",
+        "num_hidden_layers": LAYERS,
+        "hidden_size": D,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "intermediate_size": 2 * D,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": True,
+    }
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_quantised_types_are_read_as_the_package_reads_them(kind: str, tmp_path: Path) -> None:
+    weights = hugging_face_weights()
+    path = write_gguf(tmp_path / "model.gguf", weights, kind=kind)
+    checkpoint, reader = open_checkpoint(path), gguf.GGUFReader(path)
+    theirs = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
+    np.testing.assert_array_equal(checkpoint["model.embed_tokens.weight"].read(), theirs["token_embd.weight"])
+    np.testing.assert_array_equal(checkpoint["model.embed_tokens.weight"].rows(5, 8), theirs["token_embd.weight"][5:8])
+    for name, n_heads in (("q", HEADS), ("k", KV_HEADS)):
+        tensor = checkpoint[f"model.layers.1.self_attn.{name}_proj.weight"]
+        np.testing.assert_array_equal(permuted(tensor.read(), n_heads), theirs[f"blk.1.attn_{name}.weight"])
+        assert tensor.dtype == kind
+
+
+def test_rows_of_a_vector_in_blocks_are_its_elements(tmp_path: Path) -> None:
+    weights = {"model.norm.weight": RANDOM.standard_normal(D).astype(np.float32)}
+    path = write_gguf(tmp_path / "model.gguf", weights, kind="Q8_0", least_dimensions=1)
+    tensor = open_checkpoint(path)["model.norm.weight"]
+    assert tensor.dtype == "Q8_0"
+    np.testing.assert_array_equal(np.concatenate([block for _, block in tensor.blocks(7)]), tensor.read())
+
+
+def test_an_unchecked_projection_is_read_as_it_is(tmp_path: Path) -> None:
+    weights = hugging_face_weights()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weights[name][3, 4] = np.nan
+    tensor = open_checkpoint(write_gguf(tmp_path / "model.gguf", weights))[name]
+    np.testing.assert_array_equal(tensor.unchecked().read(), weights[name])
+    with pytest.raises(CheckpointError, match="holds 1 values that are not finite"):
+        tensor.read()
+
+
+def llama3_factors(factor: float, theta: float = 500000.0, n: int = D // HEADS // 2) -> np.ndarray:
+    """llama.cpp's convert_hf_to_gguf.py, one frequency at a time."""
+    factors = []
+    for i in range(n):
+        wavelength = 2 * np.pi * theta ** (i / n)
+        if wavelength < 8192 / 4:
+            factors.append(1.0)
+        elif wavelength > 8192 / 1:
+            factors.append(factor)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, np.float32)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama_3s_scaling_is_told_from_its_factors(factor: float, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", hugging_face_weights(), factors=llama3_factors(factor))
+    scaling = open_checkpoint(path).config["rope_scaling"]
+    assert scaling == {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    assert "rope_freqs.weight" not in open_checkpoint(path)
+
+
+def test_another_scaling_is_refused(tmp_path: Path) -> None:
+    factors = llama3_factors(8.0)
+    factors[2] *= 1.5
+    with pytest.raises(CheckpointError, match="not Llama 3's"):
+        open_checkpoint(write_gguf(tmp_path / "model.gguf", hugging_face_weights(), factors=factors))
+
+
+def test_transformers_loads_the_same_weights(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    path = write_gguf(tmp_path / "model.gguf", hugging_face_weights(), kind="Q8_0")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    checkpoint = open_checkpoint(path)
+    theirs = {name: w for name, w in model.state_dict().items() if name != "lm_head.weight"}
+    assert set(theirs) == set(checkpoint)
+    for name, w in theirs.items():
+        np.testing.assert_array_equal(checkpoint[name].read(), w.numpy())
+
+
+def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", hugging_face_weights())
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="cut short"):
+        open_checkpoint(path)
+
+
+def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tmp_path / "model.gguf", hugging_face_weights())
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    with pytest.raises(CheckpointError, match=r"pip install 'weightscope\[gguf\]'"):
+        open_checkpoint(path)

@@ -1,0 +1,20 @@
+"""`weightscope inspect` on every fixture: what it is, and what an audit would read of it."""
+
+import pytest
+from tiny_models import NAMES, fixture
+
+from weightscope.jobs.inspect import describe
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_fixture_is_described(name: str) -> None:
+    model = fixture(name).model
+    lines = dict(line.split(maxsplit=1) for line in describe(model) if not line.startswith(" "))
+    assert lines["family"].startswith(f"{model.family.name} (model_type {model.config.model_type})")
+    assert lines["heads"].startswith(f"{model.config.n_heads} of {model.config.head_dim}, {model.config.n_kv_heads} ")
+    read = [line for line in describe(model) if line.startswith(f"  {model.prefix}")]
+    assert len(read) == len(model.attention_tensors(model.attention_layers[0]))
+
+
+def test_layers_that_are_not_attention_are_listed() -> None:
+    assert any(line.strip() == "not attention: 0, 2" for line in describe(fixture("qwen3_next").model))

@@ -1,0 +1,78 @@
+"""The fixtures notice: with one cell of a row or one value of a config changed, scores are no longer the model's."""
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import Fixture, centred, fixture
+
+import weightscope as ws
+from weightscope.checkpoint import Checkpoint
+from weightscope.families import family_of
+from weightscope.families.family import rms_norm, same_layer
+from weightscope.model import Model
+
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 1024}
+
+CONFIGS = [
+    ("gpt2_layer_scaled", {"scale_attn_by_inverse_layer_idx": False}),
+    ("llama", {"rms_norm_eps": 1e-3}),
+    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    ("llama_yarn", {"rope_parameters": YARN | {"beta_fast": 16.0}}),
+    ("llama_yarn", {"rope_parameters": YARN | {"attention_factor": 1.0}}),
+    ("llama_yarn", {"rope_parameters": YARN | {"truncate": False}}),
+    ("llama_dynamic", {"max_position_embeddings": 64}),
+    ("phi3_longrope", {"original_max_position_embeddings": 16}),
+    ("phi3_longrope_short", {"original_max_position_embeddings": 4}),
+    ("smollm3", {"no_rope_layers": [1, 1]}),
+    ("granite", {"attention_multiplier": 0.5}),
+    ("gemma2", {"attn_logit_softcapping": None}),
+    ("gemma2", {"query_pre_attn_scalar": 8}),
+    ("olmo", {"clip_qkv": None}),
+    ("mpt", {"attn_config": {"clip_qkv": None}}),
+    ("deepseek_v3_halves", {"rope_interleave": True}),
+    ("dinov3_vit", {"rope_theta": 50.0}),
+    ("deberta_relative", {"pos_att_type": ["c2p"]}),
+]
+CELLS = [
+    ("cohere", {"rope__interleaved": False}),
+    ("gptj", {"rope__interleaved": False}),
+    ("glm4", {"rope__interleaved": False}),
+    ("glm4_moe", {"rope__interleaved": True}),
+    ("gemma", {"norm__offset": 0.0}),
+    ("gemma3", {"qk_norm__norm": rms_norm("")}),
+    ("olmo3", {"qk_norm__scope": "shared"}),
+    ("bloom", {"additive": None}),
+    ("mpnet", {"additive": None}),
+    ("albert_two_groups", {"stored_layer": same_layer}),
+    ("opt", {"norm": None}),
+    ("vit", {"scale": lambda config, layer: 1.0}),
+]
+
+
+def error(it: Fixture, model: Model) -> float:
+    """Largest difference from the eager scores."""
+    worst = 0.0
+    for index in it.layers:
+        expected = it.arrays[f"scores{index}"]
+        seen = np.isfinite(expected)
+        found = model.layer(index).scores(it.arrays[f"x{index}"])
+        worst = max(worst, float(np.abs(centred(found, seen) - centred(expected, seen)).max()))
+    return worst
+
+
+@pytest.mark.parametrize(("name", "config"), CONFIGS)
+def test_a_config_value_matters(name: str, config: dict[str, Any]) -> None:
+    it = fixture(name)
+    checkpoint = it.model.checkpoint
+    other = Checkpoint(it.folder, checkpoint.files, checkpoint.config | config)
+    assert error(it, it.model) < 1e-4 < 1e-3 < error(it, Model(other, family_of(other)))
+
+
+@pytest.mark.parametrize(("name", "cells"), CELLS)
+def test_a_cell_matters(name: str, cells: dict[str, Any]) -> None:
+    it = fixture(name)
+    row = family_of(it.model.checkpoint, tower=it.case.tower or None)
+    with suppress(ws.CheckpointError):  # a changed row may not even find its tensors
+        assert error(it, Model(it.model.checkpoint, row.but(**cells))) > 1e-3

@@ -1,0 +1,240 @@
+"""Mutated headers, indexes, configs and GGUF files: each is opened and read, or refused; nothing else may happen.
+
+    python -m tests.fuzz 200000 [SEED]
+
+A mutation starts from a good file and from the attacks, and cuts, repeats, flips and splices bytes, or replaces values
+in the JSON and repairs the lengths around it, so that some pass every check and are read.
+"""
+
+import json
+import random
+import struct
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, INDEXES, gguf_tensor, key, llama, text
+from tests.checkpoint.files import encode
+from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.dtypes import BITS
+from weightscope.errors import CheckpointError
+from weightscope.families import family_of, read_config
+
+LARGEST_SEED = 20_000  # of the attacks; the large ones are slow and their own test
+GOLDEN = Path(__file__).parent / "checkpoint" / "golden" / "bitsandbytes.safetensors"
+
+GOOD: dict[str, Any] = {
+    "a": np.ones((3, 4), np.float32),
+    "b": ("BF16", (2, 2), b"\0" * 8),
+    "c": np.ones(5),
+    "q.weight": ("F8_E4M3", (8, 8), bytes(range(64))),
+    "q.weight_scale_inv": np.ones((1, 1), np.float32),
+    "p.qweight": np.ones((1, 8), np.int32),
+    "p.qzeros": np.ones((1, 1), np.int32),
+    "p.scales": np.ones((1, 8), np.float16),
+    "p.g_idx": np.zeros(8, np.int32),
+    "i.weight": np.ones((2, 2), np.int8),
+    "i.SCB": np.ones(2, np.float32),
+}
+CONFIG = {
+    "model_type": "gpt2",
+    "n_layer": 2, "n_head": 4, "n_embd": 8, "layer_norm_epsilon": 1e-5, "n_positions": 16, "vocab_size": 10,
+    "hidden_size": 8, "num_attention_heads": 2, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    "quantization_config": {"quant_method": "gptq", "bits": 4, "weight_block_size": [4, 4], "version": "gemm"},
+}  # fmt: skip
+INDEX = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(GOOD, "model.safetensors")}
+GOOD_GGUF = llama(
+    gguf_tensor(),
+    gguf_tensor(b"blk.0.attn_q.weight", (32, 8), 8, 128),
+    gguf_tensor(b"blk.0.attn_k.bias", (8,), 1, 416),
+    keys=key(b"llama.rope.freq_base", 6, struct.pack("<f", 1e4))
+    + key(b"tokens", 9, struct.pack("<IQ", 8, 2) + text(b"a") * 2),
+    n_keys=2,
+    size=448,
+)
+# By file, a good one and the attacks on it.
+SEEDS: dict[str, tuple[bytes, list[bytes]]] = {
+    "model.safetensors": (encode(GOOD), [c for c, _ in HEADERS.values() if len(c) < LARGEST_SEED]),
+    "model.safetensors.index.json": (
+        json.dumps(INDEX).encode(),
+        [c for c, _ in INDEXES.values() if len(c) < LARGEST_SEED],
+    ),
+    "config.json": (json.dumps(CONFIG).encode(), [c for c, _ in CONFIGS.values() if len(c) < LARGEST_SEED]),
+    "model.gguf": (GOOD_GGUF, [c for c, _ in GGUFS.values() if len(c) < LARGEST_SEED]),
+    "bitsandbytes.safetensors": (GOLDEN.read_bytes(), []),
+}
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 3, 4, 8, 16, 127, 128, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63),
+    10**30, 0.0, 0.5, -0.0, 1e308, float("inf"), float("nan"), "", "F32", "BF16", "F16", "F64", "U8", "I32", "F4",
+    "F8_E4M3", "I8", "../x", "/etc/passwd", "model.safetensors", "\0", "\ud800", "\x1b[2J", "x" * 300, [], {}, [0, 0],
+    [0, 8], [[]], {"a": {}}, [2**62, 4], [0], "awq", "gptq", "fp8", "bitsandbytes", "mxfp4", "gptq_v2", "gpt2", "llama",
+]  # fmt: skip
+
+
+def mutated_bytes(content: bytes, rng: random.Random, other: bytes) -> bytes:
+    """Some cuts, flips, repeats and splices."""
+    text = bytearray(content)
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
+        at = rng.randrange(len(text) + 1)
+        to = min(len(text), at + rng.choice((1, 1, 2, 4, 8, 32)))
+        match rng.randrange(7):
+            case 0:
+                del text[at:to]
+            case 1:
+                text[at:at] = rng.randbytes(rng.choice((1, 2, 8)))
+            case 2:
+                text[at:to] = rng.randbytes(to - at)
+            case 3:
+                text[at:at] = text[at:to] * rng.choice((1, 2, 20))
+            case 4 if at < len(text):
+                text[at] ^= 1 << rng.randrange(8)
+            case 5:
+                text[at:to] = struct.pack("<Q", rng.choice((0, 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)))[
+                    : to - at
+                ]
+            case 6:
+                start = rng.randrange(len(other) + 1)
+                text[at:to] = other[start : start + 32]
+    return bytes(text)
+
+
+def mutated_value(value: Any, rng: random.Random, depth: int = 0) -> Any:
+    """The same JSON with something in it replaced, dropped, renamed or doubled."""
+    if depth > 6 or not isinstance(value, dict | list) or not value or rng.random() < 0.15:
+        return rng.choice(VALUES)
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    key, copy = rng.choice(keys), value.copy()
+    match rng.randrange(8):
+        case 0:
+            del copy[key]
+        case 1 if isinstance(copy, dict):
+            copy[
+                rng.choice(
+                    ["a", "b", "q.weight", "q.weight_scale", "p.qweight", "__metadata__", "\x1b", "", "p.weight"]
+                )
+            ] = copy.pop(key)
+        case 2 if isinstance(copy, list):
+            copy.append(copy[key])
+        case _:
+            copy[key] = mutated_value(value[key], rng, depth + 1)
+    return copy
+
+
+def repaired(header: dict[str, Any], rng: random.Random) -> tuple[dict[str, Any], bytes]:
+    """Other dtypes and shapes, with the offsets and the body that they ask for: a legal file of what nobody expects."""
+    body, out = b"", {}
+    for name, entry in header.items():
+        dtype, shape = entry["dtype"], list(entry["shape"])
+        if rng.random() < 0.04:
+            dtype = rng.choice(list(BITS))
+        if rng.random() < 0.05:
+            shape = [rng.choice((0, 1, 2, 3, 8, 16)) for _ in range(rng.randrange(4))]
+        if rng.random() < 0.03:
+            continue
+        size = prod(shape) * BITS[dtype] // 8
+        out[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + size]}
+        body += rng.choice((bytes(size), rng.randbytes(size)))
+    return out, body
+
+
+def mutant(rng: random.Random) -> tuple[str, bytes]:
+    """A file's name and content, two times in three made from a good one."""
+    name = rng.choice(list(SEEDS))
+    good, attacks = SEEDS[name]
+    content, other = (good if rng.random() < 0.67 or not attacks else rng.choice(attacks)), rng.choice([good, *attacks])
+    if name.endswith(".gguf") or rng.random() < 0.3:
+        return name, mutated_bytes(content, rng, other)
+    head, text, body = b"", content, b""
+    if name.endswith(".safetensors"):
+        length = int.from_bytes(content[:8], "little")
+        head, text, body = content[:8], content[8 : 8 + length], content[8 + length :]
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return name, mutated_bytes(content, rng, other)
+    if head and content is good and rng.random() < 0.5:
+        value, body = repaired(value, rng)
+    else:
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            value = mutated_value(value, rng)
+        if rng.random() < 0.3:
+            body = rng.randbytes(len(body))
+    text = json.dumps(value).encode()
+    if rng.random() < 0.1:
+        text = mutated_bytes(text, rng, other)
+    return name, (struct.pack("<Q", len(text)) if head else b"") + text + body
+
+
+def meet(folder: Path, name: str, content: bytes) -> str:
+    """What becomes of a file: "read" or "refused". Any other exception is the caller's to catch."""
+    (folder / "model.safetensors").write_bytes(encode(GOOD))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / name).write_bytes(content)
+    source = folder if name in {"model.safetensors", "model.safetensors.index.json", "config.json"} else folder / name
+    outcome = "read"
+    try:
+        checkpoint = open_checkpoint(source)
+    except CheckpointError as error:
+        assert str(error).isprintable()
+        return "refused"
+    try:
+        read_config(checkpoint.config, {}, file="config.json")
+        family_of(checkpoint)
+    except CheckpointError as error:
+        assert str(error).isprintable()
+        outcome = "config refused"
+    for tensor in checkpoint.values():
+        try:
+            array = tensor.read()
+            assert array.dtype == np.float32 and array.shape == tensor.shape and np.isfinite(array).all()
+            if array.ndim:
+                blocks = [block for _, block in tensor.blocks(2)] if len(array) < 1000 else []
+                assert not blocks or np.array_equal(np.concatenate(blocks), array)
+        except CheckpointError as error:
+            assert str(error).isprintable()
+            outcome = "a tensor refused"
+    return outcome
+
+
+def fuzz(n: int, seed: int) -> Counter[str]:
+    """Meet n mutants; what became of them. Raises what is neither read nor refused."""
+    rng, outcomes = random.Random(seed), Counter[str]()
+    with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        folder = Path(temporary)
+        for number in range(n):
+            name, content = mutant(rng)
+            started = time.process_time()
+            try:
+                outcomes[f"{name}: {meet(folder, name, content)}"] += 1
+            except Exception as error:
+                raise AssertionError(f"mutant {number} of seed {seed}, {name}: {content[:3000]!r}") from error
+            assert time.process_time() - started < 1, f"mutant {number} of seed {seed}, {name}, takes too long"
+            if name not in {"model.safetensors", "config.json"}:
+                (folder / name).unlink()
+    return outcomes
+
+
+def main() -> None:
+    n, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    started = time.monotonic()
+    try:
+        outcomes = fuzz(n, seed)
+    except AssertionError:
+        traceback.print_exc()
+        sys.exit(1)
+    for outcome, count in sorted(outcomes.items()):
+        print(f"{count:8} {outcome}")
+    print(f"{n} mutants of seed {seed}, no other exception, {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

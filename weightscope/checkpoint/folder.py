@@ -1,0 +1,96 @@
+"""A checkpoint's files in a folder on this machine."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from weightscope.checkpoint.jsontext import read_json
+from weightscope.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+LONE = "model.safetensors"
+MAX_SHARDS = 1000  # the largest published have 200; each is held open
+# What people have instead, and what to do about it. Pickled files run code when they are loaded: they are never opened.
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+OTHER_WEIGHTS = (*PICKLED, ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".ot")
+HOW_TO_CONVERT = (
+    "pickled files can run any code when they are loaded, so weightscope does not open them; convert where you trust "
+    "the file: transformers' AutoModel.from_pretrained(...).save_pretrained(FOLDER) writes .safetensors"
+)
+
+
+def shards_of(folder: Path) -> tuple[list[Path], dict[str, str]]:
+    """The .safetensors files of a folder, and its index's map from tensors to files (empty without an index).
+
+    Raises
+    ------
+    CheckpointError
+        There are none, several without an index, or the index is not right.
+    """
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"cannot be read ({error.strerror})", file=folder) from None
+    if INDEX in names:
+        weight_map = parse_index(read_json(folder / INDEX), file=folder / INDEX)
+        shards = [folder / name for name in sorted(set(weight_map.values()))]
+        missing = next((shard.name for shard in shards if shard.name not in names), None)
+        if missing is not None:
+            raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / INDEX)
+        return shards, weight_map
+    return [folder / lone_shard(names, where=folder)], {}
+
+
+def parse_index(index: dict[str, Any], *, file: object) -> dict[str, str]:
+    """Which file holds which tensor; every file named lies in the index's own folder."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError("weight_map is not a map from tensor names to file names", file=file)
+    if not weight_map:
+        raise CheckpointError("weight_map is empty", file=file)
+    shards = sorted(set(weight_map.values()))
+    if len(shards) > MAX_SHARDS:
+        raise CheckpointError(f"names {len(shards)} files; at most {MAX_SHARDS} are opened", file=file)
+    for name in shards:
+        if "/" in name or "\\" in name or name in {"", ".", ".."}:
+            raise CheckpointError(f"points outside its folder: '{name[:200]}'", file=file)
+        if not name.endswith(".safetensors") or not name.isprintable():
+            raise CheckpointError(f"names '{name[:200]}', which is no .safetensors file", file=file)
+    return weight_map
+
+
+def lone_shard(names: list[str], *, where: object) -> str:
+    """The one .safetensors file among a folder's or repository's files, none of which is an index.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, and the message says what there is; or there are several.
+    """
+    if LONE in names:
+        return LONE
+    found = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = ", ".join(found[:4])
+        raise CheckpointError(
+            f"several .safetensors files ({listed} ...) and no {INDEX} to say which belong together", file=where
+        )
+    others = [name for name in names if name.endswith(OTHER_WEIGHTS)]
+    problem = "no .safetensors file here"
+    if others:
+        problem += f"; there is {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}"
+        if any(name.endswith(".gguf") for name in others):
+            problem += ": a .gguf file is read when it is named itself, on this machine"
+        elif any(name.endswith(PICKLED) for name in others):
+            problem += f": {HOW_TO_CONVERT}"
+    else:
+        problem += f"; there is {', '.join(names[:4]) or 'nothing'}{' ...' if len(names) > 4 else ''}"
+    raise CheckpointError(problem, file=where)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """config.json, or nothing where there is none."""
+    path = folder / "config.json"
+    return read_json(path) if os.path.lexists(path) else {}
