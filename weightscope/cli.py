@@ -1,5 +1,6 @@
 """The command line: parses, calls, reports. Everything heavy is imported by the command that needs it."""
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -105,6 +106,56 @@ def detok(model: Any, counts: Path | None, out: Path, layer: int, delta: int, to
     click.echo(f"{out / 'report.html'}")
 
 
+@main.command("audit")
+@with_model
+@out_option
+@click.option("--layers", help="Only these, as in 0-3 or 0,5,7-9; all that have attention by default.")
+@click.option("--deltas", default="0,1", show_default=True, help="Distances i - j at which a rotated W_QK is measured.")
+@click.option(
+    "--window", type=click.IntRange(1), default=64, show_default=True,
+    help="Distances over which a rotated W_QK is averaged.",
+)  # fmt: skip
+@click.option("--directions", type=click.IntRange(0), help="Singular directions a map to read through the tokens.")
+@click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted.")
+def audit_command(
+    model: Any, out: Path, layers: str | None, deltas: str, window: int, directions: int | None, resume: bool
+) -> None:
+    """Spectra of every head's W_QK and value-output map, what stands out in them, as tables and a page."""
+    from weightscope.jobs.audit import AuditOptions, audit, finish, write_audit
+    from weightscope.report.audit_report import summary, write_report
+
+    chosen = None if layers is None else _whole_numbers(layers, "--layers")
+    options = AuditOptions(chosen, _whole_numbers(deltas, "--deltas"), window, directions)
+    results = audit(model, out, options, resume)
+    write_audit(results, out)
+    write_report(model, results, out)
+    finish(out)
+    for line in summary(model, results, out):
+        click.echo(line)
+    _say_caveats(results.heads.caveats)
+
+
+@main.command("compare")
+@click.argument("sources", nargs=-1, required=True)
+@out_option
+@click.option("--family", help="Read the checkpoints as this family, whatever their configs say.")
+@click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
+def compare_command(sources: tuple[str, ...], out: Path, family: str | None, tower: str | None) -> None:
+    """How every head moves from A to B, or along a run of checkpoints in the order given."""
+    from weightscope.jobs.compare import compare, write_comparison
+    from weightscope.model import open_model
+    from weightscope.report.compare_report import summary, write_report
+
+    if len(sources) < 2:
+        raise click.UsageError("compare needs two checkpoints or more")
+    found = compare([open_model(_resolved(source), family=family, tower=tower) for source in sources], sources)
+    write_comparison(found, out)
+    write_report(found, out)
+    for line in summary(found, out):
+        click.echo(line)
+    _say_caveats(found.heads[0].caveats)
+
+
 @main.command()
 @with_model
 @click.argument("token")
@@ -190,6 +241,22 @@ def _tokenizer_if_any(source: str, needed: bool) -> Any:
         if needed:
             raise
         return None
+
+
+def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """0,5,7-9 as (0, 5, 7, 8, 9): each once, in the order given."""
+    found: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(-?\d{1,7})(?:\s*-\s*(\d{1,7}))?\s*", part)
+        if ends is None:
+            raise click.BadParameter(
+                f"{printable(part)!r} is no whole number and no range such as 0-3", param_hint=option
+            )
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if not 0 <= last - first < 10**5:
+            raise click.BadParameter(f"the range {printable(part)} runs backwards or is absurd", param_hint=option)
+        found += range(first, last + 1)
+    return tuple(dict.fromkeys(found))
 
 
 def _say_caveats(caveats: Sequence[str]) -> None:

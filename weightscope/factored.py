@@ -1,8 +1,18 @@
-"""A d x d matrix of low rank, kept as its two factors: left @ right.T, never formed except by `dense`."""
+"""A d x d matrix of low rank, kept as its two factors: left @ right.T, never formed except by `dense`.
+
+With left = Q_L R_L and right = Q_R R_R, Q orthonormal, the matrix has the singular values of the r x r core R_L R_R'.
+The triangles R come from a QR (accurate) or from the Cholesky factor of the Gram matrix (fast); see `triangle`.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dtrcon
+
+# Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of
+# itself, rcond that of the triangle with unit columns. Here that is 1e-6.
+LEAST_RCOND = 1.5e-5
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,20 @@ class Factored:
         u, s, vt = np.linalg.svd(r_left @ r_right.T)  # (r, r) core
         return q_left @ u, s, vt @ q_right.T
 
+    def leading(self, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The first k singular vectors and all singular values, from triangles rather than whole orthonormal factors.
+
+        Returns
+        -------
+        left : (d, k) array, s : (r,) array, right : (d, k) array
+            float64; each vector pair is signed so that the left one's largest component is positive.
+        """
+        (q_left, r_left), (q_right, r_right) = orthonormal(self.left), orthonormal(self.right)
+        u, s, vt = np.linalg.svd(r_left @ r_right.T)  # (r, r) core
+        left, right = q_left @ u[:, :k], q_right @ vt[:k].T
+        signs = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
+        return left * signs, s, right * signs
+
     def svdvals(self) -> np.ndarray:
         """Singular values, descending, shape (r,)."""
         r_left, r_right = (np.asarray(np.linalg.qr(f.astype(np.float64), mode="r")) for f in (self.left, self.right))
@@ -67,3 +91,86 @@ class Factored:
         """|W|_F^2 / sigma_1^2, between 1 and r; NaN for the zero matrix."""
         s = self.svdvals()
         return float((s**2).sum() / s[0] ** 2) if s[0] > 0 else float("nan")
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """R of factor = Q R, and the route it was found by.
+
+    Attributes
+    ----------
+    r : float64 (r, r) array
+        Upper triangular up to the sign of its rows; R'R is the Gram matrix.
+    route : {"gram", "qr", "none"}
+        "none" where the factor is not finite and `r` is NaN.
+    """
+
+    r: np.ndarray
+    route: str
+
+
+def triangle(factor: np.ndarray, gram: np.ndarray) -> Triangle:
+    """R of factor = Q R: from the Gram matrix where that keeps the small singular values, else from a QR.
+
+    Parameters
+    ----------
+    factor : (d, r) array
+        Read only where the QR is needed.
+    gram : float64 (r, r) array
+        factor' factor.
+    """
+    if not np.isfinite(gram).all():  # a NaN or infinity in a column reaches its diagonal element
+        return Triangle(np.full_like(gram, np.nan), "none")
+    try:
+        upper = np.linalg.cholesky(gram).T
+    except np.linalg.LinAlgError:  # a column is zero, or the columns are dependent up to rounding
+        return Triangle(_qr_triangle(factor), "qr")
+    lengths = np.sqrt(gram.diagonal())  # Cholesky is indifferent to the columns' lengths, so its error is too
+    rcond, _ = dtrcon(upper / lengths, norm="1", uplo="U")
+    if rcond < LEAST_RCOND:
+        return Triangle(_qr_triangle(factor), "qr")
+    return Triangle(upper, "gram")
+
+
+def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Q and R of factor = Q R in float64, by the fast route where it is accurate.
+
+    Parameters
+    ----------
+    factor : (d, r) array
+
+    Returns
+    -------
+    q : (d, r) array, r : (r, r) array
+        Orthonormal columns, also where the factor's are dependent.
+    """
+    wide = factor.astype(np.float64)
+    found = triangle(wide, wide.T @ wide)
+    if found.route != "gram":
+        q, r = np.linalg.qr(wide)
+        return q, r
+    return solve_triangular(found.r, wide.T, trans="T").T, found.r
+
+
+def _qr_triangle(factor: np.ndarray) -> np.ndarray:
+    return np.asarray(np.linalg.qr(factor.astype(np.float64), mode="r"))
+
+
+def route_of(*triangles: Triangle) -> str:
+    """The route that a product of these came by: the least fast of theirs."""
+    return max((t.route for t in triangles), key=("gram", "qr", "none").index)
+
+
+def core_singular_values(left: Triangle, right: Triangle, middle: np.ndarray | None = None) -> np.ndarray:
+    """Singular values of left_factor @ middle @ right_factor.T, descending, shape (r,); NaN where one is not finite.
+
+    Parameters
+    ----------
+    left, right : Triangle
+    middle : (r, r) array, optional
+        Stands between the factors, for instance a rotation.
+    """
+    core = left.r @ right.r.T if middle is None else left.r @ middle @ right.r.T  # (r, r)
+    if "none" in (left.route, right.route):
+        return np.full(len(core), np.nan)
+    return np.linalg.svd(core, compute_uv=False)

@@ -1,0 +1,189 @@
+"""An audit against reading the bytes and the float64 Gram products alone, and its memory.
+
+python -m benchmarks.audit --shape llama-2-7b --layers 32
+python -m benchmarks.audit --checkpoint GPT2_FOLDER
+"""
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+import weightscope as ws
+from weightscope.attention import Layer
+from weightscope.factored import core_singular_values, triangle
+from weightscope.jobs.audit import AuditOptions, measure
+from weightscope.jobs.layer_measures import usable_cores
+from weightscope.jobs.lenient import lenient
+from weightscope.model import Model
+
+# Sizes as in the published configs. The head's width is 128 in both.
+SHAPES = {
+    "llama-2-7b": {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_size": 4096},
+    "llama-2-70b": {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192},
+}
+
+
+def write_synthetic(folder: Path, shape: str, layers: int) -> Path:
+    """The attention of the first `layers` layers of a shape, random BF16 in one shard a layer; config and index."""
+    sizes = SHAPES[shape] | {"num_hidden_layers": layers}
+    d, heads, kv = sizes["hidden_size"], sizes["num_attention_heads"], sizes["num_key_value_heads"]
+    r = d // heads
+    rng = np.random.default_rng(0)
+    weight_map: dict[str, str] = {}
+    for i in range(layers):
+        stem, name = f"model.layers.{i}.", f"model-{i + 1:05d}-of-{layers:05d}.safetensors"
+        rows = {"q": (heads * r, d), "k": (kv * r, d), "v": (kv * r, d), "o": (d, heads * r)}
+        tensors = {f"{stem}self_attn.{x}_proj.weight": _bf16(rng, shape_) for x, shape_ in rows.items()}
+        tensors[f"{stem}input_layernorm.weight"] = _bf16(rng, (d,))
+        _save_bf16(tensors, folder / name)
+        weight_map |= dict.fromkeys(tensors, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": "llama", "vocab_size": 32000, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, **sizes}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+def _bf16(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Normal weights of standard deviation 0.02 as bfloat16 bit patterns."""
+    values = rng.standard_normal(shape, np.float32) * np.float32(0.02)
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _save_bf16(tensors: dict[str, np.ndarray], path: Path) -> None:
+    """A safetensors file of bit patterns declared as BF16."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header, at = {}, 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes]}
+        at += tensor.nbytes
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            tensor.tofile(file)
+
+
+def read_and_gram(model: Model) -> None:
+    """What no audit can do without: W_Q, W_K, W_V and W_O read, and the Gram matrix of every head's factor."""
+    config = model.config
+    r = config.head_dim
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
+        for index in model.attention_layers:
+            for tensor in model.attention_tensors(index):
+                if len(tensor.shape) < 2:
+                    continue
+                w = tensor.read()
+                for factor in _heads_of(w, r, tensor.name):
+                    pool.submit(_gram, factor)
+
+
+def _heads_of(w: np.ndarray, r: int, name: str) -> Iterator[np.ndarray]:
+    """Each head's (d, r) factor, a view: rows of q, k, v; columns of o; columns of GPT-2's fused tensors."""
+    by_column = name.endswith(("o_proj.weight", "c_attn.weight"))
+    columns = w if by_column else w.T
+    for start in range(0, columns.shape[1], r):
+        yield columns[:, start : start + r]
+
+
+def _gram(factor: np.ndarray) -> np.ndarray:
+    wide = factor.astype(np.float64)
+    return wide.T @ wide
+
+
+def audit_measures(model: Model) -> None:
+    """All that an audit measures of every head, kept on disk layer by layer as an audit does."""
+    with tempfile.TemporaryDirectory() as work:
+        measure(model, Path(work), AuditOptions(), resume=False)
+
+
+def singular_values(model: Model) -> None:
+    """Singular values of W_QK and W_VO alone."""
+
+    def of_head(layer: Layer, h: int) -> None:
+        kv = h * layer.n_kv_heads // layer.n_heads
+        pairs = ((layer.q.of(h)[0], layer.k.of(kv)[0]), (layer.v.of(kv)[0], layer.w_o[h].T))
+        for pair in pairs:
+            wide = [factor.astype(np.float64) for factor in pair]
+            core_singular_values(*(triangle(factor, factor.T @ factor) for factor in wide))
+
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
+        for index in model.attention_layers:
+            layer = lenient(model).layer(index)
+            list(pool.map(lambda h, layer=layer: of_head(layer, h), range(layer.n_heads)))
+
+
+@contextmanager
+def anonymous_peak() -> Iterator[list[float]]:
+    """Samples this process's anonymous memory every 10 ms; the list holds the peak in MB once the block has ended."""
+    peak, done = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.01):
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("RssAnon"):
+                    peak[0] = max(peak[0], int(line.split()[1]) / 1000)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        watcher.join()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run took: seconds on the clock, seconds of all cores together, and peak anonymous MB."""
+
+    wall: float
+    cpu: float
+    peak: float
+
+
+def cost(work: Callable[[Model], None], folder: Path) -> Cost:
+    """The cost of one run over a freshly opened model."""
+    with anonymous_peak() as peak:
+        wall, cpu = time.perf_counter(), time.process_time()
+        work(ws.open_model(folder))
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return Cost(wall, cpu, peak[0])
+
+
+@click.command()
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="llama-2-7b", show_default=True)
+@click.option("--layers", default=4, show_default=True, help="How many of the shape's layers to write and measure.")
+@click.option("--checkpoint", type=click.Path(path_type=Path, exists=True), help="A checkpoint instead of a shape.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Where the synthetic one is kept.")
+@click.option("--rounds", default=3, show_default=True)
+def main(shape: str, layers: int, checkpoint: Path | None, folder: Path | None, rounds: int) -> None:
+    """Each round measures all in turn, so that whatever else the machine does meets all alike."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = folder or Path(temporary)
+        if checkpoint is None and not (folder / "config.json").exists():
+            write_synthetic(folder, shape, layers)
+        source = checkpoint or folder
+        for _ in range(rounds):
+            floor = cost(read_and_gram, source)
+            click.echo(f"{source.name}: read and Gram products {floor.wall:.2f} s ({floor.cpu:.2f} s of CPU)")
+            for name, work in (("singular values", singular_values), ("the whole audit", audit_measures)):
+                own = cost(work, source)
+                click.echo(
+                    f"  {name}: {own.wall:.2f} s, {own.wall / floor.wall:.2f} x; {own.cpu:.2f} s of CPU, "
+                    f"{own.cpu / floor.cpu:.2f} x; peak anonymous {own.peak:.0f} MB"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What r x r products say of a head, against the dense matrix."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weightscope.factored import core_singular_values, orthonormal, triangle
+from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_share
+from weightscope.metrics.value_output import affine_singular_values, copying_score, eigenvalue_balance, eigenvalues
+
+
+@st.composite
+def factors(draw) -> tuple[np.ndarray, np.ndarray]:
+    r = draw(st.integers(1, 6))
+    d = draw(st.integers(2 * r, 30))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    scale = 10.0 ** draw(st.integers(-3, 3))
+    return scale * rng.standard_normal((d, r)), rng.standard_normal((d, r))
+
+
+def products(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return left.T @ left, right.T @ right, right.T @ left
+
+
+@settings(deadline=None)
+@given(factors())
+def test_symmetric_share_and_eigenvalues_are_those_of_the_dense_symmetric_part(pair) -> None:
+    left, right = pair
+    w = left @ right.T
+    symmetric = (w + w.T) / 2
+    assert symmetric_share(*products(left, right)) == pytest.approx(
+        np.linalg.norm(symmetric) ** 2 / np.linalg.norm(w) ** 2
+    )
+    expected = np.linalg.eigvalsh(symmetric)
+    expected = expected[np.argsort(-np.abs(expected), kind="stable")][: 2 * left.shape[1]]
+    found = symmetric_eigenvalues(*products(left, right))
+    np.testing.assert_allclose(np.sort(found), np.sort(expected), atol=1e-5 * np.abs(expected).max())
+    assert found[0] == pytest.approx(expected[0], rel=1e-9) or abs(found[0]) == pytest.approx(
+        abs(expected[1]), rel=1e-9
+    )
+
+
+def test_a_symmetric_matrix_is_all_symmetric_and_an_antisymmetric_one_not_at_all() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 20, 3))
+    assert symmetric_share(*products(a, a)) == pytest.approx(1)
+    assert (symmetric_eigenvalues(*products(a, a))[:3] > 0).all()
+    assert (symmetric_eigenvalues(*products(a, -a))[:3] < 0).all()
+    left, right = np.hstack([a, -b]), np.hstack([b, a])  # a b' - b a'
+    assert symmetric_share(*products(left, right)) == pytest.approx(0, abs=1e-12)
+    assert np.isnan(symmetric_share(*products(0 * a, b)))
+    assert (symmetric_eigenvalues(*products(0 * a, b)) == 0).all()
+
+
+@settings(deadline=None)
+@given(factors(), st.booleans(), st.integers(0, 100))
+def test_affine_singular_values_are_those_of_the_dense_map_with_its_border(pair, biased: bool, seed: int) -> None:
+    """norm-based-attention, eqs 9-11: [[W_V W_O, 0], [b_V W_O, 1]]."""
+    w_v, w_o = pair[0], pair[1].T
+    d, r = w_v.shape
+    b_v = np.random.default_rng(seed).standard_normal(r) if biased else np.zeros(r)
+    dense = np.block([[w_v @ w_o, np.zeros((d, 1))], [(b_v @ w_o)[None], np.ones((1, 1))]])
+    expected = np.linalg.svd(dense, compute_uv=False)
+    found = affine_singular_values(triangle(w_v, w_v.T @ w_v), b_v, triangle(w_o.T, w_o @ w_o.T))
+    assert found.shape == (r + 1,)
+    np.testing.assert_allclose(found, expected[: r + 1], rtol=1e-7, atol=1e-9 * expected[0])
+
+
+@settings(deadline=None)
+@given(factors())
+def test_eigenvalues_of_a_product_are_those_of_its_reverse(pair) -> None:
+    w_v, w_o = pair[0], pair[1].T
+    found = eigenvalues(w_o @ w_v)
+    dense = w_v @ w_o
+    assert found.sum() == pytest.approx(np.trace(dense))
+    assert (found**2).sum() == pytest.approx(np.trace(dense @ dense))
+    assert (np.diff(np.abs(found)) <= 1e-9 * np.abs(found).max()).all()
+
+
+def test_copying_score_is_one_for_the_identity_and_zero_for_its_negative() -> None:
+    q = np.linalg.qr(np.random.default_rng(0).standard_normal((12, 4)))[0]
+    assert copying_score(eigenvalues(q.T @ q)) == pytest.approx(1)
+    assert copying_score(eigenvalues(-q.T @ q)) == 0
+    assert eigenvalue_balance(eigenvalues(-q.T @ q)) == pytest.approx(-1)
+    turn = np.array([[0.0, -1.0], [1.0, 0.0]])
+    assert copying_score(eigenvalues(turn)) == pytest.approx(0)  # a turn keeps no direction
+    assert np.isnan(copying_score(np.zeros(3, complex)))
+
+
+def ill_conditioned(smallest: float, d: int = 40, r: int = 6) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    q, p = np.linalg.qr(rng.standard_normal((d, r)))[0], np.linalg.qr(rng.standard_normal((r, r)))[0]
+    return q * np.geomspace(1, smallest, r) @ p
+
+
+@pytest.mark.parametrize(("smallest", "route"), [(1e-2, "gram"), (1e-7, "qr"), (1e-12, "qr")])
+def test_the_accurate_route_is_taken_and_said_where_the_fast_one_would_lose_small_values(smallest, route) -> None:
+    left = ill_conditioned(smallest)
+    right = np.linalg.qr(np.random.default_rng(2).standard_normal((40, 6)))[0]
+    found = triangle(left, left.T @ left)
+    assert found.route == route
+    s = core_singular_values(found, triangle(right, right.T @ right))
+    np.testing.assert_allclose(s, np.geomspace(1, smallest, 6), rtol=1e-3 if smallest < 1e-9 else 1e-6)
+
+
+@pytest.mark.parametrize("factor", [np.zeros((10, 3)), np.ones((10, 3)), np.eye(10)[:, :3] * [1, 0, 1]])
+def test_dependent_columns_take_the_accurate_route(factor: np.ndarray) -> None:
+    found = triangle(factor, factor.T @ factor)
+    assert found.route == "qr"
+    np.testing.assert_allclose(found.r.T @ found.r, factor.T @ factor, atol=1e-12)
+    q, r = orthonormal(factor)
+    np.testing.assert_allclose(q @ r, factor, atol=1e-12)
+    np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-12)
+
+
+def test_a_factor_that_is_not_finite_has_no_spectrum() -> None:
+    broken = np.ones((10, 3))
+    broken[4, 1] = np.nan
+    whole = np.random.default_rng(0).standard_normal((10, 3))
+    found = triangle(broken, broken.T @ broken)
+    assert found.route == "none"
+    assert np.isnan(core_singular_values(found, triangle(whole, whole.T @ whole))).all()
+    assert np.isnan(affine_singular_values(found, np.ones(3), triangle(whole, whole.T @ whole))).all()
+
+
+def test_very_different_columns_do_not_need_the_accurate_route() -> None:
+    """Cholesky does not mind the columns' lengths, so neither does the choice of the route."""
+    factor = np.random.default_rng(3).standard_normal((50, 4)) * [1, 1e-3, 1e-6, 1e-9]
+    found = triangle(factor, factor.T @ factor)
+    assert found.route == "gram"
+    np.testing.assert_allclose(
+        np.linalg.svd(found.r, compute_uv=False), np.linalg.svd(factor, compute_uv=False), rtol=1e-6
+    )

@@ -1,0 +1,150 @@
+"""Sketches, principal angles, changes and directions: statements about spaces, not about the vectors that span them."""
+
+import numpy as np
+import pytest
+
+from weightscope.factored import Factored
+from weightscope.metrics.change import difference, relative_change, space_angles
+from weightscope.metrics.directions import leading_directions, nearest_rows
+from weightscope.metrics.outliers import layer_medians, norm_outliers, off_trend, robust_z
+from weightscope.metrics.sketch import alike, frobenius_cosine, principal_angles, probes, space_sketch
+
+D, R = 60, 8
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def sketch(factor: np.ndarray) -> np.ndarray:
+    return space_sketch(factor, np.linalg.qr(factor)[1], probes(len(factor)))
+
+
+def test_a_sketch_belongs_to_the_space_and_unrelated_spaces_are_not_alike() -> None:
+    factor = normal(D, R)
+    same = factor @ normal(R, R, seed=1)
+    assert sketch(factor) @ sketch(same) == pytest.approx(1, abs=1e-4)
+    others = np.stack([sketch(normal(D, R, seed=seed)) for seed in range(2, 60)])
+    assert np.abs(others @ sketch(factor)).max() < 0.5
+    nearly = factor + 0.1 * normal(D, R, seed=3)
+    assert sketch(factor) @ sketch(nearly) > 0.9
+
+
+def test_alike_wants_both_spaces_and_knows_nothing_of_nan() -> None:
+    a, b, other = sketch(normal(D, R)), sketch(normal(D, R, seed=1)), sketch(normal(D, R, seed=2))
+    first = np.stack([a, other, a, a, np.full_like(a, np.nan)])
+    second = np.stack([b, b, other, b, b])
+    assert alike(first, second, 0.7).tolist() == [[0, 3]]
+
+
+def test_alike_finds_pairs_across_its_blocks() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((600, 300))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows[599] = rows[3]
+    assert alike(rows, rows, 0.7).tolist() == [[3, 599]]
+
+
+def test_dependent_columns_and_nearly_whole_spaces_are_not_sketched() -> None:
+    assert np.isnan(sketch(np.ones((D, 3)))).all()
+    assert np.isnan(sketch(normal(10, 10))).all()
+
+
+@pytest.mark.parametrize("angle", [1e-9, 1e-4, 0.3, 1.5])
+def test_principal_angles_are_those_the_spaces_were_made_with(angle: float) -> None:
+    q = np.linalg.qr(normal(D, 4))[0]
+    turned = np.cos(angle) * q[:, 0] + np.sin(angle) * q[:, 3]
+    a, b = q[:, :2], np.stack([turned, q[:, 1]], axis=1)
+    found = principal_angles(a @ normal(2, 2, seed=1), b @ normal(2, 2, seed=2))
+    np.testing.assert_allclose(np.sort(found), [0, angle], atol=1e-14, rtol=1e-6)
+
+
+def test_frobenius_cosine_is_that_of_the_dense_matrices() -> None:
+    la, ra, lb, rb = (normal(D, R, seed=s) for s in range(4))
+    a, b = la @ ra.T, lb @ rb.T
+    expected = (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)
+    assert frobenius_cosine(la, ra, lb, rb) == pytest.approx(expected)
+    assert frobenius_cosine(la, ra, -la, ra) == pytest.approx(-1)
+
+
+def test_change_is_that_of_the_product_and_blind_to_the_basis_within_a_head() -> None:
+    a = Factored(normal(D, R), normal(D, R, seed=1))
+    b = Factored(normal(D, R, seed=2), normal(D, R, seed=3))
+    np.testing.assert_allclose(difference(a, b).dense(), b.dense() - a.dense(), atol=1e-12)
+    expected = np.linalg.norm(b.dense() - a.dense()) / np.linalg.norm(a.dense())
+    assert relative_change(a, b) == pytest.approx(expected)
+    assert relative_change(a, a) == 0
+    basis = normal(R, R, seed=4)
+    turned = Factored(a.left @ basis, a.right @ np.linalg.inv(basis).T)
+    assert relative_change(a, turned) < 1e-6
+    assert max(space_angles(a, turned).values()) < 1e-6
+    small = Factored(a.left * (1 + 1e-9), a.right)
+    assert relative_change(a, small) == pytest.approx(1e-9, rel=1e-6)  # no cancellation
+    zero = Factored(0 * a.left, a.right)
+    assert relative_change(zero, a) == np.inf
+    assert relative_change(zero, zero) == 0
+
+
+def matrix_with(values: list[float]) -> Factored:
+    """Singular values as given, along columns of random orthonormal matrices."""
+    u, v = np.linalg.qr(normal(D, len(values)))[0], np.linalg.qr(normal(D, len(values), seed=1))[0]
+    return Factored(u * values, v)
+
+
+def test_directions_are_single_where_values_are_apart_and_blocks_where_not() -> None:
+    w = matrix_with([5.0, 3.0, 2.999, 1.0])
+    found = leading_directions(w, 3)
+    assert [(one.start, one.stop) for one in found] == [(0, 1), (1, 3), (3, 4)]
+    for one in found:
+        np.testing.assert_allclose(w.dense() @ one.right, one.left * one.values, atol=1e-2)
+        np.testing.assert_allclose(one.left.T @ one.left, np.eye(one.stop - one.start), atol=1e-10)
+
+
+def test_a_wide_block_names_no_tokens_and_the_null_space_no_direction() -> None:
+    (wide,) = leading_directions(matrix_with([1.0] * 20), 1)
+    assert (wide.start, wide.stop, wide.left.shape) == (0, 20, (D, 0))
+    assert [one.stop for one in leading_directions(matrix_with([2.0, 1.0, 1e-17]), 5)] == [1, 2]
+    assert leading_directions(Factored(np.full((D, 2), np.nan), normal(D, 2)), 2) == []
+    assert leading_directions(Factored(np.zeros((D, 2)), normal(D, 2)), 2) == []
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_nearest_rows_are_those_of_one_product_whatever_the_blocks(centred: bool) -> None:
+    rows = normal(37, D, seed=5) + 0.5
+    single, block = np.linalg.qr(normal(D, 1))[0], np.linalg.qr(normal(D, 3, seed=6))[0]
+    (along, against), (within, none) = nearest_rows(
+        ((start, rows[start : start + 5].astype(np.float32)) for start in range(0, 37, 5)), [single, block], 4, centred
+    )
+    seen = rows - rows.mean(axis=1, keepdims=True) if centred else rows
+    seen = seen / np.linalg.norm(seen, axis=1, keepdims=True)
+    cosines = (seen @ single)[:, 0]
+    assert along.rows.tolist() == np.argsort(-cosines)[:4].tolist()
+    assert against.rows.tolist() == np.argsort(cosines)[:4].tolist()
+    np.testing.assert_allclose(against.cosines, np.sort(cosines)[:4], atol=1e-6)
+    lengths = np.linalg.norm(seen @ block, axis=1)
+    assert within.rows.tolist() == np.argsort(-lengths)[:4].tolist()
+    assert len(none.rows) == 0
+
+
+def test_robust_z_is_not_moved_by_the_outlier_it_judges() -> None:
+    values = np.append(normal(99), 50.0)
+    assert robust_z(values)[-1] > 30
+    assert np.abs(robust_z(values)[:-1]).max() < 5
+    assert np.isnan(robust_z(np.full(3, np.nan))).all()
+    assert np.abs(robust_z(1 + 1e-6 * normal(50))).max() < 1  # near-equal values have no outliers
+
+
+def test_a_layer_is_judged_by_its_neighbours() -> None:
+    logs = np.tile(np.linspace(0, 3, 12)[:, None], (1, 5))
+    logs[6] += 2
+    differences = off_trend(layer_medians(logs))
+    assert np.nanargmax(np.abs(differences)) == 6
+    assert differences[6] == pytest.approx(2, abs=0.3)
+    assert np.isnan(layer_medians(np.full((1, 3), np.nan))).all()
+
+
+def test_rows_are_judged_by_their_norms_on_a_log_scale() -> None:
+    norms = np.append(np.exp(0.05 * normal(200)), [0.0, 0.01, 30.0])
+    low, high = norm_outliers(norms, 8)
+    assert low.tolist() == [200, 201]
+    assert high.tolist() == [202]
