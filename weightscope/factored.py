@@ -7,8 +7,6 @@ The triangles R come from a QR (accurate) or from the Cholesky factor of the Gra
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import solve_triangular
-from scipy.linalg.lapack import dtrcon
 
 # Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of
 # itself, rcond that of the triangle with unit columns. Here that is 1e-6.
@@ -121,6 +119,8 @@ def triangle(factor: np.ndarray, gram: np.ndarray) -> Triangle:
     """
     if not np.isfinite(gram).all():  # a NaN or infinity in a column reaches its diagonal element
         return Triangle(np.full_like(gram, np.nan), "none")
+    from scipy.linalg.lapack import dtrcon  # SciPy takes a while to import, and `import weightscope` must not
+
     try:
         upper = np.linalg.cholesky(gram).T
     except np.linalg.LinAlgError:  # a column is zero, or the columns are dependent up to rounding
@@ -144,6 +144,8 @@ def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     q : (d, r) array, r : (r, r) array
         Orthonormal columns, also where the factor's are dependent.
     """
+    from scipy.linalg import solve_triangular
+
     wide = factor.astype(np.float64)
     found = triangle(wide, wide.T @ wide)
     if found.route != "gram":
