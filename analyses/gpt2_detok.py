@@ -31,7 +31,7 @@ from weightscope.report.position_report import position_sections
 from weightscope.tokenizer import load_tokenizer, token_id, tokenizer_hash
 
 PAPER_TOKENS = ("iens", " Jackson", "tarian", " Obama", " Korea", " chloride")  # Tables 1 and 3
-EMBEDDED_TOKENS = ("riety", "ibility", "iamond", "ishop", "ement", "'t")
+EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 OPENWEBTEXT = "Skylion007/openwebtext"
 SHARDS = 2
 

@@ -106,6 +106,7 @@ class Model:
             kind, those = self.config.layer_types[index], ", ".join(map(str, self.attention_layers))
             raise CheckpointError(f"layer {index} is {kind}, not attention; {those} are", file=self.checkpoint.name)
         if self._last is None or self._last.index != index:
+            self.checkpoint.prefetch(tensor.name for tensor in self.attention_tensors(index))
             self._last = read_layer(self.tensors(), self.family, self.config, index, self.file)
         return self._last
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError
+from weightscope.escape import csv_safe
 
 
 @contextmanager
@@ -59,8 +60,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, (float, np.floating)):
         return "" if np.isnan(value) else f"{value:.6g}"
     if isinstance(value, str):
-        text = printable(value)
-        return "'" + text if text.startswith(("=", "+", "-", "@")) else text  # a spreadsheet would run it
+        return csv_safe(value)
     return str(value)
 
 

@@ -21,12 +21,24 @@ def describe(model: Model) -> Iterator[str]:
     yield f"heads       {config.n_heads} of {config.head_dim}, {config.n_kv_heads} key-value"
     yield f"tokens      {_embedding(model, family.inputs.tokens)}"
     yield f"positions   {_embedding(model, family.inputs.positions)}"
-    read = {tensor.name: tensor for i in model.attention_layers for tensor in model.attention_tensors(i)}
-    first = model.attention_tensors(model.attention_layers[0]) if model.attention_layers else []
-    total, one = (sum(t.nbytes for t in tensors) for tensors in (read.values(), first))
-    yield f"audit reads {_size(total)} of {_size(checkpoint.nbytes)}; one layer {_size(one)}"
-    for tensor in first:
-        yield f"  {printable(tensor.name)}  {tensor.dtype}  {tensor.shape}"
+    if model.attention_layers:
+        yield from _budget(model)
+
+
+def _budget(model: Model) -> Iterator[str]:
+    """What an audit reads of all layers and of the first, W_QK's share of it, and what has still to be fetched."""
+    checkpoint, layers = model.checkpoint, model.attention_layers
+    names = {i: [tensor.name for tensor in model.attention_tensors(i)] for i in layers}
+    everything = {name for of_layer in names.values() for name in of_layer}  # ALBERT's layers share theirs
+    for label, chosen in (("audit reads", everything), (f"layer {layers[0]:<5}", set(names[layers[0]]))):
+        of_qk = {name for name in chosen if any(f".{m}." in f".{name}" for m in (model.family.query, model.family.key))}
+        whole, share = (_size(checkpoint.bytes_to_read(those)) for those in (chosen, of_qk))
+        yield f"{label} {whole} of {_size(checkpoint.nbytes)}, {share} of it queries and keys"
+    if checkpoint.bytes_fetched or checkpoint.bytes_to_fetch(everything):
+        headers, rest = _size(checkpoint.bytes_fetched), _size(checkpoint.bytes_to_fetch(everything))
+        yield f"network     {headers} fetched for the headers; an audit fetches {rest}"
+    for name in names[layers[0]]:
+        yield f"  {printable(name)}  {checkpoint[name].dtype}  {checkpoint[name].shape}"
 
 
 def _embedding(model: Model, name: str) -> str:
