@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from sklearn.metrics import auc, roc_auc_score
 
 from weightscope import CheckpointError
-from weightscope.metrics import _auroc_steps
 from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve, weighted_auroc
 
 COMPILED = [
@@ -180,7 +179,7 @@ class TestFullVocabulary:
         rng = np.random.default_rng(2)
         left, right = factors(rng, 9001, 6, "distinct")
         few = np.zeros((9001, 9001), np.int8)
-        few[::300] = random_counts(rng, (31, 9001), rng.uniform(0.0005, 0.03, (31, 1)))
+        few[::300] = random_counts(rng, (31, 9001), rng.choice([0.0003, 0.01, 0.1, 0.9], (31, 1)))
         found = bigram_auroc(left, right, scipy.sparse.csr_array(few), compiled=compiled)
         expected = [exact_auroc(row, weights) for row, weights in zip(left[::300] @ right.T, few[::300], strict=True)]
         np.testing.assert_array_equal(found[::300], expected)
@@ -260,30 +259,6 @@ class TestFullVocabulary:
         counts = random_counts(rng, (150, 150), 0.6) * 10**9
         counts[3] *= 10**4
         check_against_definition(left, right, counts, compiled)
-
-    def test_many_positives_beside_few(self, compiled, monkeypatch):
-        """Rows that are looked up and rows that are sorted in one tile."""
-        monkeypatch.setattr(_auroc_steps, "MOST_POSITIVES", 20)
-        rng = np.random.default_rng(7)
-        left, right = factors(rng, 200, 4, "ties")
-        counts = np.stack([random_counts(rng, 200, density) for density in np.linspace(0, 1, 200)])
-        check_against_definition(left, right, counts, compiled)
-
-    def test_looking_up_is_what_is_tested(self, compiled, monkeypatch):
-        """On plain scores no row is sorted; on a row with an outlier one is."""
-
-        def refuse(*arguments):
-            raise AssertionError("sorted")
-
-        monkeypatch.setattr(_auroc_steps, "doubled_wins_by_sorting", refuse)
-        rng = np.random.default_rng(8)
-        left, right = factors(rng, 600, 8, "distinct")
-        counts = random_counts(rng, (600, 600), 0.02)
-        check_against_definition(left, right, counts, compiled)
-        outlier = np.append(np.linspace(0, 1, 599), 1e30).astype(np.float32)[:, None]
-        counts[:, -1] = 1
-        with pytest.raises(AssertionError, match="sorted"):
-            bigram_auroc(np.ones_like(outlier), outlier, as_csr(counts), compiled=compiled)
 
     def test_negated_scores_give_the_complement(self, compiled):
         rng = np.random.default_rng(9)

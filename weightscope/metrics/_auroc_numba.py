@@ -1,4 +1,19 @@
-"""The loop of `_auroc_steps` compiled, for those who have numba."""
+"""AUROC of a tile of score rows without sorting it, compiled, for those who have numba.
+
+With s_p the score of positive p and c_p its weight, the wins of a row of scores are
+
+    wins = sum_p c_p (number of negatives below s_p + half the number of negatives equal to s_p).
+
+Turned around they are a sum over all the row's elements of a falling staircase with a step at each positive,
+
+    W(s) = sum of c_p over s_p > s, plus half of those with s_p = s,
+
+less what the positives win over one another. W is sampled in a table of equal buckets spanning the positives, and each
+element looks its bucket up. Where a bucket holds no step, W is constant and the lookup exact; where it holds some, the
+table says which is first, and the few elements that fall there search the steps from it on. An element's bucket is
+(s - low) * scale, truncated: each of these operations is monotone in s, rounding included, and that is all exactness
+asks of them. Everything is counted in integers and twice over, so that the half of a tie is exact as well.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +23,12 @@ from numba import njit, types
 from numba.core.cgutils import true_bit
 from numba.extending import intrinsic
 
+FEWEST_BUCKETS, MOST_BUCKETS = 2**10, 2**14  # a table of 8 to 128 kB stays in cache
+BUCKETS_PER_POSITIVE = 128  # then about one element in a hundred meets a step
+FINEST = 2.0**20  # buckets between 0 and the bound on a row's scores, where float32 still tells neighbours apart
 BLOCK = 64  # elements a block: one bit each in the mask of those that meet a step
-BLOCKS_A_RUN = 64  # blocks whose masks are kept before their elements walk
+BLOCKS_A_RUN = 64  # blocks whose masks are kept before their elements search
+GAPS = (40412, 17961, 7983, 3548, 1577, 701, 301, 132, 57, 23, 10, 4, 1)  # Ciura's for Shell sort, and on by 2.25
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -29,6 +48,19 @@ def _cached(function: Any) -> Any:
 
 
 @_cached
+def _sort_together(score: Any, weight: Any, n: Any) -> None:
+    """Shell sort of the first n scores, rising, and of their weights with them."""
+    for gap in GAPS:
+        for i in range(gap, n):
+            s, c = score[i], weight[i]
+            j = i
+            while j >= gap and score[j - gap] > s:
+                score[j], weight[j] = score[j - gap], weight[j - gap]
+                j -= gap
+            score[j], weight[j] = s, c
+
+
+@_cached
 def _bucket(s: Any, low: Any, scale: Any, top: Any) -> Any:
     x = (s - low) * scale
     x = x if x > np.float32(0) else np.float32(0)
@@ -37,10 +69,11 @@ def _bucket(s: Any, low: Any, scale: Any, top: Any) -> Any:
 
 
 @_cached
-def _fill(table: Any, begin: Any, end: Any, score: Any, above: Any, low: Any, scale: Any, top: Any) -> None:
+def _fill(table: Any, n: Any, step: Any, above: Any, low: Any, scale: Any, top: Any) -> None:
+    """W of each bucket up to `top`; where steps are, -1 - t, the first of them t."""
     filled = np.uint64(0)
-    for t in range(begin, end):
-        bucket = _bucket(score[t], low, scale, top)
+    for t in range(n):
+        bucket = _bucket(step[t], low, scale, top)
         if bucket >= filled:
             weight = above[t]
             for b in range(filled, bucket):
@@ -52,36 +85,84 @@ def _fill(table: Any, begin: Any, end: Any, score: Any, above: Any, low: Any, sc
 
 
 @_cached
-def _walk(s: Any, value: Any, score: Any, above: Any) -> Any:
-    at = np.uint64(-1 - value)
-    at += np.uint64(score[at] < s)  # no branch for the first step: mostly it is the only one
-    while score[at] < s:
-        at += np.uint64(1)
-    past = at + np.uint64(score[at] == s)
-    while score[past] == s:
-        past += np.uint64(1)
-    return above[at] + above[past]
+def _search(s: Any, value: Any, n: Any, step: Any, above: Any) -> Any:
+    """2 W(s) of an element whose bucket holds steps: the first step not below s, in strides that double, then halve."""
+    t = np.uint64(-1 - value)
+    t += np.uint64(step[t] < s)  # no branch for the first: mostly it is the only one; +inf follows the last
+    if step[t] < s:
+        stride = np.uint64(1)
+        while t + stride < n and step[t + stride] < s:
+            t += stride
+            stride += stride
+        while stride > np.uint64(0):
+            if t + stride < n and step[t + stride] < s:
+                t += stride
+            stride >>= np.uint64(1)
+        t += np.uint64(1)
+    return above[t] + above[t + np.uint64(step[t] == s)]
 
 
 @_cached
-def sum_staircases(
-    tile: Any, first: Any, score: Any, above: Any, low: Any, scale: Any, buckets: Any, most: Any, total: Any
-) -> None:
-    """Write into `total` twice the sum of W over all elements of each row; -1 for a row to be sorted.
+def tile_auroc(tile: Any, width: Any, indptr: Any, positives: Any, weights: Any, bound: Any, auroc: Any) -> None:
+    """Write the AUROC of each row of a tile into `auroc`; NaN where all are positives.
 
-    The arguments are the fields of `Steps`, but for `among`, and `most`, how many elements of a row may walk.
+    Parameters
+    ----------
+    tile : (n, V or more) float32 array
+        Scores, finite; columns past `width` are not looked at.
+    width : int
+        V.
+    indptr : (n + 1,) int64 array
+        Row i's positives are positives[indptr[i] : indptr[i + 1]]: one at least.
+    positives : (m,) int array
+        Columns of the tile.
+    weights : (m,) int64 array
+        Twice their sum over a row times V stays in int64.
+    bound : (n,) float64 array
+        No score of row i is larger in magnitude than bound[i].
+    auroc : (n,) float64 array
     """
-    table = np.empty(max(buckets.max(), 1), np.int64)
+    most: Any = np.int64(0)
+    for i in range(tile.shape[0]):
+        most = max(most, indptr[i + 1] - indptr[i])
+    table = np.empty(MOST_BUCKETS, np.int64)
+    step = np.empty(most + 1, np.float32)  # the positives' distinct scores, rising, and +inf
+    above = np.empty(most + 1, np.int64)  # weight of this step and of all higher ones
     masks = np.empty(BLOCKS_A_RUN, np.int64)
-    width = tile.shape[1]
     blocks = width // BLOCK
     for i in range(tile.shape[0]):
-        total[i] = -1
-        if buckets[i] == 0:
+        row, k = tile[i, :width], indptr[i + 1] - indptr[i]
+        if k == width:
+            auroc[i] = np.nan
             continue
-        row, row_low, row_scale, top = tile[i], low[i], scale[i], np.float32(buckets[i] - 1)
-        _fill(table, first[i], first[i + 1] - 1, score, above, row_low, row_scale, top)
-        looked_up, walked, walkers = np.int64(0), np.int64(0), 0
+
+        for t in range(k):
+            step[t] = row[positives[indptr[i] + t]]
+            above[t] = weights[indptr[i] + t]
+        _sort_together(step, above, k)
+        total, among = np.int64(0), np.int64(0)  # among: twice what the positives win over one another and themselves
+        n, t = np.int64(0), np.int64(0)
+        while t < k:  # runs of equal scores become one step
+            s, weight, begin = step[t], np.int64(0), t
+            while t < k and step[t] == s:
+                weight += above[t]
+                t += 1
+            among += weight * (begin + t)
+            total += weight
+            step[n], above[n] = s, weight
+            n += 1
+        step[n], above[n] = np.inf, 0
+        for t in range(n - 1, -1, -1):
+            above[t] += above[t + 1]
+
+        buckets: Any = min(max(BUCKETS_PER_POSITIVE * n, FEWEST_BUCKETS), MOST_BUCKETS)
+        span = max(np.float64(step[n - 1]) - np.float64(step[0]), 1e-300)
+        wide = min((buckets - 3) / span, FINEST / max(bound[i], 1e-30))
+        # the steps go to buckets 1 to buckets - 2, so that what lies beyond them meets none
+        low, scale, top = np.float32(step[0] - 1.5 / wide), np.float32(wide), np.float32(buckets - 1)
+        _fill(table, n, step, above, low, scale, top)
+
+        wins = -among
         for run in range((blocks + BLOCKS_A_RUN - 1) // BLOCKS_A_RUN):
             here = min(BLOCKS_A_RUN, blocks - BLOCKS_A_RUN * run)
             for b in range(here):  # vector instructions only: this loop is where the time goes
@@ -89,23 +170,19 @@ def sum_staircases(
                 block = row[start : start + BLOCK]
                 values, mask = np.int64(0), np.int64(0)
                 for j in range(BLOCK):
-                    value = table[_bucket(block[j], row_low, row_scale, top)]
+                    value = table[_bucket(block[j], low, scale, top)]
                     values += value
                     mask |= (value >> np.int64(63)) & (np.int64(1) << np.int64(j))
-                looked_up += values
+                wins += 2 * values
                 masks[b] = mask
             for b in range(here):
                 mask = masks[b]
                 while mask != 0:
                     s = row[BLOCK * (BLOCKS_A_RUN * run + b) + _trailing_zeros(mask)]
                     mask &= mask - 1
-                    value = table[_bucket(s, row_low, row_scale, top)]
-                    walked += _walk(s, value, score, above) - 2 * value
-                    walkers += 1
-            if walkers > most:
-                break
+                    value = table[_bucket(s, low, scale, top)]
+                    wins += _search(s, value, np.uint64(n), step, above) - 2 * value
         for j in range(BLOCK * blocks, width):
-            value = table[_bucket(row[j], row_low, row_scale, top)]
-            walked += _walk(row[j], value, score, above) if value < 0 else 2 * value
-        if walkers <= most:
-            total[i] = 2 * looked_up + walked
+            value = table[_bucket(row[j], low, scale, top)]
+            wins += _search(row[j], value, np.uint64(n), step, above) if value < 0 else 2 * value
+        auroc[i] = np.float64(wins) / np.float64(2 * total * (width - k))

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -16,11 +17,11 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from weightscope.errors import CheckpointError
-from weightscope.metrics._auroc_steps import build_steps, doubled_wins, doubled_wins_by_sorting
 
-TILE_BYTES = 20_000_000  # scores a thread holds at a time: 99 rows of GPT-2's vocabulary
+TILE_BYTES = 20_000_000  # scores a thread holds at a time: 96 rows of GPT-2's vocabulary
 ALL_TILES_BYTES = 320_000_000  # and all threads together, while the rows allow it
-FEWEST_ROWS, MOST_ROWS = 32, 256  # of a tile; fewer make slow products
+FEWEST_ROWS, MOST_ROWS = 32, 256  # of a tile: fewer, or no multiple of the fewest, make slow products
+LARGEST_TOTAL = 2.0**62  # of the counts of a token, times the vocabulary: twice that many wins stay in int64
 LARGEST_SCORE = 2.0**125  # beyond it sums and differences of scores leave float32
 
 
@@ -54,9 +55,24 @@ def weighted_auroc(scores: np.ndarray, positives: np.ndarray, weights: np.ndarra
     negatives = len(scores) - len(positives)
     if not len(positives) or not negatives:
         return np.nan
-    rising = np.argsort(scores[positives])
-    wins = doubled_wins_by_sorting(scores, scores[positives][rising], weights[rising])
-    return float(wins) / float(2 * weights.sum() * negatives)
+    found = scores[positives]
+    return _wins_by_ranks(np.sort(scores), found, weights) / float(2 * weights.sum() * negatives)
+
+
+def _wins_by_ranks(ranked: np.ndarray, found: np.ndarray, weights: np.ndarray) -> float:
+    """Twice the wins of one row: the ranks of its positives among all elements less those among themselves.
+
+    Parameters
+    ----------
+    ranked : (V,) array
+        All scores, rising.
+    found, weights : (k,) arrays
+        Scores and weights of the positives.
+    """
+    among = np.sort(found)
+    below = ranked.searchsorted(found) - among.searchsorted(found)
+    up_to = ranked.searchsorted(found, "right") - among.searchsorted(found, "right")
+    return float(weights @ (below + up_to))
 
 
 def roc_curve(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -186,29 +202,24 @@ def bigram_auroc(
     left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)
     bound = _score_bound(left, right)  # (V,)
     counts = _canonical(counts, (len(left), len(right)))
-    with_numba = _numba_is_there() if compiled is None else compiled
+    tile_auroc = _tile_auroc_compiled if (_numba_is_there() if compiled is None else compiled) else _tile_auroc
     threads = threads or available_cores()
     width = len(right)
     scored = np.flatnonzero(np.diff(counts.indptr))  # (n,) tokens with a positive
     height = tile_rows(width, threads)
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
     for _ in range(threads):
-        tiles.put(np.empty((height, width), np.float32))
+        tiles.put(_aligned_rows(height, width))
     columns = np.ascontiguousarray(right.T)  # (r, V): products with it are a quarter faster than with right.T
 
     def score(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         tile = tiles.get()
         try:
-            scores = np.matmul(left[rows], columns, out=tile[: len(rows)])  # (rows, V)
+            np.matmul(left[rows], columns, out=tile[: len(rows), :width])  # (rows, V)
             begin, end = counts.indptr[rows[0]], counts.indptr[rows[-1] + 1]  # the rows skipped in between are empty
             indptr = np.append(counts.indptr[rows], end).astype(np.int64) - begin  # (rows + 1,)
             positives, weights = counts.indices[begin:end], counts.data[begin:end]
-            _check_total(np.add.reduceat(weights.astype(np.float64), indptr[:-1]).max(), width)
-            steps = build_steps(scores, indptr, positives, weights, bound[rows])
-            wins = doubled_wins(scores, steps, compiled=with_numba)
-            pairs = np.add.reduceat(weights, indptr[:-1]) * (width - np.diff(indptr))
-            with np.errstate(invalid="ignore"):  # 0 / 0 where all are positives
-                return rows, wins / (2 * pairs)
+            return rows, tile_auroc(tile[: len(rows)], width, indptr, positives, weights, bound[rows])
         finally:
             tiles.put(tile)
 
@@ -222,6 +233,42 @@ def bigram_auroc(
                 progress(len(rows))
         finally:
             pool.shutdown(cancel_futures=True)  # after an error or an interrupt no further tile is begun
+    return auroc
+
+
+def _aligned_rows(height: int, width: int) -> np.ndarray:
+    """A float32 tile at least `width` wide whose rows begin on cache lines: products into it are a tenth faster."""
+    line = 64 // 4
+    padded = -(-width // line) * line
+    room = np.empty(height * padded + line, np.float32)
+    start = -room.ctypes.data % 64 // 4
+    return room[start : start + height * padded].reshape(height, padded)
+
+
+def _tile_auroc(
+    tile: np.ndarray, width: int, indptr: np.ndarray, positives: np.ndarray, weights: np.ndarray, bound: np.ndarray
+) -> np.ndarray:
+    """AUROC of each row of a tile, (n,), the tile sorted in place; arguments as in `_auroc_numba.tile_auroc`."""
+    tile, each = tile[:, :width], np.diff(indptr)
+    found = tile[np.repeat(np.arange(len(tile)), each), positives]  # (m,)
+    tile.sort(axis=1)
+    wins = [
+        _wins_by_ranks(row, found[begin:end], weights[begin:end])
+        for row, begin, end in zip(tile, indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)
+    ]
+    pairs = 2 * np.add.reduceat(weights, indptr[:-1]) * (width - each)
+    with np.errstate(invalid="ignore"):  # 0 / 0 where all are positives
+        return np.array(wins) / pairs
+
+
+def _tile_auroc_compiled(
+    tile: np.ndarray, width: int, indptr: np.ndarray, positives: np.ndarray, weights: np.ndarray, bound: np.ndarray
+) -> np.ndarray:
+    """The same, and the tile left as it is."""
+    from weightscope.metrics import _auroc_numba
+
+    auroc = np.empty(len(tile))
+    _auroc_numba.tile_auroc(tile, width, indptr, positives, weights, bound, auroc)
     return auroc
 
 
@@ -254,6 +301,9 @@ def _canonical(counts: Any, shape: tuple[int, int]) -> Any:
     if not counts.data.all():
         counts = counts.copy()
         counts.eliminate_zeros()
+    if counts.data.max(initial=0) * float(shape[1]) ** 2 >= LARGEST_TOTAL:  # else no row can be too large
+        for start, end in pairwise(counts.indptr.tolist()):
+            _check_total(counts.data[start:end].sum(dtype=np.float64), shape[1])
     return counts
 
 
@@ -269,14 +319,14 @@ def _whole(weights: np.ndarray) -> np.ndarray:
 
 def _check_total(total: float, width: int) -> None:
     """Twice the wins of a row stay in int64."""
-    if total * 2 * max(width, 1) >= 2.0**63:
+    if total * width >= LARGEST_TOTAL:
         raise CheckpointError(f"the counts of one token add up to {total:.1e}, more than can be summed exactly")
 
 
 def tile_rows(width: int, threads: int) -> int:
     """How many rows of scores each thread of `bigram_auroc` holds at a time, for a vocabulary of `width`."""
     tile = min(TILE_BYTES, ALL_TILES_BYTES // threads)
-    return min(max(tile // (4 * max(width, 1)), FEWEST_ROWS), MOST_ROWS)
+    return min(max(tile // (4 * max(width, 1)) // FEWEST_ROWS, 1) * FEWEST_ROWS, MOST_ROWS)
 
 
 def available_cores() -> int:
