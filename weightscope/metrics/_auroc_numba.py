@@ -141,13 +141,13 @@ def tile_auroc(tile: Any, width: Any, indptr: Any, positives: Any, weights: Any,
             above[t] = weights[indptr[i] + t]
         _sort_together(step, above, k)
         total, among = np.int64(0), np.int64(0)  # among: twice what the positives win over one another and themselves
-        n, t = np.int64(0), np.int64(0)
-        while t < k:  # runs of equal scores become one step
-            s, weight, begin = step[t], np.int64(0), t
-            while t < k and step[t] == s:
-                weight += above[t]
-                t += 1
-            among += weight * (begin + t)
+        n, at = np.int64(0), np.int64(0)
+        while at < k:  # runs of equal scores become one step
+            s, weight, begin = step[at], np.int64(0), at
+            while at < k and step[at] == s:
+                weight += above[at]
+                at += 1
+            among += weight * (begin + at)
             total += weight
             step[n], above[n] = s, weight
             n += 1
