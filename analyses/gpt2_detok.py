@@ -97,13 +97,13 @@ def main(model: str, counts_file: Path | None, out: Path) -> None:
 def run(source: str, counts_file: Path | None, out: Path) -> None:
     # load
     model, embedded = open_or_embedded(source)
-    first = FirstLayer(model)
+    first, n_tokens = FirstLayer(model), model.embeddings.n_tokens
     tokenizer = load_tokenizer(model.source)
     if counts_file is not None:
         counts = load_counts(counts_file)
     else:
         counts = load_counts(COUNTS) if embedded else openwebtext_counts(tokenizer)
-    counts.check(model.embeddings.n_tokens, tokenizer_hash(tokenizer))
+    counts.check(n_tokens, tokenizer_hash(tokenizer))
     tokens = single_tokens(tokenizer, counts, EMBEDDED_TOKENS if embedded else PAPER_TOKENS)
 
     # compute

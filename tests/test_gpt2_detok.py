@@ -72,6 +72,15 @@ def test_without_the_hub_the_embedded_checkpoint_is_used_and_named(
         assert arrays["auroc"].shape == (8, 8000)
 
 
+def test_a_checkpoint_without_tokens_says_just_that(tmp_path: Path) -> None:
+    weights = gpt2_weights()
+    del weights["wte.weight"]
+    folder = write_checkpoint(tmp_path / "model", weights)
+    result = CliRunner().invoke(main, ["--model", str(folder), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "no token embedding in this checkpoint" in result.stderr and not (tmp_path / "out").exists()
+
+
 def test_another_model_is_never_replaced(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--model", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
