@@ -21,7 +21,7 @@ import scipy.sparse
 from sklearn.metrics import roc_auc_score
 from threadpoolctl import threadpool_limits
 
-from weightscope.metrics.auroc import available_cores, bigram_auroc, tile_rows
+from weightscope.metrics.auroc import aligned, available_cores, bigram_auroc, cut_into_panels, tile_rows
 
 VOCAB, HEADS, HEAD_DIM = 50_257, 12, 64
 BIGRAMS_A_TOKEN = 120  # drawn; about 60 of them are distinct
@@ -111,24 +111,26 @@ def seconds(work: Callable[[], object], repeats: int = 1) -> list[float]:
 
 
 def products(left: np.ndarray, right: np.ndarray, rows: int, until: int) -> None:
-    """The scores of the first `until` tokens, `rows` at a time into one buffer."""
-    columns = np.ascontiguousarray(right.T)  # (r, V)
-    scores = np.empty((rows, len(right)), np.float32)
+    """The scores of the first `until` tokens, `rows` at a time into one buffer, all rows of both on cache lines."""
+    width = len(right)
+    columns = aligned(HEAD_DIM, -(-width // 16) * 16)[:, :width]  # (r, V)
+    columns[:] = right.T
+    scores = aligned(rows, -(-width // 16) * 16)[:, :width]
     for start in range(0, until, rows):
         block = left[start : min(start + rows, until)]
         np.matmul(block, columns, out=scores[: len(block)])
 
 
 def tiled_products(left: np.ndarray, right: np.ndarray) -> None:
-    """All scores by the tiles and threads of `bigram_auroc`, a tile kept per thread and nothing counted."""
-    columns = np.ascontiguousarray(right.T)  # (r, V)
+    """All scores by the tiles, panels and threads of `bigram_auroc`, and nothing counted."""
     rows = tile_rows(len(right), available_cores())
+    panels = cut_into_panels(right, rows)  # (P, r, w)
 
     def work(first: int) -> None:
-        tile = np.empty((rows, len(right)), np.float32)
+        tile = aligned(rows, len(panels), panels.shape[2])
         for start in range(first, len(left), rows * available_cores()):
             block = left[start : start + rows]
-            np.matmul(block, columns, out=tile[: len(block)])
+            np.matmul(block, panels, out=tile[: len(block)].swapaxes(0, 1))
 
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(available_cores()) as pool:
         list(pool.map(work, range(0, rows * available_cores(), rows)))

@@ -295,12 +295,14 @@ class TestFullVocabulary:
         dense = random_counts(rng, (40, 40), 0.3)
         row, column = np.nonzero(dense)
         order = rng.permutation(2 * len(row))
+        order = order[np.argsort(row[order % len(row)], kind="stable")]  # mixed within rows
         value = np.concatenate([dense[row, column] - 1, np.ones(len(row), np.int64)])
-        at = (np.tile(row, 2)[order], np.tile(column, 2)[order])
-        coo = scipy.sparse.coo_array((value[order], at), shape=(40, 40))
+        indptr = np.append(0, np.cumsum(2 * (dense > 0).sum(axis=1)))
+        parts = scipy.sparse.csr_array((value[order], np.tile(column, 2)[order], indptr), shape=(40, 40))
         stored = scipy.sparse.csr_array((np.zeros(3, np.int64), [5, 1, 30], [0, *[3] * 40]), shape=(40, 40))
         expected = bigram_auroc(left, right, as_csr(dense), compiled=compiled)
-        np.testing.assert_array_equal(bigram_auroc(left, right, coo, compiled=compiled), expected)
+        np.testing.assert_array_equal(bigram_auroc(left, right, parts, compiled=compiled), expected)
+        np.testing.assert_array_equal(bigram_auroc(left, right, parts.tocoo(), compiled=compiled), expected)
         assert np.isnan(bigram_auroc(left, right, stored, compiled=compiled)).all()
         np.testing.assert_array_equal(stored.indices, [5, 1, 30])
 
