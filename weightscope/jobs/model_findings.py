@@ -10,7 +10,7 @@ from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError
 from weightscope.jobs.finding import Finding
 from weightscope.jobs.lenient import count_not_finite
-from weightscope.metrics.outliers import log_measure, norm_outliers, robust_z, row_norms
+from weightscope.metrics.outliers import ROW_Z, log_measure, norm_outliers, robust_z, row_norms
 from weightscope.metrics.sketch import alike, frobenius_cosine, principal_angles
 from weightscope.model import Model
 
@@ -21,7 +21,6 @@ PARALLEL = (
 OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual dimension an outlier
 OUTSIZED_SHARE = 0.02  # and at least this much of the energy
 GAIN_Z, GAIN_FACTOR = 8.0, 8.0  # a gain far from the others: both
-ROW_Z = 8.0  # robust z-score of a row's log norm
 NAMED = 20  # rows of an embedding that a finding lists
 
 

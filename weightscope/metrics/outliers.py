@@ -7,6 +7,7 @@ that is scaled as a whole shows in the first part alone, a head that is in the s
 import numpy as np
 
 NEIGHBOURS = 4  # layers a layer is compared with: as many at the ends, so that one odd layer among them does no harm
+ROW_Z = 8.0  # robust z-score of an embedding row's log norm, beyond which training hardly met it or swelled it
 LEAST_SPREAD = 0.02  # of a log: values that agree to 2 % have no outliers, whatever their z-scores
 
 

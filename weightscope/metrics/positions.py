@@ -6,10 +6,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from weightscope.factored import Factored
+from weightscope.metrics.outliers import ROW_Z, norm_outliers, row_norms
 from weightscope.metrics.sigma import SigmaStatistics
-
-UNDERTRAINED_Z = 8.0  # robust z-score of a row's log norm, below which a row was hardly ever trained
-LEAST_SPREAD = 0.02  # a fresh initialisation's norms differ by a few per cent: not what a z-score should magnify
 
 
 def position_numerators(
@@ -190,7 +188,5 @@ def undertrained_rows(embedding: np.ndarray) -> np.ndarray:
     int array
         Their indices.
     """
-    log_norms = np.log(np.maximum(np.linalg.norm(embedding, axis=1), 1e-30))
-    middle = np.median(log_norms)
-    spread = max(LEAST_SPREAD, 1.4826 * float(np.median(np.abs(log_norms - middle))))
-    return np.flatnonzero((log_norms - middle) / spread < -UNDERTRAINED_Z)
+    low, _ = norm_outliers(row_norms(embedding), ROW_Z)
+    return np.sort(low)
