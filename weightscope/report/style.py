@@ -1,6 +1,5 @@
 """How figures look, and how they are saved. matplotlib is imported under report/ alone."""
 
-import io
 from pathlib import Path
 
 import matplotlib as mpl
@@ -56,11 +55,3 @@ def save(figure: Figure, out: Path, name: str) -> str:
             figure.savefig(partial, format=suffix, metadata=metadata)
     plt.close(figure)
     return (out / f"{name}.svg").read_text(encoding="utf-8")
-
-
-def svg_of(figure: Figure) -> str:
-    """The figure as SVG text, closed and not saved."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    plt.close(figure)
-    return buffer.getvalue()
