@@ -138,6 +138,11 @@ class Layer:
         of_k = ones if self.k_rms is None else self.k_rms(z)
         return np.broadcast_to(of_q, (self.n_heads, len(x))), np.broadcast_to(of_k, (self.n_kv_heads, len(x)))
 
+    def queries(self, x: np.ndarray) -> np.ndarray:
+        """What the layer's queries are before rotation, their norm included: (n, d) -> (H, n, r)."""
+        z = self.normalised(x)
+        return _after_norm(self._clipped(self.q(z)), self.q_rms, self.q_shift, z)
+
     def scores(self, x: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
         """The model's scaled pre-softmax attention scores, without the mask and without learned sinks.
 
@@ -158,7 +163,7 @@ class Layer:
         x = np.asarray(x)
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
         z = self.normalised(x)
-        q = _after_norm(self._clipped(self.q(z)), self.q_rms, self.q_shift, z)  # (H, n, r)
+        q = self.queries(x)  # (H, n, r)
         k = _after_norm(self._clipped(self.k(z)), self.k_rms, self.k_shift, z)  # (G, n, r)
         if self.rotation is not None:
             q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, positions)
