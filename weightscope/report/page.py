@@ -70,7 +70,9 @@ class Section:
         return f"<section><h2>{_shown(self.title)}</h2>{text}{''.join(part.html() for part in self.parts)}</section>"
 
 
-def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
+def write_page(
+    path: Path, title: str, lead: str, sections: Sequence[Section], made: str = "from the weights alone"
+) -> None:
     """Write the page.
 
     Parameters
@@ -79,6 +81,8 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -
     title, lead : str
         What it is, and what it says in a sentence or two.
     sections : sequence of Section
+    made : str
+        What it was made from, for the last line.
 
     Raises
     ------
@@ -87,7 +91,7 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -
     """
     here = files("weightscope.report")
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    title, lead = _shown(title), _shown(lead)
+    title, lead, made = _shown(title), _shown(lead), _shown(made)
     body = "\n".join(section.html() for section in sections)
     write_text(
         path,
@@ -99,7 +103,7 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -
 <main>
 {body}
 </main>
-<footer>made by weightscope from the weights alone</footer>
+<footer>made by weightscope {made}</footer>
 <script>{script}</script></body></html>
 """,
     )
