@@ -212,6 +212,8 @@ class Family:
     inputs : Inputs
     norm : Norm or None
         The norm that feeds attention; None where attention reads the layer's input as it is.
+    closing : Norm or None
+        The norm that a layer's output has come out of (post-norm models).
     biases : Biases
     qk_norm : QkNorm or None
     rope : Rope, GridRope or None
@@ -259,6 +261,7 @@ class Family:
     output: str
     inputs: Inputs
     norm: Norm | None
+    closing: Norm | None = None
     others: tuple[str, ...] = ()
     biases: Biases = Biases()
     qk_norm: QkNorm | None = None
