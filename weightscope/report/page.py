@@ -70,9 +70,7 @@ class Section:
         return f"<section><h2>{_shown(self.title)}</h2>{text}{''.join(part.html() for part in self.parts)}</section>"
 
 
-def write_page(
-    path: Path, title: str, lead: str, sections: Sequence[Section], made: str = "from the weights alone"
-) -> None:
+def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
     """Write the page.
 
     Parameters
@@ -81,8 +79,6 @@ def write_page(
     title, lead : str
         What it is, and what it says in a sentence or two.
     sections : sequence of Section
-    made : str
-        What it was made from, for the last line.
 
     Raises
     ------
@@ -91,7 +87,7 @@ def write_page(
     """
     here = files("weightscope.report")
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    title, lead, made = _shown(title), _shown(lead), _shown(made)
+    title, lead = _shown(title), _shown(lead)
     body = "\n".join(section.html() for section in sections)
     write_text(
         path,
@@ -103,7 +99,7 @@ def write_page(
 <main>
 {body}
 </main>
-<footer>made by weightscope {made}</footer>
+<footer>made by weightscope</footer>
 <script>{script}</script></body></html>
 """,
     )
