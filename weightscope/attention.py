@@ -203,7 +203,7 @@ class Layer:
         -------
         (n_heads, n, d) array
         """
-        v = self._v(np.asarray(x))  # (G, n, r_v)
+        v = self.inner_values(np.asarray(x))  # (G, n, r_v)
         of_head = self.w_o.reshape(self.n_kv_heads, -1, *self.w_o.shape[1:])  # (G, H/G, r_v, d)
         return (v[:, None] @ of_head).reshape(self.n_heads, len(x), -1)
 
@@ -221,14 +221,15 @@ class Layer:
         -------
         (n, d) array
         """
-        v = self._v(np.asarray(x))
+        v = self.inner_values(np.asarray(x))
         g, n, r_v = v.shape
         gathered = (attention.reshape(g, -1, n) @ v).reshape(self.n_heads, -1, r_v)  # (H, n, r_v)
         if self.gate is not None:
             gathered = gathered / (1 + np.exp(-self.gate(self.normalised(x))))
         return np.einsum("hnr,hrd->nd", gathered, self.w_o, optimize=True) + self.output_bias
 
-    def _v(self, x: np.ndarray) -> np.ndarray:
+    def inner_values(self, x: np.ndarray) -> np.ndarray:
+        """v(x) of every key-value head, before W_O: (n, d) -> (n_kv_heads, n, r_v)."""
         z = self.normalised(x)
         return _after_norm(self._clipped(self.v(z)), self.v_rms, None, z)
 
