@@ -40,7 +40,7 @@ def plain_contributions(layer: Layer, x: np.ndarray, causal: bool) -> np.ndarray
 
 @pytest.mark.parametrize("name", NAMES)
 def test_dimensions_add_up_to_score_differences_between_keys(name: str) -> None:
-    """sum_j C_mnj - sum_j C_mlj is S_mn - S_ml in every family of which nothing is said to be left out, and in no other."""
+    """sum_j C_mnj - sum_j C_mlj is S_mn - S_ml, in those families alone of which nothing is said to be left out."""
     it = fixture(name)
     for index in it.layers:
         layer, x = it.model.layer(index), it.arrays[f"x{index}"].astype(np.float64)
@@ -75,13 +75,13 @@ def test_means_are_those_of_plain_loops(name: str, tmp_path: Path) -> None:
     c = [[[] for _ in KINDS.names] for _ in range(n_layers)]
     causal = name != "bert"
     norm = {"gpt2": "ln_f", "llama_no_rope": "norm"}.get(name)
+    last: list[torch.Tensor] = []
+    if norm:  # transformers reports the last hidden state behind the final norm, which is no part of a layer
+        getattr(bare, norm).register_forward_pre_hook(lambda module, args: last.append(args[0]))
     for tokens in TOKENS:
-        if norm:  # transformers reports the last hidden state behind the final norm, which is no part of a layer
-            getattr(bare, norm).register_forward_pre_hook(lambda module, args: last.append(args[0]))
-        last: list[torch.Tensor] = []
         with torch.no_grad():
             found = bare(torch.from_numpy(tokens)[None], output_hidden_states=True, output_attentions=True)
-        streams = [x[0].double().numpy() for x in (*found.hidden_states[:-1], last[0] if norm else found[0])]
+        streams = [x[0].double().numpy() for x in (*found.hidden_states[:-1], last[-1] if norm else found[0])]
         for n, token in enumerate(tokens):
             kind = KINDS.of_token[token]
             for i, x in enumerate(streams):
@@ -95,9 +95,8 @@ def test_means_are_those_of_plain_loops(name: str, tmp_path: Path) -> None:
 
     assert stream.counts.tolist() == contributions.counts.tolist() == [len(found) for found in hidden[0]]
     assert 0 in stream.counts
-    for found, expected, shape in (
-        (stream.hidden, hidden, (d,)), (stream.attention, attention, (n_heads,)), (contributions.by_kind, c, (n_heads, d))
-    ):  # fmt: skip
+    measured = (stream.hidden, hidden, (d,)), (stream.attention, attention, (n_heads,))
+    for found, expected, shape in (*measured, (contributions.by_kind, c, (n_heads, d))):
         for of_layer, lists in zip(found, expected, strict=True):
             for kind, values in enumerate(lists):
                 mean = np.mean(values, axis=0) if values else np.full(shape, np.nan)

@@ -66,7 +66,7 @@ def _pre_norm_gains(model: Model, index: int) -> np.ndarray:
 
 
 def extremity(values: np.ndarray) -> np.ndarray:
-    """How far a size is from its layer's others, in robust standard deviations of its log, up or down: (L, d) -> (L, d).
+    """How far a size is from its layer's others, up or down: |robust z-score| of its log, (L, d) -> (L, d).
 
     Training may shrink the gain of a dimension that has grown, so that small gains tell as much as large ones.
     """

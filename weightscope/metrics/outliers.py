@@ -97,18 +97,19 @@ def dimension_z(means: np.ndarray) -> np.ndarray:
     Returns
     -------
     (L, d) array
+        NaN for rows of NaN.
     """
-    return np.stack([robust_z(row, 1e-12 * max(float(np.abs(row).max()), 1e-12)) for row in means])
+    return np.stack([robust_z(row, 1e-12 * max(1e-12, float(np.abs(row).max()))) for row in means])
 
 
 def outlier_dimensions(z: np.ndarray) -> np.ndarray:
-    """Dimensions beyond `DIMENSION_Z` in some layer, the farthest first.
+    """Dimensions beyond `DIMENSION_Z` in some row, the farthest first.
 
     Parameters
     ----------
-    z : (L, d) array
-        From `dimension_z`.
+    z : (n, d) array
+        From `dimension_z`, of any layers and kinds of token.
     """
-    largest = np.abs(z).max(axis=0)  # (d,)
+    largest = np.nan_to_num(np.abs(z)).max(axis=0)  # (d,)
     order = np.argsort(-largest, kind="stable")
     return order[largest[order] > DIMENSION_Z]

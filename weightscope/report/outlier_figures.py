@@ -1,29 +1,31 @@
 """Figures of the outlier-dimensions paper: the stream's means, attention by kind of token, and C of every dimension."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from weightscope.metrics.outliers import DIMENSION_Z
 from weightscope.report.style import COLOURS, COLUMN, DASHES, head_style
 from weightscope.runner.outlier_analysis import Contributions, Stream
 
 MARKERS = "osD^vPX"
 MOST_IN_LEGEND = 16  # heads
+MOST_NAMED = 12  # dimensions in one panel
 
 
-def means_figure(stream: Stream, dimensions: Sequence[int]) -> Figure:
-    """Fig. 1: mean over tokens of every dimension of each layer's output, outlier dimensions named."""
-    means = stream.means
+def means_figure(stream: Stream) -> Figure:
+    """Fig. 1: mean over tokens of every dimension of each layer's output; outliers of these means are named."""
+    means, z = stream.means, stream.z[..., 0]
     figure, axis = plt.subplots(figsize=(2 * COLUMN, 2.4))
     colours = plt.get_cmap("viridis")(np.linspace(0, 0.92, len(means)))
     for row, colour in zip(means, colours, strict=True):
         axis.plot(row, color=colour, linewidth=0.6, rasterized=True)
-    for j in dimensions:
-        _name(axis, j, float(means[np.abs(means[:, j]).argmax(), j]))
+    _name(axis, means, [int(j) for j in stream.outliers if np.abs(z[:, j]).max() > DIMENSION_Z][:MOST_NAMED])
     axis.set_xlim(-1, means.shape[1])
     axis.margins(y=0.12)
     axis.set_xlabel("dimension $j$")
@@ -47,7 +49,7 @@ def attention_figure(stream: Stream) -> Figure:
     return figure
 
 
-def values_figure(stream: Stream, dimensions: Sequence[int]) -> Figure:
+def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
     """Fig. 3: mean of each outlier dimension over tokens of each kind, by layer; one panel a dimension."""
     columns = min(3, len(dimensions))
     rows = -(-len(dimensions) // columns)
@@ -70,27 +72,25 @@ def values_figure(stream: Stream, dimensions: Sequence[int]) -> Figure:
     return figure
 
 
-def contributions_figure(found: Contributions, rows: Sequence[int], dimensions: Sequence[int]) -> Figure:
-    """Fig. 4: C of every dimension in a few layers, a dot a head; the outlier dimensions named."""
+def contributions_figure(found: Contributions, rows: Sequence[int], dimensions: np.ndarray) -> Figure:
+    """Fig. 4: C of every dimension in a few layers, a dot a head; what is large is named, outliers in black."""
     overall = found.overall
     n_heads, d = overall.shape[1:]
     figure, axes = plt.subplots(len(rows), 1, figsize=(2 * COLUMN, 1.6 * len(rows) + 0.3), sharex=True, squeeze=False)
     for row, axis in zip(rows, axes[:, 0], strict=True):
         _dots(axis, overall[row], 6)
-        for j in dimensions:
-            _name(axis, j, float(overall[row, np.abs(overall[row, :, j]).argmax(), j]))
+        _name_large(axis, overall[row], dimensions, 0.2)
         axis.margins(y=0.16)
         axis.set_title(f"layer {found.layers[row]}", loc="left")
         axis.set_ylabel("mean $C_j$")
     axes[-1, 0].set_xlim(-1, d)
     axes[-1, 0].set_xlabel("dimension $j$")
     if n_heads <= MOST_IN_LEGEND:
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right center", markerscale=2, handletextpad=0.1)
+        figure.legend(handles=_head_handles(n_heads), loc="outside right center", handletextpad=0.1)
     return figure
 
 
-def all_layers_figure(found: Contributions, dimensions: Sequence[int]) -> Figure:
+def all_layers_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
     """Fig. 5: the same of all layers, on one scale a layer."""
     overall = found.overall
     n_layers, _, d = overall.shape
@@ -101,9 +101,7 @@ def all_layers_figure(found: Contributions, dimensions: Sequence[int]) -> Figure
         axis.set_axis_off()
     for i, axis in enumerate(axes.flat[:n_layers]):
         _dots(axis, overall[i], 2)
-        farthest = [j for j in dimensions if np.abs(overall[i, :, j]).max() > 0.4 * np.abs(overall[i]).max()]
-        for j in farthest:
-            _name(axis, j, float(overall[i, np.abs(overall[i, :, j]).argmax(), j]), size=6)
+        _name_large(axis, overall[i], dimensions, 0.4, apart=0.16)
         axis.margins(y=0.2)
         axis.set_title(f"layer {found.layers[i]}", loc="left")
         axis.yaxis.set_major_locator(MaxNLocator(nbins=4))
@@ -130,21 +128,67 @@ def guess_figure(layers: np.ndarray, correlations: Mapping[str, np.ndarray]) -> 
 
 
 def _dots(axis: Axes, of_heads: np.ndarray, size: float) -> None:
+    """(H, d) numbers against their dimension, heads drawn in mixed order so that none hides the others."""
     axis.axhline(0, color="0.8", linewidth=0.5)
-    for head, values in enumerate(of_heads):
+    n_heads, d = of_heads.shape
+    heads, at = np.divmod(np.random.default_rng(0).permutation(n_heads * d), d)
+    for first in range(0, n_heads, len(COLOURS)):
+        those = (heads >= first) & (heads < first + len(COLOURS))
+        colours = [head_style(head)["color"] for head in heads[those]]
         axis.scatter(
-            np.arange(len(values)), values, s=size, color=head_style(head)["color"], marker=MARKERS[head // len(COLOURS) % len(MARKERS)],
-            linewidth=0, label=f"head {head}", rasterized=True,
+            at[those], of_heads[heads[those], at[those]], s=size, c=colours, marker=_head_marker(first),
+            linewidth=0, rasterized=True,
         )  # fmt: skip
 
 
-def _name(axis: Axes, j: int, value: float, size: float = 7) -> None:
-    """The dimension's number just beyond its farthest value."""
-    up = value >= 0
-    axis.annotate(
-        str(j), (j, value), xytext=(0, 3 if up else -3), textcoords="offset points", fontsize=size,
-        ha="center", va="bottom" if up else "top",
-    )  # fmt: skip
+def _head_marker(head: int) -> str:
+    return MARKERS[head // len(COLOURS) % len(MARKERS)]
+
+
+def _head_handles(n_heads: int) -> list[Line2D]:
+    return [
+        Line2D(
+            [], [], color=head_style(head)["color"], marker=_head_marker(head), label=f"head {head}",
+            linestyle="", markersize=4, markeredgewidth=0,
+        )
+        for head in range(n_heads)
+    ]  # fmt: skip
+
+
+def _name_large(axis: Axes, of_heads: np.ndarray, dimensions: np.ndarray, share: float, apart: float = 0.04) -> None:
+    """Name the dimensions with a value over a share of the panel's largest; in grey what is no outlier dimension."""
+    largest = np.abs(of_heads).max(axis=0)  # (d,)
+    large = np.flatnonzero(largest > share * largest.max())
+    large = large[np.argsort(-largest[large])][:MOST_NAMED]
+    _name(axis, of_heads, [int(j) for j in large], apart, grey=set(map(int, large)) - set(map(int, dimensions)))
+
+
+def _name(
+    axis: Axes, curves: np.ndarray, dimensions: Sequence[int], apart: float = 0.04, grey: Collection[int] = ()
+) -> None:
+    """Each dimension's number just beyond its farthest value; neighbours' numbers lean away from each other.
+
+    Parameters
+    ----------
+    axis : Axes
+    curves : (n, d) array
+        What is drawn.
+    dimensions : sequence of int
+    apart : float
+        Share of the axis within which two numbers would touch.
+    grey : collection of int
+        To be named quietly.
+    """
+    tops = {j: float(curves[np.abs(curves[:, j]).argmax(), j]) for j in dimensions}
+    for j, top in tops.items():
+        near = [other - j for other in tops if 0 < abs(other - j) < apart * curves.shape[1]]
+        near = [step for step in near if (tops[j + step] >= 0) == (top >= 0)]
+        lean = "center" if not near else "right" if min(near, key=abs) > 0 else "left"
+        axis.annotate(
+            str(j), (j, top), xytext=({"left": -2, "right": 2}.get(lean, 0), 3 if top >= 0 else -3),
+            textcoords="offset points", fontsize=7, color="0.55" if j in grey else "black",
+            ha=lean, va="bottom" if top >= 0 else "top",
+        )  # fmt: skip
 
 
 def _kind_style(kind: int) -> dict[str, object]:

@@ -23,7 +23,7 @@ def layers_shown(n_layers: int) -> list[int]:
 
 
 def outlier_sections(
-    stream: Stream, found: Contributions, guessed: Guess, dimensions: np.ndarray, model: str, out: Path
+    stream: Stream, found: Contributions, guessed: Guess, model: str, out: Path
 ) -> tuple[str, list[Section]]:
     """Draw all figures into `out` and say what they show.
 
@@ -32,8 +32,6 @@ def outlier_sections(
     stream : Stream
     found : Contributions
     guessed : Guess
-    dimensions : (m,) int array
-        Outlier dimensions, the farthest first.
     model : str
         Its name; numbers of bert-base-uncased are set beside the paper's.
     out : Path
@@ -43,46 +41,61 @@ def outlier_sections(
     lead : str
     sections : list of Section
     """
+    dimensions = stream.outliers
     named = dimensions[:NAMED]
     sections = [_stream_section(stream, dimensions, out), _attention_section(stream, out)]
     if len(named):
         sections.append(_values_section(stream, named, out))
-    sections.append(_contributions_section(found, named, out))
+    sections.append(_contributions_section(found, dimensions, out))
     if len(named):
-        sections += [_table_section(found, named), _gap_section(found, named)]
-    sections += [_guess_section(stream, found, guessed, named, out), _paper_section(found, model)]
-    return _lead(stream, dimensions), sections
+        sections.append(_table_section(found, named))
+    sections += [_preference_section(found, dimensions), _guess_section(stream, found, guessed, named, out)]
+    sections.append(_paper_section(found, model))
+    return _lead(stream, found, dimensions), sections
 
 
-def _lead(stream: Stream, dimensions: np.ndarray) -> str:
+def _lead(stream: Stream, found: Contributions, dimensions: np.ndarray) -> str:
     d = stream.hidden.shape[1]
+    gaps = np.nan_to_num(score_gaps(found))  # (L, n_kinds - 1, d)
+    i, k = np.unravel_index(np.abs(gaps.sum(axis=-1)).argmax(), gaps.shape[:2])
+    gap, j = gaps[i, k], int(np.abs(gaps[i, k]).argmax())
+    says = (
+        f"In layer {found.layers[i]} {found.kinds[k]} keys score {_above(gap.sum())} {found.kinds[-1]} ones, before "
+        f"1/sqrt(d'): dimension {j} adds {gap[j]:+.2f} to that."
+    )
     if not len(dimensions):
-        return f"None of the {d} dimensions stands out: no mean is {DIMENSION_Z:g} robust standard deviations away."
+        return f"None of the {d} dimensions stands out by its mean over tokens. {says}"
     which = _listed(dimensions[:NAMED]) + (" and others" if len(dimensions) > NAMED else "")
-    them = "dimension stands" if len(dimensions) == 1 else "dimensions stand"
-    return f"Of {d} dimensions of the residual stream, {len(dimensions)} {them} out in some layer: {which}."
+    them = "one stands" if len(dimensions) == 1 else f"{len(dimensions)} stand"
+    return f"Of {d} dimensions of the residual stream, {them} out in some layer: {which}. {says}"
+
+
+def _above(gap: float) -> str:
+    return f"{abs(gap):.2f} {'above' if gap >= 0 else 'below'}"
 
 
 def _stream_section(stream: Stream, dimensions: np.ndarray, out: Path) -> Section:
-    means, z = stream.means, stream.z
+    z, scopes = stream.z, ("all tokens", *stream.kinds)
     text = (
-        f"A dimension is an outlier of a layer where its mean over all {stream.counts.sum():,} tokens is more than "
-        f"{DIMENSION_Z:g} robust standard deviations (1.4826 times the median absolute deviation) from the median of that "
-        "layer's dimensions. Means spread as a normal distribution have none so far out; with tails as heavy as a "
-        "Laplace distribution's, one dimension in 30,000 is."
+        f"A dimension is an outlier of a layer's output where its mean over all {stream.counts.sum():,} tokens, or "
+        f"over those of one kind, is more than {DIMENSION_Z:g} robust standard deviations (1.4826 times the median "
+        "absolute deviation) from the median of that output's dimensions. Means spread as a normal distribution have "
+        "none so far out; with tails as heavy as a Laplace distribution's, one dimension in 30,000 is. The paper looks "
+        "at all tokens; a dimension that is large on one token of each sentence shows by kind alone."
     )
     figure = Figure(
-        save(draw.means_figure(stream, dimensions[:NAMED]), out, "stream"),
-        "Fig. 1: mean over tokens of every dimension, a line a layer. Output 0 is what enters the first layer; attention "
-        "layer i, counted from 0, reads output i. Outlier dimensions are named at their largest value.",
+        save(draw.means_figure(stream), out, "stream"),
+        "Fig. 1: mean over all tokens of every dimension, a line a layer. Output 0 is what enters the first layer; "
+        "attention layer i, counted from 0, reads output i. Outliers among these means are named.",
     )
-    beyond = np.abs(z) > DIMENSION_Z
-    rows = [
-        (int(j), _listed(np.flatnonzero(beyond[:, j])), int(peak), float(means[peak, j]), float(z[peak, j]))
-        for j in dimensions
-        for peak in [np.abs(z[:, j]).argmax()]
-    ]
-    table = Table(("dimension", "outlier in outputs", "farthest in", "mean there", "robust z there"), rows)
+    beyond, rows = np.abs(z) > DIMENSION_Z, []
+    for j in dimensions:
+        output, scope = np.unravel_index(np.nan_to_num(np.abs(z[:, j])).argmax(), z[:, j].shape)
+        mean = stream.means[output, j] if scope == 0 else stream.hidden[output, j, scope - 1]
+        where = [_listed(np.flatnonzero(beyond[:, j, i])) for i in range(len(scopes))]
+        rows.append((int(j), *where, f"{scopes[scope]}, output {output}", float(mean), float(z[output, j, scope])))
+    header = ("dimension", *(f"outlier over {scope}" for scope in scopes), "farthest over", "mean there", "robust z")
+    table = Table(header, rows, "Outputs in which a dimension is an outlier, of the mean over all tokens or of a kind.")
     return Section("Outlier dimensions", text, [figure, *([table] if rows else [])])
 
 
@@ -108,23 +121,24 @@ def _values_section(stream: Stream, named: np.ndarray, out: Path) -> Section:
     return Section("Outlier dimensions by kind of token", "", [figure])
 
 
-def _contributions_section(found: Contributions, named: np.ndarray, out: Path) -> Section:
+def _contributions_section(found: Contributions, dimensions: np.ndarray, out: Path) -> Section:
     text = (
         "C_j = ((x_m W_Q + b_Q) W_K')_j x_nj is what dimension j of key n adds to the score of query m (eq. 7), before "
-        "1/sqrt(d'); here as the mean over the queries that see a key, over keys and over inputs, each key once. x is what "
-        "W_Q and W_K act on: the residual stream, divided by sigma where a norm was folded into them. Under rotation the "
-        "query is turned by its true distance to the key, and norms of queries and keys count, so that the sum over j is "
-        "the model's own score, less terms that are the same for every key."
+        "1/sqrt(d'); here as the mean over the queries that see a key, and over all keys of all inputs. x is what W_Q "
+        "and W_K act on: the residual stream, divided by sigma where a norm was folded into them. Under rotation the "
+        "query is turned by its true distance to the key, and norms of queries and keys count, so that the sum over j "
+        "is the model's own score, less terms that are the same for every key."
     )
     if found.left_out:
         text += f" In this model it is so but for {'; '.join(found.left_out)}."
     shown = layers_shown(len(found.layers))
     few = Figure(
-        save(draw.contributions_figure(found, shown, named), out, "contributions"),
-        f"Fig. 4: mean C of every dimension, a dot a head, in layers {_listed(found.layers[shown])}.",
+        save(draw.contributions_figure(found, shown, dimensions), out, "contributions"),
+        f"Fig. 4: mean C of every dimension, a dot a head, in layers {_listed(found.layers[shown])}. "
+        "Large ones are named, in grey where the dimension is no outlier of the stream.",
     )
     every = Figure(
-        save(draw.all_layers_figure(found, named), out, "contributions-all-layers"),
+        save(draw.all_layers_figure(found, dimensions), out, "contributions-all-layers"),
         "Fig. 5: the same for all layers, each on its own scale.",
     )
     return Section("What dimensions add to attention scores", text, [few, every])
@@ -144,29 +158,32 @@ def _table_section(found: Contributions, named: np.ndarray) -> Section:
     return Section("By kind of key", "", [Table(("layer", "dimension", "key", *heads), rows, caption)])
 
 
-def _gap_section(found: Contributions, named: np.ndarray) -> Section:
-    whole, parts = score_gaps(found, named)
-    rows = [
-        (int(layer), kind, whole[i, k], *parts[i, :, k])
-        for i, layer in enumerate(found.layers)
-        for k, kind in enumerate(found.kinds[:-1])
-        if found.counts[k]
-    ]
+def _preference_section(found: Contributions, dimensions: np.ndarray) -> Section:
+    gaps, other = score_gaps(found), found.kinds[-1]
+    rows = []
+    for i, layer in enumerate(found.layers):
+        for k, kind in enumerate(found.kinds[:-1]):
+            if found.counts[k]:
+                gap = gaps[i, k]
+                most = [int(j) for j in np.argsort(-np.abs(gap))[:3]]
+                rows.append(
+                    (int(layer), kind, gap.sum(), gap[dimensions].sum(), *(f"{gap[j]:+.2f} by {j}" for j in most))
+                )
     text = (
-        f"How much higher keys of a kind score than {found.kinds[-1]} ones, mean over heads, and how much of that the "
-        "outlier dimensions add. Sums of C are scores up to what is the same for all keys, so this accounts for all of it."
+        f"How much higher keys of a kind score than {other} ones, mean over heads, before 1/sqrt(d'), and which "
+        "dimensions make it so. Sums of C are scores up to what is the same for all keys, so nothing is missing."
     )
-    table = Table(("layer", "key", "score above other", *(f"dimension {j}" for j in named)), rows)
-    return Section("How much of the preference is theirs", text, [table])
+    header = ("layer", "key", f"score above {other}", "of it, outlier dimensions", "most", "then", "then ")
+    return Section("What makes a kind of key preferred", text, [Table(header, rows)])
 
 
 def _guess_section(stream: Stream, found: Contributions, guessed: Guess, named: np.ndarray, out: Path) -> Section:
     correlations = guess_table(guessed, stream, found)
     text = (
-        "Guessed from the weights alone: the norm of each column of W_QK; the gain gamma of the norm that feeds attention; "
-        "how extreme either is, up or down, in robust standard deviations of its log; and eq. 7 for a token that is that "
-        "norm's beta. Spearman's correlation over dimensions with what is measured: the mean of |C| over heads, or the "
-        "size of the mean over tokens."
+        "Guessed from the weights alone: the norm of each column of W_QK; the gain gamma of the norm that feeds "
+        "attention; how extreme either is, up or down, in robust standard deviations of its log; and eq. 7 for a token "
+        "that is that norm's beta. Spearman's correlation over dimensions with what is measured: the mean of |C| over "
+        "heads, or the size of the mean over tokens."
     )
     figure = Figure(
         save(draw.guess_figure(stream.layers, correlations), out, "guess"),
@@ -179,14 +196,17 @@ def _guess_section(stream: Stream, found: Contributions, guessed: Guess, named: 
     )
     parts: list[Figure | Table] = [figure, table]
     if len(named):
-        placed = (ranks(found.sizes), ranks(extremity(guessed.columns)), ranks(guessed.gains), ranks(guessed.contributions))
+        guesses = (extremity(guessed.columns), guessed.gains, guessed.contributions)
+        placed = [ranks(values) for values in (found.sizes, *guesses)]
         rows = [
             (int(layer), int(j), *(int(ranked[i, j]) for ranked in placed))
             for i, layer in enumerate(found.layers)
             for j in named
         ]
         header = ("layer", "dimension", "|C|, measured", "extreme column", "gain", "C at beta")
-        caption = f"Place of the outlier dimensions among {found.by_kind.shape[2]}, 1 the largest, by measure and by guess."
+        caption = (
+            f"Place of the outlier dimensions among {found.by_kind.shape[2]}, 1 the largest, by measure and by guess."
+        )
         parts.append(Table(header, rows, caption))
     return Section("What the weights alone would have said", text, parts)
 

@@ -11,7 +11,7 @@ from weightscope.attention import Layer
 from weightscope.errors import CheckpointError
 from weightscope.metrics.by_kind import MeanByKind, counts_by_kind
 from weightscope.metrics.contributions import asked_of_keys, contributions_by_kind
-from weightscope.metrics.outliers import dimension_z
+from weightscope.metrics.outliers import dimension_z, outlier_dimensions
 from weightscope.runner.runner import Activations, Runner
 from weightscope.sequences import TokenKinds
 
@@ -54,8 +54,21 @@ class Stream:
 
     @property
     def z(self) -> np.ndarray:
-        """How far those stand out among a layer's dimensions, (L + 1, d); see `dimension_z`."""
-        return dimension_z(self.means)
+        """How far means stand out among a layer's dimensions, (L + 1, d, 1 + n_kinds); see `dimension_z`.
+
+        Of the mean over all tokens first, then over those of each kind.
+        """
+        scopes = (self.means, *np.moveaxis(self.hidden, -1, 0))
+        return np.stack([dimension_z(means) for means in scopes], axis=-1)
+
+    @property
+    def outliers(self) -> np.ndarray:
+        """Dimensions that stand out in some layer's output, over all tokens or over those of a kind; farthest first.
+
+        A mean over all tokens alone would hide a dimension that is large on one token of a sentence, as on [CLS].
+        """
+        z = self.z
+        return outlier_dimensions(np.moveaxis(z, 1, -1).reshape(-1, z.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -163,9 +176,7 @@ def observe_contributions(runner: Runner, sequences: Sequence[np.ndarray], kinds
     with np.errstate(invalid="ignore"):
         by_kind = np.stack([np.moveaxis(of_layer, 0, -1) / counts for of_layer in sums.values()])
     left_out = dict.fromkeys(reason for layer in runner.layers.values() for reason in _left_out(layer))
-    return Contributions(
-        kinds.names, counts, np.array(list(sums)), by_kind, (*left_out, *runner.model.family.caveats)
-    )
+    return Contributions(kinds.names, counts, np.array(list(sums)), by_kind, (*left_out, *runner.model.family.caveats))
 
 
 def factors(layer: Layer, x: np.ndarray, sees: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -201,7 +212,7 @@ def who_sees(attention: np.ndarray) -> np.ndarray:
 
     A mask leaves exact zeros in every head and sequence.
     """
-    return attention.any(axis=(0, 1))
+    return np.asarray(attention.any(axis=(0, 1)))
 
 
 def _left_out(layer: Layer) -> Iterator[str]:

@@ -9,27 +9,22 @@ from weightscope.output import write_csv, write_npz
 from weightscope.runner.outlier_analysis import Contributions, Stream
 
 
-def score_gaps(found: Contributions, dimensions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How much higher keys of a kind score than those of the last kind, and what single dimensions add to that.
+def score_gaps(found: Contributions) -> np.ndarray:
+    """What each dimension adds to how much higher keys of a kind score than those of the last kind.
 
     C adds up to the score without its terms constant in the key, so a difference of sums of C is one of scores.
 
-    Parameters
-    ----------
-    found : Contributions
-    dimensions : (m,) int array
-
     Returns
     -------
-    (L, n_kinds - 1) array, (L, m, n_kinds - 1) array
-        Means over heads, before 1/sqrt(d').
+    (L, n_kinds - 1, d) array
+        Means over heads, before 1/sqrt(d'); NaN for kinds without tokens.
     """
     gaps = (found.by_kind[..., :-1] - found.by_kind[..., -1:]).mean(axis=1)  # (L, d, n_kinds - 1)
-    return gaps.sum(axis=1), gaps[:, dimensions]
+    return np.moveaxis(gaps, -1, 1)
 
 
 def guess_table(guessed: Guess, stream: Stream, found: Contributions) -> dict[str, np.ndarray]:
-    """Rank correlations over dimensions of what the weights say with what is measured, a column each of (L,) numbers."""
+    """Rank correlations, over dimensions, of what the weights say with what is measured; (L,) numbers by name."""
     return {
         "columns and |C|": agreement(guessed.columns, found.sizes),
         "extreme columns and |C|": agreement(extremity(guessed.columns), found.sizes),
@@ -39,16 +34,17 @@ def guess_table(guessed: Guess, stream: Stream, found: Contributions) -> dict[st
     }
 
 
-def write_outliers(stream: Stream, found: Contributions, guessed: Guess, dimensions: np.ndarray, out: Path) -> None:
-    """Write stream.csv (Figs 1 and 3), attention.csv (Fig. 2), contributions.csv (Table 1), guess.csv and outliers.npz.
+def write_outliers(stream: Stream, found: Contributions, guessed: Guess, out: Path) -> None:
+    """Write tables of the outlier dimensions and arrays of all.
+
+    stream.csv (Figs 1 and 3), attention.csv (Fig. 2), contributions.csv (Table 1), preferences.csv,
+    guess.csv and outliers.npz.
 
     Parameters
     ----------
     stream : Stream
     found : Contributions
     guessed : Guess
-    dimensions : (m,) int array
-        The outlier dimensions, which the tables are about; outliers.npz has all.
     out : Path
 
     Raises
@@ -56,14 +52,16 @@ def write_outliers(stream: Stream, found: Contributions, guessed: Guess, dimensi
     CheckpointError
         The folder cannot be written to.
     """
-    means, z, heads = stream.means, stream.z, range(found.by_kind.shape[1])
+    means = np.concatenate((stream.means[..., None], stream.hidden), axis=-1)  # (L + 1, d, 1 + n_kinds)
+    dimensions, z, heads = stream.outliers, stream.z, range(found.by_kind.shape[1])
     write_csv(
         out / "stream.csv",
-        ("output", "dimension", "mean", "robust_z", *(f"mean {kind}" for kind in stream.kinds)),
+        ("output", "dimension", "tokens", "mean", "robust_z"),
         (
-            (output, j, means[output, j], z[output, j], *stream.hidden[output, j])
+            (output, j, scope, means[output, j, i], z[output, j, i])
             for output in range(len(means))
             for j in dimensions
+            for i, scope in enumerate(("all", *stream.kinds))
         ),
     )
     write_csv(
@@ -79,6 +77,16 @@ def write_outliers(stream: Stream, found: Contributions, guessed: Guess, dimensi
             for i, layer in enumerate(found.layers)
             for j in dimensions
             for k, kind in enumerate(found.kinds)
+        ),
+    )
+    gaps = score_gaps(found)
+    write_csv(
+        out / "preferences.csv",
+        ("layer", "key", "score_above_other", "of_outliers", *(f"of {j}" for j in dimensions)),
+        (
+            (layer, kind, gaps[i, k].sum(), gaps[i, k, dimensions].sum(), *gaps[i, k, dimensions])
+            for i, layer in enumerate(found.layers)
+            for k, kind in enumerate(found.kinds[:-1])
         ),
     )
     correlations = guess_table(guessed, stream, found)
