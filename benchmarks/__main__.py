@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import auroc, bigrams, sigma
+from benchmarks import auroc, bigrams, norms, sigma
 from weightscope.embedded import FOLDER
 
 
@@ -47,6 +47,7 @@ def main(heads: int) -> None:
         f"bigram counting: {counted['mb_per_second']['counting']:.1f} MB/s, {counted['ratio']:.2f} x the throughput of "
         f"encode_batch"
     )
+    click.echo(norms.line(norms.run()))
     click.echo(f"weightscope --help: {sigma.help_seconds():.2f} s")
 
 

@@ -30,9 +30,11 @@ class PairSample:
         heads, queries = first.shape[1:3]
         for group, share in enumerate(self.shares):
             at, key = np.nonzero(groups == group)
+            if not len(at):
+                continue
             possible = len(at) * heads * queries
-            drawn = self._rng.integers(0, max(possible, 1), self._rng.binomial(possible, share))
-            token, head, query = np.unravel_index(np.unique(drawn), (len(at), heads, queries))
+            drawn = self._rng.choice(possible, self._rng.binomial(possible, share), replace=False, shuffle=False)
+            token, head, query = np.unravel_index(drawn, (len(at), heads, queries))
             pairs = np.stack((first[at[token], head, query, key[token]], second[at[token], head, key[token]]), axis=1)
             self._kept[group].append(pairs[pairs[:, 0] > 0])
 

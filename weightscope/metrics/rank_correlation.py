@@ -1,6 +1,6 @@
 """Spearman's rank correlation over more pairs than fit in memory: from exact counts of pairs in narrow bins.
 
-Bins are the leading bits of a float32, whose order is the numbers' own: 64 a doubling for the first quantity, 128 for
+Bins are the leading bits of a float32, whose order is the numbers' own: 64 a doubling for the first quantity, 256 for
 the second. A pair gets the mean ranks of its bins, so all that is lost is the order within a bin. The mean of a bin's
 ranks is the projection of the ranks onto functions of the bin; seen as vectors, ranks and binned ranks are an angle
 theta apart with tan^2 theta = variance within bins / variance between them, and the former is at most
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FIRST_BITS, SECOND_BITS = 6, 7  # of the mantissa
-FIRST_OCTAVES, SECOND_OCTAVES = (-48, 1), (-16, 16)  # what lies outside shares a bin at the end, which the bound counts
+FIRST_BITS, SECOND_BITS = 6, 8  # of the mantissa
+FIRST_OCTAVES, SECOND_OCTAVES = (-48, 1), (-12, 12)  # what lies outside shares a bin at the end, which the bound counts
 BIAS, MANTISSA = 127, 23  # of float32
 
 
@@ -42,7 +42,7 @@ class Spearman:
 class RankCorrelation:
     """Spearman's rho of two quantities in several groups, pairs coming batch by batch.
 
-    The table of counts spans 100 MB of addresses a group; memory is taken by those of its pages where pairs fall.
+    The table of counts spans 150 MB of addresses a group; memory is taken by those of its pages where pairs fall.
 
     Parameters
     ----------

@@ -9,13 +9,15 @@ from matplotlib.ticker import MaxNLocator
 from weightscope.report.style import COLOURS, COLUMN
 from weightscope.runner.norm_analysis import NormAnalysis
 
-OTHER = COLOURS[7]  # grey: whatever is of no special kind
+PUNCTUATION, OTHER = COLOURS[2], COLOURS[7]  # green, and grey for whatever is of no special kind
+SPECIAL = (*COLOURS[:2], *COLOURS[3:7])
 MARKERS = "os^vDP"
+OFF = 0.01  # of the sample, the smallest weights, lies off the left edge of Fig. 3
 
 
 def kind_colours(kinds: tuple[str, ...]) -> list[str]:
-    """One colour a kind, the same in every figure; the last kind, any other token, is grey."""
-    return [*(COLOURS[place % (len(COLOURS) - 1)] for place in range(len(kinds) - 1)), OTHER]
+    """One colour a kind, the same in every figure: special tokens in order, then punctuation, then all others."""
+    return [*(SPECIAL[place % len(SPECIAL)] for place in range(len(kinds) - 2)), PUNCTUATION, OTHER]
 
 
 def singular_value_figure(found: NormAnalysis, heads: np.ndarray) -> Figure:
@@ -24,7 +26,7 @@ def singular_value_figure(found: NormAnalysis, heads: np.ndarray) -> Figure:
     colours = plt.get_cmap("cividis")(np.linspace(0, 1, len(found.layers)))
     for spectra, head, colour in zip(found.singular_values, heads, colours, strict=True):
         axis.plot(np.arange(1, spectra.shape[1] + 1), spectra[head], color=colour, linewidth=0.9)
-    axis.set_yscale("log")
+    axis.set_ylim(bottom=0)
     axis.set_xlabel("index $i$")
     axis.set_ylabel(r"singular value $\sigma_i$ of $\tilde f$")
     scale = plt.cm.ScalarMappable(plt.Normalize(found.layers[0], max(found.layers[-1], found.layers[0] + 1)), "cividis")
@@ -40,12 +42,12 @@ def pair_figure(found: NormAnalysis) -> Figure:
         axes[0], found.kinds, found.pairs, kind_colours(found.kinds), found.ranks, strict=True
     ):
         axis.plot(*everything.T, ".", color="0.88", markersize=1, rasterized=True)
-        axis.plot(*pairs.T, ".", color=colour, markersize=1, rasterized=True)
+        axis.plot(*pairs.T, ".", color=colour, markersize=1, alpha=0.5, rasterized=True)
         axis.set_xscale("log")
         axis.set_title(kind)
         axis.text(0.04, 0.98, rf"$\rho={ranks.rho:.2f}$", transform=axis.transAxes, va="top", fontsize=7)
     if len(everything):
-        axes[0, 0].set_xlim(np.quantile(everything[:, 0], 0.001), 1.5)
+        axes[0, 0].set_xlim(np.quantile(everything[:, 0], OFF), 1.5)
         axes[0, 0].set_ylim(0, 1.15 * everything[:, 1].max())
     axes[0, 0].set_ylabel(r"$\|f(x_j)\|$")
     figure.supxlabel(r"attention weight $\alpha_{ij}$", fontsize=8)
@@ -57,7 +59,7 @@ def head_figure(found: NormAnalysis) -> Figure:
     n_layers, n_heads = found.alpha.shape[:2]
     height = float(np.clip(1.5 * n_layers / n_heads, 0.8, 3.0))
     figure, axes = _panels(2, len(found.kinds), 2 * height + 0.6)
-    rows = ((found.alpha, r"$\sum_j \alpha_{ij}$", 1.0), (found.f_by_kind, r"mean $\|f(x)\|$", None))
+    rows = ((found.alpha, r"summed $\alpha$", 1.0), (found.f_by_kind, r"mean $\|f(x)\|$", None))
     for row, (values, label, most) in zip(axes, rows, strict=True):
         most = most or float(np.nanmax(values))
         for place, axis in enumerate(row):
@@ -80,12 +82,12 @@ def layer_figure(found: NormAnalysis) -> Figure:
     """Fig. 5: what a query gives to each kind in the mean over a layer's heads, as alpha and as |alpha f(x)|."""
     figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.1))
     for axis, values, label in (
-        (axes[0], found.alpha, r"$\sum_j \alpha_{ij}$"),
-        (axes[1], found.alpha_f, r"$\sum_j \|\alpha_{ij} f(x_j)\|$"),
+        (axes[0], found.alpha, r"summed $\alpha$"),
+        (axes[1], found.alpha_f, r"summed $\|\alpha f(x)\|$"),
     ):
         _layer_lines(axis, found, values.mean(axis=1))
         axis.set_ylabel(label)
-    axes[0].set_title("attention weights")
+    axes[0].set_title("weights")
     axes[1].set_title("vectors added up")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", title="given to")
     return figure

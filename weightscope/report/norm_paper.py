@@ -1,8 +1,9 @@
 """What the norm-based-attention paper prints of BERT-base (uncased), for comparison.
 
-Kobayashi, Kuribayashi, Yokoi, Suzuki and Inui, ベクトル長に基づく自己注意機構の解析 (an analysis of self-attention based on
-vector lengths): Tables 1 to 3, and Fig. 2 in the words of section 5.2. It ran 992 sequences of at most 128 tokens, two
-consecutive paragraphs of the English Wikipedia each. The paper counts layers and heads from 1; here they count from 0.
+Kobayashi, Kuribayashi, Yokoi, Suzuki and Inui, ベクトル長に基づく自己注意機構の解析 (an analysis of self-attention by
+lengths of vectors): Tables 1 to 3, and Fig. 2 in the words of section 5.2. It ran 992 sequences of at most 128 tokens,
+two consecutive paragraphs of the English Wikipedia each. The paper counts layers and heads from 1; here they count
+from 0.
 """
 
 from weightscope.model import Model

@@ -6,7 +6,7 @@ import numpy as np
 
 from weightscope.model import Model
 from weightscope.report import norm_paper as paper
-from weightscope.report.norm_figures import head_figure, layer_figure, pair_figure, singular_value_figure
+from weightscope.report.norm_figures import OFF, head_figure, layer_figure, pair_figure, singular_value_figure
 from weightscope.report.page import Figure, Section, Table
 from weightscope.report.style import save
 from weightscope.runner.norm_analysis import MOMENTS, NormAnalysis, moment_rows, summary_rows
@@ -45,9 +45,9 @@ def _lead(found: NormAnalysis) -> str:
     alpha, added = (values.mean(axis=(0, 1)) for values in (found.alpha, found.alpha_f))  # (K,)
     named = ", ".join(found.kinds[special])
     return (
-        f"{named}: {alpha[special].sum() / alpha.sum():.0%} of all attention weight goes to these, but "
-        f"{added[special].sum() / added.sum():.0%} of the length of what is added up comes from them. "
-        f"{found.sequences:,} sequences, {found.tokens:,} tokens."
+        f"{named}: {alpha[special].sum() / alpha.sum():.0%} of the attention weight goes to these tokens, "
+        f"{added[special].sum() / added.sum():.0%} of the length of the vectors added up comes from them; the rest is "
+        f"all other tokens'. Run on {found.sequences:,} sequences, {found.tokens:,} tokens."
     )
 
 
@@ -57,7 +57,7 @@ def _given(found: NormAnalysis, out: Path) -> Section:
         "Fig. 5: attention weight (left) and length of the vectors added up (right) that a query takes from each kind "
         "of token: summed over a sequence's tokens of the kind, then the mean over queries, sequences and heads.",
     )
-    text = "Attention adds up vectors alpha f(x), f(x) = (x W_V + b_V) W_O. A large weight on a short vector adds little."
+    text = "Attention adds up alpha f(x), f(x) = (x W_V + b_V) W_O. A large weight on a short vector adds little."
     return Section("What attention weights say, and what is added up", text, [figure])
 
 
@@ -71,14 +71,14 @@ def _ranks(found: NormAnalysis, out: Path, known: bool) -> Section:
         rows = [[*row, *paper.SPEARMAN.get(str(row[0]), (0, np.nan))] for row in rows]
     table = Table(
         header, rows,
-        "Table 3. Every pair of a query i and a token j, in all heads and layers, by the kind of j; masked pairs do not "
-        "count. Ranks are those of narrow bins, the last measured column bounds what that can cost.",
+        "Table 3. Every pair of a query i and a token j, in all heads and layers, by the kind of j; masked pairs do "
+        "not count. Ranks are those of narrow bins; the column after rho bounds what that can cost.",
     )  # fmt: skip
     shown = " + ".join(f"{len(pairs):,}" for pairs in found.pairs)
     figure = Figure(
         save(pair_figure(found), out, "pairs"),
         f"Fig. 3: a random sample of these pairs ({shown} points), alpha on a logarithmic scale; the other kinds in "
-        "light grey.",
+        f"light grey. The {OFF:.0%} with the smallest weights lie off the left edge.",
     )
     return Section("Do large weights meet short vectors?", "", [table, figure])
 
@@ -89,7 +89,7 @@ def _kinds(found: NormAnalysis, out: Path) -> Section:
         "Fig. 4, for every kind: the weight that a head gives to the kind (above; sum over a sequence's tokens, mean "
         "over queries and sequences) and the mean |f(x)| of its tokens (below).",
     )
-    text = "Where a head gives a kind nearly all of its weight, and f makes that kind short, the head adds nearly nothing."
+    text = "A head that gives nearly all of its weight to a kind that f makes short adds nearly nothing."
     return Section("Head by head", text, [figure])
 
 
@@ -111,8 +111,8 @@ def _lengths(found: NormAnalysis, known: bool) -> Section:
     most, least = heads[order[0]], heads[order[-1]]
     text = (
         f"|f(x)| varies by {most[4]:.0%} of its mean in layer {most[0]} head {most[1]}, by {least[4]:.0%} in layer "
-        f"{least[0]} head {least[1]}. |x| is the length of the residual stream as it enters the layer, before a norm if "
-        "there is one."
+        f"{least[0]} head {least[1]}. |x| is the length of the residual stream as it enters the layer, before a norm "
+        "where there is one."
     )
     return Section(
         "How much the lengths vary",
@@ -139,8 +139,8 @@ def _stretch(found: NormAnalysis, out: Path, known: bool, seed: int) -> Section:
         text += f" The paper's heads: at least {paper.LEAST_STRETCH:g} times."
     figure = Figure(
         save(singular_value_figure(found, heads), out, "singular-values"),
-        "Fig. 2: singular values of f as a linear map on [x 1], eqs 9-11, from the weights alone; one head a layer, drawn "
-        f"at random (layer.head): {drawn}. Where a norm stands before attention, x stands for the normalised input.",
+        "Fig. 2: singular values of f as a linear map on [x 1] (eqs 9-11), from the weights alone; one head a layer, "
+        f"drawn at random (layer.head): {drawn}. Where a norm stands before attention, x is the normalised input.",
     )
     return Section("How f stretches", text, [figure])
 
