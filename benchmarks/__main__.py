@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import auroc, bigrams, norms, sigma
+from benchmarks import auroc, bigrams, contributions, norms, sigma
 from weightscope.embedded import FOLDER
 
 
@@ -48,6 +48,7 @@ def main(heads: int) -> None:
         f"encode_batch"
     )
     click.echo(norms.line(norms.run()))
+    click.echo(contributions.line(contributions.run()))
     click.echo(f"weightscope --help: {sigma.help_seconds():.2f} s")
 
 

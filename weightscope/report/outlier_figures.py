@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from weightscope.metrics.outliers import DIMENSION_Z
 from weightscope.report.style import COLOURS, COLUMN, DASHES, head_style
-from weightscope.runner.outlier_analysis import Contributions, Stream
+from weightscope.runner.outlier_analysis import Contributions, Stream, score_gaps
 
 MARKERS = "osD^vPX"
 MOST_IN_LEGEND = 16  # heads
@@ -113,6 +113,25 @@ def all_layers_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
     return figure
 
 
+def preferences_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
+    """What makes keys of a kind score above the last kind's, a panel a kind: all dimensions, and those that add most."""
+    gaps = score_gaps(found)  # (L, n_kinds - 1, d)
+    shown = [k for k in range(len(found.kinds) - 1) if found.counts[k]]
+    figure, axes = plt.subplots(1, len(shown), figsize=(COLUMN * min(2, len(shown)), 2.0), squeeze=False)
+    for k, axis in zip(shown, axes[0], strict=True):
+        axis.axhline(0, color="0.8", linewidth=0.5)
+        axis.plot(found.layers, gaps[:, k].sum(axis=-1), color="black", label="all", marker="o", markersize=3)
+        most = np.argsort(-np.abs(gaps[:, k]).max(axis=0))[:3]
+        for j in sorted(map(int, most)):
+            axis.plot(found.layers, gaps[:, k, j], label=str(j), **_dimension_style(j, dimensions))
+        axis.set_title(f"{found.kinds[k]} above {found.kinds[-1]}")
+        axis.set_xlabel("attention layer")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        axis.legend(title="dimension", title_fontsize=7, fontsize=6, ncols=2)
+    axes[0, 0].set_ylabel("mean score, before $1/\\sqrt{d'}$")
+    return figure
+
+
 def guess_figure(layers: np.ndarray, correlations: Mapping[str, np.ndarray]) -> Figure:
     """How well the weights' guesses order the dimensions, by layer."""
     figure, axis = plt.subplots(figsize=(COLUMN, 2.2))
@@ -189,6 +208,14 @@ def _name(
             textcoords="offset points", fontsize=7, color="0.55" if j in grey else "black",
             ha=lean, va="bottom" if top >= 0 else "top",
         )  # fmt: skip
+
+
+def _dimension_style(j: int, dimensions: np.ndarray) -> dict[str, object]:
+    """Colour and dash of a dimension by its place among the outliers; grey for others."""
+    (place,) = np.nonzero(dimensions == j)
+    if not len(place):
+        return {"color": "0.55", "linestyle": ":", "marker": "x", "markersize": 3}
+    return _kind_style(int(place[0]))
 
 
 def _kind_style(kind: int) -> dict[str, object]:

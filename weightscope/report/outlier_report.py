@@ -11,8 +11,8 @@ from weightscope.report import outlier_figures as draw
 from weightscope.report import outlier_reference as paper
 from weightscope.report.page import Figure, Section, Table
 from weightscope.report.style import save
-from weightscope.runner.outlier_analysis import Contributions, Stream
-from weightscope.runner.outlier_tables import guess_table, score_gaps
+from weightscope.runner.outlier_analysis import Contributions, Stream, score_gaps
+from weightscope.runner.outlier_tables import guess_table
 
 NAMED = 6  # outlier dimensions that figures and tables of the page are about; the files have all
 
@@ -49,7 +49,7 @@ def outlier_sections(
     sections.append(_contributions_section(found, dimensions, out))
     if len(named):
         sections.append(_table_section(found, named))
-    sections += [_preference_section(found, dimensions), _guess_section(stream, found, guessed, named, out)]
+    sections += [_preference_section(found, dimensions, out), _guess_section(stream, found, guessed, named, out)]
     sections.append(_paper_section(found, model))
     return _lead(stream, found, dimensions), sections
 
@@ -158,7 +158,7 @@ def _table_section(found: Contributions, named: np.ndarray) -> Section:
     return Section("By kind of key", "", [Table(("layer", "dimension", "key", *heads), rows, caption)])
 
 
-def _preference_section(found: Contributions, dimensions: np.ndarray) -> Section:
+def _preference_section(found: Contributions, dimensions: np.ndarray, out: Path) -> Section:
     gaps, other = score_gaps(found), found.kinds[-1]
     rows = []
     for i, layer in enumerate(found.layers):
@@ -174,7 +174,12 @@ def _preference_section(found: Contributions, dimensions: np.ndarray) -> Section
         "dimensions make it so. Sums of C are scores up to what is the same for all keys, so nothing is missing."
     )
     header = ("layer", "key", f"score above {other}", "of it, outlier dimensions", "most", "then", "then ")
-    return Section("What makes a kind of key preferred", text, [Table(header, rows)])
+    figure = Figure(
+        save(draw.preferences_figure(found, dimensions), out, "preferences"),
+        f"How much higher a kind of key scores than {other} ones: in all, and by the three dimensions that add most; "
+        "dotted where these are no outliers of the stream.",
+    )
+    return Section("What makes a kind of key preferred", text, [figure, Table(header, rows)])
 
 
 def _guess_section(stream: Stream, found: Contributions, guessed: Guess, named: np.ndarray, out: Path) -> Section:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from weightscope.attention import Layer
 from weightscope.errors import CheckpointError
@@ -106,6 +107,20 @@ class Contributions:
         return np.abs(self.overall).mean(axis=1)
 
 
+def score_gaps(found: Contributions) -> np.ndarray:
+    """What each dimension adds to how much higher keys of a kind score than those of the last kind.
+
+    C adds up to the score without its terms constant in the key, so a difference of sums of C is one of scores.
+
+    Returns
+    -------
+    (L, n_kinds - 1, d) array
+        Means over heads, before 1/sqrt(d'); NaN for kinds without tokens.
+    """
+    gaps = (found.by_kind[..., :-1] - found.by_kind[..., -1:]).mean(axis=1)  # (L, d, n_kinds - 1)
+    return np.moveaxis(gaps, -1, 1)
+
+
 def observe_stream(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds) -> Stream:
     """Figs 1 to 3: run the model and average its stream and its attention.
 
@@ -172,7 +187,8 @@ def observe_contributions(runner: Runner, sequences: Sequence[np.ndarray], kinds
         keys, asked, w_k = factors(seen.layer, seen.x, who_sees(seen.attention))
         sums[seen.layer.index] += contributions_by_kind(keys, asked, w_k, _kinds_of(seen, kinds).ravel(), n_kinds)
 
-    runner.observe(sequences, see)
+    with threadpool_limits(1, "blas"):  # products this small gain nothing from threads that vie with PyTorch's
+        runner.observe(sequences, see)
     with np.errstate(invalid="ignore"):
         by_kind = np.stack([np.moveaxis(of_layer, 0, -1) / counts for of_layer in sums.values()])
     left_out = dict.fromkeys(reason for layer in runner.layers.values() for reason in _left_out(layer))

@@ -6,21 +6,7 @@ import numpy as np
 
 from weightscope.jobs.outlier_guess import Guess, agreement, extremity
 from weightscope.output import write_csv, write_npz
-from weightscope.runner.outlier_analysis import Contributions, Stream
-
-
-def score_gaps(found: Contributions) -> np.ndarray:
-    """What each dimension adds to how much higher keys of a kind score than those of the last kind.
-
-    C adds up to the score without its terms constant in the key, so a difference of sums of C is one of scores.
-
-    Returns
-    -------
-    (L, n_kinds - 1, d) array
-        Means over heads, before 1/sqrt(d'); NaN for kinds without tokens.
-    """
-    gaps = (found.by_kind[..., :-1] - found.by_kind[..., -1:]).mean(axis=1)  # (L, d, n_kinds - 1)
-    return np.moveaxis(gaps, -1, 1)
+from weightscope.runner.outlier_analysis import Contributions, Stream, score_gaps
 
 
 def guess_table(guessed: Guess, stream: Stream, found: Contributions) -> dict[str, np.ndarray]:
