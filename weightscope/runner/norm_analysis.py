@@ -51,6 +51,8 @@ class NormAnalysis:
         The same of |alpha f(x)| (Fig. 5b).
     f_by_kind : (L, H, K) array
         Mean |f(x)| over all tokens of a kind (Fig. 4b); NaN for a kind that never occurs.
+    gated : bool
+        A gate multiplies what heads have gathered; f(x), and all of the above, leaves it out.
     """
 
     layers: np.ndarray
@@ -65,6 +67,7 @@ class NormAnalysis:
     alpha: np.ndarray
     alpha_f: np.ndarray
     f_by_kind: np.ndarray
+    gated: bool
 
 
 def analyse_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, *, seed: int = 0) -> NormAnalysis:
@@ -91,6 +94,7 @@ def analyse_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenK
         seen.f, seen.x, seen.ranks.results(),
         np.stack([singular_values(layer) for layer in runner.layers.values()]),
         seen.sample.pairs(), seen.alpha / n, seen.alpha_f / n, np.stack([means.mean for means in seen.f_by_kind]),
+        any(layer.gate is not None for layer in runner.layers.values()),
     )  # fmt: skip
 
 
