@@ -114,20 +114,22 @@ def all_layers_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
 
 
 def preferences_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
-    """What makes keys of a kind score above the last kind's, a panel a kind: all dimensions, and those that add most."""
+    """What makes keys of a kind score above the last kind's: all dimensions, outliers, and the two that add most."""
     gaps = score_gaps(found)  # (L, n_kinds - 1, d)
     shown = [k for k in range(len(found.kinds) - 1) if found.counts[k]]
-    figure, axes = plt.subplots(1, len(shown), figsize=(COLUMN * min(2, len(shown)), 2.0), squeeze=False)
+    figure, axes = plt.subplots(1, len(shown), figsize=(COLUMN * min(2, len(shown)), 2.5), squeeze=False)
     for k, axis in zip(shown, axes[0], strict=True):
         axis.axhline(0, color="0.8", linewidth=0.5)
-        axis.plot(found.layers, gaps[:, k].sum(axis=-1), color="black", label="all", marker="o", markersize=3)
-        most = np.argsort(-np.abs(gaps[:, k]).max(axis=0))[:3]
+        axis.plot(found.layers, gaps[:, k].sum(axis=-1), color="black", label="all")
+        of_outliers = gaps[:, k, dimensions].sum(axis=-1)
+        axis.plot(found.layers, of_outliers, color="0.5", linestyle="--", label="outliers together")
+        most = np.argsort(-np.abs(gaps[:, k]).max(axis=0))[:2]
         for j in sorted(map(int, most)):
             axis.plot(found.layers, gaps[:, k, j], label=str(j), **_dimension_style(j, dimensions))
         axis.set_title(f"{found.kinds[k]} above {found.kinds[-1]}")
         axis.set_xlabel("attention layer")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        axis.legend(title="dimension", title_fontsize=7, fontsize=6, ncols=2)
+        axis.legend(title="dimensions", title_fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.28))
     axes[0, 0].set_ylabel("mean score, before $1/\\sqrt{d'}$")
     return figure
 
