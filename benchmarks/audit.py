@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 import weightscope as ws
 from weightscope.attention import Layer
-from weightscope.factored import core_singular_values, triangle
+from weightscope.factored import core_singular_values, inner, triangle
 from weightscope.jobs.audit import AuditOptions, measure
 from weightscope.jobs.layer_measures import usable_cores
 from weightscope.jobs.lenient import lenient
@@ -112,10 +112,9 @@ def singular_values(model: Model) -> None:
 
     def of_head(layer: Layer, h: int) -> None:
         kv = h * layer.n_kv_heads // layer.n_heads
-        pairs = ((layer.q.of(h)[0], layer.k.of(kv)[0]), (layer.v.of(kv)[0], layer.w_o[h].T))
+        pairs = ((layer.q.of(h)[0], layer.k.of(kv)[0]), (layer.v.of(kv)[0], np.asarray(layer.w_o[h]).T))
         for pair in pairs:
-            wide = [factor.astype(np.float64) for factor in pair]
-            core_singular_values(*(triangle(factor, factor.T @ factor) for factor in wide))
+            core_singular_values(*(triangle(factor, inner(factor)) for factor in pair))
 
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
         for index in model.attention_layers:

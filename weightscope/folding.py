@@ -1,8 +1,11 @@
 """Affine maps, and norms absorbed into those that follow them: what is left per token is one scalar, 1/sigma(x)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+
+from weightscope.checkpoint.dtypes import Weights
 
 
 def fold_layer_norm(w: np.ndarray, b: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -42,18 +45,53 @@ def fold_rms_norm(w: np.ndarray, b: np.ndarray, gamma: np.ndarray) -> tuple[np.n
 
 
 @dataclass(frozen=True)
+class FoldedNorm:
+    """The norm before a map, to be folded into it: gamma, beta of shape (d,), and whether it centres."""
+
+    gamma: np.ndarray
+    beta: np.ndarray
+    centred: bool
+
+    def into(self, w: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The map w (..., d, r), b (..., r) with the norm absorbed."""
+        if self.centred:
+            return fold_layer_norm(w, b, self.gamma, self.beta)
+        return fold_rms_norm(w, b, self.gamma)
+
+
+@dataclass(frozen=True)
 class Affine:
     """One affine map a head: z -> z w + b.
 
+    The weights stay as they are stored, with the norm before them beside them, until they are asked for: of one head by
+    `of`, which costs one head's memory, or of all by `w` and `b`, which are then kept.
+
     Attributes
     ----------
-    w : (A, d, r) array
+    stored : (A, d, r) array or Narrow
         A heads; query heads, key-value heads, or one for all.
-    b : (A, r) array
+    bias : (A, r) array
+    norm : FoldedNorm or None
     """
 
-    w: np.ndarray
-    b: np.ndarray
+    stored: Weights
+    bias: np.ndarray
+    norm: FoldedNorm | None = None
+
+    @cached_property
+    def _folded(self) -> tuple[np.ndarray, np.ndarray]:
+        w = np.asarray(self.stored)
+        return (w, self.bias) if self.norm is None else self.norm.into(w, self.bias)
+
+    @property
+    def w(self) -> np.ndarray:
+        """(A, d, r)."""
+        return self._folded[0]
+
+    @property
+    def b(self) -> np.ndarray:
+        """(A, r)."""
+        return self._folded[1]
 
     def __call__(self, z: np.ndarray) -> np.ndarray:
         """(n, d) -> (A, n, r)."""
@@ -62,17 +100,19 @@ class Affine:
     @property
     def heads(self) -> int:
         """A."""
-        return len(self.w)
+        return len(self.stored)
 
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
         """One head's (d, r) matrix and (r,) bias."""
-        return self.w[head], self.b[head]
+        if "_folded" in self.__dict__:
+            return self.w[head], self.b[head]
+        w, b = np.asarray(self.stored[head]), self.bias[head]
+        return (w, b) if self.norm is None else self.norm.into(w, b)
 
     def after_norm(self, gamma: np.ndarray, beta: np.ndarray, *, centred: bool) -> "Affine":
         """The map with the norm before it absorbed, so that it acts on x / sigma(x)."""
-        if centred:
-            return Affine(*fold_layer_norm(self.w, self.b, gamma, beta))
-        return Affine(*fold_rms_norm(self.w, self.b, gamma))
+        plain = self if self.norm is None else Affine(self.w, self.b)
+        return Affine(plain.stored, plain.bias, FoldedNorm(gamma, beta, centred))
 
     def after(self, w: np.ndarray, b: np.ndarray) -> "Affine":
         """The map preceded by z -> z w + b, with w of shape (e, d) and b of shape (d,)."""
