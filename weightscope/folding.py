@@ -5,10 +5,12 @@ from functools import cached_property
 
 import numpy as np
 
-from weightscope.checkpoint.dtypes import Weights
+from weightscope.checkpoint.dtypes import Narrow, Weights
 
 
-def fold_layer_norm(w: np.ndarray, b: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def fold_layer_norm(
+    w: np.ndarray, b: np.ndarray, gamma: np.ndarray, beta: np.ndarray, out: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Absorb a LayerNorm into the affine map that follows it.
 
     LN(x) W + b = (x / sigma(x)) W' + b' with W' = (I - 11'/d) diag(gamma) W and b' = beta W + b
@@ -19,16 +21,21 @@ def fold_layer_norm(w: np.ndarray, b: np.ndarray, gamma: np.ndarray, beta: np.nd
     w : array of shape (..., d, r)
     b : array of shape (..., r)
     gamma, beta : arrays of shape (d,)
+    out : array of shape (..., d, r), optional
+        Where W' is put; `w` itself where nobody else needs that.
 
     Returns
     -------
     array of shape (..., d, r), array of shape (..., r)
     """
-    scaled = gamma[:, None] * w  # (..., d, r)
-    return scaled - scaled.mean(axis=-2, keepdims=True), beta @ w + b
+    shifted = beta @ w + b
+    scaled = np.multiply(gamma[:, None], w, out=out)  # (..., d, r)
+    return np.subtract(scaled, scaled.mean(axis=-2, keepdims=True), out=out), shifted
 
 
-def fold_rms_norm(w: np.ndarray, b: np.ndarray, gamma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def fold_rms_norm(
+    w: np.ndarray, b: np.ndarray, gamma: np.ndarray, out: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Absorb an RMSNorm into the affine map that follows it: W' = diag(gamma) W, nothing to centre and no beta.
 
     Parameters
@@ -36,12 +43,14 @@ def fold_rms_norm(w: np.ndarray, b: np.ndarray, gamma: np.ndarray) -> tuple[np.n
     w : array of shape (..., d, r)
     b : array of shape (..., r)
     gamma : array of shape (d,)
+    out : array of shape (..., d, r), optional
+        As for `fold_layer_norm`.
 
     Returns
     -------
     array of shape (..., d, r), array of shape (..., r)
     """
-    return gamma[:, None] * w, b
+    return np.multiply(gamma[:, None], w, out=out), b
 
 
 @dataclass(frozen=True)
@@ -52,11 +61,13 @@ class FoldedNorm:
     beta: np.ndarray
     centred: bool
 
-    def into(self, w: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The map w (..., d, r), b (..., r) with the norm absorbed."""
+    def into(self, stored: Weights, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The map stored (..., d, r), b (..., r) with the norm absorbed; weights made float32 here are folded in place."""
+        w = np.asarray(stored)
+        out = w if isinstance(stored, Narrow) else None
         if self.centred:
-            return fold_layer_norm(w, b, self.gamma, self.beta)
-        return fold_rms_norm(w, b, self.gamma)
+            return fold_layer_norm(w, b, self.gamma, self.beta, out)
+        return fold_rms_norm(w, b, self.gamma, out)
 
 
 @dataclass(frozen=True)
@@ -80,8 +91,10 @@ class Affine:
 
     @cached_property
     def _folded(self) -> tuple[np.ndarray, np.ndarray]:
-        w = np.asarray(self.stored)
-        return (w, self.bias) if self.norm is None else self.norm.into(w, self.bias)
+        return self._fold(self.stored, self.bias)
+
+    def _fold(self, stored: Weights, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return (np.asarray(stored), bias) if self.norm is None else self.norm.into(stored, bias)
 
     @property
     def w(self) -> np.ndarray:
@@ -106,8 +119,7 @@ class Affine:
         """One head's (d, r) matrix and (r,) bias."""
         if "_folded" in self.__dict__:
             return self.w[head], self.b[head]
-        w, b = np.asarray(self.stored[head]), self.bias[head]
-        return (w, b) if self.norm is None else self.norm.into(w, b)
+        return self._fold(self.stored[head], self.bias[head])
 
     def after_norm(self, gamma: np.ndarray, beta: np.ndarray, *, centred: bool) -> "Affine":
         """The map with the norm before it absorbed, so that it acts on x / sigma(x)."""

@@ -93,7 +93,7 @@ def _measure_heads(
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             queries += query.gram / squared
-    keys = np.nan_to_num(w_k.T)  # (r, d)
+    keys = np.nan_to_num(w_k.T) if key.triangle.route == "none" else w_k.T  # (r, d)
     weighted = queries.astype(np.float32) @ keys  # (r, d), sum over heads of A / |W_QK|_F^2
     return found, np.einsum("rd,rd->d", weighted, keys, dtype=np.float64)  # k_j A k_j' of every residual dimension j
 
@@ -123,9 +123,10 @@ def _qk(
 
 
 def _vo(value: Projection, output: Projection, b_v: np.ndarray) -> dict[str, np.ndarray]:
+    linear = core_singular_values(value.triangle, output.triangle)
     return {
-        "vo_singular_values": core_singular_values(value.triangle, output.triangle),
-        "vo_affine_singular_values": affine_singular_values(value.triangle, b_v, output.triangle),
+        "vo_singular_values": linear,
+        "vo_affine_singular_values": affine_singular_values(value.triangle, b_v, output.triangle, linear),
         "vo_eigenvalues": eigenvalues(inner(output.factor, value.factor)),
         "vo_bias_norm": np.array(np.linalg.norm(output.triangle.r @ b_v.astype(np.float64))),
         "vo_route": np.array(route_of(value.triangle, output.triangle)),
