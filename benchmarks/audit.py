@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from threadpoolctl import threadpool_limits
 import weightscope as ws
 from benchmarks.peers import TITLES, peer_cost
 from weightscope.attention import Layer
-from weightscope.factored import core_singular_values, inner, triangle
+from weightscope.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.jobs.audit import AuditOptions, measure
 from weightscope.jobs.layer_measures import usable_cores
 from weightscope.jobs.lenient import lenient
@@ -112,18 +113,22 @@ def audit_measures(model: Model) -> None:
 
 
 def singular_values(model: Model) -> None:
-    """Singular values of W_QK and W_VO alone."""
+    """Singular values of W_QK and W_VO alone, those of a key-value group together."""
 
-    def of_head(layer: Layer, h: int) -> None:
-        kv = h * layer.n_kv_heads // layer.n_heads
-        pairs = ((layer.q.of(h)[0], layer.k.of(kv)[0]), (layer.v.of(kv)[0], np.asarray(layer.w_o[h]).T))
-        for pair in pairs:
-            core_singular_values(*(triangle(factor, inner(factor)) for factor in pair))
+    def triangle_of(factor: np.ndarray) -> Triangle:
+        return triangle(factor, inner(factor))
+
+    def of_group(layer: Layer, kv: int) -> None:
+        key, value = triangle_of(layer.k.of(kv)[0]), triangle_of(layer.v.of(kv)[0])
+        shared_by = layer.n_heads // layer.n_kv_heads
+        for h in range(kv * shared_by, (kv + 1) * shared_by):
+            core_singular_values(triangle_of(layer.q.of(h)[0]), key)
+            core_singular_values(value, triangle_of(np.asarray(layer.w_o[h]).T))
 
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
         for index in model.attention_layers:
             layer = lenient(model).layer(index)
-            list(pool.map(lambda h, layer=layer: of_head(layer, h), range(layer.n_heads)))
+            list(pool.map(partial(of_group, layer), range(layer.n_kv_heads)))
             del layer  # before the next one is read
 
 

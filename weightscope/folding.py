@@ -62,7 +62,7 @@ class FoldedNorm:
     centred: bool
 
     def into(self, stored: Weights, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The map stored (..., d, r), b (..., r) with the norm absorbed; weights made float32 here are folded in place."""
+        """The map stored (..., d, r), b (..., r) with the norm absorbed; weights widened here are folded in place."""
         w = np.asarray(stored)
         out = w if isinstance(stored, Narrow) else None
         if self.centred:

@@ -91,7 +91,7 @@ class Narrow:
     def T(self) -> "Narrow":  # noqa: N802 - as NumPy calls it
         return Narrow(self.stored.T)
 
-    def reshape(self, *shape: int) -> "Narrow":
+    def reshape(self, *shape: Any) -> "Narrow":
         return Narrow(self.stored.reshape(*shape))
 
     def transpose(self, *axes: int) -> "Narrow":

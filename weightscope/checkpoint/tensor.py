@@ -150,7 +150,7 @@ class StoredTensor(Tensor):
         raw = self.raw()
         narrow = Narrow.of(raw, self.dtype)
         if narrow is not None and (not self.checked or narrow.is_finite()):
-            return narrow.reshape(*self.shape)
+            return narrow.reshape(self.shape)
         return self.check_finite(self.decode(raw).reshape(self.shape))
 
     def rows(self, start: int, stop: int) -> np.ndarray:

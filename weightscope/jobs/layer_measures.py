@@ -43,6 +43,9 @@ def project(factor: np.ndarray, omega: np.ndarray) -> Projection:
 def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Spectra and what belongs to them for every head of a layer.
 
+    What belongs to a key-value head is worked out once for the query heads that share it. Beside the layer as it is
+    stored, a thread holds four (d, r) factors in float32 and blocks of them in float64; nothing of size (d, H r).
+
     Parameters
     ----------
     layer : Layer
