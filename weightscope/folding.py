@@ -117,7 +117,7 @@ class Affine:
 
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
         """One head's (d, r) matrix and (r,) bias."""
-        if "_folded" in self.__dict__:
+        if "_folded" in self.__dict__:  # all heads' are there already
             return self.w[head], self.b[head]
         return self._fold(self.stored[head], self.bias[head])
 
@@ -164,8 +164,8 @@ class Latent:
 
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
         """One head's (d, r) matrix and (r,) bias, multiplied out."""
-        (first, shift), (up, bias) = self.first.of(0), self.up.of(head)
-        return first @ up, shift @ up + bias
+        up, bias = self.up.of(head)
+        return self.first.w[0] @ up, self.first.b[0] @ up + bias  # the first map is every head's: folded once and kept
 
     def after_norm(self, gamma: np.ndarray, beta: np.ndarray, *, centred: bool) -> "Latent":
         """The map with the norm before it absorbed."""
