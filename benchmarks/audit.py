@@ -23,6 +23,7 @@ from threadpoolctl import threadpool_limits
 
 import weightscope as ws
 from benchmarks.peers import TITLES, peer_cost
+from benchmarks.results import Measured
 from weightscope.attention import Layer
 from weightscope.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.jobs.audit import AuditOptions, measure
@@ -178,8 +179,8 @@ def cost(name: str, folder: Path) -> Cost:
     return Cost(wall, cpu, peak[0])
 
 
-def costs(folder: Path, rounds: int) -> dict[str, Cost]:
-    """The best of each over several rounds, every run in a process of its own, so that it pays for its own memory.
+def costs(folder: Path, rounds: int) -> dict[str, list[Cost]]:
+    """The cost of each over several rounds, every run in a process of its own, so that it pays for its own memory.
 
     Each round measures all in turn, so that whatever else the machine does meets all alike.
     """
@@ -188,22 +189,30 @@ def costs(folder: Path, rounds: int) -> dict[str, Cost]:
         for name, own in found.items():
             with get_context("spawn").Pool(1) as pool:
                 own.append(pool.apply(cost, (name, folder)))
-    return {
-        name: Cost(min(c.wall for c in own), min(c.cpu for c in own), max(c.peak for c in own))
-        for name, own in found.items()
-    }
+    return found
 
 
-def report(title: str, found: dict[str, Cost]) -> None:
-    """Print costs as ratios to the floor's."""
-    floor = found[FLOOR]
+def best(own: list[Cost]) -> Cost:
+    """The least time of several rounds, and the most memory."""
+    return Cost(min(c.wall for c in own), min(c.cpu for c in own), max(c.peak for c in own))
+
+
+def report(title: str, found: dict[str, list[Cost]]) -> list[Measured]:
+    """Print the best of the rounds as ratios to the floor's."""
+    floor, measured = best(found[FLOOR]), []
     click.echo(f"{title}: {FLOOR} {floor.wall:.2f} s ({floor.cpu:.2f} s of CPU)")
-    for name, own in found.items():
-        if name != FLOOR:
-            click.echo(
-                f"  {name}: {own.wall:.2f} s, {own.wall / floor.wall:.2f} x; {own.cpu:.2f} s of CPU, "
-                f"{own.cpu / floor.cpu:.2f} x; peak anonymous {own.peak:.0f} MB"
-            )
+    for name, rounds in found.items():
+        if name == FLOOR:
+            continue
+        own = best(rounds)
+        click.echo(
+            f"  {name}: {own.wall:.2f} s, {own.wall / floor.wall:.2f} x; {own.cpu:.2f} s of CPU, "
+            f"{own.cpu / floor.cpu:.2f} x; peak anonymous {own.peak:.0f} MB"
+        )
+        ratios = tuple(one.wall / least.wall for one, least in zip(rounds, found[FLOOR], strict=True))
+        seconds = float(np.median([one.wall for one in rounds]))
+        measured.append(Measured(f"{title}: {name}", seconds, ratios, FLOOR, own.peak))
+    return measured
 
 
 def factors_of(model: Model) -> dict[str, np.ndarray]:
@@ -216,9 +225,9 @@ def factors_of(model: Model) -> dict[str, np.ndarray]:
     }
 
 
-def report_peers(title: str, folder: Path, python: str, own: Cost) -> None:
+def report_peers(title: str, folder: Path, python: str, own: Cost) -> list[Measured]:
     """Print what the peers take for the same heads, as ratios to our singular values, reading included."""
-    factors = factors_of(ws.open_model(folder))
+    factors, measured = factors_of(ws.open_model(folder)), []
     for peer, name in TITLES.items():
         found = peer_cost(peer, python, factors)
         if found is None:
@@ -228,16 +237,21 @@ def report_peers(title: str, folder: Path, python: str, own: Cost) -> None:
                 f"  {name}: {found.wall:.2f} s, {found.wall / own.wall:.1f} x our singular values of {title}; "
                 f"{found.cpu:.2f} s of CPU, {found.cpu / own.cpu:.1f} x"
             )
+            ratio = found.wall / own.wall
+            measured.append(Measured(f"{title}: {name}", found.wall, (ratio,), "our singular values"))
+    return measured
 
 
-def run(shapes: dict[str, int], rounds: int, python: str = sys.executable) -> None:
+def run(shapes: dict[str, int], rounds: int, python: str = sys.executable) -> list[Measured]:
     """Print all of it for synthetic checkpoints: layers by shape; peers for GPT-2's alone, whose heads are few."""
+    measured = []
     for shape, layers in shapes.items():
         with tempfile.TemporaryDirectory() as folder:
             found = costs(write_synthetic(Path(folder), shape, layers), rounds)
-            report(f"{shape}, {layers} layers", found)
+            measured += report(f"{shape}, {layers} layers", found)
             if shape == "gpt2":
-                report_peers(shape, Path(folder), python, found["singular values"])
+                measured += report_peers(shape, Path(folder), python, best(found["singular values"]))
+    return measured
 
 
 @click.command()
@@ -259,7 +273,7 @@ def main(
         found = costs(source, rounds)
         report(source.name if checkpoint else f"{shape}, {layers} layers", found)
         if peer_python:
-            report_peers(source.name, source, peer_python, found["singular values"])
+            report_peers(source.name, source, peer_python, best(found["singular values"]))
 
 
 if __name__ == "__main__":
