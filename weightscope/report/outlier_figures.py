@@ -114,7 +114,7 @@ def all_layers_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
 
 
 def preferences_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
-    """What makes keys of a kind score above the last kind's, a panel a kind: all dimensions, and those that add most."""
+    """What makes keys of a kind score above the last kind's, a panel a kind: every dimension's part of it."""
     gaps = score_gaps(found)  # (L, n_kinds - 1, d)
     shown = [k for k in range(len(found.kinds) - 1) if found.counts[k]]
     figure, axes = plt.subplots(1, len(shown), figsize=(COLUMN * min(2, len(shown)), 2.0), squeeze=False)
