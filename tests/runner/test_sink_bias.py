@@ -170,6 +170,26 @@ def test_only_the_layers_named_are_patched(tmp_path: Path) -> None:
     assert np.abs(each[0] - each[1]).max() > 1e-3
 
 
+@pytest.mark.parametrize("name", PAPERS)
+def test_position_0_stays_what_it_is_if_patching_starts_after_it(name: str, tmp_path: Path) -> None:
+    """In every layer token 0's stream is then the unpatched model's, to the last bit; with it patched it is not."""
+    runner = tiny(name, tmp_path)
+
+    def first_rows(start: int | None) -> np.ndarray:
+        rows: list[np.ndarray] = []
+        change = replacing_sink(nothing, sorted(runner.layers) if start is not None else [], start or 0)
+
+        def observer(seen: Activations) -> np.ndarray | None:
+            rows.append(seen.x[:, 0].copy())
+            return change(seen)
+
+        runner.losses(TEXTS[:1], observer)
+        return np.stack(rows)
+
+    np.testing.assert_array_equal(first_rows(1), first_rows(None))
+    assert np.abs(first_rows(0) - first_rows(None)).max() > 1e-3
+
+
 def test_the_table_holds_every_range_and_both_interventions(tmp_path: Path) -> None:
     runner = tiny("mistral", tmp_path)
     mu = {index: found.mu for index, found in measure_updates(runner, TEXTS).items()}
@@ -177,8 +197,8 @@ def test_the_table_holds_every_range_and_both_interventions(tmp_path: Path) -> N
     tokens = np.array([len(text) - 1 for text in TEXTS])
     assert table.baseline == pytest.approx(float(perplexity(runner.losses(TEXTS), tokens)))
     assert table.tokens == tokens.sum()
-    assert [(row.layers, row.intervention) for row in table.rows] == [
-        (which, how) for which in ("early", "late", "all") for how in ("SSP", "ablation")
+    assert [(row.start, row.layers, row.intervention) for row in table.rows] == [
+        (start, which, how) for start in (0, 1) for which in ("early", "late", "all") for how in ("SSP", "ablation")
     ]
     for row in table.rows:
         assert row.change == pytest.approx(row.perplexity - table.baseline)
@@ -190,7 +210,7 @@ def test_ranges_part_the_layers(n: int, sizes: tuple[int, int, int]) -> None:
     ranges = layer_ranges(range(n))
     parts = [ranges.get(name, []) for name in ("early", "middle", "late")]
     assert tuple(map(len, parts)) == sizes
-    assert sum(parts, []) == ranges["all"] == list(range(n))
+    assert [layer for part in parts for layer in part] == ranges["all"] == list(range(n))
 
 
 def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:

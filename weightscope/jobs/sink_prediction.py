@@ -1,8 +1,8 @@
 """Which heads will sink, asked of the weights before anything is run, and how good the answer was.
 
-Each head is shown what the model's embeddings alone would give it: the first token at position 0, and tokens drawn from
-the vocabulary after it. In layer 0 that is the truth for texts of such tokens; further up the residual stream has become
-something else, and it is a guess.
+Each head is shown what the model's embeddings alone would give it: the first token at position 0, and tokens drawn
+from the vocabulary after it. In layer 0 that is the truth for texts of such tokens; further up the residual stream has
+become something else, and it is a guess.
 """
 
 from collections.abc import Mapping
@@ -132,4 +132,3 @@ def _embeddings(model: Model, first: int, seed: int) -> np.ndarray:
     others = np.random.default_rng(seed).integers(embeddings.n_tokens, size=n)
     x = embeddings.rows(np.array([first, *others]))
     return x if model.positions is None else x + model.positions[: len(x)]
-

@@ -1,5 +1,7 @@
 """Figures of the sink-as-bias analysis (the paper's Figs 2 to 5 and its Table 1), and of how sinks were foreseen."""
 
+from itertools import product
+
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from weightscope.jobs.sink_prediction import PREDICTORS, SINKS_ABOVE
 from weightscope.report.style import COLOURS, COLUMN
 from weightscope.runner.sink_bias_run import SinkBias
-from weightscope.runner.sink_patching import ABLATED, PATCHED
+from weightscope.runner.sink_patching import ABLATED, PATCHED, STARTS
 
 SINK, CONTEXT, OTHERS = COLOURS[0], COLOURS[1], COLOURS[7]
 SHORT = {
@@ -39,7 +41,7 @@ def updates_figure(found: SinkBias) -> Figure:
         line(axis, f"{kind}_sink", SINK, "-", r"$u_{sink}$")
         line(axis, f"{kind}_context", CONTEXT, "--", r"$u_{ctx}$, mean")
         line(axis, f"{kind}_others", OTHERS, ":", r"$u_{others}$, sum")
-    axes[1].set_ylabel(r"SpectralRatio $\sigma_1^2 / \sum_k \sigma_k^2$")
+    axes[1].set_ylabel(r"SpectralRatio $\sigma_1^2\,/\,\Sigma\,\sigma_k^2$")
     axes[1].set_ylim(0, 1.02)
     axes[2].set_ylabel(r"$R = $ E$\|u-\mu\|^2$ / E$\|u\|^2$")
     axes[2].set_yscale("log")
@@ -72,22 +74,27 @@ def picture_figure(found: SinkBias) -> Figure:
 
 def patching_figure(found: SinkBias) -> Figure:
     """Change in perplexity for each range of layers, with its interval (Table 1)."""
-    figure, axis = plt.subplots(figsize=(COLUMN, 2.3))
+    figure, axis = plt.subplots(figsize=(1.4 * COLUMN, 2.4))
     ranges = list(dict.fromkeys(row.layers for row in found.patching.rows))
-    for shift, how, colour, marker in ((-0.1, PATCHED, SINK, "o"), (0.1, ABLATED, CONTEXT, "s")):
-        rows = [row for row in found.patching.rows if row.intervention == how]
+    kinds = list(product(STARTS, ((PATCHED, SINK, "o"), (ABLATED, CONTEXT, "s"))))
+    for shift, (start, (how, colour, marker)) in zip(np.linspace(-0.24, 0.24, len(kinds)), kinds, strict=True):
+        rows = [row for row in found.patching.rows if (row.intervention, row.start) == (how, start)]
         x = [ranges.index(row.layers) + shift for row in rows]
         change = np.array([row.change for row in rows])
         intervals = np.abs(np.array([row.interval for row in rows]).T - change)
-        axis.errorbar(x, change, intervals, fmt=marker, color=colour, label=how, markersize=4, capsize=2, linewidth=0.8)
-    largest = max(abs(row.change) for row in found.patching.rows)
-    if largest > 10:
+        label = how if start == 0 else f"{how}, position 0 left alone"
+        filling = colour if start == 0 else "white"
+        axis.errorbar(
+            x, change, intervals, fmt=marker, color=colour, markerfacecolor=filling, label=label, markersize=4,
+            capsize=2, linewidth=0.8,
+        )  # fmt: skip
+    if max(abs(row.change) for row in found.patching.rows) > 20:
         axis.set_yscale("symlog", linthresh=1, linscale=0.6)
     axis.axhline(0, color="black", linewidth=0.6)
     axis.set_xticks(range(len(ranges)), [f"{name}\nlayers" for name in ranges])
     axis.set_xlim(-0.5, len(ranges) - 0.5)
     axis.set_ylabel(f"change in perplexity\n(as it is: {found.patching.baseline:.2f})")
-    axis.legend(loc="upper left")
+    figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 

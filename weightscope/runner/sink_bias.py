@@ -87,12 +87,12 @@ class LayerUpdates:
     def add(self, seen: Activations) -> None:
         """Add a batch."""
         assert seen.tokens is not None
-        for text, (found, attention, tokens) in enumerate(zip(decompose(seen), seen.attention, seen.tokens, strict=True)):
-            (coefficients, directions), others = found.sink, found.others
-            self.everywhere.add(coefficients, directions, int(tokens[0]))
-            self.sink.add(coefficients[1:], directions, int(tokens[0]))
-            self.others.add(others[1:])
-            self.context.add(mean_of_context(others))
+        for found, attention, first in zip(decompose(seen), seen.attention, seen.tokens[:, 0].tolist(), strict=True):
+            coefficients, directions = found.sink
+            self.everywhere.add(coefficients, directions, first)
+            self.sink.add(coefficients[1:], directions, first)
+            self.others.add(found.others[1:])
+            self.context.add(mean_of_context(found.others))
             self.strengths.append(sink_strength(attention[:, 1:, :1])[:, 0])
 
     def measures(self) -> "LayerMeasures":
@@ -180,9 +180,9 @@ def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> dict[int, La
 
 
 def refuse_unless_causal(seen: Activations, runner: Runner) -> None:
-    """Raise a CheckpointError where token 0 looks at later tokens: it is then no constant, and eq. 1's sum is not j <= i."""
+    """Raise a CheckpointError where token 0 looks at later tokens: what it sends then depends on the text."""
     if seen.attention[:, :, 0, 1:].any():
-        problem = "attention is not causal: token 0 depends on the rest of the text, so it is no bias"
+        problem = "attention is not causal: token 0 depends on the rest of the text"
         raise CheckpointError(f"layer {seen.layer.index}: {problem}", file=runner.model.name)
 
 

@@ -157,8 +157,8 @@ def write_sink_bias(found: SinkBias, out: Path) -> None:
     ]
     write_csv(out / "heads.csv", ("layer", "head", "strength", *names), heads)
     base = found.patching.baseline
-    patched = [(r.layers, r.intervention, r.perplexity, r.change, *r.interval) for r in found.patching.rows]
-    header = ("layers", "intervention", "perplexity", "change", "change_low", "change_high")
-    write_csv(out / "patching.csv", header, [("none", "none", base, 0.0, np.nan, np.nan), *patched])
+    patched = [(r.layers, r.intervention, r.start, r.perplexity, r.change, *r.interval) for r in found.patching.rows]
+    header = ("layers", "intervention", "first_position", "perplexity", "change", "change_low", "change_high")
+    write_csv(out / "patching.csv", header, [("none", "none", 0, base, 0.0, np.nan, np.nan), *patched])
     mu = np.stack([layer.mu for layer in found.layers.values()]).astype(np.float32)
     write_npz(out / "mu_sink.npz", layers=np.array(list(found.layers)), mu_sink=mu)

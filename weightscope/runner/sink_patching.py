@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from tqdm import tqdm
@@ -12,16 +13,25 @@ from weightscope.runner.sink_bias import sink_update
 
 EARLY, LATE = 0.3, 0.3  # of the layers; the middle ones are the rest
 PATCHED, ABLATED = "SSP", "ablation"
+STARTS = (0, 1)  # eq. 7 as it stands, and token 0's own update left alone
 
 # A layer and u_sink (n, d) there -> what to put in its place, (n, d) or (d,).
 Replacement = Callable[[int, np.ndarray], np.ndarray]
 
 
-def replacing_sink(replacement: Replacement, layers: Sequence[int]) -> Observer:
-    """An observer that puts y - u_sink + replacement in place of attention's output y, at every position (eq. 7).
+def replacing_sink(replacement: Replacement, layers: Sequence[int], start: int = 0) -> Observer:
+    """An observer that puts y - u_sink + replacement in place of attention's output y (eq. 7).
 
-    Position 0 is no exception: eq. 7 holds for each i, so what token 0 sends itself is replaced too. u_sink is that of
-    the model as it runs, layers below already patched.
+    u_sink is that of the model as it runs, layers below already patched.
+
+    Parameters
+    ----------
+    replacement : callable
+    layers : sequence of int
+        Where; elsewhere the output stays.
+    start : int
+        The first position that is patched. Eq. 7 says every one, so 0: what token 0 sends itself, all of its own update
+        but b, is replaced too, and the sink that later layers see is another. From 1 on the sink stays what it is.
     """
     wanted = frozenset(layers)
 
@@ -31,7 +41,7 @@ def replacing_sink(replacement: Replacement, layers: Sequence[int]) -> Observer:
         new = seen.output.copy()
         for output, (x, attention) in zip(new, seen.each(), strict=True):
             update = sink_update(seen.layer, attention, x).rows()
-            output += replacement(seen.layer.index, update) - update
+            output[start:] += (replacement(seen.layer.index, update) - update)[start:]
         return new
 
     return observer
@@ -68,6 +78,8 @@ class Patching:
     layers : str
         Which: "early", "middle", "late" or "all".
     intervention : {"SSP", "ablation"}
+    start : int
+        The first position that is patched.
     perplexity : float
     change : float
         Against the model as it is.
@@ -77,6 +89,7 @@ class Patching:
 
     layers: str
     intervention: str
+    start: int
     perplexity: float
     change: float
     interval: tuple[float, float]
@@ -116,9 +129,9 @@ def patching_table(runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence
     baseline, rows = float(perplexity(plain, tokens)), []
     means = {layer: mean.astype(np.float32) for layer, mean in mu.items()}
     interventions = {PATCHED: constant(means), ABLATED: nothing}
-    work = [(name, chosen, how) for name, chosen in layer_ranges(sorted(mu)).items() for how in interventions]
-    for name, chosen, how in tqdm(work, desc="interventions", unit="run", **PROGRESS):
-        losses = runner.losses(texts, replacing_sink(interventions[how], chosen))
+    work = list(product(STARTS, layer_ranges(sorted(mu)).items(), interventions))
+    for start, (name, chosen), how in tqdm(work, desc="interventions", unit="run", **PROGRESS):
+        losses = runner.losses(texts, replacing_sink(interventions[how], chosen, start))
         found = float(perplexity(losses, tokens))
-        rows.append(Patching(name, how, found, found - baseline, change_interval(losses, plain, tokens)))
+        rows.append(Patching(name, how, start, found, found - baseline, change_interval(losses, plain, tokens)))
     return PatchingTable(baseline, int(tokens.sum()), rows)
