@@ -4,8 +4,8 @@
 
 Takes each attention output apart into what token 0 writes and what the others write, and measures how constant the
 former is (Figs 2 to 5). Then Static Sink Patching: perplexity with the sink's update replaced by its mean over other
-texts, and with it taken away (Table 1). Before any of it, the weights alone say which heads should sink. Models that
-cannot be had are passed over, and said; so are those of them that cannot be run.
+texts, and with it taken away (Table 1). Before any of it, the weights alone say which heads should sink. Models of the
+default list that cannot be had or run are passed over, and said.
 """
 
 import sys
@@ -54,7 +54,7 @@ def run(models: Sequence[str], texts: Sequence[str], sizes: Sizes, first: bool, 
         try:
             each = sink_bias(opened(source), text, sizes, first=first)
         except CheckpointError as error:
-            if models:
+            if models or source == MODELS[-1]:
                 raise
             click.echo(f"{error}; passed over")
             continue

@@ -31,7 +31,7 @@ def mean_of_context(others: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Part:
-    """Sums over rows of coefficients on the same directions, in float64."""
+    """Sums over rows of coefficients on the same directions: float64 sums of blocks in the rows' own precision."""
 
     directions: np.ndarray | None  # (m, d); None where coefficients are the vectors themselves
     total: np.ndarray  # (m,)

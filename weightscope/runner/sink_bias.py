@@ -69,8 +69,8 @@ class LayerUpdates:
     ----------
     sink, context, others : Stack
         u_sink, u_ctx (the mean over context tokens) and u_others (their sum) of positions from 1 on.
-    everywhere : Stack
-        u_sink of all positions, 0 included: what mu_sink is the mean of (eq. 2).
+    own : (d,) array
+        Sum over texts of u_sink,0, what token 0 sends itself.
     strengths : list of (H,) arrays
         Of each text, the attention that the average query from 1 on gives token 0.
     bias : (d,) array
@@ -78,10 +78,10 @@ class LayerUpdates:
     """
 
     bias: np.ndarray
+    own: np.ndarray
     sink: Stack = field(default_factory=Stack)
     context: Stack = field(default_factory=Stack)
     others: Stack = field(default_factory=Stack)
-    everywhere: Stack = field(default_factory=Stack)
     strengths: list[np.ndarray] = field(default_factory=list)
 
     def add(self, seen: Activations) -> None:
@@ -89,7 +89,7 @@ class LayerUpdates:
         assert seen.tokens is not None
         for found, attention, first in zip(decompose(seen), seen.attention, seen.tokens[:, 0].tolist(), strict=True):
             coefficients, directions = found.sink
-            self.everywhere.add(coefficients, directions, first)
+            self.own += SinkUpdate(coefficients[:1], directions).rows()[0]
             self.sink.add(coefficients[1:], directions, first)
             self.others.add(found.others[1:])
             self.context.add(mean_of_context(found.others))
@@ -97,7 +97,7 @@ class LayerUpdates:
 
     def measures(self) -> "LayerMeasures":
         """Eqs 2-6 of the layer."""
-        mu = self.everywhere.mean
+        mu = (self.sink.mean * self.sink.count + self.own) / (self.sink.count + len(self.strengths))  # eq. 2
         return LayerMeasures(
             mu=mu,
             strength=np.mean(self.strengths, axis=0),
@@ -169,7 +169,10 @@ def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> dict[int, La
     """
     if min(map(len, texts), default=0) < 2:
         raise CheckpointError("a text needs a token beside its first one", file=runner.model.name)
-    found = {index: LayerUpdates(layer.output_bias) for index, layer in runner.layers.items()}
+    found = {
+        index: LayerUpdates(layer.output_bias, np.zeros(len(layer.output_bias)))
+        for index, layer in runner.layers.items()
+    }
 
     def observer(seen: Activations) -> None:
         refuse_unless_causal(seen, runner)
