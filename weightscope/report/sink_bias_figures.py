@@ -14,13 +14,14 @@ from weightscope.runner.sink_bias_run import SinkBias
 from weightscope.runner.sink_patching import ABLATED, PATCHED, STARTS
 
 SINK, CONTEXT, OTHERS = COLOURS[0], COLOURS[1], COLOURS[7]
+# Of each predictor: what its axis says, and its bar where that is shorter.
 SHORT = {
-    "qk_gap": r"$\sigma_1/\sigma_2$ of $W_{QK}$",
-    "key_bias": r"$b_{QK}$ of token 0",
-    "score_margin": "score of token 0",
-    "embedding_strength": "attention, embeddings",
-    "value_ratio": r"small $|f(x_0)|$",
-    "layer": "layer index",
+    "qk_gap": (r"$\sigma_1\,/\,\sigma_2$ of $W_{QK}$",) * 2,
+    "key_bias": (r"$b_{QK}$ of token 0, less others'", r"$b_{QK}$ of token 0"),
+    "score_margin": ("score of token 0, less others'", "score of token 0"),
+    "embedding_strength": ("attention to token 0, embeddings", "attention, embeddings"),
+    "value_ratio": (r"$\|f(x_0)\|\,/$ mean $\|f(x_j)\|$", r"small $\|f(x_0)\|$"),
+    "layer": ("layer index",) * 2,
 }
 
 
@@ -108,7 +109,8 @@ def heads_figure(found: SinkBias) -> Figure:
     axes[0].set_xlabel("head")
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel("layer")
-    figure.colorbar(image, ax=axes[0], pad=0.02, label="attention to token 0")
+    axes[0].set_title("attention to token 0, measured")
+    figure.colorbar(image, ax=axes[0], pad=0.02)
 
     readings = [each for each in PREDICTORS if each.name != "layer"]
     known = [each for each in readings if np.isfinite(found.aurocs[each.name])]
@@ -119,7 +121,7 @@ def heads_figure(found: SinkBias) -> Figure:
     if values.min() > 0 and values.max() > 20 * values.min():
         axes[1].set_xscale("log")
     axes[1].axhline(SINKS_ABOVE, color="black", linewidth=0.6, linestyle=":")
-    axes[1].set_xlabel(f"{SHORT[best.name]} (weights alone)")
+    axes[1].set_xlabel(f"{SHORT[best.name][0]},\nfrom weights alone")
     axes[1].set_ylabel("attention to token 0, measured")
     figure.colorbar(points, ax=axes[1], pad=0.02, label="layer").ax.yaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -129,7 +131,7 @@ def heads_figure(found: SinkBias) -> Figure:
     axes[2].barh(y, np.nan_to_num(values - 0.5), left=0.5, color=colours, height=0.6)
     for at, value in zip(y, values, strict=True):
         axes[2].text(1.02, at, "none" if np.isnan(value) else f"{value:.2f}", va="center", fontsize=7)
-    axes[2].set_yticks(y, [SHORT[each.name] for each in PREDICTORS])
+    axes[2].set_yticks(y, [SHORT[each.name][1] for each in PREDICTORS])
     axes[2].axvline(0.5, color="black", linewidth=0.6)
     axes[2].set_xlim(0, 1)
     axes[2].set_xlabel("AUROC")

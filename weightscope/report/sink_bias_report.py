@@ -74,7 +74,7 @@ def headline(found: SinkBias) -> str:
 
 def file_stem(name: str) -> str:
     """A model's name as part of a file's."""
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.").lower()
+    return re.sub(r"[^\w.-]+", "-", re.sub(r"\.(gguf|safetensors)$", "", name)).strip("-.").lower()
 
 
 def _row(found: SinkBias, start: int) -> Row:
@@ -136,8 +136,8 @@ def _updates(found: SinkBias, out: Path) -> Section:
     )
     picture = Figure(
         save(picture_figure(found), out, f"picture-{stem}"),
-        f"Fig. 5: updates in layer {found.layer_shown} on one text of up to {TOKENS_SHOWN} tokens. A bias is a pattern "
-        "of vertical stripes. The scale ends at the 99th percentile of |u_others|.",
+        f"Fig. 5: updates in layer {found.layer_shown}, whose heads sink most, on one text of up to {TOKENS_SHOWN} "
+        "tokens. A bias is a pattern of vertical stripes. The scale ends at the 99th percentile of |u_others|.",
     )
     rows = [
         (index, m.ratio, m.spectral_sink, m.spectral_context, m.spectral_others, m.variance_sink, m.variance_context,
@@ -175,7 +175,7 @@ def _heads(found: SinkBias, out: Path) -> Section:
     drawing = Figure(
         save(heads_figure(found), out, f"heads-{file_stem(found.name)}"),
         "Left: measured. Middle: the best reading of the weights against the measured strength, the threshold dotted. "
-        "Right: AUROC of each reading.",
+        "Right: AUROC of each reading; none where it is the same for every head, or where no head sinks.",
     )
     table = Table(("reading", "AUROC"), [(each.label, found.aurocs[each.name]) for each in PREDICTORS])
     return Section(f"{found.name}: which heads sink, foretold", text, [drawing, table])

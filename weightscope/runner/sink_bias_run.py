@@ -18,7 +18,7 @@ from weightscope.sequences import excerpts, token_windows
 from weightscope.tokenizer import token_text
 
 CHARACTERS = (1500, 2000)  # of a text that perplexity is measured on (section 4.1)
-LAYER_SHOWN, TOKENS_SHOWN = 3, 256  # of the picture (Fig. 5)
+TOKENS_SHOWN = 256  # of the picture (Fig. 5)
 MEASURES = (
     "ratio", "spectral_sink", "spectral_context", "spectral_others", "variance_sink", "variance_context",
     "variance_others", "norm_sink", "norm_others", "norm_bias",
@@ -66,6 +66,7 @@ class SinkBias:
     shown : Decomposition
         One layer's updates on one text (Fig. 5).
     layer_shown : int
+        The one whose heads sink most.
     """
 
     name: str
@@ -123,7 +124,7 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
     runner = open_runner(model, language=True)
     layers = measure_updates(runner, measured)
     table = patching_table(runner, {index: found.mu for index, found in layers.items()}, evaluated)
-    layer = min(LAYER_SHOWN, max(layers))
+    layer = max(layers, key=lambda index: float(layers[index].strength.mean()))
     some_head = model.layer(min(layers)).head(0)
     return SinkBias(
         name=model.name,
