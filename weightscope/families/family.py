@@ -241,8 +241,8 @@ class Family:
     nested : str
         Key of the part of config.json that describes this model, where it has such a part.
     leading : tuple of (str, int or str)
-        In a model that sees images, what stands before the patches: a kind of token, and how many there are of it or the
-        config key that says so.
+        In a model that sees images, what stands before the patches: kinds of token, and how many there are of each or
+        the config key that says so.
     caveats : tuple of str
         What else the matrices leave out.
     variants : tuple of When

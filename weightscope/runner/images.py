@@ -161,10 +161,7 @@ def _description(model: Model) -> Mapping[str, Any] | None:
             path = where.cached(DESCRIPTION)
     if path is None or not path.is_file():
         return None
-    found = read_json(path)
-    if not isinstance(found, Mapping):
-        raise CheckpointError("is not a JSON object", file=path)
-    return found
+    return read_json(path)
 
 
 def _size(values: Numbers, key: str, side: int, *, square: bool) -> tuple[int, int] | int:

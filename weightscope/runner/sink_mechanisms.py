@@ -21,9 +21,9 @@ from weightscope.metrics.sinks import (
     event_share,
     least_epsilon,
     mechanism,
-    sink_strength,
     similarity_between_tokens,
     similarity_through,
+    sink_strength,
     update_stable_rank,
     value_norm_ratio,
 )
@@ -56,6 +56,9 @@ class SinkMechanisms:
         Its value norm over the mean of the others'.
     rank : (I, L, H) array
         Stable rank of the head's update A u.
+    norm_ratio : (I, L, H) array
+        The sink's norm in the residual stream that enters the layer over the mean of the others': a massive activation
+        where it is large (Lemma 2).
     inflow : (I, L, H, K) array
         Share of the attention that each kind of token gets.
     between_before, between_after : (I, L) arrays
@@ -75,6 +78,7 @@ class SinkMechanisms:
     share: np.ndarray
     ratio: np.ndarray
     rank: np.ndarray
+    norm_ratio: np.ndarray
     inflow: np.ndarray
     between_before: np.ndarray
     between_after: np.ndarray
@@ -148,7 +152,7 @@ class Sinks:
         self.at = {layer.index: at for at, layer in enumerate(layers)}
         self.reduced = {layer.index: own_coordinates(layer) for layer in layers}
         shape = (len(sequences), len(layers), layers[0].n_heads)
-        names = ("strength", "epsilon", "share", "ratio", "rank")
+        names = ("strength", "epsilon", "share", "ratio", "rank", "norm_ratio")
         self.heads = {name: np.full(shape, np.nan) for name in names}
         self.places = {name: np.zeros(shape, np.int32) for name in ("position", "kind")}
         self.inflow = np.zeros((*shape, len(tokens.names)))
@@ -171,6 +175,7 @@ class Sinks:
         self.heads["share"][where] = event_share(attention, position)
         self.heads["ratio"][where] = value_norm_ratio(updates, position)
         self.heads["rank"][where] = update_stable_rank(attention, updates)
+        self.heads["norm_ratio"][where] = value_norm_ratio(seen.x[:, None], position)  # the norms of (b, 1, n, d)
         of_kind = np.eye(len(self.tokens.names))[kinds]  # (b, n, K)
         self.inflow[where] = strength @ of_kind
         after = seen.x + seen.output

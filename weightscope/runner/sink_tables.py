@@ -1,5 +1,6 @@
-"""The sinks of a model as tables: a row an input and head, a row a head."""
+"""The sinks of a model as tables: a row an input and head, a row a head, a row a layer."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from weightscope.runner.token_kinds import Tokens
 
 EVENT_COLUMNS = (
     "input", "layer", "head", "position", "token", "kind", "strength", "epsilon", "event_share", "ratio_out",
-    "stable_rank", "mechanism",
+    "stable_rank", "norm_ratio", "mechanism",
 )  # fmt: skip
 
 
@@ -35,7 +36,7 @@ class HeadRow(NamedTuple):
         Which kind of token is its sink most often, ...
     kind_share : float
         ... and on what share of the inputs.
-    ratio_out, stable_rank : float
+    ratio_out, stable_rank, norm_ratio : float
         Medians over the inputs with an event; over all where there is none.
     nop, broadcast, neither : float
         Shares of the inputs with an event of that mechanism; they add up to `events`.
@@ -55,6 +56,7 @@ class HeadRow(NamedTuple):
     kind_share: float
     ratio_out: float
     stable_rank: float
+    norm_ratio: float
     nop: float
     broadcast: float
     neither: float
@@ -85,10 +87,66 @@ def head_rows(found: SinkMechanisms) -> list[HeadRow]:
                 kind_share=float(counts.max()),
                 ratio_out=float(np.median(found.ratio[one][chosen])),
                 stable_rank=float(np.median(found.rank[one][chosen])),
+                norm_ratio=float(np.median(found.norm_ratio[one][chosen])),
                 **dict(zip(MECHANISMS, shares, strict=True)),
                 mechanism=MECHANISMS[int(np.argmax(shares))] if sink_heads[at, head] else "",
                 qk_gap=float(gap[at, head]),
                 qk_stable_rank=float(qk_rank[at, head]),
+            )
+        )
+    return rows
+
+
+class LayerRow(NamedTuple):
+    """One layer over all inputs and heads.
+
+    Attributes
+    ----------
+    layer : int
+    kind : str
+        Which kind of token is the strongest sink most often, ...
+    kind_share : float
+        ... and in what share of the inputs and heads.
+    token : str
+        Which token it is most often, ...
+    token_share : float
+        ... and in what share.
+    events : float
+        Share of inputs and heads with a sink event.
+    between_before, between_after, through : float
+        Medians over inputs; see `SinkMechanisms`.
+    """
+
+    layer: int
+    kind: str
+    kind_share: float
+    token: str
+    token_share: float
+    events: float
+    between_before: float
+    between_after: float
+    through: float
+
+
+def layer_rows(found: SinkMechanisms, inputs: Mapping[str, np.ndarray], tokens: Tokens) -> list[LayerRow]:
+    """All layers in order."""
+    rows = []
+    for at, layer in enumerate(found.layers):
+        kinds = np.bincount(found.kind[:, at].ravel(), minlength=len(found.kinds))
+        places = zip(inputs.values(), found.position[:, at], strict=True)
+        labels = Counter(tokens.label(sequence, int(p)) for sequence, positions in places for p in positions)
+        ((token, count),) = labels.most_common(1)
+        rows.append(
+            LayerRow(
+                layer=int(layer),
+                kind=found.kinds[kinds.argmax()],
+                kind_share=float(kinds.max() / kinds.sum()),
+                token=token,
+                token_share=count / kinds.sum(),
+                events=float(found.event[:, at].mean()),
+                between_before=float(np.median(found.between_before[:, at])),
+                between_after=float(np.median(found.between_after[:, at])),
+                through=float(np.median(found.through[:, at])),
             )
         )
     return rows
@@ -104,12 +162,13 @@ def event_rows(found: SinkMechanisms, inputs: Mapping[str, np.ndarray], tokens: 
             yield (
                 name, int(found.layers[at]), head, position, tokens.label(sequence, position),
                 found.kinds[found.kind[one]], float(found.strength[one]), float(found.epsilon[one]),
-                float(found.share[one]), float(found.ratio[one]), float(found.rank[one]), str(mechanism[one]),
+                float(found.share[one]), float(found.ratio[one]), float(found.rank[one]), float(found.norm_ratio[one]),
+                str(mechanism[one]),
             )  # fmt: skip
 
 
 def write_sinks(found: SinkMechanisms, inputs: Mapping[str, np.ndarray], tokens: Tokens, out: Path) -> None:
-    """Write events.csv, heads.csv and sinks.npz, whose arrays are those of `SinkMechanisms`.
+    """Write events.csv, heads.csv, layers.csv and sinks.npz, whose arrays are those of `SinkMechanisms`.
 
     Raises
     ------
@@ -118,4 +177,5 @@ def write_sinks(found: SinkMechanisms, inputs: Mapping[str, np.ndarray], tokens:
     """
     write_csv(out / "events.csv", EVENT_COLUMNS, event_rows(found, inputs, tokens))
     write_csv(out / "heads.csv", HeadRow._fields, head_rows(found))
+    write_csv(out / "layers.csv", LayerRow._fields, layer_rows(found, inputs, tokens))
     write_npz(out / "sinks.npz", **{name: np.asarray(values) for name, values in vars(found).items()})
