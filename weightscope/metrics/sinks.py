@@ -19,7 +19,7 @@ from weightscope.metrics.spectra import stable_rank
 EVENT_SHARE = 0.9
 EVENT_WEIGHT = 0.5
 # The rule that the paper's code applies to the sink of such an event.
-NOP_RATIO = 0.2  # at most: the sink writes a fifth of what the average token does
+NOP_RATIO = 0.2  # at most: the sink writes a fifth of what another token does on average
 BROADCAST_RATIO = 0.5  # at least ...
 BROADCAST_RANK = 1.5  # ... and at most: the update is one vector for all
 
@@ -72,7 +72,7 @@ def attention_shares(attention: np.ndarray) -> np.ndarray:
 
 
 def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """ratio_out = |u_s| / mean_j |u_j|, the mean over all keys, the sink too; NaN if no key writes anything.
+    """ratio_out = |u_s| / mean |u_j|, the mean over all keys j but s, as the paper's code has it.
 
     Parameters
     ----------
@@ -82,11 +82,13 @@ def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
     Returns
     -------
     (...) array
+        NaN where no other key writes anything.
     """
     norms = _norms(updates)  # (..., n)
-    mean = norms.mean(axis=-1)
+    own = _at(norms, sink)
+    others = (norms.sum(axis=-1) - own) / (norms.shape[-1] - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(mean > 0, _at(norms, sink) / mean, np.nan))
+        return np.asarray(np.where(others > 0, own / others, np.nan))
 
 
 def update_stable_rank(attention: np.ndarray, updates: np.ndarray) -> np.ndarray:
