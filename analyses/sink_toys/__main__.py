@@ -75,8 +75,8 @@ def vit_runs(out: Path, seeds: tuple[int, ...], paper_size: bool) -> None:
 def train_all(path: Path, size: Any, planned: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
     """Train what `path` does not hold yet, and write it anew after each training."""
     sizes = asdict(size)
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    runs = kept.get("runs", {}) if kept.get("size") == sizes else {}
+    before = kept(path) if path.exists() else {"size": None}
+    runs = before["runs"] if before["size"] == sizes else {}
     for name, train in planned.items():
         if name not in runs:
             runs[name] = train()
@@ -84,9 +84,17 @@ def train_all(path: Path, size: Any, planned: Mapping[str, Callable[[], dict[str
             click.echo(f"{path.stem}: {name}")
 
 
+def kept(path: Path) -> dict[str, Any]:
+    """What `train_all` wrote."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise CheckpointError("holds no results of sink toys; train them without --redraw", file=path) from None
+
+
 def draw(out: Path, stages: tuple[str, ...]) -> None:
     """Tables and figures of the results that `out` holds."""
-    runs = {stage: list(json.loads((out / f"{stage}.json").read_text())["runs"].values()) for stage in stages}
+    runs = {stage: list(kept(out / f"{stage}.json")["runs"].values()) for stage in stages}
     for stage in stages:
         write_table(out / f"{stage}.csv", runs[stage])
     if "nop" in stages:

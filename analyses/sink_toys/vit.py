@@ -35,7 +35,7 @@ class Size:
 
 
 SAMPLED = 40  # sinks a layer that the scatter plot shows
-DEFAULT_SIZE = Size(width=48, heads=3, layers=3, images=8000, batch=32, steps=800, rate=3e-3)
+DEFAULT_SIZE = Size(width=32, heads=2, layers=3, images=8000, batch=32, steps=800, rate=3e-3)
 LARGE_SIZE = Size(width=128, heads=4, layers=6, images=50_000, batch=128, steps=20_000, rate=1e-3)
 TEST_IMAGES = 500
 PROBE_IMAGES = 400  # whose patches train the linear probe

@@ -2,22 +2,24 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="the toy models need the extra `runner`")
 
 from analyses.sink_toys import attention as toys  # noqa: E402
-from analyses.sink_toys import broadcast, nop  # noqa: E402
+from analyses.sink_toys import broadcast, nop, vit  # noqa: E402
+from analyses.sink_toys.__main__ import STAGES, main  # noqa: E402
 from analyses.sink_toys.mosaics import CLASSES, NOTHING, PATCHES, mosaics  # noqa: E402
 from analyses.sink_toys.training import Size  # noqa: E402
-from analyses.sink_toys.vit import Size as VitSize  # noqa: E402
-from analyses.sink_toys.vit import Vit  # noqa: E402
 from weightscope.metrics import sinks  # noqa: E402
 
 SEEDS = (0, 1, 2)
 NOP_SIZE = Size(width=32, tokens=16, batch=64, steps=500, rate=3e-3, every=500)
+VIT_SIZE = vit.Size(width=16, heads=2, layers=2, images=50, batch=8, steps=2, rate=1e-3)
 BROADCAST_SIZE = Size(width=16, tokens=8, batch=64, steps=600, rate=5e-3, every=600)
 
 
@@ -132,7 +134,7 @@ def test_registers_are_seen_by_attention_and_their_rows_discarded(variant: str) 
     for model, x, shape in (
         (nop.NopModel(NOP_SIZE, options), torch.randn(3, 15, 32), (3, 15, 32)),
         (broadcast.BroadcastModel(BROADCAST_SIZE, options), torch.randn(3, 8, 16), (3, 8, 16)),
-        (Vit(VIT_SIZE, options), torch.randn(3, PATCHES, 16), (3, CLASSES)),
+        (vit.Vit(VIT_SIZE, options), torch.randn(3, PATCHES, 16), (3, CLASSES)),
     ):
         before = model(x)
         assert before.shape == shape
@@ -140,9 +142,6 @@ def test_registers_are_seen_by_attention_and_their_rows_discarded(variant: str) 
         with torch.no_grad():
             model.registers.tokens.add_(torch.randn(model.registers.tokens.shape))
         assert not torch.allclose(model(x), before)
-
-
-VIT_SIZE = VitSize(width=16, heads=2, layers=2, images=50, batch=8, steps=2, rate=1e-3)
 
 
 def test_a_sink_of_no_value_and_a_spectral_spike_do_the_no_op(nop_runs: list) -> None:
@@ -223,3 +222,32 @@ def test_a_patch_is_labelled_with_the_digit_it_lies_on() -> None:
         assert (labels != NOTHING).sum() % 4 == 0
     assert not np.array_equal(drawn.patches, mosaics(60, 0, test=True).patches)
     assert np.array_equal(drawn.patches, mosaics(60, 0, test=False).patches)
+
+
+def test_the_command_trains_once_and_draws_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nop, "DEFAULT_SIZE", replace(NOP_SIZE, batch=4, steps=2, every=1))
+    monkeypatch.setattr(broadcast, "DEFAULT_SIZE", replace(BROADCAST_SIZE, batch=4, steps=2, every=1))
+    monkeypatch.setattr(vit, "DEFAULT_SIZE", VIT_SIZE)
+    for name in ("TEST_IMAGES", "PROBE_IMAGES", "DIAGNOSED"):
+        monkeypatch.setattr(vit, name, 30)
+    result = CliRunner().invoke(main, ["--out", str(tmp_path), "--seeds", "1"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    written = {path.name for path in tmp_path.iterdir()}
+    figures = {"nop", "nop-emergence", "broadcast", "kinds-of-attention", "mitigation", "mitigation-mechanisms"}
+    assert {f"{name}.{suffix}" for name in figures for suffix in ("png", "svg")} <= written
+    assert {f"{stage}.{suffix}" for stage in STAGES for suffix in ("json", "csv")} <= written
+    assert len((tmp_path / "vit.csv").read_text().splitlines()) == 1 + len(toys.GATES_AND_REGISTERS)
+
+    def never(*_: object) -> None:
+        raise AssertionError("trained again")
+
+    for module, train in ((nop, "train_nop"), (broadcast, "train_broadcast"), (vit, "train_vit")):
+        monkeypatch.setattr(module, train, never)
+    (tmp_path / "nop.png").unlink()
+    again = CliRunner().invoke(main, ["--out", str(tmp_path), "--seeds", "1", "--only", "nop"], catch_exceptions=False)
+    assert again.exit_code == 0 and (tmp_path / "nop.png").exists()
+
+
+def test_without_results_there_is_nothing_to_draw(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["--out", str(tmp_path), "--redraw"], catch_exceptions=False)
+    assert result.exit_code == 2 and "nop.json" in result.stderr

@@ -69,7 +69,8 @@ def emergence_figure(runs: Sequence[Run]) -> Figure:
             _band(axis, same[0]["steps"], [run["score"] for run in same], colour, f"${symbol}={level:g}$")
         axis.set_xlabel("training step")
     axes[0].set_ylabel(r"sink score $\max_j \alpha_j$ (1)")
-    axes[0].set_ylim(0, 1)
+    axes[0].set_ylim(0, 1.3)
+    axes[0].set_yticks(np.linspace(0, 1, 6))
     axes[0].set_title(r"frequency of the no-op, $\gamma=0$")
     axes[1].set_title(r"damping, $p=0.5$")
     for axis in axes:
@@ -82,10 +83,11 @@ def broadcast_figure(runs: Sequence[Run], example: Mapping[str, np.ndarray]) -> 
     figure, axes = plt.subplots(2, 3, figsize=(2 * COLUMN, 4.3))
     for i, axis in enumerate(axes[0, :2]):
         image = axis.imshow(example["attention"][i], vmin=0, vmax=1, cmap="Blues")
-        axis.annotate("", (example["selected"], -0.6), (0, 9), textcoords="offset points",
-                      arrowprops={"arrowstyle": "-|>", "color": SINK})  # fmt: skip
-        axis.set_title(f"attention, layer {i + 1}", pad=12)
-        axis.set_xlabel("key $j$ (arrow: selected)")
+        axis.plot(example["selected"], -1.3, "v", color=SINK, markersize=4, clip_on=False)
+        axis.set_xticks(range(0, example["attention"].shape[-1], 5))
+        axis.set_yticks(range(0, example["attention"].shape[-1], 5))
+        axis.set_title(f"attention, layer {i + 1}", pad=9)
+        axis.set_xlabel("key $j$ (triangle: selected)")
         axis.set_ylabel("query $i$")
     figure.colorbar(image, ax=axes[0, 1], label="$A_{ij}$", shrink=0.8)
 
@@ -146,8 +148,8 @@ def mitigation_figure(runs: Sequence[Run]) -> Figure:
         _dots(axis, variants, [[100 * run[key] for run in group] for group in grouped])
         axis.set_title(title, fontsize=7)
     for axis, keys, title in (
-        (axes[2], MECHANISMS, "sinks by mechanism (%)"),
-        (axes[3], PLACES, "sinks by token (%)"),
+        (axes[2], MECHANISMS, "sinks by mechanism\n(% of heads and images)"),
+        (axes[3], PLACES, "sinks by token\n(% of heads and images)"),
     ):
         left = np.zeros(len(variants))
         for key, (label, colour) in keys.items():
