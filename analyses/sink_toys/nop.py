@@ -17,7 +17,7 @@ from analyses.sink_toys.training import Size, direction, seeded, train
 from weightscope.metrics import sinks
 
 HELD_OUT = 256  # sequences
-WATCHED = 64  # of them, for the sink score on the way
+WATCHED = 64  # of them, for the sink score on the way and for the histogram
 DEFAULT_SIZE = Size(width=32, tokens=16, batch=64, steps=600, rate=3e-3, every=20)
 PAPER_SIZE = Size(width=64, tokens=32, batch=2048, steps=30_000, rate=3e-3, every=10)
 DAMPINGS = (0.0, 0.01, 0.1, 0.5, 1.0)
@@ -89,10 +89,10 @@ class NopRun:
     """Stable rank of the update, mean over sequences."""
     singular_values: list[float] = field(default_factory=list)
     """Of W_QK."""
-    sink_norms: list[float] = field(default_factory=list)
-    """|u_s|, one a sequence; for a sink that is the same in all of them, the same."""
+    sink_norm: float = np.nan
+    """|u_s|, mean over sequences."""
     other_norms: list[float] = field(default_factory=list)
-    """|u_j| of one given token a sequence that is not the sink."""
+    """|u_j| of one given token, in each of some sequences, that is not the sink."""
 
 
 def train_nop(task: Task, variant: str, options: Options, size: Size, seed: int) -> tuple[NopModel, NopRun]:
@@ -136,7 +136,7 @@ def measure(model: NopModel, task: Task, gate: Tensor, x: Tensor, run: NopRun) -
     sink = np.full(trace.attention.shape[:2], run.sink)  # (b, 1)
     run.ratio = float(sinks.value_norm_ratio(trace.updates, sink).mean())
     run.rank = float(sinks.update_stable_rank(trace.attention, trace.updates).mean())
-    run.singular_values = model.attention.qk(0).svdvals().round(5).tolist()
+    run.singular_values = [round(float(value), 5) for value in model.attention.qk(0).svdvals()]
     norms = np.linalg.norm(trace.updates[:, 0], axis=-1)  # (b, n + R)
-    run.sink_norms = norms[:, run.sink].round(5).tolist()
-    run.other_norms = norms[:, 1 if run.sink != 1 else 2].round(5).tolist()
+    run.sink_norm = float(norms[:, run.sink].mean())
+    run.other_norms = [round(float(norm), 4) for norm in norms[:WATCHED, 1 if run.sink != 1 else 2]]
