@@ -20,9 +20,9 @@ from threadpoolctl import threadpool_limits
 
 import weightscope as ws
 from weightscope.attention import Layer
+from weightscope.cores import usable_cores
 from weightscope.factored import core_singular_values, triangle
 from weightscope.jobs.audit import AuditOptions, measure
-from weightscope.jobs.layer_measures import usable_cores
 from weightscope.jobs.lenient import lenient
 from weightscope.model import Model
 

@@ -20,20 +20,56 @@ delta_option = click.option(
 )
 
 
-def with_model(command: Callable[..., None]) -> Callable[..., None]:
-    """A command on SOURCE and how to read it, called with the opened model instead."""
+def with_source(command: Callable[..., None]) -> Callable[..., None]:
+    """A command on SOURCE and how to read it, called with a function from one source to a Source, and the text."""
 
     @click.argument("source")
     @click.option("--revision", help="Branch, tag or commit on the Hub.")
     @click.option("--family", help="Read the checkpoint as this family, whatever its config says.")
     @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
     @wraps(command)
-    def opened(source: str, revision: str | None, family: str | None, tower: str | None, **options: Any) -> None:
-        from weightscope.model import open_model
+    def named(source: str, revision: str | None, family: str | None, tower: str | None, **options: Any) -> None:
+        from weightscope.jobs.sources import Source
 
-        command(open_model(_resolved(source), revision=revision, family=family, tower=tower), **options)
+        command(lambda text: Source.named(text, revision, family, tower), source, **options)
+
+    return named
+
+
+def with_model(command: Callable[..., None]) -> Callable[..., None]:
+    """A command on SOURCE, called with the opened model instead."""
+
+    @with_source
+    @wraps(command)
+    def opened(named: Any, source: str, **options: Any) -> None:
+        command(named(source).open(), **options)
 
     return opened
+
+
+def with_engine(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose tasks may run in other processes or on a cluster, called with the engine to run them."""
+
+    @click.option(
+        "--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True,
+        help="This machine, or a Dask cluster.",
+    )  # fmt: skip
+    @click.option("--scheduler", help="Dask's scheduler: tcp://HOST:PORT, or the file it wrote its address to.")
+    @click.option(
+        "--jobs", type=click.IntRange(1), help="Processes on this machine, instead of one with a thread a core."
+    )
+    @wraps(command)
+    def engaged(*arguments: Any, engine: str, scheduler: str | None, jobs: int | None, **options: Any) -> None:
+        from weightscope.engine import open_engine
+
+        if engine == "dask" and jobs is not None:
+            raise click.UsageError("--jobs is for one machine; on a cluster the workers' threads count")
+        if engine == "local" and scheduler is not None:
+            raise click.UsageError("--scheduler goes with --engine dask")
+        with open_engine(engine, scheduler, jobs) as opened:
+            command(*arguments, engine=opened, **options)
+
+    return engaged
 
 
 class Commands(click.Group):
@@ -68,7 +104,7 @@ def inspect(model: Any) -> None:
 
 
 @main.command()
-@with_model
+@with_source
 @click.option(
     "--counts", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts (see `weightscope bigrams`)."
 )
@@ -76,16 +112,28 @@ def inspect(model: Any) -> None:
 @layer_option
 @delta_option
 @click.option("--token", "tokens", multiple=True, help="Draw this token's ROC curves; may be repeated.")
-def detok(model: Any, counts: Path | None, out: Path, layer: int, delta: int, tokens: tuple[str, ...]) -> None:
+@with_engine
+def detok(
+    named: Any,
+    source: str,
+    counts: Path | None,
+    out: Path,
+    layer: int,
+    delta: int,
+    tokens: tuple[str, ...],
+    engine: Any,
+) -> None:
     """Bigram AUROC of every head over the full vocabulary, as tables, figures and a page."""
     from weightscope.counts import load_counts
     from weightscope.embedded import COUNTS, FOLDER
-    from weightscope.jobs.detok import detokenize, roc_curves, write_detokenization
+    from weightscope.jobs.detok import RankingElsewhere, detokenize, roc_curves, write_detokenization
     from weightscope.jobs.first_layer import FirstLayer
     from weightscope.report.detok_report import detok_sections
     from weightscope.report.page import write_page
     from weightscope.tokenizer import token_id, tokenizer_hash
 
+    whence = named(source)
+    model = whence.open()
     if counts is None and model.checkpoint.folder != FOLDER:
         raise click.UsageError(
             "--counts is needed; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
@@ -95,7 +143,7 @@ def detok(model: Any, counts: Path | None, out: Path, layer: int, delta: int, to
     tokenizer = _tokenizer_if_any(model.source, needed=bool(tokens))
     bigrams.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
     chosen = {text: token_id(tokenizer, text) for text in tokens}
-    found = detokenize(first, bigrams)
+    found = detokenize(first, bigrams, engine, RankingElsewhere.of(whence.as_seen(model), layer, delta, counts))
     curves = roc_curves(first, bigrams, chosen)
     write_detokenization(found, out)
     lead, sections = detok_sections(found, curves, bigrams, out)
@@ -107,7 +155,7 @@ def detok(model: Any, counts: Path | None, out: Path, layer: int, delta: int, to
 
 
 @main.command("audit")
-@with_model
+@with_source
 @out_option
 @click.option("--layers", help="Only these, as in 0-3 or 0,5,7-9; all that have attention by default.")
 @click.option("--deltas", default="0,1", show_default=True, help="Distances i - j at which a rotated W_QK is measured.")
@@ -117,22 +165,58 @@ def detok(model: Any, counts: Path | None, out: Path, layer: int, delta: int, to
 )  # fmt: skip
 @click.option("--directions", type=click.IntRange(0), help="Singular directions a map to read through the tokens.")
 @click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted.")
+@with_engine
 def audit_command(
-    model: Any, out: Path, layers: str | None, deltas: str, window: int, directions: int | None, resume: bool
+    named: Any,
+    source: str,
+    out: Path,
+    layers: str | None,
+    deltas: str,
+    window: int,
+    directions: int | None,
+    resume: bool,
+    engine: Any,
 ) -> None:
-    """Spectra of every head's W_QK and value-output map, what stands out in them, as tables and a page."""
-    from weightscope.jobs.audit import AuditOptions, audit, finish, write_audit
-    from weightscope.report.audit_report import summary, write_report
+    """Spectra of every head's W_QK and value-output map, what stands out in them, as tables and a page.
+
+    SOURCE may be a text file (.txt) with a source a line: each is audited into a folder of its own within --out, beside
+    a summary of all. One that fails is reported, and the others finish.
+    """
+    from weightscope.jobs.audit import AuditOptions
+    from weightscope.jobs.audits import Commission, audit_all
+    from weightscope.jobs.sources import read_list
+    from weightscope.report.delivery import deliver
 
     chosen = None if layers is None else _whole_numbers(layers, "--layers")
     options = AuditOptions(chosen, _whole_numbers(deltas, "--deltas"), window, directions)
-    results = audit(model, out, options, resume)
-    write_audit(results, out)
-    write_report(model, results, out)
-    finish(out)
-    for line in summary(model, results, out):
-        click.echo(line)
-    _say_caveats(results.heads.caveats)
+    if source.endswith(".txt") and Path(source).is_file():
+        _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
+        return
+    for ended in audit_all([Commission(named(source), out)], options, engine, deliver, resume):
+        if ended.delivery is None:
+            raise ended.error or AssertionError("an audit that was not resumed cannot have been done before")
+        for line in ended.delivery.lines:
+            click.echo(line)
+
+
+def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, resume: bool) -> None:
+    """A line for each as it ends; status 2 if any failed."""
+    from tqdm import tqdm
+
+    from weightscope.report.audit_list import audit_list
+
+    failed = 0
+    for row in audit_list(sources, out, options, engine, resume):
+        with tqdm.external_write_mode():
+            if row.headline is None:
+                failed += 1
+                click.echo(f"weightscope: {row.name}: {row.error}", err=True)
+            else:
+                sizes = f"{row.headline.layers} layers of {row.headline.heads} heads"
+                click.echo(f"{row.name}: {row.headline.family}, {sizes}, {row.headline.findings} findings")
+    click.echo(out / "summary.html")
+    if failed:
+        sys.exit(2)
 
 
 @main.command("compare")
@@ -143,12 +227,12 @@ def audit_command(
 def compare_command(sources: tuple[str, ...], out: Path, family: str | None, tower: str | None) -> None:
     """How every head moves from A to B, or along a run of checkpoints in the order given."""
     from weightscope.jobs.compare import compare, write_comparison
-    from weightscope.model import open_model
+    from weightscope.jobs.sources import Source
     from weightscope.report.compare_report import summary, write_report
 
     if len(sources) < 2:
         raise click.UsageError("compare needs two checkpoints or more")
-    found = compare([open_model(_resolved(source), family=family, tower=tower) for source in sources], sources)
+    found = compare([Source(source, None, family, tower).open() for source in sources], sources)
     write_comparison(found, out)
     write_report(found, out)
     for line in summary(found, out):
@@ -224,9 +308,10 @@ def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: t
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
     """Count the bigrams of a corpus: text, JSON lines (.gz, .zst) and Parquet files, or folders of them."""
     from weightscope.bigrams import count_bigrams
+    from weightscope.jobs.sources import resolved
     from weightscope.tokenizer import load_tokenizer
 
-    counts = count_bigrams([Path(path) for path in corpus], load_tokenizer(_resolved(tokenizer)))
+    counts = count_bigrams([Path(path) for path in corpus], load_tokenizer(resolved(tokenizer)))
     counts.save(out)
     click.echo(f"{out}: {counts.documents:,} documents, {counts.tokens:,} tokens, {counts.pairs:,} pairs")
 
@@ -262,12 +347,3 @@ def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
 def _say_caveats(caveats: Sequence[str]) -> None:
     for caveat in caveats:
         click.echo(f"not in these numbers: {caveat}")
-
-
-def _resolved(source: str) -> str:
-    """`embedded` is the checkpoint that comes with weightscope, unless a folder of that name stands here."""
-    if source == "embedded" and not Path(source).exists():
-        from weightscope.embedded import FOLDER
-
-        return str(FOLDER)
-    return source
