@@ -1,16 +1,24 @@
 """Tasks on a Dask cluster. Dask is imported here alone."""
 
+import json
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from weightscope.engine.engine import Engine, beside_others
 from weightscope.errors import CheckpointError, printable
 
 PATIENCE = 10  # seconds for the scheduler to answer
+ADDRESS = re.compile(r"((tcp|tls|ws|wss|ucx)://)?(\[[0-9a-fA-F:.%]+\]|[\w.-]+):\d{1,5}/?")
+NOISY = ("distributed", "distributed.client", "distributed.core", "distributed.utils", "tornado", "asyncio")
 FEWEST_AHEAD = 256  # tasks under way, so that workers that join find some
 
 
@@ -76,12 +84,42 @@ def cluster(scheduler: str | None) -> Engine:
     address = scheduler or dask.config.get("scheduler-address", None)
     if not address:
         raise CheckpointError("--engine dask needs --scheduler, the tcp:// address that `dask scheduler` prints")
-    shown = printable(address)
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what goes wrong is said in a line, here
-    where = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
+    address = _address(address)
+    for name in NOISY:  # what goes wrong is said in a line, here
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    connect = partial(Client, address, timeout=PATIENCE, set_as_default=False, name="weightscope")
     try:
-        client = Client(**where, timeout=PATIENCE, set_as_default=False, name="weightscope")
-    except (OSError, ValueError, ImportError, RuntimeError, TypeError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"no Dask scheduler answers at {shown} ({reason})") from None
-    return Cluster(client, shown)
+        client = _within(2 * PATIENCE, connect)
+    except Exception as error:  # Dask's own, of many kinds
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"no Dask scheduler answers at {address} ({reason})") from None
+    return Cluster(client, address)
+
+
+def _address(scheduler: str) -> str:
+    """An address, or the one in the file that `dask scheduler --scheduler-file` wrote."""
+    if ADDRESS.fullmatch(scheduler):
+        return scheduler
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(Path(scheduler).read_text(encoding="utf-8"))["address"]
+        if ADDRESS.fullmatch(found):
+            return str(found)
+    problem = "is neither tcp://HOST:PORT nor a file that a scheduler wrote its address to"
+    raise CheckpointError(f"--scheduler {printable(scheduler)} {problem}")
+
+
+def _within(seconds: float, connect: Callable[[], Any]) -> Any:
+    """What `connect` returns; a server that takes the call and says nothing would hold the client for ever."""
+    found: Future[Any] = Future()
+
+    def call() -> None:
+        try:
+            found.set_result(connect())
+        except BaseException as error:
+            found.set_exception(error)
+
+    Thread(target=call, daemon=True).start()
+    try:
+        return found.result(seconds)
+    except TimeoutError:
+        raise TimeoutError(f"no answer in {seconds:.0f} s") from None

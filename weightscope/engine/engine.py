@@ -58,7 +58,7 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._under_way.clear()
+        self.forget(lambda key: True)
         self.close()
 
     @property
@@ -108,8 +108,8 @@ class Engine:
             return Finished(key, None, self.in_words(error))
 
     def close(self) -> None:
-        """Let go of the executor; tasks not begun are dropped."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """Let go of the executor once the tasks that run have ended."""
+        self._executor.shutdown(wait=True)
 
     def is_own(self, error: Exception) -> bool:
         """An error is the engine's, not the task's."""

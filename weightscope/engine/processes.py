@@ -27,9 +27,6 @@ class Processes(Engine):
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
         super().submit(key, beside_others, self._cores, function, *arguments)
 
-    def close(self) -> None:
-        self._executor.shutdown(wait=True, kill_workers=True)  # type: ignore[call-arg]  # loky's own
-
     def is_own(self, error: Exception) -> bool:
         from joblib.externals.loky import BrokenProcessPool
 
