@@ -9,9 +9,11 @@ from tempfile import TemporaryDirectory
 from threadpoolctl import threadpool_info
 
 from weightscope.cores import usable_cores
+from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.jobs.audit import AuditOptions, Measured, conclude, write_audit
-from weightscope.jobs.audits import Delivery, headline
+from weightscope.jobs.audits import Commission, Delivery, audit_all, headline
+from weightscope.jobs.sources import Source
 from weightscope.model import Model
 
 
@@ -45,3 +47,12 @@ def tables_alone(opened: Callable[[], Model], heads: Measured, options: AuditOpt
         write_audit(results, Path(folder))
         files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
     return Delivery(files | {"report.html": b""}, [], headline(opened(), results))
+
+
+def audit_undrawn(scheduler: str, checkpoint: str, out: str) -> None:
+    """What `weightscope audit --engine dask --resume` does, with tables alone."""
+    with open_engine("dask", scheduler) as engine:
+        commission = Commission(Source.named(checkpoint), Path(out))
+        (ended,) = audit_all([commission], AuditOptions(), engine, tables_alone, resume=True)
+    if ended.error is not None:
+        raise ended.error
