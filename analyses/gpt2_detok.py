@@ -4,7 +4,8 @@
 
 Loads the checkpoint and its bigram counts (counting OpenWebText's first shards when there are none), then computes what
 the paper reports: the AUROC of every head (Table 2), ROC curves (Fig. 2), the previous tokens that heads look for
-(Tables 1 and 3), and the position terms (Fig. 3). Where the Hub cannot be reached it runs on the checkpoint that comes
+(Tables 1 and 3), and the position terms (Fig. 3); with PyTorch installed (the extra `runner`) also what the layer does
+on text (section 5, Fig. 4). Where the Hub cannot be reached it runs on the checkpoint that comes
 with weightscope, and says so.
 """
 
@@ -14,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
+from inputs import documents
 from tokenizers import Tokenizer
 
 from weightscope import CheckpointError, open_model
@@ -26,14 +28,19 @@ from weightscope.jobs.neighbours import neighbours, write_neighbours
 from weightscope.jobs.positions import head_trends, position_terms, write_positions
 from weightscope.model import Model
 from weightscope.report.detok_report import detok_sections, neighbour_section
+from weightscope.report.empirical_report import empirical_section
 from weightscope.report.page import write_page
 from weightscope.report.position_report import position_sections
-from weightscope.tokenizer import load_tokenizer, token_id, tokenizer_hash
+from weightscope.runner import open_runner
+from weightscope.runner.empirical import EmpiricalCheck, empirical_check, write_empirical
+from weightscope.sequences import token_windows
+from weightscope.tokenizer import END_OF_TEXT, load_tokenizer, token_id, tokenizer_hash
 
 PAPER_TOKENS = ("iens", " Jackson", "tarian", " Obama", " Korea", " chloride")  # Tables 1 and 3
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 OPENWEBTEXT = "Skylion007/openwebtext"
 SHARDS = 2
+TEXTS = 50  # of section 5
 
 
 def open_or_embedded(source: str) -> tuple[Model, bool]:
@@ -79,22 +86,37 @@ def single_tokens(tokenizer: Tokenizer, counts: Counts, texts: Sequence[str]) ->
     return {text: token for text, token in found.items() if len(counts.row(token)[0])}
 
 
+def on_text(first: FirstLayer, tokenizer: Tokenizer, paths: Sequence[str], query: int) -> EmpiricalCheck | None:
+    """Section 5, where the model can be run: texts prefixed with <|endoftext|> and cut at the last position."""
+    texts = documents(paths)
+    n_positions = len(first.model.embeddings.positions)
+    windows = token_windows(tokenizer, texts, TEXTS, n_positions, tokenizer.token_to_id(END_OF_TEXT))
+    try:
+        if not windows:
+            raise CheckpointError(f"no text here has {n_positions} tokens; give longer ones with TEXT=")
+        return empirical_check(first, open_runner(first.model), windows, query)
+    except CheckpointError as error:
+        click.echo(f"what the layer does on text is left out: {error}")
+        return None
+
+
 @click.command()
 @click.option("--model", default="gpt2", show_default=True, help="Folder, .safetensors file or Hub id.")
 @click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
+@click.option("--text", multiple=True, help="Text files or folders for section 5; may be repeated.")
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/gpt2-detok", show_default=True
 )
-def main(model: str, counts_file: Path | None, out: Path) -> None:
+def main(model: str, counts_file: Path | None, text: tuple[str, ...], out: Path) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
     try:
-        run(model, counts_file, out)
+        run(model, counts_file, text, out)
     except CheckpointError as error:
         click.echo(f"gpt2-detok: {error}", err=True)
         sys.exit(2)
 
 
-def run(source: str, counts_file: Path | None, out: Path) -> None:
+def run(source: str, counts_file: Path | None, text: Sequence[str], out: Path) -> None:
     # load
     model, embedded = open_or_embedded(source)
     first, n_tokens = FirstLayer(model), model.embeddings.n_tokens
@@ -113,6 +135,7 @@ def run(source: str, counts_file: Path | None, out: Path) -> None:
     found = [n for token in tokens.values() for n in neighbours(first, tokenizer, token, 5, best)]
     terms = None if model.positions is None else position_terms(first)
     trends = [] if terms is None else head_trends(terms)
+    seen = None if terms is None else on_text(first, tokenizer, text, terms.query)
 
     # write and draw
     write_detokenization(detokenization, out)
@@ -122,6 +145,10 @@ def run(source: str, counts_file: Path | None, out: Path) -> None:
     if terms is not None:
         write_positions(terms, trends, out)
         sections += position_sections(terms, trends, out)
+        if seen is not None:
+            write_empirical(seen, out)
+            nearest = max(trends, key=lambda trend: trend.near_mass).head
+            sections.append(empirical_section(seen, terms.attention(), nearest, out))
     name = "the checkpoint that comes with weightscope" if embedded else model.name
     write_page(out / "report.html", f"Detokenization in the first attention layer of {name}", lead, sections)
 

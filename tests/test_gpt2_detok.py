@@ -11,7 +11,9 @@ from tiny_gpt2 import gpt2_weights, write_checkpoint
 from analyses.gpt2_detok import OPENWEBTEXT, SHARDS, main
 from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.checkpoint.hub_server import Hub
+from weightscope.bigrams import count_bigrams
 from weightscope.counts import load_counts
+from weightscope.tokenizer import load_tokenizer
 
 TEXT = ["the cat sat on the mat. the dog sat on the cat.", "a hat on a cat is that, and the mat was flat."]
 WRITTEN = {"heads.csv", "tokens.npz", "neighbours.csv", "positions.npz", "trends.csv", "report.html", "auroc.png"}
@@ -70,6 +72,39 @@ def test_without_the_hub_the_embedded_checkpoint_is_used_and_named(
     assert {path.name for path in (tmp_path / "out").iterdir()} >= WRITTEN
     with np.load(tmp_path / "out" / "tokens.npz") as arrays:
         assert arrays["auroc"].shape == (8, 8000)
+
+
+def test_what_happens_on_text_is_part_of_it_where_the_model_can_be_run(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="section 5 needs the extra `runner`")
+    text = tmp_path / "text.md"
+    text.write_text(
+        "\n\n".join(f"On day {n} the ship's crew saw land, and rowed to it in small boats." for n in range(300))
+    )
+    arguments = ["--model", "embedded", "--text", str(text), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert {"contributions.csv", "contributions.npz", "contributions.png"} <= {
+        p.name for p in (tmp_path / "out").iterdir()
+    }
+    assert "What happens on text" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_checkpoint_that_cannot_be_run_keeps_all_the_rest(repository: dict[str, bytes], tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="section 5 needs the extra `runner`")
+    arguments = [
+        "--model",
+        str(tmp_path / "model"),
+        "--counts",
+        str(tmp_path / "counts.npz"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    (tmp_path / "text.txt").write_text(" ".join(TEXT * 20))
+    count_bigrams([tmp_path / "text.txt"], load_tokenizer(tmp_path / "model")).save(tmp_path / "counts.npz")
+    result = CliRunner().invoke(main, [*arguments, "--text", str(tmp_path / "text.txt")], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "what the layer does on text is left out: model: tensor 'h.0.ln_2.bias'" in result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= WRITTEN
 
 
 def test_a_checkpoint_without_tokens_says_just_that(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -
 <main>
 {body}
 </main>
-<footer>made by weightscope from the weights alone</footer>
+<footer>made by weightscope</footer>
 <script>{script}</script></body></html>
 """,
     )

@@ -1,0 +1,58 @@
+"""What the analyses run on when nothing else is asked for: a checkpoint and texts that can be had here."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+import weightscope as ws
+from weightscope.sequences import read_documents
+
+SHARED = Path(__file__).parent.parent.parent / "shared" / "data" / "text"
+OPENWEBTEXT = "Skylion007/openwebtext"
+
+
+def packaged(package: str, pattern: str) -> str:
+    """A file or folder inside an installed package that carries weights; its name where it is not installed."""
+    spec = find_spec(package)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return next((str(path) for folder in folders for path in sorted(Path(folder).glob(pattern))), package)
+
+
+def first_available(sources: Sequence[str], **options: str | None) -> ws.Model:
+    """The first of several checkpoints that opens; what keeps the others from it is said in a line each.
+
+    Raises
+    ------
+    CheckpointError
+        None opens: the last one's error.
+    """
+    for source in sources[:-1]:
+        try:
+            return ws.open_model(source, **options)
+        except ws.CheckpointError as error:
+            click.echo(f"{error}; trying {sources[sources.index(source) + 1]}")
+    return ws.open_model(sources[-1], **options)
+
+
+def documents(paths: Sequence[str | Path], most: int = 2000) -> list[str]:
+    """The documents of `paths`; where none are given, of ../shared, of OpenWebText, or of scikit-learn's own texts."""
+    if paths:
+        return read_documents(paths, most)
+    if (SHARED / "books").is_dir():
+        return read_documents([SHARED / "books"], most)
+    try:
+        from huggingface_hub import HfApi, hf_hub_download
+
+        listed = HfApi().list_repo_files(OPENWEBTEXT, repo_type="dataset")
+        shard = min(name for name in listed if name.endswith(".parquet"))
+        return read_documents([hf_hub_download(OPENWEBTEXT, shard, repo_type="dataset")], most)
+    except Exception as error:  # the client's own errors differ by version; none of them may surface as a traceback
+        import sklearn.datasets
+
+        described = sorted((Path(sklearn.datasets.__file__).parent / "descr").glob("*.rst"))
+        click.echo(
+            f"{OPENWEBTEXT} cannot be had ({type(error).__name__}): using scikit-learn's descriptions of data sets"
+        )
+        return [path.read_text(encoding="utf-8") for path in described]

@@ -1,0 +1,34 @@
+"""What changed between two runs of the benchmarks: `make bench-compare OLD=a.json NEW=b.json`.
+
+Ratios are compared, not seconds. A change counts that passes three robust standard deviations from round to round, and
+a twentieth. The exit status is 1 where something became slower.
+"""
+
+import sys
+from pathlib import Path
+
+import click
+
+from benchmarks.results import comparison, load, slower
+from weightscope.errors import CheckpointError
+
+
+@click.command()
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+def main(old: Path, new: Path) -> None:
+    try:
+        before, after = load(old), load(new)
+    except CheckpointError as error:
+        click.echo(f"bench-compare: {error}", err=True)
+        sys.exit(2)
+    for key in sorted(before.machine.keys() | after.machine.keys()):
+        if before.machine.get(key) != after.machine.get(key):
+            click.echo(f"note: {key} differs: {before.machine.get(key)} -> {after.machine.get(key)}")
+    lines = comparison(before, after)
+    click.echo("\n".join(lines))
+    sys.exit(1 if slower(lines) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The runner shows what the model computes, in every family, and puts back what it is given."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import CASES, Case
+
+import weightscope as ws
+
+torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
+transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
+
+from make_fixtures import inputs_of, random_model  # noqa: E402
+
+from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
+from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
+from weightscope.runner.places import tower_of  # noqa: E402
+from weightscope.runner.runner import batches  # noqa: E402
+
+TOKENS = [np.array([3, 1, 4, 1, 5]), np.array([9, 2, 6]), np.array([5, 3, 5, 8, 9])]
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Runner:
+    return open_runner(ws.open_model(EMBEDDED), language=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_family_shows_every_attention_layer(case: Case, tmp_path: Path) -> None:
+    """Each layer once and in order; `observe` itself compares every output with alpha f(x) + b_O."""
+    network = random_model(case)
+    network.save_pretrained(tmp_path)
+    model = ws.open_model(tmp_path, tower=case.tower or None)
+    runner = Runner(model, tower_of(network, model))
+    inputs = inputs_of(case)
+    given = inputs["input_ids"] if "input_ids" in inputs and case.tower != "vision" else inputs["pixel_values"]
+    seen: list[Activations] = []
+    runner.observe([given[0].numpy()], seen.append)
+    assert [each.layer.index for each in seen] == list(model.attention_layers)
+    for each in seen:
+        found = each.layer.output(each.attention[0], each.x[0])
+        np.testing.assert_allclose(found, each.output[0], atol=1e-4 * np.abs(each.output).max())
+
+
+def test_what_is_shown_is_what_transformers_reports(embedded: Runner) -> None:
+    seen: list[Activations] = []
+    embedded.observe(TOKENS[:1], seen.append)
+    with torch.no_grad():
+        result = embedded.network(
+            torch.from_numpy(TOKENS[0])[None], output_hidden_states=True, output_attentions=True, use_cache=False
+        )
+    for each in seen:
+        np.testing.assert_array_equal(each.x[0], result.hidden_states[each.layer.index][0].numpy())
+        np.testing.assert_array_equal(each.attention[0], result.attentions[each.layer.index][0].numpy())
+
+
+def test_only_the_layers_asked_for_are_run(embedded: Runner) -> None:
+    seen: list[int] = []
+    later: list[int] = []
+    handle = embedded.blocks[1].register_forward_hook(lambda *_: later.append(1))
+    try:
+        embedded.observe(TOKENS, lambda each: seen.append(each.layer.index), layers=[0])
+    finally:
+        handle.remove()
+    assert set(seen) == {0}
+    assert not later
+
+
+def test_batches_hold_every_sequence_once_and_one_length_each() -> None:
+    made = batches(TOKENS, tokens_a_batch=5)
+    assert sorted(int(i) for batch in made for i in batch.inputs) == [0, 1, 2]
+    for batch in made:
+        for index, row in zip(batch.inputs, batch.arrays, strict=True):
+            np.testing.assert_array_equal(row, TOKENS[index])
+    assert all(batch.arrays.size <= 5 for batch in made)
+
+
+def test_losses_are_transformers_own(embedded: Runner) -> None:
+    found = embedded.losses(TOKENS)
+    for tokens, loss in zip(TOKENS, found, strict=True):
+        ids = torch.from_numpy(tokens)[None]
+        with torch.no_grad():
+            mean = float(embedded.network(ids, labels=ids).loss)
+        assert loss == pytest.approx(mean * (len(tokens) - 1), rel=1e-5)
+
+
+def test_an_output_put_back_changes_nothing_and_another_does(embedded: Runner) -> None:
+    plain = embedded.losses(TOKENS)
+    np.testing.assert_allclose(embedded.losses(TOKENS, lambda seen: seen.output), plain, rtol=1e-6)
+    assert np.abs(embedded.losses(TOKENS, lambda seen: 0 * seen.output) - plain).min() > 0.01
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "gpt_neox", "bloom", "dinov2"])
+def test_a_replaced_output_reaches_the_next_layer(name: str, tmp_path: Path) -> None:
+    """Whether W_O is inside the attention module or after it: layer 1 sees the difference."""
+    case = next(case for case in CASES if case.name == name)
+    network = random_model(case)
+    network.save_pretrained(tmp_path)
+    runner = Runner(ws.open_model(tmp_path), network)
+    inputs = inputs_of(case)
+    given = [next(iter(inputs.values()))[0].numpy()]
+    seen: dict[int, np.ndarray] = {}
+
+    def plain(each: Activations) -> None:
+        seen[each.layer.index] = each.x.copy()
+
+    def moved(each: Activations) -> np.ndarray:
+        if each.layer.index == 1:
+            seen[2] = each.x.copy()
+        return 2 * each.output
+
+    runner.observe(given, plain)
+    runner._checked.clear()
+    runner.observe(given, moved, layers=[0, 1])
+    assert np.abs(seen[2] - seen[1]).max() > 1e-3
+
+
+def test_weights_that_are_not_the_models_are_found_out(embedded: Runner) -> None:
+    runner = Runner(embedded.model, embedded.network)
+    runner.layers[1] = replace(runner.layers[1], w_o=runner.layers[1].w_o * np.float32(1.001))
+    with pytest.raises(ws.CheckpointError, match="layer 1: attention's output differs from what its weights give"):
+        runner.observe(TOKENS, lambda each: None)
+
+
+def test_a_checkpoint_without_all_parameters_is_not_run() -> None:
+    folder = Path(__file__).parent.parent / "families" / "fixtures" / "llama"
+    with pytest.raises(ws.CheckpointError, match="parameters are not in this checkpoint"):
+        open_runner(ws.open_model(folder))

@@ -1,0 +1,75 @@
+"""transformers' eager model of a checkpoint that weightscope has open."""
+
+from pathlib import Path
+from typing import Any
+
+from weightscope.checkpoint.source import locate
+from weightscope.errors import CheckpointError
+from weightscope.model import Model
+
+INSTALL = "pip install 'weightscope[runner]'"
+# Parameters that stand after everything looked at here; a checkpoint may lack them.
+AFTERWARDS = ("pooler.", "classifier.", "score.", "qa_outputs.")
+
+
+def import_torch() -> Any:
+    """The torch module.
+
+    Raises
+    ------
+    CheckpointError
+        PyTorch or transformers is not installed.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise CheckpointError(f"running a model needs PyTorch and transformers: {INSTALL}") from error
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return torch
+
+
+def load_eager(model: Model, *, language: bool) -> Any:
+    """The torch module, in float32 and evaluation mode, its attention computed eagerly.
+
+    Parameters
+    ----------
+    model : Model
+        What to load; safetensors and GGUF only, no code of the checkpoint's is run.
+    language : bool
+        With the head that predicts the next token.
+
+    Raises
+    ------
+    CheckpointError
+        transformers cannot load it, or the checkpoint lacks parameters that would be made up.
+    """
+    torch = import_torch()
+    import transformers
+
+    auto = transformers.AutoModelForCausalLM if language else transformers.AutoModel
+    name, options = _location(model)
+    try:
+        loaded, report = auto.from_pretrained(
+            name, **options, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+        )
+    except Exception as error:  # of whatever class: transformers has none of its own
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise CheckpointError(f"transformers cannot load it: {reason}", file=model.name) from error
+    missing = sorted(key for key in report["missing_keys"] if not key.removeprefix("model.").startswith(AFTERWARDS))
+    if missing:
+        problem = f"{len(missing)} parameters are not in this checkpoint; a model with made-up ones is not run"
+        raise CheckpointError(problem, file=model.name, tensor=missing[0])
+    return loaded.eval()
+
+
+def _location(model: Model) -> tuple[str, dict[str, Any]]:
+    """What to give from_pretrained for where the checkpoint is."""
+    where = locate(model.source)
+    if not isinstance(where, Path):
+        return where.id, {"revision": where.revision, "use_safetensors": True}
+    if where.suffix == ".gguf":
+        return str(where.parent), {"gguf_file": where.name, "local_files_only": True}
+    folder = where if where.is_dir() else where.parent
+    return str(folder), {"use_safetensors": True, "local_files_only": True}

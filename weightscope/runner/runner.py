@@ -1,0 +1,313 @@
+"""A model run on sequences, each attention layer shown as arrays while it is at work."""
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from weightscope.attention import Layer
+from weightscope.errors import CheckpointError
+from weightscope.model import Model
+from weightscope.runner.loading import import_torch, load_eager
+from weightscope.runner.places import attention_modules, blocks_of, output_module, tower_of
+
+PROGRESS = {"delay": 2, "leave": False, "dynamic_ncols": True}  # a bar for whatever takes over two seconds
+TOKENS_A_BATCH = 2048
+LARGEST_ERROR = 1e-4  # relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned
+
+
+@dataclass(frozen=True)
+class Activations:
+    """One attention layer at work on a batch of sequences of one length; nothing is padded.
+
+    Attributes
+    ----------
+    layer : Layer
+        weightscope's own view of it.
+    inputs : (b,) int array
+        Which of the sequences given these are.
+    tokens : (b, n) int array, or None for images
+    x : (b, n, d) float32 array
+        The residual stream that enters the layer.
+    attention : (b, n_heads, n, n) float32 array
+        alpha; rows sum to less than 1 where the layer has learned sinks, and to no fixed sum where it has no softmax.
+    output : (b, n, d) float32 array
+        What attention adds to the stream: sum over heads and j of alpha f(x_j), plus b_O.
+    """
+
+    layer: Layer
+    inputs: np.ndarray
+    tokens: np.ndarray | None
+    x: np.ndarray
+    attention: np.ndarray
+    output: np.ndarray
+
+    def each(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """x (n, d) and attention (n_heads, n, n) of one sequence after the other."""
+        return zip(self.x, self.attention, strict=True)
+
+
+# Sees a layer at work; what it returns, where it returns something, takes the place of `output` in the model.
+Observer = Callable[[Activations], np.ndarray | None]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of one length, or images of one size.
+
+    Attributes
+    ----------
+    inputs : (b,) int array
+        Which of the sequences given these are.
+    arrays : (b, n) int array of tokens, or (b, channels, height, width) float array of pixels
+    """
+
+    inputs: np.ndarray
+    arrays: np.ndarray
+
+    @property
+    def tokens(self) -> np.ndarray | None:
+        return self.arrays if self.arrays.ndim == 2 else None
+
+
+def batches(sequences: Sequence[np.ndarray], tokens_a_batch: int = TOKENS_A_BATCH) -> list[Batch]:
+    """Sequences of equal shape together, short ones first, so that no batch needs padding.
+
+    Parameters
+    ----------
+    sequences : sequence of (n,) int arrays or of (channels, height, width) float arrays
+    tokens_a_batch : int
+        A batch of texts has at most so many tokens, or one sequence; images go eight at a time.
+    """
+    by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index, sequence in enumerate(sequences):
+        by_shape[np.shape(sequence)].append(index)
+    found = []
+    for shape, indices in sorted(by_shape.items()):
+        at_once = 8 if len(shape) == 3 else max(1, tokens_a_batch // max(1, shape[0]))
+        for start in range(0, len(indices), at_once):
+            chosen = indices[start : start + at_once]
+            found.append(Batch(np.array(chosen), np.stack([sequences[index] for index in chosen])))
+    return found
+
+
+def open_runner(model: Model, *, language: bool = False) -> "Runner":
+    """Load a model for running.
+
+    Parameters
+    ----------
+    model : Model
+        As `open_model` gives it.
+    language : bool
+        With the head that predicts the next token, for `Runner.losses`.
+
+    Raises
+    ------
+    CheckpointError
+        PyTorch is not installed, or transformers cannot load the checkpoint whole.
+    """
+    network = load_eager(model, language=language)
+    return Runner(model, network if language else tower_of(network, model))
+
+
+class Runner:
+    """transformers' eager model beside weightscope's layers of the same checkpoint.
+
+    Both are kept in float32: a model's parameters once, and those of its attention a second time. Beyond them a run
+    holds the activations of one layer for one batch.
+
+    Parameters
+    ----------
+    model : Model
+    network : torch.nn.Module
+        The eager model, in evaluation mode.
+    """
+
+    def __init__(self, model: Model, network: Any) -> None:
+        self.model, self.network = model, network
+        self.blocks = blocks_of(network, model)
+        self.layers = {index: model.layer(index) for index in model.attention_layers}
+        self._checked: set[int] = set()
+
+    def observe(
+        self,
+        sequences: Sequence[np.ndarray],
+        observer: Observer,
+        layers: Sequence[int] | None = None,
+        tokens_a_batch: int = TOKENS_A_BATCH,
+    ) -> None:
+        """Show an observer every attention layer on every batch; the first batch is checked against the weights.
+
+        Parameters
+        ----------
+        sequences : sequence of (n,) int arrays or of (channels, height, width) float arrays
+            Tokens, or pixels as the model takes them.
+        observer : callable
+            Called with the `Activations` of one layer and batch at a time, layers in order within a batch.
+        layers : sequence of int, optional
+            Only these; the model is not run beyond the last of them.
+        tokens_a_batch : int
+
+        Raises
+        ------
+        CheckpointError
+            A layer's output is not what its weights give: the layer is named.
+        """
+        wanted = set(self.layers if layers is None else layers)
+        with tqdm(total=len(sequences), desc="forward passes", unit="sequence", **PROGRESS) as bar:
+            for batch in batches(sequences, tokens_a_batch):
+                self._forward(batch, observer, wanted, stop=layers is not None)
+                bar.update(len(batch.inputs))
+
+    def losses(
+        self, sequences: Sequence[np.ndarray], observer: Observer | None = None, tokens_a_batch: int = TOKENS_A_BATCH
+    ) -> np.ndarray:
+        """Sum of the negative log-likelihoods of every token but the first, in nats, a sequence.
+
+        Parameters
+        ----------
+        sequences : sequence of (n,) int arrays
+        observer : callable, optional
+            May replace attention outputs on the way.
+        tokens_a_batch : int
+
+        Returns
+        -------
+        (len(sequences),) float64 array
+        """
+        torch = import_torch()
+        found = np.zeros(len(sequences))
+        wanted = set(self.layers) if observer else set()
+        with tqdm(total=len(sequences), desc="forward passes", unit="sequence", **PROGRESS) as bar:
+            for batch in batches(sequences, tokens_a_batch):
+                logits = self._forward(batch, observer, wanted, stop=False).logits[:, :-1]  # (b, n - 1, vocab)
+                following = torch.from_numpy(batch.arrays[:, 1:])
+                each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), following, reduction="none")
+                found[batch.inputs] = each.double().sum(dim=1).numpy()
+                bar.update(len(batch.inputs))
+        return found
+
+    def _forward(self, batch: Batch, observer: Observer | None, wanted: set[int], *, stop: bool) -> Any:
+        torch = import_torch()
+        arrays = torch.from_numpy(np.ascontiguousarray(batch.arrays))
+        given = {"pixel_values": arrays} if batch.tokens is None else {"input_ids": arrays}
+        accepted = inspect.signature(self.network.forward).parameters
+        if "use_cache" in accepted:
+            given["use_cache"] = False
+        if "output_attentions" in accepted:  # some modules (DeBERTa's, MPNet's) return weights only when told to
+            given["output_attentions"] = True
+        with torch.inference_mode(), ExitStack() as stack:
+            if observer is not None:
+                last = max(wanted) if stop and wanted else None
+                stack.enter_context(_Hooks(self, batch, observer, wanted, last).attached())
+            try:
+                return self.network(**given)
+            except _LastLayerSeen:
+                return None
+
+    def check(self, seen: Activations) -> None:
+        """Compare what the model's own module returned with the same from weightscope's folded weights, once a layer.
+
+        Raises
+        ------
+        CheckpointError
+            They differ by more than 1e-4 of the output's norm.
+        """
+        index = seen.layer.index
+        if index in self._checked:
+            return
+        expected = seen.layer.output(seen.attention[0].astype(np.float64), seen.x[0].astype(np.float64))
+        error = np.linalg.norm(seen.output[0] - expected) / max(float(np.linalg.norm(expected)), 1e-30)
+        if not error < LARGEST_ERROR:
+            found = f"layer {index}: attention's output differs from what its weights give by {error:.1e} of its size"
+            raise CheckpointError(f"{found}; rounding explains no more than {LARGEST_ERROR:g}", file=self.model.name)
+        self._checked.add(index)
+
+
+class _LastLayerSeen(Exception):  # noqa: N818  no error: it ends a forward pass early
+    """The last layer asked for has been seen."""
+
+
+class _Hooks:
+    """Hooks that put together, block by block, what enters attention, its weights and what it adds to the stream."""
+
+    def __init__(self, runner: Runner, batch: Batch, observer: Observer, wanted: set[int], last: int | None) -> None:
+        self.runner, self.batch, self.observer, self.wanted, self.last = runner, batch, observer, wanted, last
+        self.called = -1  # blocks called so far: one block may be several layers
+        self.x: Any = None
+        self.attention: Any = None
+        self.output: Any = None
+        self.shown = False
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for block in self.runner.blocks:
+                stack.enter_context(_removing(block.register_forward_pre_hook(self.enter, with_kwargs=True)))
+                module = output_module(block)
+                if module is not None:
+                    stack.enter_context(_removing(module.register_forward_hook(self.projected)))
+                    for inner in attention_modules(block):
+                        stack.enter_context(_removing(inner.register_forward_hook(self.attended)))
+            yield
+            self._seen()
+
+    def _seen(self) -> None:
+        """Make sure that the block before was observed, if it is wanted."""
+        if self.called in self.wanted and not self.shown:
+            problem = (
+                f"layer {self.called}: transformers' {type(self.runner.network).__name__} does not show its attention"
+            )
+            raise CheckpointError(problem, file=self.runner.model.name)
+        self.shown = False
+
+    def enter(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._seen()
+        self.called += 1
+        self.x, self.attention, self.output = args[0] if args else kwargs["hidden_states"], None, None
+
+    def projected(self, module: Any, args: Any, output: Any) -> Any:
+        self.output = output
+        return None if self.attention is None else self._show(output)
+
+    def attended(self, module: Any, args: Any, returned: Any) -> Any:
+        """A module that returns (output, weights, ...); W_O is in it, or comes after it."""
+        weights = returned[1] if isinstance(returned, tuple) and len(returned) > 1 else None
+        if self.attention is not None or getattr(weights, "ndim", 0) != 4:
+            return None
+        self.attention = weights
+        if self.output is None:
+            return None
+        new = self._show(self.output)
+        # What the module returns may already hold the residual (BLOOM), so the difference is added to it.
+        return None if new is None else (returned[0] + (new - self.output).reshape(returned[0].shape), *returned[1:])
+
+    def _show(self, output: Any) -> Any:
+        """Call the observer; a tensor to put in the output's place, or None."""
+        if self.called not in self.wanted:
+            return None
+        torch = import_torch()
+        x = self.x.numpy()
+        seen = Activations(
+            self.runner.layers[self.called], self.batch.inputs, self.batch.tokens,
+            x, self.attention.numpy(), output.numpy().reshape(x.shape),
+        )  # fmt: skip
+        self.shown = True
+        self.runner.check(seen)
+        new = self.observer(seen)
+        if self.called == self.last:
+            raise _LastLayerSeen
+        return None if new is None else torch.from_numpy(np.asarray(new, np.float32)).reshape(output.shape)
+
+
+@contextmanager
+def _removing(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
