@@ -168,9 +168,11 @@ def main(sizes: str, cores: int, gigabits: float, one: str | None) -> None:
     if one is not None:
         click.echo(json.dumps(asdict(measure(one))))
         return
-    click.echo("| size | layers x heads | stored | read | s a layer | s to end it | s a checkpoint | core-hours of 154 | "
-               "read by 154 | results of 154 | client |")  # fmt: skip
-    click.echo("|---|---|---|---|---|---|---|---|---|---|---|")
+    columns = (
+        "size", "layers x heads", "stored", "read", "s a layer", "s to end it", "s a checkpoint",
+        "core-hours of 154", "read by 154", "results of 154", "client",
+    )  # fmt: skip
+    click.echo(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     hours, read, client = 0.0, 0, 0.0
     for size in sizes.split(","):
         shape = SHAPES[size]

@@ -143,7 +143,7 @@ def detok(
     tokenizer = _tokenizer_if_any(model.source, needed=bool(tokens))
     bigrams.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
     chosen = {text: token_id(tokenizer, text) for text in tokens}
-    found = detokenize(first, bigrams, engine, RankingElsewhere.of(whence.as_seen(model), layer, delta, counts))
+    found = detokenize(first, bigrams, engine, RankingElsewhere.of(whence, first, counts))
     curves = roc_curves(first, bigrams, chosen)
     write_detokenization(found, out)
     lead, sections = detok_sections(found, curves, bigrams, out)

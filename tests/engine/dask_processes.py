@@ -12,7 +12,7 @@ import weightscope as ws
 
 PATHS = [str(Path(ws.__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
-PATIENCE = 60  # seconds, on a machine that does much else
+PATIENCE = 120  # seconds, on a machine that does much else
 
 
 class DaskProcesses:

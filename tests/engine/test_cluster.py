@@ -126,7 +126,7 @@ def test_auroc_in_blocks_of_rows_is_the_same_byte_for_byte_wherever(
     blocks = detokenize(first, read).auroc
     np.testing.assert_allclose(blocks, whole, atol=1e-6)
     with open_engine("local", jobs=2) as engine:
-        sent = RankingElsewhere.of(source.as_seen(first.model), 0, 1, counts)
+        sent = RankingElsewhere.of(source, first, counts)
         assert detokenize(first, read, engine, sent).auroc.tobytes() == blocks.tobytes()
     run("detok", checkpoint, "--counts", counts, "--out", tmp_path, *dask.options)
     with np.load(tmp_path / "tokens.npz") as elsewhere:
@@ -138,8 +138,8 @@ def test_counts_that_a_worker_does_not_see_are_an_error(
 ) -> None:
     source = Source.named(str(checkpoint))
     first = FirstLayer(source.open())
-    sent = RankingElsewhere(source.as_seen(first.model), 0, 1, tmp_path / "none.npz", 9)
-    message = r"none.npz: is not there on a worker as it is here, 9 bytes; workers read a shared file system"
+    sent = RankingElsewhere(source.as_seen(first.model), 0, 1, tmp_path / "none.npz", (9, 9))
+    message = r"none.npz: is not on a worker what it is here, 9 bytes; workers read a shared file system"
     with open_engine("dask", dask.address) as engine, pytest.raises(CheckpointError, match=message):
         detokenize(first, load_counts(counts), engine, sent)
 

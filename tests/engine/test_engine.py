@@ -91,12 +91,9 @@ def test_what_is_no_address_is_refused_at_once(address: str) -> None:
 
 
 @pytest.mark.parametrize("listening", [False, True], ids=["nobody there", "somebody silent there"])
-def test_a_scheduler_that_does_not_answer_is_not_waited_for(listening: bool, monkeypatch) -> None:
-    pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
-    from weightscope.engine import cluster as module
-
-    monkeypatch.setattr(module, "PATIENCE", 0.5)
-    with socket.socket() as server:
+def test_a_scheduler_that_does_not_answer_is_not_waited_for(listening: bool) -> None:
+    dask = pytest.importorskip("dask", reason="Dask comes with the extra `cluster`")
+    with dask.config.set({"distributed.comm.timeouts.connect": "500ms"}), socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if listening:
             server.listen()

@@ -16,7 +16,7 @@ from typing import Any
 from weightscope.engine.engine import Engine, beside_others
 from weightscope.errors import CheckpointError, printable
 
-PATIENCE = 10  # seconds for the scheduler to answer
+CLOSING = 10  # seconds to take leave
 ADDRESS = re.compile(r"((tcp|tls|ws|wss|ucx)://)?(\[[0-9a-fA-F:.%]+\]|[\w.-]+):\d{1,5}/?")
 NOISY = ("distributed", "distributed.client", "distributed.core", "distributed.utils", "tornado", "asyncio")
 FEWEST_AHEAD = 256  # tasks under way, so that workers that join find some
@@ -47,7 +47,7 @@ class Cluster(Engine):
             super().submit(key, beside_others, 1, function, *arguments)
 
     def close(self) -> None:
-        self._client.close(timeout=PATIENCE)
+        self._client.close(timeout=CLOSING)
 
     def failure(self, error: Exception | None) -> CheckpointError:
         return CheckpointError(f"the Dask scheduler at {self._address} has gone away (audit --resume goes on)")
@@ -69,7 +69,7 @@ class Cluster(Engine):
 
 
 def cluster(scheduler: str | None) -> Engine:
-    """The cluster of a scheduler; without one given, that of Dask's own configuration.
+    """The cluster of a scheduler; without one given, that of Dask's own configuration, which has the patience too.
 
     Raises
     ------
@@ -78,6 +78,7 @@ def cluster(scheduler: str | None) -> Engine:
     """
     try:
         import dask
+        from dask.utils import parse_timedelta
         from distributed import Client
     except ImportError:
         raise CheckpointError("--engine dask needs Dask: pip install 'weightscope[cluster]'") from None
@@ -87,9 +88,10 @@ def cluster(scheduler: str | None) -> Engine:
     address = _address(address)
     for name in NOISY:  # what goes wrong is said in a line, here
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    connect = partial(Client, address, timeout=PATIENCE, set_as_default=False, name="weightscope")
+    patience = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
+    connect = partial(Client, address, timeout=patience, set_as_default=False, name="weightscope")
     try:
-        client = _within(2 * PATIENCE, connect)
+        client = _within(patience + 1, connect)
     except Exception as error:  # Dask's own, of many kinds
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"no Dask scheduler answers at {address} ({reason})") from None

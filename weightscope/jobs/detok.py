@@ -72,7 +72,7 @@ class Ranking:
         self._first = first
         self._matrix = counts.matrix(first.model.embeddings.n_tokens)
         self._keys: tuple[int, np.ndarray] | None = None
-        self._making_keys = Lock()  # a worker may have several threads, and all need the same
+        self._making = Lock()  # a worker may have several threads, and all need the same layer and keys
 
     def itself(self) -> "Ranking":
         """For tasks that do not leave this process."""
@@ -80,16 +80,16 @@ class Ranking:
 
     def auroc(self, head: int, start: int, stop: int) -> np.ndarray:
         """AUROC of one head for current tokens start .. stop - 1, float64 (stop - start,)."""
-        keys = self._key_factor(self._first.heads[head].kv_head)
+        with self._making:
+            keys = self._key_factor(self._first.heads[head].kv_head)
         return bigram_auroc(self._first.query_factor(head, start, stop), keys, self._matrix[start:stop])
 
     def _key_factor(self, kv_head: int) -> np.ndarray:
         """Of the key-value head asked for last, which is kept: rows and heads that share it come one after another."""
-        with self._making_keys:
-            if self._keys is None or self._keys[0] != kv_head:
-                self._keys = None
-                self._keys = kv_head, self._first.key_factor(kv_head)
-            return self._keys[1]
+        if self._keys is None or self._keys[0] != kv_head:
+            self._keys = None
+            self._keys = kv_head, self._first.key_factor(kv_head)
+        return self._keys[1]
 
 
 @dataclass(frozen=True)
@@ -103,31 +103,42 @@ class RankingElsewhere:
         As in `FirstLayer`.
     counts : Path or None
         COUNTS.npz on a file system that workers share; None for those that come with weightscope.
-    size : int
-        Of that file in bytes.
+    seen : (int, int)
+        Size and time of that file where the task comes from.
     """
 
     source: Source
     layer: int
     delta: int
     counts: Path | None
-    size: int
+    seen: tuple[int, int]
 
     @classmethod
-    def of(cls, source: Source, layer: int, delta: int, counts: Path | None) -> "RankingElsewhere":
-        """With the size of the counts as this machine has them."""
+    def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "RankingElsewhere":
+        """What `first` is of `source`, and the counts as this machine has them."""
         path = None if counts is None else counts.absolute()
-        return cls(source, layer, delta, path, 0 if path is None else path.stat().st_size)
+        return cls(source.as_seen(first.model), first.layer, first.delta, path, _size_and_time(path))
 
     def __call__(self) -> Ranking:
-        return _kept(self)
+        with _opening:
+            return _kept(self)
+
+
+_opening = Lock()
+
+
+def _size_and_time(path: Path | None) -> tuple[int, int]:
+    if path is None or not path.is_file():
+        return 0, 0
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 @lru_cache(maxsize=1)
 def _kept(elsewhere: RankingElsewhere) -> Ranking:
-    path = elsewhere.counts
-    if path is not None and not (path.is_file() and path.stat().st_size == elsewhere.size):
-        problem = f"is not there on a worker as it is here, {elsewhere.size} bytes; workers read a shared file system"
+    path, (size, _) = elsewhere.counts, elsewhere.seen
+    if _size_and_time(path) != elsewhere.seen:
+        problem = f"is not on a worker what it is here, {size} bytes; workers read a shared file system"
         raise CheckpointError(problem, file=path)
     first = FirstLayer(elsewhere.source.elsewhere(), elsewhere.layer, elsewhere.delta)
     return Ranking(first, load_counts(path or COUNTS))
