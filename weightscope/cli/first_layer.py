@@ -1,4 +1,4 @@
-"""The first layer as a function of tokens and positions: detok, neighbours, positions, and the bigrams it is held to."""
+"""The first layer as a function of tokens and positions: detok, neighbours, positions; bigrams for it to be held to."""
 
 from pathlib import Path
 from typing import Any
