@@ -125,10 +125,11 @@ def _values_section(stream: Stream, named: np.ndarray, out: Path) -> Section:
 def _contributions_section(found: Contributions, dimensions: np.ndarray, out: Path) -> Section:
     text = (
         "C_j = ((x_m W_Q + b_Q) W_K')_j x_nj is what dimension j of key n adds to the score of query m (eq. 7), before "
-        "1/sqrt(d'); here as the mean over the queries that see a key, and over all keys of all inputs. x is what W_Q "
-        "and W_K act on: the residual stream, divided by sigma where a norm was folded into them. Under rotation the "
-        "query is turned by its true distance to the key, and norms of queries and keys count, so that the sum over j "
-        "is the model's own score, less terms that are the same for every key."
+        "1/sqrt(d'); here as the mean over the queries that see a key, and over all keys of all inputs, "
+        f"{found.counts.sum():,} of them. x is what W_Q and W_K act on: the residual stream, divided by sigma where a "
+        "norm was folded into them. Under rotation the query is turned by its true distance to the key, and norms of "
+        "queries and keys count, so that the sum over j is the model's own score, less terms that are the same for "
+        "every key."
     )
     if found.left_out:
         text += f" In this model it is so but for {'; '.join(found.left_out)}."
