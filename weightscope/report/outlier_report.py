@@ -95,7 +95,7 @@ def _stream_section(stream: Stream, dimensions: np.ndarray, out: Path) -> Sectio
         mean = stream.means[output, j] if scope == 0 else stream.hidden[output, j, scope - 1]
         where = [_listed(np.flatnonzero(beyond[:, j, i])) for i in range(len(scopes))]
         rows.append((int(j), *where, f"{scopes[scope]}, output {output}", float(mean), float(z[output, j, scope])))
-    header = ("dimension", *(f"outlier over {scope}" for scope in scopes), "farthest over", "mean there", "robust z")
+    header = ("dimension", *scopes, "farthest over", "mean there", "robust z")
     table = Table(header, rows, "Outputs in which a dimension is an outlier, of the mean over all tokens or of a kind.")
     return Section("Outlier dimensions", text, [figure, *([table] if rows else [])])
 
