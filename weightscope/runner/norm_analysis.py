@@ -108,7 +108,7 @@ def singular_values(layer: Layer) -> np.ndarray:
     heads = ((head, *layer.v.of(head.kv_head)) for head in layer.heads())
     return np.stack(
         [
-            affine_singular_values(triangle(*of(w_v)), b_v, triangle(*of(layer.w_o[head.index].T)))
+            affine_singular_values(triangle(*of(w_v)), b_v, triangle(*of(np.asarray(layer.w_o[head.index]).T)))
             for head, w_v, b_v in heads
         ]
     )
@@ -120,7 +120,7 @@ class _Reduction:
     def __init__(self, runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, seed: int) -> None:
         self.kinds, self.n_kinds = kinds, len(kinds.names)
         self.place = {index: place for place, index in enumerate(runner.layers)}
-        self.triangles = {index: output_triangles(layer.w_o) for index, layer in runner.layers.items()}
+        self.triangles = {index: output_triangles(np.asarray(layer.w_o)) for index, layer in runner.layers.items()}
         n_layers, n_heads = len(runner.layers), runner.model.config.n_heads
         self.f, self.x = Moments((n_layers, n_heads)), Moments((n_layers,))
         self.alpha, self.alpha_f = np.zeros((2, n_layers, n_heads, self.n_kinds))

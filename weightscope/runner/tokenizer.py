@@ -1,5 +1,6 @@
 """The tokenizer of a model that is run, GGUF included, and the token that its texts begin with."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ def _gguf(model: Model) -> Path | None:
     return where if isinstance(where, Path) and where.suffix == ".gguf" else None
 
 
+@lru_cache(1)  # rebuilding one takes seconds
 def _from_gguf(file: Path) -> Any:
     import_torch()
     from transformers import AutoTokenizer
