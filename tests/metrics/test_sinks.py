@@ -55,6 +55,24 @@ def test_strength_sink_and_event_by_their_definitions(attention: np.ndarray) -> 
     assert events[0, 0] and not events[1, 0]
 
 
+@settings(deadline=None)
+@given(a_head(), st.integers(0, 7))
+def test_a_key_is_an_epsilon_sink_from_its_least_epsilon_on(head: tuple[np.ndarray, np.ndarray], key: int) -> None:
+    attention, s = head[0], key % head[0].shape[-1]
+    epsilon = sinks.least_epsilon(attention, np.array(s))
+    assert epsilon == pytest.approx(1 - min(row[s] for row in attention))
+    assert sinks.epsilon_sinks(attention, epsilon + 1e-9)[s]
+    assert not sinks.epsilon_sinks(attention, epsilon - 1e-9)[s]
+
+
+def test_an_event_needs_nine_queries_of_ten() -> None:
+    attention = np.full((10, 2), [0.6, 0.4])
+    attention[0] = 0.4, 0.6
+    assert sinks.event_share(attention, np.array(0)) == 0.9 and sinks.sink_event(attention, np.array(0))
+    attention[1] = 0.4, 0.6
+    assert sinks.event_share(attention, np.array(0)) == 0.8 and not sinks.sink_event(attention, np.array(0))
+
+
 @pytest.mark.parametrize("epsilon", [0.001, 0.01, 0.5, 0.95])
 def test_epsilon_sinks_get_nearly_all_of_every_query(attention: np.ndarray, epsilon: float) -> None:
     found = sinks.epsilon_sinks(attention, epsilon)

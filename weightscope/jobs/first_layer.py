@@ -1,17 +1,21 @@
 """A model's first attention layer as a function of token types, which is what detokenization is read from."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from weightscope.attention import Head, Layer
-from weightscope.folding import InverseRms
+from weightscope.cores import usable_cores
+from weightscope.folding import Affine, InverseRms
 from weightscope.metrics.sigma import SigmaStatistics, sigma_statistics
 from weightscope.metrics.terms import Parts, SixTerms, six_terms
 from weightscope.model import Model
 
+PIECE = 512  # rows of the embedding that a thread projects at a time
 PROGRESS = {"delay": 2, "leave": False, "dynamic_ncols": True}  # a bar for whatever takes over two seconds
 
 
@@ -67,25 +71,42 @@ class FirstLayer:
             return np.ones(embeddings.n_tokens, np.float32)
         return np.concatenate([embeddings.divisor(block) for _, block in embeddings.blocks()])
 
-    def query_factor(self, head: int) -> np.ndarray:
-        """E~ W_Q R(delta) of one head, float32 (vocab, r): the left factor of T^ee between all token types (eq. 14)."""
+    def query_factor(self, head: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """E~ W_Q R(delta) of one head, the left factor of T^ee between all token types (eq. 14).
+
+        float32 (vocab, r), or its rows start .. stop - 1 alone.
+        """
         layer = self.attention
-        return self._projected(self.heads[head].qk_at(self.delta).left, _of_head(layer.q_rms, head))
+        return self._projected(self.heads[head].qk_at(self.delta).left, _of_head(layer.q_rms, head), start, stop)
 
     def key_factor(self, kv_head: int) -> np.ndarray:
         """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
         layer = self.attention
         return self._projected(layer.k.of(kv_head)[0], _of_head(layer.k_rms, kv_head))
 
-    def _projected(self, w: np.ndarray, inverse: InverseRms | None) -> np.ndarray:
-        """All scaled token rows times w (d, r), and times the scalars of a norm inside attention: (vocab, r)."""
-        factor = np.empty((self.model.embeddings.n_tokens, w.shape[1]), np.float32)
-        for first, block in self.model.embeddings.blocks():
-            rows = slice(first, first + len(block))
-            scaled = block / self.divisor[rows, None]  # (b, d)
+    def _projected(
+        self, w: np.ndarray, inverse: InverseRms | None, start: int = 0, stop: int | None = None
+    ) -> np.ndarray:
+        """Scaled token rows times w (d, r), and times the scalars of a norm inside attention: (stop - start, r).
+
+        Pieces of fixed size, spread over threads with one BLAS thread each: the same bits on any number of cores.
+        """
+        embeddings = self.model.embeddings
+        divisor = self.divisor
+        factor = np.empty(((stop or embeddings.n_tokens) - start, w.shape[1]), np.float32)
+
+        def project(piece: tuple[int, np.ndarray]) -> None:
+            first, tokens = piece
+            scaled = tokens / divisor[first : first + len(tokens), None]  # (b, d)
+            rows = slice(first - start, first - start + len(tokens))
             np.matmul(scaled, w, out=factor[rows])
             if inverse is not None:
                 factor[rows, : inverse.dims] *= inverse(scaled)[0][:, None]
+
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
+            for first, block in embeddings.blocks(start, stop):
+                pieces = [(first + i, block[i : i + PIECE]) for i in range(0, len(block), PIECE)]
+                list(pool.map(project, pieces))
         return factor
 
     def token_scores(self, token: int) -> np.ndarray:
@@ -135,7 +156,7 @@ class FirstLayer:
 
 def _of_head(inverse: InverseRms | None, head: int) -> InverseRms | None:
     """The norm's scalar for one head alone; a norm over all heads jointly has only one."""
-    if inverse is None or len(inverse.source.w) == 1:
+    if inverse is None or inverse.source.heads == 1:
         return inverse
-    source = inverse.source
-    return replace(inverse, source=replace(source, w=source.w[head : head + 1], b=source.b[head : head + 1]))
+    w, b = inverse.source.of(head)
+    return replace(inverse, source=Affine(w[None], b[None]))

@@ -1,12 +1,13 @@
 """sigma, the one part of a LayerNorm that no folding can absorb, over the whole vocabulary and every position."""
 
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from threadpoolctl import threadpool_limits
+
+from weightscope.cores import usable_cores
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
 BAND = (2.5, 97.5)  # percentiles of the spread shown over tokens: the central 95 %
@@ -104,7 +105,7 @@ def sigma_statistics(
     token_sum = np.zeros(n_tokens)
     found = []
     # One BLAS thread each: the blocks are what runs side by side.
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
         for block_sum, statistics in pool.map(of_block, position_blocks):
             token_sum += block_sum
             found.append(statistics)

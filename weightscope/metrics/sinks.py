@@ -52,6 +52,28 @@ def epsilon_sinks(attention: np.ndarray, epsilon: float) -> np.ndarray:
     return attention.min(axis=-2) >= 1 - epsilon
 
 
+def least_epsilon(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """1 - min_i A_is, the smallest epsilon for which a key is an epsilon-sink (Definition 1): -> (...).
+
+    Parameters
+    ----------
+    attention : (..., m, n) array
+    sink : int array of shape (...)
+    """
+    return 1 - _column(attention, sink).min(axis=-1)
+
+
+def event_share(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """Share of the queries that give the sink half of their attention or more: -> (...).
+
+    Parameters
+    ----------
+    attention : (..., m, n) array
+    sink : int array of shape (...)
+    """
+    return (_column(attention, sink) >= EVENT_WEIGHT).mean(axis=-1)
+
+
 def sink_event(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
     """Whether at least 90 % of the queries give the sink half of their attention or more: -> bool (...).
 
@@ -60,8 +82,7 @@ def sink_event(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
     attention : (..., m, n) array
     sink : int array of shape (...)
     """
-    received = _column(attention, sink)  # (..., m)
-    return (received >= EVENT_WEIGHT).mean(axis=-1) >= EVENT_SHARE
+    return event_share(attention, sink) >= EVENT_SHARE
 
 
 def attention_shares(attention: np.ndarray) -> np.ndarray:
