@@ -117,7 +117,7 @@ def _changes(rows: Sequence[Row], caption: str) -> Table:
          *(row.changes.get(column, np.nan) for column in COLUMNS))
         for row in rows
     ]  # fmt: skip
-    header = ("model", "numbers", "biases in attention", "perplexity", *(f"{which} {how}" for which, how in COLUMNS))
+    header = ("model", "from", "biases", "perplexity", *(f"{which} {how}" for which, how in COLUMNS))
     return Table(header, cells, caption)
 
 
