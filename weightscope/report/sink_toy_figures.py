@@ -104,9 +104,11 @@ def broadcast_figure(runs: Sequence[Run], example: Mapping[str, np.ndarray]) -> 
 
     ranks = axes[1, 2]
     softmax = [run for run in runs if run["variant"] == "softmax"]
-    layers = range(1, len(softmax[0]["layers"]) + 1)
-    for run, marker in zip(softmax, "os^v<>*", strict=False):
-        ranks.plot(layers, [layer["rank"] for layer in run["layers"]], marker, color=GREEN, label=f"seed {run['seed']}")
+    layers = np.arange(1, len(softmax[0]["layers"]) + 1)
+    beside = np.linspace(-0.15, 0.15, len(softmax))
+    for run, marker, shift in zip(softmax, "os^v<>*", beside, strict=False):
+        found = [layer["rank"] for layer in run["layers"]]
+        ranks.plot(layers + shift, found, marker, markersize=4, color=GREEN, label=f"seed {run['seed']}")
     ranks.axhline(1, color="black", linewidth=0.6, linestyle=":")
     ranks.set_xticks(layers, [f"layer {i}" for i in layers])
     ranks.set_xlim(0.5, len(layers) + 0.5)
