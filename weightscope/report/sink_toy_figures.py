@@ -22,7 +22,7 @@ SINK, OTHERS = VERMILION, BLUE
 
 def nop_figure(runs: Sequence[Run]) -> Figure:
     """Fig. 2: norms of what sink and other tokens write, and W_QK's spectrum with a sink and without one."""
-    with_sink = _default_task(runs, "softmax")
+    with_sink = [run for run in _default_task(runs) if run["variant"] == "softmax"]
     without = [run for run in runs if run["variant"] == "softmax" and run["damping"] == 1]
     figure, (norms, spectrum) = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.3))
 
@@ -121,13 +121,14 @@ def broadcast_figure(runs: Sequence[Run], example: Mapping[str, np.ndarray]) -> 
 
 def kinds_figure(nop: Sequence[Run], broadcast: Sequence[Run]) -> Figure:
     """Which kinds of attention sink on each task, and how well they do it; one dot a seed."""
-    default = [run for run in nop if run["damping"] == 0 and run["probability"] == 0.5]
+    default = _default_task(nop)
     variants = list(dict.fromkeys(run["variant"] for run in default))
     panels: tuple[tuple[str, Sequence[Run], Callable[[Run], float]], ...] = (
-        ("no-op: share of attention\nto the sink, flagged tokens", default, lambda run: run["flagged_attention"]),
-        ("no-op: sum of weights,\nflagged tokens", default, lambda run: run["flagged_weight"]),
+        ("no-op: attention\nto the sink,\nflagged tokens", default, lambda run: run["flagged_attention"]),
+        ("no-op: attention\nto the sink,\nother tokens", default, lambda run: run["other_attention"]),
+        ("no-op: sum of\nweights, flagged\ntokens", default, lambda run: run["flagged_weight"]),
         ("no-op: loss", default, lambda run: run["loss"]),
-        ("broadcast: share of\nattention to the sink", broadcast, lambda run: _better(run)["strength"]),
+        ("broadcast:\nattention to\nthe sink", broadcast, lambda run: _better(run)["strength"]),
         ("broadcast: loss", broadcast, lambda run: run["loss"]),
     )
     figure, axes = plt.subplots(1, len(panels), figsize=(2.4 * COLUMN, 0.2 * len(variants) + 0.9), sharey=True)
@@ -202,8 +203,9 @@ MECHANISMS = {"nop": ("NOP", SKY), "broadcast": ("broadcast", ORANGE), "neither"
 PLACES = {"on_class": ("class", PURPLE), "on_register": ("register", GREEN), "on_patch": ("patch", "0.45")}
 
 
-def _default_task(runs: Sequence[Run], variant: str) -> list[Run]:
-    return [r for r in runs if r["variant"] == variant and r["damping"] == 0 and r["probability"] == 0.5]
+def _default_task(runs: Sequence[Run]) -> list[Run]:
+    """The no-op runs that are no part of a sweep."""
+    return [run for run in runs if run["damping"] == 0 and run["probability"] == 0.5]
 
 
 def _better(run: Run) -> Mapping[str, float]:
