@@ -168,6 +168,7 @@ def mitigation_figure(runs: Sequence[Run]) -> Figure:
 def mechanisms_figure(runs: Sequence[Run]) -> Figure:
     """Fig. 6 of the small ViT: every sink on the plane of value-norm ratio and stable rank, one panel a variant."""
     variants = list(dict.fromkeys(run["variant"] for run in runs))
+    highest = 1.5 * max((rank for run in runs for layer in run["layers"] for rank in layer["ranks"]), default=2.0)
     columns = 3
     rows = -(-len(variants) // columns)
     figure, axes = plt.subplots(
@@ -186,13 +187,14 @@ def mechanisms_figure(runs: Sequence[Run]) -> Figure:
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xlim(0.03, 5)
-        axis.set_ylim(0.95, 12)
-        axis.set_yticks([1, 2, 5, 10], ["1", "2", "5", "10"], minor=False)
+        axis.set_ylim(0.95, highest)
+        ticks = [tick for tick in (1, 1.5, 2, 3, 5, 10, 20) if tick < highest]
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
         axis.yaxis.set_minor_formatter(NullFormatter())
     for axis in axes.flat[len(variants) :]:
         axis.set_axis_off()
-    axes[0, 0].text(0.036, 10.5, "NOP", fontsize=6, va="top")
-    axes[0, 0].text(4.6, 1.42, "broadcast", fontsize=6, va="top", ha="right")
+    axes[0, 0].text(0.036, 0.93 * highest, "NOP", fontsize=6, va="top")
+    axes[0, 0].text(4.6, 1.02 * BROADCAST_RANK, "broadcast", fontsize=6, va="bottom", ha="right")
     axes[0, 0].legend(loc="upper right", handletextpad=0.1)
     figure.supxlabel(r"value-norm ratio $\|u_s\| / \overline{\|u_j\|}$ (1)", fontsize=8)
     figure.supylabel(r"stable rank of $A u$ (1)", fontsize=8)
