@@ -1,16 +1,18 @@
 """Every benchmark in one run, as ratios: `make bench`.
 
 AUROC over GPT-2's vocabulary against the bare products that make the scores, sigma statistics against their product,
-bigram counting against the tokenizer's own encode_batch, and the time of `weightscope --help`.
+bigram counting against the tokenizer's own encode_batch, an audit against reading the bytes and the Gram products, its
+peers where they are installed, and the time of `weightscope --help`.
 """
 
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
 
 import click
 
-from benchmarks import auroc, bigrams, sigma
+from benchmarks import audit, auroc, bigrams, contributions, norms, sigma
 from weightscope.embedded import FOLDER
 
 
@@ -25,7 +27,8 @@ def write_corpus(path: Path, megabytes: int = 10) -> Path:
 
 @click.command()
 @click.option("--heads", default=auroc.HEADS, show_default=True, help="Heads to time AUROC with.")
-def main(heads: int) -> None:
+@click.option("--peer-python", default=sys.executable, help="An interpreter with transformer-lens or weightwatcher.")
+def main(heads: int, peer_python: str) -> None:
     """Run all benchmarks and print what each costs beside the least it could."""
     found = auroc.run(heads)
     for path, ratio in found["ratio"].items():
@@ -47,6 +50,9 @@ def main(heads: int) -> None:
         f"bigram counting: {counted['mb_per_second']['counting']:.1f} MB/s, {counted['ratio']:.2f} x the throughput of "
         f"encode_batch"
     )
+    click.echo(norms.line(norms.run()))
+    click.echo(contributions.line(contributions.run()))
+    audit.run({"llama-2-7b": 4, "llama-2-70b": 1, "gpt2": 12}, rounds=3, python=peer_python)
     click.echo(f"weightscope --help: {sigma.help_seconds():.2f} s")
 
 

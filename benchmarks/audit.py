@@ -1,10 +1,11 @@
 """An audit against reading the bytes and the float64 Gram products alone, and its memory.
 
 python -m benchmarks.audit --shape llama-2-7b --layers 32
-python -m benchmarks.audit --checkpoint GPT2_FOLDER
+python -m benchmarks.audit --checkpoint GPT2_FOLDER --peer-python VENV/bin/python
 """
 
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import click
@@ -19,15 +22,18 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import weightscope as ws
+from benchmarks.peers import TITLES, peer_cost
+from benchmarks.results import Measured
 from weightscope.attention import Layer
 from weightscope.cores import usable_cores
-from weightscope.factored import core_singular_values, triangle
+from weightscope.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.jobs.audit import AuditOptions, measure
 from weightscope.jobs.lenient import lenient
 from weightscope.model import Model
 
-# Sizes as in the published configs. The head's width is 128 in both.
+# Sizes as in the published configs; GPT-2's with the names and norms of Llama.
 SHAPES = {
+    "gpt2": {"num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 12, "hidden_size": 768},
     "llama-2-7b": {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_size": 4096},
     "llama-2-70b": {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192},
 }
@@ -108,19 +114,23 @@ def audit_measures(model: Model) -> None:
 
 
 def singular_values(model: Model) -> None:
-    """Singular values of W_QK and W_VO alone."""
+    """Singular values of W_QK and W_VO alone, those of a key-value group together."""
 
-    def of_head(layer: Layer, h: int) -> None:
-        kv = h * layer.n_kv_heads // layer.n_heads
-        pairs = ((layer.q.of(h)[0], layer.k.of(kv)[0]), (layer.v.of(kv)[0], layer.w_o[h].T))
-        for pair in pairs:
-            wide = [factor.astype(np.float64) for factor in pair]
-            core_singular_values(*(triangle(factor, factor.T @ factor) for factor in wide))
+    def triangle_of(factor: np.ndarray) -> Triangle:
+        return triangle(factor, inner(factor))
+
+    def of_group(layer: Layer, kv: int) -> None:
+        key, value = triangle_of(layer.k.of(kv)[0]), triangle_of(layer.v.of(kv)[0])
+        shared_by = layer.n_heads // layer.n_kv_heads
+        for h in range(kv * shared_by, (kv + 1) * shared_by):
+            core_singular_values(triangle_of(layer.q.of(h)[0]), key)
+            core_singular_values(value, triangle_of(np.asarray(layer.w_o[h]).T))
 
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
         for index in model.attention_layers:
             layer = lenient(model).layer(index)
-            list(pool.map(lambda h, layer=layer: of_head(layer, h), range(layer.n_heads)))
+            list(pool.map(partial(of_group, layer), range(layer.n_kv_heads)))
+            del layer  # before the next one is read
 
 
 @contextmanager
@@ -152,13 +162,96 @@ class Cost:
     peak: float
 
 
-def cost(work: Callable[[Model], None], folder: Path) -> Cost:
+WORK: dict[str, Callable[[Model], None]] = {
+    "read and Gram products": read_and_gram,
+    "singular values": singular_values,
+    "the whole audit": audit_measures,
+}
+FLOOR = "read and Gram products"
+
+
+def cost(name: str, folder: Path) -> Cost:
     """The cost of one run over a freshly opened model."""
     with anonymous_peak() as peak:
         wall, cpu = time.perf_counter(), time.process_time()
-        work(ws.open_model(folder))
+        WORK[name](ws.open_model(folder))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return Cost(wall, cpu, peak[0])
+
+
+def costs(folder: Path, rounds: int) -> dict[str, list[Cost]]:
+    """The cost of each over several rounds, every run in a process of its own, so that it pays for its own memory.
+
+    Each round measures all in turn, so that whatever else the machine does meets all alike.
+    """
+    found: dict[str, list[Cost]] = {name: [] for name in WORK}
+    for _ in range(rounds):
+        for name, own in found.items():
+            with get_context("spawn").Pool(1) as pool:
+                own.append(pool.apply(cost, (name, folder)))
+    return found
+
+
+def best(own: list[Cost]) -> Cost:
+    """The least time of several rounds, and the most memory."""
+    return Cost(min(c.wall for c in own), min(c.cpu for c in own), max(c.peak for c in own))
+
+
+def report(title: str, found: dict[str, list[Cost]]) -> list[Measured]:
+    """Print the best of the rounds as ratios to the floor's."""
+    floor, measured = best(found[FLOOR]), []
+    click.echo(f"{title}: {FLOOR} {floor.wall:.2f} s ({floor.cpu:.2f} s of CPU)")
+    for name, rounds in found.items():
+        if name == FLOOR:
+            continue
+        own = best(rounds)
+        click.echo(
+            f"  {name}: {own.wall:.2f} s, {own.wall / floor.wall:.2f} x; {own.cpu:.2f} s of CPU, "
+            f"{own.cpu / floor.cpu:.2f} x; peak anonymous {own.peak:.0f} MB"
+        )
+        ratios = tuple(one.wall / least.wall for one, least in zip(rounds, found[FLOOR], strict=True))
+        seconds = float(np.median([one.wall for one in rounds]))
+        measured.append(Measured(f"{title}: {name}", seconds, ratios, FLOOR, own.peak))
+    return measured
+
+
+def factors_of(model: Model) -> dict[str, np.ndarray]:
+    """q, k, v, o of every query head as float32 (L, H, d, r), keys and values repeated within their group."""
+    layers = [[(head.qk, head.vo) for head in model.layer(i).heads()] for i in model.attention_layers]
+    pick = {"q": (0, "left"), "k": (0, "right"), "v": (1, "left"), "o": (1, "right")}
+    return {
+        name: np.array([[getattr(pair[which], side) for pair in heads] for heads in layers], np.float32)
+        for name, (which, side) in pick.items()
+    }
+
+
+def report_peers(title: str, folder: Path, python: str, own: Cost) -> list[Measured]:
+    """Print what the peers take for the same heads, as ratios to our singular values, reading included."""
+    factors, measured = factors_of(ws.open_model(folder)), []
+    for peer, name in TITLES.items():
+        found = peer_cost(peer, python, factors)
+        if found is None:
+            click.echo(f"  {name}: not installed (pip install {peer})")
+        else:
+            click.echo(
+                f"  {name}: {found.wall:.2f} s, {found.wall / own.wall:.1f} x our singular values of {title}; "
+                f"{found.cpu:.2f} s of CPU, {found.cpu / own.cpu:.1f} x"
+            )
+            ratio = found.wall / own.wall
+            measured.append(Measured(f"{title}: {name}", found.wall, (ratio,), "our singular values"))
+    return measured
+
+
+def run(shapes: dict[str, int], rounds: int, python: str = sys.executable) -> list[Measured]:
+    """Print all of it for synthetic checkpoints: layers by shape; peers for GPT-2's alone, whose heads are few."""
+    measured = []
+    for shape, layers in shapes.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found = costs(write_synthetic(Path(folder), shape, layers), rounds)
+            measured += report(f"{shape}, {layers} layers", found)
+            if shape == "gpt2":
+                measured += report_peers(shape, Path(folder), python, best(found["singular values"]))
+    return measured
 
 
 @click.command()
@@ -167,22 +260,20 @@ def cost(work: Callable[[Model], None], folder: Path) -> Cost:
 @click.option("--checkpoint", type=click.Path(path_type=Path, exists=True), help="A checkpoint instead of a shape.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where the synthetic one is kept.")
 @click.option("--rounds", default=3, show_default=True)
-def main(shape: str, layers: int, checkpoint: Path | None, folder: Path | None, rounds: int) -> None:
-    """Each round measures all in turn, so that whatever else the machine does meets all alike."""
+@click.option("--peer-python", help="Time the peers too, under this interpreter.")
+def main(
+    shape: str, layers: int, checkpoint: Path | None, folder: Path | None, rounds: int, peer_python: str | None
+) -> None:
+    """Print the cost of singular values and of an audit as ratios to reading the bytes and the Gram products."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = folder or Path(temporary)
         if checkpoint is None and not (folder / "config.json").exists():
             write_synthetic(folder, shape, layers)
         source = checkpoint or folder
-        for _ in range(rounds):
-            floor = cost(read_and_gram, source)
-            click.echo(f"{source.name}: read and Gram products {floor.wall:.2f} s ({floor.cpu:.2f} s of CPU)")
-            for name, work in (("singular values", singular_values), ("the whole audit", audit_measures)):
-                own = cost(work, source)
-                click.echo(
-                    f"  {name}: {own.wall:.2f} s, {own.wall / floor.wall:.2f} x; {own.cpu:.2f} s of CPU, "
-                    f"{own.cpu / floor.cpu:.2f} x; peak anonymous {own.peak:.0f} MB"
-                )
+        found = costs(source, rounds)
+        report(source.name if checkpoint else f"{shape}, {layers} layers", found)
+        if peer_python:
+            report_peers(source.name, source, peer_python, best(found["singular values"]))
 
 
 if __name__ == "__main__":

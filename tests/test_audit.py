@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tiny_gpt2 import gpt2_weights, write_checkpoint
 from weights import shared
 
 import weightscope as ws
+from tests.checkpoint.files import bfloat16, write
 from weightscope.cli import main
 from weightscope.factored import Factored
 from weightscope.jobs import audit as audit_job
@@ -278,3 +280,26 @@ def test_an_audit_holds_one_layer_at_a_time(checkpoint: Path, tmp_path, monkeypa
     model = ws.open_model(checkpoint)
     measure(model, tmp_path, AuditOptions(), False)
     assert model._last is None
+
+
+def test_a_layer_of_16_bits_costs_what_it_costs_on_disk(tmp_path) -> None:
+    """No float32 copy of a whole projection is made, neither in reading nor in folding the norm nor for any head."""
+    d, heads = 1024, 16
+    rng = np.random.default_rng(0)
+    stem = "model.layers.0."
+    tensors = {f"{stem}self_attn.{x}_proj.weight": bfloat16(rng.standard_normal((d, d), np.float32)) for x in "qkvo"}
+    tensors[f"{stem}input_layernorm.weight"] = bfloat16(np.ones(d, np.float32))
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_size": d}
+    write(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 8, **sizes}))
+    model = ws.open_model(tmp_path)
+    tracemalloc.start()
+    try:
+        layer = model.layer(0)
+        for index in range(heads):
+            head = layer.head(index)
+            assert head.qk.left.dtype == head.vo.right.dtype == np.float32
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.6 * 4 * d * d * 2

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weightscope.factored import Factored
+from weightscope.factored import ROWS_AT_ONCE, Factored, inner
 
 
 @st.composite
@@ -43,3 +43,11 @@ def test_the_spectrum_does_not_depend_on_the_gauge(w: Factored, seed: int) -> No
 
 def test_the_zero_matrix_has_no_stable_rank() -> None:
     assert np.isnan(Factored(np.zeros((4, 2)), np.ones((4, 2))).stable_rank())
+
+
+@pytest.mark.parametrize("d", [1, ROWS_AT_ONCE, ROWS_AT_ONCE + 1, 3 * ROWS_AT_ONCE - 1])
+def test_inner_products_by_blocks_of_rows_are_those_of_all_rows(d: int) -> None:
+    a, b = np.random.default_rng(d).standard_normal((2, d, 4), np.float32)
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    np.testing.assert_allclose(inner(a), wide_a.T @ wide_a, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(inner(a, b), wide_a.T @ wide_b, rtol=1e-12, atol=1e-12)

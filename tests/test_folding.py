@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weightscope.checkpoint.dtypes import Narrow
 from weightscope.folding import Affine, InverseRms
 from weightscope.metrics.sigma import rms, sigma
 
@@ -61,3 +62,27 @@ def test_maps_compose(case: tuple[np.random.Generator, np.ndarray, Affine]) -> N
     before, shift = rng.normal(size=(5, x.shape[1])), rng.normal(size=x.shape[1])
     y = rng.normal(size=(3, 5))
     np.testing.assert_allclose(affine.after(before, shift)(y), affine(y @ before + shift), atol=1e-9)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_head_folded_alone_is_that_of_all_and_leaves_the_weights_as_they_were(narrow: bool, centred: bool) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((2, 5, 3)).astype(np.float16)
+    plain = Affine(Narrow(w) if narrow else w.astype(np.float32), rng.standard_normal((2, 3), np.float32))
+    gamma, beta = rng.standard_normal((2, 5), np.float32)
+    folded = plain.after_norm(gamma, beta, centred=centred)
+    alone = [folded.of(head) for head in range(2)]
+    np.testing.assert_array_equal(np.asarray(plain.stored), w.astype(np.float32))
+    np.testing.assert_allclose([b for _, b in alone], folded.b, rtol=1e-6)
+    np.testing.assert_array_equal([w for w, _ in alone], folded.w)
+    np.testing.assert_array_equal([folded.of(head)[0] for head in range(2)], folded.w)  # from those of all, now kept
+    np.testing.assert_array_equal(plain.w, w.astype(np.float32))
+
+
+@given(cases())
+def test_a_norm_before_a_folded_norm_folds_too(case: tuple[np.random.Generator, np.ndarray, Affine]) -> None:
+    rng, x, affine = case
+    first, second = rng.normal(size=(2, x.shape[1]))
+    twice = affine.after_norm(first, 0 * first, centred=False).after_norm(second, 0 * second, centred=False)
+    np.testing.assert_allclose(twice(x), affine(x * second * first), atol=1e-9)

@@ -1,11 +1,16 @@
 """Affine maps, and norms absorbed into those that follow them: what is left per token is one scalar, 1/sigma(x)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from weightscope.checkpoint.dtypes import Narrow, Weights
 
-def fold_layer_norm(w: np.ndarray, b: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+
+def fold_layer_norm(
+    w: np.ndarray, b: np.ndarray, gamma: np.ndarray, beta: np.ndarray, out: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Absorb a LayerNorm into the affine map that follows it.
 
     LN(x) W + b = (x / sigma(x)) W' + b' with W' = (I - 11'/d) diag(gamma) W and b' = beta W + b
@@ -16,16 +21,21 @@ def fold_layer_norm(w: np.ndarray, b: np.ndarray, gamma: np.ndarray, beta: np.nd
     w : array of shape (..., d, r)
     b : array of shape (..., r)
     gamma, beta : arrays of shape (d,)
+    out : array of shape (..., d, r), optional
+        Where W' is put; `w` itself where nobody else needs that.
 
     Returns
     -------
     array of shape (..., d, r), array of shape (..., r)
     """
-    scaled = gamma[:, None] * w  # (..., d, r)
-    return scaled - scaled.mean(axis=-2, keepdims=True), beta @ w + b
+    shifted = beta @ w + b
+    scaled = np.multiply(gamma[:, None], w, out=out)  # (..., d, r)
+    return np.subtract(scaled, scaled.mean(axis=-2, keepdims=True), out=out), shifted
 
 
-def fold_rms_norm(w: np.ndarray, b: np.ndarray, gamma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def fold_rms_norm(
+    w: np.ndarray, b: np.ndarray, gamma: np.ndarray, out: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Absorb an RMSNorm into the affine map that follows it: W' = diag(gamma) W, nothing to centre and no beta.
 
     Parameters
@@ -33,27 +43,68 @@ def fold_rms_norm(w: np.ndarray, b: np.ndarray, gamma: np.ndarray) -> tuple[np.n
     w : array of shape (..., d, r)
     b : array of shape (..., r)
     gamma : array of shape (d,)
+    out : array of shape (..., d, r), optional
+        As for `fold_layer_norm`.
 
     Returns
     -------
     array of shape (..., d, r), array of shape (..., r)
     """
-    return gamma[:, None] * w, b
+    return np.multiply(gamma[:, None], w, out=out), b
+
+
+@dataclass(frozen=True)
+class FoldedNorm:
+    """The norm before a map, to be folded into it: gamma, beta of shape (d,), and whether it centres."""
+
+    gamma: np.ndarray
+    beta: np.ndarray
+    centred: bool
+
+    def into(self, stored: Weights, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The map stored (..., d, r), b (..., r) with the norm absorbed; weights widened here are folded in place."""
+        w = np.asarray(stored)
+        out = w if isinstance(stored, Narrow) else None
+        if self.centred:
+            return fold_layer_norm(w, b, self.gamma, self.beta, out)
+        return fold_rms_norm(w, b, self.gamma, out)
 
 
 @dataclass(frozen=True)
 class Affine:
     """One affine map a head: z -> z w + b.
 
+    The weights stay as they are stored, with the norm before them beside them, until they are asked for: of one head by
+    `of`, which costs one head's memory, or of all by `w` and `b`, which are then kept.
+
     Attributes
     ----------
-    w : (A, d, r) array
+    stored : (A, d, r) array or Narrow
         A heads; query heads, key-value heads, or one for all.
-    b : (A, r) array
+    bias : (A, r) array
+    norm : FoldedNorm or None
     """
 
-    w: np.ndarray
-    b: np.ndarray
+    stored: Weights
+    bias: np.ndarray
+    norm: FoldedNorm | None = None
+
+    @cached_property
+    def _folded(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._fold(self.stored, self.bias)
+
+    def _fold(self, stored: Weights, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return (np.asarray(stored), bias) if self.norm is None else self.norm.into(stored, bias)
+
+    @property
+    def w(self) -> np.ndarray:
+        """(A, d, r)."""
+        return self._folded[0]
+
+    @property
+    def b(self) -> np.ndarray:
+        """(A, r)."""
+        return self._folded[1]
 
     def __call__(self, z: np.ndarray) -> np.ndarray:
         """(n, d) -> (A, n, r)."""
@@ -62,17 +113,18 @@ class Affine:
     @property
     def heads(self) -> int:
         """A."""
-        return len(self.w)
+        return len(self.stored)
 
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
         """One head's (d, r) matrix and (r,) bias."""
-        return self.w[head], self.b[head]
+        if "_folded" in self.__dict__:  # all heads' are there already
+            return self.w[head], self.b[head]
+        return self._fold(self.stored[head], self.bias[head])
 
     def after_norm(self, gamma: np.ndarray, beta: np.ndarray, *, centred: bool) -> "Affine":
         """The map with the norm before it absorbed, so that it acts on x / sigma(x)."""
-        if centred:
-            return Affine(*fold_layer_norm(self.w, self.b, gamma, beta))
-        return Affine(*fold_rms_norm(self.w, self.b, gamma))
+        plain = self if self.norm is None else Affine(self.w, self.b)
+        return Affine(plain.stored, plain.bias, FoldedNorm(gamma, beta, centred))
 
     def after(self, w: np.ndarray, b: np.ndarray) -> "Affine":
         """The map preceded by z -> z w + b, with w of shape (e, d) and b of shape (d,)."""
@@ -112,8 +164,8 @@ class Latent:
 
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
         """One head's (d, r) matrix and (r,) bias, multiplied out."""
-        (first, shift), (up, bias) = self.first.of(0), self.up.of(head)
-        return first @ up, shift @ up + bias
+        up, bias = self.up.of(head)
+        return self.first.w[0] @ up, self.first.b[0] @ up + bias  # the first map is every head's: folded once and kept
 
     def after_norm(self, gamma: np.ndarray, beta: np.ndarray, *, centred: bool) -> "Latent":
         """The map with the norm before it absorbed."""

@@ -45,6 +45,43 @@ def test_bfloat16_is_the_upper_half_of_a_float32(bits: int) -> None:
     assert struct.pack("<f", value)[2:] == struct.pack("<H", bits) or np.isnan(value)
 
 
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
+def test_weights_are_the_tensor_however_they_are_cut(dtype: str, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((6, 4), np.float32)
+    stored = {"F32": values, "F16": values.astype(np.float16), "BF16": bfloat16(values)}[dtype]
+    tensor = open_checkpoint(write(tmp_path / "a.safetensors", {"w": stored}))["w"]
+    whole, weights = tensor.read(), tensor.weights()
+    assert weights.shape == whole.shape and len(weights) == len(whole)
+    for cut in (
+        lambda w: w,
+        lambda w: w.T.reshape(2, 2, 6)[1],
+        lambda w: w.reshape(3, 2, 4).transpose(0, 2, 1)[2],
+        lambda w: w[1:5, None],
+    ):
+        found = np.asarray(cut(weights))
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, cut(whole))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
+def test_weights_that_are_not_finite_are_refused_as_any_tensor_is(dtype: str, value: float, tmp_path: Path) -> None:
+    values = np.ones((3, 4), np.float32)
+    values[1, 2] = value
+    stored = {"F32": values, "F16": values.astype(np.float16), "BF16": bfloat16(values)}[dtype]
+    tensor = open_checkpoint(write(tmp_path / "a.safetensors", {"w": stored}))["w"]
+    with pytest.raises(CheckpointError, match=r"not finite, the first .* at \(1, 2\)"):
+        tensor.weights()
+    np.testing.assert_array_equal(np.asarray(tensor.unchecked().weights()), values)
+
+
+def test_the_largest_finite_weights_are_not_taken_for_infinite(tmp_path: Path) -> None:
+    largest = {"f": np.full(3, 65504, np.float16), "b": ("BF16", (1,), b"\x7f\x7f")}
+    checkpoint = open_checkpoint(write(tmp_path / "a.safetensors", largest))
+    assert np.isfinite(np.asarray(checkpoint["f"].weights())).all()
+    assert np.isfinite(np.asarray(checkpoint["b"].weights())).all()
+
+
 def test_blocks_are_the_rows_in_order(tmp_path: Path) -> None:
     w = np.arange(35, dtype=np.float32).reshape(7, 5)
     tensor = open_checkpoint(write(tmp_path / "a.safetensors", {"w": w}))["w"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.checkpoint.dtypes import Weights
 from weightscope.distance import Buckets, Slopes
 from weightscope.families.config import LayerTypes, ModelConfig, Numbers, all_full
 from weightscope.families.rope import GridRope, Rope
@@ -24,7 +25,7 @@ class Projections:
     q : Affine or Latent of (H, d, r)
     k : Affine or Latent of (G, d, r)
     v : Affine or Latent of (G, d, r_v)
-    w_o : (H, r_v, d) array
+    w_o : (H, r_v, d) array or Narrow
     b_o : (d,) array
     gate : Affine of (H, d, r_v), or None
         Its sigmoid multiplies what a head has gathered, before w_o.
@@ -35,7 +36,7 @@ class Projections:
     q: Affine | Latent
     k: Affine | Latent
     v: Affine | Latent
-    w_o: np.ndarray
+    w_o: Weights
     b_o: np.ndarray
     gate: Affine | None = None
     q_rms: InverseRms | None = None
@@ -212,6 +213,8 @@ class Family:
     inputs : Inputs
     norm : Norm or None
         The norm that feeds attention; None where attention reads the layer's input as it is.
+    closing : Norm or None
+        The norm that a layer's output has come out of (post-norm models).
     biases : Biases
     qk_norm : QkNorm or None
     rope : Rope, GridRope or None
@@ -240,6 +243,9 @@ class Family:
         "text" or "vision" in models of two towers.
     nested : str
         Key of the part of config.json that describes this model, where it has such a part.
+    leading : tuple of (str, int or str)
+        In a model that sees images, what stands before the patches: kinds of token, and how many there are of each or
+        the config key that says so.
     caveats : tuple of str
         What else the matrices leave out.
     variants : tuple of When
@@ -259,6 +265,7 @@ class Family:
     output: str
     inputs: Inputs
     norm: Norm | None
+    closing: Norm | None = None
     others: tuple[str, ...] = ()
     biases: Biases = Biases()
     qk_norm: QkNorm | None = None
@@ -276,6 +283,7 @@ class Family:
     stored_layer: Callable[[Numbers, int, int], int] = same_layer
     tower: str = ""
     nested: str = ""
+    leading: tuple[tuple[str, int | str], ...] = ()
     caveats: tuple[str, ...] = ()
     variants: tuple[When, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -54,7 +54,7 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         layer = replace(layer, **_qk_normed(layer, tensors, family.qk_norm, config))
     if family.output_scale:
         scale = tensors.read(family.output_scale, (config.d_model,))
-        layer = replace(layer, w_o=layer.w_o * scale, output_bias=layer.output_bias * scale)
+        layer = replace(layer, w_o=np.asarray(layer.w_o) * scale, output_bias=layer.output_bias * scale)
     return replace(layer, caveats=(*caveats(layer), *family.caveats))
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from weightscope.checkpoint.dtypes import Weights
 from weightscope.families.config import ModelConfig, Numbers
 from weightscope.families.family import Family, Projections, rms_norm
 from weightscope.families.tensors import LayerTensors
@@ -16,9 +17,9 @@ from weightscope.folding import Affine, InverseRms, Latent
 def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
     """GPT-2's Conv1D, stored [in, out]: the columns of one (d, 3d) tensor are [Q | K | V], each (H, d')."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    fused = tensors.read(family.query + ".weight", (d, 3 * h * r)).reshape(d, 3, h, r).transpose(1, 2, 0, 3)
+    fused = tensors.weights(family.query + ".weight", (d, 3 * h * r)).reshape(d, 3, h, r).transpose(1, 2, 0, 3)
     bias = tensors.read(family.query + ".bias", (3 * h * r,)).reshape(3, h, r)
-    w_o = tensors.read(family.output + ".weight", (h * r, d)).reshape(h, r, d)
+    w_o = tensors.weights(family.output + ".weight", (h * r, d)).reshape(h, r, d)
     b_o = tensors.read(family.output + ".bias", (d,))
     q, k, v = (Affine(fused[i], bias[i]) for i in range(3))
     return Projections(q, k, v, w_o, b_o)
@@ -38,9 +39,8 @@ def stacked(tensors: LayerTensors, family: Family, config: ModelConfig) -> Proje
     """One Linear with rows [Q (H d') | K (G d') | V (G d')]."""
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     w, b = linear(tensors, config, family.query, ((h + 2 * g) * r, d), family.biases.query)
-    cuts = [h * r, (h + g) * r]
-    parts = zip(np.split(w, cuts), np.split(b, cuts), (h, g, g), strict=True)
-    q, k, v = (by_head(part, bias, heads) for part, bias, heads in parts)
+    rows = slice(0, h * r), slice(h * r, (h + g) * r), slice((h + g) * r, None)
+    q, k, v = (by_head(w[of], b[of], heads) for of, heads in zip(rows, (h, g, g), strict=True))
     return Projections(q, k, v, *output(tensors, family, config, r))
 
 
@@ -64,7 +64,7 @@ def grouped_with_loose_biases(tensors: LayerTensors, family: Family, config: Mod
     h, r = config.n_heads, config.head_dim
     stem = family.query.rpartition(".")[0]
     b_q, b_v = (tensors.read(f"{stem}.{name}_bias", (h * r,)).reshape(h, r) for name in ("q", "v"))
-    return replace(found, q=replace(found.q, b=b_q), v=replace(found.v, b=b_v))
+    return replace(found, q=replace(found.q, bias=b_q), v=replace(found.v, bias=b_v))
 
 
 def gated(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
@@ -125,20 +125,20 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projec
 
 def linear(
     tensors: LayerTensors, config: ModelConfig, module: str, shape: tuple[int, int], bias: bool | str
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Weights, np.ndarray]:
     """A Linear's weight, [out, in] as stored, and its bias, zeros where it has none."""
-    w = tensors.read(module + ".weight", shape)
+    w = tensors.weights(module + ".weight", shape)
     if config.raw.get(bias) if isinstance(bias, str) else bias:
         return w, tensors.read(module + ".bias", shape[:1])
     return w, np.zeros(shape[0], np.float32)
 
 
-def by_head(w: np.ndarray, b: np.ndarray, heads: int) -> Affine:
+def by_head(w: Weights, b: np.ndarray, heads: int) -> Affine:
     """(heads r, d) rows, a head's together, and (heads r,) as a map of shape (heads, d, r)."""
     return Affine(w.reshape(heads, -1, w.shape[1]).transpose(0, 2, 1), b.reshape(heads, -1))
 
 
-def output(tensors: LayerTensors, family: Family, config: ModelConfig, r: int) -> tuple[np.ndarray, np.ndarray]:
+def output(tensors: LayerTensors, family: Family, config: ModelConfig, r: int) -> tuple[Weights, np.ndarray]:
     """W_O as (H, r, d) and its bias."""
     d, h = config.d_model, config.n_heads
     w, b = linear(tensors, config, family.output, (d, h * r), family.biases.output)

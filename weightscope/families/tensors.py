@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.dtypes import Weights
 from weightscope.errors import CheckpointError
 
 # What BERT-era files call a LayerNorm's weight and bias.
@@ -55,3 +56,7 @@ class LayerTensors:
     def read(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
         """The tensor as float32; errors as for `tensor` and for reading."""
         return self.tensor(name, shape).read()
+
+    def weights(self, name: str, shape: tuple[int | None, ...]) -> Weights:
+        """The tensor as float32, or as narrow as it is stored; errors as for `read`."""
+        return self.tensor(name, shape).weights()

@@ -84,7 +84,7 @@ def compare(models: Sequence[Model], labels: Sequence[str]) -> Comparison:
 def layer_changes(a: Layer, b: Layer) -> dict[str, np.ndarray]:
     """How far every head of a layer moved: (H,) arrays, qk_change, qk_left_angle ... vo_right_angle_mean."""
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool, np.errstate(invalid="ignore"):
-        heads = list(pool.map(_head_change, a.heads(), b.heads()))
+        heads = list(pool.map(lambda h: _head_change(a.head(h), b.head(h)), range(a.n_heads)))
     return {name: np.array([head[name] for head in heads]) for name in heads[0]}
 
 

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from weightscope.attention import Head, Layer
 from weightscope.cores import usable_cores
-from weightscope.folding import InverseRms
+from weightscope.folding import Affine, InverseRms
 from weightscope.metrics.sigma import SigmaStatistics, sigma_statistics
 from weightscope.metrics.terms import Parts, SixTerms, six_terms
 from weightscope.model import Model
@@ -156,7 +156,7 @@ class FirstLayer:
 
 def _of_head(inverse: InverseRms | None, head: int) -> InverseRms | None:
     """The norm's scalar for one head alone; a norm over all heads jointly has only one."""
-    if inverse is None or len(inverse.source.w) == 1:
+    if inverse is None or inverse.source.heads == 1:
         return inverse
-    source = inverse.source
-    return replace(inverse, source=replace(source, w=source.w[head : head + 1], b=source.b[head : head + 1]))
+    w, b = inverse.source.of(head)
+    return replace(inverse, source=Affine(w[None], b[None]))

@@ -1,7 +1,7 @@
 """Everything an audit computes of one layer, head by head, from r x r products.
 
-A projection is brought to float64 once; its Gram matrix, its triangle and its sketch are made then, and every spectrum
-of the head, rotated or not, is that of a small core. Heads are spread over threads with one BLAS thread each, which is
+A projection is gone through once for its Gram matrix, its triangle and its sketch, and every spectrum of the head,
+rotated or not, is that of a small core. Heads are spread over threads with one BLAS thread each, which is
 faster on such small matrices than one head on all cores, and gives the same bits however many cores there are.
 """
 
@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from weightscope.attention import Layer
 from weightscope.cores import usable_cores
-from weightscope.factored import Triangle, core_singular_values, route_of, triangle
+from weightscope.factored import Triangle, core_singular_values, inner, route_of, triangle
 from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_share
 from weightscope.metrics.sketch import probes, space_sketch
 from weightscope.metrics.value_output import affine_singular_values, eigenvalues
@@ -25,7 +25,7 @@ TASKS = 8  # a layer's heads are handed out in at least about this many pieces
 
 @dataclass(frozen=True)
 class Projection:
-    """One head's (d, r) factor in float64 and what is worked out of it once."""
+    """One head's (d, r) factor and what is worked out of it once."""
 
     factor: np.ndarray
     gram: np.ndarray
@@ -35,14 +35,16 @@ class Projection:
 
 def project(factor: np.ndarray, omega: np.ndarray) -> Projection:
     """A factor with its Gram matrix, triangle and sketch."""
-    wide = factor.astype(np.float64)  # (d, r)
-    gram = wide.T @ wide  # (r, r)
-    found = triangle(wide, gram)
-    return Projection(wide, gram, found, space_sketch(factor, found.r, omega))
+    gram = inner(factor)  # (r, r)
+    found = triangle(factor, gram)
+    return Projection(factor, gram, found, space_sketch(factor, found.r, omega))
 
 
 def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Spectra and what belongs to them for every head of a layer.
+
+    What belongs to a key-value head is worked out once for the query heads that share it. Beside the layer as it is
+    stored, a thread holds four (d, r) factors in float32 and blocks of them in float64; nothing of size (d, H r).
 
     Parameters
     ----------
@@ -84,12 +86,12 @@ def _measure_heads(
     found, queries = [], np.zeros_like(key.gram)
     for head in heads:
         w_q, b_q = (_scaled(layer, part) for part in layer.q.of(head))
-        query, output = project(w_q, omega), project(layer.w_o[head].T, omega)
+        query, output = project(w_q, omega), project(np.asarray(layer.w_o[head]).T, omega)
         found.append(_qk(query, key, b_q, middles) | _vo(value, output, b_v))
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             queries += query.gram / squared
-    keys = np.nan_to_num(w_k.T)  # (r, d)
+    keys = np.nan_to_num(w_k.T) if key.triangle.route == "none" else w_k.T  # (r, d)
     weighted = queries.astype(np.float32) @ keys  # (r, d), sum over heads of A / |W_QK|_F^2
     return found, np.einsum("rd,rd->d", weighted, keys, dtype=np.float64)  # k_j A k_j' of every residual dimension j
 
@@ -102,7 +104,7 @@ def _scaled(layer: Layer, w: np.ndarray) -> np.ndarray:
 def _qk(
     query: Projection, key: Projection, b_q: np.ndarray, middles: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    cross = key.factor.T @ query.factor  # (r, r)
+    cross = inner(key.factor, query.factor)  # (r, r)
     spectra: dict[str, np.ndarray] = {
         f"qk_singular_values_{name}": core_singular_values(query.triangle, key.triangle, middle)
         for name, middle in middles.items()
@@ -119,10 +121,11 @@ def _qk(
 
 
 def _vo(value: Projection, output: Projection, b_v: np.ndarray) -> dict[str, np.ndarray]:
+    linear = core_singular_values(value.triangle, output.triangle)
     return {
-        "vo_singular_values": core_singular_values(value.triangle, output.triangle),
-        "vo_affine_singular_values": affine_singular_values(value.triangle, b_v, output.triangle),
-        "vo_eigenvalues": eigenvalues(output.factor.T @ value.factor),
+        "vo_singular_values": linear,
+        "vo_affine_singular_values": affine_singular_values(value.triangle, b_v, output.triangle, linear),
+        "vo_eigenvalues": eigenvalues(inner(output.factor, value.factor)),
         "vo_bias_norm": np.array(np.linalg.norm(output.triangle.r @ b_v.astype(np.float64))),
         "vo_route": np.array(route_of(value.triangle, output.triangle)),
         "v_sketch": value.sketch,

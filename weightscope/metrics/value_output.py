@@ -5,7 +5,9 @@ import numpy as np
 from weightscope.factored import Triangle, core_singular_values
 
 
-def affine_singular_values(value: Triangle, b_v: np.ndarray, output: Triangle) -> np.ndarray:
+def affine_singular_values(
+    value: Triangle, b_v: np.ndarray, output: Triangle, linear: np.ndarray | None = None
+) -> np.ndarray:
     """Singular values of f as the linear map f~ on [x 1] (norm-based-attention paper, eqs 9-11 and Fig. 2).
 
     f~ = W~_V W~_O with W~_V = [[W_V, 0], [b_V, 1]] and W~_O = [[W_O, 0], [0, 1]]. With W_V = Q_V R_V and W_O' = Q_O R_O
@@ -16,6 +18,8 @@ def affine_singular_values(value: Triangle, b_v: np.ndarray, output: Triangle) -
     value, output : Triangle
         Of W_V (d, r) and of W_O' (d, r).
     b_v : (r,) array
+    linear : (r,) array, optional
+        The singular values of the linear part, where they are known already.
 
     Returns
     -------
@@ -23,7 +27,7 @@ def affine_singular_values(value: Triangle, b_v: np.ndarray, output: Triangle) -
         Descending; the map that keeps the 1 contributes one, so without a bias they are the linear part's and a 1.
     """
     if not b_v.any():
-        return np.sort(np.append(core_singular_values(value, output), 1.0))[::-1]
+        return np.sort(np.append(core_singular_values(value, output) if linear is None else linear, 1.0))[::-1]
     r = len(b_v)
     if "none" in (value.route, output.route) or not np.isfinite(b_v).all():
         return np.full(r + 1, np.nan)
