@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -63,8 +63,8 @@ class Cost:
 
     Attributes
     ----------
-    layer, conclusion : float
-        CPU seconds on one core.
+    layer, conclusion, without_tokens : float
+        CPU seconds on one core: a layer, the end of the audit, and its end with --directions 0.
     client : float
         CPU seconds of the one process that hands out tasks and writes results.
     read, written : int
@@ -73,6 +73,7 @@ class Cost:
 
     layer: float
     conclusion: float
+    without_tokens: float
     client: float
     read: int
     written: int
@@ -131,8 +132,12 @@ def measure(size: str) -> Cost:
             began = time.process_time()
             heads = work.heads()
             kept += time.process_time() - began
-            if depth == SHALLOW:  # the first drawing of a process sets matplotlib up
-                beside_others(1, deliver, lambda model=model: model, heads, options, Path("out"))
+            if depth == SHALLOW:
+                plain = replace(options, directions=0)
+                for _ in range(2):  # the first drawing of a process sets matplotlib up
+                    began = time.process_time()
+                    beside_others(1, deliver, lambda model=model: model, heads, plain, Path("out"))
+                    without_tokens = time.process_time() - began
             began = time.process_time()
             delivery = beside_others(1, deliver, lambda model=model: model, heads, options, Path("out"))
             conclusions.append(time.process_time() - began)
@@ -146,6 +151,7 @@ def measure(size: str) -> Cost:
     return Cost(
         float(np.median(layer[1:])),
         _at(shape.layers, conclusions),
+        without_tokens,
         _at(shape.layers, client),
         read,
         int(_at(shape.layers, written)),
@@ -169,11 +175,11 @@ def main(sizes: str, cores: int, gigabits: float, one: str | None) -> None:
         click.echo(json.dumps(asdict(measure(one))))
         return
     columns = (
-        "size", "layers x heads", "stored", "read", "s a layer", "s to end it", "s a checkpoint",
+        "size", "layers x heads", "stored", "read", "s a layer", "s to end it", "of that tokens",
         "core-hours of 154", "read by 154", "results of 154", "client",
     )  # fmt: skip
     click.echo(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    hours, read, client = 0.0, 0, 0.0
+    hours, tokens_hours, read, client = 0.0, 0.0, 0, 0.0
     for size in sizes.split(","):
         shape = SHAPES[size]
         command = [sys.executable, "-m", "benchmarks.pythia_cost", "--one", size]  # a process each, as a worker is
@@ -182,16 +188,19 @@ def main(sizes: str, cores: int, gigabits: float, one: str | None) -> None:
         hours += STEPS * checkpoint / 3600
         read += STEPS * cost.read
         client += STEPS * cost.client / 3600
+        tokens = max(0.0, cost.conclusion - cost.without_tokens)
+        tokens_hours += STEPS * tokens / 3600
         click.echo(
             f"| {size} | {shape.layers} x {shape.heads} | {shape.stored_bytes / 1e9:.2f} GB | {cost.read / 1e9:.2f} GB "
-            f"| {cost.layer:.2f} | {cost.conclusion:.1f} | {checkpoint:.1f} | {STEPS * checkpoint / 3600:.2f} "
+            f"| {cost.layer:.2f} | {cost.conclusion:.1f} | {tokens:.1f} | {STEPS * checkpoint / 3600:.2f} "
             f"| {STEPS * cost.read / 1e12:.2f} TB | {STEPS * cost.written / 1e9:.1f} GB "
             f"| {STEPS * cost.client / 60:.1f} min |"
         )
     click.echo(
-        f"\nTogether {hours:.1f} core-hours and {read / 1e12:.2f} TB: on {cores} cores {60 * hours / cores:.0f} min of "
-        f"work, at {gigabits:g} Gbit/s {read * 8 / gigabits / 1e9 / 60:.0f} min of reading, and {60 * client:.0f} min "
-        "of the client's writing, all at the same time."
+        f"\nTogether {hours:.1f} core-hours, {tokens_hours:.1f} of them for tokens along directions, and "
+        f"{read / 1e12:.2f} TB: on {cores} cores {60 * hours / cores:.0f} min of work, at {gigabits:g} Gbit/s "
+        f"{read * 8 / gigabits / 1e9 / 60:.0f} min of reading, and {60 * client:.0f} min of the client's writing, all at "
+        "the same time."
     )
 
 
