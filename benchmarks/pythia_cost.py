@@ -199,8 +199,8 @@ def main(sizes: str, cores: int, gigabits: float, one: str | None) -> None:
     click.echo(
         f"\nTogether {hours:.1f} core-hours, {tokens_hours:.1f} of them for tokens along directions, and "
         f"{read / 1e12:.2f} TB: on {cores} cores {60 * hours / cores:.0f} min of work, at {gigabits:g} Gbit/s "
-        f"{read * 8 / gigabits / 1e9 / 60:.0f} min of reading, and {60 * client:.0f} min of the client's writing, all at "
-        "the same time."
+        f"{read * 8 / gigabits / 1e9 / 60:.0f} min of reading, and {60 * client:.0f} min of the client's writing, all "
+        "at the same time."
     )
 
 
