@@ -12,8 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -21,6 +24,7 @@ import numpy as np
 import weightscope as ws
 from weightscope.engine.engine import beside_others
 from weightscope.jobs.audit import AuditOptions, LayersToMeasure, measure_one
+from weightscope.jobs.audits import Delivery
 from weightscope.jobs.directions import AFFORDABLE, DEFAULT
 from weightscope.output import write_bytes
 from weightscope.report.delivery import deliver
@@ -115,47 +119,51 @@ def measure(size: str) -> Cost:
     shape = SHAPES[size]
     vectors = 4 * DEFAULT * shape.layers * shape.heads
     affordable = shape.vocabulary * shape.width * vectors <= AFFORDABLE  # as an audit of all layers has it
-    options = AuditOptions(directions=DEFAULT if affordable else 0)
-    layer, conclusions, client, written = [], [], [], []
+    plain, with_tokens = AuditOptions(directions=0), AuditOptions(directions=DEFAULT)
+    layer, conclusions, without_tokens, client, written = [], [], [], [], []
     with tempfile.TemporaryDirectory() as temporary:
+        folder, out = Path(temporary) / "model", Path(temporary) / "out"
         for depth in (SHALLOW, DEEP):
-            model = ws.open_model(write_synthetic(Path(temporary) / "model", shape, depth))
-            work = LayersToMeasure(model, Path(temporary) / "out", options, resume=False)
+            model = ws.open_model(write_synthetic(folder, shape, depth))
+            work = LayersToMeasure(model, out, plain, resume=False)
             kept = 0.0
             for index in range(depth):
-                began = time.process_time()
-                measured = beside_others(1, measure_one, lambda model=model: model, index, options)
-                layer.append(time.process_time() - began)
-                began = time.process_time()
-                work.put(index, measured)
-                kept += time.process_time() - began
-            began = time.process_time()
-            heads = work.heads()
-            kept += time.process_time() - began
-            if depth == SHALLOW:
-                plain = replace(options, directions=0)
-                for _ in range(2):  # the first drawing of a process sets matplotlib up
-                    began = time.process_time()
-                    beside_others(1, deliver, lambda model=model: model, heads, plain, Path("out"))
-                    without_tokens = time.process_time() - began
-            began = time.process_time()
-            delivery = beside_others(1, deliver, lambda model=model: model, heads, options, Path("out"))
-            conclusions.append(time.process_time() - began)
-            began = time.process_time()
-            for name, content in delivery.files.items():
-                write_bytes(Path(temporary) / "out" / name, content)
-            client.append(kept + time.process_time() - began)
+                seconds, measured = _timed(beside_others, 1, measure_one, lambda model=model: model, index, plain)
+                layer.append(seconds)
+                kept += _timed(work.put, index, measured)[0]
+            seconds, heads = _timed(work.heads)
+            end = partial(beside_others, 1, deliver, lambda model=model: model, heads)
+            if depth == SHALLOW:  # the first drawing of a process sets matplotlib up
+                end(plain, out)
+            without, delivery = _timed(end, plain, out)
+            without_tokens.append(without)
+            if affordable:
+                without, delivery = _timed(end, with_tokens, out)
+            conclusions.append(without)
+            client.append(kept + seconds + _timed(_write, delivery, out)[0])
             written.append(sum(map(len, delivery.files.values())))
         attention = model.checkpoint.bytes_to_read(tensor.name for tensor in model.attention_tensors(0))
         read = shape.layers * attention + model.embeddings.token_tensor.nbytes
     return Cost(
         float(np.median(layer[1:])),
         _at(shape.layers, conclusions),
-        without_tokens,
+        _at(shape.layers, without_tokens),
         _at(shape.layers, client),
         read,
         int(_at(shape.layers, written)),
     )
+
+
+def _timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """CPU seconds, and what came of it."""
+    began = time.process_time()
+    found = work(*arguments)
+    return time.process_time() - began, found
+
+
+def _write(delivery: Delivery, out: Path) -> None:
+    for name, content in delivery.files.items():
+        write_bytes(out / name, content)
 
 
 def _at(layers: int, found: list[float]) -> float:
@@ -188,7 +196,7 @@ def main(sizes: str, cores: int, gigabits: float, one: str | None) -> None:
         hours += STEPS * checkpoint / 3600
         read += STEPS * cost.read
         client += STEPS * cost.client / 3600
-        tokens = max(0.0, cost.conclusion - cost.without_tokens)
+        tokens = cost.conclusion - cost.without_tokens
         tokens_hours += STEPS * tokens / 3600
         click.echo(
             f"| {size} | {shape.layers} x {shape.heads} | {shape.stored_bytes / 1e9:.2f} GB | {cost.read / 1e9:.2f} GB "
