@@ -3,12 +3,15 @@
 python -m benchmarks.contributions
 """
 
+from typing import Any
+
 import click
 import numpy as np
 
 import weightscope as ws
 from analyses.inputs import packaged
 from benchmarks.norms import forward, timed
+from benchmarks.results import Measured
 from weightscope.runner import open_runner
 from weightscope.runner.outlier_analysis import observe_contributions
 from weightscope.sequences import token_kinds
@@ -18,7 +21,7 @@ SENTENCES = 100
 MEAN_WORDS = 12  # STS-B's
 
 
-def run(n: int = SENTENCES, rounds: int = 5) -> dict[str, float]:
+def run(n: int = SENTENCES, rounds: int = 5) -> dict[str, Any]:
     """Median seconds with and without C, self-check and all, and the medians of the rounds' ratios.
 
     `cpu_ratio` is that of processor time, which other work on the machine changes less.
@@ -37,10 +40,24 @@ def run(n: int = SENTENCES, rounds: int = 5) -> dict[str, float]:
         whole[i] = timed(lambda: observe_contributions(runner, sequences, kinds))  # noqa: B023  called at once
     ratio, cpu_ratio = np.median(whole / alone, axis=0)
     seconds, forward_seconds = np.median(whole[:, 0]), np.median(alone[:, 0])
-    return {"seconds": seconds, "forward_seconds": forward_seconds, "ratio": ratio, "cpu_ratio": cpu_ratio}
+    return {
+        "seconds": float(seconds),
+        "forward_seconds": float(forward_seconds),
+        "ratio": float(ratio),
+        "cpu_ratio": float(cpu_ratio),
+        "ratios": tuple(map(float, (whole / alone)[:, 0])),
+    }
 
 
-def line(found: dict[str, float], n: int = SENTENCES) -> str:
+def measure(n: int = SENTENCES) -> list[Measured]:
+    """`run` as a row of a table."""
+    found = run(n)
+    note = f"{found['cpu_ratio']:.2f} x their processor time"
+    title = f"contributions to scores of {n} sentences, MiniLM"
+    return [Measured(title, found["seconds"], found["ratios"], "the forward passes", None, note)]
+
+
+def line(found: dict[str, Any], n: int = SENTENCES) -> str:
     """What was found, in words."""
     return (
         f"contributions to scores (eq. 7) of {n} sentences, MiniLM: {found['seconds']:.2f} s, {found['ratio']:.2f} x "
