@@ -38,7 +38,7 @@ class Size:
 SINK_STRENGTH = 0.5  # from here on a key counts as a sink: half of all attention, on average over queries
 SAMPLED = 40  # sinks a layer that the scatter plot shows
 # The rate is high on purpose: attention sharpens into sinks within a minute's training.
-DEFAULT_SIZE = Size(width=32, heads=4, layers=3, images=4000, batch=32, steps=500, rate=1e-2)
+DEFAULT_SIZE = Size(width=32, heads=4, layers=3, images=8000, batch=32, steps=1000, rate=5e-3)
 LARGE_SIZE = Size(width=128, heads=4, layers=6, images=50_000, batch=128, steps=20_000, rate=1e-3)
 TEST_IMAGES = 500
 PROBE_IMAGES = 400  # whose patches train the linear probe
