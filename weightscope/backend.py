@@ -1,9 +1,9 @@
 """Which array library computes: NumPy on this machine's cores unless asked otherwise, CuPy on a card.
 
-A kernel that can run elsewhere takes a `Device` and is written against the Python array API standard (2023.12, plus
-NumPy's own `@`, slices and operators, which the standard has too), with what the standard leaves to each library -
-copies between the two memories, bit patterns, how much room there is - asked of the device. `None` stands for this
-machine's cores and the tuned kernels of NumPy and numba. CuPy is imported here and nowhere else.
+A kernel that can run elsewhere takes a `Device` and is written against the Python array API standard (2023.12); what
+the standard leaves to each library - copies between the two memories, bit patterns, how much room there is - it asks
+of the device. Where this machine's cores have a faster kernel of their own, `CPU` chooses that. CuPy is imported here
+and nowhere else.
 """
 
 from collections import deque
@@ -103,20 +103,19 @@ class Cuda(Device):
         return arrays
 
 
+CPU = Device("cpu", np)
+
+
 @cache
-def open_device(name: str) -> Device | None:
+def open_device(name: str) -> Device:
     """Where to compute, by name.
 
     Parameters
     ----------
     name : str
-        "cpu": this machine's cores. "cuda": the current CUDA device, through CuPy. Anything else is a module that
-        implements the array API standard, such as "array_api_strict", by which the kernels are tested without a card;
-        the command line does not offer it.
-
-    Returns
-    -------
-    Device, or None for this machine's cores
+        "cpu": `CPU`, this machine's cores. "cuda": the current CUDA device, through CuPy. Anything else is a module
+        that implements the array API standard, such as "array_api_strict", by which the kernels are tested without a
+        card; the command line does not offer it.
 
     Raises
     ------
@@ -124,7 +123,7 @@ def open_device(name: str) -> Device | None:
         CuPy or a usable card is missing, or there is no such module.
     """
     if name == "cpu":
-        return None
+        return CPU
     if name == "cuda":
         return _cuda()
     try:

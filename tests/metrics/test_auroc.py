@@ -317,9 +317,7 @@ class TestFullVocabulary:
         rng = np.random.default_rng(13)
         left, right = factors(rng, 600, 2, "distinct")
         told = []
-        bigram_auroc(
-            left, right, as_csr(random_counts(rng, (600, 600), 0.002)), progress=told.append, **way
-        )
+        bigram_auroc(left, right, as_csr(random_counts(rng, (600, 600), 0.002)), progress=told.append, **way)
         assert sum(told) == 600
         assert len(told) > 2
 

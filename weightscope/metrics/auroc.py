@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from weightscope.backend import Device
+from weightscope.backend import CPU, Device
 from weightscope.errors import CheckpointError
 from weightscope.metrics._auroc_device import auroc_on_device
 
@@ -158,7 +158,7 @@ def bigram_auroc(
     progress: Callable[[int], object] = lambda done: None,
     threads: int | None = None,
     compiled: bool | None = None,
-    device: Device | None = None,
+    device: Device = CPU,
 ) -> np.ndarray:
     """AUROC of one head for every current token, over the full vocabulary, exact with ties.
 
@@ -183,7 +183,7 @@ def bigram_auroc(
     compiled : bool, optional
         With numba or without; with it, if it is installed and this is not given. The numbers are the same.
     device : Device, optional
-        Where to compute, if not on this machine's cores; `threads` and `compiled` say nothing then. Its products may
+        Where to compute; other than on this machine's cores `threads` and `compiled` say nothing. Its products may
         round otherwise, and the AUROC is exact for the scores they give.
 
     Returns
@@ -203,7 +203,7 @@ def bigram_auroc(
     auroc = np.full(len(left), np.nan)
     scored = np.flatnonzero(np.diff(counts.indptr))  # (n,) tokens with a positive
     progress(len(left) - len(scored))
-    if device is not None:
+    if device is not CPU:
         auroc[scored] = auroc_on_device(device, left, right, counts, progress)
         return auroc
     tile_auroc = _tile_auroc_compiled if (_numba_is_there() if compiled is None else compiled) else _tile_auroc
