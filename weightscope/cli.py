@@ -20,6 +20,21 @@ delta_option = click.option(
 )
 
 
+def _usable(context: click.Context, parameter: click.Parameter, device: str) -> str:
+    """The device, once it is known to be there: before anything is read."""
+    if device != "cpu":
+        from weightscope.backend import open_device
+
+        open_device(device)
+    return device
+
+
+device_option = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, callback=_usable,
+    help="Where the heavy products are computed.",
+)  # fmt: skip
+
+
 def with_model(command: Callable[..., None]) -> Callable[..., None]:
     """A command on SOURCE and how to read it, called with the opened model instead."""
 
@@ -75,8 +90,11 @@ def inspect(model: Any) -> None:
 @out_option
 @layer_option
 @delta_option
+@device_option
 @click.option("--token", "tokens", multiple=True, help="Draw this token's ROC curves; may be repeated.")
-def detok(model: Any, counts: Path | None, out: Path, layer: int, delta: int, tokens: tuple[str, ...]) -> None:
+def detok(
+    model: Any, counts: Path | None, out: Path, layer: int, delta: int, device: str, tokens: tuple[str, ...]
+) -> None:
     """Bigram AUROC of every head over the full vocabulary, as tables, figures and a page."""
     from weightscope.counts import load_counts
     from weightscope.embedded import COUNTS, FOLDER
@@ -90,7 +108,7 @@ def detok(model: Any, counts: Path | None, out: Path, layer: int, delta: int, to
         raise click.UsageError(
             "--counts is needed; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
         )
-    first, n_tokens = FirstLayer(model, layer, delta), model.embeddings.n_tokens
+    first, n_tokens = FirstLayer(model, layer, delta, device), model.embeddings.n_tokens
     bigrams = load_counts(counts or COUNTS)
     tokenizer = _tokenizer_if_any(model.source, needed=bool(tokens))
     bigrams.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
@@ -194,13 +212,14 @@ def neighbours(
 @click.option("--query", type=int, help="The query position i; 500 by default, or the last of a shorter model.")
 @click.option("--unscaled", is_flag=True, help="Bare numerators, no sigma: needs no token embedding.")
 @click.option("--head", "heads", type=int, multiple=True, help="Draw Fig. 3 of this head; may be repeated.")
-def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...]) -> None:
+@device_option
+def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...], device: str) -> None:
     """T^p and T^pp of every head at one query position, their trends, and Fig. 3 of the paper."""
     from weightscope.jobs.first_layer import FirstLayer
     from weightscope.jobs.positions import head_trends, position_terms, write_positions
     from weightscope.report.position_report import position_sections
 
-    first = FirstLayer(model)
+    first = FirstLayer(model, device=device)
     for head in heads:
         first.attention.head(head)
     terms = position_terms(first, query, unscaled)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from weightscope.backend import open_device
 from weightscope.counts import Counts
 from weightscope.errors import CheckpointError
 from weightscope.jobs.first_layer import PROGRESS, FirstLayer
@@ -73,7 +74,8 @@ def detokenize(first: FirstLayer, counts: Counts) -> Detokenization:
         for kv_head, group in groupby(first.heads, key=lambda head: head.kv_head):
             right = first.key_factor(kv_head)
             for head in group:
-                rows.append(bigram_auroc(first.query_factor(head.index), right, matrix, progress=bar.update))
+                left = first.query_factor(head.index)
+                rows.append(bigram_auroc(left, right, matrix, progress=bar.update, device=open_device(first.device)))
     table = [HeadAuroc(head, *mean_auroc(row)) for head, row in enumerate(rows)]
     return Detokenization(np.stack(rows), sorted(table, key=lambda row: -row.auroc))
 

@@ -1,17 +1,21 @@
 """A model's first attention layer as a function of token types, which is what detokenization is read from."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from weightscope.attention import Head, Layer
+from weightscope.backend import open_device
 from weightscope.folding import Affine, InverseRms
 from weightscope.metrics.sigma import SigmaStatistics, sigma_statistics
 from weightscope.metrics.terms import Parts, SixTerms, six_terms
 from weightscope.model import Model
 
+SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
 PROGRESS = {"delay": 2, "leave": False, "dynamic_ncols": True}  # a bar for whatever takes over two seconds
 
 
@@ -27,11 +31,14 @@ class FirstLayer:
     delta : int
         Distance i - j at which token types are compared under rotation; 1 is the token before. Without rotation it
         makes no difference.
+    device : str
+        Where sigma, the factors of T^ee and what is made of them are computed; see `open_device`.
     """
 
     model: Model
     layer: int = 0
     delta: int = 1
+    device: str = "cpu"
 
     @cached_property
     def attention(self) -> Layer:
@@ -51,7 +58,12 @@ class FirstLayer:
             return SigmaStatistics.of_no_norm(embeddings.n_tokens, len(positions))
         with tqdm(total=len(positions), desc="sigma", unit="position", **PROGRESS) as bar:
             return sigma_statistics(
-                embeddings.blocks, embeddings.n_tokens, positions, embeddings.divisor.eps, bar.update
+                embeddings.blocks,
+                embeddings.n_tokens,
+                positions,
+                embeddings.divisor.eps,
+                bar.update,
+                open_device(self.device),
             )
 
     @cached_property
@@ -79,6 +91,10 @@ class FirstLayer:
 
     def _projected(self, w: np.ndarray, inverse: InverseRms | None) -> np.ndarray:
         """All scaled token rows times w (d, r), and times the scalars of a norm inside attention: (vocab, r)."""
+        if self.device != "cpu" and inverse is None:
+            device = open_device(self.device)
+            on_device = device.put(w)
+            return np.concatenate([device.get(rows @ on_device) for rows in self._rows_kept or self._rows_there()])
         factor = np.empty((self.model.embeddings.n_tokens, w.shape[1]), np.float32)
         for first, block in self.model.embeddings.blocks():
             rows = slice(first, first + len(block))
@@ -87,6 +103,18 @@ class FirstLayer:
             if inverse is not None:
                 factor[rows, : inverse.dims] *= inverse(scaled)[0][:, None]
         return factor
+
+    def _rows_there(self) -> Iterator[Any]:
+        """All scaled token rows on the device, in blocks of (b, d)."""
+        blocks = self.model.embeddings.blocks()
+        scaled = ((block / self.divisor[first : first + len(block), None],) for first, block in blocks)
+        return (rows for (rows,) in open_device(self.device).put_ahead(scaled))
+
+    @cached_property
+    def _rows_kept(self) -> list[Any] | None:
+        """The same, where they take so little room that they can stay for the next head."""
+        size = 4 * self.model.embeddings.n_tokens * self.model.config.d_model
+        return list(self._rows_there()) if size < SHARE_KEPT * open_device(self.device).free_bytes() else None
 
     def token_scores(self, token: int) -> np.ndarray:
         """T^ee of one current token with every previous token type, for every head: float32 (n_heads, vocab)."""
