@@ -60,7 +60,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Cuda(Device):
-    """CuPy on the current CUDA device; `memory` says nothing here, the card is asked."""
+    """CuPy on the first CUDA device it sees; `memory` says nothing here, the card is asked."""
 
     def get(self, array: Any) -> np.ndarray:
         return self.xp.asnumpy(array)
@@ -113,7 +113,7 @@ def open_device(name: str) -> Device:
     Parameters
     ----------
     name : str
-        "cpu": `CPU`, this machine's cores. "cuda": the current CUDA device, through CuPy. Anything else is a module
+        "cpu": `CPU`, this machine's cores. "cuda": the first visible CUDA device, through CuPy. Anything else is a module
         that implements the array API standard, such as "array_api_strict", by which the kernels are tested without a
         card; the command line does not offer it.
 

@@ -135,15 +135,23 @@ def detok(
 )  # fmt: skip
 @click.option("--directions", type=click.IntRange(0), help="Singular directions a map to read through the tokens.")
 @click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted.")
+@device_option
 def audit_command(
-    model: Any, out: Path, layers: str | None, deltas: str, window: int, directions: int | None, resume: bool
+    model: Any,
+    out: Path,
+    layers: str | None,
+    deltas: str,
+    window: int,
+    directions: int | None,
+    resume: bool,
+    device: str,
 ) -> None:
     """Spectra of every head's W_QK and value-output map, what stands out in them, as tables and a page."""
     from weightscope.jobs.audit import AuditOptions, audit, finish, write_audit
     from weightscope.report.audit_report import summary, write_report
 
     chosen = None if layers is None else _whole_numbers(layers, "--layers")
-    options = AuditOptions(chosen, _whole_numbers(deltas, "--deltas"), window, directions)
+    options = AuditOptions(chosen, _whole_numbers(deltas, "--deltas"), window, directions, device)
     results = audit(model, out, options, resume)
     write_audit(results, out)
     write_report(model, results, out)
