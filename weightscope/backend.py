@@ -113,9 +113,9 @@ def open_device(name: str) -> Device:
     Parameters
     ----------
     name : str
-        "cpu": `CPU`, this machine's cores. "cuda": the first visible CUDA device, through CuPy. Anything else is a module
-        that implements the array API standard, such as "array_api_strict", by which the kernels are tested without a
-        card; the command line does not offer it.
+        "cpu": `CPU`, this machine's cores. "cuda": the first visible CUDA device, through CuPy. Anything else is a
+        module that implements the array API standard, such as "array_api_strict", by which the kernels are tested
+        without a card; the command line does not offer it.
 
     Raises
     ------
