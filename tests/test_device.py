@@ -7,6 +7,8 @@ import csv
 import inspect
 import json
 import shutil
+import sys
+import tracemalloc
 from pathlib import Path
 
 import array_api_strict
@@ -98,6 +100,26 @@ def test_blocks_of_any_size_give_the_same_auroc(memory):
     np.testing.assert_array_equal(found, bigram_auroc(left, right, counts))
     assert sum(told) == 400
     assert len(told) > (10 if memory == 300_000 else 1)
+
+
+@pytest.mark.parametrize("most_seen", [30, 600])
+def test_blocks_keep_within_the_memory_they_are_sized_to(most_seen):
+    """Everything that AUROC and sigma allocate on the device, and here NumPy with it."""
+    rng = np.random.default_rng(5)
+    left, right, positions = (rng.standard_normal((n, 8), np.float32) for n in (2000, 2000, 700))
+    counts = scipy.sparse.csr_array(rng.integers(1, 9, (2000, 2000)) * (rng.random((2000, 2000)) < most_seen / 2000))
+    counts.sort_indices()
+    memory = 160_000_000
+    works = {
+        "auroc": lambda device: bigram_auroc(left, right, counts, device=device),
+        "sigma": lambda device: sigma_statistics(lambda: [(0, left)], 2000, positions, 1e-5, device=device),
+    }
+    for name, work in works.items():
+        tracemalloc.start()
+        work(Device("numpy", np, memory))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < memory, name
 
 
 def test_a_device_with_no_room_for_one_row_is_refused():
@@ -217,7 +239,7 @@ def test_an_audit_is_not_resumed_on_another_device(folder, tmp_path):
 )
 def test_a_missing_device_is_one_line_and_status_2(command, tmp_path, monkeypatch):
     """Before the checkpoint, which is not there either, is looked for."""
-    monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+    monkeypatch.setitem(sys.modules, "cupy", None)
     open_device.cache_clear()
     result = run(command[0], "nowhere", *command[1:], "--out", tmp_path / "out", "--device", "cuda")
     assert result.exit_code == 2

@@ -16,8 +16,8 @@ import numpy as np
 from weightscope.backend import Device, rows_that_fit
 
 MOST_SCORES = 2**26  # of a block: enough to keep a card busy
-BYTES_A_SCORE = 32  # a score, its key, where that falls, what it wins
-BYTES_A_POSITIVE = 128  # its row, place and weight, its two edges, and sorting them
+BYTES_A_SCORE = 48  # a score, its key, where that falls, what it wins, and one more of the last while it is computed
+BYTES_A_POSITIVE = 192  # its row, place and weight, its two edges, and sorting them
 BETWEEN_ROWS = 2**32  # in keys
 
 

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 from weightscope.backend import CPU, Device, rows_that_fit
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
-BYTES_A_SIGMA = 24  # on a device, where nothing is computed in place and rows are sorted whole
+BYTES_A_SIGMA = 48  # on a device, where nothing is computed in place and rows are sorted whole
 TOKENS_ON_THEIR_WAY = 100_000_000  # bytes of the blocks of tokens that lie there meanwhile
 BAND = (2.5, 97.5)  # percentiles of the spread shown over tokens: the central 95 %
 
