@@ -24,19 +24,19 @@ BETWEEN_ROWS = 2**32  # in keys
 def auroc_on_device(
     device: Device, left: np.ndarray, right: np.ndarray, counts: Any, progress: Callable[[int], object]
 ) -> np.ndarray:
-    """AUROC of each row of `counts` that has a positive, (n,) float64; see `bigram_auroc`.
+    """AUROC of each row of `counts` that has a positive, float64; see `bigram_auroc`.
 
     Parameters
     ----------
     device : Device
-    left, right : (V, r) float32 arrays
+    left, right : (n_rows, r) and (V, r) float32 arrays
         Finite, and no product of their rows leaves float32.
-    counts : CSR array of shape (V, V)
+    counts : CSR array of shape (n_rows, V)
         int64, canonical, without stored zeros; the sum of a row times 2 V stays in int64.
     progress : function
         Told how many more rows are done.
     """
-    each = np.diff(counts.indptr)  # (V,)
+    each = np.diff(counts.indptr)  # (n_rows,)
     scored = np.flatnonzero(each)  # (n,)
     if not len(scored):
         return np.empty(0)
