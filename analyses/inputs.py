@@ -56,3 +56,32 @@ def documents(paths: Sequence[str | Path], most: int = 2000) -> list[str]:
             f"{OPENWEBTEXT} cannot be had ({type(error).__name__}): using scikit-learn's descriptions of data sets"
         )
         return [path.read_text(encoding="utf-8") for path in described]
+
+
+def sts_sentences(paths: Sequence[str | Path]) -> list[str]:
+    """The first sentence of every pair of STS-B: of the sts-*.csv given, or where nothing is, of ../shared's dev set.
+
+    Returns
+    -------
+    list of str
+        Empty where other text is given, or nothing is and the dev set is not there.
+
+    Raises
+    ------
+    CheckpointError
+        A file is missing or is not a table of tab-separated rows with the sentence in column 6.
+    """
+    found = [Path(path) for path in paths] or [path for path in [SHARED / "sts" / "sts-dev.csv"] if path.is_file()]
+    if not all(path.name.startswith("sts-") and path.suffix == ".csv" for path in found):
+        return []
+    sentences = []
+    for path in found:
+        try:
+            rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ws.CheckpointError(f"cannot be read: {error}", file=path) from None
+        short = [number for number, row in enumerate(rows, 1) if len(row) < 7]
+        if short:
+            raise ws.CheckpointError(f"line {short[0]} has no two sentences in columns 6 and 7", file=path)
+        sentences += [row[5] for row in rows]
+    return sentences

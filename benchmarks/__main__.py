@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import audit, auroc, bigrams, sigma
+from benchmarks import audit, auroc, bigrams, contributions, norms, sigma
 from weightscope.embedded import FOLDER
 
 
@@ -50,6 +50,8 @@ def main(heads: int, peer_python: str) -> None:
         f"bigram counting: {counted['mb_per_second']['counting']:.1f} MB/s, {counted['ratio']:.2f} x the throughput of "
         f"encode_batch"
     )
+    click.echo(norms.line(norms.run()))
+    click.echo(contributions.line(contributions.run()))
     audit.run({"llama-2-7b": 4, "llama-2-70b": 1, "gpt2": 12}, rounds=3, python=peer_python)
     click.echo(f"weightscope --help: {sigma.help_seconds():.2f} s")
 

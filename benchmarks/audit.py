@@ -25,9 +25,9 @@ import weightscope as ws
 from benchmarks.peers import TITLES, peer_cost
 from benchmarks.results import Measured
 from weightscope.attention import Layer
+from weightscope.cores import usable_cores
 from weightscope.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.jobs.audit import AuditOptions, measure
-from weightscope.jobs.layer_measures import usable_cores
 from weightscope.jobs.lenient import lenient
 from weightscope.model import Model
 

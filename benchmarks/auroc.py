@@ -21,7 +21,8 @@ import scipy.sparse
 from sklearn.metrics import roc_auc_score
 from threadpoolctl import threadpool_limits
 
-from weightscope.metrics.auroc import aligned, available_cores, bigram_auroc, cut_into_panels, tile_rows
+from weightscope.cores import usable_cores
+from weightscope.metrics.auroc import aligned, bigram_auroc, cut_into_panels, tile_rows
 
 VOCAB, HEADS, HEAD_DIM = 50_257, 12, 64
 BIGRAMS_A_TOKEN = 120  # drawn; about 60 of them are distinct
@@ -80,7 +81,7 @@ def run(heads: int = HEADS, numpy_heads: int = 2) -> dict[str, Any]:
             times[path] += seconds(lambda: bigram_auroc(left, right, counts, compiled=path == "numba"))  # noqa: B023
     positives = np.diff(counts.indptr)
     return {
-        "cores": available_cores(),
+        "cores": usable_cores(),
         "heads": heads,
         "positives_mean": float(positives.mean()),
         "positives_median": float(np.median(positives)),
@@ -123,17 +124,17 @@ def products(left: np.ndarray, right: np.ndarray, rows: int, until: int) -> None
 
 def tiled_products(left: np.ndarray, right: np.ndarray) -> None:
     """All scores by the tiles, panels and threads of `bigram_auroc`, and nothing counted."""
-    rows = tile_rows(len(right), available_cores())
+    rows = tile_rows(len(right), usable_cores())
     panels = cut_into_panels(right, rows)  # (P, r, w)
 
     def work(first: int) -> None:
         tile = aligned(rows, len(panels), panels.shape[2])
-        for start in range(first, len(left), rows * available_cores()):
+        for start in range(first, len(left), rows * usable_cores()):
             block = left[start : start + rows]
             np.matmul(block, panels, out=tile[: len(block)].swapaxes(0, 1))
 
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(available_cores()) as pool:
-        list(pool.map(work, range(0, rows * available_cores(), rows)))
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(usable_cores()) as pool:
+        list(pool.map(work, range(0, rows * usable_cores(), rows)))
 
 
 def sklearn_seconds(counts: scipy.sparse.csr_matrix) -> float:

@@ -22,9 +22,9 @@ import weightscope as ws
 from benchmarks.audit import write_synthetic
 from benchmarks.auroc import zipf_counts
 from weightscope.backend import Device, open_device
+from weightscope.cores import usable_cores
 from weightscope.errors import CheckpointError
 from weightscope.jobs.audit import AuditOptions, measure
-from weightscope.jobs.layer_measures import usable_cores
 from weightscope.metrics.auroc import bigram_auroc
 from weightscope.metrics.sigma import sigma_statistics
 

@@ -162,6 +162,7 @@ def test_factors_of_t_ee_are_the_same(name, monkeypatch):
             for head in range(n):
                 assert found(head).dtype == np.float32
                 np.testing.assert_allclose(found(head), expected(head), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(there.query_factor(0, 5, 17), here.query_factor(0, 5, 17), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "falcon_grouped", "qwen3", "deepseek_v3", "opt_post_norm"])
@@ -249,6 +250,23 @@ def test_a_missing_device_is_one_line_and_status_2(command, tmp_path, monkeypatc
     assert result.exit_code == 2
     assert result.stderr == "weightscope: device cuda needs CuPy: pip install 'weightscope[cuda]'\n"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_cluster_may_have_the_device_that_this_machine_has_not(folder, tmp_path, monkeypatch, order):
+    """Whichever option comes first, it is the scheduler that is missing here."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    open_device.cache_clear()
+    options = [["--engine", "dask", "--scheduler", "nowhere.json"], ["--device", "cuda"]]
+    result = run("audit", folder, "--out", tmp_path, *options[order], *options[1 - order])
+    assert result.exit_code == 2
+    assert "CuPy" not in result.output
+
+
+def test_processes_do_not_share_a_device(folder, tmp_path, cuda_is_strict):
+    result = run("audit", folder, "--out", tmp_path, "--jobs", "2", "--device", "cuda")
+    assert result.exit_code == 2
+    assert "a device is used by one process" in result.output
 
 
 class Watched:

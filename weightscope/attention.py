@@ -139,6 +139,11 @@ class Layer:
         of_k = ones if self.k_rms is None else self.k_rms(z)
         return np.broadcast_to(of_q, (self.n_heads, len(x))), np.broadcast_to(of_k, (self.n_kv_heads, len(x)))
 
+    def queries(self, x: np.ndarray) -> np.ndarray:
+        """What the layer's queries are before rotation, their norm included: (n, d) -> (H, n, r)."""
+        z = self.normalised(x)
+        return _after_norm(self._clipped(self.q(z)), self.q_rms, self.q_shift, z)
+
     def scores(self, x: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
         """The model's scaled pre-softmax attention scores, without the mask and without learned sinks.
 
@@ -159,7 +164,7 @@ class Layer:
         x = np.asarray(x)
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
         z = self.normalised(x)
-        q = _after_norm(self._clipped(self.q(z)), self.q_rms, self.q_shift, z)  # (H, n, r)
+        q = self.queries(x)  # (H, n, r)
         k = _after_norm(self._clipped(self.k(z)), self.k_rms, self.k_shift, z)  # (G, n, r)
         if self.rotation is not None:
             q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, positions)
@@ -199,7 +204,7 @@ class Layer:
         -------
         (n_heads, n, d) array
         """
-        v = self._v(np.asarray(x))  # (G, n, r_v)
+        v = self.inner_values(np.asarray(x))  # (G, n, r_v)
         of_head = np.asarray(self.w_o).reshape(self.n_kv_heads, -1, *self.w_o.shape[1:])  # (G, H/G, r_v, d)
         return (v[:, None] @ of_head).reshape(self.n_heads, len(x), -1)
 
@@ -217,14 +222,15 @@ class Layer:
         -------
         (n, d) array
         """
-        v = self._v(np.asarray(x))
+        v = self.inner_values(np.asarray(x))
         g, n, r_v = v.shape
         gathered = (attention.reshape(g, -1, n) @ v).reshape(self.n_heads, -1, r_v)  # (H, n, r_v)
         if self.gate is not None:
             gathered = gathered / (1 + np.exp(-self.gate(self.normalised(x))))
         return np.einsum("hnr,hrd->nd", gathered, np.asarray(self.w_o), optimize=True) + self.output_bias
 
-    def _v(self, x: np.ndarray) -> np.ndarray:
+    def inner_values(self, x: np.ndarray) -> np.ndarray:
+        """v(x) of every key-value head, before W_O: (n, d) -> (n_kv_heads, n, r_v)."""
         z = self.normalised(x)
         return _after_norm(self._clipped(self.v(z)), self.v_rms, None, z)
 

@@ -97,9 +97,15 @@ class Embeddings:
         empty = np.empty((0, self.token_tensor.shape[1]), np.float32)
         return self.entering(np.concatenate([empty, *stored]))[where.reshape(tokens.shape)]
 
-    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Token rows in blocks of about 16 MB, each with the index of its first row."""
-        for first, rows in self.token_tensor.blocks(max(1, BLOCK_BYTES // (4 * self.token_tensor.shape[1]))):
+    def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
+        """Token rows, or rows [start, stop) of them, in blocks of about 16 MB, each with the index of its first row."""
+        n_rows = max(1, BLOCK_BYTES // (4 * self.token_tensor.shape[1]))
+        if (start, stop or self.n_tokens) == (0, self.n_tokens):
+            for first, rows in self.token_tensor.blocks(n_rows):
+                yield first, self.entering(rows)
+            return
+        for first in range(start, stop or self.n_tokens, n_rows):
+            rows = self.token_tensor.rows(first, min(first + n_rows, stop or self.n_tokens))
             yield first, self.entering(rows)
 
     def sigma(self, tokens: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:

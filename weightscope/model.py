@@ -141,6 +141,18 @@ class Model:
         gamma, beta = norm.read(self.tensors(), self.embedding_width if inputs.after else self.config.d_model)
         return layer.after_norm(gamma, beta, Divisor(norm.centred, self._eps(norm)))
 
+    def stream_norm(self, index: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """gamma and beta, each (d,), of the norm that the residual stream has just come out of when it enters a layer.
+
+        In post-norm models the one that ends the layer before, and anywhere the one of the embeddings; None where the
+        stream is not normalised, as in pre-norm models.
+        """
+        if index == 0:
+            norm, inner = self.family.inputs.norm if self._after is None else None, ""
+        else:
+            norm, inner = self.family.closing, self.family.stored_name(self.config, index - 1, self.file)
+        return None if norm is None else norm.read(self.tensors(inner), self.config.d_model)
+
     @cached_property
     def embedding_width(self) -> int:
         """Columns of the token embedding: the model's width, unless a projection follows."""

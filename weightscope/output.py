@@ -42,6 +42,12 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write bytes; see `replacing`."""
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON, indented; see `replacing`."""
     write_text(path, json.dumps(value, indent=1) + "\n")

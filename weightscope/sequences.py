@@ -1,5 +1,6 @@
 """Text as the sequences that a model is run on, and the kinds of token in them."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 FEWEST_WORDS = 8  # of a paragraph; shorter ones are headings and captions
+FEWEST_IN_SENTENCE = 4  # words; shorter ones are headings and abbreviations
+SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["'”’)]))\s+(?=\W?[^\Wa-z_])""")
 PUNCTUATION = ".,"
 TEMPLATE = "a"  # any text: what the tokenizer adds around it are the special tokens
 
@@ -81,6 +84,13 @@ def paragraphs(document: str) -> list[str]:
     return [block for block in blocks if block[:1] not in ("#", "-", "=") and block.count(" ") >= FEWEST_WORDS - 1]
 
 
+def sentences(document: str) -> list[str]:
+    """The sentences of a text: what ends with . ! or ? before a capital or a number, and with every blank line."""
+    blocks = (" ".join(block.split()) for block in document.replace("\r\n", "\n").split("\n\n"))
+    found = (sentence for block in blocks for sentence in SENTENCE_END.split(block))
+    return [sentence for sentence in found if sentence.count(" ") >= FEWEST_IN_SENTENCE - 1]
+
+
 def paragraph_pairs(
     tokenizer: "Tokenizer", texts: Sequence[str], n: int, longest: int = 128, seed: int = 0
 ) -> list[np.ndarray]:
@@ -117,6 +127,45 @@ def paragraph_pairs(
         return [np.array(tokenizer.encode(*pairs[index]).ids) for index in chosen]
     finally:
         tokenizer.no_truncation()
+
+
+def sentence_sequences(
+    tokenizer: "Tokenizer", found: Sequence[str], n: int, longest: int = 128, first: int | None = None, seed: int = 0
+) -> list[np.ndarray]:
+    """Single sentences as inputs, with the special tokens that the tokenizer adds, in random order.
+
+    Parameters
+    ----------
+    tokenizer : tokenizers.Tokenizer
+    found : sequence of str
+    n : int
+        Sentences wanted, drawn without replacement; all there are where these are fewer.
+    longest : int
+        Tokens of an input, special ones included; what is longer is cut.
+    first : int, optional
+        A token to put first, where the tokenizer adds none.
+    seed : int
+
+    Returns
+    -------
+    list of (at most `longest`,) int64 arrays
+
+    Raises
+    ------
+    CheckpointError
+        No sentence has a token.
+    """
+    head = [] if first is None else [first]
+    chosen = np.random.default_rng(seed).permutation(len(found))[:n]
+    tokenizer.enable_truncation(longest - len(head))
+    try:
+        encoded = [tokenizer.encode(found[index]).ids for index in chosen]
+    finally:
+        tokenizer.no_truncation()
+    sequences = [np.array([*head, *ids]) for ids in encoded if ids]
+    if not sequences:
+        raise CheckpointError("there are no sentences in what was given")
+    return sequences
 
 
 def excerpts(texts: Sequence[str], n: int, characters: tuple[int, int], seed: int = 0) -> list[str]:

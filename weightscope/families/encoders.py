@@ -46,6 +46,7 @@ BERT = Family(
     output="attention.output.dense",
     biases=biases(True, True),
     norm=None,
+    closing=layer_norm("output.LayerNorm"),
     inputs=Inputs(
         tokens="embeddings.word_embeddings.weight",
         positions="embeddings.position_embeddings.weight",
@@ -82,6 +83,7 @@ DISTILBERT = BERT.but(
     value="attention.v_lin",
     output="attention.out_lin",
     inputs__types="",
+    closing=layer_norm("output_layer_norm"),
     inputs__norm=layer_norm("embeddings.LayerNorm", eps=1e-12),
 )
 
@@ -148,6 +150,7 @@ ALBERT = BERT.but(
     key="attention.key",
     value="attention.value",
     output="attention.dense",
+    closing=layer_norm("full_layer_layer_norm"),
     inputs__width="embedding_size",
     inputs__after="encoder.embedding_hidden_mapping_in",
     inputs__always_projected=True,

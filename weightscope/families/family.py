@@ -213,6 +213,8 @@ class Family:
     inputs : Inputs
     norm : Norm or None
         The norm that feeds attention; None where attention reads the layer's input as it is.
+    closing : Norm or None
+        The norm that a layer's output has come out of (post-norm models).
     biases : Biases
     qk_norm : QkNorm or None
     rope : Rope, GridRope or None
@@ -241,6 +243,9 @@ class Family:
         "text" or "vision" in models of two towers.
     nested : str
         Key of the part of config.json that describes this model, where it has such a part.
+    leading : tuple of (str, int or str)
+        In a model that sees images, what stands before the patches: kinds of token, and how many there are of each or
+        the config key that says so.
     caveats : tuple of str
         What else the matrices leave out.
     variants : tuple of When
@@ -260,6 +265,7 @@ class Family:
     output: str
     inputs: Inputs
     norm: Norm | None
+    closing: Norm | None = None
     others: tuple[str, ...] = ()
     biases: Biases = Biases()
     qk_norm: QkNorm | None = None
@@ -277,6 +283,7 @@ class Family:
     stored_layer: Callable[[Numbers, int, int], int] = same_layer
     tower: str = ""
     nested: str = ""
+    leading: tuple[tuple[str, int | str], ...] = ()
     caveats: tuple[str, ...] = ()
     variants: tuple[When, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)

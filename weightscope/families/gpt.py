@@ -145,7 +145,7 @@ OPT = Family(
     ),
     variants=(
         When("layer_norm_elementwise_affine", False, norm__module=""),
-        When("do_layer_norm_before", False, norm=None),
+        When("do_layer_norm_before", False, norm=None, closing=layer_norm("final_layer_norm")),
     ),
     defaults={"do_layer_norm_before": True, "enable_bias": True, "layer_norm_elementwise_affine": True},
 )

@@ -17,7 +17,8 @@ VIT = Family(
     biases=biases("qkv_bias", True),
     norm=layer_norm("layernorm_before"),
     inputs=Inputs(positions="embeddings.position_embeddings", positions_batched=True),
-    defaults={"layer_norm_eps": 1e-12, "qkv_bias": True},
+    leading=(("CLS", 1),),
+    defaults={"layer_norm_eps": 1e-12, "qkv_bias": True, "image_size": 224, "patch_size": 16},
 )
 
 DINOV2 = VIT.but(
@@ -26,13 +27,15 @@ DINOV2 = VIT.but(
     prefixes=("dinov2.", ""),
     norm=layer_norm("norm1"),
     output_scale="layer_scale1.lambda1",
-    defaults={"layer_norm_eps": 1e-6},
+    defaults={"layer_norm_eps": 1e-6, "patch_size": 14},
 )
 
 DINOV2_WITH_REGISTERS = DINOV2.but(
     name="dinov2_with_registers",
     model_types=("dinov2_with_registers",),
     prefixes=("dinov2_with_registers.", ""),
+    leading=(("CLS", 1), ("register", "num_register_tokens")),
+    defaults={"num_register_tokens": 4},
 )
 
 DINOV3 = DINOV2.but(
@@ -47,6 +50,7 @@ DINOV3 = DINOV2.but(
     biases=Biases("query_bias", "key_bias", "value_bias", "proj_bias"),
     inputs=Inputs(),
     rope=GridRope(),
+    leading=DINOV2_WITH_REGISTERS.leading,
     defaults={
         "layer_norm_eps": 1e-5,
         "rope_theta": 100.0,
@@ -90,7 +94,14 @@ CLIP_VISION = CLIP_TEXT.but(
     nested="vision_config",
     prefixes=("vision_model.", ""),
     inputs=Inputs(positions="embeddings.position_embedding.weight", norm=layer_norm("pre_layrnorm")),
-    defaults={"hidden_size": 768, "num_attention_heads": 12, "max_position_embeddings": None},
+    leading=(("CLS", 1),),
+    defaults={
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "max_position_embeddings": None,
+        "image_size": 224,
+        "patch_size": 32,
+    },
 )
 
 SIGLIP_TEXT = CLIP_TEXT.but(
@@ -103,7 +114,8 @@ SIGLIP_VISION = CLIP_VISION.but(
     name="siglip",
     model_types=("siglip", "siglip_vision_model"),
     inputs__norm=None,
-    defaults={"layer_norm_eps": 1e-6},
+    leading=(),
+    defaults={"layer_norm_eps": 1e-6, "patch_size": 16},
 )
 
 VISION = (VIT, DINOV2, DINOV2_WITH_REGISTERS, DINOV3, CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION)

@@ -1,7 +1,7 @@
 """`weightscope audit`: what every attention head of a checkpoint is, layer by layer, from the weights alone."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import weightscope
 from weightscope.attention import Layer
 from weightscope.backend import open_device
 from weightscope.checkpoint.storage import Storage
+from weightscope.engine import one_blas_thread
 from weightscope.jobs.directions import DEFAULT, HeadDirections, can_read_directions, read_directions, token_names
 from weightscope.jobs.finding import Finding, as_json, in_order
 from weightscope.jobs.finished_layers import FOLDER, FinishedLayers
@@ -124,32 +125,68 @@ def audit(model: Model, out: Path, options: AuditOptions, resume: bool = False) 
         A layer's tensors are missing or misshapen, or `out` cannot be written to. Values that are not finite are no
         error here: they reach the heads they belong to, as NaN.
     """
-    heads = measure(model, out, options, resume)
-    unchecked = lenient(model)  # the embeddings too may hold a NaN, which is a finding, not the end
-    layers = heads.layers.tolist()
-    why_not = can_read_directions(unchecked, layers, options.directions)
-    directions: list[HeadDirections] = []
-    if why_not is None:
-        text = token_names(model.checkpoint.folder)
-        directions = read_directions(unchecked, layers, options.directions or DEFAULT, text)
-    return Audit(heads, findings(unchecked, heads), directions, () if why_not is None else (why_not,))
+    return conclude(model, measure(model, out, options, resume), options)
 
 
 def measure(model: Model, out: Path, options: AuditOptions, resume: bool) -> Measured:
     """The spectra and measures of every head, layer by layer; see `audit`."""
-    layers = list(model.attention_layers if options.layers is None else options.layers)
-    finished = FinishedLayers(out, plan(model, layers, options), resume)
-    found: list[dict[str, np.ndarray]] = []
-    for index in tqdm(layers, desc="layers", unit="layer", **PROGRESS):
-        measured = finished.get(index)
-        if measured is None:
-            model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
-            layer = lenient(model).layer(index)  # of a copy, because a model keeps the last layer it was asked for
-            measured = describe_layer(layer, options)
-            del layer
-            finished.put(index, measured)
-        found.append(measured)
-    return gather(model, layers, found)
+    work = LayersToMeasure(model, out, options, resume)
+    for index in tqdm(list(work.left), desc="layers", unit="layer", **PROGRESS):
+        work.put(index, measure_one(lambda: model, index, options))
+    return work.heads()
+
+
+class LayersToMeasure:
+    """The layers of an audit: which are to be measured still, and what was measured of the others.
+
+    Parameters
+    ----------
+    model, out, options, resume
+        As in `audit`.
+
+    Attributes
+    ----------
+    left : list of int
+        Layers that are not measured yet.
+    """
+
+    def __init__(self, model: Model, out: Path, options: AuditOptions, resume: bool) -> None:
+        self._model = model
+        self._layers = list(model.attention_layers if options.layers is None else options.layers)
+        self._finished = FinishedLayers(out, plan(model, options), resume)
+        self.left = [index for index in self._layers if index not in self._finished]
+
+    def put(self, index: int, measured: Mapping[str, np.ndarray]) -> None:
+        """Keep what was measured of a layer."""
+        self._finished.put(index, measured)
+        self.left.remove(index)
+
+    def heads(self) -> Measured:
+        """All of them as one, once none is left."""
+        measured = (self._finished.get(index) for index in self._layers)
+        return gather(self._model, self._layers, [layer for layer in measured if layer is not None])
+
+
+def measure_one(opened: Callable[[], Model], index: int, options: AuditOptions) -> dict[str, np.ndarray]:
+    """The task an audit consists of: one layer of one checkpoint, read and described."""
+    model = opened()
+    model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
+    with one_blas_thread():
+        layer = lenient(model).layer(index)  # of a copy, because a model keeps the last layer it was asked for
+        return describe_layer(layer, options)
+
+
+def conclude(model: Model, heads: Measured, options: AuditOptions) -> Audit:
+    """What stands out in heads that have been measured, and the tokens along their directions."""
+    unchecked = lenient(model)  # the embeddings too may hold a NaN, which is a finding, not the end
+    layers = heads.layers.tolist()
+    with one_blas_thread():
+        why_not = can_read_directions(unchecked, layers, options.directions)
+        directions: list[HeadDirections] = []
+        if why_not is None:
+            text = token_names(model.checkpoint.folder)
+            directions = read_directions(unchecked, layers, options.directions or DEFAULT, text)
+        return Audit(heads, findings(unchecked, heads), directions, () if why_not is None else (why_not,))
 
 
 def gather(model: Model, layers: Sequence[int], found: Sequence[Mapping[str, np.ndarray]]) -> Measured:
@@ -193,14 +230,14 @@ def describe_layer(layer: Layer, options: AuditOptions) -> dict[str, np.ndarray]
     return measured | {"kv_head": np.array([head.kv_head for head in heads]), "caveats": np.array(caveats, dtype=str)}
 
 
-def plan(model: Model, layers: Sequence[int], options: AuditOptions) -> dict[str, Any]:
+def plan(model: Model, options: AuditOptions) -> dict[str, Any]:
     """Everything that the numbers of a layer depend on, to tell whether finished ones may be used again."""
     return {
         "version": weightscope.__version__,
         "family": model.family.name,
         "config": {key: str(value) for key, value in sorted(model.checkpoint.config.items())},
         "files": [_identity(file) for file in model.checkpoint.files],
-        "layers": list(layers),
+        "layers": list(model.attention_layers if options.layers is None else options.layers),
         "deltas": list(options.deltas),
         "window": options.window,
         "device": options.device,

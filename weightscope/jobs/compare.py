@@ -10,10 +10,10 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from weightscope.attention import Head, Layer
+from weightscope.cores import usable_cores
 from weightscope.errors import CheckpointError
 from weightscope.jobs.audit import AuditOptions, Measured, describe_layer, gather, spectra_arrays
 from weightscope.jobs.first_layer import PROGRESS
-from weightscope.jobs.layer_measures import usable_cores
 from weightscope.jobs.lenient import lenient
 from weightscope.metrics.change import relative_change, space_angles
 from weightscope.model import Model

@@ -1,19 +1,26 @@
 """Which heads put words together: T^ee against bigram counts (detokenization paper, section 3)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from tqdm import tqdm
 
 from weightscope.backend import open_device
-from weightscope.counts import Counts
+from weightscope.counts import Counts, load_counts
+from weightscope.embedded import COUNTS
+from weightscope.engine import Engine, here, one_blas_thread
 from weightscope.errors import CheckpointError
 from weightscope.jobs.first_layer import PROGRESS, FirstLayer
+from weightscope.jobs.sources import Source
 from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve
 from weightscope.output import write_csv, write_npz
+
+PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
+FEWEST_ROWS = 8192  # of a block, so that laying out the keys for it stays below a hundredth of the work
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,110 @@ class Detokenization:
     table: list[HeadAuroc]
 
 
-def detokenize(first: FirstLayer, counts: Counts) -> Detokenization:
+class Ranking:
+    """Heads and bigram counts, to be asked for the AUROC of some heads' rows.
+
+    Parameters
+    ----------
+    first : FirstLayer
+    counts : Counts
+    """
+
+    def __init__(self, first: FirstLayer, counts: Counts) -> None:
+        self._first = first
+        self._matrix = counts.matrix(first.model.embeddings.n_tokens)
+        self._keys: tuple[int, np.ndarray] | None = None
+        self._making = Lock()  # a worker may have several threads, and all need the same layer and keys
+
+    def itself(self) -> "Ranking":
+        """For tasks that do not leave this process."""
+        return self
+
+    def auroc(self, head: int, start: int, stop: int) -> np.ndarray:
+        """AUROC of one head for current tokens start .. stop - 1, float64 (stop - start,)."""
+        with self._making:
+            keys = self._key_factor(self._first.heads[head].kv_head)
+        queries, device = self._first.query_factor(head, start, stop), open_device(self._first.device)
+        return bigram_auroc(queries, keys, self._matrix[start:stop], device=device)
+
+    def _key_factor(self, kv_head: int) -> np.ndarray:
+        """Of the key-value head asked for last, which is kept: rows and heads that share it come one after another."""
+        if self._keys is None or self._keys[0] != kv_head:
+            self._keys = None
+            self._keys = kv_head, self._first.key_factor(kv_head)
+        return self._keys[1]
+
+
+@dataclass(frozen=True)
+class RankingElsewhere:
+    """How a worker gets at a Ranking: it reads the checkpoint and the counts itself, once, and keeps them.
+
+    Attributes
+    ----------
+    source : Source
+    layer, delta, device
+        As in `FirstLayer`.
+    counts : Path or None
+        COUNTS.npz on a file system that workers share; None for those that come with weightscope.
+    seen : (int, int)
+        Size and time of that file where the task comes from.
+    """
+
+    source: Source
+    layer: int
+    delta: int
+    device: str
+    counts: Path | None
+    seen: tuple[int, int]
+
+    @classmethod
+    def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "RankingElsewhere":
+        """What `first` is of `source`, and the counts as this machine has them."""
+        path = None if counts is None else counts.absolute()
+        return cls(source.as_seen(first.model), first.layer, first.delta, first.device, path, _size_and_time(path))
+
+    def __call__(self) -> Ranking:
+        with _opening:
+            return _kept(self)
+
+
+_opening = Lock()
+
+
+def _size_and_time(path: Path | None) -> tuple[int, int]:
+    if path is None or not path.is_file():
+        return 0, 0
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=1)
+def _kept(elsewhere: RankingElsewhere) -> Ranking:
+    path, (size, _) = elsewhere.counts, elsewhere.seen
+    if _size_and_time(path) != elsewhere.seen:
+        problem = f"is not on a worker what it is here, {size} bytes; workers read a shared file system"
+        raise CheckpointError(problem, file=path)
+    first = FirstLayer(elsewhere.source.elsewhere(), elsewhere.layer, elsewhere.delta, elsewhere.device)
+    return Ranking(first, load_counts(path or COUNTS))
+
+
+def auroc_of_rows(ranking: Callable[[], Ranking], head: int, start: int, stop: int) -> np.ndarray:
+    """The task that Table 2 consists of: one head and a block of rows."""
+    with one_blas_thread():
+        return ranking().auroc(head, start, stop)
+
+
+def rows_a_task(n_tokens: int, head_dim: int) -> int:
+    """Rows of a block: seconds of work, many to a vocabulary as large as Llama 3's. They depend on sizes alone."""
+    return max(FEWEST_ROWS, PRODUCTS_A_TASK // (n_tokens * head_dim))
+
+
+def detokenize(
+    first: FirstLayer,
+    counts: Counts,
+    engine: Engine | None = None,
+    elsewhere: Callable[[], Ranking] | None = None,
+) -> Detokenization:
     """AUROC of every head over the full vocabulary (Table 2).
 
     Parameters
@@ -61,23 +171,37 @@ def detokenize(first: FirstLayer, counts: Counts) -> Detokenization:
     first : FirstLayer
     counts : Counts
         Bigrams by the checkpoint's own tokenizer.
+    engine : Engine, optional
+        Where to compute; here if not given.
+    elsewhere : function returning a Ranking, optional
+        The same layer and counts for an engine outside this process; see `RankingElsewhere`.
 
     Raises
     ------
     CheckpointError
-        No token embedding, or counts of another vocabulary.
+        No token embedding, counts of another vocabulary, or what a worker or the engine had to say.
     """
+    if engine is None:
+        with here() as own:
+            return detokenize(first, counts, own)
     n_tokens = first.model.embeddings.n_tokens
-    matrix = counts.matrix(n_tokens)
-    rows = []
-    with tqdm(total=len(first.heads) * n_tokens, desc="AUROC", unit="token", unit_scale=True, **PROGRESS) as bar:
-        for kv_head, group in groupby(first.heads, key=lambda head: head.kv_head):
-            right = first.key_factor(kv_head)
-            for head in group:
-                left = first.query_factor(head.index)
-                rows.append(bigram_auroc(left, right, matrix, progress=bar.update, device=open_device(first.device)))
+    here_too = Ranking(first, counts)
+    ranking = elsewhere if engine.elsewhere else here_too.itself
+    with one_blas_thread():
+        rows = np.full((len(first.heads), n_tokens), np.nan)
+    step = rows_a_task(n_tokens, first.model.config.head_dim)
+    tasks = [(h, start, min(start + step, n_tokens)) for h in range(len(rows)) for start in range(0, n_tokens, step)]
+    for task in tasks:
+        engine.submit(task, auroc_of_rows, ranking, *task)
+    with tqdm(total=rows.size, desc="AUROC", unit="token", unit_scale=True, **PROGRESS) as bar:
+        while engine.busy:
+            (head, start, stop), values, error = engine.next()
+            if error is not None:
+                raise error
+            rows[head, start:stop] = values
+            bar.update(stop - start)
     table = [HeadAuroc(head, *mean_auroc(row)) for head, row in enumerate(rows)]
-    return Detokenization(np.stack(rows), sorted(table, key=lambda row: -row.auroc))
+    return Detokenization(rows, sorted(table, key=lambda row: -row.auroc))
 
 
 def write_detokenization(found: Detokenization, out: Path) -> None:
@@ -127,6 +251,7 @@ def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> 
             raise CheckpointError(
                 f"{text!r} follows no token in these counts, so it has no ROC curve", file=counts.file
             )
-        curves = [roc_curve(scores, previous, weights) for scores in first.token_scores(token)]
+        with one_blas_thread():
+            curves = [roc_curve(scores, previous, weights) for scores in first.token_scores(token)]
         found.append(TokenRoc(text, curves))
     return found

@@ -14,6 +14,11 @@ from weightscope.output import write_json, write_npz
 FOLDER = ".audit"
 
 
+def digest_of(plan: Mapping[str, Any]) -> str:
+    """A plan in 64 characters, to tell whether two are the same."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+
+
 class FinishedLayers:
     """A folder with one file a finished layer, and the plan that they belong to.
 
@@ -32,7 +37,7 @@ class FinishedLayers:
 
     def __init__(self, out: Path, plan: Mapping[str, Any], resume: bool) -> None:
         self.folder = out / FOLDER
-        digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+        digest = digest_of(plan)
         if not (resume and self._plan() == digest):
             shutil.rmtree(self.folder, ignore_errors=True)
             write_json(self.folder / "plan.json", {"sha256": digest})
@@ -48,9 +53,12 @@ class FinishedLayers:
     def _file(self, layer: int) -> Path:
         return self.folder / f"layer-{layer:04d}.npz"
 
+    def __contains__(self, layer: int) -> bool:
+        return self._file(layer).exists()
+
     def get(self, layer: int) -> dict[str, np.ndarray] | None:
         """What was measured of a layer, or None where it is not finished."""
-        if not self._file(layer).exists():
+        if layer not in self:
             return None
         with np.load(self._file(layer), allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}

@@ -1,20 +1,24 @@
 """A model's first attention layer as a function of token types, which is what detokenization is read from."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from weightscope.attention import Head, Layer
 from weightscope.backend import open_device
+from weightscope.cores import usable_cores
 from weightscope.folding import Affine, InverseRms
 from weightscope.metrics.sigma import SigmaStatistics, sigma_statistics
 from weightscope.metrics.terms import Parts, SixTerms, six_terms
 from weightscope.model import Model
 
+PIECE = 512  # rows of the embedding that a thread projects at a time
 SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
 PROGRESS = {"delay": 2, "leave": False, "dynamic_ncols": True}  # a bar for whatever takes over two seconds
 
@@ -79,40 +83,69 @@ class FirstLayer:
             return np.ones(embeddings.n_tokens, np.float32)
         return np.concatenate([embeddings.divisor(block) for _, block in embeddings.blocks()])
 
-    def query_factor(self, head: int) -> np.ndarray:
-        """E~ W_Q R(delta) of one head, float32 (vocab, r): the left factor of T^ee between all token types (eq. 14)."""
+    def query_factor(self, head: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """E~ W_Q R(delta) of one head, the left factor of T^ee between all token types (eq. 14).
+
+        float32 (vocab, r), or its rows start .. stop - 1 alone.
+        """
         layer = self.attention
-        return self._projected(self.heads[head].qk_at(self.delta).left, _of_head(layer.q_rms, head))
+        return self._projected(self.heads[head].qk_at(self.delta).left, _of_head(layer.q_rms, head), start, stop)
 
     def key_factor(self, kv_head: int) -> np.ndarray:
         """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
         layer = self.attention
         return self._projected(layer.k.of(kv_head)[0], _of_head(layer.k_rms, kv_head))
 
-    def _projected(self, w: np.ndarray, inverse: InverseRms | None) -> np.ndarray:
-        """All scaled token rows times w (d, r), and times the scalars of a norm inside attention: (vocab, r)."""
+    def _projected(
+        self, w: np.ndarray, inverse: InverseRms | None, start: int = 0, stop: int | None = None
+    ) -> np.ndarray:
+        """Scaled token rows times w (d, r), and times the scalars of a norm inside attention: (stop - start, r).
+
+        Pieces of fixed size, spread over threads with one BLAS thread each: the same bits on any number of cores.
+        """
         if self.device != "cpu" and inverse is None:
-            device = open_device(self.device)
-            on_device = device.put(w)
-            return np.concatenate([device.get(rows @ on_device) for rows in self._rows_kept or self._rows_there()])
-        factor = np.empty((self.model.embeddings.n_tokens, w.shape[1]), np.float32)
-        for first, block in self.model.embeddings.blocks():
-            rows = slice(first, first + len(block))
-            scaled = block / self.divisor[rows, None]  # (b, d)
+            return self._projected_there(w, start, stop)
+        embeddings = self.model.embeddings
+        divisor = self.divisor
+        factor = np.empty(((stop or embeddings.n_tokens) - start, w.shape[1]), np.float32)
+
+        def project(piece: tuple[int, np.ndarray]) -> None:
+            first, tokens = piece
+            scaled = tokens / divisor[first : first + len(tokens), None]  # (b, d)
+            rows = slice(first - start, first - start + len(tokens))
             np.matmul(scaled, w, out=factor[rows])
             if inverse is not None:
                 factor[rows, : inverse.dims] *= inverse(scaled)[0][:, None]
+
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
+            for first, block in embeddings.blocks(start, stop):
+                pieces = [(first + i, block[i : i + PIECE]) for i in range(0, len(block), PIECE)]
+                list(pool.map(project, pieces))
         return factor
 
-    def _rows_there(self) -> Iterator[Any]:
-        """All scaled token rows on the device, in blocks of (b, d)."""
-        blocks = self.model.embeddings.blocks()
+    def _projected_there(self, w: np.ndarray, start: int, stop: int | None) -> np.ndarray:
+        """Scaled token rows times w on the device."""
+        device, stop = open_device(self.device), stop or self.model.embeddings.n_tokens
+        there = device.put(w)
+        if self._rows_kept is None:
+            return np.concatenate([device.get(rows @ there) for rows in self._rows_there(start, stop)])
+        first, parts = 0, []
+        for rows in self._rows_kept:
+            end = first + rows.shape[0]
+            if first < stop and start < end:
+                parts.append(device.get(rows[max(start, first) - first : min(stop, end) - first, :] @ there))
+            first = end
+        return np.concatenate(parts)
+
+    def _rows_there(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """Scaled token rows on the device, in blocks of (b, d)."""
+        blocks = self.model.embeddings.blocks(start, stop)
         scaled = ((block / self.divisor[first : first + len(block), None],) for first, block in blocks)
         return (rows for (rows,) in open_device(self.device).put_ahead(scaled))
 
     @cached_property
     def _rows_kept(self) -> list[Any] | None:
-        """The same, where they take so little room that they can stay for the next head."""
+        """All of them, where they take so little room that they can stay for the next head."""
         size = 4 * self.model.embeddings.n_tokens * self.model.config.d_model
         return list(self._rows_there()) if size < SHARE_KEPT * open_device(self.device).free_bytes() else None
 

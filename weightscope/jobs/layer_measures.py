@@ -5,7 +5,6 @@ rotated or not, is that of a small core. Heads are spread over threads with one 
 faster on such small matrices than one head on all cores, and gives the same bits however many cores there are.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from weightscope.attention import Layer
 from weightscope.backend import CPU, Device
+from weightscope.cores import usable_cores
 from weightscope.factored import Triangle, core_singular_values, inner, route_of, triangle
 from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_share
 from weightscope.metrics.sketch import probes, space_sketch
@@ -86,11 +86,6 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray], device: Devic
     columns = np.sum([column for _, column in parts], axis=0)  # (d,)
     layer_wide = {"qk_column_share": columns / columns.sum() if columns.sum() > 0 else columns}
     return {name: np.stack([head[name] for head in heads]) for name in heads[0]} | layer_wide
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _measure_heads(

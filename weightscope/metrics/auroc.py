@@ -6,7 +6,6 @@ all others are the negatives (section 3.2, Fig. 2, Table 2).
 """
 
 import math
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -18,6 +17,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from weightscope.backend import CPU, Device
+from weightscope.cores import usable_cores
 from weightscope.errors import CheckpointError
 from weightscope.metrics._auroc_device import auroc_on_device
 
@@ -207,7 +207,7 @@ def bigram_auroc(
         auroc[scored] = auroc_on_device(device, left, right, counts, progress)
         return auroc
     tile_auroc = _tile_auroc_compiled if (_numba_is_there() if compiled is None else compiled) else _tile_auroc
-    threads = threads or available_cores()
+    threads = threads or usable_cores()
     width = len(right)
     height = tile_rows(width, threads)
     panels = cut_into_panels(right, height)  # (P, r, w)
@@ -367,11 +367,6 @@ def tile_rows(width: int, threads: int) -> int:
     """How many rows of scores each thread of `bigram_auroc` holds at a time, for a vocabulary of `width`."""
     tile = min(TILE_BYTES, ALL_TILES_BYTES // threads)
     return min(max(tile // (4 * max(width, 1)) // FEWEST_ROWS, 1) * FEWEST_ROWS, MOST_ROWS)
-
-
-def available_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

@@ -1,6 +1,5 @@
 """sigma, the one part of a LayerNorm that no folding can absorb, over the whole vocabulary and every position."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from weightscope.backend import CPU, Device, rows_that_fit
+from weightscope.cores import usable_cores
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
 BYTES_A_SIGMA = 48  # on a device, where nothing is computed in place and rows are sorted whole
@@ -130,7 +130,7 @@ def _on_cores(
 
     blocks = [positions[s : s + POSITIONS_A_BLOCK] for s in range(0, len(positions), POSITIONS_A_BLOCK)]
     # One BLAS thread each: the blocks are what runs side by side.
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
         yield from pool.map(of_block, blocks)
 
 

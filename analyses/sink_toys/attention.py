@@ -1,0 +1,170 @@
+"""Attention of the toy models: the map from scores to weights is a row of a table, gates and registers are options.
+
+Equations are those of the two-sink-mechanisms paper, appendix C. The scores are S = Q K' / sqrt(r).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weightscope.factored import Factored
+from weightscope.folding import fold_layer_norm
+
+CLIPPED_LOW, CLIPPED_HIGH = -0.03, 1.03  # gamma and zeta, a pair that clipped softmax was published with
+POLYNOMIAL_POWER = 3
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """exp(S_ij) / sum_j exp(S_ij) (eq. 23)."""
+    return scores.softmax(dim=-1)
+
+
+def clipped_softmax(scores: Tensor) -> Tensor:
+    """clip((zeta - gamma) softmax(S) + gamma, 0, 1) (eqs 30-32): weights can be exactly 0 and exactly 1."""
+    return ((CLIPPED_HIGH - CLIPPED_LOW) * softmax(scores) + CLIPPED_LOW).clamp(0, 1)
+
+
+def relu(scores: Tensor) -> Tensor:
+    """max(S, 0) / n (eqs 33-34)."""
+    return scores.relu() / scores.shape[-1]
+
+
+def polynomial(scores: Tensor) -> Tensor:
+    """S^3 / sqrt(n), elementwise (eq. 38): weights may be negative."""
+    return scores**POLYNOMIAL_POWER / math.sqrt(scores.shape[-1])
+
+
+def sigmoid(scores: Tensor) -> Tensor:
+    """1 / (1 + exp(-S - b)) with b = -ln n (eqs 40-41)."""
+    return torch.sigmoid(scores - math.log(scores.shape[-1]))
+
+
+WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": softmax,
+    "clipped": clipped_softmax,
+    "relu": relu,
+    "polynomial": polynomial,
+    "sigmoid": sigmoid,
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What may differ between two models of one size."""
+
+    weights: str = "softmax"
+    """A row of WEIGHTS."""
+    gate: str | None = None
+    """None, "headwise" (one gate a head) or "elementwise" (one a coordinate of a head's output); eqs 24-26."""
+    registers: int = 0
+    """Learned tokens appended to the sequence and discarded at the end; eqs 27-29."""
+
+
+VARIANTS = {
+    "softmax": Options(),
+    "registers": Options(registers=4),
+    "headwise gate": Options(gate="headwise"),
+    "elementwise gate": Options(gate="elementwise"),
+    "headwise gate + registers": Options(gate="headwise", registers=4),
+    "elementwise gate + registers": Options(gate="elementwise", registers=4),
+    "clipped softmax": Options(weights="clipped"),
+    "ReLU": Options(weights="relu"),
+    "polynomial": Options(weights="polynomial"),
+    "sigmoid": Options(weights="sigmoid"),
+}
+GATES_AND_REGISTERS = [name for name, options in VARIANTS.items() if options.weights == "softmax"]
+
+
+class Trace(NamedTuple):
+    """What one attention layer did to a batch, for the metrics; b sequences, h heads, n tokens, r head_dim."""
+
+    before: np.ndarray
+    """The tokens the layer was given, (b, n, d)."""
+    after: np.ndarray
+    """The same with what it writes added, (b, n, d)."""
+    queries: np.ndarray
+    """(b, h, n, r)"""
+    keys: np.ndarray
+    """(b, h, n, r)"""
+    attention: np.ndarray
+    """(b, h, n, n)"""
+    updates: np.ndarray
+    """u_j = W_O v_j, (b, h, n, d): what keys offer, before any gate, which belongs to the query."""
+
+
+class PreNormAttention(nn.Module):
+    """LayerNorm and multi-head attention without biases; returns what the layer adds to the residual stream."""
+
+    def __init__(self, width: int, heads: int, head_dim: int, options: Options) -> None:
+        super().__init__()
+        self.heads, self.head_dim = heads, head_dim
+        self.weights = WEIGHTS[options.weights]
+        self.norm = nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, heads * head_dim, bias=False) for _ in range(3))
+        self.output = nn.Linear(heads * head_dim, width, bias=False)
+        gates = {None: 0, "headwise": heads, "elementwise": heads * head_dim}[options.gate]
+        self.gate = nn.Linear(width, gates, bias=False) if gates else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.norm(x)  # (b, n, d)
+        q, k, v = (self._split(linear(z)) for linear in (self.query, self.key, self.value))  # (b, h, n, r)
+        head_output = self._attention(q, k) @ v  # (b, h, n, r)
+        if self.gate is not None:
+            head_output = head_output * torch.sigmoid(self._split(self.gate(z)))  # eqs 24-26, at the query's place
+        return self.output(head_output.transpose(1, 2).flatten(2))  # (b, n, d)
+
+    @torch.no_grad()
+    def trace(self, x: Tensor) -> Trace:
+        """The layer's arrays for the tokens x, (b, n, d)."""
+        z = self.norm(x)
+        q, k, v = (self._split(linear(z)) for linear in (self.query, self.key, self.value))
+        w_o = self.output.weight.T.unflatten(0, (self.heads, self.head_dim))  # (h, r, d)
+        return Trace(*(t.numpy() for t in (x, x + self(x), q, k, self._attention(q, k), v @ w_o)))
+
+    @torch.no_grad()
+    def qk(self, head: int) -> Factored:
+        """W_QK of a head with the LayerNorm folded in, as `weightscope.Head.qk` has it."""
+        rows = slice(head * self.head_dim, (head + 1) * self.head_dim)
+        gamma, beta = self.norm.weight.numpy(), self.norm.bias.numpy()
+        left, right = (
+            fold_layer_norm(linear.weight[rows].T.numpy(), np.zeros(self.head_dim), gamma, beta)[0]
+            for linear in (self.query, self.key)
+        )
+        return Factored(left, right)
+
+    def _attention(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.weights(q @ k.transpose(-1, -2) / math.sqrt(self.head_dim))  # (b, h, n, n)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (b, n, h * r) -> (b, h, n, r)
+
+
+class Registers(nn.Module):
+    """Learned tokens, the same for every input, appended before the first layer and discarded after the last."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.randn(count, width) * 0.02)
+
+    def append(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.tokens.expand(len(x), -1, -1)], dim=1)  # (b, n, d) -> (b, n + R, d)
+
+    def discard(self, x: Tensor) -> Tensor:
+        return x[:, : x.shape[1] - len(self.tokens)]
+
+
+@torch.no_grad()
+def traces(model: nn.Module, x: Tensor) -> list[Trace]:
+    """What each attention layer of a model does to a batch, first layer first."""
+    inputs: list[tuple[PreNormAttention, Tensor]] = []
+    layers = [module for module in model.modules() if isinstance(module, PreNormAttention)]
+    hooks = [layer.register_forward_pre_hook(lambda layer, given: inputs.append((layer, *given))) for layer in layers]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    return [layer.trace(given) for layer, given in inputs]

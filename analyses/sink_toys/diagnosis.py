@@ -1,0 +1,30 @@
+"""What the attention of one layer is doing with its strongest sink, for each sequence and head."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from analyses.sink_toys.attention import Trace
+from weightscope.metrics import sinks
+
+
+class Diagnosis(NamedTuple):
+    """Arrays of shape (b, h): a sequence, a head."""
+
+    sink: np.ndarray
+    strength: np.ndarray
+    event: np.ndarray
+    ratio: np.ndarray
+    rank: np.ndarray
+    mechanism: np.ndarray
+    """Of `weightscope.metrics.sinks`, or "" where there is no sink event."""
+
+
+def diagnose(trace: Trace) -> Diagnosis:
+    """Attention that is no softmax is judged by its shares, |A_ij| / sum_j |A_ij|; the update by A as it is."""
+    shares = sinks.attention_shares(trace.attention)
+    sink, strength = sinks.strongest_sink(shares)
+    event = sinks.sink_event(shares, sink)
+    ratio = sinks.value_norm_ratio(trace.updates, sink)
+    rank = sinks.update_stable_rank(trace.attention, trace.updates)
+    return Diagnosis(sink, strength, event, ratio, rank, np.where(event, sinks.mechanism(ratio, rank), ""))

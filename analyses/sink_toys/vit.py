@@ -1,0 +1,164 @@
+"""A small ViT on mosaics of digits: what gates and registers do to its sinks, and to what its patches know.
+
+After the two-sink-mechanisms paper's section 5 and Table 1, which train ViT-L on ImageNet: this is a stand-in thousands
+of times smaller, trained on class labels, and speaks of nothing but itself.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import jaccard_score
+from torch import Tensor, nn
+
+from analyses.sink_toys.attention import Options, PreNormAttention, Registers, Trace, traces
+from analyses.sink_toys.broadcast import mlp
+from analyses.sink_toys.diagnosis import diagnose
+from analyses.sink_toys.mosaics import CLASSES, PATCH, PATCHES, Mosaics, mosaics
+from analyses.sink_toys.training import seeded, train
+from weightscope.metrics import sinks
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes and schedule."""
+
+    width: int
+    heads: int
+    layers: int
+    images: int
+    """Training images, seen again and again."""
+    batch: int
+    steps: int
+    rate: float
+
+
+SAMPLED = 40  # sinks a layer that the scatter plot shows
+DEFAULT_SIZE = Size(width=32, heads=2, layers=3, images=8000, batch=32, steps=800, rate=3e-3)
+LARGE_SIZE = Size(width=128, heads=4, layers=6, images=50_000, batch=128, steps=20_000, rate=1e-3)
+TEST_IMAGES = 500
+PROBE_IMAGES = 400  # whose patches train the linear probe
+DIAGNOSED = 200  # test images whose sinks are measured
+
+
+class Vit(nn.Module):
+    """Patches and a class token at learned positions, registers at none; the class is read off its token."""
+
+    def __init__(self, size: Size, options: Options) -> None:
+        super().__init__()
+        self.patch = nn.Linear(PATCH * PATCH, size.width)
+        self.positions = nn.Parameter(torch.randn(1 + PATCHES, size.width) * 0.02)
+        self.class_token = nn.Parameter(torch.randn(size.width) * 0.02)
+        self.registers = Registers(options.registers, size.width)
+        head_dim = size.width // size.heads
+        self.attention = nn.ModuleList(
+            PreNormAttention(size.width, size.heads, head_dim, options) for _ in range(size.layers)
+        )
+        self.mlp = nn.ModuleList(mlp(size.width) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        self.classes = nn.Linear(size.width, CLASSES)
+
+    def tokens(self, patches: Tensor) -> Tensor:
+        """Normalised tokens of the last layer, class token first: (b, PATCHES, pixels) -> (b, 1 + PATCHES, d)."""
+        x = torch.cat([self.class_token.expand(len(patches), 1, -1), self.patch(patches)], dim=1)
+        x = self.registers.append(x + self.positions)
+        for attention, feed_forward in zip(self.attention, self.mlp, strict=True):
+            x = x + attention(x)
+            x = x + feed_forward(x)
+        return self.norm(self.registers.discard(x))
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Logits of the class, (b, PATCHES, pixels) -> (b, CLASSES)."""
+        return self.classes(self.tokens(patches)[:, 0])
+
+
+@dataclass
+class LayerSinks:
+    """Strongest sinks of one layer: shares of all pairs of a test image and a head, and means over them."""
+
+    strength: float
+    nop: float
+    broadcast: float
+    neither: float
+    on_class: float
+    """Sinks that are the class token."""
+    on_register: float
+    on_patch: float
+    similarity_before: float
+    similarity_after: float
+    """Mean cosine between different tokens, before and after the layer's attention."""
+    largest_norm: float
+    """The largest patch norm over the median one, after the attention; mean over images."""
+    ratios: list[float]
+    """Value-norm ratios of sinks, at most SAMPLED of them, and the stable ranks of the same."""
+    ranks: list[float]
+
+
+@dataclass
+class VitRun:
+    """What became of one training."""
+
+    variant: str
+    seed: int
+    accuracy: float = np.nan
+    """Of the class, on test images."""
+    patch_accuracy: float = np.nan
+    """Of the linear probe that labels frozen patch tokens, on test images."""
+    patch_iou: float = np.nan
+    """Mean over the eleven labels of intersection over union, as in semantic segmentation."""
+    layers: list[LayerSinks] = field(default_factory=list)
+
+
+def train_vit(variant: str, options: Options, size: Size, seed: int) -> VitRun:
+    """Train on class labels, then measure sinks and probe the frozen patch tokens."""
+    generator = seeded(seed)
+    model = Vit(size, options)
+    training, test = mosaics(size.images, seed, test=False), mosaics(TEST_IMAGES, seed, test=True)
+    patches, classes = torch.from_numpy(training.patches), torch.from_numpy(training.classes)
+
+    def loss() -> Tensor:
+        drawn = torch.randint(len(patches), (size.batch,), generator=generator)
+        return nn.functional.cross_entropy(model(patches[drawn]), classes[drawn])
+
+    for _ in train(model, loss, size.steps, size.rate, f"ViT, {variant}, seed {seed}", cosine=True):
+        pass
+    run = VitRun(variant, seed)
+    with torch.no_grad():
+        seen = torch.from_numpy(test.patches)
+        run.accuracy = float((model(seen).argmax(dim=-1).numpy() == test.classes).mean())
+        run.patch_accuracy, run.patch_iou = probed(model, training, test)
+    run.layers = [layer_sinks(trace) for trace in traces(model, seen[:DIAGNOSED])]
+    return run
+
+
+def probed(model: Vit, training: Mosaics, test: Mosaics) -> tuple[float, float]:
+    """Accuracy and mean IoU, on test images, of a linear classifier of patch tokens; the model stays as it is."""
+
+    def features(images: np.ndarray) -> np.ndarray:
+        return model.tokens(torch.from_numpy(images))[:, 1:].flatten(0, 1).numpy()  # (images * PATCHES, d)
+
+    probe = LogisticRegression(max_iter=300)
+    probe.fit(features(training.patches[:PROBE_IMAGES]), training.labels[:PROBE_IMAGES].ravel())
+    found, truth = probe.predict(features(test.patches)), test.labels.ravel()
+    return float((found == truth).mean()), float(jaccard_score(truth, found, average="macro"))
+
+
+def layer_sinks(trace: Trace) -> LayerSinks:
+    """What one layer does with sinks; tokens are the class token, the patches, then any registers."""
+    found = diagnose(trace)  # (b, h)
+    at = found.sink[found.event]
+    kinds = {"on_class": at == 0, "on_patch": (at > 0) & (at <= PATCHES), "on_register": at > PATCHES}
+    mechanisms = (sinks.NOP, sinks.BROADCAST, sinks.NEITHER)
+    patch_norms = np.linalg.norm(trace.after[:, 1 : 1 + PATCHES], axis=-1)  # (b, PATCHES)
+    shown = np.random.default_rng(0).permutation(len(at))[:SAMPLED]
+    return LayerSinks(
+        strength=float(found.strength.mean()),
+        **{name: float((found.mechanism == name).mean()) for name in mechanisms},
+        **{kind: float(which.sum() / found.sink.size) for kind, which in kinds.items()},
+        similarity_before=float(sinks.similarity_between_tokens(trace.before).mean()),
+        similarity_after=float(sinks.similarity_between_tokens(trace.after).mean()),
+        largest_norm=float((patch_norms.max(axis=1) / np.median(patch_norms, axis=1)).mean()),
+        ratios=found.ratio[found.event][shown].round(4).tolist(),
+        ranks=found.rank[found.event][shown].round(4).tolist(),
+    )

@@ -1,0 +1,210 @@
+"""A real scheduler and real workers on the loopback: the same bytes as a local run, whoever is killed meanwhile."""
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tasks
+from click.testing import CliRunner
+from tiny_gpt2 import gpt2_weights, write_checkpoint
+
+from weightscope.cli import main
+from weightscope.counts import Counts, load_counts
+from weightscope.engine import open_engine
+from weightscope.errors import CheckpointError
+from weightscope.jobs import detok
+from weightscope.jobs.audit import AuditOptions, LayersToMeasure
+from weightscope.jobs.audits import Commission, audit_all
+from weightscope.jobs.detok import RankingElsewhere, detokenize
+from weightscope.jobs.first_layer import FirstLayer
+from weightscope.jobs.sources import Source
+from weightscope.model import open_model
+
+pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
+from dask_processes import ENVIRONMENT, PATIENCE, DaskProcesses
+
+VOCAB = 300
+
+
+@pytest.fixture(scope="module")
+def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaskProcesses]:
+    processes = DaskProcesses(tmp_path_factory.mktemp("dask"))
+    yield processes
+    processes.close()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty small layers, so that somebody can be killed between them."""
+    weights = gpt2_weights(n_layers=40, d=64, vocab=VOCAB)
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "forty", weights, vocab_size=VOCAB)
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def local(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An audit by this process alone."""
+    out = tmp_path_factory.mktemp("local")
+    run("audit", checkpoint, "--out", out)
+    return out
+
+
+def assert_same_bytes(one: Path, other: Path) -> None:
+    files = sorted(path.name for path in one.iterdir())
+    assert sorted(path.name for path in other.iterdir()) == files
+    for name in files:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def assert_same_tables(one: Path, other: Path) -> None:
+    for name in ("heads.csv", "spectra.npz", "findings.json", "directions.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def start(*arguments: object) -> subprocess.Popen:
+    """A command in a process of its own."""
+    return start_python("from weightscope.cli import main; main()", *map(str, arguments))
+
+
+def start_python(code: str, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path, client: subprocess.Popen) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert client.poll() is None, client.communicate()
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.001)
+
+
+def test_heads_measured_in_two_processes_are_the_same_byte_for_byte(
+    checkpoint: Path, local: Path, tmp_path: Path
+) -> None:
+    with open_engine("local", jobs=2) as engine:
+        commission = Commission(Source.named(str(checkpoint)), tmp_path)
+        (ended,) = audit_all([commission], AuditOptions(), engine, tasks.tables_alone)
+    assert ended.error is None
+    assert_same_tables(local, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made-up bigrams: every token but the last ten follows some others."""
+    rng = np.random.default_rng(0)
+    indptr = np.append(np.arange(0, 3 * (VOCAB - 10) + 1, 3), [3 * (VOCAB - 10)] * 10)
+    indices = np.concatenate([np.sort(rng.choice(VOCAB, 3, replace=False)) for _ in range(VOCAB - 10)])
+    made = Counts(indptr, indices, rng.integers(9, 20, len(indices)), "none", ("made up",), 1, 10**6)
+    path = tmp_path_factory.mktemp("counts") / "counts.npz"
+    made.save(path)
+    return path
+
+
+def test_auroc_in_blocks_of_rows_is_the_same_byte_for_byte_wherever(
+    dask: DaskProcesses, checkpoint: Path, counts: Path, tmp_path: Path, monkeypatch
+) -> None:
+    whole = detokenize(FirstLayer(open_model(checkpoint)), load_counts(counts)).auroc
+    assert np.isfinite(whole).sum() == 4 * (VOCAB - 10)
+    monkeypatch.setattr(detok, "PRODUCTS_A_TASK", 0)
+    monkeypatch.setattr(detok, "FEWEST_ROWS", 128)
+    source = Source.named(str(checkpoint))
+    first, read = FirstLayer(source.open()), load_counts(counts)
+    blocks = detokenize(first, read).auroc
+    np.testing.assert_allclose(blocks, whole, atol=1e-6)
+    with open_engine("local", jobs=2) as engine:
+        sent = RankingElsewhere.of(source, first, counts)
+        assert detokenize(first, read, engine, sent).auroc.tobytes() == blocks.tobytes()
+    run("detok", checkpoint, "--counts", counts, "--out", tmp_path, *dask.options)
+    with np.load(tmp_path / "tokens.npz") as elsewhere:
+        assert elsewhere["auroc"].tobytes() == blocks.tobytes()
+
+
+def test_counts_that_a_worker_does_not_see_are_an_error(
+    dask: DaskProcesses, checkpoint: Path, counts: Path, tmp_path: Path
+) -> None:
+    source = Source.named(str(checkpoint))
+    first = FirstLayer(source.open())
+    sent = RankingElsewhere(source.as_seen(first.model), 0, 1, tmp_path / "none.npz", (9, 9))
+    message = r"none.npz: is not on a worker what it is here, 9 bytes; workers read a shared file system"
+    with open_engine("dask", dask.address) as engine, pytest.raises(CheckpointError, match=message):
+        detokenize(first, load_counts(counts), engine, sent)
+
+
+def test_what_a_killed_worker_was_at_is_done_by_another(dask: DaskProcesses, tmp_path: Path) -> None:
+    alive = len(dask.workers)
+    with open_engine("dask", dask.address) as engine:
+        for number in range(8):
+            engine.submit(number, tasks.killed_once, tmp_path / "marker", number)
+        found = [engine.next() for _ in range(8)]
+    assert sorted((key, value, error) for key, value, error in found) == [(n, 2 * n, None) for n in range(8)]
+    assert len(dask.workers) == alive - 1
+    dask.add_worker()
+
+
+def test_a_list_survives_its_workers_and_its_failures(
+    dask: DaskProcesses, checkpoint: Path, local: Path, tmp_path: Path
+) -> None:
+    """All workers are killed in the middle, another one is added and ends the work; one source is broken."""
+    broken = write_checkpoint(tmp_path / "broken", gpt2_weights(n_layers=3, d=64))
+    weights = gpt2_weights(n_layers=3, d=64)
+    del weights["h.2.attn.c_attn.weight"]
+    write_checkpoint(broken, weights)
+    (tmp_path / "list.txt").write_text(f"{checkpoint}\n{tmp_path}/missing\n{broken}\n")
+    out = tmp_path / "out"
+    client = start("audit", tmp_path / "list.txt", "--out", out, *dask.options)
+    wait_for(out / "forty" / ".audit" / "layer-0003.npz", client)
+    dask.kill(*dask.workers)
+    assert not (out / "forty" / "report.html").exists()
+    dask.add_worker()
+    _, said = client.communicate(timeout=PATIENCE)
+    assert client.returncode == 2
+    lines = sorted(re.findall(r"weightscope: .*", said))
+    assert len(lines) == 2 and "Traceback" not in said
+    assert lines[0].startswith("weightscope: broken: model.safetensors: ") and "h.2.attn.c_attn.weight" in lines[0]
+    assert lines[1].startswith("weightscope: missing: no such file or folder")
+    assert_same_bytes(local, out / "forty")
+    with (out / "summary.csv").open(newline="") as file:
+        assert [row["status"] for row in csv.DictReader(file)] == ["ok", "failed", "failed"]
+
+
+def test_a_run_whose_client_was_killed_goes_on(
+    dask: DaskProcesses, checkpoint: Path, local: Path, tmp_path: Path
+) -> None:
+    code = f"import tasks; tasks.audit_undrawn({dask.address!r}, {str(checkpoint)!r}, {str(tmp_path)!r})"
+    client = start_python(code)
+    wait_for(tmp_path / ".audit" / "layer-0003.npz", client)
+    client.send_signal(signal.SIGKILL)
+    client.communicate()
+    finished = len(list((tmp_path / ".audit").glob("layer-*.npz")))
+    left = LayersToMeasure(open_model(checkpoint), tmp_path, AuditOptions(), resume=True).left
+    assert 0 < len(left) == 40 - finished < 40
+    again = start_python(code)
+    _, said = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 0, said
+    assert_same_tables(local, tmp_path)
+
+
+def test_a_scheduler_that_goes_away_ends_the_run_with_a_line(
+    dask: DaskProcesses, checkpoint: Path, tmp_path: Path
+) -> None:
+    client = start("audit", checkpoint, "--out", tmp_path, *dask.options)
+    wait_for(tmp_path / ".audit" / "layer-0000.npz", client)
+    os.kill(dask.scheduler.pid, signal.SIGKILL)
+    _, said = client.communicate(timeout=PATIENCE)
+    assert client.returncode == 2
+    line = f"weightscope: the Dask scheduler at {dask.address} has gone away (audit --resume goes on)"
+    assert re.findall(r"weightscope: .*", said) == [line] and "Traceback" not in said

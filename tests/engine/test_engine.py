@@ -1,0 +1,109 @@
+"""The seam itself: every engine runs the same tasks, hands errors over, and says in a line when it cannot."""
+
+import socket
+import sys
+import threading
+
+import pytest
+import tasks
+from click.testing import CliRunner
+
+from weightscope.cli import main
+from weightscope.cores import usable_cores
+from weightscope.engine import Engine, cluster, here, processes
+from weightscope.errors import CheckpointError
+
+
+def collect(engine: Engine) -> dict:
+    found = {}
+    while engine.busy:
+        key, value, error = engine.next()
+        found[key] = value if error is None else error
+    return found
+
+
+@pytest.mark.parametrize("start", [here, lambda: processes(2)], ids=["here", "processes"])
+def test_tasks_come_back_under_their_keys_and_errors_as_values(start) -> None:
+    with start() as engine:
+        assert engine.hungry and not engine.busy
+        for number in range(6):
+            engine.submit(("double", number), tasks.doubled, number)
+        engine.submit("refused", tasks.refused, 7)
+        found = collect(engine)
+    error = found.pop("refused")
+    assert isinstance(error, CheckpointError) and str(error) == "model.safetensors: no 7"
+    assert found == {("double", number): 2 * number for number in range(6)}
+
+
+def test_what_is_forgotten_is_not_heard_of() -> None:
+    release = threading.Event()
+    with here() as engine:
+        engine.submit("slow", release.wait)
+        engine.submit("unwanted", tasks.doubled, 1)
+        engine.submit("wanted", tasks.doubled, 2)
+        engine.forget(lambda key: key == "unwanted")
+        release.set()
+        assert collect(engine) == {"slow": True, "wanted": 4}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_processes_share_the_cores_out_among_them(jobs: int) -> None:
+    with processes(jobs) as engine:
+        engine.submit("threads", tasks.cores_and_blas_threads)
+        (cores, blas), error = engine.next()[1:]
+    assert error is None
+    assert cores == max(1, usable_cores() // jobs)
+    assert blas <= {1}
+
+
+def test_a_process_that_is_killed_ends_the_run_with_a_line(tmp_path) -> None:
+    with processes(2) as engine:
+        engine.submit(0, tasks.killed_once, tmp_path / "marker", 0)
+        with pytest.raises(CheckpointError, match=r"a process of --jobs was killed.*--resume"):
+            engine.next()
+
+
+def refused(*arguments: object) -> str:
+    """The one line of a command that must end with status 2."""
+    result = CliRunner().invoke(main, ["audit", "embedded", "--out", "nowhere", *map(str, arguments)])
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    return result.stderr
+
+
+def test_options_that_do_not_go_together_are_refused() -> None:
+    assert "--scheduler goes with --engine dask" in refused("--scheduler", "tcp://127.0.0.1:8786")
+    assert "--jobs is for one machine" in refused("--engine", "dask", "--jobs", 2)
+
+
+def test_without_dask_a_line_says_how_to_get_it(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.setitem(sys.modules, "dask", None)
+    line = refused("--engine", "dask", "--scheduler", "tcp://127.0.0.1:8786")
+    assert line == "weightscope: --engine dask needs Dask: pip install 'weightscope[cluster]'\n"
+
+
+@pytest.mark.parametrize("address", ["here", "tcp://", "http://host:1", "tcp://host", "a:b:c", "\x1b[31m"])
+def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+    pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
+    line = refused("--engine", "dask", "--scheduler", address)
+    assert line.count("\n") == 1 and "is neither tcp://HOST:PORT nor a file" in line and "\x1b" not in line
+
+
+@pytest.mark.parametrize("listening", [False, True], ids=["nobody there", "somebody silent there"])
+def test_a_scheduler_that_does_not_answer_is_not_waited_for(listening: bool) -> None:
+    dask = pytest.importorskip("dask", reason="Dask comes with the extra `cluster`")
+    with dask.config.set({"distributed.comm.timeouts.connect": "500ms"}), socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if listening:
+            server.listen()
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        line = refused("--engine", "dask", "--scheduler", address)
+    assert line.count("\n") == 1 and line.startswith(f"weightscope: no Dask scheduler answers at {address}")
+
+
+def test_a_task_that_kills_its_workers_is_the_fault_of_that_task_alone() -> None:
+    distributed = pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
+    engine = object.__new__(cluster.Cluster)
+    said = engine.in_words(distributed.KilledWorker("task", None, 3))
+    assert isinstance(said, CheckpointError) and "4 workers died at one of its tasks" in str(said)

@@ -1,0 +1,113 @@
+"""`weightscope audit LIST.txt`: a folder each, one summary, failures that do not spread, going on where it was."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+import tasks
+from click.testing import CliRunner, Result
+from tiny_gpt2 import gpt2_weights, write_checkpoint
+
+from weightscope.cli import main
+from weightscope.jobs import audits
+from weightscope.report import audit_list
+
+
+def run(*arguments: object) -> Result:
+    """A command, without drawing figures: how they look is no matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audit_list, "deliver", tasks.tables_alone)
+        return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def said(result: Result) -> list[str]:
+    """What a command had to say on stderr, its progress bar aside."""
+    return re.findall(r"weightscope: .*", result.stderr)
+
+
+def table(out: Path) -> list[dict[str, str]]:
+    with (out / "summary.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three checkpoints, the second cut short, and a list that names a fourth which is not there."""
+    folder = tmp_path_factory.mktemp("list")
+    for step in (1, 2, 3):
+        write_checkpoint(folder / f"step{step}", gpt2_weights(seed=step))
+    weights = folder / "step2" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    (folder / "steps.txt").write_text("# a run\n" + "".join(f"{folder}/step{n}\n" for n in (1, 2, 3, 4)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first(work: Path) -> Result:
+    return run("audit", work / "steps.txt", "--out", work / "out")
+
+
+def test_those_that_fail_are_reported_and_the_others_finish(work: Path, first: Result) -> None:
+    assert first.exit_code == 2
+    lines = said(first)
+    assert [line.split(": ")[:2] for line in lines] == [["weightscope", "step2"], ["weightscope", "step4"]]
+    assert "no such file or folder" in lines[1]
+    rows = table(work / "out")
+    assert [(row["name"], row["status"]) for row in rows] == [
+        ("step1", "ok"), ("step2", "failed"), ("step3", "ok"), ("step4", "failed"),
+    ]  # fmt: skip
+    assert [row["error"] == "" for row in rows] == [True, False, True, False]
+    assert rows[0]["family"] == "gpt2" and rows[0]["layers"] == "2" and rows[0]["heads"] == "4"
+    page = (work / "out" / "summary.html").read_text()
+    assert "2 of 4 checkpoints audited, 16 heads. 2 failed." in page
+    assert 'href="step1/report.html"' in page and "step4" in page
+
+
+def test_resume_does_what_failed_or_changed_and_nothing_else(work: Path, first: Result, monkeypatch) -> None:
+    asked = []
+    begin = audits._Desk.begin
+
+    def counted(desk, commission):
+        ended = begin(desk, commission)
+        if ended is None:
+            asked.append(commission.out.name)
+        return ended
+
+    monkeypatch.setattr(audits._Desk, "begin", counted)
+    before = table(work / "out")
+    write_checkpoint(work / "step2", gpt2_weights(seed=2))
+    write_checkpoint(work / "step4", gpt2_weights(seed=4))
+    again = run("audit", work / "steps.txt", "--out", work / "out", "--resume")
+    assert again.exit_code == 0 and not said(again)
+    assert asked == ["step2", "step4"]
+    rows = table(work / "out")
+    assert [row["status"] for row in rows] == ["ok"] * 4
+    assert (rows[0], rows[2]) == (before[0], before[2])
+
+    asked.clear()
+    assert run("audit", work / "steps.txt", "--out", work / "out", "--resume", "--window", 8).exit_code == 0
+    assert asked == ["step1", "step2", "step3", "step4"]
+
+
+def test_a_defect_met_in_one_checkpoint_does_not_keep_the_others(work: Path, tmp_path: Path, monkeypatch) -> None:
+    whole = audits.measure_one
+
+    def defective(opened, index, options):
+        if "step3" in opened().source:
+            raise ZeroDivisionError("layer 1")
+        return whole(opened, index, options)
+
+    monkeypatch.setattr(audits, "measure_one", defective)
+    (tmp_path / "two.txt").write_text(f"{work}/step3\n{work}/step1\n")
+    result = run("audit", tmp_path / "two.txt", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert said(result) == ["weightscope: step3: ZeroDivisionError: layer 1"]
+    assert [row["status"] for row in table(tmp_path / "out")] == ["failed", "ok"]
+
+
+def test_a_broken_summary_is_as_none(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text(f"{work}/step1\n")
+    (tmp_path / "summary.csv").write_text("name,status\nstep1,ok\n")
+    assert run("audit", tmp_path / "one.txt", "--out", tmp_path, "--resume").exit_code == 0
+    assert [row["status"] for row in table(tmp_path)] == ["ok"]

@@ -1,0 +1,97 @@
+"""Sources as workers open them, and lists of them."""
+
+import os
+import pickle
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from weightscope.embedded import FOLDER
+from weightscope.errors import CheckpointError
+from weightscope.jobs.sources import Source, folder_names, read_list
+
+
+@pytest.fixture()
+def copy(tiny_gpt2: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_gpt2, tmp_path / "model"))
+
+
+def test_a_worker_opens_what_was_seen_once_and_keeps_it(copy: Path, monkeypatch) -> None:
+    monkeypatch.chdir(copy.parent)
+    source = Source.named("model")
+    sent = pickle.loads(pickle.dumps(source.as_seen(source.open())))
+    monkeypatch.chdir("/")
+    model = sent.elsewhere()
+    assert model.config.n_layers == 2 and sent.elsewhere() is model
+
+
+def test_a_worker_refuses_a_file_that_is_not_the_same(copy: Path) -> None:
+    source = Source.named(str(copy))
+    seen = source.as_seen(source.open())
+    seen.elsewhere()
+    weights = copy / "model.safetensors"
+    os.utime(weights, ns=(1, 1))
+    again = source.as_seen(source.open())
+    again.elsewhere()  # a checkpoint written anew is opened anew
+    os.utime(weights, ns=(2, 2))
+    with pytest.raises(CheckpointError, match=r"is not the same on a worker.*shared file system"):
+        Source(**{**vars(again), "seen": (*again.seen[:-1], ("config.json", 1, 1))}).elsewhere()
+    shutil.move(copy, copy.with_name("elsewhere"))
+    with pytest.raises(CheckpointError, match=r"is not there on a worker; workers read a shared file system"):
+        Source(**{**vars(again), "seen": (*again.seen, ("x", 1, 1))}).elsewhere()
+
+
+def test_a_worker_of_another_version_says_so(copy: Path) -> None:
+    source = Source.named(str(copy))
+    seen = source.as_seen(source.open()).seen
+    with pytest.raises(CheckpointError, match=r"a worker has weightscope .*, the machine it works for has 99"):
+        Source(source.source, seen=("99", *seen[1:])).elsewhere()
+
+
+def test_the_embedded_checkpoint_may_lie_elsewhere_on_a_worker() -> None:
+    source = Source.named("embedded")
+    assert str(FOLDER) not in repr(source.as_seen(source.open()))
+
+
+def test_a_list_has_a_source_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("# steps\n\n  a/b@step1  \nC:#1/x # the last\r\n#c\n", encoding="utf-8")
+    assert read_list(path) == ["a/b@step1", "C:#1/x"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"# none\n", "names no source"),
+        (b"a\nb\na\n", "names a 2 times"),
+        (b"\xff\xfe\x00", "cannot be read as a list"),
+    ],
+)
+def test_a_list_that_is_none_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        read_list(tmp_path / "list.txt")
+
+
+def test_folders_are_named_for_the_last_part_and_as_much_as_tells_apart() -> None:
+    assert folder_names(["EleutherAI/pythia-70m@step1", "/data/run/"]) == ["pythia-70m@step1", "run"]
+    assert folder_names(["r/s1/model", "r/s2/model", "x"]) == ["s1--model", "s2--model", "x"]
+    assert folder_names(["summary.csv"]) == ["summary.csv_"]
+
+
+part = st.text(st.sampled_from("aB.-= ~\n:é"), min_size=1, max_size=4)
+
+
+@given(st.lists(st.lists(part, min_size=1, max_size=3).map("/".join), min_size=1, max_size=6, unique=True))
+def test_folders_are_told_apart_and_harmless_whatever_the_sources(sources: list[str]) -> None:
+    try:
+        names = folder_names(sources)
+    except CheckpointError as error:
+        assume("would share a folder" not in str(error))
+        raise
+    assert len({name.casefold() for name in names}) == len(sources)
+    assert all(re.fullmatch(r"[\w@+=,][\w.@+=,-]*", name) for name in names)

@@ -1,0 +1,116 @@
+"""All layers of a checkpoint, of many, and of one against another: inspect, audit, compare."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weightscope.cli.options import (
+    device_option,
+    out_option,
+    say_caveats,
+    whole_numbers,
+    with_engine,
+    with_model,
+    with_source,
+)
+
+
+@click.command()
+@with_model
+def inspect(model: Any) -> None:
+    """Family, shapes, dtypes, and the bytes an audit would read."""
+    from weightscope.jobs.inspect import describe
+
+    for line in describe(model):
+        click.echo(line)
+
+
+@click.command("audit")
+@with_source
+@out_option
+@click.option("--layers", help="Only these, as in 0-3 or 0,5,7-9; all that have attention by default.")
+@click.option("--deltas", default="0,1", show_default=True, help="Distances i - j at which a rotated W_QK is measured.")
+@click.option(
+    "--window", type=click.IntRange(1), default=64, show_default=True,
+    help="Distances over which a rotated W_QK is averaged.",
+)  # fmt: skip
+@click.option("--directions", type=click.IntRange(0), help="Singular directions a map to read through the tokens.")
+@click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted.")
+@device_option
+@with_engine
+def audit_command(
+    named: Any,
+    source: str,
+    out: Path,
+    layers: str | None,
+    deltas: str,
+    window: int,
+    directions: int | None,
+    resume: bool,
+    device: str,
+    engine: Any,
+) -> None:
+    """Spectra of every head's W_QK and value-output map, what stands out in them, as tables and a page.
+
+    SOURCE may be a text file (.txt) with a source a line: each is audited into a folder of its own within --out, beside
+    a summary of all. One that fails is reported, and the others finish.
+    """
+    from weightscope.jobs.audit import AuditOptions
+    from weightscope.jobs.audits import Commission, audit_all
+    from weightscope.jobs.sources import read_list
+    from weightscope.report.delivery import deliver
+
+    chosen = None if layers is None else whole_numbers(layers, "--layers")
+    options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device)
+    if source.endswith(".txt") and Path(source).is_file():
+        _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
+        return
+    for ended in audit_all([Commission(named(source), out)], options, engine, deliver, resume):
+        if ended.delivery is None:
+            raise ended.error or AssertionError("an audit that was not resumed cannot have been done before")
+        for line in ended.delivery.lines:
+            click.echo(line)
+
+
+def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, resume: bool) -> None:
+    """A line for each as it ends; status 2 if any failed."""
+    from tqdm import tqdm
+
+    from weightscope.report.audit_list import audit_list
+
+    failed = 0
+    for row in audit_list(sources, out, options, engine, resume):
+        with tqdm.external_write_mode():
+            if row.headline is None:
+                failed += 1
+                click.echo(f"weightscope: {row.name}: {row.error}", err=True)
+            else:
+                sizes = f"{row.headline.layers} layers of {row.headline.heads} heads"
+                click.echo(f"{row.name}: {row.headline.family}, {sizes}, {row.headline.findings} findings")
+    click.echo(out / "summary.html")
+    if failed:
+        sys.exit(2)
+
+
+@click.command("compare")
+@click.argument("sources", nargs=-1, required=True)
+@out_option
+@click.option("--family", help="Read the checkpoints as this family, whatever their configs say.")
+@click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
+def compare_command(sources: tuple[str, ...], out: Path, family: str | None, tower: str | None) -> None:
+    """How every head moves from A to B, or along a run of checkpoints in the order given."""
+    from weightscope.jobs.compare import compare, write_comparison
+    from weightscope.jobs.sources import Source
+    from weightscope.report.compare_report import summary, write_report
+
+    if len(sources) < 2:
+        raise click.UsageError("compare needs two checkpoints or more")
+    found = compare([Source(source, None, family, tower).open() for source in sources], sources)
+    write_comparison(found, out)
+    write_report(found, out)
+    for line in summary(found, out):
+        click.echo(line)
+    say_caveats(found.heads[0].caveats)

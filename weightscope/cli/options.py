@@ -1,0 +1,113 @@
+"""What several commands share: SOURCE, the engine, options of the first layer, numbers, caveats."""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weightscope.errors import printable
+
+out_option = click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for results."
+)
+layer_option = click.option("--layer", default=0, show_default=True, help="Layer whose heads are asked.")
+delta_option = click.option(
+    "--delta", default=1, show_default=True, help="Distance i - j at which tokens are compared under rotation."
+)
+
+
+def _usable(context: click.Context, parameter: click.Parameter, device: str) -> str:
+    """The device, once it is known to be there, before anything is read; a cluster's workers look for theirs."""
+    if device != "cpu" and context.params.get("engine") != "dask":
+        from weightscope.backend import open_device
+
+        open_device(device)
+    return device
+
+
+device_option = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, callback=_usable,
+    help="Where the heavy products are computed.",
+)  # fmt: skip
+
+
+def with_source(command: Callable[..., None]) -> Callable[..., None]:
+    """A command on SOURCE and how to read it, called with a function from one source to a Source, and the text."""
+
+    @click.argument("source")
+    @click.option("--revision", help="Branch, tag or commit on the Hub.")
+    @click.option("--family", help="Read the checkpoint as this family, whatever its config says.")
+    @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
+    @wraps(command)
+    def named(source: str, revision: str | None, family: str | None, tower: str | None, **options: Any) -> None:
+        from weightscope.jobs.sources import Source
+
+        command(lambda text: Source.named(text, revision, family, tower), source, **options)
+
+    return named
+
+
+def with_model(command: Callable[..., None]) -> Callable[..., None]:
+    """A command on SOURCE, called with the opened model instead."""
+
+    @with_source
+    @wraps(command)
+    def opened(named: Any, source: str, **options: Any) -> None:
+        command(named(source).open(), **options)
+
+    return opened
+
+
+def with_engine(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose tasks may run in other processes or on a cluster, called with the engine to run them."""
+
+    @click.option(
+        "--engine",
+        type=click.Choice(["local", "dask"]),
+        default="local",
+        show_default=True,
+        is_eager=True,
+        help="This machine, or a Dask cluster.",
+    )  # fmt: skip  (eager: --device asks for it)
+    @click.option("--scheduler", help="Dask's scheduler: tcp://HOST:PORT, or the file it wrote its address to.")
+    @click.option(
+        "--jobs", type=click.IntRange(1), help="Processes on this machine, instead of one with a thread a core."
+    )
+    @wraps(command)
+    def engaged(*arguments: Any, engine: str, scheduler: str | None, jobs: int | None, **options: Any) -> None:
+        from weightscope.engine import open_engine
+
+        if engine == "dask" and jobs is not None:
+            raise click.UsageError("--jobs is for one machine; on a cluster the workers' threads count")
+        if jobs is not None and options.get("device", "cpu") != "cpu":
+            raise click.UsageError("--jobs spreads work over cores; a device is used by one process")
+        if engine == "local" and scheduler is not None:
+            raise click.UsageError("--scheduler goes with --engine dask")
+        with open_engine(engine, scheduler, jobs) as opened:
+            command(*arguments, engine=opened, **options)
+
+    return engaged
+
+
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """0,5,7-9 as (0, 5, 7, 8, 9): each once, in the order given."""
+    found: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(-?\d{1,7})(?:\s*-\s*(\d{1,7}))?\s*", part)
+        if ends is None:
+            raise click.BadParameter(
+                f"{printable(part)!r} is no whole number and no range such as 0-3", param_hint=option
+            )
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if not 0 <= last - first < 10**5:
+            raise click.BadParameter(f"the range {printable(part)} runs backwards or is absurd", param_hint=option)
+        found += range(first, last + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def say_caveats(caveats: Sequence[str]) -> None:
+    for caveat in caveats:
+        click.echo(f"not in these numbers: {caveat}")

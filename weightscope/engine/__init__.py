@@ -1,0 +1,34 @@
+"""Where tasks run: in this process, in several on this machine, or on a cluster.
+
+A task is a pure function and its arguments. Off this process both are pickled, the function by name, so it has to be
+one that the other side can import, and its arguments should say where to read rather than carry what was read.
+"""
+
+from weightscope.engine.engine import Engine, Finished, one_blas_thread
+from weightscope.engine.here import here
+from weightscope.engine.processes import processes
+
+__all__ = ["Engine", "Finished", "here", "one_blas_thread", "open_engine", "processes"]
+
+
+def open_engine(name: str, scheduler: str | None = None, jobs: int | None = None) -> Engine:
+    """The engine a user asks for.
+
+    Parameters
+    ----------
+    name : {"local", "dask"}
+    scheduler : str, optional
+        Where Dask's scheduler is: tcp://HOST:PORT, or the file that `--scheduler-file` made it write.
+    jobs : int, optional
+        Processes on this machine; without, this one alone with a thread a core.
+
+    Raises
+    ------
+    CheckpointError
+        Dask is not installed, or there is no scheduler there.
+    """
+    if name == "dask":
+        from weightscope.engine.cluster import cluster
+
+        return cluster(scheduler)
+    return here() if jobs is None else processes(jobs)

@@ -1,0 +1,139 @@
+"""The one seam between what is to be computed and where: hand tasks out, take results as they finish."""
+
+from collections.abc import Callable, Hashable
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from threadpoolctl import threadpool_limits
+
+from weightscope.cores import keep_to
+from weightscope.errors import CheckpointError
+
+
+class Finished(NamedTuple):
+    """A task that has ended.
+
+    Attributes
+    ----------
+    key : hashable
+        As it was handed out.
+    value : object
+        What the function returned; None where it raised.
+    error : Exception or None
+        What it raised.
+    """
+
+    key: Any
+    value: Any
+    error: Exception | None
+
+
+class Engine:
+    """Pure tasks on an executor.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor
+    ahead : int
+        Tasks that should be under way for nobody to stand idle.
+    elsewhere : bool
+        Tasks run outside this process, so that what they take is pickled.
+
+    Attributes
+    ----------
+    elsewhere : bool
+    """
+
+    def __init__(self, executor: Executor, ahead: int, *, elsewhere: bool) -> None:
+        self.elsewhere = elsewhere
+        self._executor, self._ahead = executor, ahead
+        self._under_way: dict[Future[Any], Hashable] = {}
+        self._ended: SimpleQueue[Future[Any]] = SimpleQueue()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.forget(lambda key: True)
+        self.close()
+
+    @property
+    def busy(self) -> bool:
+        """Some task is under way."""
+        return bool(self._under_way)
+
+    @property
+    def hungry(self) -> bool:
+        """More tasks could run than are under way."""
+        return len(self._under_way) < self._ahead
+
+    def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+        """Hand out a task."""
+        future = self._executor.submit(function, *arguments)
+        self._under_way[future] = key
+        future.add_done_callback(self._ended.put)
+
+    def forget(self, unwanted: Callable[[Any], bool]) -> None:
+        """Drop the tasks whose keys are unwanted; those that already run end unheard."""
+        for future in [future for future, key in self._under_way.items() if unwanted(key)]:
+            del self._under_way[future]
+            future.cancel()
+
+    def next(self) -> Finished:
+        """Wait for a task to end.
+
+        Raises
+        ------
+        CheckpointError
+            The engine itself has failed: nothing that is under way will end.
+        """
+        while True:
+            future = self._ended.get()
+            if future not in self._under_way:  # forgotten
+                continue
+            key = self._under_way.pop(future)
+            if future.cancelled():
+                raise self.failure(None)
+            error = future.exception()
+            if error is None:
+                return Finished(key, future.result(), None)
+            if not isinstance(error, Exception):
+                raise error
+            if self.is_own(error):
+                raise self.failure(error) from None
+            return Finished(key, None, self.in_words(error))
+
+    def close(self) -> None:
+        """Let go of the executor once the tasks that run have ended."""
+        self._executor.shutdown(wait=True)
+
+    def is_own(self, error: Exception) -> bool:
+        """An error is the engine's, not the task's."""
+        return False
+
+    def failure(self, error: Exception | None) -> CheckpointError:
+        """What to say when the engine has failed."""
+        return CheckpointError("the work was cancelled")
+
+    def in_words(self, error: Exception) -> Exception:
+        """A task's error, as a CheckpointError where the engine knows what a person should do about it."""
+        return error
+
+
+def one_blas_thread() -> threadpool_limits:
+    """A context in which BLAS uses one thread: sums then come out the same on any number of cores."""
+    return threadpool_limits(1, "blas")
+
+
+def beside_others(cores: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a task in a process that shares its machine: on so many cores, and with one BLAS thread from now on.
+
+    The limit is not lifted afterwards, since tasks in other threads of the process count on it.
+    """
+    keep_to(cores)
+    threadpool_limits(1, "blas")
+    return function(*arguments)

@@ -1,0 +1,158 @@
+"""What a user calls SOURCE, in a form that another process can open, and lists of it."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import weightscope
+from weightscope.embedded import FOLDER
+from weightscope.errors import CheckpointError, printable
+from weightscope.model import Model, open_model
+
+KEPT = 8  # models that a worker keeps open: headers, no tensors
+RESERVED = ("summary.csv", "summary.html")
+
+
+def resolved(source: str) -> str:
+    """`embedded` is the checkpoint that comes with weightscope, unless a folder of that name stands here."""
+    return str(FOLDER) if source == "embedded" and not Path(source).exists() else source
+
+
+@dataclass(frozen=True)
+class Source:
+    """How to open a checkpoint, here or on another machine.
+
+    Attributes
+    ----------
+    source : str
+        As the user wrote it, a path on this machine made absolute.
+    revision, family, tower : str or None
+        As in `open_model`.
+    seen : tuple
+        What told the checkpoint apart when it was first opened; empty until `as_seen`.
+    """
+
+    source: str
+    revision: str | None = None
+    family: str | None = None
+    tower: str | None = None
+    seen: tuple[Any, ...] = ()
+
+    @classmethod
+    def named(
+        cls, source: str, revision: str | None = None, family: str | None = None, tower: str | None = None
+    ) -> "Source":
+        """Of what a user wrote."""
+        path = Path(source).expanduser()
+        return cls(str(path.absolute()) if path.exists() else source, revision, family, tower)
+
+    def open(self) -> Model:
+        """The model; see `open_model`."""
+        return open_model(resolved(self.source), self.revision, self.family, self.tower)
+
+    def as_seen(self, model: Model) -> "Source":
+        """The same, to be opened elsewhere only if it is the same checkpoint there."""
+        return replace(self, seen=self._told_apart(model))
+
+    def elsewhere(self) -> Model:
+        """The model on a worker, which opens it once and keeps it.
+
+        Raises
+        ------
+        CheckpointError
+            As for `open_model`, and if this is not the checkpoint or the weightscope that the task came from.
+        """
+        return _kept(self)
+
+    def _told_apart(self, model: Model) -> tuple[Any, ...]:
+        """The version of weightscope, and a commit on the Hub or names, sizes and times of files."""
+        folder = model.checkpoint.folder
+        if resolved(self.source) != self.source:
+            return (weightscope.__version__,)
+        if not Path(self.source).exists():
+            return (weightscope.__version__, folder.name)  # the Hub's folders are named for the commit
+        paths = [*(Path(file.path) for file in model.checkpoint.files), folder / "config.json"]
+        stats = [(path.name, path.stat()) for path in paths if path.exists()]
+        return (weightscope.__version__, *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
+
+
+@lru_cache(maxsize=KEPT)
+def _kept(source: Source) -> Model:
+    if source.seen and isinstance(source.seen[-1], tuple) and not Path(source.source).exists():
+        raise CheckpointError(f"{source.source} is not there on a worker; workers read a shared file system")
+    model = source.open()
+    check_same(source.seen, source.as_seen(model).seen, model.checkpoint.name)
+    return model
+
+
+def check_same(expected: tuple[Any, ...], found: tuple[Any, ...], name: str) -> None:
+    """Refuse to work on another file, commit or version than the task's sender has."""
+    if expected == found:
+        return
+    if expected[0] != found[0]:
+        raise CheckpointError(f"a worker has weightscope {found[0]}, the machine it works for has {expected[0]}")
+    raise CheckpointError(
+        f"is not the same on a worker ({_in_words(found[1:])}) as on the machine it works for "
+        f"({_in_words(expected[1:])}); workers read a shared file system, or one commit of the Hub (SOURCE@COMMIT)",
+        file=name,
+    )
+
+
+def _in_words(told_apart: tuple[Any, ...]) -> str:
+    parts = [f"{x[0]} of {x[1]} bytes" if isinstance(x, tuple) else str(x) for x in told_apart]
+    return ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
+
+
+def read_list(path: Path) -> list[str]:
+    """The sources of a list: one a line, # begins a comment.
+
+    Raises
+    ------
+    CheckpointError
+        The file cannot be read, names nothing, or names a source twice.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot be read as a list of sources ({error})", file=path) from None
+    sources = [found for line in lines if (found := re.sub(r"(^|\s)#.*", "", line).strip())]
+    if not sources:
+        raise CheckpointError("names no source; one a line is expected", file=path)
+    for source, times in Counter(sources).items():
+        if times > 1:
+            raise CheckpointError(f"names {printable(source)} {times} times", file=path)
+    return sources
+
+
+def folder_names(sources: Sequence[str]) -> list[str]:
+    """A folder's name for each of some different sources: its last part, and as many before it as tell it apart.
+
+    Raises
+    ------
+    CheckpointError
+        Nothing tells two of them apart.
+    """
+    parts = [[part for part in re.split(r"[/\\]", source) if part not in ("", ".")] or ["root"] for source in sources]
+    lengths = [1] * len(sources)
+    while True:
+        names = [_as_file_name("--".join(own[-n:])) for own, n in zip(parts, lengths, strict=True)]
+        times = Counter(name.casefold() for name in names)  # some file systems know no case
+        clash = [times[name.casefold()] > 1 for name in names]
+        grown = [n + (c and n < len(own)) for c, own, n in zip(clash, parts, lengths, strict=True)]
+        if grown == lengths:
+            break
+        lengths = grown
+    if any(clash):
+        alike = ", ".join(printable(source) for source, c in zip(sources, clash, strict=True) if c)
+        raise CheckpointError(f"these sources would share a folder of results: {alike}")
+    return names
+
+
+def _as_file_name(text: str) -> str:
+    """Nothing hidden, nothing that means something to a shell or a file system, not too long."""
+    name = re.sub(r"[^\w.@+=,-]", "_", text)[-150:].lstrip(".-") or "_"
+    return f"{name}_" if name in RESERVED else name

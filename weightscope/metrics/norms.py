@@ -1,0 +1,118 @@
+"""How long the vectors are that attention adds up: |f(x)| and |alpha f(x)| (norm-based-attention, sections 4 and 5).
+
+Nothing here forms the vectors f(x) = v(x) W_O of a head, d numbers a token: their lengths come from r-dimensional ones.
+"""
+
+import numpy as np
+
+from weightscope.metrics.by_kind import sums_by_kind
+
+
+def output_triangles(w_o: np.ndarray) -> np.ndarray:
+    """The (r, r) triangles that give lengths after W_O: with W_O' = Q R, |v W_O| = |v R'|.
+
+    From a QR: a root of the Gram matrix W_O W_O' = R'R would lose lengths below 1e-8 of the longest.
+
+    Parameters
+    ----------
+    w_o : (H, r, d) array
+
+    Returns
+    -------
+    (H, r, min(r, d)) float64 array
+        R'.
+    """
+    return np.asarray(np.linalg.qr(w_o.astype(np.float64).transpose(0, 2, 1), mode="r")).transpose(0, 2, 1)
+
+
+def value_norms(v: np.ndarray, triangles: np.ndarray) -> np.ndarray:
+    """|f(x)| = |v(x) W_O| of every token and head (eq. 8).
+
+    Parameters
+    ----------
+    v : (G, n, r) array
+        v(x) of the key-value heads.
+    triangles : (H, r, r) array
+        `output_triangles` of W_O; H is a multiple of G, and heads that share a key-value head follow each other.
+
+    Returns
+    -------
+    (H, n) array of v's dtype
+    """
+    of_group = triangles.reshape(len(v), -1, *triangles.shape[1:]).astype(v.dtype)  # (G, H/G, r, r)
+    turned = v[:, None] @ of_group  # (G, H/G, n, r)
+    return np.sqrt(np.einsum("ghnr,ghnr->ghn", turned, turned)).reshape(len(triangles), -1)
+
+
+def given_to_kinds(
+    attention: np.ndarray, norms: np.ndarray, kinds: np.ndarray, n_kinds: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of alpha, and of |alpha f(x)|, over the tokens of each kind, in the mean over queries (section 5.4).
+
+    Parameters
+    ----------
+    attention : (b, H, n, n) array
+        alpha, keys along the last axis.
+    norms : (b, H, n) array
+        |f(x)|.
+    kinds : (b, n) int array
+        Each token's kind, from 0 to n_kinds - 1.
+    n_kinds : int
+
+    Returns
+    -------
+    (b, H, n_kinds) array, (b, H, n_kinds) array
+    """
+    received = attention.mean(axis=-2)  # (b, H, n): |alpha f| = alpha |f|, and |f| is the same for all queries
+    return sums_by_kind(received, kinds, n_kinds), sums_by_kind(received * norms, kinds, n_kinds)
+
+
+class Moments:
+    """Mean, standard deviation and extremes of many numbers that come in batches, several at a time.
+
+    Batches are merged by Chan, Golub and LeVeque's update, which loses nothing where the deviation is small beside the
+    mean.
+
+    Attributes
+    ----------
+    count, mean, smallest, largest : (...) float64 arrays
+    squares : (...) float64 array
+        Sum of squared deviations from the mean.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.count, self.mean, self.squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self.smallest, self.largest = np.full(shape, np.inf), np.full(shape, -np.inf)
+
+    def add(self, values: np.ndarray, at: int | tuple[int, ...] = ()) -> None:
+        """Take in (..., m) values, for everything that is counted or, with `at`, for one part of it."""
+        values = values.astype(np.float64)
+        before, new = self.count[at], values.shape[-1]
+        mean = values.mean(axis=-1)
+        apart = mean - self.mean[at]
+        self.squares[at] += ((values - mean[..., None]) ** 2).sum(axis=-1) + apart**2 * before * new / (before + new)
+        self.mean[at] += apart * new / (before + new)
+        self.count[at] += new
+        self.smallest[at] = np.minimum(self.smallest[at], values.min(axis=-1))
+        self.largest[at] = np.maximum(self.largest[at], values.max(axis=-1))
+
+    @property
+    def deviation(self) -> np.ndarray:
+        """Standard deviation, of all numbers and not of a sample."""
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(self.squares / self.count)
+
+    @property
+    def variation(self) -> np.ndarray:
+        """Coefficient of variation: deviation over mean."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.deviation / self.mean
+
+    def pooled(self) -> "Moments":
+        """Of all the numbers together, whatever part they were of; shape ()."""
+        whole = Moments(())
+        whole.count = self.count.sum()
+        whole.mean = (self.mean * self.count).sum() / whole.count
+        whole.squares = (self.squares + self.count * (self.mean - whole.mean) ** 2).sum()
+        whole.smallest, whole.largest = self.smallest.min(), self.largest.max()
+        return whole

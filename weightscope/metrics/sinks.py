@@ -1,0 +1,227 @@
+"""Attention sinks: how strong, and what a head does with one (two-sink-mechanisms paper).
+
+attention is (..., m, n): A_ij is what query i gives to key j, leading axes are images, layers or heads. A set of
+queries is the rows that are handed in. updates is (..., n, d): u_j, what key j would write into the residual stream if
+it got all of the attention, W_O v_j times LayerScale. Norms, ranks and cosines stay the same in any orthonormal
+coordinates of the space the u_j lie in, so a head's r coordinates there may stand for the d of the residual stream.
+
+Two algorithms look alike in attention: a sink of negligible value is an adaptive no-op (hypothesis 1), one whose value
+is written everywhere a broadcast (hypothesis 2).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.metrics.spectra import stable_rank
+
+# A sink event: this share of the queries gives the strongest sink this much of their attention.
+EVENT_SHARE = 0.9
+EVENT_WEIGHT = 0.5
+# The rule that the paper's code applies to the sink of such an event.
+NOP_RATIO = 0.2  # at most: the sink writes a fifth of what another token does on average
+BROADCAST_RATIO = 0.5  # at least ...
+BROADCAST_RANK = 1.5  # ... and at most: the update is one vector for all
+
+NOP, BROADCAST, NEITHER = "nop", "broadcast", "neither"
+
+
+class Sink(NamedTuple):
+    """The strongest sink of each head."""
+
+    position: np.ndarray
+    """Its index s among the keys, shape (...)."""
+    strength: np.ndarray
+    """alpha_s, what it gets of the attention of the average query, shape (...)."""
+
+
+def sink_strength(attention: np.ndarray) -> np.ndarray:
+    """alpha_j = mean_i A_ij (eq. 2), for every key: (..., m, n) -> (..., n). Attention spread evenly gives 1/n."""
+    return attention.mean(axis=-2, dtype=np.float64)
+
+
+def strongest_sink(attention: np.ndarray) -> Sink:
+    """s = argmax_j alpha_j and alpha_s (eq. 2); the first of equals."""
+    strength = sink_strength(attention)
+    position = strength.argmax(axis=-1)
+    return Sink(position, _at(strength, position))
+
+
+def epsilon_sinks(attention: np.ndarray, epsilon: float) -> np.ndarray:
+    """Which keys get A_ij >= 1 - epsilon of every query (Definition 1): (..., m, n) -> bool (..., n)."""
+    return attention.min(axis=-2) >= 1 - epsilon
+
+
+def least_epsilon(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """1 - min_i A_is, the smallest epsilon for which a key is an epsilon-sink (Definition 1): -> (...).
+
+    Parameters
+    ----------
+    attention : (..., m, n) array
+    sink : int array of shape (...)
+    """
+    return 1 - _column(attention, sink).min(axis=-1)
+
+
+def event_share(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """Share of the queries that give the sink half of their attention or more: -> (...).
+
+    Parameters
+    ----------
+    attention : (..., m, n) array
+    sink : int array of shape (...)
+    """
+    return (_column(attention, sink) >= EVENT_WEIGHT).mean(axis=-1)
+
+
+def sink_event(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """Whether at least 90 % of the queries give the sink half of their attention or more: -> bool (...).
+
+    Parameters
+    ----------
+    attention : (..., m, n) array
+    sink : int array of shape (...)
+    """
+    return event_share(attention, sink) >= EVENT_SHARE
+
+
+def attention_shares(attention: np.ndarray) -> np.ndarray:
+    """|A_ij| / sum_j |A_ij|: attention that is no softmax, on the softmax's scale; a row of zeros stays one."""
+    magnitude = np.abs(attention)
+    total = magnitude.sum(axis=-1, keepdims=True)  # (..., m, 1)
+    return np.divide(magnitude, total, out=np.zeros_like(magnitude), where=total > 0)
+
+
+def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """ratio_out = |u_s| / mean |u_j|, the mean over all keys j but s, as the paper's code has it.
+
+    Parameters
+    ----------
+    updates : (..., n, d) array
+    sink : int array of shape (...)
+
+    Returns
+    -------
+    (...) array
+        NaN where no other key writes anything.
+    """
+    norms = _norms(updates)  # (..., n)
+    own = _at(norms, sink)
+    others = (norms.sum(axis=-1) - own) / (norms.shape[-1] - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(others > 0, own / others, np.nan))
+
+
+def update_stable_rank(attention: np.ndarray, updates: np.ndarray) -> np.ndarray:
+    """Stable rank |A u|_F^2 / sigma_1(A u)^2 of what a head writes: near 1 where it writes one vector everywhere.
+
+    Parameters
+    ----------
+    attention : (..., m, n) array
+    updates : (..., n, d) array
+
+    Returns
+    -------
+    (...) array
+        NaN where nothing is written.
+    """
+    written = (attention @ updates).astype(np.float64)  # (..., m, d)
+    if written.shape[-1] > written.shape[-2]:
+        written = np.swapaxes(written, -1, -2)
+    largest = np.abs(written).max(axis=(-2, -1), keepdims=True)
+    written = written / np.where(largest > 0, largest, 1.0)  # no square over- or underflows
+    gram = np.swapaxes(written, -1, -2) @ written  # the smaller of (..., d, d) and (..., m, m)
+    squares = np.linalg.eigvalsh(gram)[..., ::-1]
+    return stable_rank(np.sqrt(np.maximum(squares, 0.0)))
+
+
+def mechanism(ratio: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """What a sink does by the rule that the paper's code applies; ask `sink_event` first whether it is one.
+
+    `NOP` at a value-norm ratio of at most 0.2; `BROADCAST` at one of at least 0.5 if the update's stable rank is at
+    most 1.5; otherwise `NEITHER`.
+
+    Parameters
+    ----------
+    ratio, rank : (...) arrays
+        `value_norm_ratio` and `update_stable_rank`.
+
+    Returns
+    -------
+    (...) array of str
+    """
+    broadcast = (ratio >= BROADCAST_RATIO) & (rank <= BROADCAST_RANK)
+    return np.select([ratio <= NOP_RATIO, broadcast], [NOP, BROADCAST], NEITHER)
+
+
+def rank_one_distance(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """|Y - 1 u_s'|_F with Y = A u: how far a head is from writing its sink's update everywhere (Lemma 3).
+
+    Parameters
+    ----------
+    attention : (..., m, n) array
+    updates : (..., n, d) array
+    sink : int array of shape (...)
+    """
+    difference = attention @ updates - _row(updates, sink)[..., None, :]  # (..., m, d)
+    return np.sqrt(np.square(difference, dtype=np.float64).sum(axis=(-2, -1)))
+
+
+def rank_one_bound(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """sqrt(m) epsilon max_j |u_j - u_s|, with epsilon = 1 - min_i A_is: `rank_one_distance` stays below it (Lemma 3).
+
+    Row i of Y - 1 u_s' is sum_{j != s} A_ij (u_j - u_s), of norm at most (1 - A_is) max_j |u_j - u_s|. The paper's
+    proof (eqs 8-11) splits off the column a_s in place of 1 and bounds the rest by the norms of the values; this bound
+    is for the lemma's own Y = 1 u_s' and is the smaller where values are alike.
+
+    Parameters
+    ----------
+    attention : (..., m, n) array
+        Not negative, rows summing to 1.
+    updates : (..., n, d) array
+    sink : int array of shape (...)
+    """
+    received = _column(attention, sink)  # (..., m)
+    epsilon = 1 - received.min(axis=-1)
+    farthest = _norms(updates - _row(updates, sink)[..., None, :]).max(axis=-1)
+    return np.sqrt(received.shape[-1]) * epsilon * farthest
+
+
+def similarity_between_tokens(x: np.ndarray) -> np.ndarray:
+    """Mean cosine over all pairs of different tokens, (..., n, d) -> (...): a broadcast raises it (Lemma 4).
+
+    A zero vector counts as orthogonal to all.
+    """
+    unit = _unit(x)  # (..., n, d)
+    n = x.shape[-2]
+    total = np.square(unit.sum(axis=-2)).sum(axis=-1) - np.square(unit).sum(axis=(-2, -1))
+    return total / (n * (n - 1))
+
+
+def similarity_through(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Mean cosine between each token and itself after a block, (..., n, d) twice -> (...): a no-op leaves it at 1."""
+    return (_unit(before) * _unit(after)).sum(axis=-1).mean(axis=-1)
+
+
+def _norms(x: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.square(x, dtype=np.float64).sum(axis=-1))
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    norms = _norms(x)[..., None]
+    return x / np.where(norms > 0, norms, 1.0)
+
+
+def _at(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """values[..., index]: (..., n) and (...) -> (...)."""
+    return np.take_along_axis(values, np.asarray(index)[..., None], axis=-1)[..., 0]
+
+
+def _column(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """Attention each query gives the sink: (..., m, n) -> (..., m)."""
+    return np.take_along_axis(attention, np.asarray(sink)[..., None, None], axis=-1)[..., 0]
+
+
+def _row(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """The sink's update: (..., n, d) -> (..., d)."""
+    return np.take_along_axis(updates, np.asarray(sink)[..., None, None], axis=-2)[..., 0, :]

@@ -1,0 +1,42 @@
+"""`weightscope audit LIST.txt`: a folder of results a checkpoint, and a summary that grows as they end."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from weightscope.engine import Engine
+from weightscope.jobs.audit import AuditOptions
+from weightscope.jobs.audits import Commission, audit_all
+from weightscope.jobs.sources import Source, folder_names
+from weightscope.jobs.summary import Row, read_summary, row_of, write_summary
+from weightscope.report.delivery import deliver
+from weightscope.report.summary_page import write_summary_page
+
+
+def audit_list(
+    sources: Sequence[Source], out: Path, options: AuditOptions, engine: Engine, resume: bool = False
+) -> Iterator[Row]:
+    """Audit every source into OUT/NAME, and say of each how it went as soon as it has ended.
+
+    summary.csv has a row for each that has ended, in the order of the sources; summary.html is written at the end.
+
+    Raises
+    ------
+    CheckpointError
+        Two sources would share a folder, `out` cannot be written to, or the engine failed.
+    """
+    names = folder_names([source.source for source in sources])
+    earlier = read_summary(out) if resume else {}
+    rows: dict[str, Row] = {}
+
+    def done(commission: Commission, plan: str) -> bool:
+        name = commission.out.name
+        return name in earlier and earlier[name].plan == plan and (commission.out / "report.html").exists()
+
+    commissions = [Commission(source, out / name) for source, name in zip(sources, names, strict=True)]
+    for ended in audit_all(commissions, options, engine, deliver, resume, done):
+        name, source = ended.commission.out.name, ended.commission.source.source
+        was_done = ended.delivery is None and ended.error is None
+        rows[name] = earlier[name] if was_done else row_of(name, source, ended)
+        write_summary([rows[name] for name in names if name in rows], out)
+        yield rows[name]
+    write_summary_page([rows[name] for name in names], out)

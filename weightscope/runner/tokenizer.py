@@ -1,0 +1,66 @@
+"""The tokenizer of a model that is run, GGUF included, and the token that its texts begin with."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weightscope.checkpoint.source import locate
+from weightscope.errors import CheckpointError
+from weightscope.model import Model
+from weightscope.runner.loading import import_torch
+from weightscope.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def tokenizer_of(model: Model) -> "Tokenizer":
+    """A model's tokenizer: from its folder or the Hub, or out of a GGUF file, which carries its own.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, or it cannot be read.
+    """
+    gguf = _gguf(model)
+    return load_tokenizer(model.source) if gguf is None else _from_gguf(gguf).backend_tokenizer
+
+
+def first_token(model: Model) -> int:
+    """The token that a text begins with: what the config names as beginning of sequence, or else as its end.
+
+    Most tokenizers of the Qwen and GPT-NeoX families name one but never put it there themselves.
+
+    Raises
+    ------
+    CheckpointError
+        The config names neither.
+    """
+    gguf = _gguf(model)
+    if gguf is None:
+        named = [model.config.raw.get(key) for key in ("bos_token_id", "eos_token_id")]
+    else:
+        tokenizer = _from_gguf(gguf)
+        named = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    found = [token for each in named for token in (each if isinstance(each, list) else [each]) if type(token) is int]
+    if not found:
+        problem = "neither 'bos_token_id' nor 'eos_token_id' is there, and a text needs a first token"
+        raise CheckpointError(problem, file=model.file)
+    return found[0]
+
+
+def _gguf(model: Model) -> Path | None:
+    where = locate(model.source)
+    return where if isinstance(where, Path) and where.suffix == ".gguf" else None
+
+
+@lru_cache(1)  # rebuilding one takes seconds
+def _from_gguf(file: Path) -> Any:
+    import_torch()
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
+    except Exception as error:  # of whatever class: transformers has none of its own
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise CheckpointError(f"transformers cannot read its tokenizer: {reason}", file=file) from error
