@@ -6,6 +6,7 @@ What differs from NumPy is rounding alone: products are of other shapes than the
 import csv
 import inspect
 import json
+import pickle
 import shutil
 import sys
 import tracemalloc
@@ -24,11 +25,12 @@ import weightscope as ws
 from weightscope import backend
 from weightscope.backend import Device, open_device
 from weightscope.cli import main
-from weightscope.counts import Counts
+from weightscope.counts import Counts, load_counts
 from weightscope.factored import inner
 from weightscope.jobs.audit import AuditOptions, measure
-from weightscope.jobs.detok import detokenize
+from weightscope.jobs.detok import RankingElsewhere, detokenize
 from weightscope.jobs.first_layer import FirstLayer
+from weightscope.jobs.sources import Source
 from weightscope.metrics.auroc import bigram_auroc
 from weightscope.metrics.sigma import sigma_statistics
 
@@ -267,6 +269,19 @@ def test_processes_do_not_share_a_device(folder, tmp_path, cuda_is_strict):
     result = run("audit", folder, "--out", tmp_path, "--jobs", "2", "--device", "cuda")
     assert result.exit_code == 2
     assert "a device is used by one process" in result.output
+
+
+def test_a_task_that_goes_elsewhere_takes_the_devices_name_along(folder):
+    source, counts = Source.named(str(folder)), load_counts(folder / "counts.npz")
+    whole = detokenize(FirstLayer(source.open()), counts).auroc
+    for name in ("array_api_strict", "no_such_module"):
+        sent = RankingElsewhere.of(source, FirstLayer(source.open(), device=name), folder / "counts.npz")
+        ranking = pickle.loads(pickle.dumps(sent))()
+        if name == "no_such_module":
+            with pytest.raises(ws.CheckpointError, match="no device 'no_such_module'"):
+                ranking.auroc(1, 20, 90)
+        else:
+            np.testing.assert_allclose(ranking.auroc(1, 20, 90), whole[1, 20:90], rtol=0, atol=0.01)
 
 
 class Watched:

@@ -65,13 +65,10 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose tasks may run in other processes or on a cluster, called with the engine to run them."""
 
     @click.option(
-        "--engine",
-        type=click.Choice(["local", "dask"]),
-        default="local",
-        show_default=True,
-        is_eager=True,
+        "--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True,
+        is_eager=True,  # known before --device is looked at
         help="This machine, or a Dask cluster.",
-    )  # fmt: skip  (eager: --device asks for it)
+    )  # fmt: skip
     @click.option("--scheduler", help="Dask's scheduler: tcp://HOST:PORT, or the file it wrote its address to.")
     @click.option(
         "--jobs", type=click.IntRange(1), help="Processes on this machine, instead of one with a thread a core."

@@ -101,26 +101,28 @@ class RankingElsewhere:
     Attributes
     ----------
     source : Source
-    layer, delta, device
+    layer, delta : int
         As in `FirstLayer`.
     counts : Path or None
         COUNTS.npz on a file system that workers share; None for those that come with weightscope.
     seen : (int, int)
         Size and time of that file where the task comes from.
+    device : str
+        As in `FirstLayer`, on the worker.
     """
 
     source: Source
     layer: int
     delta: int
-    device: str
     counts: Path | None
     seen: tuple[int, int]
+    device: str = "cpu"
 
     @classmethod
     def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "RankingElsewhere":
         """What `first` is of `source`, and the counts as this machine has them."""
         path = None if counts is None else counts.absolute()
-        return cls(source.as_seen(first.model), first.layer, first.delta, first.device, path, _size_and_time(path))
+        return cls(source.as_seen(first.model), first.layer, first.delta, path, _size_and_time(path), first.device)
 
     def __call__(self) -> Ranking:
         with _opening:
