@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`
 
 from make_fixtures import random_model  # noqa: E402
 
+from weightscope.folding import Affine  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
 from weightscope.runner.norm_analysis import (  # noqa: E402
     NormAnalysis,
@@ -142,7 +143,7 @@ def test_a_change_of_basis_within_heads_changes_nothing(tmp_path: Path) -> None:
     for index, layer in runner.layers.items():
         h, r = layer.w_o.shape[:2]
         gauge = np.eye(r) + 0.3 * rng.standard_normal((h, r, r))
-        v = replace(layer.v, w=layer.v.w @ gauge, b=(layer.v.b[:, None] @ gauge)[:, 0])
+        v = Affine(layer.v.w @ gauge, (layer.v.b[:, None] @ gauge)[:, 0])
         runner.layers[index] = replace(layer, v=v, w_o=np.linalg.inv(gauge) @ layer.w_o)
     turned = analyse_norms(runner, SEQUENCES, KINDS)
     np.testing.assert_allclose(moment_rows(turned.f), moment_rows(plain.f), rtol=1e-4)
