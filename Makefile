@@ -6,6 +6,7 @@ MODEL ?=
 COUNTS ?=
 TEXT ?=
 OUT ?=
+SIZES ?=
 SOURCE ?=
 TOWER ?=
 IMAGES ?=
@@ -27,6 +28,7 @@ norm-attention: $(VENV)/.installed-runner
 outlier-dimensions: $(VENV)/.installed-runner
 	$(BIN)/python analyses/outlier_dimensions.py $(GIVEN)
 
+# SIZES=--paper takes as much text as the paper does.
 sink-bias: $(VENV)/.installed-runner
 	$(BIN)/python analyses/sink_bias.py $(GIVEN) $(SIZES)
 

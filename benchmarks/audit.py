@@ -23,8 +23,9 @@ from threadpoolctl import threadpool_limits
 
 import weightscope as ws
 from benchmarks.peers import TITLES, peer_cost
-from benchmarks.results import Measured
+from benchmarks.results import Bench, Measured
 from weightscope.attention import Layer
+from weightscope.checkpoint.dtypes import Weights
 from weightscope.cores import usable_cores
 from weightscope.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.jobs.audit import AuditOptions, measure
@@ -81,7 +82,10 @@ def _save_bf16(tensors: dict[str, np.ndarray], path: Path) -> None:
 
 
 def read_and_gram(model: Model) -> None:
-    """What no audit can do without: W_Q, W_K, W_V and W_O read, and the Gram matrix of every head's factor."""
+    """What no audit can do without: W_Q, W_K, W_V and W_O read, and the Gram matrix of every head's factor in float64.
+
+    As lean as is known here: 16 bits a weight until a head's turn, and blocks of rows that fit the cache.
+    """
     config = model.config
     r = config.head_dim
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
@@ -89,22 +93,16 @@ def read_and_gram(model: Model) -> None:
             for tensor in model.attention_tensors(index):
                 if len(tensor.shape) < 2:
                     continue
-                w = tensor.read()
-                for factor in _heads_of(w, r, tensor.name):
-                    pool.submit(_gram, factor)
+                for factor in _heads_of(tensor.weights(), r, tensor.name):
+                    pool.submit(lambda factor=factor: inner(np.asarray(factor)))
 
 
-def _heads_of(w: np.ndarray, r: int, name: str) -> Iterator[np.ndarray]:
+def _heads_of(w: Weights, r: int, name: str) -> Iterator[Weights]:
     """Each head's (d, r) factor, a view: rows of q, k, v; columns of o; columns of GPT-2's fused tensors."""
     by_column = name.endswith(("o_proj.weight", "c_attn.weight"))
     columns = w if by_column else w.T
     for start in range(0, columns.shape[1], r):
         yield columns[:, start : start + r]
-
-
-def _gram(factor: np.ndarray) -> np.ndarray:
-    wide = factor.astype(np.float64)
-    return wide.T @ wide
 
 
 def audit_measures(model: Model) -> None:
@@ -197,21 +195,17 @@ def best(own: list[Cost]) -> Cost:
     return Cost(min(c.wall for c in own), min(c.cpu for c in own), max(c.peak for c in own))
 
 
-def report(title: str, found: dict[str, list[Cost]]) -> list[Measured]:
-    """Print the best of the rounds as ratios to the floor's."""
-    floor, measured = best(found[FLOOR]), []
-    click.echo(f"{title}: {FLOOR} {floor.wall:.2f} s ({floor.cpu:.2f} s of CPU)")
-    for name, rounds in found.items():
+def rows(title: str, found: dict[str, list[Cost]]) -> list[Measured]:
+    """Every work beside the floor of the same round."""
+    floor, measured = found[FLOOR], []
+    for name, own in found.items():
         if name == FLOOR:
             continue
-        own = best(rounds)
-        click.echo(
-            f"  {name}: {own.wall:.2f} s, {own.wall / floor.wall:.2f} x; {own.cpu:.2f} s of CPU, "
-            f"{own.cpu / floor.cpu:.2f} x; peak anonymous {own.peak:.0f} MB"
-        )
-        ratios = tuple(one.wall / least.wall for one, least in zip(rounds, found[FLOOR], strict=True))
-        seconds = float(np.median([one.wall for one in rounds]))
-        measured.append(Measured(f"{title}: {name}", seconds, ratios, FLOOR, own.peak))
+        ratios = tuple(one.wall / least.wall for one, least in zip(own, floor, strict=True))
+        of_cpu = np.median([one.cpu / least.cpu for one, least in zip(own, floor, strict=True)])
+        seconds, peak = float(np.median([one.wall for one in own])), max(one.peak for one in own)
+        note = f"{of_cpu:.2f} x in processor time"
+        measured.append(Measured(f"{title}: {name}", seconds, ratios, FLOOR, peak, note))
     return measured
 
 
@@ -225,32 +219,29 @@ def factors_of(model: Model) -> dict[str, np.ndarray]:
     }
 
 
-def report_peers(title: str, folder: Path, python: str, own: Cost) -> list[Measured]:
-    """Print what the peers take for the same heads, as ratios to our singular values, reading included."""
-    factors, measured = factors_of(ws.open_model(folder)), []
+def peer_rows(title: str, folder: Path, python: str, own: list[Cost]) -> list[Measured]:
+    """What the peers take for the same heads, beside our singular values, reading included."""
+    factors, least, measured = factors_of(ws.open_model(folder)), best(own), []
     for peer, name in TITLES.items():
         found = peer_cost(peer, python, factors)
         if found is None:
-            click.echo(f"  {name}: not installed (pip install {peer})")
-        else:
-            click.echo(
-                f"  {name}: {found.wall:.2f} s, {found.wall / own.wall:.1f} x our singular values of {title}; "
-                f"{found.cpu:.2f} s of CPU, {found.cpu / own.cpu:.1f} x"
-            )
-            ratio = found.wall / own.wall
-            measured.append(Measured(f"{title}: {name}", found.wall, (ratio,), "our singular values"))
+            click.echo(f"{title}: {name}: not installed (pip install {peer})")
+            continue
+        note = f"{found.cpu / least.cpu:.1f} x in processor time"
+        ratio = (found.wall / least.wall,)
+        measured.append(Measured(f"{title}: {name}", found.wall, ratio, "our singular values", None, note))
     return measured
 
 
 def run(shapes: dict[str, int], rounds: int, python: str = sys.executable) -> list[Measured]:
-    """Print all of it for synthetic checkpoints: layers by shape; peers for GPT-2's alone, whose heads are few."""
+    """All of it for synthetic checkpoints: layers by shape; peers for GPT-2's alone, whose heads are few."""
     measured = []
     for shape, layers in shapes.items():
         with tempfile.TemporaryDirectory() as folder:
             found = costs(write_synthetic(Path(folder), shape, layers), rounds)
-            measured += report(f"{shape}, {layers} layers", found)
+            measured += rows(f"{shape}, {layers} layers", found)
             if shape == "gpt2":
-                measured += report_peers(shape, Path(folder), python, best(found["singular values"]))
+                measured += peer_rows(shape, Path(folder), python, found["singular values"])
     return measured
 
 
@@ -271,9 +262,11 @@ def main(
             write_synthetic(folder, shape, layers)
         source = checkpoint or folder
         found = costs(source, rounds)
-        report(source.name if checkpoint else f"{shape}, {layers} layers", found)
+        title = source.name if checkpoint else f"{shape}, {layers} layers"
+        measured = rows(title, found)
         if peer_python:
-            report_peers(source.name, source, peer_python, best(found["singular values"]))
+            measured += peer_rows(title, source, peer_python, found["singular values"])
+        click.echo(Bench({}, measured).table())
 
 
 if __name__ == "__main__":

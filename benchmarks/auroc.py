@@ -21,6 +21,7 @@ import scipy.sparse
 from sklearn.metrics import roc_auc_score
 from threadpoolctl import threadpool_limits
 
+from benchmarks.results import Measured
 from weightscope.cores import usable_cores
 from weightscope.metrics.auroc import aligned, bigram_auroc, cut_into_panels, tile_rows
 
@@ -88,10 +89,25 @@ def run(heads: int = HEADS, numpy_heads: int = 2) -> dict[str, Any]:
         "floor_rows": floor_rows,
         "seconds": {name: HEADS * statistics.median(found) for name, found in times.items()},
         "ratio": {path: ratio(times[path], times["floor"]) for path in paths()},
+        "ratios": {path: ratios(times[path], times["floor"]) for path in paths()},
         "ratio_to_tiled": {path: ratio(times[path], times["tiled_floor"]) for path in paths()},
         "peak_mb": peak,
         "sklearn_seconds": sklearn_seconds(counts),
     }
+
+
+def measure(heads: int = HEADS, numpy_heads: int = 2) -> list[Measured]:
+    """`run` as rows of a table."""
+    found, title = run(heads, numpy_heads), f"AUROC, {HEADS} heads x {VOCAB:,} x {VOCAB:,}"
+    floor = "the bare float32 products"
+    note = "" if heads >= HEADS else f"from {heads} heads"
+    rows = [
+        Measured(f"{title}, {path}", found["seconds"][path], found["ratios"][path], floor, found["peak_mb"][path], note)
+        for path in paths()
+    ]
+    sklearn, products = found["sklearn_seconds"], found["seconds"]["floor"]
+    way = f"the paper's way: scikit-learn, a row at a time, {HEADS} heads"
+    return [*rows, Measured(way, sklearn, (sklearn / products,), floor, None, f"from {SAMPLED_ROWS} rows")]
 
 
 def paths() -> list[str]:
@@ -99,7 +115,11 @@ def paths() -> list[str]:
 
 
 def ratio(times: list[float], floor: list[float]) -> float:
-    return statistics.median(took / bare for took, bare in zip(times, floor, strict=False))
+    return statistics.median(ratios(times, floor))
+
+
+def ratios(times: list[float], floor: list[float]) -> tuple[float, ...]:
+    return tuple(took / bare for took, bare in zip(times, floor, strict=False))
 
 
 def seconds(work: Callable[[], object], repeats: int = 1) -> list[float]:
@@ -156,6 +176,7 @@ import sys
 from pathlib import Path
 import scipy.sparse
 from benchmarks.auroc import factors
+from benchmarks.results import Measured
 from weightscope.metrics.auroc import bigram_auroc
 
 counts = scipy.sparse.load_npz(sys.argv[1])

@@ -9,6 +9,7 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import packaged
+from benchmarks.results import Measured
 from weightscope.runner import Runner, open_runner
 from weightscope.runner.norm_analysis import analyse_norms
 from weightscope.runner.runner import batches
@@ -63,6 +64,14 @@ def run(n: int = SEQUENCES) -> dict[str, float]:
         "cpu_ratio": cpu / alone_cpu,
         "peak_mb": peak,
     }
+
+
+def measure(n: int = SEQUENCES) -> list[Measured]:
+    """`run` as a row of a table."""
+    found = run(n)
+    title = f"norm-based analysis of MiniLM, {n} x {LENGTH} tokens"
+    note = f"{found['cpu_ratio']:.2f} x their processor time"
+    return [Measured(title, found["seconds"], (found["ratio"],), "the forward passes", found["peak_mb"], note)]
 
 
 def line(found: dict[str, float], n: int = SEQUENCES) -> str:

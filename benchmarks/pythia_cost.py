@@ -12,8 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -21,6 +24,7 @@ import numpy as np
 import weightscope as ws
 from weightscope.engine.engine import beside_others
 from weightscope.jobs.audit import AuditOptions, LayersToMeasure, measure_one
+from weightscope.jobs.audits import Delivery
 from weightscope.jobs.directions import AFFORDABLE, DEFAULT
 from weightscope.output import write_bytes
 from weightscope.report.delivery import deliver
@@ -63,8 +67,8 @@ class Cost:
 
     Attributes
     ----------
-    layer, conclusion : float
-        CPU seconds on one core.
+    layer, conclusion, without_tokens : float
+        CPU seconds on one core: a layer, the end of the audit, and its end with --directions 0.
     client : float
         CPU seconds of the one process that hands out tasks and writes results.
     read, written : int
@@ -73,6 +77,7 @@ class Cost:
 
     layer: float
     conclusion: float
+    without_tokens: float
     client: float
     read: int
     written: int
@@ -114,42 +119,51 @@ def measure(size: str) -> Cost:
     shape = SHAPES[size]
     vectors = 4 * DEFAULT * shape.layers * shape.heads
     affordable = shape.vocabulary * shape.width * vectors <= AFFORDABLE  # as an audit of all layers has it
-    options = AuditOptions(directions=DEFAULT if affordable else 0)
-    layer, conclusions, client, written = [], [], [], []
+    plain, with_tokens = AuditOptions(directions=0), AuditOptions(directions=DEFAULT)
+    layer, conclusions, without_tokens, client, written = [], [], [], [], []
     with tempfile.TemporaryDirectory() as temporary:
+        folder, out = Path(temporary) / "model", Path(temporary) / "out"
         for depth in (SHALLOW, DEEP):
-            model = ws.open_model(write_synthetic(Path(temporary) / "model", shape, depth))
-            work = LayersToMeasure(model, Path(temporary) / "out", options, resume=False)
+            model = ws.open_model(write_synthetic(folder, shape, depth))
+            work = LayersToMeasure(model, out, plain, resume=False)
             kept = 0.0
             for index in range(depth):
-                began = time.process_time()
-                measured = beside_others(1, measure_one, lambda model=model: model, index, options)
-                layer.append(time.process_time() - began)
-                began = time.process_time()
-                work.put(index, measured)
-                kept += time.process_time() - began
-            began = time.process_time()
-            heads = work.heads()
-            kept += time.process_time() - began
+                seconds, measured = _timed(beside_others, 1, measure_one, lambda model=model: model, index, plain)
+                layer.append(seconds)
+                kept += _timed(work.put, index, measured)[0]
+            seconds, heads = _timed(work.heads)
+            end = partial(beside_others, 1, deliver, lambda model=model: model, heads)
             if depth == SHALLOW:  # the first drawing of a process sets matplotlib up
-                beside_others(1, deliver, lambda model=model: model, heads, options, Path("out"))
-            began = time.process_time()
-            delivery = beside_others(1, deliver, lambda model=model: model, heads, options, Path("out"))
-            conclusions.append(time.process_time() - began)
-            began = time.process_time()
-            for name, content in delivery.files.items():
-                write_bytes(Path(temporary) / "out" / name, content)
-            client.append(kept + time.process_time() - began)
+                end(plain, out)
+            without, delivery = _timed(end, plain, out)
+            without_tokens.append(without)
+            if affordable:
+                without, delivery = _timed(end, with_tokens, out)
+            conclusions.append(without)
+            client.append(kept + seconds + _timed(_write, delivery, out)[0])
             written.append(sum(map(len, delivery.files.values())))
         attention = model.checkpoint.bytes_to_read(tensor.name for tensor in model.attention_tensors(0))
         read = shape.layers * attention + model.embeddings.token_tensor.nbytes
     return Cost(
         float(np.median(layer[1:])),
         _at(shape.layers, conclusions),
+        _at(shape.layers, without_tokens),
         _at(shape.layers, client),
         read,
         int(_at(shape.layers, written)),
     )
+
+
+def _timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """CPU seconds, and what came of it."""
+    began = time.process_time()
+    found = work(*arguments)
+    return time.process_time() - began, found
+
+
+def _write(delivery: Delivery, out: Path) -> None:
+    for name, content in delivery.files.items():
+        write_bytes(out / name, content)
 
 
 def _at(layers: int, found: list[float]) -> float:
@@ -169,11 +183,11 @@ def main(sizes: str, cores: int, gigabits: float, one: str | None) -> None:
         click.echo(json.dumps(asdict(measure(one))))
         return
     columns = (
-        "size", "layers x heads", "stored", "read", "s a layer", "s to end it", "s a checkpoint",
+        "size", "layers x heads", "stored", "read", "s a layer", "s to end it", "of that tokens",
         "core-hours of 154", "read by 154", "results of 154", "client",
     )  # fmt: skip
     click.echo(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    hours, read, client = 0.0, 0, 0.0
+    hours, tokens_hours, read, client = 0.0, 0.0, 0, 0.0
     for size in sizes.split(","):
         shape = SHAPES[size]
         command = [sys.executable, "-m", "benchmarks.pythia_cost", "--one", size]  # a process each, as a worker is
@@ -182,16 +196,19 @@ def main(sizes: str, cores: int, gigabits: float, one: str | None) -> None:
         hours += STEPS * checkpoint / 3600
         read += STEPS * cost.read
         client += STEPS * cost.client / 3600
+        tokens = cost.conclusion - cost.without_tokens
+        tokens_hours += STEPS * tokens / 3600
         click.echo(
             f"| {size} | {shape.layers} x {shape.heads} | {shape.stored_bytes / 1e9:.2f} GB | {cost.read / 1e9:.2f} GB "
-            f"| {cost.layer:.2f} | {cost.conclusion:.1f} | {checkpoint:.1f} | {STEPS * checkpoint / 3600:.2f} "
+            f"| {cost.layer:.2f} | {cost.conclusion:.1f} | {tokens:.1f} | {STEPS * checkpoint / 3600:.2f} "
             f"| {STEPS * cost.read / 1e12:.2f} TB | {STEPS * cost.written / 1e9:.1f} GB "
             f"| {STEPS * cost.client / 60:.1f} min |"
         )
     click.echo(
-        f"\nTogether {hours:.1f} core-hours and {read / 1e12:.2f} TB: on {cores} cores {60 * hours / cores:.0f} min of "
-        f"work, at {gigabits:g} Gbit/s {read * 8 / gigabits / 1e9 / 60:.0f} min of reading, and {60 * client:.0f} min "
-        "of the client's writing, all at the same time."
+        f"\nTogether {hours:.1f} core-hours, {tokens_hours:.1f} of them for tokens along directions, and "
+        f"{read / 1e12:.2f} TB: on {cores} cores {60 * hours / cores:.0f} min of work, at {gigabits:g} Gbit/s "
+        f"{read * 8 / gigabits / 1e9 / 60:.0f} min of reading, and {60 * client:.0f} min of the client's writing, all "
+        "at the same time."
     )
 
 

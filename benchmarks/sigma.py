@@ -1,12 +1,14 @@
 """sigma statistics over GPT-2's vocabulary and positions, against the one matrix product they need."""
 
 import resource
+import statistics
 import subprocess
 import sys
 import time
 
 import numpy as np
 
+from benchmarks.results import Measured
 from weightscope.metrics.sigma import sigma_statistics
 
 VOCAB, POSITIONS, WIDTH, BLOCK = 50_257, 1_024, 768, 5_461
@@ -32,6 +34,18 @@ def run() -> dict[str, float]:
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"seconds": seconds, "floor_seconds": floor, "ratio": seconds / floor, "peak_mb": peak}
+
+
+def measure(rounds: int = 3) -> list[Measured]:
+    """`run`, a few times, and the command's start as rows of a table."""
+    found = [run() for _ in range(rounds)]
+    seconds = statistics.median(each["seconds"] for each in found)
+    ratios = tuple(each["ratio"] for each in found)
+    title = f"sigma, {VOCAB:,} tokens x {POSITIONS:,} positions"
+    return [
+        Measured(title, seconds, ratios, "its one product", found[-1]["peak_mb"], "memory with the inputs"),
+        Measured("weightscope --help", help_seconds()),
+    ]
 
 
 def help_seconds(repeats: int = 5) -> float:

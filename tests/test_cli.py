@@ -171,7 +171,7 @@ def test_importing_weightscope_loads_nothing_heavy() -> None:
     script = (
         "import sys, json, weightscope, weightscope.cli;"
         "print(json.dumps([m for m in ('torch', 'transformers', 'matplotlib', 'cupy', 'numba', 'tokenizers',"
-        "'pyarrow', 'sklearn', 'huggingface_hub', 'scipy') if m in sys.modules]))"
+        "'pyarrow', 'sklearn', 'huggingface_hub', 'scipy', 'joblib', 'distributed') if m in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []

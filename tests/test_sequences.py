@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.sequences import excerpts, paragraph_pairs, paragraphs, token_kinds, token_windows
+from weightscope.sequences import (
+    excerpts,
+    paragraph_pairs,
+    paragraphs,
+    sentence_sequences,
+    sentences,
+    token_kinds,
+    token_windows,
+)
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
@@ -76,3 +84,27 @@ def test_windows_have_the_length_and_the_first_token_asked_for(tokenizer) -> Non
 def test_text_without_two_paragraphs_is_refused(tokenizer) -> None:
     with pytest.raises(ws.CheckpointError, match="no two paragraphs"):
         paragraph_pairs(tokenizer, ["short"], 3)
+
+
+def test_sentences_end_with_their_marks_and_with_blank_lines() -> None:
+    text = (
+        'He said: "Now we go!" They went on\nto 3.5 miles. 12 men were there (all of them). No one.\n\n'
+        "A new block begins"
+    )
+    assert sentences(text) == [
+        'He said: "Now we go!"',
+        "They went on to 3.5 miles.",
+        "12 men were there (all of them).",
+        "A new block begins",
+    ]
+
+
+def test_sentence_sequences_are_whole_drawn_once_and_cut_to_length(tokenizer) -> None:
+    found = ["red one two", "green one two three", "blue one", ""]
+    made = [tuple(ids.tolist()) for ids in sentence_sequences(tokenizer, found, 10)]
+    assert sorted(made) == sorted(tuple(tokenizer.encode(sentence).ids) for sentence in found)
+    assert {len(ids) for ids in sentence_sequences(tokenizer, found[:2], 2, longest=4)} == {4}
+    assert all(ids[0] == 9 for ids in sentence_sequences(tokenizer, found, 4, first=9))
+    assert tokenizer.truncation is None
+    with pytest.raises(ws.CheckpointError, match="no sentences"):
+        sentence_sequences(tokenizer, [], 3)

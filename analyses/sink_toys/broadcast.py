@@ -172,7 +172,7 @@ def measured(trace: Trace, selected: np.ndarray) -> LayerMeasures:
         event=float(found.event.mean()),
         ratio=float(found.ratio.mean()),
         selected_ratio=float(sinks.value_norm_ratio(trace.updates, selected[:, None]).mean()),
-        rank=float(found.rank.mean()),
+        rank=float(np.nanmean(found.rank)),  # attention that may withhold itself writes nothing in some sequences
         broadcast=float((found.mechanism == sinks.BROADCAST).mean()),
         nop=float((found.mechanism == sinks.NOP).mean()),
         query_similarity=float(sinks.similarity_between_tokens(trace.queries).mean()),
@@ -182,12 +182,14 @@ def measured(trace: Trace, selected: np.ndarray) -> LayerMeasures:
 
 
 def example(found: list[Trace], selected: np.ndarray, n: int, sequences: int = 32) -> BroadcastExample:
-    """The arrays of Fig. 3; registers, if any, are left out."""
+    """The arrays of Fig. 3; registers, if any, are left out. The sequence shown has the median strength of a sink."""
+    strength = sinks.strongest_sink(found[-1].attention).strength[:, 0]
+    shown = np.argsort(strength)[len(strength) // 2]
     every = np.arange(len(selected))
     norms = np.stack([np.linalg.norm(trace.updates[:, 0], axis=-1) for trace in found])  # (layers, b, n)
     return BroadcastExample(
-        attention=np.stack([trace.attention[0, 0, :n, :n] for trace in found]),
-        selected=int(selected[0]),
+        attention=np.stack([trace.attention[shown, 0, :n, :n] for trace in found]),
+        selected=int(selected[shown]),
         selected_norms=norms[:, every, selected],
         other_norms=norms[:, every, (selected + 1) % n],
         queries=np.stack([trace.queries[:sequences, 0, :n].reshape(sequences * n, -1) for trace in found]),

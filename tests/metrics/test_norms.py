@@ -67,10 +67,10 @@ def test_moments_do_not_depend_on_the_batches(rng: np.random.Generator) -> None:
 
 
 def test_a_sample_is_of_the_pairs_and_of_the_size_asked_for(rng: np.random.Generator) -> None:
-    first, second = rng.random((4, 3, 20, 20)), rng.random((4, 3, 20))
+    first, second = rng.random((4, 3, 20, 20), np.float32), rng.random((4, 3, 20), np.float32)
     first[:, :, :10, 10:] = 0  # masked
     groups = np.where(np.arange(20) < 5, 0, 1)[None].repeat(4, axis=0)
-    every, some = PairSample(np.ones(3)), PairSample(np.array([0.5, 0.1, 0.5]), seed=3)
+    every, some = PairSample(np.ones(3), 5000), PairSample(np.array([0.5, 0.1, 0.5]), 5000, seed=3)
     for sample in (every, some):
         sample.add(first, second, groups)
     pairs = np.stack(np.broadcast_arrays(first, second[:, :, None]), axis=-1)
@@ -82,6 +82,8 @@ def test_a_sample_is_of_the_pairs_and_of_the_size_asked_for(rng: np.random.Gener
         assert len(found) == len(expected)
         assert set(map(tuple, drawn)) <= set(map(tuple, expected))
         assert len(drawn) == pytest.approx(some.shares[group] * len(expected), abs=4 * np.sqrt(len(expected)) / 2)
-    again = PairSample(some.shares, seed=3)
-    again.add(first, second, groups)
+    again, less = PairSample(some.shares, 5000, seed=3), PairSample(some.shares, 7, seed=3)
+    for sample in (again, less):
+        sample.add(first, second, groups)
     np.testing.assert_array_equal(again.pairs()[1], some.pairs()[1])
+    np.testing.assert_array_equal(less.pairs()[1], some.pairs()[1][:7])

@@ -10,7 +10,7 @@ from tiny_models import NAMES, fixture
 import weightscope as ws
 from weightscope.attention import Layer
 from weightscope.metrics.contributions import summed_contributions
-from weightscope.runner.outlier_analysis import _left_out, factors
+from weightscope.runner.outlier_analysis import _left_out, factors, keys_of
 from weightscope.sequences import TokenKinds
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
@@ -45,11 +45,11 @@ def test_dimensions_add_up_to_score_differences_between_keys(name: str) -> None:
     for index in it.layers:
         layer, x = it.model.layer(index), it.arrays[f"x{index}"].astype(np.float64)
         scores = layer.scores(x) / layer.scale  # (H, n, n)
-        farthest = 0.0
+        farthest, w_k = 0.0, keys_of(layer)
         for m in range(len(x)):
             sees = np.zeros((len(x), len(x)), bool)
             sees[m] = True
-            keys, asked, w_k = factors(layer, x[None], sees)
+            keys, asked = factors(layer, x[None], sees)
             sums = [summed_contributions(keys[[n]], asked[:, [n]], w_k).sum(axis=1) for n in range(len(x))]
             apart = np.ptp(np.stack(sums, axis=1) - scores[:, m], axis=1)  # (H,): 0 up to a term of the query's
             farthest = max(farthest, float((apart / np.ptp(scores[:, m], axis=1)).max()))

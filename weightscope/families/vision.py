@@ -35,7 +35,7 @@ DINOV2_WITH_REGISTERS = DINOV2.but(
     model_types=("dinov2_with_registers",),
     prefixes=("dinov2_with_registers.", ""),
     leading=(("CLS", 1), ("register", "num_register_tokens")),
-    defaults={"num_register_tokens": 4},
+    defaults={"num_register_tokens": 4, "patch_size": 16},
 )
 
 DINOV3 = DINOV2.but(

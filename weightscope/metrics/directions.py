@@ -1,13 +1,17 @@
 """What a head's first singular directions mean: the tokens whose embeddings lie along them."""
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
+from weightscope.cores import usable_cores
 from weightscope.factored import Factored
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
 
+STRIP = 256  # columns of a product that a thread makes
 WIDEST = 16  # directions: a longer block of near-equal singular values is named, its tokens are not looked for
 
 
@@ -94,7 +98,8 @@ def nearest_rows(
     for first, block in blocks:
         rows = block - block.mean(axis=1, keepdims=True) if centred else block
         lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))
-        cosines = (rows @ stacked) / np.maximum(lengths, 1e-30)[:, None]  # (n, sum of k)
+        cosines = _product(rows, stacked)  # (n, sum of k)
+        cosines /= np.maximum(lengths, 1e-30)[:, None]
         for i, (space, end) in enumerate(zip(spaces, ends, strict=True)):
             own = cosines[:, end - space.shape[1] : end]
             if space.shape[1] == 1:
@@ -103,6 +108,19 @@ def nearest_rows(
             else:
                 along[i] = _merged(along[i], first, np.sqrt((own**2).sum(axis=1)), how_many)
     return [(a, Nearest(b.rows, -b.cosines)) for a, b in zip(along, against, strict=True)]
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b in strips of fixed width, one BLAS thread each: all cores, and the same bits however many there are."""
+    found = np.empty((len(a), b.shape[1]), np.float32)
+
+    def strip(start: int) -> None:
+        columns = slice(start, start + STRIP)
+        np.matmul(a, b[:, columns], out=found[:, columns])
+
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
+        list(pool.map(strip, range(0, b.shape[1], STRIP)))
+    return found
 
 
 def _none() -> Nearest:

@@ -10,12 +10,15 @@ class PairSample:
     ----------
     shares : (n_groups,) array
         Probability with which a pair of a group is kept.
+    room : int
+        For so many pairs of a group; what is drawn beyond them is dropped.
     seed : int
     """
 
-    def __init__(self, shares: np.ndarray, seed: int = 0) -> None:
+    def __init__(self, shares: np.ndarray, room: int, seed: int = 0) -> None:
         self.shares, self._rng = np.asarray(shares, np.float64), np.random.default_rng(seed)
-        self._kept: list[list[np.ndarray]] = [[] for _ in self.shares]
+        # Made once: small arrays kept between the large ones of a forward pass would hold on to the heap around them.
+        self._kept, self._sizes = np.empty((len(self.shares), room, 2), np.float32), [0] * len(self.shares)
 
     def add(self, first: np.ndarray, second: np.ndarray, groups: np.ndarray) -> None:
         """Draw among the pairs (first[b, h, i, j], second[b, h, j]).
@@ -36,8 +39,11 @@ class PairSample:
             drawn = self._rng.choice(possible, self._rng.binomial(possible, share), replace=False, shuffle=False)
             token, head, query = np.unravel_index(drawn, (len(at), heads, queries))
             pairs = np.stack((first[at[token], head, query, key[token]], second[at[token], head, key[token]]), axis=1)
-            self._kept[group].append(pairs[pairs[:, 0] > 0])
+            free = self._kept[group, self._sizes[group] :]
+            pairs = pairs[pairs[:, 0] > 0][: len(free)]
+            free[: len(pairs)] = pairs
+            self._sizes[group] += len(pairs)
 
     def pairs(self) -> list[np.ndarray]:
-        """(m, 2) array of every group."""
-        return [np.concatenate([np.zeros((0, 2), np.float32), *kept]) for kept in self._kept]
+        """(m, 2) float32 array of every group."""
+        return [kept[:size] for kept, size in zip(self._kept, self._sizes, strict=True)]

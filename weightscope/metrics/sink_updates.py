@@ -76,6 +76,7 @@ class Stack:
         of : hashable
             Rows of the same `of` have the same directions, which are read once.
         """
+        of = None if directions is None else of  # vectors themselves all go together
         if of not in self._parts:
             m = coefficients.shape[1]
             wide = None if directions is None else directions.astype(np.float64)

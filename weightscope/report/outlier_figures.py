@@ -25,7 +25,9 @@ def means_figure(stream: Stream) -> Figure:
     colours = plt.get_cmap("viridis")(np.linspace(0, 0.92, len(means)))
     for row, colour in zip(means, colours, strict=True):
         axis.plot(row, color=colour, linewidth=0.6, rasterized=True)
-    _name(axis, means, [int(j) for j in stream.outliers if np.abs(z[:, j]).max() > DIMENSION_Z][:MOST_NAMED])
+    visible = np.abs(means).max(axis=0) > 0.04 * np.abs(means).max()
+    odd = np.abs(z).max(axis=0) > DIMENSION_Z
+    _name(axis, means, [int(j) for j in stream.outliers if odd[j] and visible[j]][:MOST_NAMED])
     axis.set_xlim(-1, means.shape[1])
     axis.margins(y=0.12)
     axis.set_xlabel("dimension $j$")
@@ -102,7 +104,7 @@ def all_layers_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
     for i, axis in enumerate(axes.flat[:n_layers]):
         _dots(axis, overall[i], 2)
         _name_large(axis, overall[i], dimensions, 0.4, apart=0.16)
-        axis.margins(y=0.2)
+        axis.margins(y=0.3)
         axis.set_title(f"layer {found.layers[i]}", loc="left")
         axis.yaxis.set_major_locator(MaxNLocator(nbins=4))
         if i + columns >= n_layers:
@@ -114,20 +116,22 @@ def all_layers_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
 
 
 def preferences_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
-    """What makes keys of a kind score above the last kind's, a panel a kind: every dimension's part of it."""
+    """What makes keys of a kind score above the last kind's: all dimensions, outliers, and the two that add most."""
     gaps = score_gaps(found)  # (L, n_kinds - 1, d)
     shown = [k for k in range(len(found.kinds) - 1) if found.counts[k]]
-    figure, axes = plt.subplots(1, len(shown), figsize=(COLUMN * min(2, len(shown)), 2.0), squeeze=False)
+    figure, axes = plt.subplots(1, len(shown), figsize=(COLUMN * min(2, len(shown)), 2.5), squeeze=False)
     for k, axis in zip(shown, axes[0], strict=True):
         axis.axhline(0, color="0.8", linewidth=0.5)
-        axis.plot(found.layers, gaps[:, k].sum(axis=-1), color="black", label="all", marker="o", markersize=3)
-        most = np.argsort(-np.abs(gaps[:, k]).max(axis=0))[:3]
+        axis.plot(found.layers, gaps[:, k].sum(axis=-1), color="black", label="all")
+        of_outliers = gaps[:, k, dimensions].sum(axis=-1)
+        axis.plot(found.layers, of_outliers, color="0.5", linestyle="--", label="outliers together")
+        most = np.argsort(-np.abs(gaps[:, k]).max(axis=0))[:2]
         for j in sorted(map(int, most)):
             axis.plot(found.layers, gaps[:, k, j], label=str(j), **_dimension_style(j, dimensions))
         axis.set_title(f"{found.kinds[k]} above {found.kinds[-1]}")
         axis.set_xlabel("attention layer")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        axis.legend(title="dimension", title_fontsize=7, fontsize=6, ncols=2)
+        axis.legend(title="dimensions", title_fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.28))
     axes[0, 0].set_ylabel("mean score, before $1/\\sqrt{d'}$")
     return figure
 
@@ -203,6 +207,8 @@ def _name(
         near = [other - j for other in tops if 0 < abs(other - j) < apart * curves.shape[1]]
         near = [step for step in near if (tops[j + step] >= 0) == (top >= 0)]
         lean = "center" if not near else "right" if min(near, key=abs) > 0 else "left"
+        if not apart / 2 < j / curves.shape[1] < 1 - apart / 2:  # at the axis' ends
+            lean = "left" if 2 * j < curves.shape[1] else "right"
         axis.annotate(
             str(j), (j, top), xytext=({"left": -2, "right": 2}.get(lean, 0), 3 if top >= 0 else -3),
             textcoords="offset points", fontsize=7, color="0.55" if j in grey else "black",

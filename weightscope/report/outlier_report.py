@@ -60,11 +60,12 @@ def _lead(stream: Stream, found: Contributions, dimensions: np.ndarray) -> str:
     i, k = np.unravel_index(np.abs(gaps.sum(axis=-1)).argmax(), gaps.shape[:2])
     gap, j = gaps[i, k], int(np.abs(gaps[i, k]).argmax())
     says = (
-        f"In layer {found.layers[i]} {found.kinds[k]} keys score {_above(gap.sum())} {found.kinds[-1]} ones, before "
-        f"1/sqrt(d'): dimension {j} adds {gap[j]:+.2f} to that."
+        f"In layer {found.layers[i]} {found.kinds[k]} keys score {_above(gap.sum())} {found.kinds[-1]} ones (mean over "
+        f"heads, before 1/sqrt(d')), and dimension {j} adds {gap[j]:+.2f} to that"
     )
     if not len(dimensions):
-        return f"None of the {d} dimensions stands out by its mean over tokens. {says}"
+        return f"None of the {d} dimensions stands out by its mean over tokens. {says}."
+    says = f"{says}; {'the outlier' if len(dimensions) == 1 else 'outliers together'} {gap[dimensions].sum():+.2f}."
     which = _listed(dimensions[:NAMED]) + (" and others" if len(dimensions) > NAMED else "")
     them = "one stands" if len(dimensions) == 1 else f"{len(dimensions)} stand"
     return f"Of {d} dimensions of the residual stream, {them} out in some layer: {which}. {says}"
@@ -94,7 +95,7 @@ def _stream_section(stream: Stream, dimensions: np.ndarray, out: Path) -> Sectio
         mean = stream.means[output, j] if scope == 0 else stream.hidden[output, j, scope - 1]
         where = [_listed(np.flatnonzero(beyond[:, j, i])) for i in range(len(scopes))]
         rows.append((int(j), *where, f"{scopes[scope]}, output {output}", float(mean), float(z[output, j, scope])))
-    header = ("dimension", *(f"outlier over {scope}" for scope in scopes), "farthest over", "mean there", "robust z")
+    header = ("dimension", *scopes, "farthest over", "mean there", "robust z")
     table = Table(header, rows, "Outputs in which a dimension is an outlier, of the mean over all tokens or of a kind.")
     return Section("Outlier dimensions", text, [figure, *([table] if rows else [])])
 
@@ -124,10 +125,11 @@ def _values_section(stream: Stream, named: np.ndarray, out: Path) -> Section:
 def _contributions_section(found: Contributions, dimensions: np.ndarray, out: Path) -> Section:
     text = (
         "C_j = ((x_m W_Q + b_Q) W_K')_j x_nj is what dimension j of key n adds to the score of query m (eq. 7), before "
-        "1/sqrt(d'); here as the mean over the queries that see a key, and over all keys of all inputs. x is what W_Q "
-        "and W_K act on: the residual stream, divided by sigma where a norm was folded into them. Under rotation the "
-        "query is turned by its true distance to the key, and norms of queries and keys count, so that the sum over j "
-        "is the model's own score, less terms that are the same for every key."
+        "1/sqrt(d'); here as the mean over the queries that see a key, and over all keys of all inputs, "
+        f"{found.counts.sum():,} of them. x is what W_Q and W_K act on: the residual stream, divided by sigma where a "
+        "norm was folded into them. Under rotation the query is turned by its true distance to the key, and norms of "
+        "queries and keys count, so that the sum over j is the model's own score, less terms that are the same for "
+        "every key."
     )
     if found.left_out:
         text += f" In this model it is so but for {'; '.join(found.left_out)}."
@@ -176,8 +178,8 @@ def _preference_section(found: Contributions, dimensions: np.ndarray, out: Path)
     header = ("layer", "key", f"score above {other}", "of it, outlier dimensions", "most", "then", "then ")
     figure = Figure(
         save(draw.preferences_figure(found, dimensions), out, "preferences"),
-        f"How much higher a kind of key scores than {other} ones: in all, and by the three dimensions that add most; "
-        "dotted where these are no outliers of the stream.",
+        f"How much higher a kind of key scores than {other} ones: by all dimensions, by the outliers together, and by "
+        "the two dimensions that add most (dotted where these are no outliers).",
     )
     return Section("What makes a kind of key preferred", text, [figure, Table(header, rows)])
 

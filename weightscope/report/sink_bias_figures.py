@@ -13,6 +13,8 @@ from weightscope.report.style import COLOURS, COLUMN
 from weightscope.runner.sink_bias_run import SinkBias
 from weightscope.runner.sink_patching import ABLATED, PATCHED, STARTS
 
+DIMENSIONS_SHOWN = 128  # more than a column's pixels can tell apart
+BOUND = 95  # the percentile of |u_others| at which colours end
 SINK, CONTEXT, OTHERS = COLOURS[0], COLOURS[1], COLOURS[7]
 # Of each predictor: what its axis says, and its bar where that is shorter.
 SHORT = {
@@ -62,10 +64,13 @@ def picture_figure(found: SinkBias) -> Figure:
         r"from all others, $u_{others,i}$": found.shown.others,
         r"attention's output, $y_i$": sink + found.shown.others + found.shown.bias,
     }
-    bound = float(np.percentile(np.abs(found.shown.others[1:]), 99))
+    bound = float(np.percentile(np.abs(found.shown.others[1:]), BOUND))
+    shades = plt.get_cmap("RdBu_r", 15)  # few, so that a picture of noise takes kilobytes and not megabytes
     figure, axes = plt.subplots(1, 3, figsize=(2 * COLUMN, 2.6), sharey=True)
     for axis, (title, rows) in zip(axes, parts.items(), strict=True):
-        image = axis.imshow(rows, aspect="auto", cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="nearest")
+        image = axis.imshow(
+            rows[:, :DIMENSIONS_SHOWN], aspect="auto", cmap=shades, vmin=-bound, vmax=bound, interpolation="nearest"
+        )
         axis.set_title(title)
         axis.set_xlabel("dimension of the stream")
     axes[0].set_ylabel("position $i$ (tokens)")

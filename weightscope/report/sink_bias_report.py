@@ -9,7 +9,14 @@ import numpy as np
 
 from weightscope.jobs.sink_prediction import PREDICTORS, SINKS_ABOVE
 from weightscope.report.page import Figure, Section, Table, write_page
-from weightscope.report.sink_bias_figures import heads_figure, patching_figure, picture_figure, updates_figure
+from weightscope.report.sink_bias_figures import (
+    BOUND,
+    DIMENSIONS_SHOWN,
+    heads_figure,
+    patching_figure,
+    picture_figure,
+    updates_figure,
+)
 from weightscope.report.style import save
 from weightscope.runner.sink_bias_run import CHARACTERS, TOKENS_SHOWN, SinkBias
 from weightscope.runner.sink_patching import ABLATED, PATCHED
@@ -110,7 +117,7 @@ def _changes(rows: Sequence[Row], caption: str) -> Table:
          *(row.changes.get(column, np.nan) for column in COLUMNS))
         for row in rows
     ]  # fmt: skip
-    header = ("model", "numbers", "biases in attention", "perplexity", *(f"{which} {how}" for which, how in COLUMNS))
+    header = ("model", "from", "biases", "perplexity", *(f"{which} {how}" for which, how in COLUMNS))
     return Table(header, cells, caption)
 
 
@@ -137,7 +144,8 @@ def _updates(found: SinkBias, out: Path) -> Section:
     picture = Figure(
         save(picture_figure(found), out, f"picture-{stem}"),
         f"Fig. 5: updates in layer {found.layer_shown}, whose heads sink most, on one text of up to {TOKENS_SHOWN} "
-        "tokens. A bias is a pattern of vertical stripes. The scale ends at the 99th percentile of |u_others|.",
+        f"tokens, the stream's first {DIMENSIONS_SHOWN} dimensions. A bias is a pattern of vertical stripes. Colours "
+        f"end at the {BOUND}th percentile of |u_others|.",
     )
     rows = [
         (index, m.ratio, m.spectral_sink, m.spectral_context, m.spectral_others, m.variance_sink, m.variance_context,

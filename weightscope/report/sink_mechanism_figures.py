@@ -23,6 +23,7 @@ KIND_COLOURS = {
     "other": COLOURS[1], "punctuation": COLOURS[2],
 }  # fmt: skip
 MARKERS = ("o", "s", "^", "D")
+WIDE = 4  # a range of more than this factor is drawn on a logarithmic axis
 
 
 def sink_token_figure(found: SinkMechanisms) -> Figure:
@@ -165,9 +166,10 @@ def spectrum_figure(found: SinkMechanisms) -> Figure:
     axis.set_ylabel(r"$\sigma_i(W_{QK})\,/\,\sigma_1$ (1)")
     axis.set_ylim(0, 1.03)
     axis.legend()
-    for panel in (spike, norm):
-        panel.set_yscale("log")
-        _plain_numbers(panel.yaxis)
+    for panel, values in ((spike, gap), (norm, norm_ratio)):
+        if np.nanmax(values) > WIDE * np.nanmin(values):
+            panel.set_yscale("log")
+            _plain_numbers(panel.yaxis)
         panel.set_xlabel(r"sink strength $\alpha_s$ (1)")
     spike.set_ylabel(r"$\sigma_1/\sigma_2$ of $W_{QK}$ (1)")
     norm.set_ylabel(r"$|x_s|\,/\,\overline{|x_j|}$ (1)")

@@ -27,9 +27,10 @@ def headline(found: SinkMechanisms) -> list[str]:
     n_inputs, n_layers, n_heads = found.event.shape
     events = int(found.event.sum())
     did = ", ".join(f"{(found.mechanism == name).sum():,} {MECHANISM_NAMES[name]}" for name in MECHANISMS)
+    called = "sink event" if events == 1 else "sink events"
     lines = [
-        f"{n_inputs} inputs, {n_layers} layers of {n_heads} heads: {events:,} sink events in {found.event.size:,} "
-        f"({found.event.mean():.1%}){f'; {did}' if events else ''}.",
+        f"{n_inputs} inputs, {n_layers} layers of {n_heads} heads: {events:,} {called} in {found.event.size:,} "
+        f"({found.event.mean():.2%}){f'; {did}' if events else ''}.",
         f"{found.sink_heads.sum()} of {n_layers * n_heads} heads are sink heads "
         f"(an event on {SINK_HEAD:.0%} of the inputs or more).",
     ]

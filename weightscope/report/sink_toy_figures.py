@@ -22,7 +22,7 @@ SINK, OTHERS = VERMILION, BLUE
 
 def nop_figure(runs: Sequence[Run]) -> Figure:
     """Fig. 2: norms of what sink and other tokens write, and W_QK's spectrum with a sink and without one."""
-    with_sink = _default_task(runs, "softmax")
+    with_sink = [run for run in _default_task(runs) if run["variant"] == "softmax"]
     without = [run for run in runs if run["variant"] == "softmax" and run["damping"] == 1]
     figure, (norms, spectrum) = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.3))
 
@@ -104,9 +104,11 @@ def broadcast_figure(runs: Sequence[Run], example: Mapping[str, np.ndarray]) -> 
 
     ranks = axes[1, 2]
     softmax = [run for run in runs if run["variant"] == "softmax"]
-    layers = range(1, len(softmax[0]["layers"]) + 1)
-    for run, marker in zip(softmax, "os^v<>*", strict=False):
-        ranks.plot(layers, [layer["rank"] for layer in run["layers"]], marker, color=GREEN, label=f"seed {run['seed']}")
+    layers = np.arange(1, len(softmax[0]["layers"]) + 1)
+    beside = np.linspace(-0.15, 0.15, len(softmax))
+    for run, marker, shift in zip(softmax, "os^v<>*", beside, strict=False):
+        found = [layer["rank"] for layer in run["layers"]]
+        ranks.plot(layers + shift, found, marker, markersize=4, color=GREEN, label=f"seed {run['seed']}")
     ranks.axhline(1, color="black", linewidth=0.6, linestyle=":")
     ranks.set_xticks(layers, [f"layer {i}" for i in layers])
     ranks.set_xlim(0.5, len(layers) + 0.5)
@@ -119,13 +121,14 @@ def broadcast_figure(runs: Sequence[Run], example: Mapping[str, np.ndarray]) -> 
 
 def kinds_figure(nop: Sequence[Run], broadcast: Sequence[Run]) -> Figure:
     """Which kinds of attention sink on each task, and how well they do it; one dot a seed."""
-    default = [run for run in nop if run["damping"] == 0 and run["probability"] == 0.5]
+    default = _default_task(nop)
     variants = list(dict.fromkeys(run["variant"] for run in default))
     panels: tuple[tuple[str, Sequence[Run], Callable[[Run], float]], ...] = (
-        ("no-op: share of attention\nto the sink, flagged tokens", default, lambda run: run["flagged_attention"]),
-        ("no-op: sum of weights,\nflagged tokens", default, lambda run: run["flagged_weight"]),
+        ("no-op: attention\nto the sink,\nflagged tokens", default, lambda run: run["flagged_attention"]),
+        ("no-op: attention\nto the sink,\nother tokens", default, lambda run: run["other_attention"]),
+        ("no-op: sum of\nweights, flagged\ntokens", default, lambda run: run["flagged_weight"]),
         ("no-op: loss", default, lambda run: run["loss"]),
-        ("broadcast: share of\nattention to the sink", broadcast, lambda run: _better(run)["strength"]),
+        ("broadcast:\nattention to\nthe sink", broadcast, lambda run: _better(run)["strength"]),
         ("broadcast: loss", broadcast, lambda run: run["loss"]),
     )
     figure, axes = plt.subplots(1, len(panels), figsize=(2.4 * COLUMN, 0.2 * len(variants) + 0.9), sharey=True)
@@ -165,6 +168,7 @@ def mitigation_figure(runs: Sequence[Run]) -> Figure:
 def mechanisms_figure(runs: Sequence[Run]) -> Figure:
     """Fig. 6 of the small ViT: every sink on the plane of value-norm ratio and stable rank, one panel a variant."""
     variants = list(dict.fromkeys(run["variant"] for run in runs))
+    highest = 1.5 * max((rank for run in runs for layer in run["layers"] for rank in layer["ranks"]), default=2.0)
     columns = 3
     rows = -(-len(variants) // columns)
     figure, axes = plt.subplots(
@@ -183,13 +187,14 @@ def mechanisms_figure(runs: Sequence[Run]) -> Figure:
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xlim(0.03, 5)
-        axis.set_ylim(0.95, 12)
-        axis.set_yticks([1, 2, 5, 10], ["1", "2", "5", "10"], minor=False)
+        axis.set_ylim(0.95, highest)
+        ticks = [tick for tick in (1, 1.5, 2, 3, 5, 10, 20) if tick < highest]
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
         axis.yaxis.set_minor_formatter(NullFormatter())
     for axis in axes.flat[len(variants) :]:
         axis.set_axis_off()
-    axes[0, 0].text(0.036, 10.5, "NOP", fontsize=6, va="top")
-    axes[0, 0].text(4.6, 1.42, "broadcast", fontsize=6, va="top", ha="right")
+    axes[0, 0].text(0.036, 0.93 * highest, "NOP", fontsize=6, va="top")
+    axes[0, 0].text(4.6, 1.02 * BROADCAST_RANK, "broadcast", fontsize=6, va="bottom", ha="right")
     axes[0, 0].legend(loc="upper right", handletextpad=0.1)
     figure.supxlabel(r"value-norm ratio $\|u_s\| / \overline{\|u_j\|}$ (1)", fontsize=8)
     figure.supylabel(r"stable rank of $A u$ (1)", fontsize=8)
@@ -200,8 +205,9 @@ MECHANISMS = {"nop": ("NOP", SKY), "broadcast": ("broadcast", ORANGE), "neither"
 PLACES = {"on_class": ("class", PURPLE), "on_register": ("register", GREEN), "on_patch": ("patch", "0.45")}
 
 
-def _default_task(runs: Sequence[Run], variant: str) -> list[Run]:
-    return [r for r in runs if r["variant"] == variant and r["damping"] == 0 and r["probability"] == 0.5]
+def _default_task(runs: Sequence[Run]) -> list[Run]:
+    """The no-op runs that are no part of a sweep."""
+    return [run for run in runs if run["damping"] == 0 and run["probability"] == 0.5]
 
 
 def _better(run: Run) -> Mapping[str, float]:

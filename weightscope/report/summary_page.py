@@ -6,6 +6,11 @@ from pathlib import Path
 from weightscope.jobs.summary import NUMBERS, Row
 from weightscope.report.page import Link, Section, Table, write_page
 
+COLUMNS = (
+    "checkpoint", "family", "layers", "heads", "width", "findings",
+    "σ₁(W_QK)", "erank(W_QK)", "σ₁(W_VO)", "copying score",
+)  # fmt: skip
+
 
 def write_summary_page(rows: Sequence[Row], out: Path) -> None:
     """Write summary.html.
@@ -22,7 +27,7 @@ def write_summary_page(rows: Sequence[Row], out: Path) -> None:
         f" {len(failed)} failed." if failed else ""
     )
     table = Table(
-        ("checkpoint", *NUMBERS),
+        COLUMNS,
         [(Link(f"{row.name}/report.html", row.name), *row.cells()[3 : 3 + len(NUMBERS)]) for row in ended],
         "The last four are medians over all heads. A click on a column's name sorts; a name leads to its page.",
     )

@@ -20,7 +20,7 @@ from weightscope.output import write_csv, write_npz
 from weightscope.runner.runner import Activations, Runner
 from weightscope.sequences import TokenKinds
 
-SHARE, MOST = 0.01, 5000  # of the pairs of a kind that Fig. 3 shows: the paper's share, and how many at most
+SHARE, MOST = 0.01, 5000  # of the pairs of a kind that Fig. 3 shows: the paper's share, and about how many at most
 MOMENTS = ("mean", "sd", "cv", "max", "min")
 
 
@@ -127,7 +127,7 @@ class _Reduction:
         self.f_by_kind = [MeanByKind((n_heads,), self.n_kinds) for _ in runner.layers]
         self.ranks = RankCorrelation(self.n_kinds)
         pairs = n_layers * n_heads * sum(len(each) * counts_by_kind(kinds(each), self.n_kinds) for each in sequences)
-        self.sample = PairSample(np.minimum(SHARE, MOST / np.maximum(pairs, 1)), seed)
+        self.sample = PairSample(np.minimum(SHARE, MOST / np.maximum(pairs, 1)), 2 * MOST, seed)
 
     def __call__(self, seen: Activations) -> None:
         assert seen.tokens is not None, "kinds of token need tokens"

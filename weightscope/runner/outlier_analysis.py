@@ -182,10 +182,12 @@ def observe_contributions(runner: Runner, sequences: Sequence[np.ndarray], kinds
     n_kinds, d = len(kinds.names), runner.model.config.d_model
     sums = {index: np.zeros((n_kinds, layer.n_heads, d)) for index, layer in runner.layers.items()}
     counts = counts_by_kind(kinds(np.concatenate(sequences)), n_kinds)
+    key_maps = {index: keys_of(layer) for index, layer in runner.layers.items()}
 
     def see(seen: Activations) -> None:
-        keys, asked, w_k = factors(seen.layer, seen.x, who_sees(seen.attention))
-        sums[seen.layer.index] += contributions_by_kind(keys, asked, w_k, _kinds_of(seen, kinds).ravel(), n_kinds)
+        keys, asked = factors(seen.layer, seen.x, who_sees(seen.attention))
+        w_k, of_keys = key_maps[seen.layer.index], _kinds_of(seen, kinds).ravel()
+        sums[seen.layer.index] += contributions_by_kind(keys, asked, w_k, of_keys, n_kinds)
 
     with threadpool_limits(1, "blas"):  # products this small gain nothing from threads that vie with PyTorch's
         runner.observe(sequences, see)
@@ -195,8 +197,13 @@ def observe_contributions(runner: Runner, sequences: Sequence[np.ndarray], kinds
     return Contributions(kinds.names, counts, np.array(list(sums)), by_kind, (*left_out, *runner.model.family.caveats))
 
 
-def factors(layer: Layer, x: np.ndarray, sees: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What C is made of in one layer: keys, the mean query that each of them meets, and W_K.
+def keys_of(layer: Layer) -> np.ndarray:
+    """W_K of every key-value head, (G, d, r)."""
+    return np.stack([layer.k.of(group)[0] for group in range(layer.n_kv_heads)])
+
+
+def factors(layer: Layer, x: np.ndarray, sees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What C is made of in one layer beside W_K: keys, and the mean query that each of them meets.
 
     Exact under rotation and under norms of queries and keys, whose per-token scalars go to the queries' side.
 
@@ -210,7 +217,7 @@ def factors(layer: Layer, x: np.ndarray, sees: np.ndarray) -> tuple[np.ndarray, 
 
     Returns
     -------
-    (b n, d), (H, b n, r), (G, d, r) arrays
+    (b n, d), (H, b n, r) arrays
     """
     b, n, d = x.shape
     flat = x.reshape(b * n, d)
@@ -220,7 +227,7 @@ def factors(layer: Layer, x: np.ndarray, sees: np.ndarray) -> tuple[np.ndarray, 
     if layer.k_rms is not None:
         of_keys = np.repeat(layer.scalars(flat)[1], layer.n_heads // layer.n_kv_heads, axis=0)  # (H, b n)
         asked[..., : layer.k_rms.dims] *= of_keys[..., None]
-    return layer.normalised(flat), asked, np.stack([layer.k.of(group)[0] for group in range(layer.n_kv_heads)])
+    return layer.normalised(flat), asked
 
 
 def who_sees(attention: np.ndarray) -> np.ndarray:

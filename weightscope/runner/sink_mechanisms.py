@@ -106,7 +106,7 @@ def own_coordinates(layer: Layer) -> Layer:
 
     W_O' = Q R, so u = v W_O = v R' Q', and v R' has the lengths and angles of u: r numbers in place of d.
     """
-    w_o = np.asarray(layer.w_o)
+    w_o = np.asarray(layer.w_o)  # (H, r, d)
     triangles = [np.linalg.qr(w.T.astype(np.float64), mode="r") for w in w_o]
     return replace(layer, w_o=np.stack(triangles).transpose(0, 2, 1).astype(w_o.dtype))  # (H, r, r)
 
