@@ -5,8 +5,11 @@ The triangles R come from a QR (accurate) or from the Cholesky factor of the Gra
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from weightscope.backend import CPU, Device
 
 # Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of
 # itself, rcond that of the triangle with unit columns. Here that is 1e-6.
@@ -93,14 +96,19 @@ class Factored:
         return float((s**2).sum() / s[0] ** 2) if s[0] > 0 else float("nan")
 
 
-def inner(a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
+def inner(a: Any, b: Any = None, device: Device = CPU) -> np.ndarray:
     """a'b in float64, shape (r, s); the Gram matrix a'a where there is no b.
 
     Parameters
     ----------
     a : (d, r) array
     b : (d, s) array, optional
+    device : Device, optional
+        Where `a` and `b` lie and the product is computed.
     """
+    if device is not CPU:
+        left, right = (device.xp.astype(x, device.xp.float64) for x in (a, a if b is None else b))
+        return device.get(left.T @ right)
     total = np.zeros((a.shape[1], (a if b is None else b).shape[1]))
     for start in range(0, len(a), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)

@@ -1,5 +1,6 @@
 """AUROC against scikit-learn's, against its definition, and both ways of counting against each other."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -10,13 +11,19 @@ from hypothesis import strategies as st
 from sklearn.metrics import auc, roc_auc_score
 
 from weightscope import CheckpointError
+from weightscope.backend import open_device
 from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve, weighted_auroc
 
-COMPILED = [
-    False,
-    pytest.param(True, marks=pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")),
+WAYS = [
+    pytest.param({"compiled": False}, id="numpy"),
+    pytest.param(
+        {"compiled": True},
+        id="numba",
+        marks=pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed"),
+    ),
+    pytest.param({"device": replace(open_device("array_api_strict"), memory=1 << 22)}, id="device"),
 ]
-both_paths = pytest.mark.parametrize("compiled", COMPILED)
+every_way = pytest.mark.parametrize("way", WAYS)
 
 
 def exact_auroc(scores, weights):
@@ -42,9 +49,9 @@ def factors(rng, vocab, rank, kind):
     return (rng.integers(-most, most, (vocab, rank), endpoint=True).astype(np.float32) for _ in range(2))
 
 
-def check_against_definition(left, right, counts, compiled):
+def check_against_definition(left, right, counts, way):
     """Every row is the definition's on the very scores that the products give."""
-    found = bigram_auroc(left, right, as_csr(counts), compiled=compiled, threads=2)
+    found = bigram_auroc(left, right, as_csr(counts), **way, threads=2)
     expected = [exact_auroc(row, weights) for row, weights in zip(left @ right.T, counts, strict=True)]
     np.testing.assert_array_equal(found, expected)
     return found
@@ -166,30 +173,30 @@ class TestMeans:
         assert (paper, scored) == (0, 0)
 
 
-@both_paths
+@every_way
 class TestFullVocabulary:
     @pytest.mark.parametrize("kind", ["ties", "distinct"])
     @pytest.mark.parametrize(("vocab", "density"), [(1, 1), (7, 0.5), (64, 0.1), (129, 0.02), (301, 0.3), (700, 0.01)])
-    def test_every_row_is_the_definition(self, compiled, kind, vocab, density):
+    def test_every_row_is_the_definition(self, way, kind, vocab, density):
         rng = np.random.default_rng(vocab)
         left, right = factors(rng, vocab, 5, kind)
-        check_against_definition(left, right, random_counts(rng, (vocab, vocab), density), compiled)
+        check_against_definition(left, right, random_counts(rng, (vocab, vocab), density), way)
 
-    def test_a_vocabulary_of_many_blocks(self, compiled):
+    def test_a_vocabulary_of_many_blocks(self, way):
         rng = np.random.default_rng(2)
         left, right = factors(rng, 9001, 6, "distinct")
         few = np.zeros((9001, 9001), np.int8)
         few[::300] = random_counts(rng, (31, 9001), rng.choice([0.0003, 0.01, 0.1, 0.9], (31, 1)))
-        found = bigram_auroc(left, right, scipy.sparse.csr_array(few), compiled=compiled)
+        found = bigram_auroc(left, right, scipy.sparse.csr_array(few), **way)
         expected = [exact_auroc(row, weights) for row, weights in zip(left[::300] @ right.T, few[::300], strict=True)]
         np.testing.assert_array_equal(found[::300], expected)
         assert mean_auroc(found).tokens_scored == 31
 
-    def test_scikit_learn_agrees(self, compiled):
+    def test_scikit_learn_agrees(self, way):
         rng = np.random.default_rng(3)
         left, right = factors(rng, 400, 16, "distinct")
         counts = random_counts(rng, (400, 400), 0.05, most=1000)
-        found = bigram_auroc(left, right, as_csr(counts), compiled=compiled)
+        found = bigram_auroc(left, right, as_csr(counts), **way)
         expected = [
             roc_auc_score(weights > 0, row, sample_weight=np.maximum(weights, 1))
             for row, weights in zip(left @ right.T, counts, strict=True)
@@ -205,13 +212,13 @@ class TestFullVocabulary:
         density=st.sampled_from([0.01, 0.1, 0.5, 0.97]),
         few_values=st.booleans(),
     )
-    def test_scores_of_any_size_and_spread(self, compiled, seed, vocab, scale, offset, density, few_values):
+    def test_scores_of_any_size_and_spread(self, way, seed, vocab, scale, offset, density, few_values):
         """Rank 1: the scores are the right factor's numbers, so every spread a float32 has can be asked for."""
         rng = np.random.default_rng(seed)
         right = rng.integers(-5, 6, vocab) if few_values else rng.standard_cauchy(vocab)
         right = ((right + offset) * scale).astype(np.float32)[:, None]
         left = rng.choice([-1, 0, 1, 1e-3, 1e15], (vocab, 1)).astype(np.float32)
-        check_against_definition(left, right, random_counts(rng, (vocab, vocab), density, most=10**9), compiled)
+        check_against_definition(left, right, random_counts(rng, (vocab, vocab), density, most=10**9), way)
 
     @pytest.mark.parametrize(
         "scores",
@@ -227,7 +234,7 @@ class TestFullVocabulary:
         ],
     )
     @pytest.mark.parametrize("place", ["lowest", "highest", "both ends", "middle", "one", "all but one", "random"])
-    def test_awkward_scores(self, compiled, scores, place):
+    def test_awkward_scores(self, way, scores, place):
         scores = scores.astype(np.float32)
         chosen = {
             "lowest": np.arange(10),
@@ -240,55 +247,55 @@ class TestFullVocabulary:
         }[place]
         counts = np.zeros((300, 300), np.int64)
         counts[np.ix_([0, 5, 299], chosen)] = 1 + np.arange(len(chosen))
-        found = check_against_definition(np.ones((300, 1), np.float32), scores[:, None], counts, compiled)
+        found = check_against_definition(np.ones((300, 1), np.float32), scores[:, None], counts, way)
         assert np.isnan(found[1])
         if not np.ptp(scores):
             assert found[0] == 0.5
 
-    def test_a_step_is_found_wherever_it_falls_in_a_bucket(self, compiled):
+    def test_a_step_is_found_wherever_it_falls_in_a_bucket(self, way):
         """Positives and negatives alternate between neighbouring floats, so that every bucket with steps has both."""
         rng = np.random.default_rng(5)
         near = 1 + np.arange(10) * 2.0**-23
         scores = np.concatenate([near * 2.0**k for k in range(-12, 12)] * 3).astype(np.float32)  # (720,)
         counts = np.stack([random_counts(rng, 720, density) for density in rng.uniform(0.01, 0.6, 720)])
-        check_against_definition(np.ones((720, 1), np.float32), scores[:, None], counts, compiled)
+        check_against_definition(np.ones((720, 1), np.float32), scores[:, None], counts, way)
 
-    def test_counts_past_int32(self, compiled):
+    def test_counts_past_int32(self, way):
         rng = np.random.default_rng(6)
         left, right = factors(rng, 150, 3, "ties")
         counts = random_counts(rng, (150, 150), 0.6) * 10**9
         counts[3] *= 10**4
-        check_against_definition(left, right, counts, compiled)
+        check_against_definition(left, right, counts, way)
 
-    def test_negated_scores_give_the_complement(self, compiled):
+    def test_negated_scores_give_the_complement(self, way):
         rng = np.random.default_rng(9)
         left, right = factors(rng, 300, 4, "ties")
         counts = as_csr(random_counts(rng, (300, 300), 0.1))
-        up, down = (bigram_auroc(side, right, counts, compiled=compiled) for side in (left, -left))
+        up, down = (bigram_auroc(side, right, counts, **way) for side in (left, -left))
         np.testing.assert_allclose(up + down, 1, rtol=0, atol=1e-15)
 
-    def test_threads_and_tiles_change_nothing(self, compiled, monkeypatch):
+    def test_threads_and_tiles_change_nothing(self, way, monkeypatch):
         rng = np.random.default_rng(10)
         left, right = factors(rng, 500, 4, "ties")
         counts = as_csr(random_counts(rng, (500, 500), 0.05))
-        alone = bigram_auroc(left, right, counts, compiled=compiled, threads=1)
+        alone = bigram_auroc(left, right, counts, **way, threads=1)
         monkeypatch.setattr("weightscope.metrics.auroc.MOST_ROWS", 7)
-        np.testing.assert_array_equal(bigram_auroc(left, right, counts, compiled=compiled, threads=3), alone)
+        np.testing.assert_array_equal(bigram_auroc(left, right, counts, **way, threads=3), alone)
 
-    def test_a_row_without_positives_or_without_negatives_is_nan(self, compiled):
+    def test_a_row_without_positives_or_without_negatives_is_nan(self, way):
         rng = np.random.default_rng(11)
         left, right = factors(rng, 90, 4, "ties")
         counts = random_counts(rng, (90, 90), 0.2)
         counts[[0, 4, 5, 89]], counts[[3, 88]] = 0, 2
-        found = check_against_definition(left, right, counts, compiled)
+        found = check_against_definition(left, right, counts, way)
         assert np.isnan(found[[0, 3, 4, 5, 88, 89]]).all()
         assert mean_auroc(found).tokens_scored == 84
 
-    def test_no_counts_at_all(self, compiled):
-        found = bigram_auroc(np.ones((5, 2)), np.ones((5, 2)), as_csr(np.zeros((5, 5))), compiled=compiled)
+    def test_no_counts_at_all(self, way):
+        found = bigram_auroc(np.ones((5, 2)), np.ones((5, 2)), as_csr(np.zeros((5, 5))), **way)
         assert np.isnan(found).all()
 
-    def test_counts_need_not_be_canonical(self, compiled):
+    def test_counts_need_not_be_canonical(self, way):
         """Unsorted, given in parts and with zeros stored: the same counts, and left as they were."""
         rng = np.random.default_rng(12)
         left, right = factors(rng, 40, 3, "distinct")
@@ -300,28 +307,26 @@ class TestFullVocabulary:
         indptr = np.append(0, np.cumsum(2 * (dense > 0).sum(axis=1)))
         parts = scipy.sparse.csr_array((value[order], np.tile(column, 2)[order], indptr), shape=(40, 40))
         stored = scipy.sparse.csr_array((np.zeros(3, np.int64), [5, 1, 30], [0, *[3] * 40]), shape=(40, 40))
-        expected = bigram_auroc(left, right, as_csr(dense), compiled=compiled)
-        np.testing.assert_array_equal(bigram_auroc(left, right, parts, compiled=compiled), expected)
-        np.testing.assert_array_equal(bigram_auroc(left, right, parts.tocoo(), compiled=compiled), expected)
-        assert np.isnan(bigram_auroc(left, right, stored, compiled=compiled)).all()
+        expected = bigram_auroc(left, right, as_csr(dense), **way)
+        np.testing.assert_array_equal(bigram_auroc(left, right, parts, **way), expected)
+        np.testing.assert_array_equal(bigram_auroc(left, right, parts.tocoo(), **way), expected)
+        assert np.isnan(bigram_auroc(left, right, stored, **way)).all()
         np.testing.assert_array_equal(stored.indices, [5, 1, 30])
 
-    def test_progress_adds_up_to_the_vocabulary(self, compiled):
+    def test_progress_adds_up_to_the_vocabulary(self, way):
         rng = np.random.default_rng(13)
         left, right = factors(rng, 600, 2, "distinct")
         told = []
-        bigram_auroc(
-            left, right, as_csr(random_counts(rng, (600, 600), 0.002)), progress=told.append, compiled=compiled
-        )
+        bigram_auroc(left, right, as_csr(random_counts(rng, (600, 600), 0.002)), progress=told.append, **way)
         assert sum(told) == 600
         assert len(told) > 2
 
-    def test_an_error_in_progress_comes_through(self, compiled):
+    def test_an_error_in_progress_comes_through(self, way):
         def stop(done):
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            bigram_auroc(np.ones((9, 2)), np.ones((9, 2)), as_csr(np.eye(9)), progress=stop, compiled=compiled)
+            bigram_auroc(np.ones((9, 2)), np.ones((9, 2)), as_csr(np.eye(9)), progress=stop, **way)
 
 
 class TestRefusals:

@@ -1,10 +1,13 @@
 """sigma and its statistics against the table they never form."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weightscope.backend import CPU, open_device
 from weightscope.metrics.sigma import sigma, sigma_statistics
 
 
@@ -16,6 +19,9 @@ def in_blocks(tokens: np.ndarray, n_rows: int):
     return blocks
 
 
+@pytest.mark.parametrize(
+    "device", [CPU, replace(open_device("array_api_strict"), memory=150_000_000)], ids=["cpu", "device"]
+)
 @settings(deadline=None, max_examples=40)
 @given(
     st.integers(1, 120),
@@ -25,13 +31,13 @@ def in_blocks(tokens: np.ndarray, n_rows: int):
     st.floats(-3, 3),
     st.integers(0, 99),
 )
-def test_statistics_are_those_of_the_whole_table(vocab, n_positions, d, n_rows, log_scale, seed) -> None:
+def test_statistics_are_those_of_the_whole_table(device, vocab, n_positions, d, n_rows, log_scale, seed) -> None:
     rng = np.random.default_rng(seed)
     tokens = (10**log_scale * rng.standard_normal((vocab, d))).astype(np.float32)
     positions = rng.standard_normal((n_positions, d)).astype(np.float32)
     eps = 1e-5
     whole = np.sqrt((tokens[:, None] + positions).astype(np.float64).var(axis=-1) + eps)  # (V, L)
-    found = sigma_statistics(in_blocks(tokens, n_rows), vocab, positions, eps)
+    found = sigma_statistics(in_blocks(tokens, n_rows), vocab, positions, eps, device=device)
     close = {"rtol": 3e-4, "atol": 1e-6}
     np.testing.assert_allclose(found.token_mean, whole.mean(axis=1), **close)
     np.testing.assert_allclose(found.mean, whole.mean(axis=0), **close)

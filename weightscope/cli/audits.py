@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from weightscope.cli.options import out_option, say_caveats, whole_numbers, with_engine, with_model, with_source
+from weightscope.cli.options import (
+    device_option,
+    out_option,
+    say_caveats,
+    whole_numbers,
+    with_engine,
+    with_model,
+    with_source,
+)
 
 
 @click.command()
@@ -31,6 +39,7 @@ def inspect(model: Any) -> None:
 )  # fmt: skip
 @click.option("--directions", type=click.IntRange(0), help="Singular directions a map to read through the tokens.")
 @click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted.")
+@device_option
 @with_engine
 def audit_command(
     named: Any,
@@ -41,6 +50,7 @@ def audit_command(
     window: int,
     directions: int | None,
     resume: bool,
+    device: str,
     engine: Any,
 ) -> None:
     """Spectra of every head's W_QK and value-output map, what stands out in them, as tables and a page.
@@ -54,7 +64,7 @@ def audit_command(
     from weightscope.report.delivery import deliver
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
-    options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions)
+    options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device)
     if source.endswith(".txt") and Path(source).is_file():
         _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
         return

@@ -7,6 +7,7 @@ import click
 
 from weightscope.cli.options import (
     delta_option,
+    device_option,
     layer_option,
     out_option,
     say_caveats,
@@ -25,6 +26,7 @@ from weightscope.errors import CheckpointError, printable
 @out_option
 @layer_option
 @delta_option
+@device_option
 @click.option("--token", "tokens", multiple=True, help="Draw this token's ROC curves; may be repeated.")
 @with_engine
 def detok(
@@ -34,6 +36,7 @@ def detok(
     out: Path,
     layer: int,
     delta: int,
+    device: str,
     tokens: tuple[str, ...],
     engine: Any,
 ) -> None:
@@ -52,7 +55,7 @@ def detok(
         raise click.UsageError(
             "--counts is needed; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
         )
-    first, n_tokens = FirstLayer(model, layer, delta), model.embeddings.n_tokens
+    first, n_tokens = FirstLayer(model, layer, delta, device), model.embeddings.n_tokens
     bigrams = load_counts(counts or COUNTS)
     tokenizer = _tokenizer_if_any(model.source, needed=bool(tokens))
     bigrams.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
@@ -106,13 +109,14 @@ def neighbours(
 @click.option("--query", type=int, help="The query position i; 500 by default, or the last of a shorter model.")
 @click.option("--unscaled", is_flag=True, help="Bare numerators, no sigma: needs no token embedding.")
 @click.option("--head", "heads", type=int, multiple=True, help="Draw Fig. 3 of this head; may be repeated.")
-def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...]) -> None:
+@device_option
+def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...], device: str) -> None:
     """T^p and T^pp of every head at one query position, their trends, and Fig. 3 of the paper."""
     from weightscope.jobs.first_layer import FirstLayer
     from weightscope.jobs.positions import head_trends, position_terms, write_positions
     from weightscope.report.position_report import position_sections
 
-    first = FirstLayer(model)
+    first = FirstLayer(model, device=device)
     for head in heads:
         first.attention.head(head)
     terms = position_terms(first, query, unscaled)

@@ -19,6 +19,21 @@ delta_option = click.option(
 )
 
 
+def _usable(context: click.Context, parameter: click.Parameter, device: str) -> str:
+    """The device, once it is known to be there, before anything is read; a cluster's workers look for theirs."""
+    if device != "cpu" and context.params.get("engine") != "dask":
+        from weightscope.backend import open_device
+
+        open_device(device)
+    return device
+
+
+device_option = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, callback=_usable,
+    help="Where the heavy products are computed.",
+)  # fmt: skip
+
+
 def with_source(command: Callable[..., None]) -> Callable[..., None]:
     """A command on SOURCE and how to read it, called with a function from one source to a Source, and the text."""
 
@@ -51,6 +66,7 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.option(
         "--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True,
+        is_eager=True,  # known before --device is looked at
         help="This machine, or a Dask cluster.",
     )  # fmt: skip
     @click.option("--scheduler", help="Dask's scheduler: tcp://HOST:PORT, or the file it wrote its address to.")
@@ -63,6 +79,8 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
 
         if engine == "dask" and jobs is not None:
             raise click.UsageError("--jobs is for one machine; on a cluster the workers' threads count")
+        if jobs is not None and options.get("device", "cpu") != "cpu":
+            raise click.UsageError("--jobs spreads work over cores; a device is used by one process")
         if engine == "local" and scheduler is not None:
             raise click.UsageError("--scheduler goes with --engine dask")
         with open_engine(engine, scheduler, jobs) as opened:

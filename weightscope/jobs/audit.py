@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 import weightscope
 from weightscope.attention import Layer
+from weightscope.backend import open_device
 from weightscope.checkpoint.storage import Storage
 from weightscope.engine import one_blas_thread
 from weightscope.jobs.directions import DEFAULT, HeadDirections, can_read_directions, read_directions, token_names
@@ -47,12 +48,15 @@ class AuditOptions:
         Distances 0 .. window - 1 over which a rotated W_QK is averaged.
     directions : int or None
         Singular directions of each map to read through the tokens; None for two where that takes seconds, else none.
+    device : str
+        Where Gram matrices and other products of whole factors are computed; see `open_device`.
     """
 
     layers: tuple[int, ...] | None = None
     deltas: tuple[int, ...] = (0, 1)
     window: int = 64
     directions: int | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -222,7 +226,7 @@ def describe_layer(layer: Layer, options: AuditOptions) -> dict[str, np.ndarray]
     heads = layer.heads()
     caveats = list(dict.fromkeys(caveat for head in heads for caveat in head.caveats))
     with np.errstate(invalid="ignore", over="ignore"):  # NaN weights make NaN measures, and a finding of their own
-        measured = measure_layer(layer, middles(layer, options.deltas, options.window))
+        measured = measure_layer(layer, middles(layer, options.deltas, options.window), open_device(options.device))
     return measured | {"kv_head": np.array([head.kv_head for head in heads]), "caveats": np.array(caveats, dtype=str)}
 
 
@@ -236,6 +240,7 @@ def plan(model: Model, options: AuditOptions) -> dict[str, Any]:
         "layers": list(model.attention_layers if options.layers is None else options.layers),
         "deltas": list(options.deltas),
         "window": options.window,
+        "device": options.device,
     }
 
 

@@ -9,6 +9,7 @@ from threading import Lock
 import numpy as np
 from tqdm import tqdm
 
+from weightscope.backend import open_device
 from weightscope.counts import Counts, load_counts
 from weightscope.embedded import COUNTS
 from weightscope.engine import Engine, here, one_blas_thread
@@ -82,7 +83,8 @@ class Ranking:
         """AUROC of one head for current tokens start .. stop - 1, float64 (stop - start,)."""
         with self._making:
             keys = self._key_factor(self._first.heads[head].kv_head)
-        return bigram_auroc(self._first.query_factor(head, start, stop), keys, self._matrix[start:stop])
+        queries, device = self._first.query_factor(head, start, stop), open_device(self._first.device)
+        return bigram_auroc(queries, keys, self._matrix[start:stop], device=device)
 
     def _key_factor(self, kv_head: int) -> np.ndarray:
         """Of the key-value head asked for last, which is kept: rows and heads that share it come one after another."""
@@ -105,6 +107,8 @@ class RankingElsewhere:
         COUNTS.npz on a file system that workers share; None for those that come with weightscope.
     seen : (int, int)
         Size and time of that file where the task comes from.
+    device : str
+        As in `FirstLayer`, on the worker.
     """
 
     source: Source
@@ -112,12 +116,13 @@ class RankingElsewhere:
     delta: int
     counts: Path | None
     seen: tuple[int, int]
+    device: str = "cpu"
 
     @classmethod
     def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "RankingElsewhere":
         """What `first` is of `source`, and the counts as this machine has them."""
         path = None if counts is None else counts.absolute()
-        return cls(source.as_seen(first.model), first.layer, first.delta, path, _size_and_time(path))
+        return cls(source.as_seen(first.model), first.layer, first.delta, path, _size_and_time(path), first.device)
 
     def __call__(self) -> Ranking:
         with _opening:
@@ -140,7 +145,7 @@ def _kept(elsewhere: RankingElsewhere) -> Ranking:
     if _size_and_time(path) != elsewhere.seen:
         problem = f"is not on a worker what it is here, {size} bytes; workers read a shared file system"
         raise CheckpointError(problem, file=path)
-    first = FirstLayer(elsewhere.source.elsewhere(), elsewhere.layer, elsewhere.delta)
+    first = FirstLayer(elsewhere.source.elsewhere(), elsewhere.layer, elsewhere.delta, elsewhere.device)
     return Ranking(first, load_counts(path or COUNTS))
 
 

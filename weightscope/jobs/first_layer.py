@@ -1,14 +1,17 @@
 """A model's first attention layer as a function of token types, which is what detokenization is read from."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from weightscope.attention import Head, Layer
+from weightscope.backend import open_device
 from weightscope.cores import usable_cores
 from weightscope.folding import Affine, InverseRms
 from weightscope.metrics.sigma import SigmaStatistics, sigma_statistics
@@ -16,6 +19,7 @@ from weightscope.metrics.terms import Parts, SixTerms, six_terms
 from weightscope.model import Model
 
 PIECE = 512  # rows of the embedding that a thread projects at a time
+SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
 PROGRESS = {"delay": 2, "leave": False, "dynamic_ncols": True}  # a bar for whatever takes over two seconds
 
 
@@ -31,11 +35,14 @@ class FirstLayer:
     delta : int
         Distance i - j at which token types are compared under rotation; 1 is the token before. Without rotation it
         makes no difference.
+    device : str
+        Where sigma, the factors of T^ee and what is made of them are computed; see `open_device`.
     """
 
     model: Model
     layer: int = 0
     delta: int = 1
+    device: str = "cpu"
 
     @cached_property
     def attention(self) -> Layer:
@@ -55,7 +62,12 @@ class FirstLayer:
             return SigmaStatistics.of_no_norm(embeddings.n_tokens, len(positions))
         with tqdm(total=len(positions), desc="sigma", unit="position", **PROGRESS) as bar:
             return sigma_statistics(
-                embeddings.blocks, embeddings.n_tokens, positions, embeddings.divisor.eps, bar.update
+                embeddings.blocks,
+                embeddings.n_tokens,
+                positions,
+                embeddings.divisor.eps,
+                bar.update,
+                open_device(self.device),
             )
 
     @cached_property
@@ -91,6 +103,8 @@ class FirstLayer:
 
         Pieces of fixed size, spread over threads with one BLAS thread each: the same bits on any number of cores.
         """
+        if self.device != "cpu" and inverse is None:
+            return self._projected_there(w, start, stop)
         embeddings = self.model.embeddings
         divisor = self.divisor
         factor = np.empty(((stop or embeddings.n_tokens) - start, w.shape[1]), np.float32)
@@ -108,6 +122,32 @@ class FirstLayer:
                 pieces = [(first + i, block[i : i + PIECE]) for i in range(0, len(block), PIECE)]
                 list(pool.map(project, pieces))
         return factor
+
+    def _projected_there(self, w: np.ndarray, start: int, stop: int | None) -> np.ndarray:
+        """Scaled token rows times w on the device."""
+        device, stop = open_device(self.device), stop or self.model.embeddings.n_tokens
+        there = device.put(w)
+        if self._rows_kept is None:
+            return np.concatenate([device.get(rows @ there) for rows in self._rows_there(start, stop)])
+        first, parts = 0, []
+        for rows in self._rows_kept:
+            end = first + rows.shape[0]
+            if first < stop and start < end:
+                parts.append(device.get(rows[max(start, first) - first : min(stop, end) - first, :] @ there))
+            first = end
+        return np.concatenate(parts)
+
+    def _rows_there(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """Scaled token rows on the device, in blocks of (b, d)."""
+        blocks = self.model.embeddings.blocks(start, stop)
+        scaled = ((block / self.divisor[first : first + len(block), None],) for first, block in blocks)
+        return (rows for (rows,) in open_device(self.device).put_ahead(scaled))
+
+    @cached_property
+    def _rows_kept(self) -> list[Any] | None:
+        """All of them, where they take so little room that they can stay for the next head."""
+        size = 4 * self.model.embeddings.n_tokens * self.model.config.d_model
+        return list(self._rows_there()) if size < SHARE_KEPT * open_device(self.device).free_bytes() else None
 
     def token_scores(self, token: int) -> np.ndarray:
         """T^ee of one current token with every previous token type, for every head: float32 (n_heads, vocab)."""

@@ -8,11 +8,13 @@ faster on such small matrices than one head on all cores, and gives the same bit
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from weightscope.attention import Layer
+from weightscope.backend import CPU, Device
 from weightscope.cores import usable_cores
 from weightscope.factored import Triangle, core_singular_values, inner, route_of, triangle
 from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_share
@@ -25,22 +27,28 @@ TASKS = 8  # a layer's heads are handed out in at least about this many pieces
 
 @dataclass(frozen=True)
 class Projection:
-    """One head's (d, r) factor and what is worked out of it once."""
+    """One head's (d, r) factor, where it is multiplied with others, and what is worked out of it once."""
 
-    factor: np.ndarray
+    device: Device
+    factor: Any
     gram: np.ndarray
     triangle: Triangle
     sketch: np.ndarray
 
+    def inner(self, other: "Projection") -> np.ndarray:
+        """factor' other.factor in float64."""
+        return inner(self.factor, other.factor, self.device)
 
-def project(factor: np.ndarray, omega: np.ndarray) -> Projection:
+
+def project(factor: np.ndarray, omega: np.ndarray, device: Device) -> Projection:
     """A factor with its Gram matrix, triangle and sketch."""
-    gram = inner(factor)  # (r, r)
+    there = device.put(factor)
+    gram = inner(there, device=device)  # (r, r)
     found = triangle(factor, gram)
-    return Projection(factor, gram, found, space_sketch(factor, found.r, omega))
+    return Projection(device, there, gram, found, space_sketch(factor, found.r, omega))
 
 
-def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray], device: Device = CPU) -> dict[str, np.ndarray]:
     """Spectra and what belongs to them for every head of a layer.
 
     What belongs to a key-value head is worked out once for the query heads that share it. Beside the layer as it is
@@ -51,6 +59,9 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray]) -> dict[str, 
     layer : Layer
     middles : mapping of str to (r, r) arrays
         What else to put between W_Q R(0) and W_K': rotations at other distances, their mean, parts that turn or not.
+    device : Device, optional
+        Where everything that grows with d is multiplied; the r x r cores stay with this machine's cores, many of which
+        a card takes one after another.
 
     Returns
     -------
@@ -70,7 +81,7 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray]) -> dict[str, 
     ]
     omega = probes(layer.w_o.shape[2])
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
-        parts = list(pool.map(lambda task: _measure_heads(layer, task[0], task[1], middles, omega), tasks))
+        parts = list(pool.map(lambda task: _measure_heads(layer, task[0], task[1], middles, omega, device), tasks))
     heads = [head for found, _ in parts for head in found]
     columns = np.sum([column for _, column in parts], axis=0)  # (d,)
     layer_wide = {"qk_column_share": columns / columns.sum() if columns.sum() > 0 else columns}
@@ -78,15 +89,21 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray]) -> dict[str, 
 
 
 def _measure_heads(
-    layer: Layer, kv: int, heads: Sequence[int], middles: Mapping[str, np.ndarray], omega: np.ndarray
+    layer: Layer,
+    kv: int,
+    heads: Sequence[int],
+    middles: Mapping[str, np.ndarray],
+    omega: np.ndarray,
+    device: Device,
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
     """Heads that share a key-value head, and the sum over them of |column of W_QK|^2 / |W_QK|_F^2, (d,)."""
     (w_k, _), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
-    key, value = project(w_k, omega), project(w_v, omega)
+    key, value = project(w_k, omega, device), project(w_v, omega, device)
     found, queries = [], np.zeros_like(key.gram)
     for head in heads:
         w_q, b_q = (_scaled(layer, part) for part in layer.q.of(head))
-        query, output = project(w_q, omega), project(np.asarray(layer.w_o[head]).T, omega)
+        w_o = np.asarray(layer.w_o[head]).T
+        query, output = project(w_q, omega, device), project(w_o, omega, device)
         found.append(_qk(query, key, b_q, middles) | _vo(value, output, b_v))
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
@@ -104,7 +121,7 @@ def _scaled(layer: Layer, w: np.ndarray) -> np.ndarray:
 def _qk(
     query: Projection, key: Projection, b_q: np.ndarray, middles: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    cross = inner(key.factor, query.factor)  # (r, r)
+    cross = key.inner(query)  # (r, r)
     spectra: dict[str, np.ndarray] = {
         f"qk_singular_values_{name}": core_singular_values(query.triangle, key.triangle, middle)
         for name, middle in middles.items()
@@ -125,7 +142,7 @@ def _vo(value: Projection, output: Projection, b_v: np.ndarray) -> dict[str, np.
     return {
         "vo_singular_values": linear,
         "vo_affine_singular_values": affine_singular_values(value.triangle, b_v, output.triangle, linear),
-        "vo_eigenvalues": eigenvalues(inner(output.factor, value.factor)),
+        "vo_eigenvalues": eigenvalues(output.inner(value)),
         "vo_bias_norm": np.array(np.linalg.norm(output.triangle.r @ b_v.astype(np.float64))),
         "vo_route": np.array(route_of(value.triangle, output.triangle)),
         "v_sketch": value.sketch,

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from weightscope.backend import CPU, Device
 from weightscope.cores import usable_cores
 from weightscope.errors import CheckpointError
+from weightscope.metrics._auroc_device import auroc_on_device
 
 TILE_BYTES = 13_000_000  # scores a thread holds at a time: 64 rows of GPT-2's vocabulary
 ALL_TILES_BYTES = 320_000_000  # and all threads together, while the rows allow it
@@ -156,6 +158,7 @@ def bigram_auroc(
     progress: Callable[[int], object] = lambda done: None,
     threads: int | None = None,
     compiled: bool | None = None,
+    device: Device = CPU,
 ) -> np.ndarray:
     """AUROC of one head for every current token, over the full vocabulary, exact with ties.
 
@@ -179,6 +182,9 @@ def bigram_auroc(
         One a core if not given.
     compiled : bool, optional
         With numba or without; with it, if it is installed and this is not given. The numbers are the same.
+    device : Device, optional
+        Where to compute; other than on this machine's cores `threads` and `compiled` say nothing. Its products may
+        round otherwise, and the AUROC is exact for the scores they give.
 
     Returns
     -------
@@ -194,10 +200,15 @@ def bigram_auroc(
     left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)
     bound = _score_bound(left, right)  # (V,)
     counts = _canonical(counts, (len(left), len(right)))
+    auroc = np.full(len(left), np.nan)
+    scored = np.flatnonzero(np.diff(counts.indptr))  # (n,) tokens with a positive
+    progress(len(left) - len(scored))
+    if device is not CPU:
+        auroc[scored] = auroc_on_device(device, left, right, counts, progress)
+        return auroc
     tile_auroc = _tile_auroc_compiled if (_numba_is_there() if compiled is None else compiled) else _tile_auroc
     threads = threads or usable_cores()
     width = len(right)
-    scored = np.flatnonzero(np.diff(counts.indptr))  # (n,) tokens with a positive
     height = tile_rows(width, threads)
     panels = cut_into_panels(right, height)  # (P, r, w)
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
@@ -216,8 +227,6 @@ def bigram_auroc(
         finally:
             tiles.put(buffer)
 
-    auroc = np.full(len(left), np.nan)
-    progress(len(left) - len(scored))
     parts = [scored[start : start + height] for start in range(0, len(scored), height)]
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
         try:

@@ -1,16 +1,23 @@
 """sigma, the one part of a LayerNorm that no folding can absorb, over the whole vocabulary and every position."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from weightscope.backend import CPU, Device, rows_that_fit
 from weightscope.cores import usable_cores
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
+BYTES_A_SIGMA = 48  # on a device, where nothing is computed in place and rows are sorted whole
+TOKENS_ON_THEIR_WAY = 100_000_000  # bytes of the blocks of tokens that lie there meanwhile
 BAND = (2.5, 97.5)  # percentiles of the spread shown over tokens: the central 95 %
+
+TokenBlocks = Callable[[], Iterable[tuple[int, np.ndarray]]]
+BlockOfSigma = tuple[np.ndarray, list[np.ndarray]]
 
 
 def sigma(x: np.ndarray, eps: float) -> np.ndarray:
@@ -72,11 +79,12 @@ class SigmaStatistics:
 
 
 def sigma_statistics(
-    token_blocks: Callable[[], Iterable[tuple[int, np.ndarray]]],
+    token_blocks: TokenBlocks,
     n_tokens: int,
     positions: np.ndarray,
     eps: float,
     progress: Callable[[int], object] = lambda done: None,
+    device: Device = CPU,
 ) -> SigmaStatistics:
     """Statistics of sigma over the vocabulary times the positions, never holding that table.
 
@@ -93,37 +101,56 @@ def sigma_statistics(
     eps : float
     progress : function, optional
         Told how many more positions are done.
+    device : Device, optional
+        Where to compute; other than on this machine's cores, with as many positions a block as have room there.
     """
     token_variance = np.concatenate([block.var(axis=1, dtype=np.float64) for _, block in token_blocks()])  # (V,)
     token_variance = (token_variance + eps).astype(np.float32)
-    position_blocks = [positions[s : s + POSITIONS_A_BLOCK] for s in range(0, len(positions), POSITIONS_A_BLOCK)]
+    if device is CPU:
+        blocks = _on_cores(token_blocks, token_variance, positions, eps)
+    else:
+        blocks = _on_device(device, token_blocks, token_variance, positions, eps)
+    token_sum = np.zeros(n_tokens)
+    found = []
+    for block_sum, statistics in blocks:
+        token_sum += block_sum
+        found.append(statistics)
+        progress(len(statistics[0]))
+    return SigmaStatistics(token_sum / len(positions), *(np.concatenate(column) for column in zip(*found, strict=True)))
 
-    def of_block(block: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+
+def _on_cores(
+    token_blocks: TokenBlocks, token_variance: np.ndarray, positions: np.ndarray, eps: float
+) -> Iterator[BlockOfSigma]:
+    """sigma summed over each block of positions, (V,), and the statistics of each position."""
+
+    def of_block(block: np.ndarray) -> BlockOfSigma:
         table = _sigma_table(block, token_blocks(), token_variance, eps)  # (b, V)
         return table.sum(axis=0, dtype=np.float64), _over_tokens(table)
 
-    token_sum = np.zeros(n_tokens)
-    found = []
+    blocks = [positions[s : s + POSITIONS_A_BLOCK] for s in range(0, len(positions), POSITIONS_A_BLOCK)]
     # One BLAS thread each: the blocks are what runs side by side.
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
-        for block_sum, statistics in pool.map(of_block, position_blocks):
-            token_sum += block_sum
-            found.append(statistics)
-            progress(len(statistics[0]))
-    return SigmaStatistics(token_sum / len(positions), *(np.concatenate(column) for column in zip(*found, strict=True)))
+        yield from pool.map(of_block, blocks)
+
+
+def _of_positions(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What times a token's row is 2 Cov(e, p), (b, d), and Var(p), (b, 1)."""
+    centred = positions - positions.mean(axis=1, keepdims=True)  # (b, d)
+    variance = (centred**2).mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+    return centred * np.float32(2 / positions.shape[1]), variance
 
 
 def _sigma_table(
     positions: np.ndarray, token_blocks: Iterable[tuple[int, np.ndarray]], token_variance: np.ndarray, eps: float
 ) -> np.ndarray:
     """sigma(e_t + p_j) for a few positions and all tokens, float32 (b, V); `token_variance` holds eps already."""
-    centred = positions - positions.mean(axis=1, keepdims=True)  # (b, d)
-    scaled = centred * np.float32(2 / positions.shape[1])
+    scaled, position_variance = _of_positions(positions)
     table = np.empty((len(positions), len(token_variance)), np.float32)
     for first, block in token_blocks:
         np.matmul(scaled, block.T, out=table[:, first : first + len(block)])
     table += token_variance
-    table += (centred**2).mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+    table += position_variance
     np.maximum(table, eps, out=table)  # rounding may take what cancels below eps
     return np.sqrt(table, out=table)
 
@@ -138,3 +165,27 @@ def _over_tokens(table: np.ndarray) -> list[np.ndarray]:
     return [
         np.asarray(s, np.float64) for s in (mean, minimum, maximum, inverse_mean, inverse[:, low], inverse[:, high])
     ]
+
+
+def _on_device(
+    device: Device, token_blocks: TokenBlocks, token_variance: np.ndarray, positions: np.ndarray, eps: float
+) -> Iterator[BlockOfSigma]:
+    """As `_on_cores`, by the array API standard, with as many positions a block as have room."""
+    xp, n = device.xp, len(token_variance)
+    low, high = (round(percent / 100 * (n - 1)) for percent in BAND)
+    variance, least = device.put(token_variance), device.put(np.array(eps, np.float32))
+    a_block = rows_that_fit(device.free_bytes(), TOKENS_ON_THEIR_WAY, BYTES_A_SIGMA * n, len(positions))
+
+    def mean(x: Any) -> Any:
+        return xp.sum(x, axis=1, dtype=xp.float64) / n
+
+    for start in range(0, len(positions), a_block):
+        scaled, position_variance = (device.put(x) for x in _of_positions(positions[start : start + a_block]))
+        products = [scaled @ rows.T for (rows,) in device.put_ahead((block,) for _, block in token_blocks())]
+        squared = xp.concat(products, axis=1) + variance + position_variance  # (b, V)
+        table = xp.sqrt(xp.maximum(squared, least))
+        inverse = xp.sort(1 / table, axis=1)
+        statistics = mean(table), xp.min(table, axis=1), xp.max(table, axis=1), mean(inverse)
+        band = inverse[:, low], inverse[:, high]
+        token_sum = device.get(xp.sum(table, axis=0, dtype=xp.float64))
+        yield token_sum, [device.get(s).astype(np.float64) for s in (*statistics, *band)]

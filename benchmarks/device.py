@@ -1,0 +1,182 @@
+"""What a device does for AUROC, sigma and an audit, beside its own bare products and beside this machine's cores.
+
+python -m benchmarks.device --device cuda             # GPT-2's and Llama 3's shapes, and a 7B audit: minutes
+python -m benchmarks.device --device cpu --small      # seconds: shows that it runs
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+import weightscope as ws
+from benchmarks.audit import write_synthetic
+from benchmarks.auroc import zipf_counts
+from weightscope.backend import Device, open_device
+from weightscope.cores import usable_cores
+from weightscope.errors import CheckpointError
+from weightscope.jobs.audit import AuditOptions, measure
+from weightscope.metrics.auroc import bigram_auroc
+from weightscope.metrics.sigma import sigma_statistics
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A first attention layer as AUROC sees it, and for sigma its width and learned positions, if any."""
+
+    name: str
+    vocab: int
+    heads: int
+    head_dim: int
+    width: int = 0
+    positions: int = 0
+
+
+SHAPES = (Shape("GPT-2", 50_257, 12, 64, 768, 1024), Shape("Llama 3 8B", 128_256, 32, 128))
+ROWS_A_PRODUCT = 512  # of the bare products: 260 MB of scores for Llama 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is timed: layers for AUROC, a stack of so many cores of such a size, and an audit of so many layers."""
+
+    shapes: tuple[Shape, ...]
+    cores: tuple[int, int]
+    audit: tuple[str, int]
+
+
+FULL = Work(SHAPES, (256, 128), ("llama-2-7b", 32))
+SMALL = Work((Shape("A small vocabulary", 600, 2, 8, 32, 40),), (8, 16), ("gpt2", 1))
+
+
+def run(device_name: str, work: Work, heads: int) -> dict[str, dict[str, float]]:
+    """Seconds of each work by what was timed.
+
+    Parameters
+    ----------
+    device_name : str
+        As in `open_device`.
+    work : Work
+    heads : int
+        How many heads of each shape to time; the median stands for all of them.
+    """
+    device = open_device(device_name)
+    found = {shape.name: of_shape(device, shape, heads) for shape in work.shapes}
+    n, r = work.cores
+    shape, layers = work.audit
+    return found | {
+        f"singular values of {n} matrices of {r} x {r}": singular_values(device, n, r),
+        f"audit of {layers} layers of {shape}'s shape": audit(device_name, shape, layers),
+    }
+
+
+def of_shape(device: Device, shape: Shape, heads: int) -> dict[str, float]:
+    """AUROC of all heads and the bare products of their scores; sigma where there are positions."""
+    counts = zipf_counts(shape.vocab)
+    rng = np.random.default_rng(0)
+    left, right = rng.standard_normal((2, shape.vocab, shape.head_dim), np.float32)
+    bigram_auroc(left[:64], right[:64], counts[:64, :64], device=device)  # compiles what has to be
+    products(device, left[:64], right)
+    times: dict[str, list[float]] = {"products": [], "auroc": []}
+    for _ in range(heads):
+        times["products"].append(seconds(lambda: products(device, left, right)))
+        times["auroc"].append(seconds(lambda: bigram_auroc(left, right, counts, device=device)))
+    found = {name: shape.heads * statistics.median(own) for name, own in times.items()}
+    found["ratio"] = statistics.median(a / b for a, b in zip(times["auroc"], times["products"], strict=True))
+    if shape.positions:
+        tokens, positions = (rng.standard_normal((n, shape.width), np.float32) for n in (shape.vocab, shape.positions))
+
+        def blocks():
+            for start in range(0, shape.vocab, 5000):
+                yield start, tokens[start : start + 5000]
+
+        found["sigma"] = seconds(lambda: sigma_statistics(blocks, shape.vocab, positions, 1e-5, device=device))
+    return found
+
+
+def products(device: Device, left: np.ndarray, right: np.ndarray) -> None:
+    """The scores alone, a block of rows after another, and the wait for the last of them."""
+    rows, columns = device.put(left), device.put(right).T  # (V, r), (r, V)
+    for start in range(0, len(left), ROWS_A_PRODUCT):
+        scores = rows[start : min(start + ROWS_A_PRODUCT, len(left)), :] @ columns
+    device.get(scores[:1, :1])
+
+
+def singular_values(device: Device, n: int, r: int) -> dict[str, float]:
+    """Of a stack (n, r, r): on the device at once, and on this machine's cores one a thread, as an audit does it.
+
+    An audit leaves them to the cores; this shows whether a device has become faster at them.
+    """
+    stack = np.random.default_rng(0).standard_normal((n, r, r))
+    linalg = device.xp.linalg
+    values = getattr(linalg, "svdvals", None) or partial(linalg.svd, compute_uv=False)  # CuPy knows no svdvals
+
+    def on_device() -> None:
+        device.get(values(device.put(stack)))
+
+    def on_cores() -> None:
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
+            list(pool.map(np.linalg.svdvals, stack))
+
+    on_device()  # compiles what has to be
+    return {"on the device": seconds(on_device), "on the cores": seconds(on_cores)}
+
+
+def audit(device_name: str, shape: str, layers: int) -> dict[str, float]:
+    """All that an audit measures of a synthetic checkpoint, its files cached, with the device and without."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_synthetic(Path(folder), shape, layers)
+
+        def took(device: str) -> float:
+            with tempfile.TemporaryDirectory() as out:
+                options = AuditOptions(device=device)
+                return seconds(lambda: measure(ws.open_model(folder), Path(out), options, resume=False))
+
+        took(device_name)  # caches the files, and compiles
+        return {"on the device": took(device_name), "on the cores": took("cpu")}
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+@click.command()
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True)
+@click.option("--small", is_flag=True, help="A small vocabulary and one small layer, to see that it runs.")
+@click.option("--heads", default=3, show_default=True, help="Heads to time; all are scaled up from their median.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def main(device: str, small: bool, heads: int, as_json: bool) -> None:
+    """Print seconds and ratios. The 7B audit writes 4.3 GB to the folder for temporary files."""
+    work = SMALL if small else FULL
+    try:
+        found = run(device, work, heads)
+    except CheckpointError as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(json.dumps({"device": device, "cores": usable_cores(), **found}))
+        return
+    for shape in work.shapes:
+        own = found.pop(shape.name)
+        click.echo(
+            f"{shape.name}: AUROC of {shape.heads} heads over {shape.vocab:,} x {shape.vocab:,} tokens "
+            f"{own['auroc']:.2f} s, {own['ratio']:.1f} x the bare products ({own['products']:.2f} s)"
+        )
+        if "sigma" in own:
+            click.echo(f"  sigma over {shape.positions:,} positions: {own['sigma']:.2f} s")
+    for name, own in found.items():
+        click.echo(f"{name}: {', '.join(f'{took:.3g} s {where}' for where, took in own.items())}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Whole runs and every kernel on a device that is none: array_api_strict, which has what the standard has and no more.
+
+What differs from NumPy is rounding alone: products are of other shapes than the tuned kernels', sums in other order.
+"""
+
+import csv
+import inspect
+import json
+import pickle
+import shutil
+import sys
+import tracemalloc
+from pathlib import Path
+
+import array_api_strict
+import numpy as np
+import pytest
+import scipy.sparse
+from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
+from tiny_gpt2 import gpt2_weights, write_checkpoint
+from tiny_models import FIXTURES, fixture
+
+import weightscope as ws
+from weightscope import backend
+from weightscope.backend import Device, open_device
+from weightscope.cli import main
+from weightscope.counts import Counts, load_counts
+from weightscope.factored import inner
+from weightscope.jobs.audit import AuditOptions, measure
+from weightscope.jobs.detok import RankingElsewhere, detokenize
+from weightscope.jobs.first_layer import FirstLayer
+from weightscope.jobs.sources import Source
+from weightscope.metrics.auroc import bigram_auroc
+from weightscope.metrics.sigma import sigma_statistics
+
+STRICT = Device("array_api_strict", array_api_strict, memory=200_000_000)
+
+
+@pytest.fixture(autouse=True)
+def standard_of_2023():
+    """Nothing newer than the 2023.12 standard."""
+    with array_api_strict.ArrayAPIStrictFlags(api_version="2023.12"):
+        yield
+
+
+@pytest.fixture
+def cuda_is_strict(monkeypatch):
+    """`--device cuda` means array_api_strict."""
+    open_device.cache_clear()
+    monkeypatch.setattr(backend, "_cuda", lambda: STRICT)
+    yield
+    open_device.cache_clear()
+
+
+def random_counts(n: int, seed: int = 0) -> Counts:
+    """About three tokens seen before each token, some tokens after none."""
+    rng = np.random.default_rng(seed)
+    dense = rng.integers(1, 9, (n, n)) * (rng.random((n, n)) < 3 / n)
+    matrix = scipy.sparse.csr_array(dense.astype(np.int64))
+    whole = (np.asarray(x, np.int64) for x in (matrix.indptr, matrix.indices, matrix.data))
+    return Counts(*whole, "", ("corpus.txt",), 1, 10**6)
+
+
+def run_all_kernels(device: Device) -> dict[str, np.ndarray]:
+    """Each kernel's numbers on factors of whole numbers, whose products float32 holds exactly in any order."""
+    rng = np.random.default_rng(3)
+    left, right, positions = (rng.integers(-9, 10, (n, 8)).astype(np.float32) for n in (120, 120, 30))
+    counts = scipy.sparse.csr_array(rng.integers(0, 9, (120, 120)) * (rng.random((120, 120)) < 0.05))
+    tokens = [(start, left[start : start + 50]) for start in range(0, 120, 50)]
+    statistics = sigma_statistics(lambda: tokens, 120, positions, 1e-5, device=device)
+    a, b = device.put(left), device.put(right)
+    return {
+        "auroc": bigram_auroc(left, right, counts, device=device),
+        "gram": inner(a, device=device),
+        "product": inner(a, b, device=device),
+        **{f"sigma {name}": values for name, values in vars(statistics).items()},
+    }
+
+
+def test_numpy_and_array_api_strict_give_the_same_bits():
+    plain, strict = run_all_kernels(Device("numpy", np, memory=200_000_000)), run_all_kernels(STRICT)
+    for name, values in plain.items():
+        np.testing.assert_array_equal(strict[name], values, err_msg=name)
+
+
+def test_the_tuned_kernels_give_the_same_numbers():
+    """Exactly where the factors are whole numbers; sigma to the rounding of its float32 products."""
+    tuned, strict = run_all_kernels(backend.CPU), run_all_kernels(STRICT)
+    for name, values in tuned.items():
+        exact = not name.startswith("sigma")
+        np.testing.assert_allclose(strict[name], values, rtol=0 if exact else 2e-6, atol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("memory", [300_000, 1 << 22, 1 << 30])
+def test_blocks_of_any_size_give_the_same_auroc(memory):
+    rng = np.random.default_rng(4)
+    left, right = (rng.integers(-3, 4, (400, 6)).astype(np.float32) for _ in range(2))
+    counts = scipy.sparse.csr_array(rng.integers(0, 9, (400, 400)) * (rng.random((400, 400)) < 0.03))
+    told: list[int] = []
+    found = bigram_auroc(left, right, counts, device=Device("strict", array_api_strict, memory), progress=told.append)
+    np.testing.assert_array_equal(found, bigram_auroc(left, right, counts))
+    assert sum(told) == 400
+    some = slice(37, 190)
+    of_some = bigram_auroc(left[some], right, counts[some], device=Device("strict", array_api_strict, memory))
+    np.testing.assert_array_equal(of_some, found[some])
+    assert len(told) > (10 if memory == 300_000 else 1)
+
+
+@pytest.mark.parametrize("most_seen", [30, 600])
+def test_blocks_keep_within_the_memory_they_are_sized_to(most_seen):
+    """Everything that AUROC and sigma allocate on the device, and here NumPy with it."""
+    rng = np.random.default_rng(5)
+    left, right, positions = (rng.standard_normal((n, 8), np.float32) for n in (2000, 2000, 700))
+    counts = scipy.sparse.csr_array(rng.integers(1, 9, (2000, 2000)) * (rng.random((2000, 2000)) < most_seen / 2000))
+    counts.sort_indices()
+    memory = 160_000_000
+    works = {
+        "auroc": lambda device: bigram_auroc(left, right, counts, device=device),
+        "sigma": lambda device: sigma_statistics(lambda: [(0, left)], 2000, positions, 1e-5, device=device),
+    }
+    for name, work in works.items():
+        tracemalloc.start()
+        work(Device("numpy", np, memory))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < memory, name
+
+
+def test_a_device_with_no_room_for_one_row_is_refused():
+    counts = scipy.sparse.csr_array(np.eye(300, dtype=np.int64))
+    with pytest.raises(ws.CheckpointError, match="the device has 0 MB free"):
+        bigram_auroc(np.ones((300, 2)), np.ones((300, 2)), counts, device=Device("strict", array_api_strict, 5000))
+
+
+def test_detokenization_of_whole_numbers_is_the_same_to_the_bit(tmp_path):
+    """An OPT that divides by no sigma: with whole numbers for weights all scores are whole, and so exact."""
+    folder = tmp_path / "whole"
+    shutil.copytree(FIXTURES / "opt_post_norm", folder)
+    [file] = folder.glob("*.safetensors")
+    weights = {name: np.round(8 * w).astype(np.float32) for name, w in load_file(file).items()}
+    assert max(np.abs(w).max() for w in weights.values()) < 100
+    save_file(weights, file)
+    model = ws.open_model(folder)
+    counts = random_counts(model.embeddings.n_tokens)
+    here, there = (detokenize(FirstLayer(model, device=name), counts) for name in ("cpu", "array_api_strict"))
+    np.testing.assert_array_equal(there.auroc, here.auroc)
+    assert there.table == here.table
+    assert np.nanstd(here.auroc) > 0.1
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "bert", "gemma2"])
+def test_factors_of_t_ee_are_the_same(name, monkeypatch):
+    """With sigma, grouped queries, rotation and a norm inside attention; rows kept on the device and not."""
+    model = fixture(name).model
+    heads = model.config.n_heads, model.config.n_kv_heads
+    here = FirstLayer(model)
+    for share in (0.3, 0.0):
+        monkeypatch.setattr("weightscope.jobs.first_layer.SHARE_KEPT", share)
+        there = FirstLayer(model, device="array_api_strict")
+        for n, found, expected in zip(
+            heads, (there.query_factor, there.key_factor), (here.query_factor, here.key_factor), strict=True
+        ):
+            for head in range(n):
+                assert found(head).dtype == np.float32
+                np.testing.assert_allclose(found(head), expected(head), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(there.query_factor(0, 5, 17), here.query_factor(0, 5, 17), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "falcon_grouped", "qwen3", "deepseek_v3", "opt_post_norm"])
+def test_an_audit_measures_the_same(name, tmp_path):
+    """Every measure of every head, to 1e-9 of the largest of its kind."""
+    model = fixture(name).model
+    here = measure(model, tmp_path / "cpu", AuditOptions(), resume=False)
+    there = measure(model, tmp_path / "device", AuditOptions(device="array_api_strict"), resume=False)
+    assert here.measured.keys() == there.measured.keys()
+    for key, values in here.measured.items():
+        if values.dtype.kind in "US":
+            np.testing.assert_array_equal(there.measured[key], values)
+        else:
+            largest = np.nanmax(np.abs(values), initial=0)
+            np.testing.assert_allclose(there.measured[key], values, rtol=1e-9, atol=1e-9 * largest, err_msg=key)
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A random GPT-2 of 300 tokens, and bigram counts."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("device"), gpt2_weights(vocab=300), vocab_size=300)
+    random_counts(300).save(folder / "counts.npz")
+    return folder
+
+
+def table(path: Path) -> list[list[str]]:
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_detok_from_end_to_end(folder, tmp_path, cuda_is_strict):
+    """Scores that differ in their last bits may change places: a token's AUROC by a pair or two, a mean by less."""
+    for device in ("cpu", "cuda"):
+        result = run("detok", folder, "--counts", folder / "counts.npz", "--out", tmp_path / device, "--device", device)
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / device / "report.html").stat().st_size
+    here, there = (np.load(tmp_path / device / "tokens.npz")["auroc"] for device in ("cpu", "cuda"))
+    np.testing.assert_array_equal(np.isnan(there), np.isnan(here))
+    np.testing.assert_allclose(there, here, rtol=0, atol=0.01)
+    np.testing.assert_allclose(np.nanmean(there, axis=1), np.nanmean(here, axis=1), rtol=0, atol=1e-4)
+
+
+def test_positions_from_end_to_end(folder, tmp_path, cuda_is_strict):
+    for device in ("cpu", "cuda"):
+        result = run("positions", folder, "--out", tmp_path / device, "--query", 20, "--device", device)
+        assert result.exit_code == 0, result.output
+    here, there = (np.load(tmp_path / device / "positions.npz") for device in ("cpu", "cuda"))
+    for name in ("t_p", "t_pp"):
+        np.testing.assert_allclose(there[name], here[name], rtol=1e-5, atol=1e-5)
+
+
+def test_audit_from_end_to_end(folder, tmp_path, cuda_is_strict):
+    for device in ("cpu", "cuda"):
+        result = run("audit", folder, "--out", tmp_path / device, "--device", device)
+        assert result.exit_code == 0, result.output
+    here, there = (np.load(tmp_path / device / "spectra.npz") for device in ("cpu", "cuda"))
+    for name in here.files:
+        np.testing.assert_allclose(there[name], here[name], rtol=1e-9, atol=1e-9 * np.abs(here[name]).max())
+    findings = [json.loads((tmp_path / device / "findings.json").read_text()) for device in ("cpu", "cuda")]
+    assert len(findings[0]) == len(findings[1])
+    assert table(tmp_path / "cpu" / "heads.csv")[0] == table(tmp_path / "cuda" / "heads.csv")[0]
+
+
+def test_an_audit_is_not_resumed_on_another_device(folder, tmp_path):
+    """Its numbers would be of two kinds."""
+    plans = []
+    for device in ("cpu", "array_api_strict"):
+        measure(ws.open_model(folder), tmp_path, AuditOptions(layers=(0,), device=device), resume=True)
+        plans.append((tmp_path / ".audit" / "plan.json").read_bytes())
+    assert plans[0] != plans[1]
+
+
+@pytest.mark.parametrize(
+    "command", [["audit"], ["detok", "--counts", "counts.npz"], ["positions"]], ids=lambda command: command[0]
+)
+def test_a_missing_device_is_one_line_and_status_2(command, tmp_path, monkeypatch):
+    """Before the checkpoint, which is not there either, is looked for."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    open_device.cache_clear()
+    result = run(command[0], "nowhere", *command[1:], "--out", tmp_path / "out", "--device", "cuda")
+    assert result.exit_code == 2
+    assert result.stderr == "weightscope: device cuda needs CuPy: pip install 'weightscope[cuda]'\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_cluster_may_have_the_device_that_this_machine_has_not(folder, tmp_path, monkeypatch, order):
+    """Whichever option comes first, it is the scheduler that is missing here."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    open_device.cache_clear()
+    options = [["--engine", "dask", "--scheduler", "nowhere.json"], ["--device", "cuda"]]
+    result = run("audit", folder, "--out", tmp_path, *options[order], *options[1 - order])
+    assert result.exit_code == 2
+    assert "CuPy" not in result.output
+
+
+def test_processes_do_not_share_a_device(folder, tmp_path, cuda_is_strict):
+    result = run("audit", folder, "--out", tmp_path, "--jobs", "2", "--device", "cuda")
+    assert result.exit_code == 2
+    assert "a device is used by one process" in result.output
+
+
+def test_a_task_that_goes_elsewhere_takes_the_devices_name_along(folder):
+    source, counts = Source.named(str(folder)), load_counts(folder / "counts.npz")
+    whole = detokenize(FirstLayer(source.open()), counts).auroc
+    for name in ("array_api_strict", "no_such_module"):
+        sent = RankingElsewhere.of(source, FirstLayer(source.open(), device=name), folder / "counts.npz")
+        ranking = pickle.loads(pickle.dumps(sent))()
+        if name == "no_such_module":
+            with pytest.raises(ws.CheckpointError, match="no device 'no_such_module'"):
+                ranking.auroc(1, 20, 90)
+        else:
+            np.testing.assert_allclose(ranking.auroc(1, 20, 90), whole[1, 20:90], rtol=0, atol=0.01)
+
+
+class Watched:
+    """A namespace that remembers what was called, and how."""
+
+    def __init__(self, xp, calls, prefix=""):
+        self._xp, self._calls, self._prefix = xp, calls, prefix
+
+    def __getattr__(self, name):
+        found = getattr(self._xp, name)
+        if isinstance(found, type):
+            return found
+
+        def call(*arguments, **named):
+            self._calls.setdefault(self._prefix + name, []).append((arguments, named))
+            return found(*arguments, **named)
+
+        return call
+
+
+def test_cupy_has_what_the_kernels_call_and_takes_what_they_give_it():
+    """No device is needed to ask."""
+    cupy = pytest.importorskip("cupy", reason="CuPy comes with the extra `cuda`")
+    calls: dict[str, list] = {}
+    run_all_kernels(Device("watched", Watched(np, calls), memory=200_000_000))
+    assert {"searchsorted", "sort", "astype", "asarray"} < calls.keys()
+    for name, ways in calls.items():
+        function = getattr(cupy, name)
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # of a ufunc
+            assert all(not named for _, named in ways), name
+            continue
+        for arguments, named in ways:
+            signature.bind(*arguments, **named)
