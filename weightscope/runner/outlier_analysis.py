@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from weightscope.attention import Layer
 from weightscope.errors import CheckpointError
@@ -189,8 +188,7 @@ def observe_contributions(runner: Runner, sequences: Sequence[np.ndarray], kinds
         w_k, of_keys = key_maps[seen.layer.index], _kinds_of(seen, kinds).ravel()
         sums[seen.layer.index] += contributions_by_kind(keys, asked, w_k, of_keys, n_kinds)
 
-    with threadpool_limits(1, "blas"):  # products this small gain nothing from threads that vie with PyTorch's
-        runner.observe(sequences, see)
+    runner.observe(sequences, see)
     with np.errstate(invalid="ignore"):
         by_kind = np.stack([np.moveaxis(of_layer, 0, -1) / counts for of_layer in sums.values()])
     left_out = dict.fromkeys(reason for layer in runner.layers.values() for reason in _left_out(layer))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from weightscope.attention import Layer
@@ -159,7 +160,7 @@ class Runner:
             A layer's output is not what its weights give: the layer is named.
         """
         wanted = set(self.layers if layers is None else layers)
-        with tqdm(total=len(sequences), desc="forward passes", unit="sequence", **PROGRESS) as bar:
+        with _passes(len(sequences)) as bar:
             for batch in batches(sequences, tokens_a_batch):
                 self._forward(batch, observer, wanted, stop=layers is not None)
                 bar.update(len(batch.inputs))
@@ -183,7 +184,7 @@ class Runner:
         torch = import_torch()
         found = np.zeros(len(sequences))
         wanted = set(self.layers) if observer else set()
-        with tqdm(total=len(sequences), desc="forward passes", unit="sequence", **PROGRESS) as bar:
+        with _passes(len(sequences)) as bar:
             for batch in batches(sequences, tokens_a_batch):
                 logits = self._forward(batch, observer, wanted, stop=False).logits[:, :-1]  # (b, n - 1, vocab)
                 following = torch.from_numpy(batch.arrays[:, 1:])
@@ -227,6 +228,13 @@ class Runner:
             found = f"layer {index}: attention's output differs from what its weights give by {error:.1e} of its size"
             raise CheckpointError(f"{found}; rounding explains no more than {LARGEST_ERROR:g}", file=self.model.name)
         self._checked.add(index)
+
+
+@contextmanager
+def _passes(n: int) -> Iterator[Any]:
+    """A progress bar, and one BLAS thread for NumPy: more would vie with PyTorch's for the cores, and both lose."""
+    with threadpool_limits(1, "blas"), tqdm(total=n, desc="forward passes", unit="sequence", **PROGRESS) as bar:
+        yield bar
 
 
 class _LastLayerSeen(Exception):  # noqa: N818  no error: it ends a forward pass early
