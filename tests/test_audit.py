@@ -255,6 +255,17 @@ def test_a_broken_plan_starts_anew(plan: str, tmp_path) -> None:
     assert FinishedLayers(tmp_path, {"a": 1}, resume=True).get(0) is None
 
 
+@pytest.mark.parametrize("kept", [0, 60, 200])
+def test_a_finished_layer_cut_short_is_not_finished(tmp_path: Path, kept: int) -> None:
+    finished = FinishedLayers(tmp_path, {}, resume=False)
+    finished.put(0, {"x": np.arange(1000.0)})
+    assert 0 in finished
+    (file,) = finished.folder.glob("layer-*.npz")
+    file.write_bytes(file.read_bytes()[:kept])
+    assert 0 not in finished
+    assert finished.get(0) is None
+
+
 def test_what_a_killed_run_left_half_written_is_cleared_away(tmp_path) -> None:
     (tmp_path / ".heads.csv.123.partial").write_text("half")
     FinishedLayers(tmp_path, {}, resume=True)

@@ -103,7 +103,7 @@ def test_a_checkpoint_that_cannot_be_run_keeps_all_the_rest(repository: dict[str
     count_bigrams([tmp_path / "text.txt"], load_tokenizer(tmp_path / "model")).save(tmp_path / "counts.npz")
     result = CliRunner().invoke(main, [*arguments, "--text", str(tmp_path / "text.txt")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "what the layer does on text is left out: model: tensor 'h.0.ln_2.bias'" in result.output
+    assert "what the layer does on text is left out: model: lacks" in result.output
     assert {path.name for path in (tmp_path / "out").iterdir()} >= WRITTEN
 
 

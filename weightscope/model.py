@@ -7,6 +7,7 @@ import numpy as np
 
 from weightscope.attention import Divisor, Head, Layer
 from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
+from weightscope.embedded import resolved
 from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
 from weightscope.families import Family, LayerTensors, family_of, own_values, read_config
@@ -25,7 +26,8 @@ def open_model(
     Parameters
     ----------
     source : str or Path
-        A folder, a .safetensors file, or a Hub id with optional `@revision`.
+        A folder, a .safetensors file, or a Hub id with optional `@revision`; or "embedded", the checkpoint that comes
+        with weightscope.
     revision : str, optional
         Branch, tag or commit on the Hub.
     family : str, optional
@@ -38,6 +40,7 @@ def open_model(
     CheckpointError
         The source is not there, is broken, or is of no known family.
     """
+    source = resolved(source)
     checkpoint = open_checkpoint(source, revision)
     return Model(checkpoint, family_of(checkpoint, family, tower), f"{source}@{revision}" if revision else str(source))
 

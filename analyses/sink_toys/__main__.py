@@ -124,7 +124,7 @@ def write_table(path: Path, runs: Runs) -> None:
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="figures/sink-toys", show_default=True)
 @click.option("--only", type=click.Choice(STAGES), multiple=True, help="Toys to train; all by default.")
-@click.option("--seeds", default=3, show_default=True, help="Trainings of each model.")
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Trainings of each model.")
 @click.option(
     "--paper-size", is_flag=True, help="The paper's sizes; for the ViT, the largest that is of use on mosaics."
 )

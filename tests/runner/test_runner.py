@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers", reason="the runner needs the 
 from make_fixtures import inputs_of, random_model  # noqa: E402
 
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
+from weightscope.folding import Affine  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.places import tower_of  # noqa: E402
 from weightscope.runner.runner import batches  # noqa: E402
@@ -124,7 +125,17 @@ def test_weights_that_are_not_the_models_are_found_out(embedded: Runner) -> None
         runner.observe(TOKENS, lambda each: None)
 
 
+def test_a_text_of_one_token_does_not_pass_for_a_check(embedded: Runner) -> None:
+    """Alone, a token gets all attention from every head, so heads that were exchanged would go unseen."""
+    runner = Runner(embedded.model, embedded.network)
+    layer = runner.layers[0]
+    v = Affine(layer.v.w[::-1], layer.v.b[::-1])
+    runner.layers[0] = replace(layer, v=v, w_o=np.asarray(layer.w_o)[::-1])
+    with pytest.raises(ws.CheckpointError, match="layer 0: attention's output differs"):
+        runner.observe([TOKENS[0][:1], *TOKENS], lambda each: None)
+
+
 def test_a_checkpoint_without_all_parameters_is_not_run() -> None:
     folder = Path(__file__).parent.parent / "families" / "fixtures" / "llama"
-    with pytest.raises(ws.CheckpointError, match="parameters are not in this checkpoint"):
+    with pytest.raises(ws.CheckpointError, match=r"llama: lacks \d+ parameters, '.*' the first"):
         open_runner(ws.open_model(folder))

@@ -43,6 +43,11 @@ def test_a_config_that_names_none_is_an_error(tmp_path: Path) -> None:
         first_token(model)
 
 
+def test_a_first_token_without_an_embedding_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ws.CheckpointError, match="the first token of texts is 1000000; the embedding has 8000 rows"):
+        first_token(embedded_with(tmp_path, bos_token_id=1_000_000))
+
+
 def test_a_folders_tokenizer_is_its_own(embedded: ws.Model) -> None:
     text = "It was the best of times."
     assert tokenizer_of(embedded).decode(tokenizer_of(embedded).encode(text).ids) == text

@@ -140,7 +140,7 @@ def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: t
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
     """Count the bigrams of a corpus: text, JSON lines (.gz, .zst) and Parquet files, or folders of them."""
     from weightscope.bigrams import count_bigrams
-    from weightscope.jobs.sources import resolved
+    from weightscope.embedded import resolved
     from weightscope.tokenizer import load_tokenizer
 
     counts = count_bigrams([Path(path) for path in corpus], load_tokenizer(resolved(tokenizer)))

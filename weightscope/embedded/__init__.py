@@ -9,3 +9,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 COUNTS = FOLDER / "counts.npz"
+
+
+def resolved(source: str | Path) -> str | Path:
+    """`embedded` is this checkpoint, unless a folder of that name stands here."""
+    return FOLDER if source == "embedded" and not Path(source).exists() else source

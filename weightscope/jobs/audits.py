@@ -160,8 +160,12 @@ class _Desk:
         self._bar.total += len(work.left)
         for index in work.left:
             engine.submit((number, index), measure_one, opened, index, options)
-        if not work.left:
-            self._conclude(number, own)
+        try:
+            if not work.left:
+                self._conclude(number, own)
+        except Exception as error:
+            del self._under_way[number]
+            return Ended(commission, digest, error=error)
         return None
 
     def go_on(self) -> Ended | None:

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,14 +56,15 @@ class FinishedLayers:
         return self.folder / f"layer-{layer:04d}.npz"
 
     def __contains__(self, layer: int) -> bool:
-        return self._file(layer).exists()
+        return self.get(layer) is not None
 
     def get(self, layer: int) -> dict[str, np.ndarray] | None:
-        """What was measured of a layer, or None where it is not finished."""
-        if layer not in self:
+        """What was measured of a layer, or None where it is not finished; a file cut short since does not count."""
+        try:
+            with np.load(self._file(layer), allow_pickle=False) as stored:
+                return {name: stored[name] for name in stored.files}
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
             return None
-        with np.load(self._file(layer), allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
 
     def put(self, layer: int, measured: Mapping[str, np.ndarray]) -> None:
         """Keep a finished layer."""

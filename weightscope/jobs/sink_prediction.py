@@ -1,8 +1,8 @@
 """Which heads will sink, asked of the weights before anything is run, and how good the answer was.
 
 Each head is shown what the model's embeddings alone would give it: the first token at position 0, and tokens drawn
-from the vocabulary after it. In layer 0 that is the truth for texts of such tokens; further up the residual stream has
-become something else, and it is a guess.
+from the vocabulary after it. In layer 0 that is the truth for texts of such tokens, sliding windows aside; further up
+the residual stream has become something else, and it is a guess.
 """
 
 from collections.abc import Mapping
@@ -92,12 +92,16 @@ def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
     context = causal.copy()
     context[:, 0] = False
     of_others = np.where(context, scores, 0).sum(axis=-1) / context.sum(axis=-1)
+    masked = np.where(causal, scores, -np.inf)
+    if layer.sinks is not None:  # one more key, which takes attention and gives nothing
+        more = np.broadcast_to(layer.sinks[:, None, None], (*masked.shape[:2], 1))
+        masked = np.concatenate((masked, more), axis=-1)
     norms = np.linalg.norm(layer.values(x), axis=-1)  # (H, n)
     return {
         "qk_gap": np.array([float(spectral_gap(head.qk.svdvals())) for head in heads]),
         "key_bias": np.array([head.scale * float(head.qk_bias @ (z[0] - z[1:].mean(axis=0))) for head in heads]),
         "score_margin": (scores[:, :, 0] - of_others).mean(axis=-1),
-        "embedding_strength": sink_strength(softmax(np.where(causal, scores, -np.inf)))[:, 0],
+        "embedding_strength": sink_strength(softmax(masked))[:, 0],
         "value_ratio": norms[:, 0] / norms[:, 1:].mean(axis=-1),
         "layer": np.full(len(heads), float(layer.index)),
     }

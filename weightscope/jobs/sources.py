@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import weightscope
-from weightscope.embedded import FOLDER
+from weightscope.embedded import resolved
 from weightscope.errors import CheckpointError, printable
 from weightscope.model import Model, open_model
 
 KEPT = 8  # models that a worker keeps open: headers, no tensors
 RESERVED = ("summary.csv", "summary.html")
-
-
-def resolved(source: str) -> str:
-    """`embedded` is the checkpoint that comes with weightscope, unless a folder of that name stands here."""
-    return str(FOLDER) if source == "embedded" and not Path(source).exists() else source
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Source:
 
     def open(self) -> Model:
         """The model; see `open_model`."""
-        return open_model(resolved(self.source), self.revision, self.family, self.tower)
+        return open_model(self.source, self.revision, self.family, self.tower)
 
     def as_seen(self, model: Model) -> "Source":
         """The same, to be opened elsewhere only if it is the same checkpoint there."""

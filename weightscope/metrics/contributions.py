@@ -18,7 +18,7 @@ def asked_of_keys(queries: np.ndarray, sees: np.ndarray, rotation: Rotation | No
     queries : (..., n, r) array
         q_m before rotation.
     sees : (n, n) bool array
-        Whether query m may attend to key n; every key is seen by some query.
+        Whether query m may attend to key n. A key that no query sees gets zeros.
     rotation : Rotation, optional
         R(m - n) = R(m) R(n)', so queries are turned forth by their own places, and their mean back by the key's.
 
@@ -27,7 +27,7 @@ def asked_of_keys(queries: np.ndarray, sees: np.ndarray, rotation: Rotation | No
     (..., n, r) array
         Its product with a key x_n W_K is the mean of that key's scores.
     """
-    weights = (sees / sees.sum(axis=0)).astype(queries.dtype)  # (n, n), columns sum to 1
+    weights = (sees / np.maximum(sees.sum(axis=0), 1)).astype(queries.dtype)  # (n, n), columns sum to 1
     if rotation is None:
         return weights.T @ queries
     angles = rotation.angles(np.arange(len(sees)))

@@ -59,8 +59,8 @@ def load_eager(model: Model, *, language: bool) -> Any:
         raise CheckpointError(f"transformers cannot load it: {reason}", file=model.name) from error
     missing = sorted(key for key in report["missing_keys"] if not key.removeprefix("model.").startswith(AFTERWARDS))
     if missing:
-        problem = f"{len(missing)} parameters are not in this checkpoint; a model with made-up ones is not run"
-        raise CheckpointError(problem, file=model.name, tensor=missing[0])
+        problem = f"lacks {len(missing)} parameters, '{missing[0]}' the first; a model with made-up ones is not run"
+        raise CheckpointError(problem, file=model.name)
     return loaded.eval()
 
 

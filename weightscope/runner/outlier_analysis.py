@@ -144,7 +144,7 @@ def observe_stream(runner: Runner, sequences: Sequence[np.ndarray], kinds: Token
         latest[:] = [seen]
         of_tokens = _kinds_of(seen, kinds)
         hidden[layers.index(seen.layer.index)].add(seen.x.transpose(0, 2, 1), of_tokens)
-        received = seen.attention.sum(axis=-2) / who_sees(seen.attention).sum(axis=0)  # (b, H, n)
+        received = seen.attention.sum(axis=-2) / np.maximum(who_sees(seen.attention).sum(axis=0), 1)  # (b, H, n)
         attention[seen.layer.index].add(received, of_tokens)
 
     def leave(returned: tuple[Any, ...]) -> None:

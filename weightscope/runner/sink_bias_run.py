@@ -120,15 +120,14 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
         problem = f"windows of {longest} tokens in every other document and texts of {CHARACTERS[0]} characters or more"
         raise CheckpointError(f"too little text: {problem} in those between are needed")
 
-    predicted = predict_sinks(model, begin)
     runner = open_runner(model, language=True)
     layers = measure_updates(runner, measured)
+    predicted = predict_sinks(model, begin)  # now that the model is known to be causal
     table = patching_table(runner, {index: found.mu for index, found in layers.items()}, evaluated)
     layer = max(layers, key=lambda index: float(layers[index].strength.mean()))
-    some_head = model.layer(min(layers)).head(0)
     return SinkBias(
         name=model.name,
-        biased=bool(some_head.qk_bias.any() or some_head.vo_bias.any() or some_head.layer.output_bias.any()),
+        biased=has_biases(model, min(layers)),
         first=token_text(tokenizer, begin) if first else "",
         sizes=Sizes(len(measured), longest, len(evaluated)),
         layers=layers,
@@ -163,3 +162,10 @@ def write_sink_bias(found: SinkBias, out: Path) -> None:
     write_csv(out / "patching.csv", header, [("none", "none", 0, base, 0.0, np.nan, np.nan), *patched])
     mu = np.stack([layer.mu for layer in found.layers.values()]).astype(np.float32)
     write_npz(out / "mu_sink.npz", layers=np.array(list(found.layers)), mu_sink=mu)
+
+
+def has_biases(model: Model, layer: int) -> bool:
+    """Whether attention's projections have biases of their own; the beta of a norm before them is none."""
+    family = model.family
+    modules = tuple(f"{name}.bias" for name in (family.query, family.key, family.value, family.output) if name)
+    return any(tensor.name.endswith(modules) for tensor in model.attention_tensors(layer))

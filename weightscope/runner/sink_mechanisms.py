@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from weightscope.attention import Layer
 from weightscope.jobs.layer_measures import measure_layer
+from weightscope.metrics.norms import output_triangles
 from weightscope.metrics.sinks import (
     BROADCAST,
     EVENT_SHARE,
@@ -107,8 +108,7 @@ def own_coordinates(layer: Layer) -> Layer:
     W_O' = Q R, so u = v W_O = v R' Q', and v R' has the lengths and angles of u: r numbers in place of d.
     """
     w_o = np.asarray(layer.w_o)  # (H, r, d)
-    triangles = [np.linalg.qr(w.T.astype(np.float64), mode="r") for w in w_o]
-    return replace(layer, w_o=np.stack(triangles).transpose(0, 2, 1).astype(w_o.dtype))  # (H, r, r)
+    return replace(layer, w_o=output_triangles(w_o).astype(w_o.dtype))  # (H, r, r)
 
 
 def sink_mechanisms(runner: Runner, sequences: Sequence[np.ndarray], tokens: Tokens) -> SinkMechanisms:

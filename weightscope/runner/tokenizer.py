@@ -34,7 +34,7 @@ def first_token(model: Model) -> int:
     Raises
     ------
     CheckpointError
-        The config names neither.
+        The config names neither, or one that has no embedding.
     """
     gguf = _gguf(model)
     if gguf is None:
@@ -45,6 +45,9 @@ def first_token(model: Model) -> int:
     found = [token for each in named for token in (each if isinstance(each, list) else [each]) if type(token) is int]
     if not found:
         problem = "neither 'bos_token_id' nor 'eos_token_id' is there, and a text needs a first token"
+        raise CheckpointError(problem, file=model.file)
+    if not 0 <= found[0] < model.embeddings.n_tokens:
+        problem = f"the first token of texts is {found[0]}; the embedding has {model.embeddings.n_tokens} rows"
         raise CheckpointError(problem, file=model.file)
     return found[0]
 
