@@ -17,7 +17,6 @@ from weightscope.engine import one_blas_thread
 from weightscope.jobs.directions import DEFAULT, HeadDirections, can_read_directions, read_directions, token_names
 from weightscope.jobs.finding import Finding, as_json, in_order
 from weightscope.jobs.finished_layers import FOLDER, FinishedLayers
-from weightscope.jobs.first_layer import PROGRESS
 from weightscope.jobs.head_findings import MAPS, SHARE_THAT_EXPLAINS, Heads, head_findings
 from weightscope.jobs.head_table import head_columns, middle_names
 from weightscope.jobs.layer_measures import measure_layer
@@ -32,6 +31,7 @@ from weightscope.jobs.model_findings import (
 )
 from weightscope.model import Model
 from weightscope.output import write_csv, write_json, write_npz
+from weightscope.progress import PROGRESS
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from tqdm import tqdm
 from weightscope.engine import Engine
 from weightscope.jobs.audit import Audit, AuditOptions, LayersToMeasure, Measured, finish, measure_one, plan
 from weightscope.jobs.finished_layers import digest_of
-from weightscope.jobs.first_layer import PROGRESS
 from weightscope.jobs.sources import Source
 from weightscope.model import Model
 from weightscope.output import write_bytes
+from weightscope.progress import PROGRESS
 
 
 @dataclass(frozen=True)

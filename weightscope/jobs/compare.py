@@ -13,11 +13,11 @@ from weightscope.attention import Head, Layer
 from weightscope.cores import usable_cores
 from weightscope.errors import CheckpointError
 from weightscope.jobs.audit import AuditOptions, Measured, describe_layer, gather, spectra_arrays
-from weightscope.jobs.first_layer import PROGRESS
 from weightscope.jobs.lenient import lenient
 from weightscope.metrics.change import relative_change, space_angles
 from weightscope.model import Model
 from weightscope.output import write_csv, write_npz
+from weightscope.progress import PROGRESS
 
 
 @dataclass(frozen=True)

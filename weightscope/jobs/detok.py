@@ -14,10 +14,11 @@ from weightscope.counts import Counts, load_counts
 from weightscope.embedded import COUNTS
 from weightscope.engine import Engine, here, one_blas_thread
 from weightscope.errors import CheckpointError
-from weightscope.jobs.first_layer import PROGRESS, FirstLayer
+from weightscope.jobs.first_layer import FirstLayer
 from weightscope.jobs.sources import Source
 from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve
 from weightscope.output import write_csv, write_npz
+from weightscope.progress import PROGRESS
 
 PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
 FEWEST_ROWS = 8192  # of a block, so that laying out the keys for it stays below a hundredth of the work

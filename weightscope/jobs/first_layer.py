@@ -17,10 +17,10 @@ from weightscope.folding import Affine, InverseRms
 from weightscope.metrics.sigma import SigmaStatistics, sigma_statistics
 from weightscope.metrics.terms import Parts, SixTerms, six_terms
 from weightscope.model import Model
+from weightscope.progress import PROGRESS
 
 PIECE = 512  # rows of the embedding that a thread projects at a time
 SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
-PROGRESS = {"delay": 2, "leave": False, "dynamic_ncols": True}  # a bar for whatever takes over two seconds
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from weightscope.metrics.positions import softmax
 from weightscope.metrics.sinks import sink_strength
 from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
+from weightscope.progress import PROGRESS
 
 SAMPLE = 255  # tokens after the first
 SINKS_ABOVE = 0.3  # attention that the average query gives token 0; Gu et al. 2024 draw the line there
-PROGRESS = {"delay": 2, "leave": False, "dynamic_ncols": True}
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from tqdm import tqdm
 from weightscope.attention import Layer
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.progress import PROGRESS
 from weightscope.runner.loading import import_torch, load_eager
 from weightscope.runner.places import attention_modules, blocks_of, output_module, tower_of
 
-PROGRESS = {"delay": 2, "leave": False, "dynamic_ncols": True}  # a bar for whatever takes over two seconds
 TOKENS_A_BATCH = 2048
 LARGEST_ERROR = 1e-4  # relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned
 

@@ -28,7 +28,8 @@ from weightscope.metrics.sinks import (
     update_stable_rank,
     value_norm_ratio,
 )
-from weightscope.runner.runner import PROGRESS, Activations, Runner
+from weightscope.progress import PROGRESS
+from weightscope.runner.runner import Activations, Runner
 from weightscope.runner.token_kinds import Tokens
 
 MECHANISMS = (NOP, BROADCAST, NEITHER)

@@ -8,7 +8,8 @@ import numpy as np
 from tqdm import tqdm
 
 from weightscope.metrics.perplexity import change_interval, perplexity
-from weightscope.runner.runner import PROGRESS, Activations, Observer, Runner
+from weightscope.progress import PROGRESS
+from weightscope.runner.runner import Activations, Observer, Runner
 from weightscope.runner.sink_bias import sink_update
 
 EARLY, LATE = 0.3, 0.3  # of the layers; the middle ones are the rest
