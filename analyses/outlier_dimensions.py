@@ -9,13 +9,13 @@ adds to attention scores (eq. 7, Figs 4, 5, Table 1); then how much of it the we
 --text the first sentences of the pairs of STS-B's dev set, where ../shared has it.
 """
 
-import sys
 from pathlib import Path
 
 import click
-from inputs import documents, first_available, packaged, sts_sentences
+from inputs import device_option, documents, first_available, packaged, sts_sentences
 
-from weightscope import CheckpointError
+from weightscope.backend import open_device
+from weightscope.cli.command import EndsInOneLine
 from weightscope.jobs.outlier_guess import guess
 from weightscope.report.outlier_report import outlier_sections
 from weightscope.report.page import write_page
@@ -30,7 +30,7 @@ MODELS = ("bert-base-uncased", MINILM)
 LONGEST = 128  # tokens of a sentence
 
 
-@click.command()
+@click.command("outlier-dimensions", cls=EndsInOneLine)
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased or MiniLM]")
 @click.option("--text", multiple=True, type=click.Path(path_type=Path), help="Files or folders of text, or sts-*.csv.")
 @click.option(
@@ -48,26 +48,24 @@ LONGEST = 128  # tokens of a sentence
     "--sampled", default=100, show_default=True, type=click.IntRange(1), help="How many of them eq. 7 is averaged over."
 )
 @click.option("--seed", default=0, show_default=True)
-def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: int, seed: int) -> None:
+@device_option
+def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: int, seed: int, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
-    try:
-        run(model, text, out, n, sampled, seed)
-    except CheckpointError as error:
-        click.echo(f"outlier-dimensions: {error}", err=True)
-        sys.exit(2)
+    run(model, text, out, n, sampled, seed, device)
 
 
-def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: int, seed: int) -> None:
+def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: int, seed: int, device: str) -> None:
     # load
+    open_device(device)  # whether it is there shows before anything is read
+    given = sts_sentences(text) or [each for document in documents(text) for each in sentences(document)]
     model = first_available([source] if source else MODELS)
     tokenizer = tokenizer_of(model)
     framed = any(tokenizer.encode("a").special_tokens_mask)
     first = None if framed else first_token(model)  # language models are given a token to begin with
-    given = sts_sentences(text) or [each for document in documents(text) for each in sentences(document)]
     longest = min(LONGEST, model.config.n_positions or LONGEST)
     sequences = sentence_sequences(tokenizer, given, n, longest, first, seed)
     kinds = token_kinds(tokenizer, [] if first is None else [first])
-    runner = open_runner(model)
+    runner = open_runner(model, device=device)
 
     # compute
     stream = observe_stream(runner, sequences, kinds)

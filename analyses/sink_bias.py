@@ -8,14 +8,15 @@ texts, and with it taken away (Table 1). Before any of it, the weights alone say
 default list that cannot be had or run are passed over, and said.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from inputs import documents, first_available, packaged
+from inputs import device_option, documents, first_available, packaged
 
 from weightscope import CheckpointError, Model, open_model
+from weightscope.backend import open_device
+from weightscope.cli.command import EndsInOneLine
 from weightscope.report.sink_bias_report import file_stem, headline, write_report
 from weightscope.runner.sink_bias_run import SinkBias, Sizes, sink_bias, write_sink_bias
 
@@ -25,7 +26,7 @@ MODELS = (SMOLLM2, "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B-Base", "EleutherAI/pyth
 PAPER = Sizes(texts=100, tokens=512, evaluated=100)
 
 
-@click.command()
+@click.command("sink-bias", cls=EndsInOneLine)
 @click.option("--model", "models", multiple=True, help="Folder, .safetensors or .gguf file, Hub id; may be repeated.")
 @click.option("--text", "texts", multiple=True, help="Text, folder of texts, JSON lines or Parquet; may be repeated.")
 @click.option(
@@ -43,24 +44,24 @@ PAPER = Sizes(texts=100, tokens=512, evaluated=100)
 @click.option("--paper", is_flag=True, help="The paper's sizes: 100 texts of 512 tokens, 100 evaluated.")
 @click.option("--own-first", is_flag=True, help="No first token: texts begin with whatever they begin with.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="figures/sink-bias", show_default=True)
+@device_option
 def main(
     models: Sequence[str], texts: Sequence[str], n_texts: int, tokens: int, evaluated: int,
-    paper: bool, own_first: bool, out: Path,
+    paper: bool, own_first: bool, out: Path, device: str,
 ) -> None:  # fmt: skip
     """Run the analysis and write tables, figures and report.html into OUT."""
-    try:
-        run(models, texts, PAPER if paper else Sizes(n_texts, tokens, evaluated), not own_first, out)
-    except CheckpointError as error:
-        click.echo(f"sink-bias: {error}", err=True)
-        sys.exit(2)
+    run(models, texts, PAPER if paper else Sizes(n_texts, tokens, evaluated), not own_first, out, device)
 
 
-def run(models: Sequence[str], texts: Sequence[str], sizes: Sizes, first: bool, out: Path) -> None:
+def run(models: Sequence[str], texts: Sequence[str], sizes: Sizes, first: bool, out: Path, device: str) -> None:
+    open_device(device)  # whether it is there shows before anything is read
     text = documents(texts)
+    for source in models:
+        opened(source)  # so that a name that is wrong ends it before the others have run
     found: list[SinkBias] = []
     for source in models or MODELS:
         try:
-            each = sink_bias(opened(source), text, sizes, first=first)
+            each = sink_bias(opened(source), text, sizes, first=first, device=device)
         except CheckpointError as error:
             if models or source == MODELS[-1]:
                 raise

@@ -8,15 +8,16 @@ sink heads differ (Fig. 2B). Without a model it does so for a vision transformer
 the first of several that can be had, on scikit-learn's photographs with crops of them and on the texts of inputs.py.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import numpy as np
-from inputs import documents, first_available, packaged
+from inputs import device_option, documents, first_available, packaged
 
 from weightscope import CheckpointError, Model, open_model
+from weightscope.backend import open_device
+from weightscope.cli.command import EndsInOneLine
 from weightscope.report.sink_mechanism_report import headline, write_sink_report
 from weightscope.runner import open_runner
 from weightscope.runner.images import photographs, preparation, read_images
@@ -63,7 +64,7 @@ def text_inputs(
     return {f"text {index}": tokens for index, tokens in enumerate(sequences)}, text_tokens(tokenizer), note
 
 
-@click.command()
+@click.command("sink-mechanisms", cls=EndsInOneLine)
 @click.option("--source", help="Folder, .safetensors or .gguf file, or Hub id; three models are tried without.")
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
 @click.option("--images", type=click.Path(path_type=Path), help="Folder of images, for a model that sees.")
@@ -74,6 +75,7 @@ def text_inputs(
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/sink-mechanisms", show_default=True
 )
+@device_option
 def main(
     source: str | None,
     tower: str | None,
@@ -83,23 +85,19 @@ def main(
     length: int,
     seed: int,
     out: Path,
+    device: str,
 ) -> None:
     """Run the analysis and write tables, figures and report.html into OUT, or OUT/MODEL where several are run."""
-    try:
-        if source:
-            model = open_model(source, tower=tower)
-            reads = bool(model.family.inputs.tokens)
-            if text if not reads else images:
-                raise CheckpointError(
-                    f"{model.name} {'reads texts, not images' if reads else 'sees images, not texts'}"
-                )
-            run(model, model.name, images, text, inputs, length, seed, out)
-            return
-        for name, model in default_models().items():
-            run(model, name, images, text, inputs, length, seed, out / name.lower())
-    except CheckpointError as error:
-        click.echo(f"sink-mechanisms: {error}", err=True)
-        sys.exit(2)
+    open_device(device)  # whether it is there shows before anything is read
+    if source:
+        model = open_model(source, tower=tower)
+        reads = bool(model.family.inputs.tokens)
+        if text if not reads else images:
+            raise CheckpointError(f"{model.name} {'reads texts, not images' if reads else 'sees images, not texts'}")
+        run(model, model.name, images, text, inputs, length, seed, out, device)
+        return
+    for name, model in default_models().items():
+        run(model, name, images, text, inputs, length, seed, out / name.lower(), device)
 
 
 def default_models() -> dict[str, Model]:
@@ -130,13 +128,14 @@ def run(
     length: int,
     seed: int,
     out: Path,
+    device: str,
 ) -> None:
     # load
     if model.family.inputs.tokens:
         inputs, tokens, note = text_inputs(model, text, n, length, seed)
     else:
         inputs, tokens, note = image_inputs(model, images, n, seed)
-    runner = open_runner(model)
+    runner = open_runner(model, device=device)
 
     # compute
     found = sink_mechanisms(runner, list(inputs.values()), tokens)

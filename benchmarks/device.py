@@ -1,4 +1,4 @@
-"""What a device does for AUROC, sigma and an audit, beside its own bare products and beside this machine's cores.
+"""What a device does for AUROC, sigma, an audit, C and norms, beside its own bare products and this machine's cores.
 
 python -m benchmarks.device --device cuda             # GPT-2's and Llama 3's shapes, and a 7B audit: minutes
 python -m benchmarks.device --device cpu --small      # seconds: shows that it runs
@@ -21,11 +21,13 @@ from threadpoolctl import threadpool_limits
 import weightscope as ws
 from benchmarks.audit import write_synthetic
 from benchmarks.auroc import zipf_counts
-from weightscope.backend import Device, open_device
+from weightscope.backend import CPU, Device, open_device
 from weightscope.cores import usable_cores
 from weightscope.errors import CheckpointError
 from weightscope.jobs.audit import AuditOptions, measure
 from weightscope.metrics.auroc import bigram_auroc
+from weightscope.metrics.contributions import contributions_by_kind
+from weightscope.metrics.norms import value_norms
 from weightscope.metrics.sigma import sigma_statistics
 
 
@@ -47,15 +49,19 @@ ROWS_A_PRODUCT = 512  # of the bare products: 260 MB of scores for Llama 3
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed: layers for AUROC, a stack of so many cores of such a size, and an audit of so many layers."""
+    """What is timed: layers for AUROC, a stack of so many cores of such a size, heads of such a size on so many tokens,
+    and an audit of so many layers.
+    """
 
     shapes: tuple[Shape, ...]
     cores: tuple[int, int]
+    tokens: tuple[int, int, int]
     audit: tuple[str, int]
 
 
-FULL = Work(SHAPES, (256, 128), ("llama-2-7b", 32))
-SMALL = Work((Shape("A small vocabulary", 600, 2, 8, 32, 40),), (8, 16), ("gpt2", 1))
+FULL = Work(SHAPES, (256, 128), (2048, 32, 128), ("llama-2-7b", 32))
+SMALL = Work((Shape("A small vocabulary", 600, 2, 8, 32, 40),), (8, 16), (60, 2, 8), ("gpt2", 1))
+KINDS = 4
 
 
 def run(device_name: str, work: Work, heads: int) -> dict[str, dict[str, float]]:
@@ -72,9 +78,12 @@ def run(device_name: str, work: Work, heads: int) -> dict[str, dict[str, float]]
     device = open_device(device_name)
     found = {shape.name: of_shape(device, shape, heads) for shape in work.shapes}
     n, r = work.cores
+    tokens, heads_there, size = work.tokens
     shape, layers = work.audit
+    on_tokens = on_activations(device, *work.tokens)
     return found | {
         f"singular values of {n} matrices of {r} x {r}": singular_values(device, n, r),
+        **{f"{what} of {tokens:,} tokens, {heads_there} heads of {size}": took for what, took in on_tokens.items()},
         f"audit of {layers} layers of {shape}'s shape": audit(device_name, shape, layers),
     }
 
@@ -129,6 +138,27 @@ def singular_values(device: Device, n: int, r: int) -> dict[str, float]:
 
     on_device()  # compiles what has to be
     return {"on the device": seconds(on_device), "on the cores": seconds(on_cores)}
+
+
+def on_activations(device: Device, n: int, h: int, r: int) -> dict[str, dict[str, float]]:
+    """C of eq. 7 and |f(x)| of n tokens in one layer, its weights there already; activations go there and back."""
+    rng = np.random.default_rng(0)
+    kinds = rng.integers(0, KINDS, n)
+    shapes = {"keys": (n, h * r), "asked": (h, n, r), "w_k": (h, h * r, r), "values": (h, n, r), "triangles": (h, r, r)}
+    arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+    def took(where: Device) -> dict[str, float]:
+        w_k, triangles = where.put(arrays["w_k"]), where.put(arrays["triangles"])
+        works = {
+            "C": lambda: contributions_by_kind(*(where.put(arrays[x]) for x in ("keys", "asked")), w_k, kinds, KINDS),
+            "norms": lambda: value_norms(where.put(arrays["values"]), triangles),
+        }
+        for work in works.values():
+            where.get(work())  # compiles what has to be
+        return {what: seconds(lambda: where.get(work())) for what, work in works.items()}  # noqa: B023  called at once
+
+    there, here = took(device), took(CPU)
+    return {what: {"on the device": there[what], "on the cores": here[what]} for what in there}
 
 
 def audit(device_name: str, shape: str, layers: int) -> dict[str, float]:

@@ -16,6 +16,7 @@ import array_api_strict
 import numpy as np
 import pytest
 import scipy.sparse
+from cases import CASES
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 from tiny_gpt2 import gpt2_weights, write_checkpoint
@@ -33,6 +34,7 @@ from weightscope.jobs.first_layer import FirstLayer
 from weightscope.jobs.sources import Source
 from weightscope.metrics.auroc import bigram_auroc
 from weightscope.metrics.sigma import sigma_statistics
+from weightscope.sequences import TokenKinds
 
 STRICT = Device("array_api_strict", array_api_strict, memory=200_000_000)
 
@@ -180,6 +182,40 @@ def test_an_audit_measures_the_same(name, tmp_path):
         else:
             largest = np.nanmax(np.abs(values), initial=0)
             np.testing.assert_allclose(there.measured[key], values, rtol=1e-9, atol=1e-9 * largest, err_msg=key)
+
+
+KINDS = TokenKinds(("first", "other"), np.array([0, *[1] * 23], np.int8))
+TEXTS = [np.array([0, 7, 9, 2, 11, 3]), np.array([0, 8, 2, 12]), np.array([0, 2, 20, 3, 21, 22])]
+
+
+# Post-norm; LayerNorm; grouped heads that turn; norms of queries and keys, with a shift, of a latent; clipped.
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen3", "cohere_qk_norm", "deepseek_v3", "mpt"])
+def test_norms_and_contributions_of_running_models_are_the_same(name, tmp_path):
+    """|f(x)| and C of eq. 7, worked out of a layer's own maps on the device, against the same on the cores."""
+    pytest.importorskip("torch", reason="the runner needs the extra `runner`")
+    from make_fixtures import random_model
+
+    from weightscope.runner import open_runner
+    from weightscope.runner.norm_analysis import analyse_norms
+    from weightscope.runner.outlier_analysis import observe_contributions
+
+    random_model(next(case for case in CASES if case.name == name)).save_pretrained(tmp_path)
+    here, there = (open_runner(ws.open_model(tmp_path), device=device) for device in ("cpu", "array_api_strict"))
+    norms = [vars(analyse_norms(runner, TEXTS, KINDS)) for runner in (here, there)]
+    for key in ("alpha_f", "f_by_kind"):
+        np.testing.assert_allclose(norms[1][key], norms[0][key], rtol=1e-5)
+    found = [observe_contributions(runner, TEXTS, KINDS).by_kind for runner in (here, there)]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-6 * np.abs(found[0]).max())
+
+
+def test_a_layer_on_a_device_computes_there():
+    """What it takes and gives are arrays of the device."""
+    layer = fixture("llama").model.layer(0)
+    x = np.ones((3, layer.q.stored.shape[1]), np.float32)
+    there = layer.on(STRICT)
+    assert layer.on(backend.CPU) is layer
+    for found in (there.queries(STRICT.put(x)), there.inner_values(STRICT.put(x)), *there.scalars(STRICT.put(x))):
+        assert isinstance(found, type(STRICT.put(x)))
 
 
 def run(*arguments: object):

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from weightscope.backend import CPU, Device, namespace
 from weightscope.checkpoint.dtypes import Weights
 from weightscope.distance import Buckets, Slopes
 from weightscope.errors import CheckpointError
@@ -29,7 +31,7 @@ class Divisor:
     centred: bool
     eps: float
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: Any) -> Any:
         """sigma(x) over the last axis."""
         return sigma(x, self.eps) if self.centred else rms(x, self.eps)
 
@@ -116,11 +118,28 @@ class Layer:
         """All query heads of the layer."""
         return [self.head(index) for index in range(self.n_heads)]
 
-    def normalised(self, x: np.ndarray) -> np.ndarray:
+    def on(self, device: Device) -> "Layer":
+        """The layer with its maps on a device, where `normalised`, `scalars`, `queries` and `inner_values` then run.
+
+        They take and give arrays of that device. W_O, the gate and what is added to scores stay on this machine.
+        """
+        if device is CPU:
+            return self
+
+        def there(inverse: InverseRms | None) -> InverseRms | None:
+            return inverse and replace(inverse, source=inverse.source.on(device))
+
+        return replace(
+            self, q=self.q.on(device), k=self.k.on(device), v=self.v.on(device),
+            q_rms=there(self.q_rms), k_rms=there(self.k_rms), v_rms=there(self.v_rms),
+            q_shift=None if self.q_shift is None else device.put(self.q_shift),
+        )  # fmt: skip
+
+    def normalised(self, x: Any) -> Any:
         """x / sigma(x), (n, d) -> (n, d): what the folded maps act on."""
         return x if self.divisor is None else x / self.divisor(x)[..., None]
 
-    def scalars(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def scalars(self, x: Any) -> tuple[Any, Any]:
         """Per-token factors that norms inside attention put on queries and keys; ones where there are none.
 
         Parameters
@@ -133,13 +152,13 @@ class Layer:
         (H, n) array, (G, n) array
             The second multiplies a latent key's position-free part only.
         """
-        z = self.normalised(x)
-        ones = np.ones(len(x), z.dtype)
+        z, xp, n = self.normalised(x), namespace(x), x.shape[0]
+        ones = xp.ones(n, dtype=z.dtype)
         of_q = ones if self.q_rms is None else self.q_rms(z)
         of_k = ones if self.k_rms is None else self.k_rms(z)
-        return np.broadcast_to(of_q, (self.n_heads, len(x))), np.broadcast_to(of_k, (self.n_kv_heads, len(x)))
+        return xp.broadcast_to(of_q, (self.n_heads, n)), xp.broadcast_to(of_k, (self.n_kv_heads, n))
 
-    def queries(self, x: np.ndarray) -> np.ndarray:
+    def queries(self, x: Any) -> Any:
         """What the layer's queries are before rotation, their norm included: (n, d) -> (H, n, r)."""
         z = self.normalised(x)
         return _after_norm(self._clipped(self.q(z)), self.q_rms, self.q_shift, z)
@@ -229,13 +248,13 @@ class Layer:
             gathered = gathered / (1 + np.exp(-self.gate(self.normalised(x))))
         return np.einsum("hnr,hrd->nd", gathered, np.asarray(self.w_o), optimize=True) + self.output_bias
 
-    def inner_values(self, x: np.ndarray) -> np.ndarray:
+    def inner_values(self, x: Any) -> Any:
         """v(x) of every key-value head, before W_O: (n, d) -> (n_kv_heads, n, r_v)."""
         z = self.normalised(x)
         return _after_norm(self._clipped(self.v(z)), self.v_rms, None, z)
 
-    def _clipped(self, x: np.ndarray) -> np.ndarray:
-        return x if self.clip is None else np.clip(x, -self.clip, self.clip)
+    def _clipped(self, x: Any) -> Any:
+        return x if self.clip is None else namespace(x).clip(x, -self.clip, self.clip)
 
     def after(self, w: np.ndarray, b: np.ndarray) -> "Layer":
         """The layer on inputs y with x = y w + b, w of shape (e, d) and b of shape (d,)."""
@@ -262,15 +281,15 @@ class Layer:
         )  # fmt: skip
 
 
-def _after_norm(x: np.ndarray, inverse: InverseRms | None, shift: np.ndarray | None, z: np.ndarray) -> np.ndarray:
+def _after_norm(x: Any, inverse: InverseRms | None, shift: Any, z: Any) -> Any:
     """Queries, keys or values (heads, n, r) times their norm's scalar, and shifted."""
     if inverse is not None:
         scalars = inverse(z)[..., None]
         if inverse.dims is None:
             x = x * scalars
         else:
-            x = np.concatenate((x[..., : inverse.dims] * scalars, x[..., inverse.dims :]), axis=-1)
-    return x if shift is None else x + shift[:, None]
+            x = namespace(x).concat((x[..., : inverse.dims] * scalars, x[..., inverse.dims :]), axis=-1)
+    return x if shift is None else x + shift[:, None, :]
 
 
 @dataclass(frozen=True)

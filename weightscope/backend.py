@@ -151,6 +151,18 @@ def _cuda() -> Cuda:
     return Cuda("cuda", cupy)
 
 
+def namespace(array: Any) -> Any:
+    """The array library that an array is of: the one it names, as the standard has it, else CuPy, which names none."""
+    named = getattr(array, "__array_namespace__", None)
+    return named() if named else import_module("cupy")
+
+
+def vecdot(a: Any, b: Any) -> Any:
+    """The sum of a * b over the last axis, as the standard has it; CuPy does not yet."""
+    xp = namespace(a)
+    return xp.vecdot(a, b) if hasattr(xp, "vecdot") else xp.sum(a * b, axis=-1)
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from weightscope.backend import Device
 from weightscope.checkpoint.dtypes import Narrow, Weights
+from weightscope.metrics.sigma import rms
 
 
 def fold_layer_norm(
@@ -94,7 +97,9 @@ class Affine:
         return self._fold(self.stored, self.bias)
 
     def _fold(self, stored: Weights, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return (np.asarray(stored), bias) if self.norm is None else self.norm.into(stored, bias)
+        if self.norm is not None:
+            return self.norm.into(stored, bias)
+        return (np.asarray(stored) if isinstance(stored, Narrow) else stored), bias  # left where it lies
 
     @property
     def w(self) -> np.ndarray:
@@ -106,14 +111,18 @@ class Affine:
         """(A, r)."""
         return self._folded[1]
 
-    def __call__(self, z: np.ndarray) -> np.ndarray:
+    def __call__(self, z: Any) -> Any:
         """(n, d) -> (A, n, r)."""
-        return z @ self.w + self.b[:, None]
+        return z @ self.w + self.b[:, None, :]
+
+    def on(self, device: Device) -> "Affine":
+        """The map of arrays on a device; what this machine holds of it stays as it is."""
+        return Affine(device.put(self.w), device.put(self.b))
 
     @property
     def heads(self) -> int:
         """A."""
-        return len(self.stored)
+        return int(self.stored.shape[0])
 
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
         """One head's (d, r) matrix and (r,) bias."""
@@ -153,9 +162,13 @@ class Latent:
     first: Affine
     up: Affine
 
-    def __call__(self, z: np.ndarray) -> np.ndarray:
+    def __call__(self, z: Any) -> Any:
         """(n, d) -> (H, n, r)."""
-        return self.up(self.first(z)[0])
+        return self.up(self.first(z)[0, ...])
+
+    def on(self, device: Device) -> "Latent":
+        """The map of arrays on a device."""
+        return Latent(self.first.on(device), self.up.on(device))
 
     @property
     def heads(self) -> int:
@@ -193,6 +206,6 @@ class InverseRms:
     eps: float
     dims: int | None = None
 
-    def __call__(self, z: np.ndarray) -> np.ndarray:
+    def __call__(self, z: Any) -> Any:
         """1 / sqrt(mean of squares + eps), (n, d) -> (A or 1, n)."""
-        return 1 / np.sqrt((self.source(z) ** 2).mean(axis=-1) + np.asarray(self.eps, z.dtype))
+        return 1 / rms(self.source(z), self.eps)

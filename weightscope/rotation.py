@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, floor, isqrt, log, pi
+from typing import Any
 
 import numpy as np
+
+from weightscope.backend import namespace
 
 Delta = int | tuple[int, int]  # positions between query and key; rows and columns between patches
 
@@ -109,14 +112,14 @@ class Rotation:
             raise ValueError(f"{delta} is rows and columns; here positions are on a line")
         return delta * self.frequencies
 
-    def turn(self, x: np.ndarray, angles: np.ndarray, factor: float) -> np.ndarray:
-        """x (..., r) with its pairs turned by `angles` (..., m) and multiplied by `factor`."""
-        m = angles.shape[-1]
-        cos, sin = (factor * f(angles).astype(x.dtype) for f in (np.cos, np.sin))
+    def turn(self, x: Any, angles: np.ndarray, factor: float) -> Any:
+        """x (..., r), on whatever device, with its pairs turned by `angles` (..., m) and multiplied by `factor`."""
+        m, xp = angles.shape[-1], namespace(x)
+        cos, sin = (factor * xp.asarray(f(angles), dtype=x.dtype) for f in (np.cos, np.sin))
         stop, half = self.start + 2 * m, self.start + m
         first = slice(self.start, stop, 2) if self.interleaved else slice(self.start, half)
         second = slice(self.start + 1, stop, 2) if self.interleaved else slice(half, stop)
-        turned = x.copy()
+        turned = xp.asarray(x, copy=True)
         turned[..., first] = x[..., first] * cos - x[..., second] * sin
         turned[..., second] = x[..., second] * cos + x[..., first] * sin
         return turned

@@ -7,7 +7,6 @@ Trainings that OUT already holds, at the same sizes, are not repeated: an interr
 """
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from analyses.sink_toys import broadcast, nop, vit
 from analyses.sink_toys.attention import GATES_AND_REGISTERS, VARIANTS
 from weightscope import CheckpointError
+from weightscope.cli.command import EndsInOneLine
 from weightscope.output import write_csv, write_json, write_npz
 from weightscope.report import sink_toy_figures as figures
 from weightscope.report.style import save
@@ -88,8 +88,10 @@ def kept(path: Path) -> dict[str, Any]:
     """What `train_all` wrote."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise CheckpointError("holds no results of sink toys; train them without --redraw", file=path) from None
+    except FileNotFoundError:
+        raise CheckpointError("is not there: train the toys first, without --redraw", file=path) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"holds no results of sink toys ({error}); remove it to train them", file=path) from None
 
 
 def draw(out: Path, stages: tuple[str, ...]) -> None:
@@ -121,7 +123,7 @@ def write_table(path: Path, runs: Runs) -> None:
     write_csv(path, list(rows[0]), [list(row.values()) for row in rows])
 
 
-@click.command()
+@click.command("sink-toys", cls=EndsInOneLine)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="figures/sink-toys", show_default=True)
 @click.option("--only", type=click.Choice(STAGES), multiple=True, help="Toys to train; all by default.")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Trainings of each model.")
@@ -132,16 +134,12 @@ def write_table(path: Path, runs: Runs) -> None:
 def main(out: Path, only: tuple[str, ...], seeds: int, paper_size: bool, redraw: bool) -> None:
     """Train the toys and write tables and figures into OUT."""
     torch.set_num_threads(1)  # matrices are small: a second core would wait
-    try:
-        stages = only or STAGES
-        if not redraw:
-            for stage, train in zip(STAGES, (nop_runs, broadcast_runs, vit_runs), strict=True):
-                if stage in stages:
-                    train(out, tuple(range(seeds)), paper_size)
-        draw(out, stages)
-    except CheckpointError as error:
-        click.echo(f"sink-toys: {error}", err=True)
-        sys.exit(2)
+    stages = only or STAGES
+    if not redraw:
+        for stage, train in zip(STAGES, (nop_runs, broadcast_runs, vit_runs), strict=True):
+            if stage in stages:
+                train(out, tuple(range(seeds)), paper_size)
+    draw(out, stages)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers", reason="the runner needs the 
 
 from make_fixtures import inputs_of, random_model  # noqa: E402
 
+from weightscope.backend import Device  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.folding import Affine  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
@@ -139,3 +140,19 @@ def test_a_checkpoint_without_all_parameters_is_not_run() -> None:
     folder = Path(__file__).parent.parent / "families" / "fixtures" / "llama"
     with pytest.raises(ws.CheckpointError, match=r"llama: lacks \d+ parameters, '.*' the first"):
         open_runner(ws.open_model(folder))
+
+
+def test_a_card_without_room_is_one_error(embedded: Runner) -> None:
+    def fill_up(seen: Activations) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    with pytest.raises(ws.CheckpointError, match="beside the model the device has no room for 2 texts of 5 tokens"):
+        embedded.observe([TOKENS[0], TOKENS[2]], fill_up)
+
+
+def test_a_card_that_pytorch_does_not_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy may see one that PyTorch, built for processors alone, does not."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("weightscope.runner.runner.open_device", lambda name: Device(name, np))
+    with pytest.raises(ws.CheckpointError, match=r"^device cuda: PyTorch 2\S* sees no CUDA device"):
+        open_runner(ws.open_model(EMBEDDED), device="cuda")

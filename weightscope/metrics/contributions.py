@@ -2,22 +2,26 @@
 
 A score is S = q_m k_n' = (q_m W_K') x_n' + terms of the keys' bias, a sum over the dimensions j of x_n:
 C = (q_m W_K') * x_n with q_m = x_m W_Q + b_Q (eq. 7). Means of C over queries and keys come from d x r products; no
-array of all queries, keys and dimensions is made.
+array of all queries, keys and dimensions is made. What is averaged over tokens runs where its arrays lie, by the array
+API standard.
 """
+
+from typing import Any
 
 import numpy as np
 
+from weightscope.backend import namespace, vecdot
 from weightscope.rotation import Rotation
 
 
-def asked_of_keys(queries: np.ndarray, sees: np.ndarray, rotation: Rotation | None = None) -> np.ndarray:
+def asked_of_keys(queries: Any, sees: np.ndarray, rotation: Rotation | None = None) -> Any:
     """The mean query that each key meets: mean over m of q_m R(m - n), over the queries m that see key n.
 
     Parameters
     ----------
     queries : (..., n, r) array
         q_m before rotation.
-    sees : (n, n) bool array
+    sees : (n, n) bool array, on this machine
         Whether query m may attend to key n. A key that no query sees gets zeros.
     rotation : Rotation, optional
         R(m - n) = R(m) R(n)', so queries are turned forth by their own places, and their mean back by the key's.
@@ -27,7 +31,8 @@ def asked_of_keys(queries: np.ndarray, sees: np.ndarray, rotation: Rotation | No
     (..., n, r) array
         Its product with a key x_n W_K is the mean of that key's scores.
     """
-    weights = (sees / np.maximum(sees.sum(axis=0), 1)).astype(queries.dtype)  # (n, n), columns sum to 1
+    shares = sees / np.maximum(sees.sum(axis=0), 1)  # (n, n), columns sum to 1
+    weights = namespace(queries).asarray(shares, dtype=queries.dtype)
     if rotation is None:
         return weights.T @ queries
     angles = rotation.angles(np.arange(len(sees)))
@@ -35,7 +40,7 @@ def asked_of_keys(queries: np.ndarray, sees: np.ndarray, rotation: Rotation | No
     return rotation.turn(weights.T @ forth, -angles, rotation.factor)
 
 
-def summed_contributions(keys: np.ndarray, asked: np.ndarray, w_k: np.ndarray) -> np.ndarray:
+def summed_contributions(keys: Any, asked: Any, w_k: Any) -> Any:
     """C of eq. 7 summed over keys, each meeting its own query: sum over n of (q_n W_K')_j x_nj = (W_K * (X' Q))_j 1.
 
     Parameters
@@ -51,27 +56,28 @@ def summed_contributions(keys: np.ndarray, asked: np.ndarray, w_k: np.ndarray) -
     -------
     (H, d) array
     """
-    (h, n, r), g = asked.shape, len(w_k)
-    together = keys.T @ asked.transpose(1, 0, 2).reshape(n, h * r)  # (d, H r), one large product
-    of_heads = together.reshape(-1, g, h // g, r)  # (d, G, H/G, r)
-    return np.einsum("dgsr,gdr->gsd", of_heads, w_k).reshape(h, -1)
+    (h, n, r), g, xp = asked.shape, w_k.shape[0], namespace(asked)
+    together = keys.T @ xp.reshape(xp.permute_dims(asked, (1, 0, 2)), (n, h * r))  # (d, H r), one large product
+    of_heads = xp.reshape(together, (-1, g, h // g, r))  # (d, G, H/G, r)
+    summed = vecdot(of_heads, xp.permute_dims(w_k, (1, 0, 2))[:, :, None, :])  # (d, G, H/G)
+    return xp.reshape(summed, (-1, h)).T
 
 
-def contributions_by_kind(
-    keys: np.ndarray, asked: np.ndarray, w_k: np.ndarray, kinds: np.ndarray, n_kinds: int
-) -> np.ndarray:
+def contributions_by_kind(keys: Any, asked: Any, w_k: Any, kinds: np.ndarray, n_kinds: int) -> Any:
     """`summed_contributions` of the keys of each kind: (n_kinds, H, d).
 
     Parameters
     ----------
     keys, asked, w_k
         As there.
-    kinds : (n,) int array
+    kinds : (n,) int array, on this machine
         Each key's kind, from 0 to n_kinds - 1.
     n_kinds : int
     """
-    members = [np.flatnonzero(kinds == kind) for kind in range(n_kinds)]
-    return np.stack([summed_contributions(keys[those], asked[:, those], w_k) for those in members])
+    xp = namespace(keys)
+    members = [xp.asarray(np.flatnonzero(kinds == kind)) for kind in range(n_kinds)]
+    of_kinds = ((xp.take(keys, those, axis=0), xp.take(asked, those, axis=1)) for those in members)
+    return xp.stack([summed_contributions(*those, w_k) for those in of_kinds])
 
 
 def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:

@@ -3,8 +3,11 @@
 Nothing here forms the vectors f(x) = v(x) W_O of a head, d numbers a token: their lengths come from r-dimensional ones.
 """
 
+from typing import Any
+
 import numpy as np
 
+from weightscope.backend import namespace, vecdot
 from weightscope.metrics.by_kind import sums_by_kind
 
 
@@ -25,23 +28,25 @@ def output_triangles(w_o: np.ndarray) -> np.ndarray:
     return np.asarray(np.linalg.qr(w_o.astype(np.float64).transpose(0, 2, 1), mode="r")).transpose(0, 2, 1)
 
 
-def value_norms(v: np.ndarray, triangles: np.ndarray) -> np.ndarray:
-    """|f(x)| = |v(x) W_O| of every token and head (eq. 8).
+def value_norms(v: Any, triangles: Any) -> Any:
+    """|f(x)| = |v(x) W_O| of every token and head (eq. 8), where these arrays lie.
 
     Parameters
     ----------
     v : (G, n, r) array
         v(x) of the key-value heads.
     triangles : (H, r, r) array
-        `output_triangles` of W_O; H is a multiple of G, and heads that share a key-value head follow each other.
+        `output_triangles` of W_O, in float32 or float64; H is a multiple of G, and heads that share a key-value head
+        follow each other.
 
     Returns
     -------
     (H, n) array of v's dtype
     """
-    of_group = triangles.reshape(len(v), -1, *triangles.shape[1:]).astype(v.dtype)  # (G, H/G, r, r)
-    turned = v[:, None] @ of_group  # (G, H/G, n, r)
-    return np.sqrt(np.einsum("ghnr,ghnr->ghn", turned, turned)).reshape(len(triangles), -1)
+    xp, (g, n, _), (h, *square) = namespace(v), v.shape, triangles.shape
+    of_group = xp.reshape(xp.asarray(triangles, dtype=v.dtype), (g, h // g, *square))
+    turned = v[:, None, :, :] @ of_group  # (G, H/G, n, r)
+    return xp.reshape(xp.sqrt(vecdot(turned, turned)), (h, n))
 
 
 def given_to_kinds(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from weightscope.backend import CPU, Device, rows_that_fit
+from weightscope.backend import CPU, Device, namespace, rows_that_fit
 from weightscope.cores import usable_cores
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
@@ -20,7 +20,7 @@ TokenBlocks = Callable[[], Iterable[tuple[int, np.ndarray]]]
 BlockOfSigma = tuple[np.ndarray, list[np.ndarray]]
 
 
-def sigma(x: np.ndarray, eps: float) -> np.ndarray:
+def sigma(x: Any, eps: float) -> Any:
     """sqrt(Var(x) + eps) over the last axis (detokenization paper, eq. 3).
 
     Parameters
@@ -31,10 +31,11 @@ def sigma(x: np.ndarray, eps: float) -> np.ndarray:
     -------
     array of shape (...)
     """
-    return np.sqrt(x.var(axis=-1) + np.asarray(eps, x.dtype))
+    xp = namespace(x)
+    return xp.sqrt(xp.var(x, axis=-1) + eps)
 
 
-def rms(x: np.ndarray, eps: float) -> np.ndarray:
+def rms(x: Any, eps: float) -> Any:
     """sqrt(mean of squares + eps) over the last axis: what an RMSNorm divides by, as `sigma` is for a LayerNorm.
 
     Parameters
@@ -45,7 +46,8 @@ def rms(x: np.ndarray, eps: float) -> np.ndarray:
     -------
     array of shape (...)
     """
-    return np.sqrt((x**2).mean(axis=-1) + np.asarray(eps, x.dtype))
+    xp = namespace(x)
+    return xp.sqrt(xp.mean(x**2, axis=-1) + eps)
 
 
 @dataclass(frozen=True)

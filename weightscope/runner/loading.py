@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from weightscope.backend import Device
 from weightscope.checkpoint.source import locate
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
@@ -28,6 +29,23 @@ def import_torch() -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return torch
+
+
+def torch_device(device: Device) -> str:
+    """PyTorch's name for where a device's arrays lie; of any but a card, this machine's memory.
+
+    Raises
+    ------
+    CheckpointError
+        PyTorch does not reach the card.
+    """
+    if device.name != "cuda":
+        return "cpu"
+    torch = import_torch()
+    if not torch.cuda.is_available():
+        raise CheckpointError(f"device cuda: PyTorch {torch.__version__} sees no CUDA device; install a build for CUDA")
+    torch.backends.cudnn.allow_tf32 = False  # products in full float32, as on this machine; elsewhere that is default
+    return "cuda"
 
 
 def load_eager(model: Model, *, language: bool) -> Any:

@@ -120,7 +120,11 @@ class _Reduction:
     def __init__(self, runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, seed: int) -> None:
         self.kinds, self.n_kinds = kinds, len(kinds.names)
         self.place = {index: place for place, index in enumerate(runner.layers)}
-        self.triangles = {index: output_triangles(np.asarray(layer.w_o)) for index, layer in runner.layers.items()}
+        self.device = runner.device
+        self.there = {
+            index: (layer.on(self.device), self.device.put(output_triangles(np.asarray(layer.w_o))))
+            for index, layer in runner.layers.items()
+        }
         n_layers, n_heads = len(runner.layers), runner.model.config.n_heads
         self.f, self.x = Moments((n_layers, n_heads)), Moments((n_layers,))
         self.alpha, self.alpha_f = np.zeros((2, n_layers, n_heads, self.n_kinds))
@@ -134,7 +138,8 @@ class _Reduction:
         place, kinds = self.place[seen.layer.index], self.kinds(seen.tokens)  # (b, n)
         b, n, d = seen.x.shape
         flat = seen.x.reshape(b * n, d)
-        norms = value_norms(seen.layer.inner_values(flat), self.triangles[seen.layer.index])  # (H, b n)
+        layer, triangles = self.there[seen.layer.index]
+        norms = self.device.get(value_norms(layer.inner_values(self.device.put(flat)), triangles))  # (H, b n)
         self.f.add(norms, place)
         self.x.add(np.sqrt(np.einsum("nd,nd->n", flat, flat)), place)
         norms = np.ascontiguousarray(norms.reshape(-1, b, n).transpose(1, 0, 2))  # (b, H, n)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention import Layer
+from weightscope.backend import namespace
 from weightscope.errors import CheckpointError
 from weightscope.metrics.by_kind import MeanByKind, counts_by_kind
 from weightscope.metrics.contributions import asked_of_keys, contributions_by_kind
@@ -151,7 +152,7 @@ def observe_stream(runner: Runner, sequences: Sequence[np.ndarray], kinds: Token
         (seen,) = latest
         if seen.layer.index == layers[-1]:
             stream = next(x for x in returned if getattr(x, "shape", None) == seen.x.shape)
-            hidden[-1].add(stream.numpy().transpose(0, 2, 1), _kinds_of(seen, kinds))
+            hidden[-1].add(stream.cpu().numpy().transpose(0, 2, 1), _kinds_of(seen, kinds))
 
     with _at_the_end(runner, leave):
         runner.observe(sequences, see)
@@ -181,12 +182,14 @@ def observe_contributions(runner: Runner, sequences: Sequence[np.ndarray], kinds
     n_kinds, d = len(kinds.names), runner.model.config.d_model
     sums = {index: np.zeros((n_kinds, layer.n_heads, d)) for index, layer in runner.layers.items()}
     counts = counts_by_kind(kinds(np.concatenate(sequences)), n_kinds)
-    key_maps = {index: keys_of(layer) for index, layer in runner.layers.items()}
+    device = runner.device
+    there = {index: (layer.on(device), device.put(keys_of(layer))) for index, layer in runner.layers.items()}
 
     def see(seen: Activations) -> None:
-        keys, asked = factors(seen.layer, seen.x, who_sees(seen.attention))
-        w_k, of_keys = key_maps[seen.layer.index], _kinds_of(seen, kinds).ravel()
-        sums[seen.layer.index] += contributions_by_kind(keys, asked, w_k, of_keys, n_kinds)
+        layer, w_k = there[seen.layer.index]
+        keys, asked = factors(layer, device.put(seen.x), who_sees(seen.attention))
+        of_keys = _kinds_of(seen, kinds).ravel()
+        sums[seen.layer.index] += device.get(contributions_by_kind(keys, asked, w_k, of_keys, n_kinds))
 
     runner.observe(sequences, see)
     with np.errstate(invalid="ignore"):
@@ -200,7 +203,7 @@ def keys_of(layer: Layer) -> np.ndarray:
     return np.stack([layer.k.of(group)[0] for group in range(layer.n_kv_heads)])
 
 
-def factors(layer: Layer, x: np.ndarray, sees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def factors(layer: Layer, x: Any, sees: np.ndarray) -> tuple[Any, Any]:
     """What C is made of in one layer beside W_K: keys, and the mean query that each of them meets.
 
     Exact under rotation and under norms of queries and keys, whose per-token scalars go to the queries' side.
@@ -208,22 +211,24 @@ def factors(layer: Layer, x: np.ndarray, sees: np.ndarray) -> tuple[np.ndarray, 
     Parameters
     ----------
     layer : Layer
-    x : (b, n, d) array
+        On whatever device.
+    x : (b, n, d) array, there
         The stream that enters it, of sequences of one length.
-    sees : (n, n) bool array
+    sees : (n, n) bool array, on this machine
         Whether query m may attend to key n.
 
     Returns
     -------
     (b n, d), (H, b n, r) arrays
     """
-    b, n, d = x.shape
-    flat = x.reshape(b * n, d)
+    (b, n, d), xp = x.shape, namespace(x)
+    flat = xp.reshape(x, (b * n, d))
     queries = layer.queries(flat)  # (H, b n, r)
     r = queries.shape[-1]
-    asked = asked_of_keys(queries.reshape(-1, b, n, r), sees, layer.rotation).reshape(-1, b * n, r)
+    asked = asked_of_keys(xp.reshape(queries, (-1, b, n, r)), sees, layer.rotation)
+    asked = xp.reshape(asked, (-1, b * n, r))
     if layer.k_rms is not None:
-        of_keys = np.repeat(layer.scalars(flat)[1], layer.n_heads // layer.n_kv_heads, axis=0)  # (H, b n)
+        of_keys = xp.repeat(layer.scalars(flat)[1], layer.n_heads // layer.n_kv_heads, axis=0)  # (H, b n)
         asked[..., : layer.k_rms.dims] *= of_keys[..., None]
     return layer.normalised(flat), asked
 

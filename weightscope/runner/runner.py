@@ -12,10 +12,11 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from weightscope.attention import Layer
+from weightscope.backend import CPU, Device, open_device
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.progress import PROGRESS
-from weightscope.runner.loading import import_torch, load_eager
+from weightscope.runner.loading import import_torch, load_eager, torch_device
 from weightscope.runner.places import attention_modules, blocks_of, output_module, tower_of
 
 TOKENS_A_BATCH = 2048
@@ -97,7 +98,7 @@ def batches(sequences: Sequence[np.ndarray], tokens_a_batch: int = TOKENS_A_BATC
     return found
 
 
-def open_runner(model: Model, *, language: bool = False) -> "Runner":
+def open_runner(model: Model, *, language: bool = False, device: str = "cpu") -> "Runner":
     """Load a model for running.
 
     Parameters
@@ -106,31 +107,37 @@ def open_runner(model: Model, *, language: bool = False) -> "Runner":
         As `open_model` gives it.
     language : bool
         With the head that predicts the next token, for `Runner.losses`.
+    device : str
+        Where the model runs, and what is computed of its activations as far as it can be there; see `open_device`.
 
     Raises
     ------
     CheckpointError
-        PyTorch is not installed, or transformers cannot load the checkpoint whole.
+        PyTorch is not installed, transformers cannot load the checkpoint whole, or the device is not there.
     """
+    opened = open_device(device)
     network = load_eager(model, language=language)
-    return Runner(model, network if language else tower_of(network, model))
+    return Runner(model, (network if language else tower_of(network, model)).to(torch_device(opened)), opened)
 
 
 class Runner:
     """transformers' eager model beside weightscope's layers of the same checkpoint.
 
     Both are kept in float32: a model's parameters once, and those of its attention a second time. Beyond them a run
-    holds the activations of one layer for one batch.
+    holds the activations of one layer for one batch. On a device the model is there, the second copy here,
+    and what an observer computes with there as well.
 
     Parameters
     ----------
     model : Model
     network : torch.nn.Module
         The eager model, in evaluation mode.
+    device : Device
+        Where it lies.
     """
 
-    def __init__(self, model: Model, network: Any) -> None:
-        self.model, self.network = model, network
+    def __init__(self, model: Model, network: Any, device: Device = CPU) -> None:
+        self.model, self.network, self.device = model, network, device
         self.blocks = blocks_of(network, model)
         self.layers = {index: model.layer(index) for index in model.attention_layers}
         self._checked: set[int] = set()
@@ -187,15 +194,15 @@ class Runner:
         with _passes(len(sequences)) as bar:
             for batch in batches(sequences, tokens_a_batch):
                 logits = self._forward(batch, observer, wanted, stop=False).logits[:, :-1]  # (b, n - 1, vocab)
-                following = torch.from_numpy(batch.arrays[:, 1:])
+                following = torch.from_numpy(batch.arrays[:, 1:]).to(logits.device)
                 each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
-                found[batch.inputs] = each.view(following.shape).double().sum(dim=1).numpy()
+                found[batch.inputs] = each.view(following.shape).double().sum(dim=1).cpu().numpy()
                 bar.update(len(batch.inputs))
         return found
 
     def _forward(self, batch: Batch, observer: Observer | None, wanted: set[int], *, stop: bool) -> Any:
         torch = import_torch()
-        arrays = torch.from_numpy(np.ascontiguousarray(batch.arrays))
+        arrays = torch.from_numpy(np.ascontiguousarray(batch.arrays)).to(torch_device(self.device))
         given = {"pixel_values": arrays} if batch.tokens is None else {"input_ids": arrays}
         accepted = inspect.signature(self.network.forward).parameters
         if "use_cache" in accepted:
@@ -210,6 +217,10 @@ class Runner:
                 return self.network(**given)
             except _LastLayerSeen:
                 return None
+            except torch.OutOfMemoryError:
+                what = "images" if batch.tokens is None else f"texts of {batch.arrays.shape[1]} tokens"
+                problem = f"beside the model the device has no room for {len(batch.arrays)} {what}"
+                raise CheckpointError(problem, file=self.model.name) from None
 
     def check(self, seen: Activations) -> None:
         """Compare what the model's own module returned with the same from weightscope's folded weights, once a layer.
@@ -301,17 +312,17 @@ class _Hooks:
         if self.called not in self.wanted:
             return None
         torch = import_torch()
-        x = self.x.numpy()
+        x = self.x.cpu().numpy()
         seen = Activations(
             self.runner.layers[self.called], self.batch.inputs, self.batch.tokens,
-            x, self.attention.numpy(), output.numpy().reshape(x.shape),
+            x, self.attention.cpu().numpy(), output.cpu().numpy().reshape(x.shape),
         )  # fmt: skip
         self.shown = True
         self.runner.check(seen)
         new = self.observer(seen)
         if self.called == self.last:
             raise _LastLayerSeen
-        return None if new is None else torch.from_numpy(np.asarray(new, np.float32)).reshape(output.shape)
+        return None if new is None else torch.from_numpy(np.asarray(new, np.float32)).reshape(output.shape).to(output)
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class SinkBias:
         return np.stack([measures.strength for measures in self.layers.values()])
 
 
-def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool = True) -> SinkBias:
+def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool = True, device: str = "cpu") -> SinkBias:
     """Predict, measure, patch.
 
     mu_sink comes from every other document, perplexity from those between: they share none.
@@ -120,7 +120,7 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
         problem = f"windows of {longest} tokens in every other document and texts of {CHARACTERS[0]} characters or more"
         raise CheckpointError(f"too little text: {problem} in those between are needed")
 
-    runner = open_runner(model, language=True)
+    runner = open_runner(model, language=True, device=device)
     layers = measure_updates(runner, measured)
     predicted = predict_sinks(model, begin)  # now that the model is known to be causal
     table = patching_table(runner, {index: found.mu for index, found in layers.items()}, evaluated)

@@ -20,8 +20,11 @@ def tokenizer_of(model: Model) -> "Tokenizer":
     Raises
     ------
     CheckpointError
-        There is none, or it cannot be read.
+        There is none, it cannot be read, or the model sees images.
     """
+    if not model.family.inputs.tokens:
+        problem = f"a model of the family {model.family.name} sees images; this needs one that reads text"
+        raise CheckpointError(problem, file=model.file)
     gguf = _gguf(model)
     return load_tokenizer(model.source) if gguf is None else _from_gguf(gguf).backend_tokenizer
 

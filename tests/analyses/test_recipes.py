@@ -1,0 +1,65 @@
+"""What all recipes share: they end in one line when they cannot do what they were asked."""
+
+import sys
+
+import pytest
+from click.testing import CliRunner
+from tiny_models import FIXTURES
+
+pytest.importorskip("torch", reason="the recipes need the extra `runner`")
+
+from analyses import gpt2_detok, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms
+from weightscope.backend import open_device
+from weightscope.cli.command import EndsInOneLine
+
+RECIPES = {
+    recipe.main.name: recipe.main
+    for recipe in (gpt2_detok, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms)
+}
+
+
+def run(name: str, *arguments: object):
+    return CliRunner().invoke(RECIPES[name], [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_missing_device_is_said_before_anything_is_read(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    open_device.cache_clear()
+    result = run(name, "--device", "cuda", "--text", tmp_path / "no.txt", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.output == f"{name}: device cuda needs CuPy: pip install 'weightscope[cuda]'\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["norm-attention", "outlier-dimensions", "sink-bias"])
+def test_a_model_that_sees_is_no_model_for_texts(name, tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text("It was a dark night. The rain fell in torrents.\n\n" * 20)
+    result = run(name, "--model", FIXTURES / "vit", "--text", text, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.output.endswith("a model of the family vit sees images; this needs one that reads text\n")
+    assert result.output.count("\n") == 1
+
+
+def test_a_name_that_is_wrong_ends_sink_bias_before_the_first_model_runs(tmp_path):
+    result = run("sink-bias", "--model", "embedded", "--model", tmp_path / "nowhere", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "nowhere" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "error, says",
+    [
+        (MemoryError(), "the system gave no more"),
+        (MemoryError("Unable to allocate 8.00 GiB for an array\nand more"), "Unable to allocate 8.00 GiB for an array"),
+    ],
+)
+def test_a_want_of_memory_is_one_line(error, says):
+    def work():
+        raise error
+
+    result = CliRunner().invoke(EndsInOneLine("work", callback=work))
+    assert result.exit_code == 2
+    assert result.output == f"work: not enough memory: {says}\n"
