@@ -1,4 +1,4 @@
-"""Every attack ends in one CheckpointError: within a second, within 200 MB, and with no escape in the message."""
+"""Every attack ends in one CheckpointError: without a hang, within 200 MB, and with no escape in the message."""
 
 import json
 import os
@@ -14,7 +14,9 @@ from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, INDEXES, LAYOUTS, ONE
 from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
 
-SECONDS, MEGABYTES = 1.0, 200
+# Each takes under a second of processor time on a laptop. The bound is there for the attack that never ends, or
+# whose cost grows with the square of its size: a slow or busy machine must not fail it.
+SECONDS, MEGABYTES = 15.0, 200
 
 
 @pytest.fixture

@@ -33,7 +33,10 @@ def test_fixtures_are_what_their_script_makes(name: str, tmp_path: Path) -> None
     with np.load(tmp_path / "expected.npz") as arrays:
         assert set(arrays) == set(fixture(name).arrays)
         for key in arrays:
-            np.testing.assert_allclose(arrays[key], fixture(name).arrays[key], rtol=1e-4, atol=1e-5, err_msg=key)
+            kept_array = fixture(name).arrays[key]
+            # Another processor's float32 sums differ by the array's scale, not by each value's.
+            scale = float(np.abs(kept_array).max(initial=0.0))
+            np.testing.assert_allclose(arrays[key], kept_array, rtol=1e-4, atol=1e-5 * max(1.0, scale), err_msg=key)
     made_config, kept_config = (
         json.loads((folder / "config.json").read_text()) for folder in (tmp_path, FIXTURES / name)
     )
