@@ -6,15 +6,16 @@ weightscope opens a GGUF file as it is; this is for whatever else wants Hugging 
 `gguf` package.
 """
 
-import json
-import sys
 from pathlib import Path
 
 import click
 from safetensors.numpy import save_file
+from tqdm import tqdm
 
-from weightscope import CheckpointError
 from weightscope.checkpoint import open_checkpoint
+from weightscope.cli.command import EndsInOneLine
+from weightscope.output import check_writable, replacing, write_json
+from weightscope.progress import PROGRESS
 
 MLP = ("mlp.", "post_attention_layernorm.")
 
@@ -31,28 +32,25 @@ def convert(gguf: Path, folder: Path, *, whole: bool = False) -> None:
     Raises
     ------
     CheckpointError
-        The file is not right, or of an architecture that is not read.
+        The file is not right, or of an architecture that is not read; the folder cannot be written to.
     """
     checkpoint = open_checkpoint(gguf)
-    tensors = {
-        name: tensor.read() for name, tensor in checkpoint.items() if whole or not any(part in name for part in MLP)
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=1))
+    check_writable(folder)
+    wanted = {name: tensor for name, tensor in checkpoint.items() if whole or not any(part in name for part in MLP)}
+    tensors = {name: tensor.read() for name, tensor in tqdm(wanted.items(), "dequantising", **PROGRESS)}
+    with replacing(folder / "model.safetensors") as partial:
+        save_file(tensors, partial, metadata={"format": "pt"})
+    write_json(folder / "config.json", checkpoint.config)
 
 
-@click.command()
+@click.command("gguf-to-safetensors", cls=EndsInOneLine)
 @click.argument("gguf", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--whole", is_flag=True, help="The MLPs too, so that transformers can run the model.")
 def main(gguf: Path, folder: Path, whole: bool) -> None:
     """Write GGUF's matrices into FOLDER under Hugging Face's names."""
-    try:
-        convert(gguf, folder, whole=whole)
-    except CheckpointError as error:
-        click.echo(f"gguf-to-safetensors: {error}", err=True)
-        sys.exit(2)
+    convert(gguf, folder, whole=whole)
+    click.echo(f"{folder / 'model.safetensors'}")
 
 
 if __name__ == "__main__":

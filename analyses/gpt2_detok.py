@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
-from inputs import device_option, documents
+from inputs import device_option, documents, openwebtext, out_option
 from tokenizers import Tokenizer
 
 from weightscope import CheckpointError, open_model
@@ -39,7 +39,6 @@ from weightscope.tokenizer import END_OF_TEXT, load_tokenizer, token_id, tokeniz
 
 PAPER_TOKENS = ("iens", " Jackson", "tarian", " Obama", " Korea", " chloride")  # Tables 1 and 3
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
-OPENWEBTEXT = "Skylion007/openwebtext"
 SHARDS = 2
 TEXTS = 50  # of section 5
 
@@ -59,20 +58,13 @@ def open_or_embedded(source: str) -> tuple[Model, bool]:
 
 def openwebtext_counts(tokenizer: Tokenizer) -> Counts:
     """Bigram counts of the first shards of OpenWebText by this tokenizer, counted once and kept under counts/."""
-    from huggingface_hub import HfApi, hf_hub_download
-
     cache = Path(f"counts/openwebtext-{tokenizer_hash(tokenizer)[:12]}.npz")
     if cache.exists():
         return load_counts(cache)
     try:
-        listed = HfApi().list_repo_files(OPENWEBTEXT, repo_type="dataset")
-        shards = sorted(name for name in listed if name.endswith(".parquet"))[:SHARDS]
-        files = [Path(hf_hub_download(OPENWEBTEXT, name, repo_type="dataset")) for name in shards]
-    except Exception as error:  # the client's own errors differ by version; none of them may surface as a traceback
-        reason = f"{OPENWEBTEXT} cannot be had from the Hub ({type(error).__name__})"
-        raise CheckpointError(f"{reason}; give COUNTS= made by `weightscope bigrams`") from None
-    if not files:
-        raise CheckpointError(f"{OPENWEBTEXT} holds no Parquet files; give COUNTS= made by `weightscope bigrams`")
+        files = openwebtext(SHARDS)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; give COUNTS= made by `weightscope bigrams`") from None
     counts = count_bigrams(files, tokenizer)
     counts.save(cache)
     return counts
@@ -105,9 +97,7 @@ def on_text(first: FirstLayer, tokenizer: Tokenizer, paths: Sequence[str], query
 @click.option("--model", default="gpt2", show_default=True, help="Folder, .safetensors file or Hub id.")
 @click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
 @click.option("--text", multiple=True, help="Text files or folders for section 5; may be repeated.")
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/gpt2-detok", show_default=True
-)
+@out_option("figures/gpt2-detok")
 @device_option
 def main(model: str, counts_file: Path | None, text: tuple[str, ...], out: Path, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""

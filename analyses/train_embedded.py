@@ -130,7 +130,7 @@ def config_text(model: GPT2LMHeadModel) -> str:
 @click.option("--batch", default=32, show_default=True, help="Windows of 256 tokens a step.")
 @click.option("--rate", default=3e-3, show_default=True, help="Peak learning rate.")
 @click.option("--vocab", default=8000, show_default=True)
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--every", default=250, show_default=True, help="Steps between two looks at the held-out loss.")
 def main(corpus: Path, out: Path, steps: int, batch: int, rate: float, vocab: int, seed: int, every: int) -> None:
     """Train the embedded checkpoint on every .txt file under CORPUS."""

@@ -13,6 +13,7 @@ from tiny_gpt2 import gpt2_weights, write_checkpoint
 
 import weightscope as ws
 from weightscope.cli import main
+from weightscope.output import check_writable
 
 TEXT = "the cat sat on the mat. the dog sat on the cat, and the mat was flat. a hat on a cat is that.\n" * 40
 
@@ -88,7 +89,7 @@ def test_neighbours_are_the_highest_t_ee_of_the_vocabulary(folder: Path, tmp_pat
 
 
 def test_positions_are_scaled_as_in_the_papers_code(folder: Path, tmp_path: Path) -> None:
-    """t_p by the mean of 1/sigma_j over tokens; t_pp by that and by the mean of sigma_i at the query."""
+    """t_p by the mean of 1/sigma_j over tokens; t_pp by that and by the mean of 1/sigma_i at the query."""
     assert run("positions", folder, "--out", tmp_path, "--query", 20).exit_code == 0
     model = ws.open_model(folder)
     e, p = model.embeddings.tokens.astype(np.float64), model.positions.astype(np.float64)
@@ -97,7 +98,7 @@ def test_positions_are_scaled_as_in_the_papers_code(folder: Path, tmp_path: Path
         assert arrays["t_p"].shape == arrays["t_pp"].shape == (4, 32)
         for head in model.layer(0).heads():
             t_p = p @ head.qk_bias * (1 / sigma).mean(axis=0)
-            t_pp = p[20] @ head.qk.dense() @ p.T * (1 / sigma).mean(axis=0) / sigma[:, 20].mean()
+            t_pp = p[20] @ head.qk.dense() @ p.T * (1 / sigma).mean(axis=0) * (1 / sigma[:, 20]).mean()
             np.testing.assert_allclose(arrays["t_p"][head.index], t_p, rtol=2e-4, atol=1e-5)
             np.testing.assert_allclose(arrays["t_pp"][head.index], t_pp, rtol=2e-4, atol=1e-5)
     assert [row["head"] for row in rows(tmp_path / "trends.csv")] == ["0", "1", "2", "3"]
@@ -175,3 +176,48 @@ def test_importing_weightscope_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["detok", "embedded", "--out", "file/out"],
+        ["audit", "embedded", "--out", "file/out"],
+        ["positions", "embedded", "--out", "file/out"],
+        ["compare", "embedded", "embedded", "--out", "file/out"],
+        ["neighbours", "embedded", "ibility", "--csv", "file/out/a.csv"],
+        ["bigrams", "nowhere.txt", "--tokenizer", "embedded", "--out", "file/out/c.npz"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_where_nothing_can_be_written_nothing_is_computed(command: list[str], tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    result = run(*command)
+    assert result.exit_code == 2
+    assert result.stderr == "weightscope: nothing can be written to file/out (Not a directory)\n"
+
+
+def test_looking_whether_a_folder_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+    check_writable(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_revision_is_of_the_hub(folder: Path) -> None:
+    """Somebody who compares two revisions of a local clone would compare one with itself."""
+    result = run("inspect", folder, "--revision", "v2")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("is on this machine; a revision (v2) is one of the Hub's\n")
+
+
+def test_inspect_says_nothing_before_it_knows_everything() -> None:
+    result = run("inspect", "embedded", "--family", "llama")
+    assert result.exit_code == 2
+    assert not result.stdout
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "weightscope", "inspect", "embedded"]
+    assert "family      gpt2" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 from tiny_gpt2 import gpt2_weights, write_checkpoint
 
-from analyses.gpt2_detok import OPENWEBTEXT, SHARDS, main
+from analyses.gpt2_detok import SHARDS, main
+from analyses.inputs import OPENWEBTEXT
 from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.checkpoint.hub_server import Hub
 from weightscope.bigrams import count_bigrams

@@ -119,8 +119,17 @@ class Embeddings:
         Returns
         -------
         float32 array of the broadcast shape
+
+        Raises
+        ------
+        CheckpointError
+            There is no such token or position.
         """
         rows = self.rows(tokens)  # (..., d)
         if positions is not None and self.positions is not None:
-            rows = rows + self.positions[np.asarray(positions)]
+            positions, known = np.asarray(positions), len(self.positions)
+            if positions.size and not 0 <= positions.min() <= positions.max() < known:
+                wrong = positions.min() if positions.min() < 0 else positions.max()
+                raise CheckpointError(f"no position {wrong}: the model has {known}", file=self.token_tensor.file.path)
+            rows = rows + self.positions[positions]
         return np.ones(rows.shape[:-1], rows.dtype) if self.divisor is None else self.divisor(rows)

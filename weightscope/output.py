@@ -36,6 +36,28 @@ def replacing(path: Path) -> Iterator[Path]:
             partial.unlink()
 
 
+def check_writable(folder: Path) -> None:
+    """Find out whether results can be written into a folder before the work that makes them; it is left as it was.
+
+    Raises
+    ------
+    CheckpointError
+        They cannot.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tried = folder / f".{os.getpid()}.partial"
+        tried.touch()
+        tried.unlink()
+    except OSError as error:
+        raise CheckpointError(f"nothing can be written to {folder} ({error.strerror})") from None
+    finally:
+        for path in made:
+            with suppress(OSError):  # another run has begun to use it
+                path.rmdir()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text; see `replacing`."""
     with replacing(path) as partial:

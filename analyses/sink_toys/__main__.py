@@ -16,6 +16,7 @@ import click
 import numpy as np
 import torch
 
+from analyses.inputs import out_option
 from analyses.sink_toys import broadcast, nop, vit
 from analyses.sink_toys.attention import GATES_AND_REGISTERS, VARIANTS
 from weightscope import CheckpointError
@@ -87,11 +88,14 @@ def train_all(path: Path, size: Any, planned: Mapping[str, Callable[[], dict[str
 def kept(path: Path) -> dict[str, Any]:
     """What `train_all` wrote."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError("is not there: train the toys first, without --redraw", file=path) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"holds no results of sink toys ({error}); remove it to train them", file=path) from None
+    if not (isinstance(found, dict) and isinstance(found.get("runs"), dict) and found["runs"] and "size" in found):
+        raise CheckpointError("holds no results of sink toys; remove it to train them", file=path)
+    return found
 
 
 def draw(out: Path, stages: tuple[str, ...]) -> None:
@@ -99,6 +103,10 @@ def draw(out: Path, stages: tuple[str, ...]) -> None:
     runs = {stage: list(kept(out / f"{stage}.json")["runs"].values()) for stage in stages}
     for stage in stages:
         write_table(out / f"{stage}.csv", runs[stage])
+        kinds = GATES_AND_REGISTERS if stage == "vit" else VARIANTS
+        missing = [name for name in kinds if name not in {run["variant"] for run in runs[stage]}]
+        if missing:
+            click.echo(f"{stage}: drawn without {', '.join(missing)}, which {stage}.json does not have")
     if "nop" in stages:
         save(figures.nop_figure(runs["nop"]), out, "nop")
         save(figures.emergence_figure(runs["nop"]), out, "nop-emergence")
@@ -117,6 +125,8 @@ def write_table(path: Path, runs: Runs) -> None:
     rows = []
     for run in runs:
         row = {key: value for key, value in run.items() if not isinstance(value, list)}
+        if "singular_values" in run:
+            row["qk_gap"] = run["singular_values"][0] / run["singular_values"][1]
         for i, layer in enumerate(run.get("layers", [])):
             row |= {f"layer{i}_{key}": value for key, value in layer.items() if not isinstance(value, list)}
         rows.append(row)
@@ -124,7 +134,7 @@ def write_table(path: Path, runs: Runs) -> None:
 
 
 @click.command("sink-toys", cls=EndsInOneLine)
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="figures/sink-toys", show_default=True)
+@out_option("figures/sink-toys")
 @click.option("--only", type=click.Choice(STAGES), multiple=True, help="Toys to train; all by default.")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Trainings of each model.")
 @click.option(

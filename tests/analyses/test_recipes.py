@@ -63,3 +63,11 @@ def test_a_want_of_memory_is_one_line(error, says):
     result = CliRunner().invoke(EndsInOneLine("work", callback=work))
     assert result.exit_code == 2
     assert result.output == f"work: not enough memory: {says}\n"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_folder_that_cannot_be_written_is_said_before_anything_runs(name, tmp_path):
+    (tmp_path / "file").touch()
+    result = run(name, "--text", tmp_path / "no.txt", "--out", tmp_path / "file" / "out")
+    assert result.exit_code == 2
+    assert result.output == f"{name}: nothing can be written to {tmp_path}/file/out (Not a directory)\n"

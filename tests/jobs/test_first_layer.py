@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tiny_models import NAMES, Fixture, centred, fixture
 
+import weightscope as ws
 from weightscope.attention import Layer
 from weightscope.jobs.first_layer import FirstLayer
 
@@ -83,3 +84,25 @@ def test_scores_of_one_token_are_a_row_of_the_factors(name: str) -> None:
     for head in first.heads:
         whole = first.query_factor(head.index) @ first.key_factor(head.kv_head).T
         np.testing.assert_allclose(rows[head.index], whole[7], atol=2e-5 * max(1, np.abs(whole[7]).max()))
+
+
+@pytest.mark.parametrize(
+    "head, tokens, positions, says",
+    [
+        (8, [1, 2], [0, 1], "no head 8: a layer has 8"),
+        (-1, [1, 2], [0, 1], "no head -1"),
+        (7, [1, 2], [-1, 0], "no position -1: the model has 256"),
+        (7, [1, 2], [255, 256], "no position 256: the model has 256"),
+        (7, [1, 8000], [0, 1], "no token 8000: the vocabulary has 8000"),
+    ],
+)
+def test_terms_of_what_is_not_there_are_refused(head, tokens, positions, says) -> None:
+    """NumPy would count negative ones from the end."""
+    first = FirstLayer(ws.open_model("embedded"))
+    with pytest.raises(ws.CheckpointError, match=says):
+        first.terms(head, np.array(tokens), np.array(positions))
+
+
+def test_every_token_of_the_terms_has_one_position() -> None:
+    with pytest.raises(ValueError, match=r"tokens of shape \(3,\) at positions of shape \(2,\)"):
+        FirstLayer(ws.open_model("embedded")).terms(0, np.arange(3), np.arange(2))

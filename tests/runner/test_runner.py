@@ -156,3 +156,27 @@ def test_a_card_that_pytorch_does_not_reach_is_said(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("weightscope.runner.runner.open_device", lambda name: Device(name, np))
     with pytest.raises(ws.CheckpointError, match=r"^device cuda: PyTorch 2\S* sees no CUDA device"):
         open_runner(ws.open_model(EMBEDDED), device="cuda")
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (np.array([1, 999_999]), "text 1 has token 999999; the vocabulary has 8000"),
+        (np.array([-1, 2]), "text 1 has token -1; the vocabulary has 8000"),
+        (np.array([], int), r"text 1 has int64 of shape \(0,\); texts are whole numbers of shape \(n,\)"),
+        (np.array([0.5, 1.0]), "text 1 has float64 of shape"),
+        (np.arange(300), r"transformers cannot run it on an input of shape \(300,\): "),
+    ],
+)
+def test_texts_that_the_model_cannot_take_are_one_error(text: np.ndarray, says: str, embedded: Runner) -> None:
+    for run in (lambda texts: embedded.observe(texts, lambda seen: None), embedded.losses):
+        with pytest.raises(ws.CheckpointError, match=says):
+            run([TOKENS[0], text])
+
+
+def test_what_an_observer_raises_stays_its_own(embedded: Runner) -> None:
+    def wrong(seen: Activations) -> None:
+        raise IndexError("my own")
+
+    with pytest.raises(IndexError, match="my own"):
+        embedded.observe(TOKENS, wrong)

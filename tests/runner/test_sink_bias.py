@@ -93,7 +93,7 @@ def test_measures_are_those_of_all_updates_stacked(name: str, first: str, tmp_pa
             np.linalg.norm(c, axis=1).mean() / np.linalg.norm(o, axis=1).mean(), rel=1e-4
         )
         for rows, ratio, variance, centre in (
-            (c, found.spectral_sink, found.variance_sink, mu),
+            (c, found.spectral_sink, found.variance_sink, c.mean(axis=0)),
             (context, found.spectral_context, found.variance_context, context.mean(axis=0)),
             (o, found.spectral_others, found.variance_others, o.mean(axis=0)),
         ):

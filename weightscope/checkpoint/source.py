@@ -23,15 +23,19 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
     Raises
     ------
     CheckpointError
-        It is neither a path that exists nor of the form `name` or `owner/name`, with an optional `@revision`.
+        It is neither a path that exists nor of the form `name` or `owner/name`, with an optional `@revision`; or it is
+        a path and a revision is asked for.
     """
     path = Path(source)
     try:
         path = path.expanduser()
-        if str(source) and path.exists():
-            return path
+        there = bool(str(source)) and path.exists()
     except (OSError, RuntimeError) as error:  # a name too long, no permission, a home that nobody has
         raise CheckpointError(f"cannot be read ({error})", file=path) from None
+    if there and revision is not None:
+        raise CheckpointError(f"is on this machine; a revision ({revision}) is one of the Hub's", file=path)
+    if there:
+        return path
     name, _, tag = str(source).partition("@")
     if not _may_be_hub_id(name):
         raise CheckpointError(f"no such file or folder: {source}")

@@ -12,8 +12,8 @@ from weightscope.cli.first_layer import bigrams, detok, neighbours, positions
 def main() -> None:
     """What a transformer checkpoint's attention heads are, from the weights alone.
 
-    SOURCE is a folder, a .safetensors file, or a Hub id with optional @revision; `embedded` is the small GPT-2 that
-    comes with weightscope.
+    SOURCE is a folder, a .safetensors or .gguf file, or a Hub id with optional @revision; `embedded` is the small GPT-2
+    that comes with weightscope.
     """
 
 

@@ -24,8 +24,7 @@ def inspect(model: Any) -> None:
     """Family, shapes, dtypes, and the bytes an audit would read."""
     from weightscope.jobs.inspect import describe
 
-    for line in describe(model):
-        click.echo(line)
+    click.echo("\n".join(describe(model)))  # all of it or an error, not half of it and then one
 
 
 @click.command("audit")

@@ -14,6 +14,7 @@ from weightscope.cli.options import (
     with_engine,
     with_model,
     with_source,
+    writable,
 )
 from weightscope.errors import CheckpointError, printable
 
@@ -75,10 +76,13 @@ def detok(
 @with_model
 @click.argument("token")
 @click.option("--head", "heads", type=int, multiple=True, help="Only this head; may be repeated.")
-@click.option("--top", default=10, show_default=True, help="Previous tokens a head.")
+@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Previous tokens a head.")
 @layer_option
 @delta_option
-@click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the table here too.")
+@click.option(
+    "--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), callback=writable,
+    help="Write the table here too.",
+)  # fmt: skip
 def neighbours(
     model: Any, token: str, heads: tuple[int, ...], top: int, layer: int, delta: int, csv_file: Path | None
 ) -> None:
@@ -136,7 +140,10 @@ def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: t
 @click.option(
     "--tokenizer", required=True, help="SOURCE of the tokenizer: tokenizer.json, or vocab.json and merges.txt."
 )
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="COUNTS.npz to write.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, callback=writable,
+    help="COUNTS.npz to write.",
+)  # fmt: skip
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
     """Count the bigrams of a corpus: text, JSON lines (.gz, .zst) and Parquet files, or folders of them."""
     from weightscope.bigrams import count_bigrams

@@ -10,9 +10,20 @@ import click
 
 from weightscope.errors import printable
 
+
+def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """A folder or file for results, once it is known that it can be written, before anything is computed."""
+    if path is not None:
+        from weightscope.output import check_writable
+
+        check_writable(path.parent if isinstance(parameter.type, click.Path) and parameter.type.file_okay else path)
+    return path
+
+
 out_option = click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for results."
-)
+    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, callback=writable,
+    help="Folder for results.",
+)  # fmt: skip
 layer_option = click.option("--layer", default=0, show_default=True, help="Layer whose heads are asked.")
 delta_option = click.option(
     "--delta", default=1, show_default=True, help="Distance i - j at which tokens are compared under rotation."

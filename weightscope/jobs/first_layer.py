@@ -176,8 +176,18 @@ class FirstLayer:
         ----------
         head : int
         tokens, positions : (n,) int arrays
+
+        Raises
+        ------
+        CheckpointError
+            There is no such head, token or position.
+        ValueError
+            Not as many positions as tokens.
         """
         layer, embeddings, learned = self.attention, self.model.embeddings, self.model.positions
+        tokens, positions = np.asarray(tokens), np.asarray(positions)
+        if tokens.shape != positions.shape or tokens.ndim != 1:
+            raise ValueError(f"tokens of shape {tokens.shape} at positions of shape {positions.shape}; both are (n,)")
         sigma = embeddings.sigma(tokens, positions)[:, None]  # (n, 1)
         e = embeddings.tokens[tokens] / sigma  # (n, d)
         p = np.zeros_like(e) if learned is None else learned[positions] / sigma  # (n, d)
@@ -186,7 +196,7 @@ class FirstLayer:
             stacked = np.stack([e @ w, p @ w, np.broadcast_to(b, (len(e), len(b)))])  # (3, n, r)
             return Parts(*(stacked if layer.rotation is None else layer.rotation.rotate(stacked, positions)))
 
-        kv_head = self.heads[head].kv_head
+        kv_head = layer.head(head).kv_head
         terms = six_terms(parts(*layer.q.of(head)), parts(*layer.k.of(kv_head)))
         if layer.additive is None:
             return terms

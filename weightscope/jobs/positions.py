@@ -54,10 +54,10 @@ class PositionTerms:
 
     @property
     def t_pp(self) -> np.ndarray:
-        """T^pp averaged over the tokens at j, with sigma_i at its mean, or its numerator: (n_heads, n_positions)."""
+        """T^pp averaged over the tokens at i and at j, or its numerator: (n_heads, n_positions)."""
         if self.sigma is None:
             return self.pp_numerator
-        return self.pp_numerator * self.sigma.inverse_mean / self.sigma.mean[self.query]
+        return self.pp_numerator * self.sigma.inverse_mean * self.sigma.inverse_mean[self.query]
 
     @property
     def attended(self) -> np.ndarray:

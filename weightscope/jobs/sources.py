@@ -43,7 +43,7 @@ class Source:
     ) -> "Source":
         """Of what a user wrote."""
         path = Path(source).expanduser()
-        return cls(str(path.absolute()) if path.exists() else source, revision, family, tower)
+        return cls(str(path.absolute()) if source and path.exists() else source, revision, family, tower)
 
     def open(self) -> Model:
         """The model; see `open_model`."""

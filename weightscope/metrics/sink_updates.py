@@ -123,13 +123,6 @@ def spectral_ratio(updates: Stack) -> float:
     return float(squares[0] / squares.sum())
 
 
-def normalised_variance(updates: Stack, mu: np.ndarray) -> float:
-    """R = E|u - mu|^2 / E|u|^2 (eq. 6): 0 where every update is mu, 1 where mu explains nothing.
-
-    Parameters
-    ----------
-    updates : Stack
-    mu : (d,) array
-    """
-    square = updates.mean_square
-    return float((square - 2 * mu @ updates.mean + mu @ mu) / square)
+def normalised_variance(updates: Stack) -> float:
+    """R = E|u - mu|^2 / E|u|^2 with mu the mean of these updates (eq. 6): 0 where all are mu, 1 where mu is 0."""
+    return float(1 - updates.mean @ updates.mean / updates.mean_square)

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from weightscope.errors import printable
 from weightscope.jobs.compare import Comparison, most_moved
 from weightscope.metrics.outliers import layer_medians
+from weightscope.progress import phase
 from weightscope.report.page import Figure, Section, Table, write_page
 from weightscope.report.style import COLOURS, COLUMN, save
 
@@ -23,6 +24,7 @@ TRACED = (
 )
 
 
+@phase("drawing figures")
 def write_report(found: Comparison, out: Path) -> None:
     """Write the figures as PNG and SVG, and report.html.
 

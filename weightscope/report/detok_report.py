@@ -6,11 +6,13 @@ from pathlib import Path
 from weightscope.counts import Counts
 from weightscope.jobs.detok import Detokenization, TokenRoc
 from weightscope.jobs.neighbours import COLUMNS, Neighbour
+from weightscope.progress import phase
 from weightscope.report.detok_figures import auroc_figure, roc_figure
 from weightscope.report.page import Figure, Section, Table
 from weightscope.report.style import save
 
 
+@phase("drawing figures")
 def detok_sections(
     found: Detokenization, curves: Sequence[TokenRoc], counts: Counts, out: Path
 ) -> tuple[str, list[Section]]:

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib import figure as mpl
 
 from weightscope.metrics.term_contributions import TERMS
+from weightscope.progress import phase
 from weightscope.report.page import Figure, Section, Table
 from weightscope.report.style import COLOURS, COLUMN, DASHES, save
 from weightscope.runner.empirical import EmpiricalCheck
@@ -15,6 +16,7 @@ NAMES = {name: f"T^{name}" for name in TERMS}
 STYLES = {name: {"color": COLOURS[k], "linestyle": DASHES[k % 2]} for k, name in enumerate(TERMS)}
 
 
+@phase("drawing figures")
 def empirical_section(found: EmpiricalCheck, predicted: np.ndarray | None, head: int, out: Path) -> Section:
     """Draw Fig. 4 for one head and every head's contributions into `out`, and say what they say.
 

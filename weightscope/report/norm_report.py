@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from weightscope.model import Model
+from weightscope.progress import phase
 from weightscope.report import norm_paper as paper
 from weightscope.report.norm_figures import OFF, head_figure, layer_figure, pair_figure, singular_value_figure
 from weightscope.report.page import Figure, Section, Table
@@ -12,6 +13,7 @@ from weightscope.report.style import save
 from weightscope.runner.norm_analysis import MOMENTS, NormAnalysis, moment_rows, summary_rows
 
 
+@phase("drawing figures")
 def norm_sections(found: NormAnalysis, model: Model, out: Path, seed: int = 0) -> tuple[str, list[Section]]:
     """Draw the figures into `out` and say what they say.
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from weightscope.jobs.outlier_guess import Guess, extremity, ranks
 from weightscope.metrics.outliers import DIMENSION_Z
+from weightscope.progress import phase
 from weightscope.report import outlier_figures as draw
 from weightscope.report import outlier_reference as paper
 from weightscope.report.page import Figure, Section, Table
@@ -22,6 +23,7 @@ def layers_shown(n_layers: int) -> list[int]:
     return sorted({max(0, round(n_layers / 6) - 1), max(0, n_layers // 2 - 1), n_layers - 1})
 
 
+@phase("drawing figures")
 def outlier_sections(
     stream: Stream, found: Contributions, guessed: Guess, model: str, out: Path
 ) -> tuple[str, list[Section]]:
@@ -126,10 +128,11 @@ def _contributions_section(found: Contributions, dimensions: np.ndarray, out: Pa
     text = (
         "C_j = ((x_m W_Q + b_Q) W_K')_j x_nj is what dimension j of key n adds to the score of query m (eq. 7), before "
         "1/sqrt(d'); here as the mean over the queries that see a key, and over all keys of all inputs, "
-        f"{found.counts.sum():,} of them. x is what W_Q and W_K act on: the residual stream, divided by sigma where a "
-        "norm was folded into them. Under rotation the query is turned by its true distance to the key, and norms of "
-        "queries and keys count, so that the sum over j is the model's own score, less terms that are the same for "
-        "every key."
+        f"{found.counts.sum():,} of them, each counting alike (a mean over pairs of query and key would weigh long "
+        "inputs and, under a causal mask, early keys more). x is what W_Q and W_K act on: the residual stream, divided "
+        "by sigma where a norm was folded into them. Under rotation the query is turned by its true distance to the "
+        "key, and norms of queries and keys count, so that the sum over j is the model's own score, less terms that "
+        "are the same for every key."
     )
     if found.left_out:
         text += f" In this model it is so but for {'; '.join(found.left_out)}."

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weightscope.jobs.positions import HeadTrend, PositionTerms
+from weightscope.progress import phase
 from weightscope.report.page import Figure, Section, Table
 from weightscope.report.position_figures import all_heads_figure, position_figure
 from weightscope.report.style import save
 
 
+@phase("drawing figures")
 def position_sections(
     terms: PositionTerms, found: Sequence[HeadTrend], out: Path, heads: Sequence[int] = ()
 ) -> list[Section]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from weightscope.jobs.sink_prediction import PREDICTORS, SINKS_ABOVE
+from weightscope.progress import phase
 from weightscope.report.page import Figure, Section, Table, write_page
 from weightscope.report.sink_bias_figures import (
     BOUND,
@@ -50,6 +51,7 @@ PAPER = (
 )
 
 
+@phase("drawing figures")
 def write_report(found: Sequence[SinkBias], out: Path) -> None:
     """Draw every figure into `out`, and write report.html.
 
@@ -72,10 +74,10 @@ def headline(found: SinkBias) -> str:
         (row.changes["all", PATCHED], row.changes["all", ABLATED]) for row in (_row(found, 0), _row(found, 1))
     )
     return (
-        f"{found.name}: in the median layer one direction holds {spectral:.0%} of what token 0 writes, and "
-        f"{variance:.0%} of it varies. In all layers at once, a constant in its place moves perplexity by {eq7:+.2f} "
-        f"from {found.patching.baseline:.2f} and nothing in its place by {ablated:+.2f}; with token 0's own update "
-        f"left alone it is {spared:+.2f} and {spared_ablated:+.2f}."
+        f"{found.name}, {found.sizes.texts} texts of {found.sizes.tokens} tokens: in the median layer one direction "
+        f"holds {spectral:.0%} of what token 0 writes, and {variance:.0%} of it varies. In all layers at once, a "
+        f"constant in its place moves perplexity by {eq7:+.2f} from {found.patching.baseline:.2f} and nothing in its "
+        f"place by {ablated:+.2f}; with token 0's own update left alone it is {spared:+.2f} and {spared_ablated:+.2f}."
     )
 
 
@@ -133,7 +135,7 @@ def _updates(found: SinkBias, out: Path) -> Section:
         "writes at position i; u_others,i what tokens 1..i write together; u_ctx,i their mean, u_others,i / i, as the "
         "caption of the paper's Fig. 3 defines it (which weighs early positions most: the sum is drawn too). The "
         "values' bias is part of f(x); b is the output's. Positions run from 1, as in eq. 4; mu_sink alone includes "
-        "position 0. R is against mu_sink for the sink, against their own mean for the others."
+        "position 0. R is against the mean over the positions it is taken over, so that it is 1 at most."
     )
     strongest = max(found.layers, key=lambda index: found.layers[index].ratio)
     updates = Figure(

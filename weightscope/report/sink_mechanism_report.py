@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
+from weightscope.progress import phase
 from weightscope.report.page import Figure, Section, Table, write_page
 from weightscope.report.sink_mechanism_figures import (
     MECHANISM_NAMES,
@@ -51,6 +52,7 @@ def _transition(found: SinkMechanisms) -> str:
     return f"The strongest key of a head is most often: {', '.join(told)}."
 
 
+@phase("drawing figures")
 def write_sink_report(
     found: SinkMechanisms, heads: Sequence[HeadRow], layers: Sequence[LayerRow], name: str, note: str, out: Path
 ) -> None:

@@ -3,7 +3,7 @@
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from weightscope.attention import Layer
 from weightscope.backend import CPU, Device, open_device
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
-from weightscope.progress import PROGRESS
+from weightscope.progress import PROGRESS, phase
 from weightscope.runner.loading import import_torch, load_eager, torch_device
 from weightscope.runner.places import attention_modules, blocks_of, output_module, tower_of
 
@@ -116,8 +116,10 @@ def open_runner(model: Model, *, language: bool = False, device: str = "cpu") ->
         PyTorch is not installed, transformers cannot load the checkpoint whole, or the device is not there.
     """
     opened = open_device(device)
-    network = load_eager(model, language=language)
-    return Runner(model, (network if language else tower_of(network, model)).to(torch_device(opened)), opened)
+    with phase("loading the model into PyTorch"):
+        network = load_eager(model, language=language)
+        there = (network if language else tower_of(network, model)).to(torch_device(opened))
+        return Runner(model, there, opened)
 
 
 class Runner:
@@ -164,8 +166,10 @@ class Runner:
         Raises
         ------
         CheckpointError
-            A layer's output is not what its weights give: the layer is named.
+            A layer's output is not what its weights give: the layer is named. A text is empty or has a token that the
+            model does not know; or the model cannot take inputs of this size.
         """
+        self._check_texts(sequences)
         wanted = set(self.layers if layers is None else layers)
         with _passes(len(sequences)) as bar:
             for batch in batches(sequences, tokens_a_batch):
@@ -187,7 +191,13 @@ class Runner:
         Returns
         -------
         (len(sequences),) float64 array
+
+        Raises
+        ------
+        CheckpointError
+            As `observe` does.
         """
+        self._check_texts(sequences)
         torch = import_torch()
         found = np.zeros(len(sequences))
         wanted = set(self.layers) if observer else set()
@@ -200,6 +210,20 @@ class Runner:
                 bar.update(len(batch.inputs))
         return found
 
+    def _check_texts(self, sequences: Sequence[np.ndarray]) -> None:
+        """Each has tokens, and such as the model knows; a card would stop at others without a word."""
+        vocab = self.model.config.vocab_size
+        for index, each in enumerate(map(np.asarray, sequences)):
+            if each.ndim == 3:
+                continue
+            problem = None
+            if each.ndim != 1 or each.dtype.kind not in "iu" or not len(each):
+                problem = f"{each.dtype} of shape {each.shape}; texts are whole numbers of shape (n,)"
+            elif each.min() < 0 or (vocab and each.max() >= vocab):
+                problem = f"token {each.min() if each.min() < 0 else each.max()}; the vocabulary has {vocab}"
+            if problem:
+                raise CheckpointError(f"text {index} has {problem}", file=self.model.name)
+
     def _forward(self, batch: Batch, observer: Observer | None, wanted: set[int], *, stop: bool) -> Any:
         torch = import_torch()
         arrays = torch.from_numpy(np.ascontiguousarray(batch.arrays)).to(torch_device(self.device))
@@ -209,10 +233,9 @@ class Runner:
             given["use_cache"] = False
         if "output_attentions" in accepted:  # some modules (DeBERTa's, MPNet's) return weights only when told to
             given["output_attentions"] = True
-        with torch.inference_mode(), ExitStack() as stack:
-            if observer is not None:
-                last = max(wanted) if stop and wanted else None
-                stack.enter_context(_Hooks(self, batch, observer, wanted, last).attached())
+        last = max(wanted) if stop and wanted else None
+        hooks = None if observer is None else _Hooks(self, batch, observer, wanted, last)
+        with torch.inference_mode(), hooks.attached() if hooks else nullcontext():
             try:
                 return self.network(**given)
             except _LastLayerSeen:
@@ -221,6 +244,12 @@ class Runner:
                 what = "images" if batch.tokens is None else f"texts of {batch.arrays.shape[1]} tokens"
                 problem = f"beside the model the device has no room for {len(batch.arrays)} {what}"
                 raise CheckpointError(problem, file=self.model.name) from None
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                if hooks and error is hooks.observers_own:
+                    raise
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                problem = f"transformers cannot run it on an input of shape {batch.arrays.shape[1:]}: {reason}"
+                raise CheckpointError(problem, file=self.model.name) from error
 
     def check(self, seen: Activations) -> None:
         """Compare what the model's own module returned with the same from weightscope's folded weights, once a layer.
@@ -263,6 +292,7 @@ class _Hooks:
         self.attention: Any = None
         self.output: Any = None
         self.shown = False
+        self.observers_own: Exception | None = None
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -319,7 +349,11 @@ class _Hooks:
         )  # fmt: skip
         self.shown = True
         self.runner.check(seen)
-        new = self.observer(seen)
+        try:
+            new = self.observer(seen)
+        except Exception as error:
+            self.observers_own = error  # not the model's, and so not to be taken for bad input
+            raise
         if self.called == self.last:
             raise _LastLayerSeen
         return None if new is None else torch.from_numpy(np.asarray(new, np.float32)).reshape(output.shape).to(output)

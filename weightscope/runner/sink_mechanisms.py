@@ -12,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from weightscope.attention import Layer
+from weightscope.errors import CheckpointError
 from weightscope.jobs.layer_measures import measure_layer
 from weightscope.metrics.norms import output_triangles
 from weightscope.metrics.sinks import (
@@ -125,8 +126,11 @@ def sink_mechanisms(runner: Runner, sequences: Sequence[np.ndarray], tokens: Tok
     Raises
     ------
     CheckpointError
-        A layer's output is not what its weights give.
+        A layer's output is not what its weights give; or a text is of one token, beside which there is no other.
     """
+    for index, each in enumerate(sequences):
+        if each.ndim == 1 and len(each) < 2:
+            raise CheckpointError(f"text {index} has one token; a sink is one among several", file=runner.model.name)
     layers = list(runner.layers.values())
     seen_by = Sinks(layers, sequences, tokens)
     runner.observe(sequences, seen_by)

@@ -1,0 +1,5 @@
+"""`python -m weightscope` is the command."""
+
+from weightscope.cli import main
+
+main()
