@@ -11,6 +11,7 @@ from tiny_gpt2 import gpt2_weights, write_checkpoint
 
 from weightscope.cli import main
 from weightscope.jobs import audits
+from weightscope.jobs.alone import alone_in
 from weightscope.report import audit_list
 
 
@@ -88,6 +89,26 @@ def test_resume_does_what_failed_or_changed_and_nothing_else(work: Path, first: 
     asked.clear()
     assert run("audit", work / "steps.txt", "--out", work / "out", "--resume", "--window", 8).exit_code == 0
     assert asked == ["step1", "step2", "step3", "step4"]
+
+
+def test_a_checkpoint_whose_folder_was_written_by_another_audit_since_is_done_again(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text(f"{work}/step1\n")
+    run("audit", tmp_path / "one.txt", "--out", tmp_path / "out")
+    whole = (tmp_path / "out" / "step1" / "heads.csv").read_bytes()
+    assert run("audit", work / "step3", "--out", tmp_path / "out" / "step1", "--layers", 0).exit_code == 0
+    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() != whole
+    assert run("audit", tmp_path / "one.txt", "--out", tmp_path / "out", "--resume").exit_code == 0
+    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() == whole
+
+
+def test_one_list_at_a_time_writes_a_summary(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text(f"{work}/step1\n")
+    with alone_in(tmp_path / "out"):
+        result = run("audit", tmp_path / "one.txt", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    (line,) = said(result)
+    assert line.startswith("weightscope: out: another audit is writing into this folder")
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_defect_met_in_one_checkpoint_does_not_keep_the_others(work: Path, tmp_path: Path, monkeypatch) -> None:
