@@ -68,7 +68,7 @@ def audit_command(
     options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device)
     path = Path(source)
     with _interruptible():
-        if path.suffix == ".txt" and path.is_file():
+        if path.suffix.lower() == ".txt" and not path.is_dir():
             _audit_list([named(line) for line in read_list(path)], out, options, engine, resume)
             return
         for ended in audit_all([Commission(named(source), out)], options, engine, deliver, resume, say=_say_of_one):
@@ -113,7 +113,7 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
     for row in audit_list(sources, out, options, engine, resume, say=_say):
         if row.headline is None:
             failed += 1
-            _say(f"{row.name}: {row.error}")
+            _say(row.error if row.error.startswith(f"{row.name}: ") else f"{row.name}: {row.error}")
             continue
         sizes = f"{row.headline.layers} layers of {row.headline.heads} heads"
         with tqdm.external_write_mode():

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from weightscope.engine import Engine
 from weightscope.jobs.alone import alone_in
@@ -18,7 +17,7 @@ from weightscope.jobs.finished_layers import digest_of, is_finished, mark_finish
 from weightscope.jobs.sources import Source
 from weightscope.model import Model
 from weightscope.output import write_bytes
-from weightscope.progress import PROGRESS
+from weightscope.progress import PROGRESS, Bar
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def audit_all(
         The engine itself failed.
     """
     waiting = deque(commissions)
-    with tqdm(total=0, desc="layers", unit="layer", **PROGRESS) as bar:
+    with Bar(total=0, desc="layers", unit="layer", **PROGRESS) as bar:
         desk = _Desk(options, engine, deliver, resume, done, say, bar)
         with closing(desk):
             while waiting or engine.busy:
