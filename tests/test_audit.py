@@ -333,6 +333,15 @@ def test_a_finished_audit_is_kept_until_something_has_changed(checkpoint: Path, 
     assert "is kept" not in audit_of(checkpoint, tmp_path).stdout
 
 
+def test_directions_of_another_audit_do_not_stay(checkpoint: Path, tmp_path: Path) -> None:
+    assert audit_of(checkpoint, tmp_path).exit_code == 0
+    assert (tmp_path / "directions.json").exists()
+    assert audit_of(checkpoint, tmp_path, "--directions", "0").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".audited", "findings.json", "heads.csv", "report.html", "spectra.npz",
+    ]  # fmt: skip
+
+
 def test_of_two_audits_at_once_one_ends_in_a_line_and_the_other_has_a_folder_of_its_own(
     checkpoint: Path, out: Path, tmp_path: Path
 ) -> None:

@@ -32,8 +32,10 @@ from weightscope.jobs.model_findings import (
     outlier_gains,
 )
 from weightscope.model import Model
-from weightscope.output import write_csv, write_json, write_npz
+from weightscope.output import remove_earlier, write_csv, write_json, write_npz
 from weightscope.progress import PROGRESS
+
+NOT_ALWAYS = r"directions\.json"  # of an audit's results
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,7 @@ def write_audit(results: Audit, out: Path) -> None:
     """Write heads.csv (one row a head), spectra.npz, findings.json, and directions.json where tokens were read."""
     found = results.heads
     n_layers, n_heads = found.columns["qk_sigma1"].shape
+    remove_earlier(out, NOT_ALWAYS)
     write_csv(
         out / "heads.csv",
         ["layer", "head", "kv_head", *found.columns],

@@ -12,11 +12,11 @@ import numpy as np
 
 from weightscope.engine import Engine
 from weightscope.jobs.alone import alone_in
-from weightscope.jobs.audit import Audit, AuditOptions, LayersToMeasure, Measured, finish, measure_one, plan
+from weightscope.jobs.audit import NOT_ALWAYS, Audit, AuditOptions, LayersToMeasure, Measured, finish, measure_one, plan
 from weightscope.jobs.finished_layers import digest_of, is_finished, mark_finished
 from weightscope.jobs.sources import Source
 from weightscope.model import Model
-from weightscope.output import write_bytes
+from weightscope.output import remove_earlier, write_bytes
 from weightscope.progress import PROGRESS, Bar
 
 
@@ -223,6 +223,7 @@ def _itself(model: Model) -> Model:
 
 
 def _write(delivery: Delivery, out: Path, digest: str) -> None:
+    remove_earlier(out, NOT_ALWAYS)
     for name, content in delivery.files.items():
         write_bytes(out / name, content)
     finish(out)

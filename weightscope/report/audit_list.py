@@ -9,6 +9,7 @@ from weightscope.jobs.audit import AuditOptions
 from weightscope.jobs.audits import Commission, audit_all, is_done
 from weightscope.jobs.sources import Source, folder_names
 from weightscope.jobs.summary import Row, read_summary, row_of, write_summary
+from weightscope.output import remove_earlier
 from weightscope.report.delivery import deliver
 from weightscope.report.summary_page import write_summary_page
 
@@ -35,6 +36,7 @@ def audit_list(
     commissions = [Commission(source, out / name) for source, name in zip(sources, names, strict=True)]
     with alone_in(out):
         earlier = read_summary(out) if resume else {}
+        remove_earlier(out, r"summary\.html")
         rows: dict[str, Row] = {}
 
         def done(commission: Commission, plan: str) -> bool:
