@@ -28,6 +28,7 @@ from weightscope.jobs.first_layer import FirstLayer
 from weightscope.jobs.neighbours import neighbours, write_neighbours
 from weightscope.jobs.positions import head_trends, position_terms, write_positions
 from weightscope.model import Model
+from weightscope.output import remove_earlier
 from weightscope.report.detok_report import detok_sections, neighbour_section
 from weightscope.report.empirical_report import empirical_section
 from weightscope.report.page import write_page
@@ -41,6 +42,10 @@ PAPER_TOKENS = ("iens", " Jackson", "tarian", " Obama", " Korea", " chloride")  
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 SHARDS = 2
 TEXTS = 50  # of section 5
+NOT_ALWAYS = (  # of the results: position terms, and what happens on text
+    r"(positions|contributions)\.npz|(trends|contributions)\.csv"
+    r"|(positions-all-heads|contributions|(positions|empirical)-head-\d+)\.(png|svg)"
+)
 
 
 def open_or_embedded(source: str) -> tuple[Model, bool]:
@@ -127,6 +132,7 @@ def run(source: str, counts_file: Path | None, text: Sequence[str], out: Path, d
     seen = None if terms is None else on_text(first, tokenizer, text, terms.query)
 
     # write and draw
+    remove_earlier(out, NOT_ALWAYS)
     write_detokenization(detokenization, out)
     write_neighbours(found, out / "neighbours.csv")
     lead, sections = detok_sections(detokenization, curves, counts, out)

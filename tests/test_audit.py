@@ -12,24 +12,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from tiny_gpt2 import gpt2_weights, write_checkpoint
 from weights import shared
 
 import weightscope as ws
 from tests.checkpoint.files import bfloat16, write
+from tests.engine.tasks import tables_alone
 from weightscope.cli import main
 from weightscope.factored import Factored
 from weightscope.jobs import audit as audit_job
+from weightscope.jobs import audits
 from weightscope.jobs.audit import AuditOptions, audit, measure
 from weightscope.jobs.finished_layers import FinishedLayers
+from weightscope.report import delivery
 
 FIXTURES = Path(__file__).parent / "families" / "fixtures"
 FIRST_COLUMNS = ["layer", "head", "kv_head", "qk_sigma1", "qk_sigma2"]
 NEEDED = ["qk_frobenius", "qk_stable_rank", "qk_effective_rank", "vo_sigma1", "vo_sigma2", "vo_frobenius",
           "vo_stable_rank", "vo_effective_rank"]  # fmt: skip
 RESULTS = ["heads.csv", "spectra.npz", "findings.json", "directions.json", "report.html",
-           "heads.png", "heads.svg", "spectra.png", "spectra.svg", "depth.png", "depth.svg"]  # fmt: skip
+           "heads.png", "heads.svg", "spectra.png", "spectra.svg", "depth.png", "depth.svg", ".audited"]  # fmt: skip
 
 
 def dense_singular_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -248,11 +251,123 @@ def test_finished_layers_are_not_measured_again_unless_something_has_changed(che
     assert len(measured) == 36
 
 
-@pytest.mark.parametrize("plan", ["", "{}", "[1]", "not json", '{"sha256": 1}'])
-def test_a_broken_plan_starts_anew(plan: str, tmp_path) -> None:
-    FinishedLayers(tmp_path, {"a": 1}, resume=False).put(0, {"x": np.ones(2)})
-    (tmp_path / ".audit" / "plan.json").write_text(plan)
+@pytest.mark.parametrize("owner", [{}, {"plan": np.array("another's")}, {"plan": np.ones((2, 2))}])
+def test_a_layer_is_taken_for_that_of_its_own_plan_alone(owner: dict[str, np.ndarray], tmp_path: Path) -> None:
+    finished = FinishedLayers(tmp_path, {"a": 1}, resume=False)
+    finished.put(0, {"x": np.ones(2)})
+    assert FinishedLayers(tmp_path, {"a": 1}, resume=True).get(0) is not None
+    np.savez(finished.folder / "layer-0000.npz", x=np.ones(2), **owner)
+    assert finished.get(0) is None
     assert FinishedLayers(tmp_path, {"a": 1}, resume=True).get(0) is None
+    assert not list(finished.folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("plan", "resume", "notice"),
+    [
+        ({"a": 1}, True, None),
+        ({"a": 1}, False, "discards 2 finished layers of an interrupted audit; --resume would have kept them"),
+        ({"a": 2}, True, "starts afresh: the 2 finished layers kept here are of other options or weights"),
+        ({"a": 2}, False, "discards 2 finished layers of an interrupted audit with other options or weights"),
+    ],
+)
+def test_layers_that_are_thrown_away_are_spoken_of(plan, resume: bool, notice: str | None, tmp_path: Path) -> None:
+    first = FinishedLayers(tmp_path, {"a": 1}, resume=False)
+    assert first.notice is None
+    for layer in (0, 5, 7):
+        first.put(layer, {"x": np.ones(2)})
+    (first.folder / "layer-0007.npz").write_bytes(b"cut")  # was never finished, so nothing is lost with it
+    assert FinishedLayers(tmp_path, plan, resume).notice == notice
+
+
+def audit_of(checkpoint: Path, out: Path, *options: str) -> Result:
+    """Without drawing figures: how they look is no matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delivery, "deliver", tables_alone)
+        return CliRunner().invoke(main, ["audit", str(checkpoint), "--out", str(out), *options])
+
+
+def interrupted(checkpoint: Path, out: Path, *options: str) -> Result:
+    """An audit in which somebody presses Ctrl-C at layer 2."""
+    whole = audits.measure_one
+
+    def until(opened, index, options):
+        if index == 2:
+            raise KeyboardInterrupt
+        return whole(opened, index, options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audits, "measure_one", until)
+        return audit_of(checkpoint, out, *options)
+
+
+def test_an_interrupted_audit_says_how_to_go_on_and_what_is_lost_otherwise(checkpoint: Path, tmp_path: Path) -> None:
+    stopped = interrupted(checkpoint, tmp_path)
+    assert stopped.exit_code == 1
+    assert stopped.stderr.startswith("weightscope: interrupted; the same command with --resume goes on\n")
+    went_on = interrupted(checkpoint, tmp_path, "--resume")
+    assert went_on.stderr == stopped.stderr
+    changed = interrupted(checkpoint, tmp_path, "--resume", "--window", "8")
+    afresh = "weightscope: starts afresh: the 2 finished layers kept here are of other options or weights"
+    assert changed.stderr.splitlines()[0] == afresh
+    again = audit_of(checkpoint, tmp_path, "--window", "8")
+    assert again.exit_code == 0
+    lost = "weightscope: discards 2 finished layers of an interrupted audit; --resume would have kept them\n"
+    assert again.stderr == lost
+
+
+def test_a_finished_audit_is_kept_until_something_has_changed(checkpoint: Path, tmp_path: Path) -> None:
+    def is_kept(*options: str) -> bool:
+        result = audit_of(checkpoint, tmp_path, "--resume", *options)
+        assert result.exit_code == 0 and not result.stderr
+        return "report.html is kept: an earlier run made it with these weights and options" in result.stdout
+
+    assert not is_kept()
+    assert is_kept()
+    assert not is_kept("--window", "8")
+    assert not is_kept()
+    (tmp_path / "report.html").unlink()
+    assert not is_kept()
+    assert interrupted(checkpoint, tmp_path).exit_code == 1
+    assert not is_kept(), "what lies there may be of two audits"
+    assert "is kept" not in audit_of(checkpoint, tmp_path).stdout
+
+
+def test_directions_of_another_audit_do_not_stay(checkpoint: Path, tmp_path: Path) -> None:
+    assert audit_of(checkpoint, tmp_path).exit_code == 0
+    assert (tmp_path / "directions.json").exists()
+    assert audit_of(checkpoint, tmp_path, "--directions", "0").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".audited", "findings.json", "heads.csv", "report.html", "spectra.npz",
+    ]  # fmt: skip
+
+
+def test_of_two_audits_at_once_one_ends_in_a_line_and_the_other_has_a_folder_of_its_own(
+    checkpoint: Path, out: Path, tmp_path: Path
+) -> None:
+    other = write_checkpoint(tmp_path / "other", gpt2_weights(n_layers=12, d=48, vocab=60, seed=1))
+    code, shared_out = "from weightscope.cli import main; main()", tmp_path / "out"
+    environment = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parents[1])}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, "audit", str(source), "--out", str(shared_out)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for source in (checkpoint, other)
+    ]  # fmt: skip
+    said = [process.communicate()[1] for process in running]
+    codes = [process.returncode for process in running]
+    assert sorted(codes) == [0, 2], said
+    refused = said[codes.index(2)]
+    assert (
+        refused.startswith("weightscope: out: another audit is writing into this folder") and refused.count("\n") == 1
+    )
+    alone = out
+    if codes[1] == 0:
+        alone = tmp_path / "alone"
+        assert audit_of(other, alone).exit_code == 0
+    for name in ("heads.csv", "spectra.npz", "findings.json", "directions.json"):
+        assert (shared_out / name).read_bytes() == (alone / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("kept", [0, 60, 200])

@@ -68,6 +68,11 @@ def test_detok_writes_what_is_promised(folder: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {
         "heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "roc.png", "roc.svg",
     }  # fmt: skip
+    (tmp_path / "my-roc.png").write_bytes(b"")
+    assert run("detok", folder, "--counts", folder / "counts.npz", "--out", tmp_path).exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "my-roc.png",
+    }  # fmt: skip
 
 
 def test_neighbours_are_the_highest_t_ee_of_the_vocabulary(folder: Path, tmp_path: Path) -> None:
@@ -102,6 +107,14 @@ def test_positions_are_scaled_as_in_the_papers_code(folder: Path, tmp_path: Path
             np.testing.assert_allclose(arrays["t_p"][head.index], t_p, rtol=2e-4, atol=1e-5)
             np.testing.assert_allclose(arrays["t_pp"][head.index], t_pp, rtol=2e-4, atol=1e-5)
     assert [row["head"] for row in rows(tmp_path / "trends.csv")] == ["0", "1", "2", "3"]
+
+
+def test_positions_leave_no_figure_of_another_run(folder: Path, tmp_path: Path) -> None:
+    for heads in ([0, 2], [3]):
+        options = [option for head in heads for option in ("--head", head)]
+        assert run("positions", folder, "--out", tmp_path, *options).exit_code == 0
+        drawn = {path.stem for path in tmp_path.glob("positions-head-*")}
+        assert drawn == {f"positions-head-{head}" for head in heads}
 
 
 def test_unscaled_positions_of_a_checkpoint_without_tokens(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What moved between checkpoints is told by head, and nothing that changes no score is called a change."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,14 @@ def test_compare_writes_tables_spectra_figures_and_a_page(out: Path) -> None:
     names = {path.name for path in out.iterdir()}
     figures = {f"{name}.{kind}" for name in ("changes", "spectra", "trajectories") for kind in ("png", "svg")}
     assert names == {"heads.csv", "trajectory.csv", "spectra.npz", "report.html"} | figures
+
+
+def test_two_checkpoints_leave_no_trajectories_of_three(out: Path, run: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    assert (tmp_path / "trajectories.svg").exists()
+    assert CliRunner().invoke(main, ["compare", *map(str, run[:2]), "--out", str(tmp_path)]).exit_code == 0
+    assert not list(tmp_path.glob("trajectories.*"))
+    assert (tmp_path / "trajectory.csv").exists()
 
 
 def test_the_comparisons_page_loads_in_silence_and_fits(out: Path, tmp_path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weightscope.errors import CheckpointError
-from weightscope.output import replacing, write_csv, write_npz, write_text
+from weightscope.output import remove_earlier, replacing, write_csv, write_npz, write_text
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -34,3 +34,18 @@ def test_npz_reads_back_without_pickle(tmp_path: Path) -> None:
     write_npz(tmp_path / "a.npz", x=np.arange(3))
     with np.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
         np.testing.assert_array_equal(arrays["x"], [0, 1, 2])
+
+
+def test_of_an_earlier_run_those_files_alone_are_removed_that_have_the_name(tmp_path: Path) -> None:
+    kept = ["head-.png", "head-1.png.txt", "my-head-1.png", "head-one.png", "heads.csv"]
+    for name in [*kept, "head-1.png", "head-23.svg"]:
+        (tmp_path / name).write_text("")
+    remove_earlier(tmp_path, r"head-\d+\.(png|svg)")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+    remove_earlier(tmp_path / "none", ".*")
+
+
+def test_what_cannot_be_removed_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "roc.png").mkdir()
+    with pytest.raises(CheckpointError, match=r"^roc\.png: cannot be removed"):
+        remove_earlier(tmp_path, r"roc\.png")

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -56,6 +57,30 @@ def check_writable(folder: Path) -> None:
         for path in made:
             with suppress(OSError):  # another run has begun to use it
                 path.rmdir()
+
+
+def remove_earlier(folder: Path, names: str) -> None:
+    """Remove an earlier run's results that this run may not write again.
+
+    They would lie beside results that they do not belong to.
+
+    Parameters
+    ----------
+    folder : Path
+    names : str
+        Regular expression of whole names; only such as the caller itself gives.
+
+    Raises
+    ------
+    CheckpointError
+        One cannot be removed.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if re.fullmatch(names, path.name):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise CheckpointError(f"cannot be removed ({error.strerror})", file=path) from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,6 +4,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Timer
+from typing import Any
+
+from tqdm import tqdm
 
 DELAY = 2  # seconds: what takes less says nothing
 PROGRESS = {"delay": DELAY, "leave": False, "dynamic_ncols": True}  # of tqdm
@@ -22,3 +25,24 @@ def phase(what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+class Bar(tqdm):  # type: ignore[misc]
+    """A bar that comes out when its delay is over and no sooner, and is always cleared away.
+
+    A line that is written meanwhile moves bars aside, and tqdm then draws those that are not due yet as well; what it
+    has drawn of its own accord only, it clears away at the end.
+    """
+
+    def clear(self, *arguments: Any, **options: Any) -> None:
+        if not self.disable and self.last_print_t >= self._due:
+            super().clear(*arguments, **options)
+
+    def refresh(self, *arguments: Any, **options: Any) -> None:
+        if not self.disable and self._time() >= self._due:
+            self.last_print_t: float = max(self.last_print_t, self._due)  # by which tqdm knows that it has been drawn
+            super().refresh(*arguments, **options)
+
+    @property
+    def _due(self) -> float:
+        return float(self.start_t + self.delay)

@@ -11,6 +11,7 @@ from tiny_gpt2 import gpt2_weights, write_checkpoint
 
 from weightscope.cli import main
 from weightscope.jobs import audits
+from weightscope.jobs.alone import alone_in
 from weightscope.report import audit_list
 
 
@@ -90,6 +91,26 @@ def test_resume_does_what_failed_or_changed_and_nothing_else(work: Path, first: 
     assert asked == ["step1", "step2", "step3", "step4"]
 
 
+def test_a_checkpoint_whose_folder_was_written_by_another_audit_since_is_done_again(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text(f"{work}/step1\n")
+    run("audit", tmp_path / "one.txt", "--out", tmp_path / "out")
+    whole = (tmp_path / "out" / "step1" / "heads.csv").read_bytes()
+    assert run("audit", work / "step3", "--out", tmp_path / "out" / "step1", "--layers", 0).exit_code == 0
+    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() != whole
+    assert run("audit", tmp_path / "one.txt", "--out", tmp_path / "out", "--resume").exit_code == 0
+    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() == whole
+
+
+def test_one_list_at_a_time_writes_a_summary(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text(f"{work}/step1\n")
+    with alone_in(tmp_path / "out"):
+        result = run("audit", tmp_path / "one.txt", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    (line,) = said(result)
+    assert line.startswith("weightscope: out: another audit is writing into this folder")
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_a_defect_met_in_one_checkpoint_does_not_keep_the_others(work: Path, tmp_path: Path, monkeypatch) -> None:
     whole = audits.measure_one
 
@@ -104,6 +125,29 @@ def test_a_defect_met_in_one_checkpoint_does_not_keep_the_others(work: Path, tmp
     assert result.exit_code == 2
     assert said(result) == ["weightscope: step3: ZeroDivisionError: layer 1"]
     assert [row["status"] for row in table(tmp_path / "out")] == ["failed", "ok"]
+
+
+def test_a_failure_names_its_source_once_and_leaves_no_bar(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "List.TXT").write_text(f"{work}/step1\n{tmp_path}/empty\n")
+    run("audit", tmp_path / "List.TXT", "--out", tmp_path / "out")
+    again = run("audit", tmp_path / "List.TXT", "--out", tmp_path / "out", "--resume")
+    assert again.exit_code == 2
+    assert again.stderr == "weightscope: empty: no .safetensors file here; there is nothing\n"
+
+
+def test_a_list_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
+    result = run("audit", tmp_path / "none.Txt", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    line = "weightscope: none.Txt: there is no such list; a SOURCE in .txt is a file with a source a line\n"
+    assert result.stderr == line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_named_like_a_list_is_a_checkpoint(work: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model.txt", gpt2_weights())
+    assert run("audit", tmp_path / "model.txt", "--out", tmp_path / "out", "--layers", 0).exit_code == 0
+    assert (tmp_path / "out" / "heads.csv").exists()
 
 
 def test_a_broken_summary_is_as_none(work: Path, tmp_path: Path) -> None:

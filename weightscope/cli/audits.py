@@ -1,7 +1,8 @@
 """All layers of a checkpoint, of many, and of one against another: inspect, audit, compare."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,41 @@ def audit_command(
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
     options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device)
-    if source.endswith(".txt") and Path(source).is_file():
-        _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
-        return
-    for ended in audit_all([Commission(named(source), out)], options, engine, deliver, resume):
-        if ended.delivery is None:
-            raise ended.error or AssertionError("an audit that was not resumed cannot have been done before")
-        for line in ended.delivery.lines:
-            click.echo(line)
+    path = Path(source)
+    with _interruptible():
+        if path.suffix.lower() == ".txt" and not path.is_dir():
+            _audit_list([named(line) for line in read_list(path)], out, options, engine, resume)
+            return
+        for ended in audit_all([Commission(named(source), out)], options, engine, deliver, resume, say=_say_of_one):
+            if ended.error is not None:
+                raise ended.error
+            if ended.delivery is None:
+                click.echo(f"{out / 'report.html'} is kept: an earlier run made it with these weights and options")
+                return
+            for line in ended.delivery.lines:
+                click.echo(line)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A work that Ctrl-C does not undo, and says so before the command is aborted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say("interrupted; the same command with --resume goes on")
+        raise
+
+
+def _say(line: str) -> None:
+    """On stderr, between bars."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(sys.stderr):
+        click.echo(f"weightscope: {line}", err=True)
+
+
+def _say_of_one(commission: Any, line: str) -> None:
+    _say(line)
 
 
 def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, resume: bool) -> None:
@@ -81,14 +109,14 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
     from weightscope.report.audit_list import audit_list
 
     failed = 0
-    for row in audit_list(sources, out, options, engine, resume):
+    for row in audit_list(sources, out, options, engine, resume, say=_say):
+        if row.headline is None:
+            failed += 1
+            _say(row.error if row.error.startswith(f"{row.name}: ") else f"{row.name}: {row.error}")
+            continue
+        sizes = f"{row.headline.layers} layers of {row.headline.heads} heads"
         with tqdm.external_write_mode():
-            if row.headline is None:
-                failed += 1
-                click.echo(f"weightscope: {row.name}: {row.error}", err=True)
-            else:
-                sizes = f"{row.headline.layers} layers of {row.headline.heads} heads"
-                click.echo(f"{row.name}: {row.headline.family}, {sizes}, {row.headline.findings} findings")
+            click.echo(f"{row.name}: {row.headline.family}, {sizes}, {row.headline.findings} findings")
     click.echo(out / "summary.html")
     if failed:
         sys.exit(2)

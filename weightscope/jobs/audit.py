@@ -14,6 +14,8 @@ from weightscope.attention import Layer
 from weightscope.backend import open_device
 from weightscope.checkpoint.storage import Storage
 from weightscope.engine import one_blas_thread
+from weightscope.errors import CheckpointError
+from weightscope.jobs.alone import alone_in
 from weightscope.jobs.directions import DEFAULT, HeadDirections, can_read_directions, read_directions, token_names
 from weightscope.jobs.finding import Finding, as_json, in_order
 from weightscope.jobs.finished_layers import FOLDER, FinishedLayers
@@ -30,8 +32,10 @@ from weightscope.jobs.model_findings import (
     outlier_gains,
 )
 from weightscope.model import Model
-from weightscope.output import write_csv, write_json, write_npz
+from weightscope.output import remove_earlier, write_csv, write_json, write_npz
 from weightscope.progress import PROGRESS
+
+NOT_ALWAYS = r"directions\.json"  # of an audit's results
 
 
 @dataclass(frozen=True)
@@ -122,18 +126,19 @@ def audit(model: Model, out: Path, options: AuditOptions, resume: bool = False) 
     Raises
     ------
     CheckpointError
-        A layer's tensors are missing or misshapen, or `out` cannot be written to. Values that are not finite are no
-        error here: they reach the heads they belong to, as NaN.
+        A layer's tensors are missing or misshapen, `out` cannot be written to, or another audit is at work there.
+        Values that are not finite are no error here: they reach the heads they belong to, as NaN.
     """
     return conclude(model, measure(model, out, options, resume), options)
 
 
 def measure(model: Model, out: Path, options: AuditOptions, resume: bool) -> Measured:
     """The spectra and measures of every head, layer by layer; see `audit`."""
-    work = LayersToMeasure(model, out, options, resume)
-    for index in tqdm(list(work.left), desc="layers", unit="layer", **PROGRESS):
-        work.put(index, measure_one(lambda: model, index, options))
-    return work.heads()
+    with alone_in(out):
+        work = LayersToMeasure(model, out, options, resume)
+        for index in tqdm(list(work.left), desc="layers", unit="layer", **PROGRESS):
+            work.put(index, measure_one(lambda: model, index, options))
+        return work.heads()
 
 
 class LayersToMeasure:
@@ -148,12 +153,15 @@ class LayersToMeasure:
     ----------
     left : list of int
         Layers that are not measured yet.
+    notice : str or None
+        As in `FinishedLayers`.
     """
 
     def __init__(self, model: Model, out: Path, options: AuditOptions, resume: bool) -> None:
         self._model = model
         self._layers = list(model.attention_layers if options.layers is None else options.layers)
         self._finished = FinishedLayers(out, plan(model, options), resume)
+        self.notice = self._finished.notice
         self.left = [index for index in self._layers if index not in self._finished]
 
     def put(self, index: int, measured: Mapping[str, np.ndarray]) -> None:
@@ -162,9 +170,21 @@ class LayersToMeasure:
         self.left.remove(index)
 
     def heads(self) -> Measured:
-        """All of them as one, once none is left."""
-        measured = (self._finished.get(index) for index in self._layers)
-        return gather(self._model, self._layers, [layer for layer in measured if layer is not None])
+        """All of them as one, once none is left.
+
+        Raises
+        ------
+        CheckpointError
+            One that was finished is not there any more.
+        """
+        found = []
+        for index in self._layers:
+            layer = self._finished.get(index)
+            if layer is None:  # where a folder could not be locked
+                problem = f"layer {index} was finished, and another audit of this folder has taken it away since"
+                raise CheckpointError(f"{problem}; run one at a time (--resume goes on)", file=self._finished.folder)
+            found.append(layer)
+        return gather(self._model, self._layers, found)
 
 
 def measure_one(opened: Callable[[], Model], index: int, options: AuditOptions) -> dict[str, np.ndarray]:
@@ -266,6 +286,7 @@ def write_audit(results: Audit, out: Path) -> None:
     """Write heads.csv (one row a head), spectra.npz, findings.json, and directions.json where tokens were read."""
     found = results.heads
     n_layers, n_heads = found.columns["qk_sigma1"].shape
+    remove_earlier(out, NOT_ALWAYS)
     write_csv(
         out / "heads.csv",
         ["layer", "head", "kv_head", *found.columns],

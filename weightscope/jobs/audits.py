@@ -2,21 +2,22 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from weightscope.engine import Engine
-from weightscope.jobs.audit import Audit, AuditOptions, LayersToMeasure, Measured, finish, measure_one, plan
-from weightscope.jobs.finished_layers import digest_of
+from weightscope.jobs.alone import alone_in
+from weightscope.jobs.audit import NOT_ALWAYS, Audit, AuditOptions, LayersToMeasure, Measured, finish, measure_one, plan
+from weightscope.jobs.finished_layers import digest_of, is_finished, mark_finished
 from weightscope.jobs.sources import Source
 from weightscope.model import Model
-from weightscope.output import write_bytes
-from weightscope.progress import PROGRESS
+from weightscope.output import remove_earlier, write_bytes
+from weightscope.progress import PROGRESS, Bar
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,18 @@ class _UnderWay:
     opened: Callable[[], Model]
     work: LayersToMeasure
     plan: str
+    folder: ExitStack  # held until the audit has ended
 
 
 Deliver = Callable[[Callable[[], Model], Measured, AuditOptions, Path], Delivery]
 Done = Callable[[Commission, str], bool]
+Say = Callable[[Commission, str], None]
 CONCLUSION = -1  # what stands for a layer in the key of the task that ends an audit
+
+
+def is_done(commission: Commission, plan: str) -> bool:
+    """An earlier run has written all results of this audit."""
+    return is_finished(commission.out, plan)
 
 
 def audit_all(
@@ -99,7 +107,8 @@ def audit_all(
     engine: Engine,
     deliver: Deliver,
     resume: bool = False,
-    done: Done = lambda commission, plan: False,
+    done: Done = is_done,
+    say: Say = lambda commission, line: None,
 ) -> Iterator[Ended]:
     """Audit checkpoints, and say of each how its audit ended as soon as it has.
 
@@ -114,9 +123,11 @@ def audit_all(
     deliver : function of (opened, heads, options, out)
         The task that ends an audit, and makes its tables, figures and page.
     resume : bool
-        Use the layers that an earlier run has finished.
+        Use the layers that an earlier run has finished, and its results where it has finished all.
     done : function of (commission, plan)
         Whether an earlier run has ended this audit already.
+    say : function of (commission, line)
+        Told what a person should know while the audit goes on.
 
     Raises
     ------
@@ -124,39 +135,44 @@ def audit_all(
         The engine itself failed.
     """
     waiting = deque(commissions)
-    with tqdm(total=0, desc="layers", unit="layer", **PROGRESS) as bar:
-        desk = _Desk(options, engine, deliver, resume, done, bar)
-        while waiting or engine.busy:
-            ended = desk.begin(waiting.popleft()) if waiting and engine.hungry else desk.go_on()
-            if ended is not None:
-                yield ended
+    with Bar(total=0, desc="layers", unit="layer", **PROGRESS) as bar:
+        desk = _Desk(options, engine, deliver, resume, done, say, bar)
+        with closing(desk):
+            while waiting or engine.busy:
+                ended = desk.begin(waiting.popleft()) if waiting and engine.hungry else desk.go_on()
+                if ended is not None:
+                    yield ended
 
 
 class _Desk:
     """What `audit_all` has under way."""
 
     def __init__(
-        self, options: AuditOptions, engine: Engine, deliver: Deliver, resume: bool, done: Done, bar: Any
+        self, options: AuditOptions, engine: Engine, deliver: Deliver, resume: bool, done: Done, say: Say, bar: Any
     ) -> None:
         self._options, self._engine, self._deliver = options, engine, deliver
-        self._resume, self._done, self._bar = resume, done, bar
+        self._resume, self._done, self._say, self._bar = resume, done, say, bar
         self._under_way: dict[int, _UnderWay] = {}
         self._begun = 0
 
     def begin(self, commission: Commission) -> Ended | None:
         """Open a checkpoint, and hand out the layers that are left of its audit."""
-        options, engine = self._options, self._engine
+        options, engine, folder = self._options, self._engine, ExitStack()
         try:
             model = commission.source.open()
             digest = digest_of({"plan": plan(model, options), "directions": options.directions})
             if self._resume and self._done(commission, digest):
                 return Ended(commission, digest)
             opened = commission.source.as_seen(model).elsewhere if engine.elsewhere else partial(_itself, model)
+            folder.enter_context(alone_in(commission.out))
             work = LayersToMeasure(model, commission.out, options, self._resume)
         except Exception as error:
+            folder.close()
             return Ended(commission, "", error=error)
+        if work.notice is not None:
+            self._say(commission, work.notice)
         number, self._begun = self._begun, self._begun + 1
-        self._under_way[number] = own = _UnderWay(commission, opened, work, digest)
+        self._under_way[number] = own = _UnderWay(commission, opened, work, digest, folder)
         self._bar.total += len(work.left)
         for index in work.left:
             engine.submit((number, index), measure_one, opened, index, options)
@@ -164,8 +180,7 @@ class _Desk:
             if not work.left:
                 self._conclude(number, own)
         except Exception as error:
-            del self._under_way[number]
-            return Ended(commission, digest, error=error)
+            return self._end(number, error=error)
         return None
 
     def go_on(self) -> Ended | None:
@@ -181,14 +196,22 @@ class _Desk:
                 if not own.work.left:
                     self._conclude(number, own)
                 return None
-            _write(value, own.commission.out)
-            ended = Ended(own.commission, own.plan, delivery=value)
+            _write(value, own.commission.out, own.plan)
+            return self._end(number, delivery=value)
         except Exception as problem:
             self._engine.forget(lambda key: key[0] == number)
             self._bar.total -= len(own.work.left)
-            ended = Ended(own.commission, own.plan, error=problem)
-        del self._under_way[number]
-        return ended
+            return self._end(number, error=problem)
+
+    def close(self) -> None:
+        """Let go of the folders of audits that have not ended."""
+        for own in self._under_way.values():
+            own.folder.close()
+
+    def _end(self, number: int, delivery: Delivery | None = None, error: Exception | None = None) -> Ended:
+        own = self._under_way.pop(number)
+        own.folder.close()
+        return Ended(own.commission, own.plan, delivery, error)
 
     def _conclude(self, number: int, own: _UnderWay) -> None:
         heads = own.work.heads()
@@ -199,10 +222,12 @@ def _itself(model: Model) -> Model:
     return model
 
 
-def _write(delivery: Delivery, out: Path) -> None:
+def _write(delivery: Delivery, out: Path, digest: str) -> None:
+    remove_earlier(out, NOT_ALWAYS)
     for name, content in delivery.files.items():
         write_bytes(out / name, content)
     finish(out)
+    mark_finished(out, digest)
 
 
 def headline(model: Model, results: Audit) -> Headline:

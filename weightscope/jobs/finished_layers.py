@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -11,9 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.output import write_json, write_npz
+from weightscope.errors import CheckpointError
+from weightscope.output import write_npz, write_text
 
 FOLDER = ".audit"
+MARK = ".audited"  # holds the digest of the audit whose results lie beside it, once all of them do
+OWNER = "plan"  # in a layer's file, the digest of the plan that it belongs to
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
 def digest_of(plan: Mapping[str, Any]) -> str:
@@ -22,10 +25,10 @@ def digest_of(plan: Mapping[str, Any]) -> str:
 
 
 class FinishedLayers:
-    """A folder with one file a finished layer, and the plan that they belong to.
+    """A folder with one file a finished layer, each with the digest of the plan that it belongs to.
 
     Every file appears whole under its name or not at all. Layers of another plan (other weights, other options) are
-    thrown away.
+    thrown away, and never taken for this one's.
 
     Parameters
     ----------
@@ -35,22 +38,42 @@ class FinishedLayers:
         Everything a layer's numbers depend on.
     resume : bool
         Keep what an earlier run of the same plan has finished.
+
+    Attributes
+    ----------
+    notice : str or None
+        What a person should know of layers that were thrown away.
+
+    Raises
+    ------
+    CheckpointError
+        The folder cannot be written to.
     """
 
     def __init__(self, out: Path, plan: Mapping[str, Any], resume: bool) -> None:
-        self.folder = out / FOLDER
-        digest = digest_of(plan)
-        if not (resume and self._plan() == digest):
-            shutil.rmtree(self.folder, ignore_errors=True)
-            write_json(self.folder / "plan.json", {"sha256": digest})
-        for abandoned in [*out.glob(".*.partial"), *self.folder.glob(".*.partial")]:  # of a run that was killed
-            abandoned.unlink(missing_ok=True)
-
-    def _plan(self) -> str | None:
+        self.folder, self._digest = out / FOLDER, digest_of(plan)
         try:
-            return str(json.loads((self.folder / "plan.json").read_text(encoding="utf-8"))["sha256"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (out / MARK).unlink(missing_ok=True)
+            for abandoned in [*out.glob(".*.partial"), *self.folder.glob(".*.partial")]:  # of a run that was killed
+                abandoned.unlink(missing_ok=True)
+            owners = {file: _owner(file) for file in self.folder.glob("layer-*.npz")}
+            thrown_away = [file for file, owner in owners.items() if not (resume and owner == self._digest)]
+            for file in thrown_away:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot be written ({error.strerror})", file=out) from None
+        self.notice = self._notice([owners[file] for file in thrown_away if owners[file] is not None], resume)
+
+    def _notice(self, thrown_away: list[str | None], resume: bool) -> str | None:
+        own, foreign = thrown_away.count(self._digest), sum(owner != self._digest for owner in thrown_away)
+        if own:
+            return f"discards {_layers(own)} of an interrupted audit; --resume would have kept them"
+        if foreign and resume:
+            return f"starts afresh: the {_layers(foreign)} kept here are of other options or weights"
+        if foreign:
+            return f"discards {_layers(foreign)} of an interrupted audit with other options or weights"
+        return None
 
     def _file(self, layer: int) -> Path:
         return self.folder / f"layer-{layer:04d}.npz"
@@ -59,13 +82,44 @@ class FinishedLayers:
         return self.get(layer) is not None
 
     def get(self, layer: int) -> dict[str, np.ndarray] | None:
-        """What was measured of a layer, or None where it is not finished; a file cut short since does not count."""
+        """What was measured of a layer, or None where it is not finished.
+
+        A file cut short since does not count, nor one that another audit has put in its place.
+        """
         try:
             with np.load(self._file(layer), allow_pickle=False) as stored:
-                return {name: stored[name] for name in stored.files}
-        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
+                if str(stored[OWNER]) != self._digest:
+                    return None
+                return {name: stored[name] for name in stored.files if name != OWNER}
+        except UNREADABLE:
             return None
 
     def put(self, layer: int, measured: Mapping[str, np.ndarray]) -> None:
         """Keep a finished layer."""
-        write_npz(self._file(layer), **measured)
+        write_npz(self._file(layer), **measured, **{OWNER: np.array(self._digest)})
+
+
+def _owner(file: Path) -> str | None:
+    """The digest in a layer's file; None where it is no whole file."""
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            return str(stored[OWNER])
+    except UNREADABLE:
+        return None
+
+
+def _layers(count: int) -> str:
+    return f"{count} finished {'layer' if count == 1 else 'layers'}"
+
+
+def mark_finished(out: Path, digest: str) -> None:
+    """Say in the folder which audit its results are of, once all are written."""
+    write_text(out / MARK, f"{digest}\n")
+
+
+def is_finished(out: Path, digest: str) -> bool:
+    """The folder holds all results of this audit."""
+    try:
+        return (out / MARK).read_text(encoding="utf-8").strip() == digest and (out / "report.html").exists()
+    except (OSError, ValueError):
+        return False

@@ -108,10 +108,14 @@ def read_list(path: Path) -> list[str]:
     Raises
     ------
     CheckpointError
-        The file cannot be read, names nothing, or names a source twice.
+        The file is not there, cannot be read, names nothing, or names a source twice.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise CheckpointError(
+            "there is no such list; a SOURCE in .txt is a file with a source a line", file=path
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"cannot be read as a list of sources ({error})", file=path) from None
     sources = [found for line in lines if (found := re.sub(r"(^|\s)#.*", "", line).strip())]

@@ -1,19 +1,26 @@
 """`weightscope audit LIST.txt`: a folder of results a checkpoint, and a summary that grows as they end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from weightscope.engine import Engine
+from weightscope.jobs.alone import alone_in
 from weightscope.jobs.audit import AuditOptions
-from weightscope.jobs.audits import Commission, audit_all
+from weightscope.jobs.audits import Commission, audit_all, is_done
 from weightscope.jobs.sources import Source, folder_names
 from weightscope.jobs.summary import Row, read_summary, row_of, write_summary
+from weightscope.output import remove_earlier
 from weightscope.report.delivery import deliver
 from weightscope.report.summary_page import write_summary_page
 
 
 def audit_list(
-    sources: Sequence[Source], out: Path, options: AuditOptions, engine: Engine, resume: bool = False
+    sources: Sequence[Source],
+    out: Path,
+    options: AuditOptions,
+    engine: Engine,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Row]:
     """Audit every source into OUT/NAME, and say of each how it went as soon as it has ended.
 
@@ -22,21 +29,27 @@ def audit_list(
     Raises
     ------
     CheckpointError
-        Two sources would share a folder, `out` cannot be written to, or the engine failed.
+        Two sources would share a folder, `out` cannot be written to or another audit is at work there, or the engine
+        failed.
     """
     names = folder_names([source.source for source in sources])
-    earlier = read_summary(out) if resume else {}
-    rows: dict[str, Row] = {}
-
-    def done(commission: Commission, plan: str) -> bool:
-        name = commission.out.name
-        return name in earlier and earlier[name].plan == plan and (commission.out / "report.html").exists()
-
     commissions = [Commission(source, out / name) for source, name in zip(sources, names, strict=True)]
-    for ended in audit_all(commissions, options, engine, deliver, resume, done):
-        name, source = ended.commission.out.name, ended.commission.source.source
-        was_done = ended.delivery is None and ended.error is None
-        rows[name] = earlier[name] if was_done else row_of(name, source, ended)
-        write_summary([rows[name] for name in names if name in rows], out)
-        yield rows[name]
-    write_summary_page([rows[name] for name in names], out)
+    with alone_in(out):
+        earlier = read_summary(out) if resume else {}
+        remove_earlier(out, r"summary\.html")
+        rows: dict[str, Row] = {}
+
+        def done(commission: Commission, plan: str) -> bool:
+            row = earlier.get(commission.out.name)
+            return row is not None and row.plan == plan and is_done(commission, plan)
+
+        def say_of(commission: Commission, line: str) -> None:
+            say(f"{commission.out.name}: {line}")
+
+        for ended in audit_all(commissions, options, engine, deliver, resume, done, say_of):
+            name, source = ended.commission.out.name, ended.commission.source.source
+            was_done = ended.delivery is None and ended.error is None
+            rows[name] = earlier[name] if was_done else row_of(name, source, ended)
+            write_summary([rows[name] for name in names if name in rows], out)
+            yield rows[name]
+        write_summary_page([rows[name] for name in names], out)

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from weightscope.errors import printable
 from weightscope.jobs.compare import Comparison, most_moved
 from weightscope.metrics.outliers import layer_medians
+from weightscope.output import remove_earlier
 from weightscope.progress import phase
 from weightscope.report.page import Figure, Section, Table, write_page
 from weightscope.report.style import COLOURS, COLUMN, save
@@ -33,6 +34,7 @@ def write_report(found: Comparison, out: Path) -> None:
     CheckpointError
         A file cannot be written.
     """
+    remove_earlier(out, r"trajectories\.(png|svg)")
     first, last = found.labels[0], found.labels[-1]
     moved = most_moved(found)
     sections = [

@@ -6,6 +6,7 @@ from pathlib import Path
 from weightscope.counts import Counts
 from weightscope.jobs.detok import Detokenization, TokenRoc
 from weightscope.jobs.neighbours import COLUMNS, Neighbour
+from weightscope.output import remove_earlier
 from weightscope.progress import phase
 from weightscope.report.detok_figures import auroc_figure, roc_figure
 from weightscope.report.page import Figure, Section, Table
@@ -24,6 +25,7 @@ def detok_sections(
         The result in a sentence.
     sections : list of Section
     """
+    remove_earlier(out, r"roc\.(png|svg)")
     best, worst = found.table[0], found.table[-1]
     lead = (
         f"Head {best.head} ranks previous tokens that occur in text above those that do not with AUROC "

@@ -7,6 +7,7 @@ import numpy as np
 
 from weightscope.jobs.outlier_guess import Guess, extremity, ranks
 from weightscope.metrics.outliers import DIMENSION_Z
+from weightscope.output import remove_earlier
 from weightscope.progress import phase
 from weightscope.report import outlier_figures as draw
 from weightscope.report import outlier_reference as paper
@@ -43,6 +44,7 @@ def outlier_sections(
     lead : str
     sections : list of Section
     """
+    remove_earlier(out, r"values\.(png|svg)")
     dimensions = stream.outliers
     named = dimensions[:NAMED]
     sections = [_stream_section(stream, dimensions, out), _attention_section(stream, out)]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weightscope.jobs.positions import HeadTrend, PositionTerms
+from weightscope.output import remove_earlier
 from weightscope.progress import phase
 from weightscope.report.page import Figure, Section, Table
 from weightscope.report.position_figures import all_heads_figure, position_figure
@@ -15,6 +16,7 @@ def position_sections(
     terms: PositionTerms, found: Sequence[HeadTrend], out: Path, heads: Sequence[int] = ()
 ) -> list[Section]:
     """Draw Fig. 3 for the heads asked for (the one that looks nearest, if none is) into `out`, and say what it says."""
+    remove_earlier(out, r"positions-head-\d+\.(png|svg)")
     nearest = max(found, key=lambda row: row.recency if terms.sigma is None else row.near_mass)
     figures = []
     for head in heads or (nearest.head,):
