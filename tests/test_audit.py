@@ -267,7 +267,7 @@ def test_a_layer_is_taken_for_that_of_its_own_plan_alone(owner: dict[str, np.nda
     [
         ({"a": 1}, True, None),
         ({"a": 1}, False, "discards 2 finished layers of an interrupted audit; --resume would have kept them"),
-        ({"a": 2}, True, "starts afresh: the 2 finished layers kept here are of other options or weights"),
+        ({"a": 2}, True, "starts afresh: discards 2 finished layers of other options or weights"),
         ({"a": 2}, False, "discards 2 finished layers of an interrupted audit with other options or weights"),
     ],
 )
@@ -308,7 +308,7 @@ def test_an_interrupted_audit_says_how_to_go_on_and_what_is_lost_otherwise(check
     went_on = interrupted(checkpoint, tmp_path, "--resume")
     assert went_on.stderr == stopped.stderr
     changed = interrupted(checkpoint, tmp_path, "--resume", "--window", "8")
-    afresh = "weightscope: starts afresh: the 2 finished layers kept here are of other options or weights"
+    afresh = "weightscope: starts afresh: discards 2 finished layers of other options or weights"
     assert changed.stderr.splitlines()[0] == afresh
     again = audit_of(checkpoint, tmp_path, "--window", "8")
     assert again.exit_code == 0

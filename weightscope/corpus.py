@@ -76,7 +76,7 @@ def corpus_files(paths: Iterable[str | Path]) -> list[CorpusFile]:
         elif path.is_file():
             files = [(path, path.name)]
         else:
-            raise CheckpointError("no such file or folder" if not path.exists() else "not a file or folder", file=path)
+            raise CheckpointError(f"{path}: {'not a' if path.exists() else 'no such'} file or folder")
         for file, name in files:
             found.setdefault(file.resolve(), CorpusFile(file, name, file.stat().st_size))
     return list(found.values())

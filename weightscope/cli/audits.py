@@ -107,6 +107,7 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
     from tqdm import tqdm
 
     from weightscope.report.audit_list import audit_list
+    from weightscope.wording import counted
 
     failed = 0
     for row in audit_list(sources, out, options, engine, resume, say=_say):
@@ -114,9 +115,9 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
             failed += 1
             _say(row.error if row.error.startswith(f"{row.name}: ") else f"{row.name}: {row.error}")
             continue
-        sizes = f"{row.headline.layers} layers of {row.headline.heads} heads"
+        sizes = f"{counted(row.headline.layers, 'layer')} of {counted(row.headline.heads, 'head')}"
         with tqdm.external_write_mode():
-            click.echo(f"{row.name}: {row.headline.family}, {sizes}, {row.headline.findings} findings")
+            click.echo(f"{row.name}: {row.headline.family}, {sizes}, {counted(row.headline.findings, 'finding')}")
     click.echo(out / "summary.html")
     if failed:
         sys.exit(2)

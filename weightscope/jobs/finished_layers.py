@@ -12,6 +12,7 @@ import numpy as np
 
 from weightscope.errors import CheckpointError
 from weightscope.output import write_npz, write_text
+from weightscope.wording import counted
 
 FOLDER = ".audit"
 MARK = ".audited"  # holds the digest of the audit whose results lie beside it, once all of them do
@@ -66,13 +67,14 @@ class FinishedLayers:
         self.notice = self._notice([owners[file] for file in thrown_away if owners[file] is not None], resume)
 
     def _notice(self, thrown_away: list[str | None], resume: bool) -> str | None:
-        own, foreign = thrown_away.count(self._digest), sum(owner != self._digest for owner in thrown_away)
+        own = thrown_away.count(self._digest)
         if own:
-            return f"discards {_layers(own)} of an interrupted audit; --resume would have kept them"
-        if foreign and resume:
-            return f"starts afresh: the {_layers(foreign)} kept here are of other options or weights"
-        if foreign:
-            return f"discards {_layers(foreign)} of an interrupted audit with other options or weights"
+            return f"discards {counted(own, 'finished layer')} of an interrupted audit; --resume would have kept them"
+        foreign = counted(len(thrown_away), "finished layer")
+        if thrown_away and resume:
+            return f"starts afresh: discards {foreign} of other options or weights"
+        if thrown_away:
+            return f"discards {foreign} of an interrupted audit with other options or weights"
         return None
 
     def _file(self, layer: int) -> Path:
@@ -106,10 +108,6 @@ def _owner(file: Path) -> str | None:
             return str(stored[OWNER])
     except UNREADABLE:
         return None
-
-
-def _layers(count: int) -> str:
-    return f"{count} finished {'layer' if count == 1 else 'layers'}"
 
 
 def mark_finished(out: Path, digest: str) -> None:

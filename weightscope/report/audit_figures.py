@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
 from weightscope.jobs.audit import Measured
 from weightscope.metrics.outliers import layer_medians
@@ -34,11 +34,15 @@ def head_maps(found: Measured) -> Figure:
     for axis, (name, label, log) in zip(axes.flat, MAPS, strict=True):
         values = np.where(np.isfinite(found.columns[name]), found.columns[name], np.nan)
         positive = values[values > 0]
-        norm = LogNorm(positive.min(), positive.max()) if log and len(positive) and np.ptp(positive) > 0 else None
+        wide = log and len(positive) and positive.max() > 10 * positive.min()  # less than a decade has no ticks to read
+        norm = LogNorm(positive.min(), positive.max()) if wide else None
         image = axis.imshow(values, aspect="auto", cmap="cividis", norm=norm, interpolation="nearest")
         axis.set_facecolor("0.6")
         axis.set_title(label)
-        figure.colorbar(image, ax=axis, pad=0.02)
+        bar = figure.colorbar(image, ax=axis, pad=0.02)
+        if wide:
+            bar.locator, bar.formatter = LogLocator(subs=(1, 2, 5)), StrMethodFormatter("{x:g}")
+            bar.minorticks_off()
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_yticks(*_layer_ticks(found.layers))

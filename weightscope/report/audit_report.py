@@ -13,6 +13,7 @@ from weightscope.progress import phase
 from weightscope.report.audit_figures import depth_figure, head_maps, spectra_figure
 from weightscope.report.audit_page import Facts, write_audit_page
 from weightscope.report.style import save
+from weightscope.wording import counted
 
 SHOWN = 12  # findings in the terminal's summary
 
@@ -46,7 +47,7 @@ def headline(model: Model, results: Audit) -> list[str]:
     counts = Counter(finding.kind for finding in results.findings)
     told = ", ".join(f"{counts[kind]} × {title}" for kind, (title, _) in KINDS.items() if counts[kind])
     return [
-        f"{model.family.name}, {n_layers} layers of {n_heads} heads{kv}, width {config.d_model}.",
+        f"{model.family.name}, {counted(n_layers, 'layer')} of {counted(n_heads, 'head')}{kv}, width {config.d_model}.",
         f"Findings: {told}." if told else "No findings.",
         *([f"{careful} of {len(routes)} spectra took the accurate QR route."] if careful else []),
     ]

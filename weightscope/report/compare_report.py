@@ -105,7 +105,8 @@ def change_maps(found: Comparison) -> figures.Figure:
     figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.8), sharey=True)
     for axis, name, label in zip(axes, ("qk_change", "vo_change"), ("W_{QK}", "W_{VO}"), strict=True):
         change = found.from_first[name][-1]
-        image = axis.imshow(np.where(np.isfinite(change), change, np.nan), aspect="auto", cmap="cividis")
+        limits = {} if (change > 0).any() else {"vmin": 0, "vmax": 1}  # nothing moved: no change is below 0
+        image = axis.imshow(np.where(np.isfinite(change), change, np.nan), aspect="auto", cmap="cividis", **limits)
         axis.set_facecolor("0.6")
         axis.set_title(rf"$\|\Delta {label}\|_F\,/\,\|{label}\|_F$")
         axis.set_xlabel("head")

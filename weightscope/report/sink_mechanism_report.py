@@ -19,6 +19,7 @@ from weightscope.report.sink_mechanism_figures import (
 from weightscope.report.style import save
 from weightscope.runner.sink_mechanisms import MECHANISMS, SINK_HEAD, SinkMechanisms
 from weightscope.runner.sink_tables import HeadRow, LayerRow
+from weightscope.wording import counted
 
 SHOWN = 24  # heads in the page's table
 
@@ -28,9 +29,9 @@ def headline(found: SinkMechanisms) -> list[str]:
     n_inputs, n_layers, n_heads = found.event.shape
     events = int(found.event.sum())
     did = ", ".join(f"{(found.mechanism == name).sum():,} {MECHANISM_NAMES[name]}" for name in MECHANISMS)
-    called = "sink event" if events == 1 else "sink events"
     lines = [
-        f"{n_inputs} inputs, {n_layers} layers of {n_heads} heads: {events:,} {called} in {found.event.size:,} "
+        f"{counted(n_inputs, 'input')}, {counted(n_layers, 'layer')} of {counted(n_heads, 'head')}: "
+        f"{counted(events, 'sink event')} in {found.event.size:,} "
         f"({found.event.mean():.2%}){f'; {did}' if events else ''}.",
         f"{found.sink_heads.sum()} of {n_layers * n_heads} heads are sink heads "
         f"(an event on {SINK_HEAD:.0%} of the inputs or more).",
