@@ -42,7 +42,7 @@ PAPER_TOKENS = ("iens", " Jackson", "tarian", " Obama", " Korea", " chloride")  
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 SHARDS = 2
 TEXTS = 50  # of section 5
-NOT_ALWAYS = (  # of the results: position terms, and what happens on text
+OPTIONAL_RESULTS = (  # position terms, and what happens on text
     r"(positions|contributions)\.npz|(trends|contributions)\.csv"
     r"|(positions-all-heads|contributions|(positions|empirical)-head-\d+)\.(png|svg)"
 )
@@ -132,7 +132,7 @@ def run(source: str, counts_file: Path | None, text: Sequence[str], out: Path, d
     seen = None if terms is None else on_text(first, tokenizer, text, terms.query)
 
     # write and draw
-    remove_earlier(out, NOT_ALWAYS)
+    remove_earlier(out, OPTIONAL_RESULTS)
     write_detokenization(detokenization, out)
     write_neighbours(found, out / "neighbours.csv")
     lead, sections = detok_sections(detokenization, curves, counts, out)

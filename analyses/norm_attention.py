@@ -14,11 +14,11 @@ import click
 import numpy as np
 from inputs import device_option, documents, first_available, out_option, packaged
 
-from weightscope.backend import open_device
 from weightscope.cli.command import EndsInOneLine
 from weightscope.report.norm_report import norm_sections
 from weightscope.report.page import write_page
 from weightscope.runner import open_runner
+from weightscope.runner.loading import check_device
 from weightscope.runner.norm_analysis import analyse_norms, write_norms
 from weightscope.runner.tokenizer import first_token, tokenizer_of
 from weightscope.sequences import paragraph_pairs, token_kinds
@@ -45,7 +45,7 @@ def main(
 
 def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: int, seed: int, device: str) -> None:
     # load
-    open_device(device)  # whether it is there shows before anything is read
+    check_device(device)
     texts = documents(text)
     model = first_available([source] if source else ["bert-base-uncased", MINILM])
     tokenizer = tokenizer_of(model)

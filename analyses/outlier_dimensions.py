@@ -14,12 +14,12 @@ from pathlib import Path
 import click
 from inputs import device_option, documents, first_available, out_option, packaged, sts_sentences
 
-from weightscope.backend import open_device
 from weightscope.cli.command import EndsInOneLine
 from weightscope.jobs.outlier_guess import guess
 from weightscope.report.outlier_report import outlier_sections
 from weightscope.report.page import write_page
 from weightscope.runner import open_runner
+from weightscope.runner.loading import check_device
 from weightscope.runner.outlier_analysis import observe_contributions, observe_stream
 from weightscope.runner.outlier_tables import write_outliers
 from weightscope.runner.tokenizer import first_token, tokenizer_of
@@ -54,7 +54,7 @@ def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: 
 
 def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: int, seed: int, device: str) -> None:
     # load
-    open_device(device)  # whether it is there shows before anything is read
+    check_device(device)
     given = sts_sentences(text) or [each for document in documents(text) for each in sentences(document)]
     model = first_available([source] if source else MODELS)
     tokenizer = tokenizer_of(model)

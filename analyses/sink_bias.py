@@ -15,9 +15,9 @@ import click
 from inputs import device_option, documents, first_available, out_option, packaged
 
 from weightscope import CheckpointError, Model, open_model
-from weightscope.backend import open_device
 from weightscope.cli.command import EndsInOneLine
 from weightscope.report.sink_bias_report import file_stem, headline, write_report
+from weightscope.runner.loading import check_device
 from weightscope.runner.sink_bias_run import SinkBias, Sizes, sink_bias, write_sink_bias
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M"
@@ -54,7 +54,7 @@ def main(
 
 
 def run(models: Sequence[str], texts: Sequence[str], sizes: Sizes, first: bool, out: Path, device: str) -> None:
-    open_device(device)  # whether it is there shows before anything is read
+    check_device(device)
     text = documents(texts)
     for source in models:
         opened(source)  # so that a name that is wrong ends it before the others have run

@@ -16,11 +16,11 @@ import numpy as np
 from inputs import device_option, documents, first_available, out_option, packaged
 
 from weightscope import CheckpointError, Model, open_model
-from weightscope.backend import open_device
 from weightscope.cli.command import EndsInOneLine
 from weightscope.report.sink_mechanism_report import headline, write_sink_report
 from weightscope.runner import open_runner
 from weightscope.runner.images import photographs, preparation, read_images
+from weightscope.runner.loading import check_device
 from weightscope.runner.sink_mechanisms import sink_mechanisms
 from weightscope.runner.sink_tables import head_rows, layer_rows, write_sinks
 from weightscope.runner.token_kinds import Tokens, image_tokens, text_tokens
@@ -88,7 +88,7 @@ def main(
     device: str,
 ) -> None:
     """Run the analysis and write tables, figures and report.html into OUT, or OUT/MODEL where several are run."""
-    open_device(device)  # whether it is there shows before anything is read
+    check_device(device)
     if source:
         model = open_model(source, tower=tower)
         reads = bool(model.family.inputs.tokens)

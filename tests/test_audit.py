@@ -328,6 +328,9 @@ def test_a_finished_audit_is_kept_until_something_has_changed(checkpoint: Path, 
     assert not is_kept()
     (tmp_path / "report.html").unlink()
     assert not is_kept()
+    (tmp_path / "heads.csv").write_text("head,auroc\n")  # as `detok` writes it
+    assert not is_kept(), "another command has written there since"
+    assert is_kept()
     assert interrupted(checkpoint, tmp_path).exit_code == 1
     assert not is_kept(), "what lies there may be of two audits"
     assert "is kept" not in audit_of(checkpoint, tmp_path).stdout

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightscope.checkpoint.dtypes import Narrow
-from weightscope.folding import Affine, InverseRms
-from weightscope.metrics.sigma import rms, sigma
+from weightscope.folding import Affine, InverseRms, rms, sigma
 
 EPS = 1e-5
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weightscope.errors import CheckpointError
-from weightscope.output import remove_earlier, replacing, write_csv, write_npz, write_text
+from weightscope.output import check_writable, remove_earlier, replacing, write_csv, write_npz, write_text
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -23,6 +23,22 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"report\.html: cannot be written"):
         write_text(tmp_path / "file" / "report.html", "")
+
+
+def test_whether_a_folder_can_be_written_is_found_out_without_making_it(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"nothing can be written to .*out \(Not a directory\)"):
+        check_writable(tmp_path / "file" / "out")
+    with pytest.raises(CheckpointError, match=r"nothing can be written to .*aaa \(File name too long\)"):
+        check_writable(tmp_path / ("a" * 300))
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # tests may run as root, to whom all is open
+    with pytest.raises(CheckpointError, match=r"nothing can be written to .*out \(Permission denied\)"):
+        check_writable(tmp_path / "none" / "out")
 
 
 def test_no_cell_is_a_formula_or_an_escape_sequence(tmp_path: Path) -> None:

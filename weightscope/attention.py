@@ -12,8 +12,7 @@ from weightscope.checkpoint.dtypes import Weights
 from weightscope.distance import Buckets, Slopes
 from weightscope.errors import CheckpointError
 from weightscope.factored import Factored
-from weightscope.folding import Affine, InverseRms, Latent
-from weightscope.metrics.sigma import rms, sigma
+from weightscope.folding import Affine, InverseRms, Latent, rms, sigma
 from weightscope.rotation import Delta, Rotation
 
 

@@ -6,9 +6,38 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.backend import Device
+from weightscope.backend import Device, namespace
 from weightscope.checkpoint.dtypes import Narrow, Weights
-from weightscope.metrics.sigma import rms
+
+
+def sigma(x: Any, eps: float) -> Any:
+    """sqrt(Var(x) + eps) over the last axis (detokenization paper, eq. 3).
+
+    Parameters
+    ----------
+    x : array of shape (..., d)
+
+    Returns
+    -------
+    array of shape (...)
+    """
+    xp = namespace(x)
+    return xp.sqrt(xp.var(x, axis=-1) + eps)
+
+
+def rms(x: Any, eps: float) -> Any:
+    """sqrt(mean of squares + eps) over the last axis: what an RMSNorm divides by, as `sigma` is for a LayerNorm.
+
+    Parameters
+    ----------
+    x : array of shape (..., d)
+
+    Returns
+    -------
+    array of shape (...)
+    """
+    xp = namespace(x)
+    return xp.sqrt(xp.mean(x**2, axis=-1) + eps)
 
 
 def fold_layer_norm(

@@ -1,6 +1,7 @@
 """Results on disk: every file is written under a temporary name and renamed, so none is ever half written."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -38,37 +39,35 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_writable(folder: Path) -> None:
-    """Find out whether results can be written into a folder before the work that makes them; it is left as it was.
+    """Find out whether results can be written into a folder, before the work that makes them; nothing is made yet.
 
     Raises
     ------
     CheckpointError
         They cannot.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tried = folder / f".{os.getpid()}.partial"
-        tried.touch()
-        tried.unlink()
-    except OSError as error:
-        raise CheckpointError(f"nothing can be written to {folder} ({error.strerror})") from None
-    finally:
-        for path in made:
-            with suppress(OSError):  # another run has begun to use it
-                path.rmdir()
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        problem = error.strerror
+    else:
+        if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+            return
+        problem = os.strerror(errno.EACCES if nearest.is_dir() else errno.ENOTDIR)
+    raise CheckpointError(f"nothing can be written to {folder} ({problem})")
 
 
 def remove_earlier(folder: Path, names: str) -> None:
     """Remove an earlier run's results that this run may not write again.
 
-    They would lie beside results that they do not belong to.
+    They would lie beside results that they do not belong to. A folder is for one kind of run: what another recipe has
+    written there under these names goes too, as its report.html does.
 
     Parameters
     ----------
     folder : Path
     names : str
-        Regular expression of whole names; only such as the caller itself gives.
+        Regular expression of whole names.
 
     Raises
     ------

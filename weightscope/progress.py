@@ -15,10 +15,15 @@ PROGRESS = {"delay": DELAY, "leave": False, "dynamic_ncols": True}  # of tqdm
 @contextmanager
 def phase(what: str) -> Iterator[None]:
     """Say on a terminal what is being done, once it has taken two seconds; for work of which no part can be counted."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # there is none where the shell has closed it
         yield
         return
-    timer = Timer(DELAY, lambda: print(f"{what} ...", file=sys.stderr, flush=True))
+
+    def say() -> None:
+        with tqdm.external_write_mode(sys.stderr):
+            print(f"{what} ...", file=sys.stderr, flush=True)
+
+    timer = Timer(DELAY, say)
     timer.daemon = True
     timer.start()
     try:
@@ -38,10 +43,13 @@ class Bar(tqdm):  # type: ignore[misc]
         if not self.disable and self.last_print_t >= self._due:
             super().clear(*arguments, **options)
 
-    def refresh(self, *arguments: Any, **options: Any) -> None:
-        if not self.disable and self._time() >= self._due:
+    def refresh(self, *arguments: Any, **options: Any) -> bool | None:
+        if not self.disable and hasattr(self, "start_t"):  # else within __init__, of a bar without a delay
+            if self._time() < self._due:
+                return None
             self.last_print_t: float = max(self.last_print_t, self._due)  # by which tqdm knows that it has been drawn
-            super().refresh(*arguments, **options)
+        drawn: bool | None = super().refresh(*arguments, **options)
+        return drawn
 
     @property
     def _due(self) -> float:

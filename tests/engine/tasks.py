@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,11 @@ from weightscope.model import Model
 
 def doubled(number: int) -> int:
     return 2 * number
+
+
+def touched_late(path: Path, seconds: float) -> None:
+    time.sleep(seconds)
+    path.touch()
 
 
 def refused(number: int) -> int:

@@ -56,6 +56,15 @@ def test_processes_share_the_cores_out_among_them(jobs: int) -> None:
     assert blas <= {1}
 
 
+def test_ctrl_c_does_not_wait_for_tasks_that_run(tmp_path) -> None:
+    with pytest.raises(KeyboardInterrupt), processes(2) as engine:
+        engine.submit("slow", tasks.touched_late, tmp_path / "late", 8.0)
+        engine.submit("begun", tasks.doubled, 1)
+        engine.next()
+        raise KeyboardInterrupt
+    assert not (tmp_path / "late").exists()
+
+
 def test_a_process_that_is_killed_ends_the_run_with_a_line(tmp_path) -> None:
     with processes(2) as engine:
         engine.submit(0, tasks.killed_once, tmp_path / "marker", 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
-from weightscope.jobs.sources import Source, folder_names, read_list
+from weightscope.jobs.sources import Source, folder_names, is_list, read_list
 
 
 @pytest.fixture()
@@ -55,6 +55,15 @@ def test_a_worker_of_another_version_says_so(copy: Path) -> None:
 def test_the_embedded_checkpoint_may_lie_elsewhere_on_a_worker() -> None:
     source = Source.named("embedded")
     assert str(FOLDER) not in repr(source.as_seen(source.open()))
+
+
+def test_what_cannot_be_looked_at_is_one_error_when_it_is_opened() -> None:
+    for named in ("~nobody-of-that-name/model", "a" * 300 + "/model"):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            Source.named(named).open()
+    assert is_list("a" * 300 + ".txt")
+    with pytest.raises(CheckpointError, match="cannot be read as a list of sources"):
+        read_list(Path("a" * 300 + ".txt"))
 
 
 def test_a_list_has_a_source_a_line(tmp_path: Path) -> None:

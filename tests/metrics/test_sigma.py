@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weightscope.backend import CPU, open_device
-from weightscope.metrics.sigma import sigma, sigma_statistics
+from weightscope.folding import sigma
+from weightscope.metrics.sigma import sigma_statistics
 
 
 def in_blocks(tokens: np.ndarray, n_rows: int):

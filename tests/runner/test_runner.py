@@ -146,8 +146,38 @@ def test_a_card_without_room_is_one_error(embedded: Runner) -> None:
     def fill_up(seen: Activations) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
-    with pytest.raises(ws.CheckpointError, match="beside the model the device has no room for 2 texts of 5 tokens"):
+    with pytest.raises(ws.CheckpointError, match="the device has no room for 2 texts of 5 tokens beside the model"):
         embedded.observe([TOKENS[0], TOKENS[2]], fill_up)
+
+
+def test_a_model_larger_than_the_card_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(module: torch.nn.Module, where: str) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(ws.CheckpointError, match="the device has no room for the model"):
+        open_runner(ws.open_model(EMBEDDED))
+
+
+def test_losses_without_room_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    runner = open_runner(ws.open_model(EMBEDDED), language=True)
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", full)
+    with pytest.raises(ws.CheckpointError, match="the device has no room for the losses of 1 text of 5 tokens"):
+        runner.losses([TOKENS[0]])
+
+
+def test_an_error_of_weightscopes_own_is_not_taken_for_the_models(
+    embedded: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(runner: Runner, seen: Activations) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Runner, "check", broken)
+    with pytest.raises(ValueError, match=r"^a bug$"):
+        embedded.observe([TOKENS[0]], lambda seen: None)
 
 
 def test_a_card_that_pytorch_does_not_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

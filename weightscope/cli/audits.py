@@ -38,7 +38,7 @@ def inspect(model: Any) -> None:
     help="Distances over which a rotated W_QK is averaged.",
 )  # fmt: skip
 @click.option("--directions", type=click.IntRange(0), help="Singular directions a map to read through the tokens.")
-@click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted.")
+@click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted; keep one that is finished.")
 @device_option
 @with_engine
 def audit_command(
@@ -60,15 +60,14 @@ def audit_command(
     """
     from weightscope.jobs.audit import AuditOptions
     from weightscope.jobs.audits import Commission, audit_all
-    from weightscope.jobs.sources import read_list
+    from weightscope.jobs.sources import is_list, read_list
     from weightscope.report.delivery import deliver
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
     options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device)
-    path = Path(source)
     with _interruptible():
-        if path.suffix.lower() == ".txt" and not path.is_dir():
-            _audit_list([named(line) for line in read_list(path)], out, options, engine, resume)
+        if is_list(source):
+            _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
             return
         for ended in audit_all([Commission(named(source), out)], options, engine, deliver, resume, say=_say_of_one):
             if ended.error is not None:

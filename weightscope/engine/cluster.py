@@ -46,7 +46,7 @@ class Cluster(Engine):
             warnings.filterwarnings("ignore", "Sending large graph")  # the numbers that a page is drawn from
             super().submit(key, beside_others, 1, function, *arguments)
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         self._client.close(timeout=CLOSING)
 
     def failure(self, error: Exception | None) -> CheckpointError:

@@ -59,7 +59,7 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.forget(lambda key: True)
-        self.close()
+        self.close(at_once=isinstance(error, KeyboardInterrupt))
 
     @property
     def busy(self) -> bool:
@@ -107,8 +107,8 @@ class Engine:
                 raise self.failure(error) from None
             return Finished(key, None, self.in_words(error))
 
-    def close(self) -> None:
-        """Let go of the executor once the tasks that run have ended."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Let go of the executor once the tasks that run have ended; at once, where they can be ended too."""
         self._executor.shutdown(wait=True)
 
     def is_own(self, error: Exception) -> bool:

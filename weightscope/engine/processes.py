@@ -21,11 +21,15 @@ class Processes(Engine):
     def __init__(self, jobs: int) -> None:
         from joblib.externals.loky import ProcessPoolExecutor
 
-        super().__init__(ProcessPoolExecutor(jobs, env=ONE_THREAD), ahead=2 * jobs, elsewhere=True)
+        self._pool = ProcessPoolExecutor(jobs, env=ONE_THREAD)
+        super().__init__(self._pool, ahead=2 * jobs, elsewhere=True)
         self._cores = max(1, usable_cores() // jobs)
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
         super().submit(key, beside_others, self._cores, function, *arguments)
+
+    def close(self, *, at_once: bool = False) -> None:
+        self._pool.shutdown(wait=True, kill_workers=at_once)
 
     def is_own(self, error: Exception) -> bool:
         from joblib.externals.loky import BrokenProcessPool

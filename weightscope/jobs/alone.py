@@ -18,7 +18,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Keep other audits out of a folder until the block ends.
 
     The lock is the system's, on the folder itself: it leaves no file behind, and ends with the process however that
-    ends. Where there is no such lock (some network file systems) the block runs without.
+    ends. Where there is no such lock (Windows, some network file systems) the block runs without.
 
     Raises
     ------

@@ -35,7 +35,7 @@ from weightscope.model import Model
 from weightscope.output import remove_earlier, write_csv, write_json, write_npz
 from weightscope.progress import PROGRESS
 
-NOT_ALWAYS = r"directions\.json"  # of an audit's results
+OPTIONAL_RESULTS = r"directions\.json"  # of an audit's results
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ def write_audit(results: Audit, out: Path) -> None:
     """Write heads.csv (one row a head), spectra.npz, findings.json, and directions.json where tokens were read."""
     found = results.heads
     n_layers, n_heads = found.columns["qk_sigma1"].shape
-    remove_earlier(out, NOT_ALWAYS)
+    remove_earlier(out, OPTIONAL_RESULTS)
     write_csv(
         out / "heads.csv",
         ["layer", "head", "kv_head", *found.columns],

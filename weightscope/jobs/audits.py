@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,21 @@ import numpy as np
 
 from weightscope.engine import Engine
 from weightscope.jobs.alone import alone_in
-from weightscope.jobs.audit import NOT_ALWAYS, Audit, AuditOptions, LayersToMeasure, Measured, finish, measure_one, plan
+from weightscope.jobs.audit import (
+    OPTIONAL_RESULTS,
+    Audit,
+    AuditOptions,
+    LayersToMeasure,
+    Measured,
+    finish,
+    measure_one,
+    plan,
+)
 from weightscope.jobs.finished_layers import digest_of, is_finished, mark_finished
 from weightscope.jobs.sources import Source
 from weightscope.model import Model
 from weightscope.output import remove_earlier, write_bytes
-from weightscope.progress import PROGRESS, Bar
+from weightscope.progress import PROGRESS, Bar, phase
 
 
 @dataclass(frozen=True)
@@ -185,7 +194,9 @@ class _Desk:
 
     def go_on(self) -> Ended | None:
         """Wait for a task to end and do what follows from it."""
-        (number, index), value, error = self._engine.next()
+        measured = not any(own.work.left for own in self._under_way.values())
+        with phase("drawing figures") if measured else nullcontext():
+            (number, index), value, error = self._engine.next()
         own = self._under_way[number]
         try:
             if error is not None:
@@ -223,11 +234,11 @@ def _itself(model: Model) -> Model:
 
 
 def _write(delivery: Delivery, out: Path, digest: str) -> None:
-    remove_earlier(out, NOT_ALWAYS)
+    remove_earlier(out, OPTIONAL_RESULTS)
     for name, content in delivery.files.items():
         write_bytes(out / name, content)
     finish(out)
-    mark_finished(out, digest)
+    mark_finished(out, digest, delivery.files)
 
 
 def headline(model: Model, results: Audit) -> Headline:

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from weightscope.errors import CheckpointError
-from weightscope.output import write_npz, write_text
+from weightscope.output import write_json, write_npz
 from weightscope.wording import counted
 
 FOLDER = ".audit"
-MARK = ".audited"  # holds the digest of the audit whose results lie beside it, once all of them do
+MARK = ".audited"  # says which audit's results lie beside it, once all of them do
 OWNER = "plan"  # in a layer's file, the digest of the plan that it belongs to
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
 def digest_of(plan: Mapping[str, Any]) -> str:
     """A plan in 64 characters, to tell whether two are the same."""
-    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+    return _sha256(json.dumps(plan, sort_keys=True).encode())
 
 
 class FinishedLayers:
@@ -110,14 +110,21 @@ def _owner(file: Path) -> str | None:
         return None
 
 
-def mark_finished(out: Path, digest: str) -> None:
+def mark_finished(out: Path, digest: str, files: Mapping[str, bytes]) -> None:
     """Say in the folder which audit its results are of, once all are written."""
-    write_text(out / MARK, f"{digest}\n")
+    write_json(out / MARK, {"plan": digest, "files": {name: _sha256(content) for name, content in files.items()}})
 
 
 def is_finished(out: Path, digest: str) -> bool:
-    """The folder holds all results of this audit."""
+    """The folder holds all results of this audit, and nobody has written over them since."""
     try:
-        return (out / MARK).read_text(encoding="utf-8").strip() == digest and (out / "report.html").exists()
-    except (OSError, ValueError):
+        mark = json.loads((out / MARK).read_text(encoding="utf-8"))
+        return mark["plan"] == digest and all(
+            _sha256((out / name).read_bytes()) == expected for name, expected in mark["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -42,8 +42,12 @@ class Source:
         cls, source: str, revision: str | None = None, family: str | None = None, tower: str | None = None
     ) -> "Source":
         """Of what a user wrote."""
-        path = Path(source).expanduser()
-        return cls(str(path.absolute()) if source and path.exists() else source, revision, family, tower)
+        try:
+            path = Path(source).expanduser()
+            there = bool(source) and path.exists()
+        except (OSError, RuntimeError):  # it cannot be looked at; opening it says why
+            there = False
+        return cls(str(path.absolute()) if there else source, revision, family, tower)
 
     def open(self) -> Model:
         """The model; see `open_model`."""
@@ -100,6 +104,14 @@ def check_same(expected: tuple[Any, ...], found: tuple[Any, ...], name: str) -> 
 def _in_words(told_apart: tuple[Any, ...]) -> str:
     parts = [f"{x[0]} of {x[1]} bytes" if isinstance(x, tuple) else str(x) for x in told_apart]
     return ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
+
+
+def is_list(source: str) -> bool:
+    """Whether a SOURCE names a list of sources; a folder called so is a checkpoint."""
+    try:
+        return source.lower().endswith(".txt") and not Path(source).is_dir()
+    except OSError:  # it cannot be looked at; reading it says why
+        return True
 
 
 def read_list(path: Path) -> list[str]:

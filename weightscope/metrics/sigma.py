@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from weightscope.backend import CPU, Device, namespace, rows_that_fit
+from weightscope.backend import CPU, Device, rows_that_fit
 from weightscope.cores import usable_cores
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
@@ -18,36 +18,6 @@ BAND = (2.5, 97.5)  # percentiles of the spread shown over tokens: the central 9
 
 TokenBlocks = Callable[[], Iterable[tuple[int, np.ndarray]]]
 BlockOfSigma = tuple[np.ndarray, list[np.ndarray]]
-
-
-def sigma(x: Any, eps: float) -> Any:
-    """sqrt(Var(x) + eps) over the last axis (detokenization paper, eq. 3).
-
-    Parameters
-    ----------
-    x : array of shape (..., d)
-
-    Returns
-    -------
-    array of shape (...)
-    """
-    xp = namespace(x)
-    return xp.sqrt(xp.var(x, axis=-1) + eps)
-
-
-def rms(x: Any, eps: float) -> Any:
-    """sqrt(mean of squares + eps) over the last axis: what an RMSNorm divides by, as `sigma` is for a LayerNorm.
-
-    Parameters
-    ----------
-    x : array of shape (..., d)
-
-    Returns
-    -------
-    array of shape (...)
-    """
-    xp = namespace(x)
-    return xp.sqrt(xp.mean(x**2, axis=-1) + eps)
 
 
 @dataclass(frozen=True)

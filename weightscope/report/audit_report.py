@@ -9,7 +9,6 @@ from weightscope.errors import printable
 from weightscope.jobs.audit import Audit
 from weightscope.jobs.finding import KINDS
 from weightscope.model import Model
-from weightscope.progress import phase
 from weightscope.report.audit_figures import depth_figure, head_maps, spectra_figure
 from weightscope.report.audit_page import Facts, write_audit_page
 from weightscope.report.style import save
@@ -18,7 +17,6 @@ from weightscope.wording import counted
 SHOWN = 12  # findings in the terminal's summary
 
 
-@phase("drawing figures")
 def write_report(model: Model, results: Audit, out: Path) -> None:
     """Write heads, spectra and depth as PNG and SVG, and report.html.
 

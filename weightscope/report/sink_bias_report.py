@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from weightscope.jobs.sink_prediction import PREDICTORS, SINKS_ABOVE
+from weightscope.output import remove_earlier
 from weightscope.progress import phase
 from weightscope.report.page import Figure, Section, Table, write_page
 from weightscope.report.sink_bias_figures import (
@@ -60,6 +61,7 @@ def write_report(found: Sequence[SinkBias], out: Path) -> None:
     CheckpointError
         A file cannot be written.
     """
+    remove_earlier(out, r"(updates|picture|patching|heads)-[\w.-]+\.(png|svg)")
     sections = [_table_one(found), *(section for each in found for section in _model_sections(each, out))]
     write_page(out / "report.html", "Attention sinks as biases", " ".join(map(headline, found)), sections)
 

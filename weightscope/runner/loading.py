@@ -1,9 +1,11 @@
 """transformers' eager model of a checkpoint that weightscope has open."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weightscope.backend import Device
+from weightscope.backend import Device, open_device
 from weightscope.checkpoint.source import locate
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
@@ -46,6 +48,32 @@ def torch_device(device: Device) -> str:
         raise CheckpointError(f"device cuda: PyTorch {torch.__version__} sees no CUDA device; install a build for CUDA")
     torch.backends.cudnn.allow_tf32 = False  # products in full float32, as on this machine; elsewhere that is default
     return "cuda"
+
+
+def check_device(name: str) -> None:
+    """Make sure, before anything is read, that a device is there and that PyTorch reaches it.
+
+    Raises
+    ------
+    CheckpointError
+        It is not, or PyTorch does not.
+    """
+    torch_device(open_device(name))
+
+
+@contextmanager
+def room_for(what: str, model: Model) -> Iterator[None]:
+    """Work that needs memory where PyTorch computes.
+
+    Raises
+    ------
+    CheckpointError
+        There is not enough on the device.
+    """
+    try:
+        yield
+    except import_torch().OutOfMemoryError:
+        raise CheckpointError(f"the device has no room for {what}", file=model.name) from None
 
 
 def load_eager(model: Model, *, language: bool) -> Any:

@@ -16,8 +16,9 @@ from weightscope.backend import CPU, Device, open_device
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.progress import PROGRESS, phase
-from weightscope.runner.loading import import_torch, load_eager, torch_device
+from weightscope.runner.loading import import_torch, load_eager, room_for, torch_device
 from weightscope.runner.places import attention_modules, blocks_of, output_module, tower_of
+from weightscope.wording import counted
 
 TOKENS_A_BATCH = 2048
 LARGEST_ERROR = 1e-4  # relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned
@@ -76,6 +77,11 @@ class Batch:
     def tokens(self) -> np.ndarray | None:
         return self.arrays if self.arrays.ndim == 2 else None
 
+    def __str__(self) -> str:
+        if self.tokens is None:
+            return counted(len(self.arrays), "image")
+        return f"{counted(len(self.arrays), 'text')} of {counted(self.arrays.shape[1], 'token')}"
+
 
 def batches(sequences: Sequence[np.ndarray], tokens_a_batch: int = TOKENS_A_BATCH) -> list[Batch]:
     """Sequences of equal shape together, short ones first, so that no batch needs padding.
@@ -116,10 +122,10 @@ def open_runner(model: Model, *, language: bool = False, device: str = "cpu") ->
         PyTorch is not installed, transformers cannot load the checkpoint whole, or the device is not there.
     """
     opened = open_device(device)
-    with phase("loading the model into PyTorch"):
+    where = torch_device(opened)
+    with phase("loading the model into PyTorch"), room_for("the model", model):
         network = load_eager(model, language=language)
-        there = (network if language else tower_of(network, model)).to(torch_device(opened))
-        return Runner(model, there, opened)
+        return Runner(model, (network if language else tower_of(network, model)).to(where), opened)
 
 
 class Runner:
@@ -199,13 +205,15 @@ class Runner:
         """
         self._check_texts(sequences)
         torch = import_torch()
+        cross_entropy = torch.nn.functional.cross_entropy
         found = np.zeros(len(sequences))
         wanted = set(self.layers) if observer else set()
         with _passes(len(sequences)) as bar:
             for batch in batches(sequences, tokens_a_batch):
                 logits = self._forward(batch, observer, wanted, stop=False).logits[:, :-1]  # (b, n - 1, vocab)
                 following = torch.from_numpy(batch.arrays[:, 1:]).to(logits.device)
-                each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
+                with room_for(f"the losses of {batch}", self.model):
+                    each = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
                 found[batch.inputs] = each.view(following.shape).double().sum(dim=1).cpu().numpy()
                 bar.update(len(batch.inputs))
         return found
@@ -235,17 +243,17 @@ class Runner:
             given["output_attentions"] = True
         last = max(wanted) if stop and wanted else None
         hooks = None if observer is None else _Hooks(self, batch, observer, wanted, last)
-        with torch.inference_mode(), hooks.attached() if hooks else nullcontext():
+        with (
+            torch.inference_mode(),
+            hooks.attached() if hooks else nullcontext(),
+            room_for(f"{batch} beside the model", self.model),
+        ):
             try:
                 return self.network(**given)
             except _LastLayerSeen:
                 return None
-            except torch.OutOfMemoryError:
-                what = "images" if batch.tokens is None else f"texts of {batch.arrays.shape[1]} tokens"
-                problem = f"beside the model the device has no room for {len(batch.arrays)} {what}"
-                raise CheckpointError(problem, file=self.model.name) from None
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                if hooks and error is hooks.observers_own:
+                if isinstance(error, torch.OutOfMemoryError) or (hooks and error is hooks.ours):
                     raise
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 problem = f"transformers cannot run it on an input of shape {batch.arrays.shape[1:]}: {reason}"
@@ -292,7 +300,7 @@ class _Hooks:
         self.attention: Any = None
         self.output: Any = None
         self.shown = False
-        self.observers_own: Exception | None = None
+        self.ours: Exception | None = None  # what weightscope or the observer raised, and not transformers
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -348,11 +356,11 @@ class _Hooks:
             x, self.attention.cpu().numpy(), output.cpu().numpy().reshape(x.shape),
         )  # fmt: skip
         self.shown = True
-        self.runner.check(seen)
         try:
+            self.runner.check(seen)
             new = self.observer(seen)
         except Exception as error:
-            self.observers_own = error  # not the model's, and so not to be taken for bad input
+            self.ours = error
             raise
         if self.called == self.last:
             raise _LastLayerSeen
