@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from threadpoolctl import threadpool_limits
 from tiny_gpt2 import gpt2_weights, write_checkpoint
 from weights import shared
 
@@ -37,7 +38,8 @@ RESULTS = ["heads.csv", "spectra.npz", "findings.json", "directions.json", "repo
 
 def dense_singular_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Of the d x d product formed in float64."""
-    return np.linalg.svd(left.astype(np.float64) @ right.astype(np.float64).T, compute_uv=False)
+    with threadpool_limits(1, "blas"):  # more are no faster at this size, and far slower beside other work
+        return np.linalg.svd(left.astype(np.float64) @ right.astype(np.float64).T, compute_uv=False)
 
 
 def assert_as_dense(model: ws.Model, layer: int, heads: range, work: Path) -> None:

@@ -110,11 +110,9 @@ def test_positions_are_scaled_as_in_the_papers_code(folder: Path, tmp_path: Path
 
 
 def test_positions_leave_no_figure_of_another_run(folder: Path, tmp_path: Path) -> None:
-    for heads in ([0, 2], [3]):
-        options = [option for head in heads for option in ("--head", head)]
-        assert run("positions", folder, "--out", tmp_path, *options).exit_code == 0
-        drawn = {path.stem for path in tmp_path.glob("positions-head-*")}
-        assert drawn == {f"positions-head-{head}" for head in heads}
+    for head in (0, 3):
+        assert run("positions", folder, "--out", tmp_path, "--head", head).exit_code == 0
+        assert {path.stem for path in tmp_path.glob("positions-head-*")} == {f"positions-head-{head}"}
 
 
 def test_unscaled_positions_of_a_checkpoint_without_tokens(tmp_path: Path) -> None:
