@@ -42,11 +42,12 @@ sink-mechanisms: $(VENV)/.installed-runner $(CARD)
 sink-toys: $(VENV)/.installed-runner
 	$(BIN)/python -m analyses.sink_toys
 
+# Two processes, whole files each: every one of them holds PyTorch and some models, 1.7 GB.
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check weightscope analyses benchmarks tests
 	$(BIN)/ruff format --check weightscope analyses benchmarks tests
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
