@@ -88,8 +88,7 @@ class Embeddings:
         """
         tokens = np.asarray(tokens)
         ids, where = np.unique(tokens, return_inverse=True)
-        if ids.size and not (ids[0] >= 0 and ids[-1] < self.n_tokens):
-            wrong = ids[0] if ids[0] < 0 else ids[-1]
+        if (wrong := outside(ids, self.n_tokens)) is not None:
             file = self.token_tensor.file.path
             raise CheckpointError(f"no token {wrong}: the vocabulary has {self.n_tokens}", file=file)
         runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1) if ids.size else []
@@ -128,8 +127,17 @@ class Embeddings:
         rows = self.rows(tokens)  # (..., d)
         if positions is not None and self.positions is not None:
             positions, known = np.asarray(positions), len(self.positions)
-            if positions.size and not 0 <= positions.min() <= positions.max() < known:
-                wrong = positions.min() if positions.min() < 0 else positions.max()
+            if (wrong := outside(positions, known)) is not None:
                 raise CheckpointError(f"no position {wrong}: the model has {known}", file=self.token_tensor.file.path)
             rows = rows + self.positions[positions]
         return np.ones(rows.shape[:-1], rows.dtype) if self.divisor is None else self.divisor(rows)
+
+
+def outside(ids: np.ndarray, count: int | None) -> int | None:
+    """One of `ids` that is below 0, else one that is not below `count` (None: there is no bound), else None."""
+    if not ids.size:
+        return None
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0:
+        return lowest
+    return highest if count is not None and highest >= count else None

@@ -18,6 +18,21 @@ from weightscope.escape import csv_safe
 
 
 @contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Work on a file or folder whose failure is that it cannot be written.
+
+    Raises
+    ------
+    CheckpointError
+        The system refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"cannot be written ({error.strerror})", file=path) from None
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`, renamed to it when the block ends well and removed when it does not.
 
@@ -28,11 +43,10 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        partial.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot be written ({error.strerror})", file=path) from None
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield partial
+            partial.replace(path)
     finally:
         with suppress(OSError):  # a folder that could not be made holds nothing to remove
             partial.unlink()

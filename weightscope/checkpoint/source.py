@@ -26,20 +26,31 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
         It is neither a path that exists nor of the form `name` or `owner/name`, with an optional `@revision`; or it is
         a path and a revision is asked for.
     """
-    path = Path(source)
-    try:
-        path = path.expanduser()
-        there = bool(str(source)) and path.exists()
-    except (OSError, RuntimeError) as error:  # a name too long, no permission, a home that nobody has
-        raise CheckpointError(f"cannot be read ({error})", file=path) from None
-    if there and revision is not None:
+    path = existing(source)
+    if path is not None and revision is not None:
         raise CheckpointError(f"is on this machine; a revision ({revision}) is one of the Hub's", file=path)
-    if there:
+    if path is not None:
         return path
     name, _, tag = str(source).partition("@")
     if not _may_be_hub_id(name):
         raise CheckpointError(f"no such file or folder: {source}")
     return Repository(name, revision or tag or "main")
+
+
+def existing(source: str | Path) -> Path | None:
+    """The file or folder on this machine that `source` names, or None where there is none.
+
+    Raises
+    ------
+    CheckpointError
+        It cannot be looked at.
+    """
+    path = Path(source)
+    try:
+        path = path.expanduser()
+        return path if str(source) and path.exists() else None
+    except (OSError, RuntimeError) as error:  # a name too long, no permission, a home that nobody has
+        raise CheckpointError(f"cannot be read ({error})", file=path) from None
 
 
 def _may_be_hub_id(text: str) -> bool:

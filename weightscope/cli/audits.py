@@ -69,7 +69,8 @@ def audit_command(
         if is_list(source):
             _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
             return
-        for ended in audit_all([Commission(named(source), out)], options, engine, deliver, resume, say=_say_of_one):
+        alone = [Commission(named(source), out)]
+        for ended in audit_all(alone, options, engine, deliver, resume, say=lambda commission, line: _say(line)):
             if ended.error is not None:
                 raise ended.error
             if ended.delivery is None:
@@ -95,10 +96,6 @@ def _say(line: str) -> None:
 
     with tqdm.external_write_mode(sys.stderr):
         click.echo(f"weightscope: {line}", err=True)
-
-
-def _say_of_one(commission: Any, line: str) -> None:
-    _say(line)
 
 
 def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, resume: bool) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from weightscope.errors import CheckpointError
+from weightscope.output import writing
 
 try:
     import fcntl
@@ -25,10 +26,8 @@ def alone_in(folder: Path) -> Iterator[None]:
     CheckpointError
         Another audit is at work there, or the folder cannot be made.
     """
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot be written ({error.strerror})", file=folder) from None
     held = _lock(folder)
     try:
         yield

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.errors import CheckpointError
-from weightscope.output import write_json, write_npz
+from weightscope.output import write_json, write_npz, writing
 from weightscope.wording import counted
 
 FOLDER = ".audit"
@@ -53,7 +52,7 @@ class FinishedLayers:
 
     def __init__(self, out: Path, plan: Mapping[str, Any], resume: bool) -> None:
         self.folder, self._digest = out / FOLDER, digest_of(plan)
-        try:
+        with writing(out):
             self.folder.mkdir(parents=True, exist_ok=True)
             (out / MARK).unlink(missing_ok=True)
             for abandoned in [*out.glob(".*.partial"), *self.folder.glob(".*.partial")]:  # of a run that was killed
@@ -62,8 +61,6 @@ class FinishedLayers:
             thrown_away = [file for file, owner in owners.items() if not (resume and owner == self._digest)]
             for file in thrown_away:
                 file.unlink(missing_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot be written ({error.strerror})", file=out) from None
         self.notice = self._notice([owners[file] for file in thrown_away if owners[file] is not None], resume)
 
     def _notice(self, thrown_away: list[str | None], resume: bool) -> str | None:

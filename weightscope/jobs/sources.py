@@ -3,12 +3,14 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import weightscope
+from weightscope.checkpoint.source import existing
 from weightscope.embedded import resolved
 from weightscope.errors import CheckpointError, printable
 from weightscope.model import Model, open_model
@@ -42,12 +44,10 @@ class Source:
         cls, source: str, revision: str | None = None, family: str | None = None, tower: str | None = None
     ) -> "Source":
         """Of what a user wrote."""
-        try:
-            path = Path(source).expanduser()
-            there = bool(source) and path.exists()
-        except (OSError, RuntimeError):  # it cannot be looked at; opening it says why
-            there = False
-        return cls(str(path.absolute()) if there else source, revision, family, tower)
+        path = None
+        with suppress(CheckpointError):  # it cannot be looked at; opening it says why
+            path = existing(source)
+        return cls(source if path is None else str(path.absolute()), revision, family, tower)
 
     def open(self) -> Model:
         """The model; see `open_model`."""

@@ -7,7 +7,6 @@ import numpy as np
 from matplotlib import figure as mpl
 
 from weightscope.metrics.term_contributions import TERMS
-from weightscope.output import remove_earlier
 from weightscope.progress import phase
 from weightscope.report.page import Figure, Section, Table
 from weightscope.report.style import COLOURS, COLUMN, DASHES, save
@@ -29,7 +28,6 @@ def empirical_section(found: EmpiricalCheck, predicted: np.ndarray | None, head:
     head : int
     out : Path
     """
-    remove_earlier(out, r"empirical-head-\d+\.(png|svg)")
     means = {name: c[:, 1:].mean(axis=1) for name, c in found.contributions.items()}
     strongest = max(TERMS, key=lambda name: means[name][head])
     text = (

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from weightscope.attention import Layer
 from weightscope.backend import CPU, Device, open_device
+from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.progress import PROGRESS, phase
@@ -227,8 +228,8 @@ class Runner:
             problem = None
             if each.ndim != 1 or each.dtype.kind not in "iu" or not len(each):
                 problem = f"{each.dtype} of shape {each.shape}; texts are whole numbers of shape (n,)"
-            elif each.min() < 0 or (vocab and each.max() >= vocab):
-                problem = f"token {each.min() if each.min() < 0 else each.max()}; the vocabulary has {vocab}"
+            elif (token := outside(each, vocab or None)) is not None:
+                problem = f"token {token}; the vocabulary has {vocab}"
             if problem:
                 raise CheckpointError(f"text {index} has {problem}", file=self.model.name)
 
@@ -243,17 +244,14 @@ class Runner:
             given["output_attentions"] = True
         last = max(wanted) if stop and wanted else None
         hooks = None if observer is None else _Hooks(self, batch, observer, wanted, last)
-        with (
-            torch.inference_mode(),
-            hooks.attached() if hooks else nullcontext(),
-            room_for(f"{batch} beside the model", self.model),
-        ):
+        with torch.inference_mode(), hooks.attached() if hooks else nullcontext():
             try:
-                return self.network(**given)
+                with room_for(f"{batch} beside the model", self.model):
+                    return self.network(**given)
             except _LastLayerSeen:
                 return None
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                if isinstance(error, torch.OutOfMemoryError) or (hooks and error is hooks.ours):
+                if hooks and error is hooks.ours:
                     raise
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 problem = f"transformers cannot run it on an input of shape {batch.arrays.shape[1:]}: {reason}"
