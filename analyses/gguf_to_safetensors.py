@@ -1,6 +1,6 @@
 """A GGUF file as a folder of safetensors: its attention, norm and embedding matrices, dequantised.
 
-    python analyses/gguf_to_safetensors.py MODEL.gguf FOLDER [--whole]
+    python -m analyses.gguf_to_safetensors MODEL.gguf FOLDER [--whole]
 
 weightscope opens a GGUF file as it is; this is for whatever else wants Hugging Face's names and layout. Needs the
 `gguf` package.
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from weightscope.checkpoint import open_checkpoint
 from weightscope.cli.command import EndsInOneLine
-from weightscope.output import check_writable, replacing, write_json
+from weightscope.folder import check_writable, replacing, write_json
 from weightscope.progress import PROGRESS
 
 MLP = ("mlp.", "post_attention_layernorm.")

@@ -1,6 +1,6 @@
 """The detokenization analysis of a model's first attention layer, end to end (papers: "Detokenization from weights").
 
-    python analyses/gpt2_detok.py --model gpt2 --out figures/gpt2-detok
+    python -m analyses.gpt2_detok --model gpt2 --out figures/gpt2-detok
 
 Loads the checkpoint and its bigram counts (counting OpenWebText's first shards when there are none), then computes what
 the paper reports: the AUROC of every head (Table 2), ROC curves (Fig. 2), the previous tokens that heads look for
@@ -14,29 +14,29 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
-from inputs import device_option, documents, openwebtext, out_option
 from tokenizers import Tokenizer
 
+from analyses.inputs import device_option, documents, openwebtext, out_option
 from weightscope import CheckpointError, open_model
-from weightscope.backend import open_device
-from weightscope.bigrams import count_bigrams
 from weightscope.cli.command import EndsInOneLine
-from weightscope.counts import Counts, load_counts
+from weightscope.detokenization.heads import detokenize, roc_curves, write_detokenization
+from weightscope.detokenization.neighbours import neighbours, write_neighbours
+from weightscope.detokenization.on_text import EmpiricalCheck, empirical_check, write_empirical
+from weightscope.detokenization.on_text_page import empirical_section
+from weightscope.detokenization.page import detok_sections, neighbour_section
+from weightscope.detokenization.position_page import position_sections
+from weightscope.detokenization.positions import head_trends, position_terms, write_positions
+from weightscope.device import open_device
 from weightscope.embedded import COUNTS, FOLDER
-from weightscope.jobs.detok import detokenize, roc_curves, write_detokenization
-from weightscope.jobs.first_layer import FirstLayer
-from weightscope.jobs.neighbours import neighbours, write_neighbours
-from weightscope.jobs.positions import head_trends, position_terms, write_positions
+from weightscope.first_layer import FirstLayer
+from weightscope.folder import remove_earlier
 from weightscope.model import Model
-from weightscope.output import remove_earlier
-from weightscope.report.detok_report import detok_sections, neighbour_section
-from weightscope.report.empirical_report import empirical_section
-from weightscope.report.page import write_page
-from weightscope.report.position_report import position_sections
+from weightscope.pages.page import write_page
 from weightscope.runner import open_runner
-from weightscope.runner.empirical import EmpiricalCheck, empirical_check, write_empirical
-from weightscope.sequences import token_windows
-from weightscope.tokenizer import END_OF_TEXT, load_tokenizer, token_id, tokenizer_hash
+from weightscope.text.bigrams import count_bigrams
+from weightscope.text.counts import Counts, load_counts
+from weightscope.text.sequences import token_windows
+from weightscope.text.tokenizer import END_OF_TEXT, load_tokenizer, token_id, tokenizer_hash
 
 PAPER_TOKENS = ("iens", " Jackson", "tarian", " Obama", " Korea", " chloride")  # Tables 1 and 3
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")

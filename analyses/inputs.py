@@ -9,7 +9,7 @@ import click
 
 import weightscope as ws
 from weightscope.cli.options import writable
-from weightscope.sequences import read_documents
+from weightscope.text.sequences import read_documents
 
 
 def out_option(folder: str) -> Callable[..., Any]:

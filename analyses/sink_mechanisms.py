@@ -1,6 +1,6 @@
 """What attention sinks do in pretrained models: no-op or broadcast (papers: "A Unifying View of Attention Sinks").
 
-    python analyses/sink_mechanisms.py --source facebook/dinov2-small --images photos/ --out sinks/
+    python -m analyses.sink_mechanisms --source facebook/dinov2-small --images photos/ --out sinks/
 
 Runs a model on images or texts and sees, head by head: which token is the sink (Fig. 4), which heads have one (Fig. 5),
 whether it writes nothing or the same to everyone (Figs 6 and 8), how that changes the tokens, and how the spectra of
@@ -13,19 +13,19 @@ from pathlib import Path
 
 import click
 import numpy as np
-from inputs import device_option, documents, first_available, out_option, packaged
 
+from analyses.inputs import device_option, documents, first_available, out_option, packaged
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
-from weightscope.report.sink_mechanism_report import headline, write_sink_report
 from weightscope.runner import open_runner
 from weightscope.runner.images import photographs, preparation, read_images
 from weightscope.runner.loading import check_device
-from weightscope.runner.sink_mechanisms import sink_mechanisms
-from weightscope.runner.sink_tables import head_rows, layer_rows, write_sinks
-from weightscope.runner.token_kinds import Tokens, image_tokens, text_tokens
 from weightscope.runner.tokenizer import first_token, tokenizer_of
-from weightscope.sequences import paragraph_pairs, token_kinds, token_windows
+from weightscope.sinks.mechanism_page import headline, write_sink_report
+from weightscope.sinks.mechanisms import sink_mechanisms
+from weightscope.sinks.tables import head_rows, layer_rows, write_sinks
+from weightscope.text.kinds import Tokens, image_tokens, text_tokens
+from weightscope.text.sequences import paragraph_pairs, token_kinds, token_windows
 
 VIT_TINY = Path(__file__).parent.parent.parent / "shared" / "data" / "vit-tiny"
 # Folder of the results -> the models to try, in order.

@@ -18,7 +18,7 @@ import click
 from benchmarks import audit, auroc, bigrams, contributions, growth, norms, sigma
 from benchmarks.results import Bench, Measured, duration, this_machine
 from weightscope.embedded import FOLDER
-from weightscope.output import write_text
+from weightscope.folder import write_text
 
 AUDITS = {"llama-2-7b": 4, "llama-2-70b": 1, "gpt2": 12}  # layers by shape
 AUROC_HEADS = 4

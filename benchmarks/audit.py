@@ -24,13 +24,13 @@ from threadpoolctl import threadpool_limits
 import weightscope as ws
 from benchmarks.peers import TITLES, peer_cost
 from benchmarks.results import Bench, Measured
-from weightscope.attention import Layer
+from weightscope.attention.factored import Triangle, core_singular_values, inner, triangle
+from weightscope.attention.layer import Layer
+from weightscope.audit.audit import AuditOptions, measure
+from weightscope.audit.lenient import lenient
 from weightscope.checkpoint.dtypes import Weights
-from weightscope.cores import usable_cores
-from weightscope.factored import Triangle, core_singular_values, inner, triangle
-from weightscope.jobs.audit import AuditOptions, measure
-from weightscope.jobs.lenient import lenient
 from weightscope.model import Model
+from weightscope.parallel import usable_cores
 
 # Sizes as in the published configs; GPT-2's with the names and norms of Llama.
 SHAPES = {

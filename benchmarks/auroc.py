@@ -22,8 +22,8 @@ from sklearn.metrics import roc_auc_score
 from threadpoolctl import threadpool_limits
 
 from benchmarks.results import Measured
-from weightscope.cores import usable_cores
 from weightscope.metrics.auroc import aligned, bigram_auroc, cut_into_panels, tile_rows
+from weightscope.parallel import usable_cores
 
 VOCAB, HEADS, HEAD_DIM = 50_257, 12, 64
 BIGRAMS_A_TOKEN = 120  # drawn; about 60 of them are distinct

@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from benchmarks.results import Measured
-from weightscope.bigrams import batched, count_bigrams
-from weightscope.corpus import corpus_files, documents
-from weightscope.tokenizer import load_tokenizer, safe_cut
+from weightscope.text.bigrams import batched, count_bigrams
+from weightscope.text.corpus import corpus_files, documents
+from weightscope.text.tokenizer import load_tokenizer, safe_cut
 
 
 def run(corpus: str, tokenizer: str, *, rounds: int = 3) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def measure(corpus: str, tokenizer: str) -> list[Measured]:
 MEMORY = """
 import json, sys
 from pathlib import Path
-from weightscope.bigrams import count_bigrams
-from weightscope.tokenizer import load_tokenizer
+from weightscope.text.bigrams import count_bigrams
+from weightscope.text.tokenizer import load_tokenizer
 
 def kibibytes(field):
     return int(next(line.split()[1] for line in Path("/proc/self/status").open() if line.startswith(field)))

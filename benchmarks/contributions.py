@@ -12,10 +12,10 @@ import weightscope as ws
 from analyses.inputs import packaged
 from benchmarks.norms import forward, timed
 from benchmarks.results import Measured
+from weightscope.outlier_dimensions.measure import observe_contributions
 from weightscope.runner import open_runner
-from weightscope.runner.outlier_analysis import observe_contributions
-from weightscope.sequences import token_kinds
-from weightscope.tokenizer import load_tokenizer
+from weightscope.text.sequences import token_kinds
+from weightscope.text.tokenizer import load_tokenizer
 
 SENTENCES = 100
 MEAN_WORDS = 12  # STS-B's

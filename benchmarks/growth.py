@@ -15,8 +15,8 @@ import scipy.sparse
 from benchmarks.audit import cost, write_synthetic
 from benchmarks.auroc import factors, zipf_counts
 from benchmarks.results import Measured
-from weightscope.cores import usable_cores
 from weightscope.metrics.auroc import bigram_auroc
+from weightscope.parallel import usable_cores
 
 VOCABULARIES = (12_564, 25_128, 50_256)
 HEADS = (1, 2, 4)

@@ -10,11 +10,11 @@ import numpy as np
 import weightscope as ws
 from analyses.inputs import packaged
 from benchmarks.results import Measured
+from weightscope.norms.measure import analyse_norms
 from weightscope.runner import Runner, open_runner
-from weightscope.runner.norm_analysis import analyse_norms
 from weightscope.runner.runner import batches
-from weightscope.sequences import TokenKinds, token_kinds
-from weightscope.tokenizer import load_tokenizer
+from weightscope.text.sequences import TokenKinds, token_kinds
+from weightscope.text.tokenizer import load_tokenizer
 
 SEQUENCES, LENGTH = 992, 128  # as many as the paper's, as long as its longest
 

@@ -22,12 +22,12 @@ import click
 import numpy as np
 
 import weightscope as ws
+from weightscope.audit.audit import AuditOptions, LayersToMeasure, measure_one
+from weightscope.audit.delivery import deliver
+from weightscope.audit.directions import AFFORDABLE, DEFAULT
+from weightscope.audit.many import Delivery
 from weightscope.engine.engine import beside_others
-from weightscope.jobs.audit import AuditOptions, LayersToMeasure, measure_one
-from weightscope.jobs.audits import Delivery
-from weightscope.jobs.directions import AFFORDABLE, DEFAULT
-from weightscope.output import write_bytes
-from weightscope.report.delivery import deliver
+from weightscope.folder import write_bytes
 
 STEPS = 154  # step 0, ten powers of two up to 512, then every 1,000 up to 143,000
 SHALLOW, DEEP = 1, 3  # layers written

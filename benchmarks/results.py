@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weightscope.errors import CheckpointError
-from weightscope.output import write_json
+from weightscope.folder import write_json
 
 LEAST_CHANGE = 0.05  # of a ratio; less is told apart on no shared machine
 SPREADS = 3.0  # robust standard deviations, of both runs together, that a change has to pass

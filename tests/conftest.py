@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tiny_gpt2 import gpt2_weights, write_checkpoint
 
 import weightscope as ws
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.embedded import FOLDER
 
 

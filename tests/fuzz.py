@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, INDEXES, gguf_tensor, key, llama, text
-from tests.checkpoint.files import encode
+from tests.support.files import encode
 from weightscope.checkpoint import open_checkpoint
 from weightscope.checkpoint.dtypes import BITS
 from weightscope.errors import CheckpointError

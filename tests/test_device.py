@@ -16,25 +16,25 @@ import array_api_strict
 import numpy as np
 import pytest
 import scipy.sparse
-from cases import CASES
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
-from tiny_gpt2 import gpt2_weights, write_checkpoint
-from tiny_models import FIXTURES, fixture
 
 import weightscope as ws
-from weightscope import backend
-from weightscope.backend import Device, open_device
+from tests.support.cases import CASES
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.tiny_models import FIXTURES, fixture
+from weightscope import device as backend
+from weightscope.attention.factored import inner
+from weightscope.audit.audit import AuditOptions, LayersToMeasure, measure
 from weightscope.cli import main
-from weightscope.counts import Counts, load_counts
-from weightscope.factored import inner
-from weightscope.jobs.audit import AuditOptions, LayersToMeasure, measure
-from weightscope.jobs.detok import RankingElsewhere, detokenize
-from weightscope.jobs.first_layer import FirstLayer
-from weightscope.jobs.sources import Source
+from weightscope.detokenization.heads import RankingElsewhere, detokenize
+from weightscope.device import Device, open_device
+from weightscope.first_layer import FirstLayer
 from weightscope.metrics.auroc import bigram_auroc
 from weightscope.metrics.sigma import sigma_statistics
-from weightscope.sequences import TokenKinds
+from weightscope.sources import Source
+from weightscope.text.counts import Counts, load_counts
+from weightscope.text.sequences import TokenKinds
 
 STRICT = Device("array_api_strict", array_api_strict, memory=200_000_000)
 
@@ -158,7 +158,7 @@ def test_factors_of_t_ee_are_the_same(name, monkeypatch):
     heads = model.config.n_heads, model.config.n_kv_heads
     here = FirstLayer(model)
     for share in (0.3, 0.0):
-        monkeypatch.setattr("weightscope.jobs.first_layer.SHARE_KEPT", share)
+        monkeypatch.setattr("weightscope.first_layer.SHARE_KEPT", share)
         there = FirstLayer(model, device="array_api_strict")
         for n, found, expected in zip(
             heads, (there.query_factor, there.key_factor), (here.query_factor, here.key_factor), strict=True
@@ -193,11 +193,10 @@ TEXTS = [np.array([0, 7, 9, 2, 11, 3]), np.array([0, 8, 2, 12]), np.array([0, 2,
 def test_norms_and_contributions_of_running_models_are_the_same(name, tmp_path):
     """|f(x)| and C of eq. 7, worked out of a layer's own maps on the device, against the same on the cores."""
     pytest.importorskip("torch", reason="the runner needs the extra `runner`")
-    from make_fixtures import random_model
-
+    from tests.families.make_fixtures import random_model
+    from weightscope.norms.measure import analyse_norms
+    from weightscope.outlier_dimensions.measure import observe_contributions
     from weightscope.runner import open_runner
-    from weightscope.runner.norm_analysis import analyse_norms
-    from weightscope.runner.outlier_analysis import observe_contributions
 
     random_model(next(case for case in CASES if case.name == name)).save_pretrained(tmp_path)
     here, there = (open_runner(ws.open_model(tmp_path), device=device) for device in ("cpu", "array_api_strict"))

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.counts import load_counts
+from weightscope.detokenization.heads import detokenize
+from weightscope.detokenization.neighbours import neighbours
+from weightscope.detokenization.positions import head_trends, position_terms
 from weightscope.embedded import COUNTS, FOLDER
-from weightscope.jobs.detok import detokenize
-from weightscope.jobs.first_layer import FirstLayer
-from weightscope.jobs.neighbours import neighbours
-from weightscope.jobs.positions import head_trends, position_terms
-from weightscope.tokenizer import load_tokenizer, token_id, tokenizer_hash
+from weightscope.first_layer import FirstLayer
+from weightscope.text.counts import load_counts
+from weightscope.text.tokenizer import load_tokenizer, token_id, tokenizer_hash
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.files import encode
 from tests.fuzz import GOLDEN, GOOD, GOOD_GGUF, fuzz, meet
+from tests.support.files import encode
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_gpt2 import gpt2_weights, write_checkpoint
-from weights import shared
 
 import weightscope as ws
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.weights import shared
 from weightscope.embedded import FOLDER
-from weightscope.jobs.first_layer import FirstLayer
+from weightscope.first_layer import FirstLayer
 
 
 @pytest.fixture(scope="module", params=["tiny", "embedded", "inverse layer scale"])

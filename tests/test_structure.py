@@ -9,17 +9,18 @@ import weightscope
 
 ROOT = Path(weightscope.__file__).parent
 FLOORS = """
-escape wording cores embedded
+escape wording parallel embedded
 errors progress
-output backend corpus engine
-counts factored rotation distance checkpoint sequences
-tokenizer folding
-bigrams attention metrics
-embeddings families
+folder device engine
+checkpoint attention
+metrics
+families
+embeddings
 model
-jobs
+sources text first_layer
 runner
-report
+pages
+audit detokenization norms outlier_dimensions sinks
 cli
 __main__
 """

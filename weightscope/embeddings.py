@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from weightscope.attention import Divisor
+from weightscope.attention.layer import Divisor
 from weightscope.checkpoint import Tensor
 from weightscope.errors import CheckpointError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weightscope.attention import Divisor, Head, Layer
+from weightscope.attention.layer import Divisor, Head, Layer
 from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
 from weightscope.embedded import resolved
 from weightscope.embeddings import Embeddings

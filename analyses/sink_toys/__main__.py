@@ -18,12 +18,12 @@ import torch
 
 from analyses.inputs import out_option
 from analyses.sink_toys import broadcast, nop, vit
+from analyses.sink_toys import figures as figures
 from analyses.sink_toys.attention import GATES_AND_REGISTERS, VARIANTS
 from weightscope import CheckpointError
 from weightscope.cli.command import EndsInOneLine
-from weightscope.output import write_csv, write_json, write_npz
-from weightscope.report import sink_toy_figures as figures
-from weightscope.report.style import save
+from weightscope.folder import write_csv, write_json, write_npz
+from weightscope.pages.style import save
 
 Runs = list[dict[str, Any]]
 STAGES = ("nop", "broadcast", "vit")

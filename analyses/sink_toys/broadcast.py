@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from analyses.sink_toys.attention import Options, PreNormAttention, Registers, Trace, traces
 from analyses.sink_toys.diagnosis import diagnose
 from analyses.sink_toys.training import Size, direction, seeded, train
-from weightscope.metrics import sinks
+from weightscope.sinks import strength as sinks
 
 LAYERS = 2
 HELD_OUT = 256  # sequences

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analyses.sink_toys.attention import Trace
-from weightscope.metrics import sinks
+from weightscope.sinks import strength as sinks
 
 
 class Diagnosis(NamedTuple):
@@ -17,7 +17,7 @@ class Diagnosis(NamedTuple):
     ratio: np.ndarray
     rank: np.ndarray
     mechanism: np.ndarray
-    """Of `weightscope.metrics.sinks`, or "" where there is no sink event."""
+    """Of `weightscope.sinks.strength`, or "" where there is no sink event."""
 
 
 def diagnose(trace: Trace) -> Diagnosis:

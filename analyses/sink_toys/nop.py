@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from analyses.sink_toys.attention import Options, PreNormAttention, Registers, Trace, traces
 from analyses.sink_toys.training import Size, direction, seeded, train
-from weightscope.metrics import sinks
+from weightscope.sinks import strength as sinks
 
 HELD_OUT = 256  # sequences
 WATCHED = 64  # of them, for the sink score on the way and for the histogram

@@ -18,7 +18,7 @@ from analyses.sink_toys.broadcast import mlp
 from analyses.sink_toys.diagnosis import diagnose
 from analyses.sink_toys.mosaics import CLASSES, PATCH, PATCHES, Mosaics, mosaics
 from analyses.sink_toys.training import seeded, train
-from weightscope.metrics import sinks
+from weightscope.sinks import strength as sinks
 
 
 @dataclass(frozen=True)

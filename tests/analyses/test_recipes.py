@@ -4,13 +4,14 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from tiny_models import FIXTURES
+
+from tests.support.tiny_models import FIXTURES
 
 pytest.importorskip("torch", reason="the recipes need the extra `runner`")
 
 from analyses import gpt2_detok, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms
-from weightscope.backend import open_device
 from weightscope.cli.command import EndsInOneLine
+from weightscope.device import open_device
 
 RECIPES = {
     recipe.main.name: recipe.main

@@ -15,7 +15,7 @@ from analyses.sink_toys import broadcast, nop, vit  # noqa: E402
 from analyses.sink_toys.__main__ import STAGES, main  # noqa: E402
 from analyses.sink_toys.mosaics import CLASSES, NOTHING, PATCHES, mosaics  # noqa: E402
 from analyses.sink_toys.training import Size  # noqa: E402
-from weightscope.metrics import sinks  # noqa: E402
+from weightscope.sinks import strength as sinks  # noqa: E402
 
 SEEDS = (0, 1, 2)
 NOP_SIZE = Size(width=32, tokens=16, batch=64, steps=500, rate=3e-3, every=500)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.hub_server import Hub, serve
+from tests.support.hub_server import Hub, serve
 
 
 @pytest.fixture

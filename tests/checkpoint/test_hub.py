@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.checkpoint.files import encode, write_shards
-from tests.checkpoint.hub_server import COMMIT, Hole, Hub
+from tests.support.files import encode, write_shards
+from tests.support.hub_server import COMMIT, Hole, Hub
 from weightscope.checkpoint import open_checkpoint, resolve_folder
 from weightscope.errors import CheckpointError
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.checkpoint.files import encode, write
-from tests.checkpoint.hub_server import Hub
+from tests.support.files import encode, write
+from tests.support.hub_server import Hub
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.checkpoint.dequantise import blockwise, decode_fp8
 from weightscope.errors import CheckpointError

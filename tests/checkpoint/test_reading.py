@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.checkpoint.files import bfloat16, encode, write, write_shards
+from tests.support.files import bfloat16, encode, write, write_shards
 from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
 

@@ -12,24 +12,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tasks
 from click.testing import CliRunner
-from tiny_gpt2 import gpt2_weights, write_checkpoint
 
+from tests.support import tasks
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.audit.audit import AuditOptions, LayersToMeasure
+from weightscope.audit.many import Commission, audit_all
 from weightscope.cli import main
-from weightscope.counts import Counts, load_counts
+from weightscope.detokenization import heads as detok
+from weightscope.detokenization.heads import RankingElsewhere, detokenize
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
-from weightscope.jobs import detok
-from weightscope.jobs.audit import AuditOptions, LayersToMeasure
-from weightscope.jobs.audits import Commission, audit_all
-from weightscope.jobs.detok import RankingElsewhere, detokenize
-from weightscope.jobs.first_layer import FirstLayer
-from weightscope.jobs.sources import Source
+from weightscope.first_layer import FirstLayer
 from weightscope.model import open_model
+from weightscope.sources import Source
+from weightscope.text.counts import Counts, load_counts
 
 pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
-from dask_processes import ENVIRONMENT, PATIENCE, DaskProcesses
+from tests.support.dask_processes import ENVIRONMENT, PATIENCE, DaskProcesses
 
 VOCAB = 300
 

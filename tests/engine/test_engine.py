@@ -5,13 +5,13 @@ import sys
 import threading
 
 import pytest
-import tasks
 from click.testing import CliRunner
 
+from tests.support import tasks
 from weightscope.cli import main
-from weightscope.cores import usable_cores
 from weightscope.engine import Engine, cluster, here, processes
 from weightscope.errors import CheckpointError
+from weightscope.parallel import usable_cores
 
 
 def collect(engine: Engine) -> dict:

@@ -3,17 +3,17 @@
 from pathlib import Path
 
 import pytest
-import tasks
 
 import weightscope as ws
 from tests.checkpoint.conftest import hub  # noqa: F401
-from tests.checkpoint.hub_server import COMMIT, Hub
+from tests.support import tasks
+from tests.support.hub_server import COMMIT, Hub
+from weightscope.audit.audit import AuditOptions
+from weightscope.audit.finished_layers import MARK
+from weightscope.audit.many import Commission, audit_all
 from weightscope.engine import Engine, here, processes
 from weightscope.errors import CheckpointError
-from weightscope.jobs.audit import AuditOptions
-from weightscope.jobs.audits import Commission, audit_all
-from weightscope.jobs.finished_layers import MARK
-from weightscope.jobs.sources import Source
+from weightscope.sources import Source
 
 
 def tables(source: str, out: Path, engine: Engine) -> dict[str, bytes]:

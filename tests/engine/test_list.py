@@ -5,14 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
-import tasks
 from click.testing import CliRunner, Result
-from tiny_gpt2 import gpt2_weights, write_checkpoint
 
+from tests.support import tasks
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.audit import listing as audit_list
+from weightscope.audit import many as audits
+from weightscope.audit.alone import alone_in
 from weightscope.cli import main
-from weightscope.jobs import audits
-from weightscope.jobs.alone import alone_in
-from weightscope.report import audit_list
 
 
 def run(*arguments: object) -> Result:

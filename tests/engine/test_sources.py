@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
-from weightscope.jobs.sources import Source, folder_names, is_list, read_list
+from weightscope.sources import Source, folder_names, is_list, read_list
 
 
 @pytest.fixture()

@@ -22,8 +22,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cases import CASES, Case
+from tests.support.cases import CASES, Case
 
 FIXTURES = Path(__file__).parent / "fixtures"
 MASKED = -1e30  # every mask is more negative than this

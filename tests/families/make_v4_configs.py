@@ -5,14 +5,12 @@
 The tensors are the same in both; what differs is rotary parameters, which 4 wrote flat, and what is left out.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import transformers
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cases import CASES
+from tests.support.cases import CASES
 
 FIXTURES = Path(__file__).parent / "fixtures"
 BASE = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}

@@ -4,21 +4,18 @@ python tests/families/table.py        # rewrites the table between README.md's m
 """
 
 import re
-import sys
 from collections.abc import Iterator
 from math import ceil, log10
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny_models import NAMES, Fixture, fixture, softmax
-
-from weightscope.attention import Layer
-from weightscope.distance import Slopes
+from tests.support.tiny_models import NAMES, Fixture, fixture, softmax
+from weightscope.attention.layer import Layer
+from weightscope.attention.position_bias import Slopes
+from weightscope.attention.rotation import GridRotation
 from weightscope.families import FAMILIES
 from weightscope.families.family import Family, Norm
-from weightscope.rotation import GridRotation
 
 README = Path(__file__).parent.parent.parent / "README.md"
 MARKED = re.compile(r"(<!-- families -->\n)(.*?)(<!-- /families -->)", re.DOTALL)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import FIXTURES, NAMES, Fixture, centred, fixture
 
+from tests.support.tiny_models import FIXTURES, NAMES, Fixture, centred, fixture
 from weightscope.families import FAMILIES
 
 torch = pytest.importorskip("torch", reason="fixtures are made by torch, which is not installed")
@@ -21,8 +21,9 @@ made_by_5 = pytest.mark.skipif(not FIVE, reason=f"fixtures are made by transform
 @made_by_5
 @pytest.mark.parametrize("name", NAMES)
 def test_fixtures_are_what_their_script_makes(name: str, tmp_path: Path) -> None:
-    from make_fixtures import make
     from safetensors.numpy import load_file
+
+    from tests.families.make_fixtures import make
 
     transformers.logging.disable_progress_bar()
     make(fixture(name).case, tmp_path)
@@ -50,8 +51,8 @@ BROKEN_IN_4 = {"stablelm_qk_norm", "siglip_text", "siglip_vision"}  # not made, 
 @pytest.mark.skipif(FIVE, reason="the fixtures are transformers 5's; this test is for an installed transformers 4")
 @pytest.mark.parametrize("name", [] if FIVE else [name for name in NAMES if name not in BROKEN_IN_4])
 def test_models_of_transformers_4_are_read_as_well(name: str, tmp_path: Path) -> None:
-    from make_fixtures import make
-    from make_v4_configs import dialect_4
+    from tests.families.make_fixtures import make
+    from tests.families.make_v4_configs import dialect_4
 
     case = fixture(name).case
     given = {k: dialect_4(k, v) if k == "text_config" else v for k, v in case.config.items()}

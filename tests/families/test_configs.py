@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_models import FIXTURES, NAMES, centred, fixture
 
 import weightscope as ws
+from tests.support.tiny_models import FIXTURES, NAMES, centred, fixture
 from weightscope.families import FAMILIES
 from weightscope.model import Model
 

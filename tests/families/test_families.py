@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from tiny_models import NAMES, centred, fixture, softmax
 
 import weightscope as ws
-from weightscope.attention import Layer
-from weightscope.rotation import GridRotation
+from tests.support.tiny_models import NAMES, centred, fixture, softmax
+from weightscope.attention.layer import Layer
+from weightscope.attention.rotation import GridRotation
 
 TOLERANCE = 1e-5
 

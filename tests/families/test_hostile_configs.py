@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import FIXTURES, NAMES, fixture
 
 import weightscope as ws
+from tests.support.tiny_models import FIXTURES, NAMES, fixture
+from weightscope.attention.rotation import GridRotation
 from weightscope.families import family_of
 from weightscope.model import Model
-from weightscope.rotation import GridRotation
 
 VALUES = st.one_of(
     st.none(),

@@ -1,9 +1,9 @@
 """`weightscope inspect` on every fixture: what it is, and what an audit would read of it."""
 
 import pytest
-from tiny_models import NAMES, fixture
 
-from weightscope.jobs.inspect import describe
+from tests.support.tiny_models import NAMES, fixture
+from weightscope.audit.inspect import describe
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import Fixture, centred, fixture
 
 import weightscope as ws
+from tests.support.tiny_models import Fixture, centred, fixture
 from weightscope.families import family_of
 from weightscope.families.family import rms_norm, same_layer
 from weightscope.model import Model

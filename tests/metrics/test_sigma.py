@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weightscope.backend import CPU, open_device
-from weightscope.folding import sigma
+from weightscope.attention.folding import sigma
+from weightscope.device import CPU, open_device
 from weightscope.metrics.sigma import sigma_statistics
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from weightscope.factored import Factored
+from weightscope.attention.factored import Factored
 from weightscope.metrics.change import difference, relative_change, space_angles
 from weightscope.metrics.directions import leading_directions, nearest_rows
 from weightscope.metrics.outliers import layer_medians, norm_outliers, off_trend, robust_z

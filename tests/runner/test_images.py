@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import VIT
 from PIL import Image
 
 import weightscope as ws
 from tests.checkpoint.conftest import hub  # noqa: F401
-from tests.checkpoint.hub_server import Hub
+from tests.support.cases import VIT
+from tests.support.hub_server import Hub
 from weightscope.runner.images import DESCRIPTION, HABITS, photographs, preparation, read_images
 
 transformers = pytest.importorskip("transformers", reason="the witness is transformers' image processors")

@@ -5,18 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import CASES, Case
 
 import weightscope as ws
+from tests.support.cases import CASES, Case
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
-from make_fixtures import inputs_of, random_model  # noqa: E402
-
-from weightscope.backend import Device  # noqa: E402
+from tests.families.make_fixtures import inputs_of, random_model  # noqa: E402
+from weightscope.attention.folding import Affine  # noqa: E402
+from weightscope.device import Device  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
-from weightscope.folding import Affine  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.places import tower_of  # noqa: E402
 from weightscope.runner.runner import batches  # noqa: E402

@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from weights import package
 
 import weightscope as ws
+from tests.support.weights import package
 from weightscope.embedded import FOLDER
 
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")

@@ -23,7 +23,7 @@ from weightscope.cli.options import (
 @with_model
 def inspect(model: Any) -> None:
     """Family, shapes, dtypes, and the bytes an audit would read."""
-    from weightscope.jobs.inspect import describe
+    from weightscope.audit.inspect import describe
 
     click.echo("\n".join(describe(model)))  # all of it or an error, not half of it and then one
 
@@ -58,10 +58,10 @@ def audit_command(
     SOURCE may be a text file (.txt) with a source a line: each is audited into a folder of its own within --out, beside
     a summary of all. One that fails is reported, and the others finish.
     """
-    from weightscope.jobs.audit import AuditOptions
-    from weightscope.jobs.audits import Commission, audit_all
-    from weightscope.jobs.sources import is_list, read_list
-    from weightscope.report.delivery import deliver
+    from weightscope.audit.audit import AuditOptions
+    from weightscope.audit.delivery import deliver
+    from weightscope.audit.many import Commission, audit_all
+    from weightscope.sources import is_list, read_list
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
     options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device)
@@ -102,7 +102,7 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
     """A line for each as it ends; status 2 if any failed."""
     from tqdm import tqdm
 
-    from weightscope.report.audit_list import audit_list
+    from weightscope.audit.listing import audit_list
     from weightscope.wording import counted
 
     failed = 0
@@ -126,9 +126,9 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
 def compare_command(sources: tuple[str, ...], out: Path, family: str | None, tower: str | None) -> None:
     """How every head moves from A to B, or along a run of checkpoints in the order given."""
-    from weightscope.jobs.compare import compare, write_comparison
-    from weightscope.jobs.sources import Source
-    from weightscope.report.compare_report import summary, write_report
+    from weightscope.audit.compare import compare, write_comparison
+    from weightscope.audit.compare_page import summary, write_report
+    from weightscope.sources import Source
 
     if len(sources) < 2:
         raise click.UsageError("compare needs two checkpoints or more")

@@ -42,13 +42,13 @@ def detok(
     engine: Any,
 ) -> None:
     """Bigram AUROC of every head over the full vocabulary, as tables, figures and a page."""
-    from weightscope.counts import load_counts
+    from weightscope.detokenization.heads import RankingElsewhere, detokenize, roc_curves, write_detokenization
+    from weightscope.detokenization.page import detok_sections
     from weightscope.embedded import COUNTS, FOLDER
-    from weightscope.jobs.detok import RankingElsewhere, detokenize, roc_curves, write_detokenization
-    from weightscope.jobs.first_layer import FirstLayer
-    from weightscope.report.detok_report import detok_sections
-    from weightscope.report.page import write_page
-    from weightscope.tokenizer import token_id, tokenizer_hash
+    from weightscope.first_layer import FirstLayer
+    from weightscope.pages.page import write_page
+    from weightscope.text.counts import load_counts
+    from weightscope.text.tokenizer import token_id, tokenizer_hash
 
     whence = named(source)
     model = whence.open()
@@ -87,10 +87,10 @@ def neighbours(
     model: Any, token: str, heads: tuple[int, ...], top: int, layer: int, delta: int, csv_file: Path | None
 ) -> None:
     """The previous tokens that each head scores highest for TOKEN (write " Jackson" for one that opens a word)."""
-    from weightscope.jobs.first_layer import FirstLayer
-    from weightscope.jobs.neighbours import neighbours as rank
-    from weightscope.jobs.neighbours import write_neighbours
-    from weightscope.tokenizer import load_tokenizer, token_id
+    from weightscope.detokenization.neighbours import neighbours as rank
+    from weightscope.detokenization.neighbours import write_neighbours
+    from weightscope.first_layer import FirstLayer
+    from weightscope.text.tokenizer import load_tokenizer, token_id
 
     first = FirstLayer(model, layer, delta)
     model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for
@@ -116,9 +116,9 @@ def neighbours(
 @device_option
 def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...], device: str) -> None:
     """T^p and T^pp of every head at one query position, their trends, and Fig. 3 of the paper."""
-    from weightscope.jobs.first_layer import FirstLayer
-    from weightscope.jobs.positions import head_trends, position_terms, write_positions
-    from weightscope.report.position_report import position_sections
+    from weightscope.detokenization.position_page import position_sections
+    from weightscope.detokenization.positions import head_trends, position_terms, write_positions
+    from weightscope.first_layer import FirstLayer
 
     first = FirstLayer(model, device=device)
     for head in heads:
@@ -146,9 +146,9 @@ def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: t
 )  # fmt: skip
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
     """Count the bigrams of a corpus: text, JSON lines (.gz, .zst) and Parquet files, or folders of them."""
-    from weightscope.bigrams import count_bigrams
     from weightscope.embedded import resolved
-    from weightscope.tokenizer import load_tokenizer
+    from weightscope.text.bigrams import count_bigrams
+    from weightscope.text.tokenizer import load_tokenizer
 
     counts = count_bigrams([Path(path) for path in corpus], load_tokenizer(resolved(tokenizer)))
     counts.save(out)
@@ -157,7 +157,7 @@ def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
 
 def _tokenizer_if_any(source: str, needed: bool) -> Any:
     """The checkpoint's tokenizer, which shows whether counts are its own; None where it has none and none is needed."""
-    from weightscope.tokenizer import load_tokenizer
+    from weightscope.text.tokenizer import load_tokenizer
 
     try:
         return load_tokenizer(source)

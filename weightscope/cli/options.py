@@ -14,7 +14,7 @@ from weightscope.errors import printable
 def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     """A folder or file for results, once it is known that it can be written, before anything is computed."""
     if path is not None:
-        from weightscope.output import check_writable
+        from weightscope.folder import check_writable
 
         check_writable(path.parent if isinstance(parameter.type, click.Path) and parameter.type.file_okay else path)
     return path
@@ -33,7 +33,7 @@ delta_option = click.option(
 def _usable(context: click.Context, parameter: click.Parameter, device: str) -> str:
     """The device, once it is known to be there, before anything is read; a cluster's workers look for theirs."""
     if device != "cpu" and context.params.get("engine") != "dask":
-        from weightscope.backend import open_device
+        from weightscope.device import open_device
 
         open_device(device)
     return device
@@ -54,7 +54,7 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
     @wraps(command)
     def named(source: str, revision: str | None, family: str | None, tower: str | None, **options: Any) -> None:
-        from weightscope.jobs.sources import Source
+        from weightscope.sources import Source
 
         command(lambda text: Source.named(text, revision, family, tower), source, **options)
 

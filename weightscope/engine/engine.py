@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from threadpoolctl import threadpool_limits
 
-from weightscope.cores import keep_to
 from weightscope.errors import CheckpointError
+from weightscope.parallel import keep_to
 
 
 class Finished(NamedTuple):

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from weightscope.cores import usable_cores
 from weightscope.engine.engine import Engine, beside_others
 from weightscope.errors import CheckpointError
+from weightscope.parallel import usable_cores
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 

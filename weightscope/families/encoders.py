@@ -1,6 +1,6 @@
 """Text encoders: BERT and its line, whose layers read an already normalised stream, and ModernBERT."""
 
-from weightscope.distance import Buckets
+from weightscope.attention.position_bias import Buckets
 from weightscope.families.config import Every, ModelConfig, Numbers
 from weightscope.families.family import Family, Inputs, When, biases, layer_norm
 from weightscope.families.layouts import grouped_with_loose_biases, separate, stacked

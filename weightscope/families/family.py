@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.attention.folding import Affine, InverseRms, Latent
+from weightscope.attention.position_bias import Buckets, Slopes
 from weightscope.checkpoint.dtypes import Weights
-from weightscope.distance import Buckets, Slopes
 from weightscope.families.config import LayerTypes, ModelConfig, Numbers, all_full
 from weightscope.families.rope import GridRope, Rope
 from weightscope.families.tensors import LayerTensors
-from weightscope.folding import Affine, InverseRms, Latent
 
 
 @dataclass(frozen=True)

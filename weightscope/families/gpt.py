@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from weightscope.distance import Slopes
+from weightscope.attention.position_bias import Slopes
 from weightscope.families.config import ModelConfig, Numbers
 from weightscope.families.family import (
     Biases,

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.attention import Divisor, Layer
-from weightscope.distance import Slopes
+from weightscope.attention.folding import Affine, InverseRms
+from weightscope.attention.layer import Divisor, Layer
+from weightscope.attention.position_bias import Slopes
+from weightscope.attention.rotation import GridRotation
 from weightscope.families.config import ModelConfig, Numbers
 from weightscope.families.family import Family, QkNorm
 from weightscope.families.tensors import LayerTensors
-from weightscope.folding import Affine, InverseRms
-from weightscope.rotation import GridRotation
 
 
 def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: int, file: object) -> Layer:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from weightscope.attention.folding import Affine, InverseRms, Latent
 from weightscope.checkpoint.dtypes import Weights
 from weightscope.families.config import ModelConfig, Numbers
 from weightscope.families.family import Family, Projections, rms_norm
 from weightscope.families.tensors import LayerTensors
-from weightscope.folding import Affine, InverseRms, Latent
 
 
 def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:

@@ -1,5 +1,6 @@
 """Decoders of LLaMA's line: rotary positions, mostly RMSNorm and grouped queries."""
 
+from weightscope.attention.rotation import yarn_temperature
 from weightscope.families.config import Every, ModelConfig, Numbers
 from weightscope.families.family import (
     Biases,
@@ -14,7 +15,6 @@ from weightscope.families.family import (
 )
 from weightscope.families.layouts import gated, latent, separate, stacked
 from weightscope.families.rope import Rope
-from weightscope.rotation import yarn_temperature
 
 
 def query_scalar(config: ModelConfig, layer: int) -> float:

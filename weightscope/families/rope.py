@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.families.config import ModelConfig, Numbers
-from weightscope.rotation import (
+from weightscope.attention.rotation import (
     GridRotation,
     Rotation,
     inverse_powers,
@@ -18,6 +17,7 @@ from weightscope.rotation import (
     yarn_frequencies,
     yarn_temperature,
 )
+from weightscope.families.config import ModelConfig, Numbers
 
 SMALLEST_BASE = 1.001  # with a base of 1 every pair turns alike, and YaRN divides by its logarithm
 

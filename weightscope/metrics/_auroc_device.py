@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.backend import Device, rows_that_fit
+from weightscope.device import Device, rows_that_fit
 
 MOST_SCORES = 2**26  # of a block: enough to keep a card busy
 BYTES_A_SCORE = 48  # a score, its key, where that falls, what it wins, and one more of the last while it is computed

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from weightscope.backend import CPU, Device
-from weightscope.cores import usable_cores
+from weightscope.device import CPU, Device
 from weightscope.errors import CheckpointError
 from weightscope.metrics._auroc_device import auroc_on_device
+from weightscope.parallel import usable_cores
 
 TILE_BYTES = 13_000_000  # scores a thread holds at a time: 64 rows of GPT-2's vocabulary
 ALL_TILES_BYTES = 320_000_000  # and all threads together, while the rows allow it

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from weightscope.factored import Factored
+from weightscope.attention.factored import Factored
 from weightscope.metrics.sketch import principal_angles
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from weightscope.cores import usable_cores
-from weightscope.factored import Factored
+from weightscope.attention.factored import Factored
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
+from weightscope.parallel import usable_cores
 
 STRIP = 256  # columns of a product that a thread makes
 WIDEST = 16  # directions: a longer block of near-equal singular values is named, its tokens are not looked for

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.backend import namespace, vecdot
+from weightscope.device import namespace, vecdot
 from weightscope.metrics.by_kind import sums_by_kind
 
 

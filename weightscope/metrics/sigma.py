@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from weightscope.backend import CPU, Device, rows_that_fit
-from weightscope.cores import usable_cores
+from weightscope.device import CPU, Device, rows_that_fit
+from weightscope.parallel import usable_cores
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
 BYTES_A_SIGMA = 48  # on a device, where nothing is computed in place and rows are sorted whole

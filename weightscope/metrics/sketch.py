@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from weightscope.factored import orthonormal
+from weightscope.attention.factored import orthonormal
 
 ROWS_AT_ONCE = 256  # heads compared with all others at a time
 PROBES = 24  # a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate by 0.06 or so, equal ones by 1

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from weightscope.factored import Triangle, core_singular_values
+from weightscope.attention.factored import Triangle, core_singular_values
 
 
 def affine_singular_values(

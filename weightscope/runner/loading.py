@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weightscope.backend import Device, open_device
 from weightscope.checkpoint.source import locate
+from weightscope.device import Device, open_device
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 

@@ -11,8 +11,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from weightscope.attention import Layer
-from weightscope.backend import CPU, Device, open_device
+from weightscope.attention.layer import Layer
+from weightscope.device import CPU, Device, open_device
 from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError
 from weightscope.model import Model

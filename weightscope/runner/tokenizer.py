@@ -8,7 +8,7 @@ from weightscope.checkpoint.source import locate
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.runner.loading import import_torch
-from weightscope.tokenizer import load_tokenizer
+from weightscope.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

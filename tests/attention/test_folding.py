@@ -1,0 +1,87 @@
+"""Folded norms do what the norms did, for any weights."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightscope.attention.folding import Affine, InverseRms, rms, sigma
+from weightscope.checkpoint.dtypes import Narrow
+
+EPS = 1e-5
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[np.random.Generator, np.ndarray, Affine]:
+    """A source of more numbers, inputs x (3, d), and an affine map of two heads (2, d, r)."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    d, r = draw(st.integers(2, 9)), draw(st.integers(2, 6))
+    size = 10 ** draw(st.floats(-3, 3))
+    return rng, size * rng.normal(size=(3, d)), Affine(rng.normal(size=(2, d, r)), rng.normal(size=(2, r)))
+
+
+@given(cases())
+def test_a_layer_norm_folds(case: tuple[np.random.Generator, np.ndarray, Affine]) -> None:
+    """LN(x) W + b = (x / sigma) W' + b'."""
+    rng, x, affine = case
+    gamma, beta = rng.normal(size=(2, x.shape[1]))
+    size = sigma(x, EPS)[:, None]
+    normed = (x - x.mean(axis=1, keepdims=True)) / size * gamma + beta
+    np.testing.assert_allclose(affine.after_norm(gamma, beta, centred=True)(x / size), affine(normed), atol=1e-9)
+
+
+@given(cases())
+def test_an_rms_norm_folds(case: tuple[np.random.Generator, np.ndarray, Affine]) -> None:
+    rng, x, affine = case
+    gamma = rng.normal(size=x.shape[1])
+    z = x / rms(x, EPS)[:, None]
+    folded = affine.after_norm(gamma, np.zeros_like(gamma), centred=False)
+    np.testing.assert_allclose(folded(z), affine(z * gamma), atol=1e-9)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@given(case=cases())
+def test_a_norm_of_outputs_folds_but_for_its_scalar(
+    centred: bool, case: tuple[np.random.Generator, np.ndarray, Affine]
+) -> None:
+    """A norm of each head's queries is the centred and scaled map times one number a token and head."""
+    rng, x, affine = case
+    gain = rng.normal(size=affine.b.shape)
+    q = affine(x)
+    size = sigma(q, EPS) if centred else rms(q, EPS)
+    normed = (q - q.mean(axis=-1, keepdims=True) * centred) / size[..., None] * gain[:, None]
+    seen = affine.scaled(np.ones((1, q.shape[-1])), centred=centred)
+    found = seen.scaled(gain, centred=False)(x) * InverseRms(seen, EPS)(x)[..., None]
+    np.testing.assert_allclose(found, normed, atol=1e-8)
+
+
+@given(cases())
+def test_maps_compose(case: tuple[np.random.Generator, np.ndarray, Affine]) -> None:
+    rng, x, affine = case
+    before, shift = rng.normal(size=(5, x.shape[1])), rng.normal(size=x.shape[1])
+    y = rng.normal(size=(3, 5))
+    np.testing.assert_allclose(affine.after(before, shift)(y), affine(y @ before + shift), atol=1e-9)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_head_folded_alone_is_that_of_all_and_leaves_the_weights_as_they_were(narrow: bool, centred: bool) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((2, 5, 3)).astype(np.float16)
+    plain = Affine(Narrow(w) if narrow else w.astype(np.float32), rng.standard_normal((2, 3), np.float32))
+    gamma, beta = rng.standard_normal((2, 5), np.float32)
+    folded = plain.after_norm(gamma, beta, centred=centred)
+    alone = [folded.of(head) for head in range(2)]
+    np.testing.assert_array_equal(np.asarray(plain.stored), w.astype(np.float32))
+    np.testing.assert_allclose([b for _, b in alone], folded.b, rtol=1e-6)
+    np.testing.assert_array_equal([w for w, _ in alone], folded.w)
+    np.testing.assert_array_equal([folded.of(head)[0] for head in range(2)], folded.w)  # from those of all, now kept
+    np.testing.assert_array_equal(plain.w, w.astype(np.float32))
+
+
+@given(cases())
+def test_a_norm_before_a_folded_norm_folds_too(case: tuple[np.random.Generator, np.ndarray, Affine]) -> None:
+    rng, x, affine = case
+    first, second = rng.normal(size=(2, x.shape[1]))
+    twice = affine.after_norm(first, 0 * first, centred=False).after_norm(second, 0 * second, centred=False)
+    np.testing.assert_allclose(twice(x), affine(x * second * first), atol=1e-9)

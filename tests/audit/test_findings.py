@@ -1,0 +1,206 @@
+"""Faults planted in real weights are found, each by name and place, and nothing else is; fresh weights give none."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import weightscope as ws
+from tests.support.tiny_gpt2 import write_checkpoint
+from tests.support.weights import shared
+from weightscope.audit.audit import AuditOptions, findings, measure
+from weightscope.audit.finding import KINDS, Finding, as_json
+from weightscope.audit.lenient import lenient
+
+Weights = dict[str, np.ndarray]
+Place = tuple[str, int | None, int | None, str | None]
+
+
+def found_in(folder: Path, work: Path) -> list[Finding]:
+    model = ws.open_model(folder)
+    return findings(lenient(model), measure(model, work, AuditOptions(), resume=False))
+
+
+def places(found: list[Finding]) -> set[Place]:
+    return {(one.kind, one.layer, one.head, one.map) for one in found}
+
+
+@pytest.fixture(scope="module")
+def vit() -> tuple[Path, Weights]:
+    folder = shared("vit-tiny")
+    return folder, load_file(folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def known(vit, tmp_path_factory) -> set[Place]:
+    """What the untouched checkpoint has anyway."""
+    return places(found_in(vit[0], tmp_path_factory.mktemp("known")))
+
+
+def name(layer: int, which: str) -> str:
+    module = {"o": "output.dense"}.get(which, f"attention.{which}")
+    return f"vit.encoder.layer.{layer}.attention.{module}.weight"
+
+
+def rows(head: int) -> slice:
+    return slice(64 * head, 64 * head + 64)  # vit-tiny's heads are 64 wide
+
+
+def plant_nan(w: Weights) -> None:
+    w[name(4, "query")][64 + 3, 17] = np.nan
+
+
+def plant_infinity(w: Weights) -> None:
+    w[name(4, "o")][5, 130] = np.inf
+
+
+def plant_zero(w: Weights) -> None:
+    w[name(6, "o")][:, rows(2)] = 0
+
+
+def plant_near_dead(w: Weights) -> None:
+    w[name(7, "value")][rows(0)] *= 1e-5
+
+
+def plant_collapse(w: Weights) -> None:
+    u, s, vt = np.linalg.svd(w[name(3, "key")][rows(1)])
+    s[3:] = 0
+    w[name(3, "key")][rows(1)] = u * s @ vt[:64]
+
+
+def plant_spike(w: Weights) -> None:
+    for which in ("query", "key"):
+        u, s, vt = np.linalg.svd(w[name(8, which)][rows(0)], full_matrices=False)
+        w[name(8, which)][rows(0)] += 5 * s[0] * np.outer(u[:, 0], vt[0])
+
+
+def plant_copy(w: Weights) -> None:
+    """Head 2 of layer 9 asks what head 0 of layer 2 asks, in another basis."""
+    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((64, 64)))[0]
+    for which in ("query", "key"):
+        # Gains differ between the layers, so they are taken out: the copy is of the folded heads.
+        gains = w["vit.encoder.layer.2.layernorm_before.weight"] / w["vit.encoder.layer.9.layernorm_before.weight"]
+        w[name(9, which)][rows(2)] = basis @ (w[name(2, which)][rows(0)] * gains)
+
+
+def plant_loud_head(w: Weights) -> None:
+    w[name(5, "value")][rows(1)] *= 40
+
+
+def plant_loud_layer(w: Weights) -> None:
+    w[name(6, "query")] *= 12
+
+
+def plant_loud_last_layer(w: Weights) -> None:
+    w[name(11, "o")] *= 12
+
+
+def plant_outlier_dimension(w: Weights) -> None:
+    w[name(10, "key")][:, 77] *= 40
+
+
+def plant_gain(w: Weights) -> None:
+    """A gain that the value map alone sees: queries and keys undo it."""
+    w["vit.encoder.layer.7.layernorm_before.weight"][33] *= 60
+    for which in ("query", "key", "value"):
+        w[name(7, which)][:, 33] /= 60
+
+
+def plant_tiny_row(w: Weights) -> None:
+    w["vit.embeddings.position_embeddings"][0, 150] *= 0.01
+
+
+FAULTS: list[tuple[Callable[[Weights], None], Place]] = [
+    (plant_nan, ("not_finite", 4, 1, "qk")),
+    (plant_infinity, ("not_finite", 4, 2, "vo")),
+    (plant_zero, ("zero_head", 6, 2, "vo")),
+    (plant_near_dead, ("near_dead_head", 7, 0, "vo")),
+    (plant_collapse, ("rank_collapsed", 3, 1, "qk")),
+    (plant_spike, ("spectral_spike", 8, 0, "qk")),
+    (plant_copy, ("duplicate_heads", 2, 0, "qk")),
+    (plant_loud_head, ("outlier_head", 5, 1, "vo")),
+    (plant_loud_layer, ("layer_off_trend", 6, None, "qk")),
+    (plant_loud_last_layer, ("layer_off_trend", 11, None, "vo")),
+    (plant_outlier_dimension, ("outlier_dimension", 10, None, "qk")),
+    (plant_gain, ("outlier_dimension", 7, None, None)),
+    (plant_tiny_row, ("undertrained_rows", None, None, None)),
+]
+
+
+@pytest.mark.parametrize(("plant", "place"), FAULTS, ids=[plant.__name__ for plant, _ in FAULTS])
+def test_a_planted_fault_is_found_and_nothing_else(plant, place, vit, known, tmp_path) -> None:
+    folder, weights = vit
+    broken = {key: value.copy() for key, value in weights.items()}
+    plant(broken)
+    save_file(broken, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    found = found_in(tmp_path, tmp_path / "work")
+    assert place not in known
+    assert places(found) - known == {place}
+    (finding,) = (one for one in found if (one.kind, one.layer, one.head, one.map) == place)
+    assert finding.text.endswith(".")
+    assert as_json([finding])[0]["look_next"] == KINDS[place[0]][1]
+
+
+def test_the_text_of_a_finding_says_where_its_number_comes_from(vit, tmp_path) -> None:
+    folder, weights = vit
+    broken = {key: value.copy() for key, value in weights.items()}
+    plant_nan(broken)
+    plant_copy(broken)
+    plant_tiny_row(broken)
+    save_file(broken, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    by_kind = {one.kind: one for one in found_in(tmp_path, tmp_path / "work")}
+    assert f"1 in {name(4, 'query')}" in by_kind["not_finite"].text
+    assert by_kind["not_finite"].number == 1
+    assert "layer 9 head 2" in by_kind["duplicate_heads"].text
+    assert by_kind["duplicate_heads"].number == pytest.approx(1, abs=1e-4)
+    assert "row 150" in by_kind["undertrained_rows"].text
+    assert by_kind["undertrained_rows"].items == (150,)
+
+
+def test_gpt2s_own_peculiarities_are_found(tmp_path) -> None:
+    """Position 1023 was hardly trained (its norm is 0.12, the others' 3.37); layer 11 head 8 writes one direction."""
+    found = found_in(shared("gpt2-attention"), tmp_path)
+    rows_of_positions = next(one for one in found if one.kind == "undertrained_rows")
+    assert rows_of_positions.items == (1023,)
+    assert rows_of_positions.number == pytest.approx(0.118, abs=1e-3)
+    assert ("spectral_spike", 11, 8, "vo") in places(found)
+
+
+def fresh_gpt2(n_layers: int, d: int, seed: int) -> Weights:
+    """GPT-2's initialisation: normal 0.02, residual projections divided by sqrt(2 layers), gains one, biases zero."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int, scale: float = 0.02) -> np.ndarray:
+        return (scale * rng.standard_normal(shape)).astype(np.float32)
+
+    weights = {"wte.weight": normal(300, d), "wpe.weight": normal(64, d)}
+    for i in range(n_layers):
+        weights |= {
+            f"h.{i}.ln_1.weight": np.ones(d, np.float32),
+            f"h.{i}.ln_1.bias": np.zeros(d, np.float32),
+            f"h.{i}.attn.c_attn.weight": normal(d, 3 * d),
+            f"h.{i}.attn.c_attn.bias": np.zeros(3 * d, np.float32),
+            f"h.{i}.attn.c_proj.weight": normal(d, d, scale=0.02 / np.sqrt(2 * n_layers)),
+            f"h.{i}.attn.c_proj.bias": np.zeros(d, np.float32),
+        }
+    return weights
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("n_layers", "d", "n_heads"), [(12, 128, 4), (2, 32, 4), (6, 16, 4), (1, 16, 1), (3, 48, 12)])
+def test_a_fresh_initialisation_gives_no_findings(n_layers, d, n_heads, seed, tmp_path) -> None:
+    folder = write_checkpoint(tmp_path / "fresh", fresh_gpt2(n_layers, d, seed), n_head=n_heads)
+    assert found_in(folder, tmp_path / "work") == []
+
+
+def test_a_padding_row_is_zero_by_design(tmp_path) -> None:
+    weights = fresh_gpt2(2, 32, 0)
+    weights["wte.weight"][7] = 0
+    told = found_in(write_checkpoint(tmp_path / "told", weights, pad_token_id=7), tmp_path / "work")
+    assert told == []
+    untold = found_in(write_checkpoint(tmp_path / "untold", weights), tmp_path / "work")
+    assert [(one.kind, one.items) for one in untold] == [("undertrained_rows", (7,))]

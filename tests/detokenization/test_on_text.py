@@ -1,0 +1,54 @@
+"""Section 5 of the detokenization paper: the six terms give the model's own attention on text."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightscope as ws
+from tests.support.cases import CASES
+from weightscope.first_layer import FirstLayer
+
+torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
+
+from tests.families.make_fixtures import random_model  # noqa: E402
+from weightscope.detokenization.on_text import empirical_check, write_empirical  # noqa: E402
+from weightscope.runner import Runner  # noqa: E402
+
+TEXTS = [np.array([3, 1, 4, 15, 9, 2, 6, 5]), np.array([2, 7, 18, 2, 8, 1, 8, 2])]
+
+
+def opened(name: str, folder: Path) -> tuple[FirstLayer, Runner]:
+    network = random_model(next(case for case in CASES if case.name == name))
+    network.save_pretrained(folder)
+    model = ws.open_model(folder)
+    return FirstLayer(model), Runner(model, network)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "opt"])
+def test_the_six_terms_give_the_attention_on_text(name: str, tmp_path: Path) -> None:
+    first, runner = opened(name, tmp_path)
+    found = empirical_check(first, runner, TEXTS, query=5)
+    assert found.difference < 1e-5
+    expected = np.zeros_like(found.attention)
+    for tokens in TEXTS:
+        with torch.no_grad():
+            alpha = runner.network(torch.from_numpy(tokens)[None], output_attentions=True).attentions[0][0].numpy()
+        expected += alpha[:, 5, :6] / len(TEXTS)
+    np.testing.assert_allclose(found.attention, expected, atol=1e-6)
+
+
+def test_contributions_are_means_over_texts(tmp_path: Path) -> None:
+    first, runner = opened("gpt2", tmp_path)
+    both, *each = (empirical_check(first, runner, texts, query=5) for texts in (TEXTS, TEXTS[:1], TEXTS[1:]))
+    for name, c in both.contributions.items():
+        np.testing.assert_allclose(c, sum(one.contributions[name] for one in each) / 2, rtol=1e-9)
+    write_empirical(both, tmp_path / "out")
+    rows = (tmp_path / "out" / "contributions.csv").read_text().splitlines()
+    assert len(rows) == 1 + 6 * len(first.heads)
+
+
+def test_a_norm_inside_attention_is_refused_with_its_caveat(tmp_path: Path) -> None:
+    first, runner = opened("qwen3", tmp_path)
+    with pytest.raises(ws.CheckpointError, match=r"differs from its six terms' by .*the q/k-norm"):
+        empirical_check(first, runner, TEXTS, query=5)

@@ -1,0 +1,105 @@
+"""Position curves: what is planted is found, and the real GPT-2 shows what the paper says of it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import weightscope as ws
+from tests.support.weights import shared
+from weightscope.attention.factored import Factored
+from weightscope.detokenization.position_curves import (
+    near_mass,
+    position_numerators,
+    recency,
+    softmax,
+    spread_over_tokens,
+    trends,
+    undertrained_rows,
+)
+from weightscope.metrics.sigma import sigma_statistics
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.floats(-2, 2), st.floats(8, 150), st.floats(0.1, 10), st.floats(0, 6.28), st.floats(-100, 100))
+def test_a_planted_line_and_sinusoid_are_found(slope, period, amplitude, phase, offset) -> None:
+    j = np.arange(300)
+    curve = offset + slope * j + amplitude * np.sin(2 * np.pi * j / period + phase)
+    (found,) = trends(curve[None])
+    assert found.period == pytest.approx(period, rel=0.06)
+    assert found.linear_share + found.sinusoid_share == pytest.approx(1, abs=0.02)
+
+
+@given(st.floats(-5, 5).filter(lambda slope: abs(slope) > 1e-3), st.floats(-50, 50))
+def test_a_line_alone_is_all_linear(slope, offset) -> None:
+    (found,) = trends((offset + slope * np.arange(64.0))[None])
+    assert found.slope == pytest.approx(slope)
+    assert found.linear_share == pytest.approx(1)
+    assert found.sinusoid_share == pytest.approx(0, abs=1e-6)
+
+
+def test_a_constant_has_no_trend() -> None:
+    (found,) = trends(np.full((1, 50), 3.7))
+    assert (found.slope, found.linear_share, found.sinusoid_share) == (0, 0, 0)
+    assert np.isnan(found.period)
+
+
+@given(st.lists(st.floats(-50, 50), min_size=2, max_size=40, unique=True))
+def test_recency_is_of_the_order_alone(scores) -> None:
+    curve = np.array(scores)
+    assert recency(curve) == pytest.approx(recency(curve.argsort().argsort().astype(float)))
+    assert recency(np.sort(curve)) == pytest.approx(1)
+    assert recency(-np.sort(curve)) == pytest.approx(-1)
+
+
+def test_near_mass_of_even_attention_is_its_share() -> None:
+    assert near_mass(np.full((3, 200), 1 / 200)) == pytest.approx(0.1)
+
+
+def test_softmax_stands_large_scores() -> None:
+    np.testing.assert_allclose(softmax(np.array([1e4, 1e4, -1e4])), [0.5, 0.5, 0])
+
+
+def test_bands_are_the_percentiles_over_tokens() -> None:
+    """Against the whole (position, token) table, for numerators of either sign."""
+    rng = np.random.default_rng(0)
+    tokens = rng.standard_normal((400, 8)).astype(np.float32)
+    positions = rng.standard_normal((20, 8)).astype(np.float32)
+    statistics = sigma_statistics(lambda: iter([(0, tokens)]), 400, positions, 1e-5)
+    numerator = rng.standard_normal(20)
+    table = numerator / np.sqrt((tokens[:, None] + positions).var(axis=-1) + 1e-5)  # (V, L)
+    curve = spread_over_tokens(numerator, statistics)
+    np.testing.assert_allclose(curve.mean, table.mean(axis=0), rtol=1e-4)
+    low, high = np.quantile(table, [0.025, 0.975], axis=0, method="nearest")
+    np.testing.assert_allclose(curve.low, low, rtol=2e-2)
+    np.testing.assert_allclose(curve.high, high, rtol=2e-2)
+    assert (curve.low <= curve.mean).all() and (curve.mean <= curve.high).all()
+
+
+def test_numerators_are_the_bilinear_and_linear_forms() -> None:
+    rng = np.random.default_rng(1)
+    qk = Factored(rng.standard_normal((12, 3)), rng.standard_normal((12, 3)))
+    bias, positions = rng.standard_normal(12), rng.standard_normal((30, 12))
+    t_p, t_pp = position_numerators(qk, bias, positions, 17)
+    np.testing.assert_allclose(t_p, [bias @ p for p in positions])
+    np.testing.assert_allclose(t_pp, [positions[17] @ qk.dense() @ p for p in positions])
+
+
+def test_undertrained_rows_are_found_and_fresh_ones_are_not() -> None:
+    fresh = 0.02 * np.random.default_rng(0).standard_normal((1024, 256))
+    assert len(undertrained_rows(fresh)) == 0
+    trained = fresh + np.linspace(1, 2, 1024)[:, None] * np.ones(256)
+    trained[[100, 1023]] = fresh[[100, 1023]]
+    assert undertrained_rows(trained).tolist() == [100, 1023]
+
+
+def test_gpt2s_head_7_is_as_fig_3_shows_it() -> None:
+    """T^p rises with j, T^pp at 500 waves, and the last position was hardly ever trained."""
+    model = ws.open_model(shared("gpt2-attention"))
+    positions, head = model.positions, model.layer(0).head(7)
+    assert undertrained_rows(positions).tolist() == [1023]
+    t_p, t_pp = position_numerators(head.qk, head.qk_bias, positions, 500)
+    rising, waving = trends(np.stack([t_p[:501], t_pp[:501]]))
+    assert rising.slope > 0 and rising.linear_share > 0.9
+    assert waving.sinusoid_share > 0.8 and 300 < waving.period < 501
+    assert recency(t_p[:1023]) > 0.98

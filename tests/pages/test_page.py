@@ -1,0 +1,36 @@
+"""The page stands alone and shows names as text, whatever is in them."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weightscope.pages.page import Figure, Section, Table, write_page
+
+HOSTILE = '<script>alert("x")</script>\x1b[2J'
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> str:
+    table = Table(("head", HOSTILE), [(0, HOSTILE), (np.int64(1), np.float64("nan")), (2, 0.123456)], HOSTILE)
+    figure = Figure('<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"></svg>', HOSTILE)
+    write_page(tmp_path / "report.html", HOSTILE, HOSTILE, [Section(HOSTILE, HOSTILE, [table, figure])])
+    return (tmp_path / "report.html").read_text()
+
+
+def test_names_are_shown_and_never_run(page: str) -> None:
+    assert page.count("<script>") == 1  # the page's own
+    assert page.count("&lt;script&gt;") == 9  # title, heading, lead; section and text; header, cell, caption; figure
+    assert "\x1b" not in page
+
+
+def test_nothing_is_fetched(page: str) -> None:
+    assert not re.search(r'(src|href)\s*=\s*["\']?(?!#)', page)
+    assert "default-src 'none'" in page
+    assert "<?xml" not in page
+
+
+def test_numbers_sort_as_numbers_and_nan_is_empty(page: str) -> None:
+    assert '<td class="number" data-value="0.123456' in page and ">0.1235</td>" in page
+    assert '<td class="number" data-value="nan"></td>' in page

@@ -1,0 +1,230 @@
+"""The sink's update and its replacement, held to plain sums in float64 and to transformers' own heads."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import weightscope as ws
+from tests.support.cases import CASES
+from weightscope.sinks.perplexity import perplexity
+
+torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
+pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
+
+from tests.families.make_fixtures import random_model  # noqa: E402
+from weightscope.runner import Activations, Runner  # noqa: E402
+from weightscope.sinks.bias import decompose, measure_updates, updates_of  # noqa: E402
+from weightscope.sinks.patching import constant, layer_ranges, nothing, patching_table, replacing_sink  # noqa: E402
+
+PAPERS = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox")  # the paper's five families
+BIASED = ("qwen2", "gpt_neox", "gpt2")
+OTHERS = ("gpt2", "gemma2", "gpt_oss", "olmo", "deepseek_v2", "qwen3_next")  # softcap, sinks, clipping, latents, a gate
+TEXTS = [np.array([1, *np.random.default_rng(n).integers(3, 20, n)]) for n in (8, 11, 8, 5)]
+
+
+def tiny(name: str, folder: Path) -> Runner:
+    """A random model of that family, every parameter drawn."""
+    network = random_model(next(case for case in CASES if case.name == name))
+    network.save_pretrained(folder)
+    return Runner(ws.open_model(folder), network)
+
+
+def collected(runner: Runner, texts: list[np.ndarray]) -> list[Activations]:
+    seen: list[Activations] = []
+
+    def keep(each: Activations) -> None:
+        seen.append(replace(each, x=each.x.copy(), attention=each.attention.copy(), output=each.output.copy()))
+
+    runner.observe(texts, keep)
+    return seen
+
+
+@pytest.mark.parametrize("name", PAPERS + OTHERS)
+def test_the_parts_are_plain_sums_and_add_up(name: str, tmp_path: Path) -> None:
+    """u_sink + sum_j u_j + b = output (eq. 1), each u_j by a loop over heads and tokens in float64."""
+    for seen in collected(tiny(name, tmp_path), TEXTS):
+        layer = seen.layer
+        for found, (x, attention), output in zip(decompose(seen), seen.each(), seen.output, strict=True):
+            sent = sent_from_each(seen, x.astype(np.float64), attention.astype(np.float64))  # (n from, n to, d)
+            atol = 1e-5 * np.abs(output).max()
+            np.testing.assert_allclose(found.sink.rows(), sent[0], atol=atol)
+            np.testing.assert_allclose(found.others, sent[1:].sum(axis=0), atol=atol)
+            np.testing.assert_allclose(sent.sum(axis=0) + layer.output_bias, output, atol=atol)
+
+
+def sent_from_each(seen: Activations, x: np.ndarray, attention: np.ndarray) -> np.ndarray:
+    layer, n = seen.layer, len(x)
+    sent = np.zeros((n, n, x.shape[1]))
+    for h in range(layer.n_heads):
+        for j in range(n):
+            if layer.gate is None:
+                sent[j] += np.outer(attention[h, :, j], layer.values(x[j : j + 1])[h, 0])
+            else:
+                w, b = layer.v.of(h * layer.n_kv_heads // layer.n_heads)
+                gate = 1 / (1 + np.exp(-(layer.normalised(x) @ layer.gate.of(h)[0] + layer.gate.of(h)[1])))  # (n, r_v)
+                gathered = np.outer(attention[h, :, j], layer.normalised(x)[j] @ w + b)
+                sent[j] += (gathered * gate) @ layer.w_o[h]
+    return sent
+
+
+@pytest.mark.parametrize("first", ["the same", "their own"])
+@pytest.mark.parametrize("name", [*PAPERS, "qwen3_next"])
+def test_measures_are_those_of_all_updates_stacked(name: str, first: str, tmp_path: Path) -> None:
+    """Eqs 2-6 from dense matrices of every update, whether texts begin with one token or each with its own."""
+    runner = tiny(name, tmp_path)
+    texts = TEXTS if first == "the same" else [text[1:] for text in TEXTS]
+    seen = collected(runner, texts)
+    for index, found in measure_updates(runner, texts).items():
+        parts = [part for each in seen if each.layer.index == index for part in decompose(each)]
+        sink = [part.sink.rows().astype(np.float64) for part in parts]
+        others = [part.others.astype(np.float64) for part in parts]
+        context = np.concatenate([rows[1:] / np.arange(1, len(rows))[:, None] for rows in others])
+        mu = np.concatenate(sink).mean(axis=0)
+        c, o = (np.concatenate([rows[1:] for rows in of]) for of in (sink, others))
+        np.testing.assert_allclose(found.mu, mu, atol=1e-5 * np.abs(mu).max())
+        assert found.ratio == pytest.approx(
+            np.linalg.norm(c, axis=1).mean() / np.linalg.norm(o, axis=1).mean(), rel=1e-4
+        )
+        for rows, ratio, variance, centre in (
+            (c, found.spectral_sink, found.variance_sink, c.mean(axis=0)),
+            (context, found.spectral_context, found.variance_context, context.mean(axis=0)),
+            (o, found.spectral_others, found.variance_others, o.mean(axis=0)),
+        ):
+            squares = np.linalg.svd(rows, compute_uv=False) ** 2
+            assert ratio == pytest.approx(squares[0] / squares.sum(), rel=1e-4)
+            plain = (np.square(rows - centre).sum(axis=1)).mean() / np.square(rows).sum(axis=1).mean()
+            assert variance == pytest.approx(plain, rel=1e-3, abs=1e-6)
+        given = [a[:, 1:, 0].mean(axis=1) for each in seen if each.layer.index == index for a in each.attention]
+        np.testing.assert_allclose(found.strength, np.mean(given, axis=0), rtol=1e-5)
+        bias = runner.layers[index].output_bias
+        assert found.norm_bias == pytest.approx(np.linalg.norm(bias))
+
+
+@pytest.mark.parametrize("name", PAPERS + OTHERS)
+def test_each_positions_own_update_put_back_changes_nothing(name: str, tmp_path: Path) -> None:
+    runner = tiny(name, tmp_path)
+    plain, layers = runner.losses(TEXTS), sorted(runner.layers)
+    own = runner.losses(TEXTS, replacing_sink(lambda layer, update: update, layers))
+    np.testing.assert_allclose(own, plain, rtol=1e-6)
+    assert np.abs(runner.losses(TEXTS, replacing_sink(nothing, layers)) - plain).min() > 1e-3
+
+
+@pytest.mark.parametrize("name", [*PAPERS, "gpt2"])
+@pytest.mark.parametrize("ablate", [False, True], ids=["SSP", "ablation"])
+def test_patching_is_what_changing_transformers_own_heads_does(name: str, ablate: bool, tmp_path: Path) -> None:
+    """alpha_i0 v_0 exchanged for its mean before W_O, inside transformers: another road to eqs 2 and 7."""
+    runner = tiny(name, tmp_path)
+    texts, others = TEXTS[:2], TEXTS[2:]
+    mu = {index: found.mu for index, found in measure_updates(runner, others).items()}
+    heads = HeadsOfSink(runner)
+    with heads.watched():
+        runner.losses(others)
+    with heads.replaced(ablate=ablate):
+        expected = runner.losses(texts)
+    found = runner.losses(texts, replacing_sink(nothing if ablate else constant(mu), sorted(mu)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert np.abs(found - runner.losses(texts)).min() > 1e-3
+
+
+class HeadsOfSink:
+    """alpha_i0 v_0 of every layer in transformers' eager attention: gathered, then exchanged for the mean."""
+
+    def __init__(self, runner: Runner) -> None:
+        module = next(type(m).__module__ for m in runner.network.modules() if "Attention" in type(m).__name__)
+        self.modeling, self.updates = importlib.import_module(module), {}
+        self.plain = self.modeling.eager_attention_forward
+
+    def patched(self, what: Callable[[int, Any], Any]) -> Any:
+        def forward(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            output, weights = self.plain(module, query, key, value, *args, **kwargs)
+            first = value[:, :, 0].repeat_interleave(weights.shape[1] // value.shape[1], dim=1)  # (b, H, r)
+            update = (weights[..., 0, None] * first[:, :, None]).transpose(1, 2)  # (b, n, H, r)
+            return output + what(module.layer_idx, update) - update, weights
+
+        return patch.object(self.modeling, "eager_attention_forward", forward)
+
+    def watched(self) -> Any:
+        def keep(layer: int, update: Any) -> Any:
+            self.updates.setdefault(layer, []).append(update.flatten(0, 1))
+            return update
+
+        return self.patched(keep)
+
+    def replaced(self, *, ablate: bool) -> Any:
+        means = {layer: torch.cat(rows).mean(dim=0) for layer, rows in self.updates.items()}
+        return self.patched(lambda layer, update: 0 * update if ablate else means[layer].expand_as(update))
+
+
+def test_only_the_layers_named_are_patched(tmp_path: Path) -> None:
+    runner = tiny("llama", tmp_path)
+    plain = runner.losses(TEXTS)
+    np.testing.assert_array_equal(runner.losses(TEXTS, replacing_sink(nothing, [])), plain)
+    each = [runner.losses(TEXTS, replacing_sink(nothing, [layer])) for layer in (0, 1)]
+    assert np.abs(each[0] - each[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_position_0_stays_what_it_is_if_patching_starts_after_it(name: str, tmp_path: Path) -> None:
+    """In every layer token 0's stream is then the unpatched model's, to the last bit; with it patched it is not."""
+    runner = tiny(name, tmp_path)
+
+    def first_rows(start: int | None) -> np.ndarray:
+        rows: list[np.ndarray] = []
+        change = replacing_sink(nothing, sorted(runner.layers) if start is not None else [], start or 0)
+
+        def observer(seen: Activations) -> np.ndarray | None:
+            rows.append(seen.x[:, 0].copy())
+            return change(seen)
+
+        runner.losses(TEXTS[:1], observer)
+        return np.stack(rows)
+
+    np.testing.assert_array_equal(first_rows(1), first_rows(None))
+    assert np.abs(first_rows(0) - first_rows(None)).max() > 1e-3
+
+
+def test_the_table_holds_every_range_and_both_interventions(tmp_path: Path) -> None:
+    runner = tiny("mistral", tmp_path)
+    mu = {index: found.mu for index, found in measure_updates(runner, TEXTS).items()}
+    table = patching_table(runner, mu, TEXTS)
+    tokens = np.array([len(text) - 1 for text in TEXTS])
+    assert table.baseline == pytest.approx(float(perplexity(runner.losses(TEXTS), tokens)))
+    assert table.tokens == tokens.sum()
+    assert [(row.start, row.layers, row.intervention) for row in table.rows] == [
+        (start, which, how) for start in (0, 1) for which in ("early", "late", "all") for how in ("SSP", "ablation")
+    ]
+    for row in table.rows:
+        assert row.change == pytest.approx(row.perplexity - table.baseline)
+        assert row.interval[0] <= row.interval[1]
+
+
+@pytest.mark.parametrize(("n", "sizes"), [(30, (9, 12, 9)), (32, (10, 12, 10)), (2, (1, 0, 1)), (1, (0, 1, 0))])
+def test_ranges_part_the_layers(n: int, sizes: tuple[int, int, int]) -> None:
+    ranges = layer_ranges(range(n))
+    parts = [ranges.get(name, []) for name in ("early", "middle", "late")]
+    assert tuple(map(len, parts)) == sizes
+    assert [layer for part in parts for layer in part] == ranges["all"] == list(range(n))
+
+
+def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ws.CheckpointError, match="layer 0: attention is not causal"):
+        measure_updates(tiny("bert", tmp_path), TEXTS)
+
+
+def test_a_text_of_one_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ws.CheckpointError, match="needs a token beside its first"):
+        measure_updates(tiny("llama", tmp_path), [np.array([1])])
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_the_picture_adds_up(name: str, tmp_path: Path) -> None:
+    runner = tiny(name, tmp_path)
+    found = updates_of(runner, TEXTS[0], 1)
+    whole = next(seen for seen in collected(runner, TEXTS[:1]) if seen.layer.index == 1).output[0]
+    np.testing.assert_allclose(found.sink.rows() + found.others + found.bias, whole, atol=1e-5 * np.abs(whole).max())

@@ -1,0 +1,348 @@
+"""What sinks do: numbers of plain loops, kinds of token as transformers lays them out, planted sinks told apart."""
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import weightscope as ws
+from tests.support.cases import CASES, Case
+from tests.support.weights import shared
+
+torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
+pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
+
+from analyses.sink_mechanisms import main  # noqa: E402
+from tests.families.make_fixtures import random_model  # noqa: E402
+from weightscope.attention.folding import Affine  # noqa: E402
+from weightscope.attention.layer import Layer  # noqa: E402
+from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
+from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
+from weightscope.runner.images import photographs, preparation  # noqa: E402
+from weightscope.runner.places import tower_of  # noqa: E402
+from weightscope.sinks.mechanisms import Sinks, own_coordinates, sink_mechanisms  # noqa: E402
+from weightscope.sinks.tables import EVENT_COLUMNS, head_rows, write_sinks  # noqa: E402
+from weightscope.text.kinds import ImageTokens, TextTokens, image_tokens, text_tokens  # noqa: E402
+from weightscope.text.tokenizer import load_tokenizer  # noqa: E402
+
+VISION = {
+    "vit": ("CLS",),
+    "dinov2": ("CLS",),
+    "dinov2_with_registers": ("CLS", "register", "register", "register"),
+    "dinov3_vit": ("CLS", "register", "register", "register"),
+    "clip_vision": ("CLS",),
+    "siglip_vision": (),
+}
+TEXT = ("gpt2", "llama", "qwen3", "bert", "bloom")
+
+
+def case_named(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def runner_of(case: Case, folder: Path) -> Runner:
+    network = random_model(case)
+    network.save_pretrained(folder)
+    model = ws.open_model(folder, tower=case.tower or None)
+    return Runner(model, tower_of(network, model))
+
+
+def sequences_of(case: Case, n: int = 3) -> list[np.ndarray]:
+    """Images, or token sequences of two lengths."""
+    rng = np.random.default_rng(5)
+    if case.name in VISION:
+        return [rng.normal(size=(1, 12, 12)).astype(np.float32) for _ in range(n)]
+    return [rng.integers(3, 20, size=length) for length in (9, 7, 9)[:n]]
+
+
+def every_third_special(n: int = 24) -> TextTokens:
+    """Kinds of made-up tokens: 0, 3, 6 ... special, 1, 4, 7 ... punctuation, the rest other."""
+    return TextTokens(None, np.arange(n) % 3 + 1)
+
+
+def tokens_for(case: Case, model: ws.Model) -> ImageTokens | TextTokens:
+    return image_tokens(model) if case.name in VISION else every_third_special()
+
+
+@pytest.mark.parametrize("name", [*VISION, *TEXT])
+def test_every_number_is_that_of_a_plain_loop(name: str, tmp_path: Path) -> None:
+    """Strength, epsilon, shares, ratio, rank, inflow and similarity, all d coordinates of u_j at full length."""
+    case = case_named(name)
+    runner, sequences = runner_of(case, tmp_path), sequences_of(case)
+    tokens = tokens_for(case, runner.model)
+    found = sink_mechanisms(runner, sequences, tokens)
+    kept: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray, Layer]] = {}
+
+    def keep(seen: Activations) -> None:
+        for b, index in enumerate(seen.inputs):
+            kept[int(index), seen.layer.index] = (seen.x[b], seen.attention[b], seen.output[b], seen.layer)
+
+    runner.observe(sequences, keep)
+    assert len(kept) == len(sequences) * len(found.layers)
+    for (i, index), (x, attention, output, layer) in kept.items():
+        at = list(found.layers).index(index)
+        x, attention, output = (array.astype(float) for array in (x, attention, output))
+        n, updates = len(x), layer.values(x)  # (H, n, d)
+        kinds = tokens.kinds(sequences[i], n)
+        for head in range(layer.n_heads):
+            one = (i, at, head)
+            a, u = attention[head], updates[head]
+            strength = [sum(a[q, key] for q in range(n)) / n for key in range(n)]
+            s = int(found.position[one])
+            assert strength[s] == pytest.approx(max(strength), abs=1e-6)
+            assert found.strength[one] == pytest.approx(strength[s], abs=1e-6)
+            assert found.kind[one] == kinds[s]
+            assert found.epsilon[one] == pytest.approx(1 - min(a[q, s] for q in range(n)), abs=1e-6)
+            assert found.share[one] == pytest.approx(sum(a[q, s] >= 0.5 for q in range(n)) / n)
+            others = [np.linalg.norm(u[j]) for j in range(n) if j != s]
+            assert found.ratio[one] == pytest.approx(np.linalg.norm(u[s]) / np.mean(others), rel=1e-4)
+            singular = np.linalg.svd(a @ u, compute_uv=False)
+            assert found.rank[one] == pytest.approx((singular**2).sum() / singular[0] ** 2, rel=1e-4)
+            norms = [np.linalg.norm(x[j]) for j in range(n) if j != s]
+            assert found.norm_ratio[one] == pytest.approx(np.linalg.norm(x[s]) / np.mean(norms), rel=1e-4)
+            by_kind = [sum(strength[j] for j in range(n) if kinds[j] == k) for k in range(len(found.kinds))]
+            np.testing.assert_allclose(found.inflow[one], by_kind, atol=1e-6)
+        for name_of, states in (("between_before", x), ("between_after", x + output)):
+            cosines = [cosine(states[p], states[q]) for p in range(n) for q in range(n) if p != q]
+            assert getattr(found, name_of)[i, at] == pytest.approx(np.mean(cosines), abs=1e-5)
+        through = [cosine(x[p], x[p] + output[p]) for p in range(n)]
+        assert found.through[i, at] == pytest.approx(np.mean(through), abs=1e-5)
+    for at, index in enumerate(found.layers):
+        for head in runner.layers[int(index)].heads():
+            spectrum = np.linalg.svd(head.qk.dense(), compute_uv=False)[: found.qk_singular_values.shape[-1]]
+            np.testing.assert_allclose(found.qk_singular_values[at, head.index], spectrum, atol=1e-5 * spectrum[0])
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+@pytest.mark.parametrize("name", ["llama", "dinov2", "qwen3_next", "deepseek_v2"])
+def test_a_heads_own_coordinates_keep_every_inner_product(name: str, tmp_path: Path) -> None:
+    case = case_named(name)
+    model = runner_of(case, tmp_path).model
+    layer = model.layer(model.attention_layers[0])
+    x = np.random.default_rng(1).normal(size=(6, model.config.d_model))
+    whole, own = layer.values(x), own_coordinates(layer).values(x)
+    assert own.shape[-1] == min(layer.w_o.shape[1:])
+    np.testing.assert_allclose(own @ own.swapaxes(1, 2), whole @ whole.swapaxes(1, 2), rtol=1e-4, atol=1e-5)
+
+
+def first_states(runner: Runner, sequence: np.ndarray) -> np.ndarray:
+    """What enters layer 0: (n, d)."""
+    seen: list[np.ndarray] = []
+    runner.observe([sequence], lambda each: seen.append(each.x[0].copy()), layers=[0])
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_kinds_are_where_transformers_puts_the_embeddings(name: str, tmp_path: Path) -> None:
+    """A learned CLS or register moved, or one patch painted over, changes those tokens at layer 0 and no others."""
+    case = case_named(name)
+    runner, (image, *_) = runner_of(case, tmp_path), sequences_of(case)
+    tokens = image_tokens(runner.model)
+    assert tokens.leading == VISION[name]
+    before = first_states(runner, image)
+    kinds = np.array(tokens.names)[tokens.kinds(image, len(before))]
+
+    def moved(after: np.ndarray) -> list[int]:
+        return np.flatnonzero(np.abs(after - before).max(axis=-1) > 1e-3).tolist()
+
+    for kind, pattern in (("CLS", r"(cls_token|class_embedding)$"), ("register", r"register_tokens$")):
+        learned = [p for name, p in runner.network.named_parameters() if re.search(pattern, name)]
+        assert len(learned) == (kind in tokens.names)
+        for parameter in learned:
+            parameter.data += 1 + torch.arange(parameter.numel()).reshape(parameter.shape)  # a norm sees it too
+            assert moved(first_states(runner, image)) == np.flatnonzero(kinds == kind).tolist()
+            parameter.data -= 1 + torch.arange(parameter.numel()).reshape(parameter.shape)
+    for row, column in ((0, 0), (1, 2), (2, 1)):
+        painted = image.copy()
+        painted[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 3
+        (position,) = moved(first_states(runner, painted))
+        assert kinds[position] == "patch"
+        assert tokens.label(image, position) == f"patch {row}, {column}"
+
+
+def test_leading_tokens_have_names_of_their_own() -> None:
+    tokens = ImageTokens(("CLS", "register", "register"), patch=4)
+    image = np.zeros((1, 8, 12))
+    assert [tokens.label(image, i) for i in range(6)] == [
+        "CLS", "register 1", "register 2", "patch 0, 0", "patch 0, 1", "patch 0, 2"
+    ]  # fmt: skip
+    assert tokens.names == ("CLS", "register", "patch")
+
+
+def test_text_models_have_no_patches(embedded: ws.Model) -> None:
+    with pytest.raises(ws.CheckpointError, match="reads text and sees no images"):
+        image_tokens(embedded)
+
+
+def test_tokens_of_a_text_are_first_special_punctuation_or_other() -> None:
+    tokenizer = load_tokenizer(EMBEDDED)
+    tokens = text_tokens(tokenizer)
+    end = tokenizer.token_to_id("<|endoftext|>")
+    ids = np.array([end, *tokenizer.encode("A cat, mine.\n").ids, end])
+    names = [tokens.names[kind] for kind in tokens.kinds(ids, len(ids))]
+    assert names[0] == "first" and names[-1] == "special"
+    for position, name in list(enumerate(names))[1:-1]:
+        text = tokens.label(ids, position)
+        assert name == ("other" if re.search(r"\w", text) else "punctuation"), text
+    assert names.count("punctuation") == 3  # comma, period, newline
+
+
+N, D, R = 12, 8, 4
+SINK = 5
+
+
+def planted(value_of_sink: Sequence[float], attention_to_sink: Sequence[float]) -> Activations:
+    """Heads that give a sink a share of their attention, the rest spread evenly; token s is a long e_0.
+
+    W_V of each head passes e_1 .. e_3, and of e_0 so much that the sink's value has the norm asked for, that of the
+    other tokens being 1.
+    """
+    rng = np.random.default_rng(2)
+    x = np.zeros((N, D))
+    x[:, 1:R] = rng.normal(size=(N, R - 1))
+    x[:, 1:R] /= np.linalg.norm(x[:, 1:R], axis=-1, keepdims=True)
+    x[SINK] = 10 * np.eye(D)[0]
+    heads = len(value_of_sink)
+    w_v = np.zeros((heads, D, R))
+    w_v[:, range(1, R), range(1, R)] = 1
+    w_v[:, 0, 0] = np.array(value_of_sink) / 10
+    w_o = np.stack([np.linalg.qr(rng.normal(size=(D, R)))[0].T for _ in range(heads)])  # lengths stay
+    attention = np.empty((heads, N, N))
+    for head, share in enumerate(attention_to_sink):
+        attention[head] = (1 - share) / (N - 1)
+        attention[head, :, SINK] = share
+    some, none = Affine(rng.normal(size=(heads, D, R)), np.zeros((heads, R))), np.zeros((heads, R))
+    layer = Layer(0, some, some, Affine(w_v, none), w_o, np.zeros(D), 1.0)
+    output = layer.output(attention, x)
+    return Activations(layer, np.array([0]), np.arange(N)[None], x[None], attention[None], output[None])
+
+
+def mechanisms(seen: Activations) -> list[str]:
+    observer = Sinks([seen.layer], [np.arange(N)], every_third_special())
+    observer(seen)
+    found = observer.found(np.ones((1, seen.layer.n_heads, R)))
+    assert (found.position[found.event] == SINK).all()
+    return found.mechanism[0, 0].tolist()
+
+
+def test_planted_sinks_are_told_apart() -> None:
+    """A killed value is a NOP, a strong one a broadcast, one between neither; and without an event it is nothing."""
+    killed, strong, between, weak = (0.0, 0.95), (2.0, 0.95), (0.35, 0.95), (2.0, 0.45)
+    heads = [killed, strong, between, weak, (0.19, 0.6), (0.21, 0.6)]
+    seen = planted([value for value, _ in heads], [share for _, share in heads])
+    assert mechanisms(seen) == ["nop", "broadcast", "neither", "", "nop", "neither"]
+
+
+def test_a_sink_whose_update_is_not_one_vector_is_no_broadcast() -> None:
+    """Values as large, but every query adds one of its own, ten times the sink's: rank above 1.5."""
+    seen = planted([2.0, 2.0], [0.55, 0.55])
+    own = 0.45 * np.eye(N)
+    own[SINK] = seen.attention[0, 1, SINK] - 0.55 * np.eye(N)[SINK]
+    seen.attention[0, 1] = own + 0.55 * np.eye(N)[SINK]
+    seen.x[0, np.arange(N) != SINK, 1:R] *= 10
+    seen.layer.v.w[:, 0, 0] *= 10  # the sink's value still has twice their norm in head 0 ...
+    seen.layer.v.w[1, 0, 0] /= 4  # ... and half of it in head 1
+    assert mechanisms(seen) == ["broadcast", "neither"]
+
+
+def test_a_layer_scale_that_silences_the_sinks_direction_makes_a_nop() -> None:
+    """LayerScale is in W_O: what counts is what reaches the residual stream."""
+    seen = planted([2.0], [0.95])
+    seen.layer.w_o[:] = np.eye(R, D)[None]
+    assert mechanisms(seen) == ["broadcast"]
+    seen.layer.w_o[:, :, 0] *= 0.01  # v_s = 2 e_0 goes to coordinate 0 of the stream alone
+    assert mechanisms(seen) == ["nop"]
+
+
+@pytest.fixture(scope="module")
+def found_of_embedded(tmp_path_factory: pytest.TempPathFactory):
+    """The embedded checkpoint's sinks, its inputs, their tokens, and the folder of its tables."""
+    runner = open_runner(ws.open_model(EMBEDDED))
+    tokenizer = load_tokenizer(EMBEDDED)
+    text = "It was the best of times, it was the worst of times. " * 4
+    inputs = {f"text {n}": np.array([0, *tokenizer.encode(text[n:]).ids])[:30] for n in range(4)}
+    tokens, out = text_tokens(tokenizer), tmp_path_factory.mktemp("sinks")
+    found = sink_mechanisms(runner, list(inputs.values()), tokens)
+    write_sinks(found, inputs, tokens, out)
+    return found, inputs, tokens, out
+
+
+def test_the_tables_agree_with_the_arrays_and_with_each_other(found_of_embedded) -> None:
+    found, inputs, tokens, out = found_of_embedded
+    events = list(csv.DictReader((out / "events.csv").open()))
+    assert tuple(events[0]) == EVENT_COLUMNS and len(events) == found.event.size
+    for row, one in zip(events, np.ndindex(*found.event.shape), strict=True):
+        name = list(inputs)[one[0]]
+        assert (row["input"], int(row["layer"]), int(row["head"])) == (name, found.layers[one[1]], one[2])
+        assert int(row["position"]) == found.position[one] and row["mechanism"] == found.mechanism[one]
+        assert float(row["ratio_out"]) == pytest.approx(found.ratio[one], rel=1e-5)
+        assert row["token"].lstrip("'") == tokens.label(inputs[name], int(row["position"]))
+    rows = head_rows(found)
+    for row in rows:
+        own = [e for e in events if (int(e["layer"]), int(e["head"])) == (row.layer, row.head)]
+        assert row.events == pytest.approx(np.mean([e["mechanism"] != "" for e in own]))
+        assert row.events == pytest.approx(row.nop + row.broadcast + row.neither)
+        assert row.strength == pytest.approx(np.mean([float(e["strength"]) for e in own]), rel=1e-4)
+        assert row.kind_share == pytest.approx(np.mean([e["kind"] == row.kind for e in own]))
+        assert (row.mechanism != "") == (row.events >= 0.5)
+    assert len(list(csv.DictReader((out / "heads.csv").open()))) == len(rows) == found.sink_heads.size
+    for row in csv.DictReader((out / "layers.csv").open()):
+        own = [e for e in events if e["layer"] == row["layer"]]
+        for column in ("kind", "token"):
+            share = np.mean([e[column] == row[column] for e in own])
+            assert float(row[f"{column}_share"]) == pytest.approx(share, rel=1e-4)
+            assert share == max(np.mean([e[column] == other[column] for e in own]) for other in own)
+    arrays = np.load(out / "sinks.npz")
+    np.testing.assert_array_equal(arrays["ratio"], found.ratio)
+    assert arrays["kinds"].tolist() == list(found.kinds)
+
+
+def test_attention_flows_to_some_kind_of_token(found_of_embedded) -> None:
+    found, *_ = found_of_embedded
+    np.testing.assert_allclose(found.inflow.sum(axis=-1), 1, atol=1e-6)
+    assert (found.strength <= found.inflow.max(axis=-1) + 1e-9).all()
+
+
+def test_the_recipe_runs_on_images_and_on_texts_and_refuses_in_one_line(tmp_path: Path) -> None:
+    written = {"events.csv", "heads.csv", "layers.csv", "sinks.npz", "report.html"} | {
+        f"{name}.{suffix}" for name in ("sink-tokens", "head-map", "plane", "similarity", "spectra")
+        for suffix in ("png", "svg")
+    }  # fmt: skip
+    case = case_named("dinov2_with_registers")
+    random_model(case).save_pretrained(tmp_path / "dino")
+    (tmp_path / "text.txt").write_text("\n\n".join(f"Paragraph {n} says that nothing of it is new." for n in range(99)))
+    text = ["--text", str(tmp_path / "text.txt")]
+    calls = {"images": ["--source", str(tmp_path / "dino")], "texts": ["--source", str(EMBEDDED), *text]}
+    for name, call in calls.items():
+        out = tmp_path / name
+        options = ["--inputs", "3", "--length", "16", "--out", str(out)]
+        result = CliRunner().invoke(main, [*call, *options], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        assert {path.name for path in out.iterdir()} == written
+        assert "3 inputs, 2 layers of" in result.output
+    for call, problem in (
+        ([*calls["images"], "--images", str(tmp_path / "none")], "no such file or folder"),
+        ([*calls["images"], *text], "dino sees images, not texts"),
+        ([*calls["texts"], "--images", str(tmp_path)], "embedded reads texts, not images"),
+    ):
+        refused = CliRunner().invoke(main, [*call, "--out", str(tmp_path / "none")])
+        assert refused.exit_code == 2 and f"sink-mechanisms: {problem}" in refused.output
+    assert not (tmp_path / "none").exists()
+
+
+def test_sinks_of_a_real_vision_transformer_pass_from_cls_to_patches() -> None:
+    """The transition of Fig. 4, on photographs: the strongest keys are CLS early and patches late."""
+    model = ws.open_model(shared("vit-tiny"))
+    prepare = preparation(model)
+    images = [prepare(image) for image in photographs(4).values()]
+    found = sink_mechanisms(open_runner(model), images, image_tokens(model))
+    cls = found.kinds.index("CLS")
+    assert (found.kind[:, 0] == cls).all()
+    assert (found.kind[:, -4:] != cls).all()

@@ -1,0 +1,65 @@
+"""The fixtures of this folder, opened: tiny models written by transformers, and what its eager attention computed."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+import weightscope as ws
+from tests.support.cases import CASES, Case
+
+FIXTURES = Path(__file__).parent.parent / "families" / "fixtures"
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """One fixture, opened.
+
+    Attributes
+    ----------
+    case : Case
+    folder : Path
+    """
+
+    case: Case
+    folder: Path
+
+    @cached_property
+    def model(self) -> ws.Model:
+        return ws.open_model(self.folder, tower=self.case.tower or None)
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        with np.load(self.folder / "expected.npz") as file:
+            return dict(file)
+
+    @property
+    def layers(self) -> list[int]:
+        """The attention layers that there are arrays of."""
+        return sorted(int(name.removeprefix("scores")) for name in self.arrays if name.startswith("scores"))
+
+
+@lru_cache(None)
+def fixture(name: str) -> Fixture:
+    """The fixture of that name, opened once."""
+    case = next(case for case in CASES if case.name == name)
+    return Fixture(case, FIXTURES / name)
+
+
+NAMES = [case.name for case in CASES]
+
+
+def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
+    """Probabilities of scores (H, n, n), with a learned sink (H,) as one more key that takes mass and gives nothing."""
+    if sinks is not None:
+        more = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+        return softmax(np.concatenate((scores, more), axis=-1), None)[..., :-1]
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def centred(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Scores less each row's mean over the keys that are `seen`, zero elsewhere: what a softmax can tell of them."""
+    kept = np.where(seen, scores, 0)
+    return np.where(seen, kept - kept.sum(-1, keepdims=True) / seen.sum(-1, keepdims=True), 0)

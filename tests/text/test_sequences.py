@@ -1,0 +1,110 @@
+"""Sequences out of text: nothing lost, nothing made up, and the same for the same seed."""
+
+import numpy as np
+import pytest
+
+import weightscope as ws
+from weightscope.text.sequences import (
+    excerpts,
+    paragraph_pairs,
+    paragraphs,
+    sentence_sequences,
+    sentences,
+    token_kinds,
+    token_windows,
+)
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
+
+WORDS = "one two three four five six seven eight nine ten ."
+TEXT = "# Heading\n\n" + "\n\n".join(f"{name} {WORDS}" for name in ("red", "green", "blue", "black"))
+
+
+@pytest.fixture
+def tokenizer() -> "tokenizers.Tokenizer":
+    """Words as tokens, and BERT's template around them."""
+    words = dict.fromkeys(["[UNK]", "[CLS]", "[SEP]", ",", ".", "red", "green", "blue", "black", "a", *WORDS.split()])
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    return made
+
+
+def test_paragraphs_are_what_blank_lines_part() -> None:
+    assert paragraphs(TEXT) == [f"{name} {WORDS}" for name in ("red", "green", "blue", "black")]
+
+
+def test_pairs_are_consecutive_and_in_berts_form(tokenizer) -> None:
+    order = ["red", "green", "blue", "black"]
+    made = paragraph_pairs(tokenizer, [TEXT], 10)
+    assert len(made) == 3
+    for ids in made:
+        words = [tokenizer.id_to_token(token) for token in ids]
+        first, second, empty = " ".join(words[1:]).split("[SEP]")
+        assert words[0] == "[CLS]"
+        assert not empty
+        assert order.index(second.split()[0]) == order.index(first.split()[0]) + 1
+        assert (first.strip(), second.strip()) == (f"{first.split()[0]} {WORDS}", f"{second.split()[0]} {WORDS}")
+
+
+def test_pairs_are_cut_to_length_and_the_tokenizer_left_as_it_was(tokenizer) -> None:
+    assert {len(ids) for ids in paragraph_pairs(tokenizer, [TEXT], 10, longest=12)} == {12}
+    assert tokenizer.truncation is None
+
+
+def test_kinds(tokenizer) -> None:
+    kinds = token_kinds(tokenizer)
+    assert kinds.names == ("[CLS]", "[SEP]", ". or ,", "other")
+    assert kinds(np.array([[1, 2], [3, 4], [5, 0]])).tolist() == [[0, 1], [2, 2], [3, 3]]
+
+
+def test_a_seed_draws_the_same_again(tokenizer) -> None:
+    drawn = [[ids.tolist() for ids in paragraph_pairs(tokenizer, [TEXT], 2, seed=seed)] for seed in (1, 1)]
+    assert drawn[0] == drawn[1]
+
+
+def test_excerpts_keep_to_their_bounds_and_come_from_the_text() -> None:
+    found = excerpts([TEXT], 4, (60, 100))
+    assert found
+    joined = "\n\n".join(paragraphs(TEXT))
+    for passage in found:
+        assert 60 <= len(passage) <= 100
+        assert passage in joined
+
+
+def test_windows_have_the_length_and_the_first_token_asked_for(tokenizer) -> None:
+    found = token_windows(tokenizer, [TEXT], 3, 9, first=1)
+    assert found
+    for ids in found:
+        assert (len(ids), ids[0]) == (9, 1)
+
+
+def test_text_without_two_paragraphs_is_refused(tokenizer) -> None:
+    with pytest.raises(ws.CheckpointError, match="no two paragraphs"):
+        paragraph_pairs(tokenizer, ["short"], 3)
+
+
+def test_sentences_end_with_their_marks_and_with_blank_lines() -> None:
+    text = (
+        'He said: "Now we go!" They went on\nto 3.5 miles. 12 men were there (all of them). No one.\n\n'
+        "A new block begins"
+    )
+    assert sentences(text) == [
+        'He said: "Now we go!"',
+        "They went on to 3.5 miles.",
+        "12 men were there (all of them).",
+        "A new block begins",
+    ]
+
+
+def test_sentence_sequences_are_whole_drawn_once_and_cut_to_length(tokenizer) -> None:
+    found = ["red one two", "green one two three", "blue one", ""]
+    made = [tuple(ids.tolist()) for ids in sentence_sequences(tokenizer, found, 10)]
+    assert sorted(made) == sorted(tuple(tokenizer.encode(sentence).ids) for sentence in found)
+    assert {len(ids) for ids in sentence_sequences(tokenizer, found[:2], 2, longest=4)} == {4}
+    assert all(ids[0] == 9 for ids in sentence_sequences(tokenizer, found, 4, first=9))
+    assert tokenizer.truncation is None
+    with pytest.raises(ws.CheckpointError, match="no sentences"):
+        sentence_sequences(tokenizer, [], 3)

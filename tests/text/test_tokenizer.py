@@ -1,0 +1,216 @@
+"""A tokenizer is found by what lies in a folder, and known by what its ids mean."""
+
+import builtins
+import json
+import shutil
+import sys
+import types
+
+import pytest
+
+from tests.support.weights import shared
+from weightscope.errors import CheckpointError
+from weightscope.text.tokenizer import (
+    END_OF_TEXT,
+    load_tokenizer,
+    safe_cut,
+    token_id,
+    token_text,
+    tokenizer_hash,
+    vocab_size,
+)
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs the 'bigrams' extra")
+
+PROSE = ["the cats sat on the mats and the cats' mats sat under the cats", "naïve 東京"]
+
+
+def trained():
+    """A byte-level BPE, as small as one can be and still join letters."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=280,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[END_OF_TEXT],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(PROSE, trainer)
+    return tokenizer
+
+
+def word_piece():
+    vocabulary = {"[UNK]": 0, "play": 1, "##ing": 2, "cat": 3, "##s": 4}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The same tokenizer in both of its spellings: merged/tokenizer.json, and apart/vocab.json with merges.txt."""
+    for name in ("merged", "apart"):
+        (tmp_path / name).mkdir()
+    tokenizer = trained()
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "merged" / "tokenizer.json"))
+    tokenizer.model.save(str(tmp_path / "apart"))
+    return tmp_path
+
+
+def test_both_spellings_are_the_same_tokenizer(folder):
+    merged, apart = load_tokenizer(folder / "merged"), load_tokenizer(folder / "apart")
+    for text in (*PROSE, f"a{END_OF_TEXT}b"):
+        assert merged.encode(text).ids == apart.encode(text).ids
+    assert tokenizer_hash(merged) == tokenizer_hash(apart)
+    assert vocab_size(merged) == vocab_size(apart) == 280
+
+
+def test_documents_are_read_to_their_end(folder):
+    """A tokenizer.json may switch truncation and padding on."""
+    tokenizer = load_tokenizer(folder / "merged")
+    assert len(tokenizer.encode(" the" * 20)) == 20
+    assert len(tokenizer.encode(" the")) == 1
+
+
+@pytest.mark.parametrize("source", ["apart/vocab.json", "apart/merges.txt", "apart/model.safetensors", "renamed.json"])
+def test_a_file_of_the_folder_will_do(folder, source):
+    (folder / "apart" / "model.safetensors").touch()
+    shutil.copy(folder / "merged" / "tokenizer.json", folder / "renamed.json")
+    assert tokenizer_hash(load_tokenizer(folder / source)) == tokenizer_hash(trained())
+
+
+def test_any_other_source_is_resolved(folder, monkeypatch):
+    asked = []
+
+    def resolve_folder(source, revision=None):
+        asked.append((source, revision))
+        return folder / "apart"
+
+    found = types.SimpleNamespace(resolve_folder=resolve_folder)
+    monkeypatch.setitem(sys.modules, "weightscope.checkpoint.source", found)
+    assert vocab_size(load_tokenizer("someone/model", "main")) == 280
+    assert asked == [("someone/model", "main")]
+
+
+def test_the_hash_knows_ids_and_nothing_else():
+    other = trained()
+    other.pre_tokenizer = None
+    other.enable_truncation(5)
+    assert tokenizer_hash(other) == tokenizer_hash(trained())
+    other.add_tokens(["mats and cats"])
+    assert tokenizer_hash(other) != tokenizer_hash(trained())
+
+
+def test_a_hash_stays_the_same_for_good():
+    """Counts on people's disks carry it."""
+    assert tokenizer_hash(word_piece()) == "a5d55ef71a1599bbc8dbc42d140a5491ddfe2d7d29469eb2aef32a49947dd949"
+
+
+def test_a_token_by_its_text():
+    tokenizer = trained()
+    assert token_id(tokenizer, " the") == tokenizer.token_to_id("Ġthe")
+    assert token_id(tokenizer, "Ġthe") == tokenizer.token_to_id("Ġthe")
+    assert token_id(tokenizer, END_OF_TEXT) == 0
+    with pytest.raises(
+        CheckpointError, match=r"' thes' is not one token of this tokenizer; it splits into ' the' \+ 's'"
+    ):
+        token_id(tokenizer, " thes")
+    with pytest.raises(CheckpointError, match="splits into nothing"):
+        token_id(tokenizer, "")
+    with pytest.raises(CheckpointError, match="cannot encode"):
+        token_id(tokenizer, "\ud800")
+
+
+def test_a_word_piece_by_its_text():
+    tokenizer = word_piece()
+    assert token_id(tokenizer, "##ing") == 2
+    assert token_id(tokenizer, "[UNK]") == 0
+    with pytest.raises(CheckpointError, match=r"'playing' is not one token .* 'play' \+ '##ing'"):
+        token_id(tokenizer, "playing")
+    with pytest.raises(CheckpointError, match="'dog' is not one token"):  # unknown is not a token of that text
+        token_id(tokenizer, "dog")
+
+
+def test_the_text_of_tokens():
+    tokenizer = trained()
+    for text in PROSE:
+        assert token_text(tokenizer, *tokenizer.encode(text).ids) == text
+    assert token_text(tokenizer, tokenizer.token_to_id("Ġthe")) == " the"
+    assert token_text(tokenizer, tokenizer.token_to_id("é")) == "\\xe9"  # the byte E9, no whole character
+    assert token_text(tokenizer, 5000) == "<id 5000>"
+    assert token_text(word_piece(), 1, 2, 3) == "playing cat"
+    assert token_text(word_piece(), 2) == "##ing"
+
+
+def test_the_text_of_sentencepiece_tokens():
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"▁the": 0, "re": 1}, []))
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    assert token_text(tokenizer, 0, 1) == " there"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda t: setattr(t, "normalizer", tokenizers.normalizers.Strip()),
+        lambda t: setattr(t, "normalizer", tokenizers.normalizers.NFKC()),
+        lambda t: setattr(t, "pre_tokenizer", tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        lambda t: setattr(t, "pre_tokenizer", tokenizers.pre_tokenizers.ByteLevel(False, use_regex=False)),
+        lambda t: setattr(t, "pre_tokenizer", None),
+        lambda t: t.add_tokens(["New York"]),
+        lambda t: t.add_special_tokens([tokenizers.AddedToken("<mask>", rstrip=True)]),
+    ],
+)
+def test_no_text_is_cut_where_a_token_might_reach_over(changed):
+    tokenizer = trained()
+    assert safe_cut(tokenizer) is not None
+    changed(tokenizer)
+    assert safe_cut(tokenizer) is None
+
+
+ATTACKS = {
+    "nothing": ({}, "no tokenizer in .*looked for tokenizer.json, and for vocab.json with merges.txt"),
+    "half of two files": ({"vocab.json": "{}"}, "no tokenizer in "),
+    "not JSON": ({"tokenizer.json": "{"}, "tokenizer.json: the tokenizers library cannot read it"),
+    "not a tokenizer": ({"tokenizer.json": "{}"}, "tokenizer.json: the tokenizers library cannot read it"),
+    "bytes": ({"tokenizer.json": "\ud8ff"}, "tokenizer.json: the tokenizers library cannot read it"),
+    "not a vocabulary": ({"vocab.json": "[]", "merges.txt": ""}, "vocab.json: with merges.txt, not a BPE tokenizer"),
+    "merges of no token": ({"vocab.json": '{"a": 0}', "merges.txt": "x y"}, "vocab.json: with merges.txt, not a BPE"),
+    "another BPE": ({"vocab.json": '{"a": 0}', "merges.txt": ""}, "vocab.json: .* not GPT-2's byte-level BPE"),
+    "an empty one": (
+        {"tokenizer.json": json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}})},
+        "tokenizer.json: the tokenizer's vocabulary is empty",
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_bad_tokenizer_is_one_clear_error(tmp_path, attack):
+    files, message = ATTACKS[attack]
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content.encode(errors="surrogatepass"))
+    with pytest.raises(CheckpointError, match=message) as error:
+        load_tokenizer(tmp_path)
+    assert str(error.value).isprintable()
+
+
+def test_a_missing_library_is_named_with_its_remedy(tmp_path, monkeypatch):
+    def without(module, *arguments, importing=builtins.__import__):
+        if module == "tokenizers":
+            raise ImportError(module)
+        return importing(module, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(CheckpointError, match=r"tokenizers library: pip install 'weightscope\[bigrams\]'"):
+        load_tokenizer(tmp_path)
+
+
+def test_gpt2():
+    tokenizer = load_tokenizer(shared("gpt2-tokenizer"))
+    assert vocab_size(tokenizer) == 50257
+    assert tokenizer.encode("Hello world").ids == [15496, 995]  # as OpenAI's own encoder gives them
+    assert token_id(tokenizer, END_OF_TEXT) == 50256
+    assert token_text(tokenizer, 15496, 995) == "Hello world"

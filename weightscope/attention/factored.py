@@ -1,0 +1,204 @@
+"""A d x d matrix of low rank, kept as its two factors: left @ right.T, never formed except by `dense`.
+
+With left = Q_L R_L and right = Q_R R_R, Q orthonormal, the matrix has the singular values of the r x r core R_L R_R'.
+The triangles R come from a QR (accurate) or from the Cholesky factor of the Gram matrix (fast); see `triangle`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weightscope.device import CPU, Device
+
+# Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of
+# itself, rcond that of the triangle with unit columns. Here that is 1e-6.
+LEAST_RCOND = 1.5e-5
+# Rows of a factor that are brought to float64 at a time: half a megabyte at a head's usual width, so that they stay in
+# the cache between the conversion and the product, and no float64 copy of a whole factor is made.
+ROWS_AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class Factored:
+    """The matrix left @ right.T.
+
+    Everything below costs O(d r^2) time and O(d r) memory and is computed in float64.
+
+    Attributes
+    ----------
+    left, right : arrays of shape (d, r)
+    """
+
+    left: np.ndarray
+    right: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.left.shape[0], self.right.shape[0]
+
+    @property
+    def rank_bound(self) -> int:
+        """r: no more singular values than this are non-zero."""
+        return int(self.left.shape[1])
+
+    def dense(self) -> np.ndarray:
+        """The whole (d, d) matrix."""
+        return self.left @ self.right.T
+
+    def svd(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Thin singular value decomposition by a QR of each factor and an SVD of the r x r core.
+
+        Returns
+        -------
+        u : (d, r) array, s : (r,) array, vt : (r, d) array
+            float64, singular values descending.
+        """
+        q_left, r_left = np.linalg.qr(self.left.astype(np.float64))
+        q_right, r_right = np.linalg.qr(self.right.astype(np.float64))
+        u, s, vt = np.linalg.svd(r_left @ r_right.T)  # (r, r) core
+        return q_left @ u, s, vt @ q_right.T
+
+    def leading(self, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The first k singular vectors and all singular values, from triangles rather than whole orthonormal factors.
+
+        Returns
+        -------
+        left : (d, k) array, s : (r,) array, right : (d, k) array
+            float64; each vector pair is signed so that the left one's largest component is positive.
+        """
+        (q_left, r_left), (q_right, r_right) = orthonormal(self.left), orthonormal(self.right)
+        u, s, vt = np.linalg.svd(r_left @ r_right.T)  # (r, r) core
+        left, right = q_left @ u[:, :k], q_right @ vt[:k].T
+        signs = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
+        return left * signs, s, right * signs
+
+    def svdvals(self) -> np.ndarray:
+        """Singular values, descending, shape (r,)."""
+        r_left, r_right = (np.asarray(np.linalg.qr(f.astype(np.float64), mode="r")) for f in (self.left, self.right))
+        return np.linalg.svd(r_left @ r_right.T, compute_uv=False)
+
+    def eigvals(self) -> np.ndarray:
+        """The eigenvalues that can be non-zero, shape (r,), complex, largest magnitude first.
+
+        left @ right.T and right.T @ left share them.
+        """
+        values = np.linalg.eigvals(inner(self.right, self.left))
+        return values[np.argsort(-np.abs(values), kind="stable")].astype(np.complex128)
+
+    def frobenius(self) -> float:
+        """Frobenius norm: |A B'|_F^2 is the sum of (A'A) * (B'B)."""
+        return float(np.sqrt(max(0.0, (inner(self.left) * inner(self.right)).sum())))
+
+    def stable_rank(self) -> float:
+        """|W|_F^2 / sigma_1^2, between 1 and r; NaN for the zero matrix."""
+        s = self.svdvals()
+        return float((s**2).sum() / s[0] ** 2) if s[0] > 0 else float("nan")
+
+
+def inner(a: Any, b: Any = None, device: Device = CPU) -> np.ndarray:
+    """a'b in float64, shape (r, s); the Gram matrix a'a where there is no b.
+
+    Parameters
+    ----------
+    a : (d, r) array
+    b : (d, s) array, optional
+    device : Device, optional
+        Where `a` and `b` lie and the product is computed.
+    """
+    if device is not CPU:
+        left, right = (device.xp.astype(x, device.xp.float64) for x in (a, a if b is None else b))
+        return device.get(left.T @ right)
+    total = np.zeros((a.shape[1], (a if b is None else b).shape[1]))
+    for start in range(0, len(a), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        x = a[rows].astype(np.float64, copy=False)
+        total += x.T @ (x if b is None else b[rows].astype(np.float64, copy=False))
+    return total
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """R of factor = Q R, and the route it was found by.
+
+    Attributes
+    ----------
+    r : float64 (r, r) array
+        Upper triangular up to the sign of its rows; R'R is the Gram matrix.
+    route : {"gram", "qr", "none"}
+        "none" where the factor is not finite and `r` is NaN.
+    """
+
+    r: np.ndarray
+    route: str
+
+
+def triangle(factor: np.ndarray, gram: np.ndarray) -> Triangle:
+    """R of factor = Q R: from the Gram matrix where that keeps the small singular values, else from a QR.
+
+    Parameters
+    ----------
+    factor : (d, r) array
+        Read only where the QR is needed.
+    gram : float64 (r, r) array
+        factor' factor.
+    """
+    if not np.isfinite(gram).all():  # a NaN or infinity in a column reaches its diagonal element
+        return Triangle(np.full_like(gram, np.nan), "none")
+    from scipy.linalg.lapack import dtrcon  # SciPy takes a while to import, and `import weightscope` must not
+
+    try:
+        upper = np.linalg.cholesky(gram).T
+    except np.linalg.LinAlgError:  # a column is zero, or the columns are dependent up to rounding
+        return Triangle(_qr_triangle(factor), "qr")
+    lengths = np.sqrt(gram.diagonal())  # Cholesky is indifferent to the columns' lengths, so its error is too
+    rcond, _ = dtrcon(upper / lengths, norm="1", uplo="U")
+    if rcond < LEAST_RCOND:
+        return Triangle(_qr_triangle(factor), "qr")
+    return Triangle(upper, "gram")
+
+
+def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Q and R of factor = Q R in float64, by the fast route where it is accurate.
+
+    Parameters
+    ----------
+    factor : (d, r) array
+
+    Returns
+    -------
+    q : (d, r) array, r : (r, r) array
+        Orthonormal columns, also where the factor's are dependent.
+    """
+    from scipy.linalg import solve_triangular
+
+    wide = factor.astype(np.float64)
+    found = triangle(wide, wide.T @ wide)
+    if found.route != "gram":
+        q, r = np.linalg.qr(wide)
+        return q, r
+    return solve_triangular(found.r, wide.T, trans="T").T, found.r
+
+
+def _qr_triangle(factor: np.ndarray) -> np.ndarray:
+    return np.asarray(np.linalg.qr(factor.astype(np.float64), mode="r"))
+
+
+def route_of(*triangles: Triangle) -> str:
+    """The route that a product of these came by: the least fast of theirs."""
+    return max((t.route for t in triangles), key=("gram", "qr", "none").index)
+
+
+def core_singular_values(left: Triangle, right: Triangle, middle: np.ndarray | None = None) -> np.ndarray:
+    """Singular values of left_factor @ middle @ right_factor.T, descending, shape (r,); NaN where one is not finite.
+
+    Parameters
+    ----------
+    left, right : Triangle
+    middle : (r, r) array, optional
+        Stands between the factors, for instance a rotation.
+    """
+    core = left.r @ right.r.T if middle is None else left.r @ middle @ right.r.T  # (r, r)
+    if "none" in (left.route, right.route):
+        return np.full(len(core), np.nan)
+    return np.linalg.svd(core, compute_uv=False)

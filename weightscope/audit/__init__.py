@@ -1,0 +1,1 @@
+"""What are this checkpoint's heads? Measures, findings, comparison, figures and pages."""

@@ -1,0 +1,150 @@
+"""Everything an audit computes of one layer, head by head, from r x r products.
+
+A projection is gone through once for its Gram matrix, its triangle and its sketch, and every spectrum of the head,
+rotated or not, is that of a small core. Heads are spread over threads with one BLAS thread each, which is
+faster on such small matrices than one head on all cores, and gives the same bits however many cores there are.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from weightscope.attention.factored import Triangle, core_singular_values, inner, route_of, triangle
+from weightscope.attention.layer import Layer
+from weightscope.device import CPU, Device
+from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_share
+from weightscope.metrics.sketch import probes, space_sketch
+from weightscope.metrics.value_output import affine_singular_values, eigenvalues
+from weightscope.parallel import usable_cores
+
+LEADING = 8  # eigenvalues of the symmetric part that are kept
+TASKS = 8  # a layer's heads are handed out in at least about this many pieces
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One head's (d, r) factor, where it is multiplied with others, and what is worked out of it once."""
+
+    device: Device
+    factor: Any
+    gram: np.ndarray
+    triangle: Triangle
+    sketch: np.ndarray
+
+    def inner(self, other: "Projection") -> np.ndarray:
+        """factor' other.factor in float64."""
+        return inner(self.factor, other.factor, self.device)
+
+
+def project(factor: np.ndarray, omega: np.ndarray, device: Device) -> Projection:
+    """A factor with its Gram matrix, triangle and sketch."""
+    there = device.put(factor)
+    gram = inner(there, device=device)  # (r, r)
+    found = triangle(factor, gram)
+    return Projection(device, there, gram, found, space_sketch(factor, found.r, omega))
+
+
+def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray], device: Device = CPU) -> dict[str, np.ndarray]:
+    """Spectra and what belongs to them for every head of a layer.
+
+    What belongs to a key-value head is worked out once for the query heads that share it. Beside the layer as it is
+    stored, a thread holds four (d, r) factors in float32 and blocks of them in float64; nothing of size (d, H r).
+
+    Parameters
+    ----------
+    layer : Layer
+    middles : mapping of str to (r, r) arrays
+        What else to put between W_Q R(0) and W_K': rotations at other distances, their mean, parts that turn or not.
+    device : Device, optional
+        Where everything that grows with d is multiplied; the r x r cores stay with this machine's cores, many of which
+        a card takes one after another.
+
+    Returns
+    -------
+    dict of arrays
+        With the heads first: qk_singular_values (H, r), qk_singular_values_NAME for every middle, vo_singular_values
+        (H, r_v), vo_affine_singular_values (H, r_v + 1), vo_eigenvalues (H, r_v) complex, qk_symmetric_eigenvalues
+        (H, 8), qk_symmetric_share, qk_bias_norm, vo_bias_norm (H,), qk_route, vo_route (H,) str, q_sketch, k_sketch,
+        v_sketch, o_sketch (H, s); and for the layer qk_column_share (d,).
+    """
+    n_heads, n_kv = layer.n_heads, layer.n_kv_heads
+    shared_by = n_heads // n_kv
+    a_task = min(shared_by, max(1, n_heads // TASKS))
+    tasks = [
+        (kv, range(first, min(first + a_task, (kv + 1) * shared_by)))
+        for kv in range(n_kv)
+        for first in range(kv * shared_by, (kv + 1) * shared_by, a_task)
+    ]
+    omega = probes(layer.w_o.shape[2])
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
+        parts = list(pool.map(lambda task: _measure_heads(layer, task[0], task[1], middles, omega, device), tasks))
+    heads = [head for found, _ in parts for head in found]
+    columns = np.sum([column for _, column in parts], axis=0)  # (d,)
+    layer_wide = {"qk_column_share": columns / columns.sum() if columns.sum() > 0 else columns}
+    return {name: np.stack([head[name] for head in heads]) for name in heads[0]} | layer_wide
+
+
+def _measure_heads(
+    layer: Layer,
+    kv: int,
+    heads: Sequence[int],
+    middles: Mapping[str, np.ndarray],
+    omega: np.ndarray,
+    device: Device,
+) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
+    """Heads that share a key-value head, and the sum over them of |column of W_QK|^2 / |W_QK|_F^2, (d,)."""
+    (w_k, _), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
+    key, value = project(w_k, omega, device), project(w_v, omega, device)
+    found, queries = [], np.zeros_like(key.gram)
+    for head in heads:
+        w_q, b_q = (_scaled(layer, part) for part in layer.q.of(head))
+        w_o = np.asarray(layer.w_o[head]).T
+        query, output = project(w_q, omega, device), project(w_o, omega, device)
+        found.append(_qk(query, key, b_q, middles) | _vo(value, output, b_v))
+        squared = (query.gram * key.gram).sum()
+        if np.isfinite(squared) and squared > 0:
+            queries += query.gram / squared
+    keys = np.nan_to_num(w_k.T) if key.triangle.route == "none" else w_k.T  # (r, d)
+    weighted = queries.astype(np.float32) @ keys  # (r, d), sum over heads of A / |W_QK|_F^2
+    return found, np.einsum("rd,rd->d", weighted, keys, dtype=np.float64)  # k_j A k_j' of every residual dimension j
+
+
+def _scaled(layer: Layer, w: np.ndarray) -> np.ndarray:
+    """w R(0): queries with the factor that some rotations put on scores, whatever the distance."""
+    return w if layer.rotation is None or layer.rotation.factor == 1 else layer.rotation.rotate_at(w, 0)
+
+
+def _qk(
+    query: Projection, key: Projection, b_q: np.ndarray, middles: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    cross = key.inner(query)  # (r, r)
+    spectra: dict[str, np.ndarray] = {
+        f"qk_singular_values_{name}": core_singular_values(query.triangle, key.triangle, middle)
+        for name, middle in middles.items()
+    }
+    return spectra | {
+        "qk_singular_values": core_singular_values(query.triangle, key.triangle),
+        "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, cross)),
+        "qk_symmetric_eigenvalues": symmetric_eigenvalues(query.gram, key.gram, cross)[:LEADING],
+        "qk_bias_norm": np.array(np.linalg.norm(key.triangle.r @ b_q.astype(np.float64))),  # |b_Q W_K'| = |R_K b_Q'|
+        "qk_route": np.array(route_of(query.triangle, key.triangle)),
+        "q_sketch": query.sketch,
+        "k_sketch": key.sketch,
+    }
+
+
+def _vo(value: Projection, output: Projection, b_v: np.ndarray) -> dict[str, np.ndarray]:
+    linear = core_singular_values(value.triangle, output.triangle)
+    return {
+        "vo_singular_values": linear,
+        "vo_affine_singular_values": affine_singular_values(value.triangle, b_v, output.triangle, linear),
+        "vo_eigenvalues": eigenvalues(output.inner(value)),
+        "vo_bias_norm": np.array(np.linalg.norm(output.triangle.r @ b_v.astype(np.float64))),
+        "vo_route": np.array(route_of(value.triangle, output.triangle)),
+        "v_sketch": value.sketch,
+        "o_sketch": output.sketch,
+    }

@@ -1,0 +1,158 @@
+"""Findings that need more than one head's numbers: broken tensors, equal spaces, outlier dimensions, embedding rows."""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+import numpy as np
+
+from weightscope.attention.layer import Head
+from weightscope.audit.finding import Finding
+from weightscope.audit.lenient import count_not_finite
+from weightscope.embeddings import BLOCK_BYTES
+from weightscope.errors import CheckpointError
+from weightscope.metrics.outliers import ROW_Z, log_measure, norm_outliers, robust_z, row_norms
+from weightscope.metrics.sketch import alike, frobenius_cosine, principal_angles
+from weightscope.model import Model
+
+WORTH_A_LOOK = 0.7  # correlation of sketches from which on the exact angles are computed; its own error is about 0.06
+PARALLEL = (
+    0.8  # mean squared cosine of the principal angles, chance aside, from which on two spaces are called parallel
+)
+OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual dimension an outlier
+OUTSIZED_SHARE = 0.02  # and at least this much of the energy
+GAIN_Z, GAIN_FACTOR = 8.0, 8.0  # a gain far from the others: both
+NAMED = 20  # rows of an embedding that a finding lists
+
+
+def broken_tensors(model: Model, layers: list[int], columns: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+    """Which heads NaN or infinite weights reach, and in which tensors of their layers they stand."""
+    for i, layer in enumerate(layers):
+        norms = {name: columns[f"{name}_frobenius"][i] for name in ("qk", "vo")}
+        broken = {name: np.flatnonzero(~np.isfinite(norm)).tolist() for name, norm in norms.items()}
+        if not any(broken.values()):
+            continue
+        counts = {tensor.name: count_not_finite(tensor) for tensor in model.attention_tensors(layer)}
+        where = ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count)
+        for name, heads in broken.items():
+            if heads:
+                text = f"NaN or infinite weights ({where}) reach heads {', '.join(map(str, heads))}."
+                one = heads[0] if len(heads) == 1 else None
+                total = float(sum(counts.values()))
+                yield Finding("not_finite", layer, one, name, "values_not_finite", total, 0.0, text, tuple(heads))
+
+
+def duplicates(model: Model, layers: list[int], measured: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+    """Pairs of heads that read and write, or ask and answer, in nearly the same spaces.
+
+    Sketches of all heads are compared with each other; the pairs that look alike are then compared exactly.
+    """
+    n_heads = measured["q_sketch"].shape[1]
+    layer_of = lru_cache(maxsize=2)(model.layer)
+    for name, (first, second) in {"qk": ("q_sketch", "k_sketch"), "vo": ("v_sketch", "o_sketch")}.items():
+        a, b = (measured[sketch].reshape(len(layers) * n_heads, -1) for sketch in (first, second))
+        candidates = alike(a, b, WORTH_A_LOOK)
+        for one, other in candidates:
+            (i, h), (j, k) = divmod(int(one), n_heads), divmod(int(other), n_heads)
+            compared = _compare(layer_of(layers[i]).head(h), layer_of(layers[j]).head(k), name)
+            if compared is not None:
+                overlap, angle, cosine = compared
+                text = (
+                    f"Its spaces are those of layer {layers[j]} head {k}: mean cos² of principal angles {overlap:.3f}, "
+                    f"the largest angle {np.degrees(angle):.1f}°, Frobenius cosine of the two maps {cosine:.3f}."
+                )
+                yield Finding("duplicate_heads", layers[i], h, name, "mean_cos2", overlap, None, text, (layers[j], k))
+
+
+def _compare(one: Head, other: Head, name: str) -> tuple[float, float, float] | None:
+    """Mean squared cosine and largest of the principal angles, the maps' cosine; None where not parallel."""
+    a, b = (head.qk if name == "qk" else head.vo for head in (one, other))
+    overlaps, largest = [], []
+    for x, y in ((a.left, b.left), (a.right, b.right)):
+        d, r = x.shape
+        angles = principal_angles(x, y)
+        by_chance = r / d
+        squared = float((np.cos(angles) ** 2).mean())
+        if (squared - by_chance) / (1 - by_chance) < PARALLEL:
+            return None
+        overlaps.append(squared)
+        largest.append(float(angles[-1]))
+    return min(overlaps), max(largest), frobenius_cosine(a.left, a.right, b.left, b.right)
+
+
+def outlier_dimensions(layers: list[int], shares: np.ndarray) -> Iterator[Finding]:
+    """Residual dimensions whose column of W_QK, norm gain included, carries an outsized share of a layer's scores.
+
+    Parameters
+    ----------
+    shares : (L, d) array
+        Each dimension's share of the squared norm of W_QK, averaged over a layer's heads.
+    """
+    even = 1 / shares.shape[1]
+    for layer, row in zip(layers, shares, strict=True):
+        order = np.argsort(-row, kind="stable")
+        outsized = order[row[order] > max(OUTSIZED * even, OUTSIZED_SHARE)]
+        if len(outsized):
+            share = float(row[outsized[0]])
+            others = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
+            text = (
+                f"Residual dimension {outsized[0]} carries {share:.1%} of W_QK's squared norm on the keys' side, "
+                f"{share / even:.0f} times its even share{others}."
+            )
+            items = tuple(map(int, outsized[:NAMED]))
+            yield Finding("outlier_dimension", layer, None, "qk", "qk_column_share", share, even, text, items)
+
+
+def outlier_gains(model: Model, layers: list[int]) -> Iterator[Finding]:
+    """Gains of the norm that feeds attention, far from the layer's others."""
+    for layer in layers:
+        norm = model.family.norm_of(layer)
+        if norm is None:
+            continue
+        stem = model.family.stored_name(model.config, layer, model.file)
+        gains = np.abs(norm.read(model.tensors(stem), model.config.d_model)[0])  # (d,)
+        usual = float(np.nanmedian(gains))
+        z = robust_z(log_measure(gains))
+        order = np.argsort(-gains, kind="stable")
+        outsized = order[(z[order] > GAIN_Z) & (gains[order] > GAIN_FACTOR * usual)]
+        if len(outsized):
+            gain, dimension = float(gains[outsized[0]]), int(outsized[0])
+            others = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
+            text = f"The norm before attention scales dimension {dimension} by {gain:.3g} (median {usual:.3g}){others}."
+            items = tuple(map(int, outsized[:NAMED]))
+            yield Finding("outlier_dimension", layer, None, None, "norm_gain", gain, usual, text, items)
+
+
+def embedding_rows(model: Model) -> Iterator[Finding]:
+    """Token and position embeddings with norms far from the others'."""
+    try:
+        stored = model.embeddings.token_tensor
+    except CheckpointError:  # the checkpoint has no token embedding
+        pass
+    else:
+        rows = max(1, BLOCK_BYTES // (4 * stored.shape[1]))
+        norms = np.concatenate([row_norms(block) for _, block in stored.blocks(rows)])
+        padding = model.config.raw.get("pad_token_id")
+        yield from _rows("token", norms, padding if type(padding) is int else None)
+    if model.positions is not None:
+        yield from _rows("position", row_norms(model.positions), None)
+
+
+def _rows(what: str, norms: np.ndarray, padding: int | None) -> Iterator[Finding]:
+    """Findings about one embedding; its padding row is zero by design."""
+    if not len(norms):
+        return
+    kept = np.where(np.arange(len(norms)) == padding, np.nan, norms)
+    if broken := np.flatnonzero(~np.isfinite(norms)).tolist():
+        text = f"{len(broken):,} rows of the {what} embedding hold NaN or infinity, the first {broken[0]}."
+        yield Finding("not_finite", None, None, None, f"{what}_rows", len(broken), 0.0, text, tuple(broken[:NAMED]))
+    low, high = norm_outliers(kept, ROW_Z)
+    usual = float(np.nanmedian(kept))
+    for kind, rows in (("undertrained_rows", low), ("oversized_rows", high)):
+        if len(rows):
+            extreme = float(kept[rows[0]])
+            side = "below" if kind == "undertrained_rows" else "above"
+            text = (
+                f"{len(rows):,} of {len(norms):,} {what} rows have a norm far {side} the others'; "
+                f"the farthest is row {rows[0]} with {extreme:.3g} (median {usual:.3g})."
+            )
+            yield Finding(kind, None, None, None, f"{what}_norm", extreme, usual, text, tuple(map(int, rows[:NAMED])))

@@ -1,0 +1,212 @@
+"""A model's first attention layer as a function of token types, which is what detokenization is read from."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+from weightscope.attention.folding import Affine, InverseRms
+from weightscope.attention.layer import Head, Layer
+from weightscope.device import open_device
+from weightscope.metrics.sigma import SigmaStatistics, sigma_statistics
+from weightscope.metrics.terms import Parts, SixTerms, six_terms
+from weightscope.model import Model
+from weightscope.parallel import usable_cores
+from weightscope.progress import PROGRESS
+
+PIECE = 512  # rows of the embedding that a thread projects at a time
+SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
+
+
+@dataclass(frozen=True)
+class FirstLayer:
+    """Embeddings seen by one layer's heads, sigma taken care of.
+
+    Attributes
+    ----------
+    model : Model
+    layer : int
+        0, unless somebody asks how another layer's heads would see the bare embeddings.
+    delta : int
+        Distance i - j at which token types are compared under rotation; 1 is the token before. Without rotation it
+        makes no difference.
+    device : str
+        Where sigma, the factors of T^ee and what is made of them are computed; see `open_device`.
+    """
+
+    model: Model
+    layer: int = 0
+    delta: int = 1
+    device: str = "cpu"
+
+    @cached_property
+    def attention(self) -> Layer:
+        """The layer on embeddings divided by their sigma, whatever norms and projections stand between."""
+        return self.model.first_layer if self.layer == 0 else self.model.layer(self.layer)
+
+    @cached_property
+    def heads(self) -> list[Head]:
+        return self.attention.heads()
+
+    @cached_property
+    def sigma(self) -> SigmaStatistics:
+        """sigma(e_t + p_j) over all tokens and positions of a model with learned positions."""
+        embeddings, positions = self.model.embeddings, self.model.positions
+        assert positions is not None
+        if embeddings.divisor is None:
+            return SigmaStatistics.of_no_norm(embeddings.n_tokens, len(positions))
+        with tqdm(total=len(positions), desc="sigma", unit="position", **PROGRESS) as bar:
+            return sigma_statistics(
+                embeddings.blocks,
+                embeddings.n_tokens,
+                positions,
+                embeddings.divisor.eps,
+                bar.update,
+                open_device(self.device),
+            )
+
+    @cached_property
+    def divisor(self) -> np.ndarray:
+        """c_t, what each token's embedding is divided by, float32 (vocab,): its sigma, averaged over learned positions.
+
+        This is the paper's code's choice for comparing token types with no position in view.
+        """
+        embeddings = self.model.embeddings
+        if self.model.positions is not None:
+            return self.sigma.token_mean.astype(np.float32)
+        if embeddings.divisor is None:
+            return np.ones(embeddings.n_tokens, np.float32)
+        return np.concatenate([embeddings.divisor(block) for _, block in embeddings.blocks()])
+
+    def query_factor(self, head: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """E~ W_Q R(delta) of one head, the left factor of T^ee between all token types (eq. 14).
+
+        float32 (vocab, r), or its rows start .. stop - 1 alone.
+        """
+        layer = self.attention
+        return self._projected(self.heads[head].qk_at(self.delta).left, _of_head(layer.q_rms, head), start, stop)
+
+    def key_factor(self, kv_head: int) -> np.ndarray:
+        """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
+        layer = self.attention
+        return self._projected(layer.k.of(kv_head)[0], _of_head(layer.k_rms, kv_head))
+
+    def _projected(
+        self, w: np.ndarray, inverse: InverseRms | None, start: int = 0, stop: int | None = None
+    ) -> np.ndarray:
+        """Scaled token rows times w (d, r), and times the scalars of a norm inside attention: (stop - start, r).
+
+        Pieces of fixed size, spread over threads with one BLAS thread each: the same bits on any number of cores.
+        """
+        if self.device != "cpu" and inverse is None:
+            return self._projected_there(w, start, stop)
+        embeddings = self.model.embeddings
+        divisor = self.divisor
+        factor = np.empty(((stop or embeddings.n_tokens) - start, w.shape[1]), np.float32)
+
+        def project(piece: tuple[int, np.ndarray]) -> None:
+            first, tokens = piece
+            scaled = tokens / divisor[first : first + len(tokens), None]  # (b, d)
+            rows = slice(first - start, first - start + len(tokens))
+            np.matmul(scaled, w, out=factor[rows])
+            if inverse is not None:
+                factor[rows, : inverse.dims] *= inverse(scaled)[0][:, None]
+
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
+            for first, block in embeddings.blocks(start, stop):
+                pieces = [(first + i, block[i : i + PIECE]) for i in range(0, len(block), PIECE)]
+                list(pool.map(project, pieces))
+        return factor
+
+    def _projected_there(self, w: np.ndarray, start: int, stop: int | None) -> np.ndarray:
+        """Scaled token rows times w on the device."""
+        device, stop = open_device(self.device), stop or self.model.embeddings.n_tokens
+        there = device.put(w)
+        if self._rows_kept is None:
+            return np.concatenate([device.get(rows @ there) for rows in self._rows_there(start, stop)])
+        first, parts = 0, []
+        for rows in self._rows_kept:
+            end = first + rows.shape[0]
+            if first < stop and start < end:
+                parts.append(device.get(rows[max(start, first) - first : min(stop, end) - first, :] @ there))
+            first = end
+        return np.concatenate(parts)
+
+    def _rows_there(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """Scaled token rows on the device, in blocks of (b, d)."""
+        blocks = self.model.embeddings.blocks(start, stop)
+        scaled = ((block / self.divisor[first : first + len(block), None],) for first, block in blocks)
+        return (rows for (rows,) in open_device(self.device).put_ahead(scaled))
+
+    @cached_property
+    def _rows_kept(self) -> list[Any] | None:
+        """All of them, where they take so little room that they can stay for the next head."""
+        size = 4 * self.model.embeddings.n_tokens * self.model.config.d_model
+        return list(self._rows_there()) if size < SHARE_KEPT * open_device(self.device).free_bytes() else None
+
+    def token_scores(self, token: int) -> np.ndarray:
+        """T^ee of one current token with every previous token type, for every head: float32 (n_heads, vocab)."""
+        embeddings, layer = self.model.embeddings, self.attention
+        current = embeddings.tokens[token] / self.divisor[token]  # (d,)
+        queries = np.stack([current @ head.qk_at(self.delta).left for head in self.heads])  # (H, r)
+        if layer.q_rms is not None:
+            queries[:, : layer.q_rms.dims] *= layer.q_rms(current[None])
+        if layer.k_rms is not None:  # a scalar a key: keys have to be made before they are compared
+            keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
+            return np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])
+        maps = np.stack([head.qk.right @ queries[head.index] for head in self.heads], axis=1)  # (d, H)
+        scores = np.empty((embeddings.n_tokens, len(self.heads)), np.float32)  # (V, H)
+        for first, block in embeddings.blocks():
+            rows = slice(first, first + len(block))
+            np.matmul(block / self.divisor[rows, None], maps, out=scores[rows])
+        return scores.T
+
+    def terms(self, head: int, tokens: np.ndarray, positions: np.ndarray) -> SixTerms:
+        """The six terms of eq. 14 for one head over a sequence of tokens at given positions.
+
+        They add up to the model's scores before scaling, up to a constant in j, unless the head's caveats name a norm
+        or a cap inside attention.
+
+        Parameters
+        ----------
+        head : int
+        tokens, positions : (n,) int arrays
+
+        Raises
+        ------
+        CheckpointError
+            There is no such head, token or position.
+        ValueError
+            Not as many positions as tokens.
+        """
+        layer, embeddings, learned = self.attention, self.model.embeddings, self.model.positions
+        tokens, positions = np.asarray(tokens), np.asarray(positions)
+        if tokens.shape != positions.shape or tokens.ndim != 1:
+            raise ValueError(f"tokens of shape {tokens.shape} at positions of shape {positions.shape}; both are (n,)")
+        sigma = embeddings.sigma(tokens, positions)[:, None]  # (n, 1)
+        e = embeddings.tokens[tokens] / sigma  # (n, d)
+        p = np.zeros_like(e) if learned is None else learned[positions] / sigma  # (n, d)
+
+        def parts(w: np.ndarray, b: np.ndarray) -> Parts:
+            stacked = np.stack([e @ w, p @ w, np.broadcast_to(b, (len(e), len(b)))])  # (3, n, r)
+            return Parts(*(stacked if layer.rotation is None else layer.rotation.rotate(stacked, positions)))
+
+        kv_head = layer.head(head).kv_head
+        terms = six_terms(parts(*layer.q.of(head)), parts(*layer.k.of(kv_head)))
+        if layer.additive is None:
+            return terms
+        by_distance = layer.position_bias(positions[:, None] - positions)[head] * layer.additive.times / layer.scale
+        return replace(terms, rest=terms.rest + by_distance)
+
+
+def _of_head(inverse: InverseRms | None, head: int) -> InverseRms | None:
+    """The norm's scalar for one head alone; a norm over all heads jointly has only one."""
+    if inverse is None or inverse.source.heads == 1:
+        return inverse
+    w, b = inverse.source.of(head)
+    return replace(inverse, source=Affine(w[None], b[None]))

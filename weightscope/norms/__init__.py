@@ -1,0 +1,1 @@
+"""What attention adds up, not what it weighs."""

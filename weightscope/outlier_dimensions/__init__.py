@@ -1,0 +1,1 @@
+"""Which dimensions of the stream decide where attention goes."""

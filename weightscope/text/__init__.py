@@ -1,0 +1,1 @@
+"""Text: corpora, tokenizers, sequences, kinds of token, counts of bigrams."""

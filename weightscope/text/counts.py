@@ -1,0 +1,265 @@
+"""Bigram counts: a sparse matrix, what it was counted from, and its file.
+
+COUNTS.npz holds a CSR matrix of shape (vocab, vocab), rows = current token i, columns = previous token j, as the int64
+arrays `indptr`, `indices` and `data`, and `meta`, a JSON string. Plain `numpy.load` reads it.
+"""
+
+import json
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weightscope.errors import CheckpointError
+from weightscope.folder import write_npz
+
+# Counts of 40 MB of books unpack to 6.5 times their file. An archive that promises far more is refused unread.
+LARGEST_EXPANSION = 50
+SMALL = 64 << 20
+
+# What zipfile and numpy.lib.format raise for bytes that are damaged, cut short, encrypted or made up.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError, MemoryError)
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """How often each token follows each other token.
+
+    Attributes
+    ----------
+    indptr : array of shape (vocab_size + 1,), int64
+    indices : array of shape (pairs,), int64
+        Previous tokens, ascending within a row.
+    data : array of shape (pairs,), int64
+        Counts, all positive.
+    tokenizer_hash : str
+    corpus_files : tuple of str
+        Names, not paths.
+    documents, tokens : int
+    file : Path or None
+        Where the counts were loaded from.
+    """
+
+    indptr: Int64s
+    indices: Int64s
+    data: Int64s
+    tokenizer_hash: str
+    corpus_files: tuple[str, ...]
+    documents: int
+    tokens: int
+    file: Path | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def pairs(self) -> int:
+        """Distinct pairs."""
+        return len(self.indices)
+
+    def row(self, token: int) -> tuple[Int64s, Int64s]:
+        """The tokens that come before `token`, and how often."""
+        here = slice(self.indptr[token], self.indptr[token + 1])
+        return self.indices[here], self.data[here]
+
+    def matrix(self, vocab_size: int) -> Any:
+        """The counts as a scipy.sparse.csr_array of shape (vocab_size, vocab_size); further tokens occur nowhere."""
+        from scipy.sparse import csr_array
+
+        padded = self.padded(vocab_size)
+        return csr_array((padded.data, padded.indices, padded.indptr), shape=(vocab_size, vocab_size))
+
+    def check(self, vocab_size: int, tokenizer_hash: str | None = None) -> None:
+        """Refuse counts that were made for another vocabulary or tokenizer.
+
+        Parameters
+        ----------
+        vocab_size : int
+            Rows of the model's token embedding. Embeddings are often padded, so more rows than tokens are fine once
+            the hash has shown that the tokens are the same.
+        tokenizer_hash : str, optional
+            Of the model's tokenizer, where there is one.
+
+        Raises
+        ------
+        CheckpointError
+        """
+        again = "count again with the model's tokenizer (weightscope bigrams CORPUS --tokenizer MODEL --out COUNTS.npz)"
+        if tokenizer_hash is not None and tokenizer_hash != self.tokenizer_hash:
+            problem = (
+                f"counted with another tokenizer than the model's (vocabulary of {self.vocab_size}, hash "
+                f"{self.tokenizer_hash[:12]}; the model's hash is {tokenizer_hash[:12]}, with {vocab_size} embeddings)"
+            )
+            raise CheckpointError(f"{problem}; {again}", file=self.file)
+        padded = tokenizer_hash is not None and self.vocab_size <= vocab_size
+        if self.vocab_size != vocab_size and not padded:
+            problem = f"counted over a vocabulary of {self.vocab_size} tokens; the model embeds {vocab_size}"
+            raise CheckpointError(f"{problem}; {again}", file=self.file)
+
+    def padded(self, vocab_size: int) -> "Counts":
+        """The same counts over a larger vocabulary, whose further tokens occur nowhere."""
+        return replace(self, indptr=np.pad(self.indptr, (0, vocab_size - self.vocab_size), mode="edge"))
+
+    def save(self, path: str | Path) -> None:
+        """Write COUNTS.npz, whole or not at all.
+
+        Raises
+        ------
+        CheckpointError
+            It cannot be written there.
+        """
+        meta = {
+            "tokenizer_hash": self.tokenizer_hash,
+            "vocab_size": self.vocab_size,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "corpus_files": list(self.corpus_files),
+        }
+        arrays = {"indptr": self.indptr, "indices": self.indices, "data": self.data, "meta": np.array(json.dumps(meta))}
+        write_npz(Path(path), **arrays)
+
+
+def load_counts(path: str | Path) -> Counts:
+    """Read COUNTS.npz and check all of it.
+
+    Parameters
+    ----------
+    path : str or path
+
+    Returns
+    -------
+    Counts
+
+    Raises
+    ------
+    CheckpointError
+        Anything but a whole and consistent counts file; the message names the file, what was found and what was
+        expected.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError("no such file; expected bigram counts (COUNTS.npz)", file=path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_expansion(archive, path)
+            indptr, indices, data = (_integers(archive, name) for name in ("indptr", "indices", "data"))
+            meta = _meta(archive)
+        _check_matrix(indptr, indices, data)
+        _check_meta(meta, len(indptr) - 1, data)
+    except _CountsError as error:
+        raise CheckpointError(str(error), file=path) from None
+    except _DAMAGE as error:
+        problem = f"not a whole counts file, cut short or damaged ({error}); expected an .npz of bigram counts"
+        raise CheckpointError(problem, file=path) from error
+    return Counts(
+        indptr,
+        indices,
+        data,
+        tokenizer_hash=meta["tokenizer_hash"],
+        corpus_files=tuple(meta["corpus_files"]),
+        documents=meta["documents"],
+        tokens=meta["tokens"],
+        file=path,
+    )
+
+
+class _CountsError(Exception):
+    """What was found and what was expected; `load_counts` adds the file."""
+
+
+def _check_expansion(archive: zipfile.ZipFile, path: Path) -> None:
+    unpacked = sum(info.file_size for info in archive.infolist())
+    packed = path.stat().st_size
+    if unpacked > SMALL + LARGEST_EXPANSION * packed:
+        raise _CountsError(f"{packed} bytes that unpack to {unpacked}; counts expand at most {LARGEST_EXPANSION} times")
+
+
+def _open(archive: zipfile.ZipFile, name: str) -> tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]:
+    """A member's stream, and the shape and dtype its header gives, once they agree with the member's length."""
+    if f"{name}.npy" not in archive.namelist():
+        found = ", ".join(archive.namelist()[:8]) or "nothing"
+        raise _CountsError(f"has no array '{name}' (holds {found}); expected indptr, indices, data and meta")
+    info = archive.getinfo(f"{name}.npy")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise _CountsError(f"array '{name}' is compressed by method {info.compress_type}; expected deflate")
+    with archive.open(info) as stream:
+        version = np.lib.format.read_magic(stream)
+        if version != (1, 0):
+            raise _CountsError(f"array '{name}' is in .npy format {version}; expected (1, 0)")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        size = info.file_size - stream.tell()
+    length = dtype.itemsize
+    for extent in shape:  # Python integers: what a header claims does not overflow
+        length *= extent
+    if length != size:
+        raise _CountsError(f"array '{name}' is said to be {dtype} of shape {shape}, {length} bytes; there are {size}")
+    return archive.open(info), shape, dtype
+
+
+def _integers(archive: zipfile.ZipFile, name: str) -> Int64s:
+    stream, shape, dtype = _open(archive, name)
+    with stream:
+        if dtype != np.int64 or len(shape) != 1:
+            raise _CountsError(f"array '{name}' is {dtype} of shape {shape}; expected one-dimensional int64")
+        return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+def _meta(archive: zipfile.ZipFile) -> Any:
+    stream, shape, dtype = _open(archive, "meta")
+    with stream:
+        if dtype.kind != "U" or shape != ():
+            raise _CountsError(f"'meta' is {dtype} of shape {shape}; expected one JSON string")
+        text = str(np.lib.format.read_array(stream, allow_pickle=False))
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _CountsError(f"'meta' is not JSON ({error})") from error
+
+
+def _check_matrix(indptr: Int64s, indices: Int64s, data: Int64s) -> None:
+    """A CSR matrix in canonical form: rows in order, columns ascending and within the vocabulary, counts positive."""
+    vocab_size = len(indptr) - 1
+    if vocab_size < 1:
+        raise _CountsError(f"'indptr' has {len(indptr)} entries; expected one more than there are tokens")
+    if indptr[0] != 0 or (np.diff(indptr) < 0).any():
+        raise _CountsError("'indptr' does not ascend from 0")
+    if not indptr[-1] == len(indices) == len(data):
+        found = f"'indptr' ends at {indptr[-1]}, with {len(indices)} indices and {len(data)} counts"
+        raise _CountsError(f"{found}; expected three times the same number")
+    if not len(indices):
+        return
+    if indices.min() < 0 or indices.max() >= vocab_size:
+        raise _CountsError(f"'indices' range from {indices.min()} to {indices.max()}; expected 0 to {vocab_size - 1}")
+    ascends = np.diff(indices) > 0
+    row_starts = indptr[(indptr > 0) & (indptr < len(indices))]
+    ascends[row_starts - 1] = True  # a new row starts over
+    if not ascends.all():
+        row = int(np.searchsorted(indptr, np.argmin(ascends), side="right")) - 1
+        raise _CountsError(f"'indices' of row {row} do not ascend; expected each previous token once, in order")
+    if data.min() < 1:
+        raise _CountsError(f"a count of {data.min()}; expected positive counts only")
+
+
+def _check_meta(meta: Any, vocab_size: int, data: Int64s) -> None:
+    expected = {"tokenizer_hash": str, "vocab_size": int, "documents": int, "tokens": int, "corpus_files": list}
+    if not isinstance(meta, dict):
+        raise _CountsError(f"'meta' is a JSON {type(meta).__name__}; expected an object")
+    for key, kind in expected.items():
+        if type(meta.get(key)) is not kind:
+            raise _CountsError(f"'meta' says {key} is {str(meta.get(key))[:60]!r}; expected {kind.__name__}")
+    if not all(isinstance(name, str) for name in meta["corpus_files"]):
+        raise _CountsError("'meta' has a corpus file without a name")
+    if meta["vocab_size"] != vocab_size:
+        raise _CountsError(f"'meta' says vocab_size is {meta['vocab_size']}; the matrix has {vocab_size} rows")
+    counted = data.sum(dtype=np.float64)  # exact below 2^53, and it cannot wrap around
+    if meta["documents"] < 0 or counted > meta["tokens"]:
+        found = f"{counted:.0f} pairs among {meta['tokens']} tokens in {meta['documents']} documents"
+        raise _CountsError(f"{found}; expected fewer pairs than tokens")

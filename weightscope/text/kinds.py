@@ -1,0 +1,120 @@
+"""What the tokens of an input are: an image's CLS, registers and patches; a text's first, special and other tokens."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from weightscope.errors import CheckpointError
+from weightscope.families.config import Numbers
+from weightscope.model import Model
+from weightscope.text.sequences import token_kinds
+from weightscope.text.tokenizer import token_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TEXT_KINDS = ("first", "special", "punctuation", "other")
+
+
+class Tokens(Protocol):
+    """The kinds of token in a model's inputs, and how to call a single one."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def kinds(self, sequence: np.ndarray, n: int) -> np.ndarray:
+        """Each token's kind, an index into `names`: (n,) int array for the n tokens made of a sequence."""
+        ...
+
+    def label(self, sequence: np.ndarray, position: int) -> str:
+        """One token in words."""
+        ...
+
+
+@dataclass(frozen=True)
+class ImageTokens:
+    """Leading tokens, then patches row by row.
+
+    Attributes
+    ----------
+    leading : tuple of str
+        The kind of each token before the patches.
+    patch : int
+        Side of a patch in pixels.
+    """
+
+    leading: tuple[str, ...]
+    patch: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*dict.fromkeys(self.leading), "patch")
+
+    def kinds(self, sequence: np.ndarray, n: int) -> np.ndarray:
+        before = [self.names.index(kind) for kind in self.leading]
+        return np.array([*before, *[len(self.names) - 1] * (n - len(before))])
+
+    def label(self, sequence: np.ndarray, position: int) -> str:
+        if position >= len(self.leading):
+            row, column = divmod(position - len(self.leading), sequence.shape[-1] // self.patch)
+            return f"patch {row}, {column}"
+        kind = self.leading[position]
+        return kind if self.leading.count(kind) == 1 else f"{kind} {self.leading[: position + 1].count(kind)}"
+
+
+@dataclass(frozen=True)
+class TextTokens:
+    """Tokens of a tokenizer.
+
+    Attributes
+    ----------
+    tokenizer : tokenizers.Tokenizer
+    of_token : (vocab,) int array
+        Each token's kind wherever it does not stand first.
+    """
+
+    tokenizer: "Tokenizer"
+    of_token: np.ndarray
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return TEXT_KINDS
+
+    def kinds(self, sequence: np.ndarray, n: int) -> np.ndarray:
+        found = self.of_token[sequence]
+        found[0] = TEXT_KINDS.index("first")
+        return found
+
+    def label(self, sequence: np.ndarray, position: int) -> str:
+        return token_text(self.tokenizer, int(sequence[position]))
+
+
+def image_tokens(model: Model) -> ImageTokens:
+    """The tokens that a vision model makes of an image.
+
+    Raises
+    ------
+    CheckpointError
+        The model reads text.
+    """
+    if model.family.inputs.tokens:
+        raise CheckpointError(f"{model.family.name} reads text and sees no images", file=model.name)
+    numbers = Numbers(model.config.raw, model.file)
+    counts = ((kind, n if isinstance(n, int) else numbers.count(n)) for kind, n in model.family.leading)
+    leading = tuple(kind for kind, count in counts for _ in range(count))
+    return ImageTokens(leading, numbers.size("patch_size"))
+
+
+def text_tokens(tokenizer: "Tokenizer") -> TextTokens:
+    """The tokens of a text: whichever stands first, special ones, those without a letter or digit, all others."""
+    found = token_kinds(tokenizer)
+    special = {int(token) for token in np.flatnonzero(found.of_token < len(found.names) - 2)}
+    special |= {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    of_token = np.full(len(found.of_token), TEXT_KINDS.index("other"), np.int8)
+    for token in tokenizer.get_vocab().values():
+        if token in special:
+            of_token[token] = TEXT_KINDS.index("special")
+        elif not any(character.isalnum() for character in token_text(tokenizer, token)):
+            of_token[token] = TEXT_KINDS.index("punctuation")
+    return TextTokens(tokenizer, of_token)
