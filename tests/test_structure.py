@@ -11,6 +11,7 @@ ROOT = Path(weightscope.__file__).parent
 FLOORS = """
 escape wording parallel embedded
 errors progress
+tables
 folder device engine
 checkpoint attention
 metrics

@@ -1,0 +1,88 @@
+"""A table says the same thing in every form, and nothing in a cell is obeyed."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightscope.errors import CheckpointError
+from weightscope.tables import Column, Link, Table
+
+HOSTILE = '<script>alert("x")</script>\x1b[2J'
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table(
+        [
+            Column("head", [0, 1, 2]),
+            Column("auroc", np.array([0.123456789, np.nan, 1e-9]), symbol="AUROC", unit="share", meaning="rank"),
+            Column("token", ["=1+1", HOSTILE, "a\0"]),
+        ]
+    )
+
+
+def test_columns_keep_their_kind(table: Table) -> None:
+    assert table["head"].dtype.kind == "i" and table["auroc"].dtype == np.float64
+    assert table["token"].tolist() == ["=1+1", HOSTILE, "a\0"]  # a NumPy string would lose the trailing NUL
+    assert Column("mixed", [1, 0.5, ""]).values.tolist() == [1, 0.5, ""]
+    assert Column("flags", [True, False]).values.dtype == bool
+
+
+def test_csv_has_six_digits_no_nan_and_no_formula(table: Table) -> None:
+    rows = list(csv.DictReader(io.StringIO(table.csv())))
+    assert [row["auroc"] for row in rows] == ["0.123457", "", "1e-09"]
+    assert rows[0]["token"] == "'=1+1" and "\x1b" not in rows[1]["token"]
+
+
+@given(st.lists(st.tuples(st.integers(-(10**9), 10**9), st.floats(allow_nan=True), st.text()), max_size=8))
+def test_a_table_of_rows_has_these_rows(rows: list[tuple[int, float, str]]) -> None:
+    table = Table.of_rows(("n", Column("x", symbol="X"), "text"), rows)
+    assert len(table) == len(rows)
+    for row, own in zip(table.rows(), rows, strict=True):
+        assert row[0] == own[0] and (row[1] == own[1] or np.isnan(own[1])) and row[2] == own[2]
+    assert len(list(csv.reader(io.StringIO(table.csv(), newline="")))) == len(rows) + 1
+
+
+def test_html_shows_names_and_obeys_none(table: Table) -> None:
+    html = Table([*table.columns, Column("page", [Link('a"b/c d.html', HOSTILE)] * 3)], HOSTILE).html()
+    assert "<script>" not in html and "\x1b" not in html
+    assert html.count("&lt;script&gt;") == 1 + 1 + 3  # caption, a cell, three links
+    assert 'href="a%22b/c%20d.html"' in html
+    assert '<td class="number" data-value="0.123456789">0.1235</td>' in html
+    assert '<td class="number" data-value="nan"></td>' in html
+    assert "AUROC (share)" in html and 'title="rank"' in html
+
+
+def test_rows_are_taken_sorted_and_chosen(table: Table) -> None:
+    assert table.sorted_by("auroc", descending=True)["head"].tolist() == [0, 2, 1]  # NaN last either way
+    assert table.sorted_by("auroc")["head"].tolist() == [2, 0, 1]
+    assert table.where(table["head"] > 0).select("token", "head").names == ["token", "head"]
+    assert "token" in table and "x" not in table
+
+
+def test_what_makes_no_table_is_said(table: Table) -> None:
+    with pytest.raises(KeyError, match="no column 'aurok'; there are head, auroc, token"):
+        table["aurok"]
+    with pytest.raises(ValueError, match="lengths"):
+        Table([Column("a", [1]), Column("b", [1, 2])])
+    with pytest.raises(ValueError, match="a, a"):
+        Table([Column("a", [1]), Column("a", [1])])
+
+
+def test_a_notebook_sees_both_ends_of_a_long_table() -> None:
+    long = Table([Column("n", np.arange(1000))])
+    html = long._repr_html_()
+    assert html.count("<tr>") == 25 and "1,000 rows" in html and ">999<" in html
+    assert repr(long) == "Table(1000 rows: n)"
+
+
+def test_pandas_is_named_where_it_is_missing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    pd = pytest.importorskip("pandas")
+    assert table.to_pandas().equals(pd.DataFrame({name: table[name] for name in table.names}))
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(CheckpointError, match="pip install pandas"):
+        table.to_pandas()

@@ -1,0 +1,241 @@
+"""A table of results: named columns with symbol, unit and meaning, in every form that a reader may want."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from weightscope.errors import CheckpointError
+from weightscope.escape import csv_safe, printable
+
+SHOWN = 12  # rows of a table that a notebook shows at each end
+NUMBERS = (int, float, np.integer, np.floating)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cell that leads to another page, by its path from this one; in a CSV it is its text."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One column of a table.
+
+    Attributes
+    ----------
+    name : str
+        Key of the column and its header in a CSV.
+    values : (n,) array
+        Numbers as they were computed; text as objects.
+    symbol : str
+        What pages and terminals call it, as the papers do; the name where it is empty.
+    unit, meaning : str
+        For the reader: what it is measured in, and what it says.
+    format : str
+        Of its floats on a page or a terminal; a CSV has six significant digits.
+    """
+
+    name: str
+    values: Any = field(default=(), repr=False)
+    symbol: str = ""
+    unit: str = ""
+    meaning: str = ""
+    format: str = ".4g"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _array(self.values))
+
+    @property
+    def heading(self) -> str:
+        """Symbol and unit."""
+        return f"{self.symbol or self.name} ({self.unit})" if self.unit else self.symbol or self.name
+
+    def shown(self, value: Any) -> str:
+        """A cell as a reader sees it: NaN is empty."""
+        if isinstance(value, float | np.floating):
+            return "" if np.isnan(value) else format(float(value), self.format)
+        return printable(value)
+
+
+class Table:
+    """Columns of one length.
+
+    Parameters
+    ----------
+    columns : sequence of Column
+    caption : str
+
+    Raises
+    ------
+    ValueError
+        The columns differ in length, or two have one name.
+
+    Examples
+    --------
+    >>> table = Table([Column("head", [0, 1, 2]), Column("auroc", [0.61, 0.805, float("nan")], symbol="AUROC")])
+    >>> table["auroc"][1], len(table)
+    (np.float64(0.805), 3)
+    >>> print(table.csv(), end="")
+    head,auroc
+    0,0.61
+    1,0.805
+    2,
+    >>> print(table.where(table["head"] < 2).text())
+    head  AUROC
+       0   0.61
+       1  0.805
+    """
+
+    def __init__(self, columns: Sequence[Column], caption: str = "") -> None:
+        lengths = {len(column.values) for column in columns}
+        names = [column.name for column in columns]
+        if len(lengths) > 1 or len(set(names)) < len(names):
+            raise ValueError(f"columns of lengths {sorted(lengths)} named {', '.join(names)} make no table")
+        self.columns, self.caption = tuple(columns), caption
+
+    @classmethod
+    def of_rows(cls, header: Sequence[str | Column], rows: Iterable[Sequence[Any]], caption: str = "") -> "Table":
+        """A table from its rows; of a Column in the header all but the values are taken."""
+        heads = [Column(head) if isinstance(head, str) else head for head in header]
+        cells = list(zip(*rows, strict=True)) or [()] * len(heads)
+        return cls([replace(head, values=own) for head, own in zip(heads, cells, strict=True)], caption)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns, in order."""
+        return [column.name for column in self.columns]
+
+    def column(self, name: str) -> Column:
+        """A column by its name.
+
+        Raises
+        ------
+        KeyError
+            There is none; the message lists those there are.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(f"no column {name!r}; there are {', '.join(self.names)}")
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.column(name).values
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __len__(self) -> int:
+        return len(self.columns[0].values) if self.columns else 0
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """The rows in order, a cell a column."""
+        return zip(*(column.values for column in self.columns), strict=True)
+
+    def take(self, order: Any) -> "Table":
+        """The rows of these indices, in this order."""
+        indices = np.asarray(order, dtype=int)
+        return Table([replace(column, values=column.values[indices]) for column in self.columns], self.caption)
+
+    def where(self, mask: Any) -> "Table":
+        """The rows for which the mask is true."""
+        return self.take(np.flatnonzero(mask))
+
+    def sorted_by(self, name: str, descending: bool = False) -> "Table":
+        """Rows in the order of a column of numbers, NaN last; rows that are equal in it keep their order."""
+        values = np.asarray(self[name])
+        return self.take(np.argsort(-values if descending else values, kind="stable"))
+
+    def select(self, *names: str) -> "Table":
+        """These columns, in this order."""
+        return Table([self.column(name) for name in names], self.caption)
+
+    def csv(self) -> str:
+        """Comma-separated values: floats with six significant digits, NaN as an empty cell, no cell a formula."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.names)
+        writer.writerows([_csv_cell(value) for value in row] for row in self.rows())
+        return text.getvalue()
+
+    def html(self) -> str:
+        """The table as HTML, every cell escaped; `pages` gives it its style and sorts it on a click."""
+        return _template().render(table=self)
+
+    def text(self) -> str:
+        """The table on a terminal: numbers to the right, text to the left."""
+        cells = [[column.heading, *map(column.shown, column.values)] for column in self.columns]
+        widths = [max(map(len, own)) for own in cells]
+        right = [column.values.dtype.kind in "iuf" for column in self.columns]
+        lines = (
+            "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True))
+            for row in zip(*cells, strict=True)
+        )
+        return "\n".join(line.rstrip() for line in lines)
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame.
+
+        Raises
+        ------
+        CheckpointError
+            pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise CheckpointError("to_pandas needs pandas: pip install pandas") from None
+        return pd.DataFrame({column.name: column.values for column in self.columns})
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.names[:6]) + (", ..." if len(self.columns) > 6 else "")
+        return f"Table({len(self)} rows: {names})"
+
+    def _repr_html_(self) -> str:
+        if len(self) <= 2 * SHOWN:
+            return self.html()
+        ends = self.take([*range(SHOWN), *range(len(self) - SHOWN, len(self))])
+        return f"{ends.html()}<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
+
+
+def _array(values: Any) -> np.ndarray:
+    """Numbers of one kind as an array of that kind, anything else as objects: a cell stays what it was."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biufO":
+        return values
+    cells = list(values)
+    for kinds in ((bool, np.bool_), (int, np.integer), (float, np.floating)):
+        if cells and all(
+            isinstance(cell, kinds) and not (kinds[0] is int and isinstance(cell, bool)) for cell in cells
+        ):
+            return np.asarray(cells)
+    array = np.empty(len(cells), object)
+    array[:] = cells
+    return array
+
+
+def _csv_cell(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return "" if np.isnan(value) else f"{value:.6g}"
+    return csv_safe(value) if isinstance(value, str | Link) else str(value)
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, PackageLoader
+
+    environment = Environment(
+        loader=PackageLoader("weightscope", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.tests |= {"link": lambda x: isinstance(x, Link), "numeric": lambda x: isinstance(x, NUMBERS)}
+    environment.filters |= {"printable": printable, "quoted": quote, "exact": lambda x: f"{float(x):.17g}"}
+    return environment.get_template("table.html")
