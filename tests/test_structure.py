@@ -13,7 +13,8 @@ escape wording parallel embedded
 errors progress
 tables
 folder device engine
-checkpoint attention
+checkpoint
+attention
 metrics
 families
 embeddings
@@ -21,7 +22,9 @@ model
 sources text first_layer
 runner
 pages
-audit detokenization norms outlier_dimensions sinks
+detokenization
+audit norms outlier_dimensions
+sinks
 cli
 __main__
 """

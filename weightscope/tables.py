@@ -234,8 +234,12 @@ def _template() -> Any:
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(
-        loader=PackageLoader("weightscope", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("weightscope", "pages"),
+        autoescape=True,
+        finalize=printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.tests |= {"link": lambda x: isinstance(x, Link), "numeric": lambda x: isinstance(x, NUMBERS)}
-    environment.filters |= {"printable": printable, "quoted": quote, "exact": lambda x: f"{float(x):.17g}"}
+    environment.filters |= {"quoted": quote, "exact": lambda x: f"{float(x):.17g}"}
     return environment.get_template("table.html")

@@ -6,14 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weightscope.pages.page import Figure, Section, Table, write_page
+from weightscope.pages.page import Figure, Section, write_page
+from weightscope.tables import Table
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> str:
-    table = Table(("head", HOSTILE), [(0, HOSTILE), (np.int64(1), np.float64("nan")), (2, 0.123456)], HOSTILE)
+    table = Table.of_rows(("head", HOSTILE), [(0, HOSTILE), (np.int64(1), np.float64("nan")), (2, 0.123456)], HOSTILE)
     figure = Figure('<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"></svg>', HOSTILE)
     write_page(tmp_path / "report.html", HOSTILE, HOSTILE, [Section(HOSTILE, HOSTILE, [table, figure])])
     return (tmp_path / "report.html").read_text()

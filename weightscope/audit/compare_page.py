@@ -11,9 +11,10 @@ from weightscope.audit.compare import Comparison, most_moved
 from weightscope.errors import printable
 from weightscope.folder import remove_earlier
 from weightscope.metrics.outliers import layer_medians
-from weightscope.pages.page import Figure, Section, Table, write_page
+from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import COLOURS, COLUMN, save
 from weightscope.progress import phase
+from weightscope.tables import Table
 
 DRAWN = 6  # heads that moved most, spectra side by side
 LISTED = 40  # rows of the page's table
@@ -96,7 +97,7 @@ def _table(found: Comparison, heads: list[tuple[int, int]]) -> Table:
         for i, h in heads
     ]
     header = ["layer", "head", *names, *(f"{name} {which}" for name in measures for which in ("before", "after"))]
-    return Table(header, rows, "The rest are in heads.csv.")
+    return Table.of_rows(header, rows, "The rest are in heads.csv.")
 
 
 def change_maps(found: Comparison) -> figures.Figure:

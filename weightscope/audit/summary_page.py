@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weightscope.audit.summary import NUMBERS, Row
-from weightscope.pages.page import Link, Section, Table, write_page
+from weightscope.pages.page import Section, write_page
+from weightscope.tables import Link, Table
 
 COLUMNS = (
     "checkpoint", "family", "layers", "heads", "width", "findings",
@@ -26,13 +27,15 @@ def write_summary_page(rows: Sequence[Row], out: Path) -> None:
     lead = f"{len(ended)} of {len(rows)} checkpoints audited, {heads:,} heads." + (
         f" {len(failed)} failed." if failed else ""
     )
-    table = Table(
+    table = Table.of_rows(
         COLUMNS,
         [(Link(f"{row.name}/report.html", row.name), *row.cells()[3 : 3 + len(NUMBERS)]) for row in ended],
         "The last four are medians over all heads. A click on a column's name sorts; a name leads to its page.",
     )
     sections = [Section("Checkpoints", parts=[table])] if ended else []
     if failed:
-        causes = Table(("checkpoint", "source", "what was wrong"), [(r.name, r.source, r.error) for r in failed])
+        causes = Table.of_rows(
+            ("checkpoint", "source", "what was wrong"), [(r.name, r.source, r.error) for r in failed]
+        )
         sections.insert(0, Section("Failed", "Mend these and run again with --resume: the others stay.", [causes]))
     write_page(out / "summary.html", "Audits", lead, sections)

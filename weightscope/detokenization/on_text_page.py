@@ -8,9 +8,10 @@ from matplotlib import figure as mpl
 
 from weightscope.detokenization.on_text import EmpiricalCheck
 from weightscope.detokenization.term_contributions import TERMS
-from weightscope.pages.page import Figure, Section, Table
+from weightscope.pages.page import Figure, Section
 from weightscope.pages.style import COLOURS, COLUMN, DASHES, save
 from weightscope.progress import phase
+from weightscope.tables import Table
 
 NAMES = {name: f"T^{name}" for name in TERMS}
 STYLES = {name: {"color": COLOURS[k], "linestyle": DASHES[k % 2]} for k, name in enumerate(TERMS)}
@@ -46,7 +47,9 @@ def empirical_section(found: EmpiricalCheck, predicted: np.ndarray | None, head:
         "Mean of each term's contribution over positions, in nats, by head.",
     )
     rows = [(h, *(float(means[name][h]) for name in TERMS)) for h in range(len(found.attention))]
-    table = Table(("head", *(f"c^{name}" for name in TERMS)), rows, "Nats, averaged over positions and texts (eq. 18).")
+    table = Table.of_rows(
+        ("head", *(f"c^{name}" for name in TERMS)), rows, "Nats, averaged over positions and texts (eq. 18)."
+    )
     return Section("What happens on text", text, [figure, every, table])
 
 

@@ -7,9 +7,10 @@ from weightscope.detokenization.figures import auroc_figure, roc_figure
 from weightscope.detokenization.heads import Detokenization, TokenRoc
 from weightscope.detokenization.neighbours import COLUMNS, Neighbour
 from weightscope.folder import remove_earlier
-from weightscope.pages.page import Figure, Section, Table
+from weightscope.pages.page import Figure, Section
 from weightscope.pages.style import save
 from weightscope.progress import phase
+from weightscope.tables import Table
 from weightscope.text.counts import Counts
 
 
@@ -35,7 +36,7 @@ def detok_sections(
         f"{counts.tokens:,} tokens in {counts.documents:,} documents, {counts.pairs:,} distinct "
         f"bigrams. {best.tokens_scored:,} of {found.auroc.shape[1]:,} tokens follow some token."
     )
-    table = Table(
+    table = Table.of_rows(
         ("head", "AUROC", "AUROC, paper's mean", "tokens scored"),
         [(row.head, row.auroc, row.auroc_paper, row.tokens_scored) for row in found.table],
         "Table 2. The paper's mean counts a token that follows no token as 0.",
@@ -60,4 +61,4 @@ def neighbour_section(found: Sequence[Neighbour], tokens: Sequence[str]) -> Sect
     rows = [[getattr(n, column) for column in COLUMNS] for n in found]
     listed = ", ".join(repr(token) for token in tokens)
     text = f"The previous tokens that heads score highest (T^ee) for the current tokens {listed}."
-    return Section("What heads look for", text, [Table(COLUMNS, rows, "Tables 1 and 3.")])
+    return Section("What heads look for", text, [Table.of_rows(COLUMNS, rows, "Tables 1 and 3.")])

@@ -6,9 +6,10 @@ from pathlib import Path
 from weightscope.detokenization.position_figures import all_heads_figure, position_figure
 from weightscope.detokenization.positions import HeadTrend, PositionTerms
 from weightscope.folder import remove_earlier
-from weightscope.pages.page import Figure, Section, Table
+from weightscope.pages.page import Figure, Section
 from weightscope.pages.style import save
 from weightscope.progress import phase
+from weightscope.tables import Table
 
 
 @phase("drawing figures")
@@ -31,7 +32,7 @@ def position_sections(
         save(all_heads_figure(terms), out, "positions-all-heads"),
         f"T^p + T^pp of every head at query position {terms.query}, each with its mean taken out.",
     )
-    table = Table(
+    table = Table.of_rows(
         ("head", "slope of T^p", "linear share", "period of T^pp", "sinusoid share", "recency", "near mass"),
         [
             (r.head, r.t_p.slope, r.t_p.linear_share, r.t_pp.period, r.t_pp.sinusoid_share, r.recency, r.near_mass)

@@ -8,9 +8,10 @@ from weightscope.model import Model
 from weightscope.norms import paper as paper
 from weightscope.norms.figures import OFF, head_figure, layer_figure, pair_figure, singular_value_figure
 from weightscope.norms.measure import MOMENTS, NormAnalysis, moment_rows, summary_rows
-from weightscope.pages.page import Figure, Section, Table
+from weightscope.pages.page import Figure, Section
 from weightscope.pages.style import save
 from weightscope.progress import phase
+from weightscope.tables import Table
 
 
 @phase("drawing figures")
@@ -74,7 +75,7 @@ def _ranks(found: NormAnalysis, out: Path, known: bool) -> Section:
     if known:
         header += ["paper's pairs", "paper's Spearman"]
         rows = [[*row, *paper.SPEARMAN.get(str(row[0]), (0, np.nan))] for row in rows]
-    table = Table(
+    table = Table.of_rows(
         header, rows,
         "Table 3. Every pair of a query i and a token j, in all heads and layers, by the kind of j; masked pairs do "
         "not count. Ranks are those of narrow bins; the column after rho bounds what that can cost.",
@@ -123,9 +124,11 @@ def _lengths(found: NormAnalysis, known: bool) -> Section:
         "How much the lengths vary",
         text,
         [
-            Table(("of", *MOMENTS, *more), summary, "Tables 1 and 2, last rows."),
-            Table(("layer", *MOMENTS, *more), layers, "Table 2: |x|."),
-            Table(("layer", "head", *MOMENTS, *more), [heads[i] for i in order], "Table 1: |f(x)|, cv largest first."),
+            Table.of_rows(("of", *MOMENTS, *more), summary, "Tables 1 and 2, last rows."),
+            Table.of_rows(("layer", *MOMENTS, *more), layers, "Table 2: |x|."),
+            Table.of_rows(
+                ("layer", "head", *MOMENTS, *more), [heads[i] for i in order], "Table 1: |f(x)|, cv largest first."
+            ),
         ],
     )
 
@@ -167,7 +170,9 @@ def _reference() -> Section:
         "For reference: the paper's BERT-base",
         text,
         [
-            Table(("of", *MOMENTS), moments, "Tables 1 and 2: the heads and layers that vary most and least, and all."),
-            Table(("kind of token", "pairs", "Spearman"), rows, "Table 3."),
+            Table.of_rows(
+                ("of", *MOMENTS), moments, "Tables 1 and 2: the heads and layers that vary most and least, and all."
+            ),
+            Table.of_rows(("kind of token", "pairs", "Spearman"), rows, "Table 3."),
         ],
     )

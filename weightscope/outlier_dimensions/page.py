@@ -12,9 +12,10 @@ from weightscope.outlier_dimensions import paper as paper
 from weightscope.outlier_dimensions.guess import Guess, extremity, ranks
 from weightscope.outlier_dimensions.measure import Contributions, Stream, score_gaps
 from weightscope.outlier_dimensions.tables import guess_table
-from weightscope.pages.page import Figure, Section, Table
+from weightscope.pages.page import Figure, Section
 from weightscope.pages.style import save
 from weightscope.progress import phase
+from weightscope.tables import Table
 
 NAMED = 6  # outlier dimensions that figures and tables of the page are about; the files have all
 
@@ -100,7 +101,9 @@ def _stream_section(stream: Stream, dimensions: np.ndarray, out: Path) -> Sectio
         where = [_listed(np.flatnonzero(beyond[:, j, i])) for i in range(len(scopes))]
         rows.append((int(j), *where, f"{scopes[scope]}, output {output}", float(mean), float(z[output, j, scope])))
     header = ("dimension", *scopes, "farthest over", "mean there", "robust z")
-    table = Table(header, rows, "Outputs in which a dimension is an outlier, of the mean over all tokens or of a kind.")
+    table = Table.of_rows(
+        header, rows, "Outputs in which a dimension is an outlier, of the mean over all tokens or of a kind."
+    )
     return Section("Outlier dimensions", text, [figure, *([table] if rows else [])])
 
 
@@ -162,7 +165,7 @@ def _table_section(found: Contributions, named: np.ndarray) -> Section:
         if found.counts[k]
     ]
     caption = "Table 1: mean C of the outlier dimensions by kind of key token. contributions.csv has every layer."
-    return Section("By kind of key", "", [Table(("layer", "dimension", "key", *heads), rows, caption)])
+    return Section("By kind of key", "", [Table.of_rows(("layer", "dimension", "key", *heads), rows, caption)])
 
 
 def _preference_section(found: Contributions, dimensions: np.ndarray, out: Path) -> Section:
@@ -186,7 +189,7 @@ def _preference_section(found: Contributions, dimensions: np.ndarray, out: Path)
         f"How much higher a kind of key scores than {other} ones: by all dimensions, by the outliers together, and by "
         "the two dimensions that add most (dotted where these are no outliers).",
     )
-    return Section("What makes a kind of key preferred", text, [figure, Table(header, rows)])
+    return Section("What makes a kind of key preferred", text, [figure, Table.of_rows(header, rows)])
 
 
 def _guess_section(stream: Stream, found: Contributions, guessed: Guess, named: np.ndarray, out: Path) -> Section:
@@ -201,7 +204,7 @@ def _guess_section(stream: Stream, found: Contributions, guessed: Guess, named: 
         save(draw.guess_figure(stream.layers, correlations), out, "guess"),
         "Rank correlation over dimensions between a guess and what is measured, layer by layer.",
     )
-    table = Table(
+    table = Table.of_rows(
         ("layer", *correlations),
         [(int(layer), *row) for layer, *row in zip(stream.layers, *correlations.values(), strict=True)],
         "Spearman's correlation over dimensions.",
@@ -219,7 +222,7 @@ def _guess_section(stream: Stream, found: Contributions, guessed: Guess, named: 
         caption = (
             f"Place of the outlier dimensions among {found.by_kind.shape[2]}, 1 the largest, by measure and by guess."
         )
-        parts.append(Table(header, rows, caption))
+        parts.append(Table.of_rows(header, rows, caption))
     return Section("What the weights alone would have said", text, parts)
 
 
@@ -239,7 +242,7 @@ def _paper_section(found: Contributions, model: str) -> Section:
     else:
         text = f"For reference: these are of {paper.MODEL}, which this model is not."
     text += " Layers are counted from 0: the paper's 2, 6 and 12."
-    return Section("The paper's Table 1", text, [Table(header, rows)])
+    return Section("The paper's Table 1", text, [Table.of_rows(header, rows)])
 
 
 def _listed(numbers: Sequence[int] | np.ndarray) -> str:

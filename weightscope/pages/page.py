@@ -1,59 +1,16 @@
 """One self-contained HTML page: text, figures and tables, no network, light and dark, wide and narrow."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from html import escape
-from importlib.resources import files
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import numpy as np
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 
-from weightscope.errors import printable
+from weightscope.escape import printable
 from weightscope.folder import write_text
-
-# Nothing is ever fetched, whatever a name in a checkpoint tries.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-
-
-def _shown(text: object) -> str:
-    """Text as HTML that shows it and obeys nothing in it."""
-    return escape(printable(text))
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; its columns sort on a click. Cells are escaped here, whatever is in them."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    caption: str = ""
-
-    def html(self) -> str:
-        head = "".join(f'<th scope="col"><button>{_shown(name)}</button></th>' for name in self.header)
-        body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in self.rows)
-        caption = f"<caption>{_shown(self.caption)}</caption>" if self.caption else ""
-        return f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-@dataclass(frozen=True)
-class Link:
-    """A cell that leads to another page, by its path from this one."""
-
-    path: str
-    text: str
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, Link):
-        return f'<td><a href="{escape(quote(value.path))}">{_shown(value.text)}</a></td>'
-    if isinstance(value, (int, np.integer)):
-        return f'<td class="number" data-value="{value}">{value}</td>'
-    if isinstance(value, (float, np.floating)):
-        shown = "" if np.isnan(value) else f"{value:.4g}"
-        return f'<td class="number" data-value="{float(value):.17g}">{shown}</td>'
-    return f"<td>{_shown(value)}</td>"
+from weightscope.tables import Table
 
 
 @dataclass(frozen=True)
@@ -63,9 +20,10 @@ class Figure:
     svg: str
     caption: str
 
-    def html(self) -> str:
-        drawing = self.svg[self.svg.index("<svg") :]  # without the XML prologue, which HTML does not take
-        return f'<figure><div class="wide">{drawing}</div><figcaption>{_shown(self.caption)}</figcaption></figure>'
+    @property
+    def drawing(self) -> Markup:
+        """The SVG without its XML prologue, which HTML does not take. It was drawn here, so it is not escaped."""
+        return Markup(self.svg[self.svg.index("<svg") :])
 
 
 @dataclass(frozen=True)
@@ -74,43 +32,38 @@ class Section:
 
     title: str
     text: str = ""
-    parts: Sequence[Table | Figure] = field(default_factory=tuple)
-
-    def html(self) -> str:
-        text = f"<p>{_shown(self.text)}</p>" if self.text else ""
-        return f"<section><h2>{_shown(self.title)}</h2>{text}{''.join(part.html() for part in self.parts)}</section>"
+    parts: Sequence[Table | Figure] = ()
 
 
-def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
-    """Write the page.
+def _shown(value: Any) -> Any:
+    """What stands in for a value in a template: names and tokens with nothing in them that is obeyed."""
+    return value if isinstance(value, Markup) else printable(value)
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("weightscope", "pages"), autoescape=True, finalize=_shown, trim_blocks=True, lstrip_blocks=True
+)
+TEMPLATES.tests["figure"] = lambda part: isinstance(part, Figure)
+
+
+def page(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """The page as HTML; every name and token in it is shown as text.
 
     Parameters
     ----------
-    path : Path
     title, lead : str
         What it is, and what it says in a sentence or two.
     sections : sequence of Section
+    """
+    return TEMPLATES.get_template("page.html").render(title=title, lead=lead, sections=sections)
+
+
+def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
+    """Write the page; see `page`.
 
     Raises
     ------
     CheckpointError
         The file cannot be written.
     """
-    here = files("weightscope.pages")
-    style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    title, lead = _shown(title), _shown(lead)
-    body = "\n".join(section.html() for section in sections)
-    write_text(
-        path,
-        f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{title}</title><style>{style}</style></head>
-<body><header><h1>{title}</h1><p class="lead">{lead}</p></header>
-<main>
-{body}
-</main>
-<footer>made by weightscope</footer>
-<script>{script}</script></body></html>
-""",
-    )
+    write_text(path, page(title, lead, sections))

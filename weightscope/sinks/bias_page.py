@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from weightscope.folder import remove_earlier
-from weightscope.pages.page import Figure, Section, Table, write_page
+from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.sinks.bias_figures import (
@@ -22,6 +22,7 @@ from weightscope.sinks.bias_figures import (
 from weightscope.sinks.bias_run import CHARACTERS, TOKENS_SHOWN, SinkBias
 from weightscope.sinks.patching import ABLATED, PATCHED
 from weightscope.sinks.prediction import PREDICTORS, SINKS_ABOVE
+from weightscope.tables import Table
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _changes(rows: Sequence[Row], caption: str) -> Table:
         for row in rows
     ]  # fmt: skip
     header = ("model", "from", "biases", "perplexity", *(f"{which} {how}" for which, how in COLUMNS))
-    return Table(header, cells, caption)
+    return Table.of_rows(header, cells, caption)
 
 
 def _model_sections(found: SinkBias, out: Path) -> list[Section]:
@@ -160,7 +161,7 @@ def _updates(found: SinkBias, out: Path) -> Section:
         "layer", "Ratio", "SpectralRatio sink", "context mean", "others' sum", "R sink", "R context mean",
         "R others' sum", "E|u_sink|", "E|u_others|", "|b|", "mean attention to token 0",
     )  # fmt: skip
-    return Section(f"{found.name}: what token 0 writes", text, [updates, picture, Table(header, rows)])
+    return Section(f"{found.name}: what token 0 writes", text, [updates, picture, Table.of_rows(header, rows)])
 
 
 def _patching(found: SinkBias, out: Path) -> Section:
@@ -172,7 +173,7 @@ def _patching(found: SinkBias, out: Path) -> Section:
     drawing = Figure(save(patching_figure(found), out, f"patching-{file_stem(found.name)}"), "Table 1 as a figure.")
     rows = [(r.layers, r.intervention, r.start, r.perplexity, r.change, *r.interval) for r in found.patching.rows]
     header = ("layers", "intervention", "first position", "perplexity", "change", "from", "to")
-    return Section(f"{found.name}: a constant in the sink's place", text, [drawing, Table(header, rows)])
+    return Section(f"{found.name}: a constant in the sink's place", text, [drawing, Table.of_rows(header, rows)])
 
 
 def _heads(found: SinkBias, out: Path) -> Section:
@@ -189,5 +190,5 @@ def _heads(found: SinkBias, out: Path) -> Section:
         "Left: measured. Middle: the best reading of the weights against the measured strength, the threshold dotted. "
         "Right: AUROC of each reading; none where it is the same for every head, or where no head sinks.",
     )
-    table = Table(("reading", "AUROC"), [(each.label, found.aurocs[each.name]) for each in PREDICTORS])
+    table = Table.of_rows(("reading", "AUROC"), [(each.label, found.aurocs[each.name]) for each in PREDICTORS])
     return Section(f"{found.name}: which heads sink, foretold", text, [drawing, table])

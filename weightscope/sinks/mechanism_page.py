@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
-from weightscope.pages.page import Figure, Section, Table, write_page
+from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.sinks.mechanism_figures import (
@@ -19,6 +19,7 @@ from weightscope.sinks.mechanism_figures import (
 )
 from weightscope.sinks.mechanisms import MECHANISMS, SINK_HEAD, SinkMechanisms
 from weightscope.sinks.tables import HeadRow, LayerRow
+from weightscope.tables import Table
 from weightscope.wording import counted
 
 SHOWN = 24  # heads in the page's table
@@ -80,7 +81,7 @@ def write_sink_report(
         return Figure(save(figure, out, name), caption)
 
     strongest = sorted(heads, key=lambda row: (-row.events, -row.strength))[:SHOWN]
-    by_head = Table(
+    by_head = Table.of_rows(
         ("layer", "head", "strength", "events", "sink", "ratio", "stable rank", "mechanism", "σ1/σ2 of W_QK"),
         [
             (r.layer, r.head, r.strength, r.events, r.kind, r.ratio_out, r.stable_rank, r.mechanism, r.qk_gap)
@@ -88,7 +89,7 @@ def write_sink_report(
         ],
         f"The {len(strongest)} heads with the most sink events, then the strongest sinks; heads.csv has all.",
     )
-    by_layer = Table(
+    by_layer = Table.of_rows(
         ("layer", "sink", "share", "token", "share", "events"),
         [(r.layer, r.kind, r.kind_share, r.token, r.token_share, r.events) for r in layers],
         "Which kind of token, and which token, is the strongest sink most often, over inputs and heads.",
