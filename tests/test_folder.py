@@ -1,12 +1,285 @@
-"""Results appear whole or not at all."""
+"""Results appear whole or not at all, one run at a time, and nothing stays that a run before it left."""
 
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import weightscope as ws
 from weightscope.errors import CheckpointError
-from weightscope.folder import check_writable, remove_earlier, replacing, write_csv, write_npz, write_text
+from weightscope.folder import (
+    HIDDEN,
+    Files,
+    OutputFolder,
+    check_writable,
+    new_file,
+    remove_earlier,
+    replacing,
+    write_csv,
+    write_npz,
+    write_text,
+)
+from weightscope.tables import Column, Table
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parents[1])}
+TABLE = Table([Column("head", [0, 1]), Column("auroc", [0.5, float("nan")])])
+
+
+def names_in(folder: Path) -> list[str]:
+    """What a person sees of a folder of results."""
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in files if not name.startswith(HIDDEN))
+
+
+def run(folder: Path, *names: str, fingerprint: dict[str, str] | None = None) -> None:
+    """A run that ends well and writes these files, each with its name for content."""
+    with OutputFolder(folder, fingerprint) as out:
+        for name in names:
+            out.text(name, name)
+
+
+def write_one_of_each(files: Files) -> None:
+    files.table("heads.csv", TABLE)
+    files.npz("tokens.npz", auroc=np.arange(3))
+    files.json("findings.json", [{"head": 1}])
+    files.text("notes.txt", "é")
+    files.bytes("figure.png", b"\x89PNG")
+    files.within("text").within("layer").text("a.txt", "deep")
+    with files.open("long.bin") as file:
+        file.write(b"1")
+        file.write(b"2")
+
+
+def test_a_folder_holds_the_bytes_that_are_written_in_memory(tmp_path: Path) -> None:
+    memory = Files()
+    write_one_of_each(memory)
+    with OutputFolder(tmp_path / "a") as written:
+        write_one_of_each(written)
+    with OutputFolder(tmp_path / "b") as sent:
+        sent.add(memory.contents)
+    assert memory.contents["heads.csv"] == b"head,auroc\n0,0.5\n1,\n"
+    assert memory.contents["text/layer/a.txt"] == b"deep"
+    assert memory.contents["long.bin"] == b"12"
+    for out in ("a", "b"):
+        assert names_in(tmp_path / out) == sorted(memory.contents)
+        for name, content in memory.contents.items():
+            assert (tmp_path / out / name).read_bytes() == content
+
+
+def test_an_npz_is_read_without_pickle_and_has_the_same_bytes_each_time() -> None:
+    first, again = Files(), Files()
+    for files in (first, again):
+        files.npz("a.npz", x=np.arange(3))
+    assert first.contents == again.contents
+    with pytest.raises(ValueError, match="allow_pickle"):
+        first.npz("b.npz", x=np.array([{}]))
+    assert "b.npz" not in first.contents
+
+
+def test_what_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    run(tmp_path, "table.csv")
+    with pytest.raises(ZeroDivisionError), OutputFolder(tmp_path) as out, out.open("table.csv") as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert (tmp_path / "table.csv").read_text() == "table.csv"
+    assert names_in(tmp_path) == ["table.csv"]
+    assert not list((tmp_path / HIDDEN).glob(".*.partial"))
+
+
+def test_a_file_is_as_others_may_read_it(tmp_path: Path) -> None:
+    """Not as private as a temporary file: whoever may read the folder may read the results."""
+    run(tmp_path, "a.txt")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_nobody_can_lay_a_link_where_the_unfinished_file_will_be(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda n: "known")
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".known.partial").symlink_to(victim)
+    with pytest.raises(CheckpointError, match=r"^a\.csv: cannot be written"), new_file(tmp_path / "out" / "a.csv"):
+        pass
+    assert victim.read_text() == "mine"
+
+
+def test_what_an_earlier_run_left_goes_when_the_next_has_ended_well(tmp_path: Path) -> None:
+    run(tmp_path, "heads.csv", "head-3.png", "sub/head-3.svg")
+    with OutputFolder(tmp_path) as out:
+        out.text("heads.csv", "new")
+        assert "head-3.png" in names_in(tmp_path), "until the new results stand"
+    assert names_in(tmp_path) == ["heads.csv"]
+    assert not (tmp_path / "sub").exists()
+
+
+def test_no_file_goes_that_another_has_written(tmp_path: Path) -> None:
+    """Neither one that was there before, nor one of ours that a person has edited since."""
+    tmp_path.joinpath("sub").mkdir()
+    for name in ("mine.txt", "sub/mine.txt"):
+        (tmp_path / name).write_text("mine")
+    run(tmp_path, "notes.txt", "sub/old.txt")
+    (tmp_path / "notes.txt").write_text("edited")
+    run(tmp_path, "heads.csv")
+    assert names_in(tmp_path) == ["heads.csv", "mine.txt", "notes.txt", "sub/mine.txt"]
+    run(tmp_path)
+    assert names_in(tmp_path) == ["mine.txt", "notes.txt", "sub/mine.txt"]
+
+
+def test_an_error_removes_nothing_and_the_next_run_everything(tmp_path: Path) -> None:
+    run(tmp_path, "one.txt")
+    with pytest.raises(ZeroDivisionError), OutputFolder(tmp_path) as out:
+        out.text("two.txt", "two")
+        raise ZeroDivisionError
+    assert names_in(tmp_path) == ["one.txt", "two.txt"]
+    run(tmp_path, "three.txt")
+    assert names_in(tmp_path) == ["three.txt"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from weightscope.folder import OutputFolder
+with OutputFolder(Path(sys.argv[1])) as out:
+    out.text("one.txt", sys.argv[2])
+    out.text("two.txt", "two")
+    with out.open("three.txt") as file:
+        file.write(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_runs_that_were_killed_leave_nothing_once_one_has_ended_well(tmp_path: Path) -> None:
+    """The second is killed after it has written over a file of the first."""
+    for content in ("1", "2"):
+        killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), content], env=ENVIRONMENT)
+        assert killed.returncode == -signal.SIGKILL
+        assert names_in(tmp_path) == ["one.txt", "two.txt"]
+    run(tmp_path, "heads.csv")
+    assert names_in(tmp_path) == ["heads.csv"]
+    assert sorted(path.name for path in (tmp_path / HIDDEN).iterdir()) == ["lock", "manifest.json"]
+
+
+@pytest.mark.parametrize("name", ["../victim", "{absolute}", "link/victim", "a\0b"])
+def test_no_manifest_reaches_out_of_its_folder(name: str, tmp_path: Path) -> None:
+    """A folder of results may come from somebody else."""
+    victim, out = tmp_path / "victim", tmp_path / "out"
+    victim.write_text("sub/x")
+    run(out, "sub/x")
+    (out / "link").symlink_to(tmp_path)
+    manifest = out / HIDDEN / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("sub/x", json.dumps(name.format(absolute=victim))[1:-1]))
+    run(out, "heads.csv")
+    assert victim.exists()
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"files": 1}', "[" * 10**5, '{"finished": true, "files": {}}'])
+def test_a_broken_manifest_is_as_none(manifest: str, tmp_path: Path) -> None:
+    run(tmp_path, "old.txt")
+    (tmp_path / HIDDEN / "manifest.json").write_text(manifest)
+    assert not OutputFolder(tmp_path).is_finished()
+    run(tmp_path, "new.txt")
+    assert names_in(tmp_path) == ["new.txt", "old.txt"]
+    assert OutputFolder(tmp_path).is_finished()
+
+
+def test_a_run_is_finished_until_something_has_changed(tmp_path: Path) -> None:
+    fingerprint = {"weights": "a", "layers": (0, 1)}
+    out = OutputFolder(tmp_path / "out", fingerprint)
+    assert not out.is_finished()
+    with out:
+        out.text("heads.csv", "1")
+        out.text("report.html", "2")
+        assert not out.is_finished()
+    assert out.is_finished()
+    assert not OutputFolder(tmp_path / "out", {**fingerprint, "weights": "b"}).is_finished()
+    (out.path / "report.html").unlink()
+    assert not out.is_finished()
+    (out.path / "report.html").write_text("2")
+    assert out.is_finished()
+    (out.path / "heads.csv").write_text("2")
+    assert not out.is_finished()
+
+
+def test_a_run_that_was_broken_off_is_not_finished(tmp_path: Path) -> None:
+    """Though it has written nothing: what lies there may be of two runs."""
+    run(tmp_path, "heads.csv", fingerprint={"a": "1"})
+    with pytest.raises(KeyboardInterrupt), OutputFolder(tmp_path, {"a": "1"}):
+        raise KeyboardInterrupt
+    assert not OutputFolder(tmp_path, {"a": "1"}).is_finished()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from weightscope.folder import OutputFolder
+with OutputFolder(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen]:
+    """Another process that is at work in `out`."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "out")]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_folder_is_held_until_its_process_ends_however_it_ends(holder: subprocess.Popen, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^out: another run is writing into this folder; wait"):
+        run(tmp_path / "out")
+    holder.kill()
+    holder.wait()
+    run(tmp_path / "out")
+    assert names_in(tmp_path / "out") == []
+
+
+def test_a_folder_is_let_go_when_the_block_ends(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), OutputFolder(tmp_path):
+            raise ZeroDivisionError
+
+
+def test_one_process_holds_a_folder_once(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path), pytest.raises(CheckpointError, match="another run is writing"):
+        run(tmp_path)
+    run(tmp_path)
+
+
+def test_an_error_of_the_block_is_its_own(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), OutputFolder(tmp_path):
+        (tmp_path / "none").read_text()
+
+
+def test_a_folder_without_locks_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network file systems."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with OutputFolder(tmp_path):
+        run(tmp_path, "heads.csv")
+    assert names_in(tmp_path) == ["heads.csv"]
+
+
+def test_a_lock_that_cannot_be_had_for_another_reason_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / HIDDEN / "lock").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"cannot be locked \("):
+        run(tmp_path)
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -21,6 +294,8 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"^out: cannot be written \(Not a directory\)"):
+        run(tmp_path / "file" / "out")
     with pytest.raises(CheckpointError, match=r"report\.html: cannot be written"):
         write_text(tmp_path / "file" / "report.html", "")
 
@@ -61,7 +336,16 @@ def test_of_an_earlier_run_those_files_alone_are_removed_that_have_the_name(tmp_
     remove_earlier(tmp_path / "none", ".*")
 
 
-def test_what_cannot_be_removed_is_one_clear_error(tmp_path: Path) -> None:
+def test_what_cannot_be_removed_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "out", "old.txt")
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(CheckpointError, match=r"^old\.txt: cannot be removed \(Permission denied\)"):
+            run(tmp_path / "out")
     (tmp_path / "roc.png").mkdir()
     with pytest.raises(CheckpointError, match=r"^roc\.png: cannot be removed"):
         remove_earlier(tmp_path, r"roc\.png")

@@ -1,24 +1,305 @@
-"""Results on disk: every file is written under a temporary name and renamed, so none is ever half written."""
+"""Results as files: in memory by name, or in a folder where each file appears whole or not at all."""
 
 import csv
 import errno
+import hashlib
 import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType, TracebackType
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
 from weightscope.errors import CheckpointError
 from weightscope.escape import csv_safe
+from weightscope.tables import Table
+
+HIDDEN = ".weightscope"  # the one folder within OUT that holds what is no result
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # what some network file systems answer
+Bytes = bytes  # `Files.bytes` hides the built-in name within the class
+
+
+class Files:
+    """Results by name, kept in memory: what a worker makes and sends back.
+
+    Attributes
+    ----------
+    contents : dict of str to bytes
+        What has been written so far; empty where files go to disk. Subfolders end in a forward slash.
+    """
+
+    def __init__(self) -> None:
+        self.contents: dict[str, bytes] = {}
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """A new file to write into. It counts as written when the block ends without an error."""
+        file = io.BytesIO()
+        yield file
+        self.contents[name] = file.getvalue()
+
+    def bytes(self, name: str, content: Bytes) -> None:
+        """Write bytes."""
+        with self.open(name) as file:
+            file.write(content)
+
+    def text(self, name: str, text: str) -> None:
+        """Write text in UTF-8."""
+        self.bytes(name, text.encode())
+
+    def json(self, name: str, value: Any) -> None:
+        """Write JSON, indented."""
+        self.text(name, json.dumps(value, indent=1) + "\n")
+
+    def table(self, name: str, table: Table) -> None:
+        """Write a table as CSV."""
+        self.text(name, table.csv())
+
+    def npz(self, name: str, **arrays: np.ndarray) -> None:
+        """Write arrays as a compressed .npz."""
+        with self.open(name) as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+
+    def add(self, contents: Mapping[str, Bytes]) -> None:
+        """Write files that were made elsewhere."""
+        for name, content in contents.items():
+            self.bytes(name, content)
+
+    def within(self, subfolder: str) -> "Files":
+        """The same files, under names that begin with `subfolder/`."""
+        return _Within(self, subfolder)
+
+
+class _Within(Files):
+    def __init__(self, outer: Files, subfolder: str) -> None:
+        super().__init__()
+        self._outer, self._subfolder = outer, subfolder
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        with self._outer.open(f"{self._subfolder}/{name}") as file:
+            yield file
+
+
+class OutputFolder(Files):
+    """A folder for the results of one run, to be used in a `with` statement.
+
+    Each file appears under its name at once, whole or not at all. A lock keeps a second run out until the block ends.
+    When it ends without an error, the files of earlier runs that this run did not write again are removed: they would
+    lie beside results that they do not belong to. A file is removed only if weightscope wrote it and nobody has changed
+    it since. A run that is killed leaves a list of its files behind, so that the next run can remove them.
+
+    What is no result lies in `.weightscope` within the folder: the lock, the manifest, and what a run keeps in order to
+    go on later.
+
+    Parameters
+    ----------
+    path : Path
+        Made on entry if it is not there.
+    fingerprint : mapping, optional
+        Everything that the results depend on, as JSON has it.
+
+    Attributes
+    ----------
+    path : Path
+    hidden : Path
+        The folder `.weightscope`.
+
+    Raises
+    ------
+    CheckpointError
+        On entry: the folder cannot be written to, or another run is writing into it.
+    """
+
+    def __init__(self, path: Path, fingerprint: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.path, self.hidden = path, path / HIDDEN
+        self._fingerprint = dict(fingerprint or {})
+        self._written: dict[str, str] = {}  # digests by name
+        self._earlier: frozenset[tuple[str, str]] = frozenset()  # names and digests of what earlier runs have written
+        self._lock: Any = None
+
+    def __enter__(self) -> Self:
+        with writing(self.path):
+            self.hidden.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.hidden / "lock", self.path)
+        try:
+            for abandoned in self.hidden.glob("*.partial"):  # by a run that was killed
+                with writing(abandoned):
+                    abandoned.unlink(missing_ok=True)
+            manifest = self._manifest()
+            self._written = {}
+            self._earlier = manifest.earlier | set(manifest.files.items())
+            self._note(finished=False)
+        except BaseException:
+            self._unlock()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._remove_what_earlier_runs_left()
+                self._note(finished=True)
+        finally:
+            self._unlock()
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """A new file to write into, under its name once the block ends without an error."""
+        with new_file(self.path / name, beside=self.hidden) as file:
+            yield file
+            self._written[name] = _digest(file)
+            self._note(finished=False)  # before the file appears, so that no kill leaves one that is not listed
+
+    def is_finished(self) -> bool:
+        """A run with this fingerprint has ended well, and its files are as it wrote them."""
+        manifest = self._manifest()
+        return (
+            manifest.finished
+            and manifest.fingerprint == json.loads(json.dumps(self._fingerprint))
+            and all(self._holds(name, digest) for name, digest in manifest.files.items())
+        )
+
+    def _holds(self, name: str, digest: str) -> bool:
+        try:
+            with (self.path / name).open("rb") as file:
+                return _digest(file) == digest
+        except (OSError, ValueError):  # not there, or no file's name
+            return False
+
+    def _remove_what_earlier_runs_left(self) -> None:
+        for name, digest in sorted(self._earlier):
+            path = self.path / name
+            inside = path.parent.resolve().is_relative_to(self.path.resolve())  # whoever wrote the manifest
+            if name in self._written or not inside or not self._holds(name, digest):
+                continue
+            with writing(path, "removed"):
+                path.unlink()
+            if path.parent != self.path:
+                with suppress(OSError):  # it holds other files
+                    path.parent.rmdir()
+        self._earlier = frozenset()
+
+    def _manifest(self) -> "_Manifest":
+        """What the last run has noted; nothing where there is no manifest, or a broken one."""
+        try:
+            found = json.loads((self.hidden / "manifest.json").read_text(encoding="utf-8"))
+            return _Manifest(
+                found["finished"] is True,
+                found["fingerprint"],
+                {str(name): str(digest) for name, digest in found["files"].items()},
+                frozenset((str(name), str(digest)) for name, digest in found["earlier"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return _Manifest()
+
+    def _note(self, *, finished: bool) -> None:
+        manifest = {
+            "finished": finished,
+            "fingerprint": self._fingerprint,
+            "files": self._written,
+            "earlier": sorted(self._earlier),
+        }
+        with new_file(self.hidden / "manifest.json") as file:
+            file.write((json.dumps(manifest, indent=1) + "\n").encode())
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+class _Manifest(NamedTuple):
+    """What a run notes of its files.
+
+    Attributes
+    ----------
+    finished : bool
+        False while the run writes.
+    fingerprint : mapping
+    files : dict of str
+        Digests by name of what it has written.
+    earlier : set of (name, digest)
+        What runs before it have written, as long as that may still lie there.
+    """
+
+    finished: bool = False
+    fingerprint: Any = None
+    files: Mapping[str, str] = MappingProxyType({})
+    earlier: frozenset[tuple[str, str]] = frozenset()
+
+
+def _digest(file: Any) -> str:
+    """SHA-256 of a whole file."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _locked(lock: Path, folder: Path) -> Any:
+    """A held lock, which the system releases however this process ends; None where the file system has no locks."""
+    from filelock import FileLock, Timeout
+
+    held = FileLock(lock, blocking=False, thread_local=False)
+    try:
+        held.acquire()
+    except Timeout:
+        problem = "another run is writing into this folder; wait until it has ended, or choose another folder"
+        raise CheckpointError(problem, file=folder) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise CheckpointError(f"cannot be locked ({error.strerror})", file=folder) from None
+        return None
+    return held
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def new_file(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
+    """A file to write into, which appears under its name when the block ends without an error.
+
+    Until then it has a name that nobody can guess, and is opened only if nothing has that name, not even a link. It is
+    on the disk before it gets its name, so that a machine that fails leaves no empty file.
+
+    Parameters
+    ----------
+    path : Path
+        Its folder is made if it is not there.
+    beside : Path, optional
+        Folder for the unfinished file, on the same disk; by default the file's own.
+
+    Raises
+    ------
+    CheckpointError
+        The file cannot be written.
+    """
+    partial = (beside or path.parent) / f".{secrets.token_hex(8)}.partial"
+    try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(partial, "x+b", opener=_open_no_link) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+    finally:
+        with suppress(OSError):  # a folder that could not be made holds nothing to remove
+            partial.unlink()
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+@contextmanager
+def writing(path: Path, done: str = "written") -> Iterator[None]:
     """Work on a file or folder whose failure is that it cannot be written.
 
     Raises
@@ -29,27 +310,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"cannot be written ({error.strerror})", file=path) from None
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`, renamed to it when the block ends well and removed when it does not.
-
-    Raises
-    ------
-    CheckpointError
-        The folder cannot be made or written to.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield partial
-            partial.replace(path)
-    finally:
-        with suppress(OSError):  # a folder that could not be made holds nothing to remove
-            partial.unlink()
+        raise CheckpointError(f"cannot be {done} ({error.strerror})", file=path) from None
 
 
 def check_writable(folder: Path) -> None:
@@ -71,6 +332,13 @@ def check_writable(folder: Path) -> None:
     raise CheckpointError(f"nothing can be written to {folder} ({problem})")
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The path of a `new_file`, for those who write by name."""
+    with new_file(path) as file:
+        yield Path(file.name)
+
+
 def remove_earlier(folder: Path, names: str) -> None:
     """Remove an earlier run's results that this run may not write again.
 
@@ -90,10 +358,8 @@ def remove_earlier(folder: Path, names: str) -> None:
     """
     for path in folder.iterdir() if folder.is_dir() else ():
         if re.fullmatch(names, path.name):
-            try:
+            with writing(path, "removed"):
                 path.unlink(missing_ok=True)
-            except OSError as error:
-                raise CheckpointError(f"cannot be removed ({error.strerror})", file=path) from None
 
 
 def write_text(path: Path, text: str) -> None:
