@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from analyses.inputs import device_option, documents, openwebtext, out_option
 from weightscope import CheckpointError, open_model
 from weightscope.cli.command import EndsInOneLine
+from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import detokenize, roc_curves, write_detokenization
 from weightscope.detokenization.neighbours import neighbours, write_neighbours
 from weightscope.detokenization.on_text import EmpiricalCheck, empirical_check, write_empirical
@@ -28,7 +29,6 @@ from weightscope.detokenization.position_page import position_sections
 from weightscope.detokenization.positions import head_trends, position_terms, write_positions
 from weightscope.device import open_device
 from weightscope.embedded import COUNTS, FOLDER
-from weightscope.first_layer import FirstLayer
 from weightscope.folder import remove_earlier
 from weightscope.model import Model
 from weightscope.pages.page import write_page

@@ -26,8 +26,8 @@ from benchmarks.peers import TITLES, peer_cost
 from benchmarks.results import Bench, Measured
 from weightscope.attention.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
-from weightscope.audit.audit import AuditOptions, measure
-from weightscope.audit.lenient import lenient
+from weightscope.audits.audit import AuditOptions, measure
+from weightscope.audits.lenient import lenient
 from weightscope.checkpoint.dtypes import Weights
 from weightscope.model import Model
 from weightscope.parallel import usable_cores

@@ -21,12 +21,12 @@ from threadpoolctl import threadpool_limits
 import weightscope as ws
 from benchmarks.audit import write_synthetic
 from benchmarks.auroc import zipf_counts
-from weightscope.audit.audit import AuditOptions, measure
+from weightscope.audits.audit import AuditOptions, measure
+from weightscope.detokenization.sigma import sigma_statistics
 from weightscope.device import CPU, Device, open_device
 from weightscope.errors import CheckpointError
 from weightscope.metrics.auroc import bigram_auroc
 from weightscope.metrics.norms import value_norms
-from weightscope.metrics.sigma import sigma_statistics
 from weightscope.outlier_dimensions.contributions import contributions_by_kind
 from weightscope.parallel import usable_cores
 

@@ -22,10 +22,10 @@ import click
 import numpy as np
 
 import weightscope as ws
-from weightscope.audit.audit import AuditOptions, LayersToMeasure, measure_one
-from weightscope.audit.delivery import deliver
-from weightscope.audit.directions import AFFORDABLE, DEFAULT
-from weightscope.audit.many import Delivery
+from weightscope.audits.audit import AuditOptions, LayersToMeasure, measure_one
+from weightscope.audits.delivery import deliver
+from weightscope.audits.directions import AFFORDABLE, DEFAULT
+from weightscope.audits.many import Delivery
 from weightscope.engine.engine import beside_others
 from weightscope.folder import write_bytes
 

@@ -25,13 +25,13 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope import device as backend
 from weightscope.attention.factored import inner
-from weightscope.audit.audit import AuditOptions, LayersToMeasure, measure
+from weightscope.audits.audit import AuditOptions, LayersToMeasure, measure
 from weightscope.cli import main
+from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import RankingElsewhere, detokenize
+from weightscope.detokenization.sigma import sigma_statistics
 from weightscope.device import Device, open_device
-from weightscope.first_layer import FirstLayer
 from weightscope.metrics.auroc import bigram_auroc
-from weightscope.metrics.sigma import sigma_statistics
 from weightscope.sources import Source
 from weightscope.text.counts import Counts, load_counts
 from weightscope.text.sequences import TokenKinds
@@ -158,7 +158,7 @@ def test_factors_of_t_ee_are_the_same(name, monkeypatch):
     heads = model.config.n_heads, model.config.n_kv_heads
     here = FirstLayer(model)
     for share in (0.3, 0.0):
-        monkeypatch.setattr("weightscope.first_layer.SHARE_KEPT", share)
+        monkeypatch.setattr("weightscope.detokenization.first_layer.SHARE_KEPT", share)
         there = FirstLayer(model, device="array_api_strict")
         for n, found, expected in zip(
             heads, (there.query_factor, there.key_factor), (here.query_factor, here.key_factor), strict=True

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import weightscope as ws
+from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import detokenize
 from weightscope.detokenization.neighbours import neighbours
 from weightscope.detokenization.positions import head_trends, position_terms
 from weightscope.embedded import COUNTS, FOLDER
-from weightscope.first_layer import FirstLayer
 from weightscope.text.counts import load_counts
 from weightscope.text.tokenizer import load_tokenizer, token_id, tokenizer_hash
 

@@ -19,11 +19,11 @@ metrics
 families
 embeddings
 model
-sources text first_layer
+sources text
 runner
 pages
 detokenization
-audit norms outlier_dimensions
+audits norms outlier_dimensions
 sinks
 cli
 __main__

@@ -1,8 +1,61 @@
-"""What a transformer checkpoint's attention heads are, from the weights alone."""
+"""What a transformer checkpoint's attention heads are, from the weights alone.
 
-from weightscope.attention.factored import Factored
-from weightscope.errors import CheckpointError
-from weightscope.model import Model, open_model
+    >>> import weightscope as ws
+    >>> model = ws.open_model("embedded")           # a folder, a file, a Hub id; "embedded" comes with weightscope
+    >>> head = model.layer(0).head(6)
+    >>> head.qk.shape
+    (256, 256)
 
-__all__ = ["CheckpointError", "Factored", "Model", "open_model"]
+Checkpoints and their heads
+    `open_model`, `Model`, `Factored`, `CheckpointError`
+The first layer as a function of tokens and positions
+    `first_layer`, `FirstLayer`, `load_counts`
+Activations, with PyTorch
+    `open_runner`
+Results
+    `Table`
+
+Names are imported when they are first used: `import weightscope` loads neither NumPy nor SciPy, Matplotlib or PyTorch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weightscope.attention.factored import Factored
+    from weightscope.detokenization.first_layer import FirstLayer, first_layer
+    from weightscope.errors import CheckpointError
+    from weightscope.model import Model, open_model
+    from weightscope.runner.runner import open_runner
+    from weightscope.tables import Table
+    from weightscope.text.counts import load_counts
+
+__all__ = [
+    "CheckpointError", "Factored", "FirstLayer", "Model", "Table",
+    "first_layer", "load_counts", "open_model", "open_runner",
+]  # fmt: skip
 __version__ = "0.1.0"
+
+_HOMES = {
+    "CheckpointError": "errors",
+    "Factored": "attention.factored",
+    "FirstLayer": "detokenization.first_layer",
+    "Model": "model",
+    "Table": "tables",
+    "first_layer": "detokenization.first_layer",
+    "load_counts": "text.counts",
+    "open_model": "model",
+    "open_runner": "runner.runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'weightscope' has no attribute {name!r}")
+    value = getattr(import_module(f"weightscope.{_HOMES[name]}"), name)
+    globals()[name] = value  # from now on it is found without asking here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,7 +7,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.cases import CASES
-from weightscope.first_layer import FirstLayer
+from weightscope.detokenization.first_layer import FirstLayer
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 

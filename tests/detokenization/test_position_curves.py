@@ -17,7 +17,7 @@ from weightscope.detokenization.position_curves import (
     trends,
     undertrained_rows,
 )
-from weightscope.metrics.sigma import sigma_statistics
+from weightscope.detokenization.sigma import sigma_statistics
 
 
 @settings(deadline=None, max_examples=60)

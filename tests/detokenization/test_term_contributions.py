@@ -5,7 +5,7 @@ from scipy.special import rel_entr
 from scipy.special import softmax as scipy_softmax
 
 from weightscope.detokenization.term_contributions import TERMS, term_contributions
-from weightscope.metrics.terms import Parts, SixTerms, six_terms
+from weightscope.detokenization.terms import Parts, SixTerms, six_terms
 
 
 def random_terms(n: int = 7, r: int = 4, seed: int = 0) -> SixTerms:

@@ -16,14 +16,14 @@ from click.testing import CliRunner
 
 from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit.audit import AuditOptions, LayersToMeasure
-from weightscope.audit.many import Commission, audit_all
+from weightscope.audits.audit import AuditOptions, LayersToMeasure
+from weightscope.audits.many import Commission, audit_all
 from weightscope.cli import main
 from weightscope.detokenization import heads as detok
+from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import RankingElsewhere, detokenize
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
-from weightscope.first_layer import FirstLayer
 from weightscope.model import open_model
 from weightscope.sources import Source
 from weightscope.text.counts import Counts, load_counts

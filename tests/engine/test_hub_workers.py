@@ -8,9 +8,9 @@ import weightscope as ws
 from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.support import tasks
 from tests.support.hub_server import COMMIT, Hub
-from weightscope.audit.audit import AuditOptions
-from weightscope.audit.finished_layers import MARK
-from weightscope.audit.many import Commission, audit_all
+from weightscope.audits.audit import AuditOptions
+from weightscope.audits.finished_layers import MARK
+from weightscope.audits.many import Commission, audit_all
 from weightscope.engine import Engine, here, processes
 from weightscope.errors import CheckpointError
 from weightscope.sources import Source

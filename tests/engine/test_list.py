@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 
 from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import listing as audit_list
-from weightscope.audit import many as audits
-from weightscope.audit.alone import alone_in
+from weightscope.audits import listing as audit_list
+from weightscope.audits import many as audits
+from weightscope.audits.alone import alone_in
 from weightscope.cli import main
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.tiny_models import NAMES, fixture
-from weightscope.audit.inspect import describe
+from weightscope.audits.inspect import describe
 
 
 @pytest.mark.parametrize("name", NAMES)

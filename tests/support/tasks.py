@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 from threadpoolctl import threadpool_info
 
-from weightscope.audit.audit import AuditOptions, Measured, conclude, write_audit
-from weightscope.audit.many import Commission, Delivery, audit_all, headline
+from weightscope.audits.audit import AuditOptions, Measured, conclude, write_audit
+from weightscope.audits.many import Commission, Delivery, audit_all, headline
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.model import Model

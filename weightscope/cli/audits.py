@@ -23,7 +23,7 @@ from weightscope.cli.options import (
 @with_model
 def inspect(model: Any) -> None:
     """Family, shapes, dtypes, and the bytes an audit would read."""
-    from weightscope.audit.inspect import describe
+    from weightscope.audits.inspect import describe
 
     click.echo("\n".join(describe(model)))  # all of it or an error, not half of it and then one
 
@@ -58,9 +58,9 @@ def audit_command(
     SOURCE may be a text file (.txt) with a source a line: each is audited into a folder of its own within --out, beside
     a summary of all. One that fails is reported, and the others finish.
     """
-    from weightscope.audit.audit import AuditOptions
-    from weightscope.audit.delivery import deliver
-    from weightscope.audit.many import Commission, audit_all
+    from weightscope.audits.audit import AuditOptions
+    from weightscope.audits.delivery import deliver
+    from weightscope.audits.many import Commission, audit_all
     from weightscope.sources import is_list, read_list
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
@@ -102,7 +102,7 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
     """A line for each as it ends; status 2 if any failed."""
     from tqdm import tqdm
 
-    from weightscope.audit.listing import audit_list
+    from weightscope.audits.listing import audit_list
     from weightscope.wording import counted
 
     failed = 0
@@ -126,8 +126,8 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
 def compare_command(sources: tuple[str, ...], out: Path, family: str | None, tower: str | None) -> None:
     """How every head moves from A to B, or along a run of checkpoints in the order given."""
-    from weightscope.audit.compare import compare, write_comparison
-    from weightscope.audit.compare_page import summary, write_report
+    from weightscope.audits.compare import compare, write_comparison
+    from weightscope.audits.compare_page import summary, write_report
     from weightscope.sources import Source
 
     if len(sources) < 2:

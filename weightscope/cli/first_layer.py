@@ -42,10 +42,10 @@ def detok(
     engine: Any,
 ) -> None:
     """Bigram AUROC of every head over the full vocabulary, as tables, figures and a page."""
+    from weightscope.detokenization.first_layer import FirstLayer
     from weightscope.detokenization.heads import RankingElsewhere, detokenize, roc_curves, write_detokenization
     from weightscope.detokenization.page import detok_sections
     from weightscope.embedded import COUNTS, FOLDER
-    from weightscope.first_layer import FirstLayer
     from weightscope.pages.page import write_page
     from weightscope.text.counts import load_counts
     from weightscope.text.tokenizer import token_id, tokenizer_hash
@@ -87,9 +87,9 @@ def neighbours(
     model: Any, token: str, heads: tuple[int, ...], top: int, layer: int, delta: int, csv_file: Path | None
 ) -> None:
     """The previous tokens that each head scores highest for TOKEN (write " Jackson" for one that opens a word)."""
+    from weightscope.detokenization.first_layer import FirstLayer
     from weightscope.detokenization.neighbours import neighbours as rank
     from weightscope.detokenization.neighbours import write_neighbours
-    from weightscope.first_layer import FirstLayer
     from weightscope.text.tokenizer import load_tokenizer, token_id
 
     first = FirstLayer(model, layer, delta)
@@ -116,9 +116,9 @@ def neighbours(
 @device_option
 def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...], device: str) -> None:
     """T^p and T^pp of every head at one query position, their trends, and Fig. 3 of the paper."""
+    from weightscope.detokenization.first_layer import FirstLayer
     from weightscope.detokenization.position_page import position_sections
     from weightscope.detokenization.positions import head_trends, position_terms, write_positions
-    from weightscope.first_layer import FirstLayer
 
     first = FirstLayer(model, device=device)
     for head in heads:

@@ -9,11 +9,11 @@ from threading import Lock
 import numpy as np
 from tqdm import tqdm
 
+from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.device import open_device
 from weightscope.embedded import COUNTS
 from weightscope.engine import Engine, here, one_blas_thread
 from weightscope.errors import CheckpointError
-from weightscope.first_layer import FirstLayer
 from weightscope.folder import write_csv, write_npz
 from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve
 from weightscope.progress import PROGRESS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightscope.first_layer import FirstLayer
+from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.folder import write_csv
 from weightscope.text.tokenizer import token_text
 

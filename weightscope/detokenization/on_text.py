@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.term_contributions import TERMS, log_softmax, term_contributions
 from weightscope.errors import CheckpointError
-from weightscope.first_layer import FirstLayer
 from weightscope.folder import write_csv, write_npz
 from weightscope.runner.runner import Activations, Runner
 

@@ -6,8 +6,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from weightscope.attention.factored import Factored
+from weightscope.detokenization.sigma import SigmaStatistics
 from weightscope.metrics.outliers import ROW_Z, norm_outliers, row_norms
-from weightscope.metrics.sigma import SigmaStatistics
 
 
 def position_numerators(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.position_curves import (
     Trend,
     near_mass,
@@ -14,10 +15,9 @@ from weightscope.detokenization.position_curves import (
     trends,
     undertrained_rows,
 )
+from weightscope.detokenization.sigma import SigmaStatistics
 from weightscope.errors import CheckpointError
-from weightscope.first_layer import FirstLayer
 from weightscope.folder import write_csv, write_npz
-from weightscope.metrics.sigma import SigmaStatistics
 
 PAPER_QUERY = 500
 

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from weightscope.metrics.terms import SixTerms
+from weightscope.detokenization.terms import SixTerms
 
 TERMS = tuple(field.name for field in fields(SixTerms) if field.name != "rest")
 

@@ -6,8 +6,8 @@ from functools import lru_cache
 import numpy as np
 
 from weightscope.attention.layer import Head
-from weightscope.audit.finding import Finding
-from weightscope.audit.lenient import count_not_finite
+from weightscope.audits.finding import Finding
+from weightscope.audits.lenient import count_not_finite
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError
 from weightscope.metrics.outliers import ROW_Z, log_measure, norm_outliers, robust_z, row_norms

@@ -11,16 +11,16 @@ from tqdm import tqdm
 
 import weightscope
 from weightscope.attention.layer import Layer
-from weightscope.audit.alone import alone_in
-from weightscope.audit.directions import DEFAULT, HeadDirections, can_read_directions, read_directions, token_names
-from weightscope.audit.finding import Finding, as_json, in_order
-from weightscope.audit.finished_layers import FOLDER, FinishedLayers
-from weightscope.audit.head_findings import MAPS, SHARE_THAT_EXPLAINS, Heads, head_findings
-from weightscope.audit.head_table import head_columns, middle_names
-from weightscope.audit.layer_measures import measure_layer
-from weightscope.audit.lenient import lenient
-from weightscope.audit.middles import middles
-from weightscope.audit.model_findings import (
+from weightscope.audits.alone import alone_in
+from weightscope.audits.directions import DEFAULT, HeadDirections, can_read_directions, read_directions, token_names
+from weightscope.audits.finding import Finding, as_json, in_order
+from weightscope.audits.finished_layers import FOLDER, FinishedLayers
+from weightscope.audits.head_findings import MAPS, SHARE_THAT_EXPLAINS, Heads, head_findings
+from weightscope.audits.head_table import head_columns, middle_names
+from weightscope.audits.layer_measures import measure_layer
+from weightscope.audits.lenient import lenient
+from weightscope.audits.middles import middles
+from weightscope.audits.model_findings import (
     broken_tensors,
     duplicates,
     embedding_rows,

@@ -12,9 +12,9 @@ from tqdm import tqdm
 
 from weightscope.attention.folding import Affine, InverseRms
 from weightscope.attention.layer import Head, Layer
+from weightscope.detokenization.sigma import SigmaStatistics, sigma_statistics
+from weightscope.detokenization.terms import Parts, SixTerms, six_terms
 from weightscope.device import open_device
-from weightscope.metrics.sigma import SigmaStatistics, sigma_statistics
-from weightscope.metrics.terms import Parts, SixTerms, six_terms
 from weightscope.model import Model
 from weightscope.parallel import usable_cores
 from weightscope.progress import PROGRESS
@@ -210,3 +210,22 @@ def _of_head(inverse: InverseRms | None, head: int) -> InverseRms | None:
         return inverse
     w, b = inverse.source.of(head)
     return replace(inverse, source=Affine(w[None], b[None]))
+
+
+def first_layer(model: Model, layer: int = 0, delta: int = 1, device: str = "cpu") -> FirstLayer:
+    """A model's first attention layer as a function of token types and positions.
+
+    Parameters
+    ----------
+    model : Model
+    layer, delta, device
+        As in `FirstLayer`.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> terms = ws.first_layer(ws.open_model("embedded")).terms(7, [11, 12, 13], [0, 1, 2])
+    >>> terms.ee.shape
+    (3, 3)
+    """
+    return FirstLayer(model, layer, delta, device)

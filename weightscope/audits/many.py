@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.audit.alone import alone_in
-from weightscope.audit.audit import (
+from weightscope.audits.alone import alone_in
+from weightscope.audits.audit import (
     OPTIONAL_RESULTS,
     Audit,
     AuditOptions,
@@ -21,7 +21,7 @@ from weightscope.audit.audit import (
     measure_one,
     plan,
 )
-from weightscope.audit.finished_layers import digest_of, is_finished, mark_finished
+from weightscope.audits.finished_layers import digest_of, is_finished, mark_finished
 from weightscope.engine import Engine
 from weightscope.folder import remove_earlier, write_bytes
 from weightscope.model import Model

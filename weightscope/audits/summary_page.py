@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from weightscope.audit.summary import NUMBERS, Row
+from weightscope.audits.summary import NUMBERS, Row
 from weightscope.pages.page import Section, write_page
 from weightscope.tables import Link, Table
 

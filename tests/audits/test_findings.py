@@ -10,9 +10,9 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.tiny_gpt2 import write_checkpoint
 from tests.support.weights import shared
-from weightscope.audit.audit import AuditOptions, findings, measure
-from weightscope.audit.finding import KINDS, Finding, as_json
-from weightscope.audit.lenient import lenient
+from weightscope.audits.audit import AuditOptions, findings, measure
+from weightscope.audits.finding import KINDS, Finding, as_json
+from weightscope.audits.lenient import lenient
 
 Weights = dict[str, np.ndarray]
 Place = tuple[str, int | None, int | None, str | None]

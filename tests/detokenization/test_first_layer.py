@@ -6,7 +6,7 @@ import pytest
 import weightscope as ws
 from tests.support.tiny_models import NAMES, Fixture, centred, fixture
 from weightscope.attention.layer import Layer
-from weightscope.first_layer import FirstLayer
+from weightscope.detokenization.first_layer import FirstLayer
 
 DELTA = 3
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from weightscope.audit.alone import alone_in
-from weightscope.audit.audit import AuditOptions
-from weightscope.audit.delivery import deliver
-from weightscope.audit.many import Commission, audit_all, is_done
-from weightscope.audit.summary import Row, read_summary, row_of, write_summary
-from weightscope.audit.summary_page import write_summary_page
+from weightscope.audits.alone import alone_in
+from weightscope.audits.audit import AuditOptions
+from weightscope.audits.delivery import deliver
+from weightscope.audits.many import Commission, audit_all, is_done
+from weightscope.audits.summary import Row, read_summary, row_of, write_summary
+from weightscope.audits.summary_page import write_summary_page
 from weightscope.engine import Engine
 from weightscope.folder import remove_earlier
 from weightscope.sources import Source, folder_names

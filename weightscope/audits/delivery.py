@@ -5,9 +5,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
 
-from weightscope.audit.audit import AuditOptions, Measured, conclude, write_audit
-from weightscope.audit.many import Delivery, headline
-from weightscope.audit.report import summary, write_report
+from weightscope.audits.audit import AuditOptions, Measured, conclude, write_audit
+from weightscope.audits.many import Delivery, headline
+from weightscope.audits.report import summary, write_report
 from weightscope.model import Model
 
 _drawing = Lock()  # matplotlib draws one thing at a time; a worker may have several threads

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib import figure as figures
 from matplotlib.ticker import MaxNLocator
 
-from weightscope.audit.compare import Comparison, most_moved
+from weightscope.audits.compare import Comparison, most_moved
 from weightscope.errors import printable
 from weightscope.folder import remove_earlier
 from weightscope.metrics.outliers import layer_medians

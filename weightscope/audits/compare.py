@@ -10,8 +10,8 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from weightscope.attention.layer import Head, Layer
-from weightscope.audit.audit import AuditOptions, Measured, describe_layer, gather, spectra_arrays
-from weightscope.audit.lenient import lenient
+from weightscope.audits.audit import AuditOptions, Measured, describe_layer, gather, spectra_arrays
+from weightscope.audits.lenient import lenient
 from weightscope.errors import CheckpointError
 from weightscope.folder import write_csv, write_npz
 from weightscope.metrics.change import relative_change, space_angles

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from weightscope.audit.audit import Audit
-from weightscope.audit.figures import depth_figure, head_maps, spectra_figure
-from weightscope.audit.finding import KINDS
-from weightscope.audit.page import Facts, write_audit_page
+from weightscope.audits.audit import Audit
+from weightscope.audits.figures import depth_figure, head_maps, spectra_figure
+from weightscope.audits.finding import KINDS
+from weightscope.audits.page import Facts, write_audit_page
 from weightscope.errors import printable
 from weightscope.model import Model
 from weightscope.pages.style import save

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import weightscope as ws
 from tests.support.browser import browser
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit.compare import compare, most_moved
+from weightscope.audits.compare import compare, most_moved
 from weightscope.cli import main
 
 WIDTH, HEADS = 24, 4  # of the tiny GPT-2; its heads are 6 wide

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weightscope.attention.folding import sigma
+from weightscope.detokenization.sigma import sigma_statistics
 from weightscope.device import CPU, open_device
-from weightscope.metrics.sigma import sigma_statistics
 
 
 def in_blocks(tokens: np.ndarray, n_rows: int):

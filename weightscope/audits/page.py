@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.audit.audit import Audit, Measured, spectra_arrays
-from weightscope.audit.directions import HeadDirections
-from weightscope.audit.finding import Finding, as_json
-from weightscope.audit.head_table import MEASURES, middle_names
+from weightscope.audits.audit import Audit, Measured, spectra_arrays
+from weightscope.audits.directions import HeadDirections
+from weightscope.audits.finding import Finding, as_json
+from weightscope.audits.head_table import MEASURES, middle_names
 from weightscope.errors import printable
 from weightscope.folder import write_text
 

@@ -6,7 +6,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
-from weightscope.audit.audit import Measured
+from weightscope.audits.audit import Measured
 from weightscope.metrics.outliers import layer_medians
 from weightscope.pages.style import COLOURS, COLUMN
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weightscope.audit.finding import Finding
+from weightscope.audits.finding import Finding
 from weightscope.metrics.outliers import layer_medians, log_measure, off_trend, robust_z
 from weightscope.metrics.spectra import effective_rank
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from weightscope.audit.many import Ended, Headline
+from weightscope.audits.many import Ended, Headline
 from weightscope.errors import CheckpointError, printable
 from weightscope.folder import write_csv
 

@@ -21,11 +21,11 @@ from tests.support.tasks import tables_alone
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import shared
 from weightscope.attention.factored import Factored
-from weightscope.audit import audit as audit_job
-from weightscope.audit import delivery
-from weightscope.audit import many as audits
-from weightscope.audit.audit import AuditOptions, audit, measure
-from weightscope.audit.finished_layers import FinishedLayers
+from weightscope.audits import audit as audit_job
+from weightscope.audits import delivery
+from weightscope.audits import many as audits
+from weightscope.audits.audit import AuditOptions, audit, measure
+from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.cli import main
 
 FIXTURES = Path(__file__).parent.parent / "families" / "fixtures"

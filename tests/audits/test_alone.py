@@ -11,15 +11,15 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import alone
-from weightscope.audit.alone import alone_in
-from weightscope.audit.audit import AuditOptions, LayersToMeasure, measure_one
+from weightscope.audits import alone
+from weightscope.audits.alone import alone_in
+from weightscope.audits.audit import AuditOptions, LayersToMeasure, measure_one
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parents[1])}
 HOLD = """
 import sys
 from pathlib import Path
-from weightscope.audit.alone import alone_in
+from weightscope.audits.alone import alone_in
 with alone_in(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
