@@ -184,7 +184,8 @@ def test_a_list_survives_its_workers_and_its_failures(
 def test_a_run_whose_client_was_killed_goes_on(
     dask: DaskProcesses, checkpoint: Path, local: Path, tmp_path: Path
 ) -> None:
-    code = f"from tests.support import tasks; tasks.audit_undrawn({dask.address!r}, {str(checkpoint)!r}, {str(tmp_path)!r})"
+    arguments = f"{dask.address!r}, {str(checkpoint)!r}, {str(tmp_path)!r}"
+    code = f"from tests.support.tasks import audit_undrawn; audit_undrawn({arguments})"
     client = start_python(code)
     wait_for(tmp_path / ".audit" / "layer-0003.npz", client)
     client.send_signal(signal.SIGKILL)
