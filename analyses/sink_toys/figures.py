@@ -6,13 +6,14 @@ Every function takes runs as the analysis keeps them in JSON: a list of mappings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from weightscope.pages.style import COLOURS, COLUMN
+from weightscope.pages.style import COLOURS, COLUMN, in_our_style, subplots
 from weightscope.sinks.strength import BROADCAST_RANK, BROADCAST_RATIO, NOP_RATIO
 
 Run = Mapping[str, Any]
@@ -20,11 +21,12 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BROWN, GREY = COLOURS
 SINK, OTHERS = VERMILION, BLUE
 
 
+@in_our_style()
 def nop_figure(runs: Sequence[Run]) -> Figure:
     """Fig. 2: norms of what sink and other tokens write, and W_QK's spectrum with a sink and without one."""
     with_sink = [run for run in _default_task(runs) if run["variant"] == "softmax"]
     without = [run for run in runs if run["variant"] == "softmax" and run["damping"] == 1]
-    figure, (norms, spectrum) = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.3))
+    figure, (norms, spectrum) = subplots(1, 2, figsize=(2 * COLUMN, 2.3))
 
     others = np.concatenate([run["other_norms"] for run in with_sink])
     norms.hist(others, bins=30, density=True, color=OTHERS, alpha=0.75, label="another token")
@@ -53,9 +55,10 @@ def nop_figure(runs: Sequence[Run]) -> Figure:
     return figure
 
 
+@in_our_style()
 def emergence_figure(runs: Sequence[Run]) -> Figure:
     """Fig. 7: the sink score over training, by how often tokens are flagged and by how far these are damped."""
-    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4), sharey=True)
+    figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.4), sharey=True)
     frequency = [run for run in runs if run["variant"] == "softmax" and run["damping"] == 0]
     damping = [run for run in runs if run["variant"] == "softmax" and run["probability"] == 0.5]
     for axis, chosen, key, symbol in (
@@ -63,7 +66,7 @@ def emergence_figure(runs: Sequence[Run]) -> Figure:
         (axes[1], damping, "damping", r"\gamma"),
     ):
         levels = sorted({run[key] for run in chosen})
-        colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(levels)))
+        colours = colormaps["viridis"](np.linspace(0, 0.9, len(levels)))
         for level, colour in zip(levels, colours, strict=True):
             same = [run for run in chosen if run[key] == level]
             _band(axis, same[0]["steps"], [run["score"] for run in same], colour, f"${symbol}={level:g}$")
@@ -78,9 +81,10 @@ def emergence_figure(runs: Sequence[Run]) -> Figure:
     return figure
 
 
+@in_our_style()
 def broadcast_figure(runs: Sequence[Run], example: Mapping[str, np.ndarray]) -> Figure:
     """Fig. 3: attention of both layers, value norms, queries and keys on their first two axes, stable rank a layer."""
-    figure, axes = plt.subplots(2, 3, figsize=(2 * COLUMN, 4.3))
+    figure, axes = subplots(2, 3, figsize=(2 * COLUMN, 4.3))
     for i, axis in enumerate(axes[0, :2]):
         image = axis.imshow(example["attention"][i], vmin=0, vmax=1, cmap="Blues")
         axis.plot(example["selected"], -1.3, "v", color=SINK, markersize=4, clip_on=False)
@@ -119,6 +123,7 @@ def broadcast_figure(runs: Sequence[Run], example: Mapping[str, np.ndarray]) -> 
     return figure
 
 
+@in_our_style()
 def kinds_figure(nop: Sequence[Run], broadcast: Sequence[Run]) -> Figure:
     """Which kinds of attention sink on each task, and how well they do it; one dot a seed."""
     default = _default_task(nop)
@@ -131,7 +136,7 @@ def kinds_figure(nop: Sequence[Run], broadcast: Sequence[Run]) -> Figure:
         ("broadcast:\nattention to\nthe sink", broadcast, lambda run: _better(run)["strength"]),
         ("broadcast: loss", broadcast, lambda run: run["loss"]),
     )
-    figure, axes = plt.subplots(1, len(panels), figsize=(2.4 * COLUMN, 0.2 * len(variants) + 0.9), sharey=True)
+    figure, axes = subplots(1, len(panels), figsize=(2.4 * COLUMN, 0.2 * len(variants) + 0.9), sharey=True)
     for axis, (title, runs, measure) in zip(axes, panels, strict=True):
         _dots(axis, variants, [[measure(run) for run in runs if run["variant"] == name] for name in variants])
         axis.set_title(title, fontsize=7)
@@ -139,11 +144,12 @@ def kinds_figure(nop: Sequence[Run], broadcast: Sequence[Run]) -> Figure:
     return figure
 
 
+@in_our_style()
 def mitigation_figure(runs: Sequence[Run]) -> Figure:
     """Table 1 drawn, for the small ViT: accuracy of the class, of a linear probe on frozen patch tokens, and sinks."""
     variants = list(dict.fromkeys(run["variant"] for run in runs))
     grouped = [[run for run in runs if run["variant"] == name] for name in variants]
-    figure, axes = plt.subplots(1, 4, figsize=(2.4 * COLUMN, 0.24 * len(variants) + 0.95), sharey=True)
+    figure, axes = subplots(1, 4, figsize=(2.4 * COLUMN, 0.24 * len(variants) + 0.95), sharey=True)
     for axis, key, title in (
         (axes[0], "accuracy", "class accuracy (%)"),
         (axes[1], "patch_iou", "patch probe, mean IoU (%)"),
@@ -165,13 +171,14 @@ def mitigation_figure(runs: Sequence[Run]) -> Figure:
     return figure
 
 
+@in_our_style()
 def mechanisms_figure(runs: Sequence[Run]) -> Figure:
     """Fig. 6 of the small ViT: every sink on the plane of value-norm ratio and stable rank, one panel a variant."""
     variants = list(dict.fromkeys(run["variant"] for run in runs))
     highest = 1.5 * max((rank for run in runs for layer in run["layers"] for rank in layer["ranks"]), default=2.0)
     columns = 3
     rows = -(-len(variants) // columns)
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         rows, columns, figsize=(2 * COLUMN, 1.75 * rows + 0.3), sharex=True, sharey=True, squeeze=False
     )
     for axis, name in zip(axes.flat, variants, strict=False):
@@ -236,8 +243,8 @@ def _pairs(axis: Axes, selected: np.ndarray, others: np.ndarray) -> None:
     """Distributions of the selected token's norms and of others', side by side, a pair a layer: (layers, b) twice."""
     for values, colour, offset in ((selected, SINK, -0.17), (others, OTHERS, 0.17)):
         drawn = axis.violinplot(list(values), positions=np.arange(1, len(values) + 1) + offset, widths=0.3)
-        plt.setp(drawn["bodies"], facecolor=colour, alpha=0.6)
-        plt.setp([drawn[line] for line in ("cbars", "cmins", "cmaxes")], color=colour, linewidth=0.7)
+        setp(drawn["bodies"], facecolor=colour, alpha=0.6)
+        setp([drawn[line] for line in ("cbars", "cmins", "cmaxes")], color=colour, linewidth=0.7)
     axis.plot([], [], "s", color=SINK, label="selected")
     axis.plot([], [], "s", color=OTHERS, label="another")
     axis.set_xticks(range(1, len(selected) + 1), [f"layer {i}" for i in range(1, len(selected) + 1)])

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import figure as figures
 from matplotlib.ticker import MaxNLocator
@@ -12,7 +11,7 @@ from weightscope.errors import printable
 from weightscope.folder import remove_earlier
 from weightscope.metrics.outliers import layer_medians
 from weightscope.pages.page import Figure, Section, write_page
-from weightscope.pages.style import COLOURS, COLUMN, save
+from weightscope.pages.style import COLOURS, COLUMN, in_our_style, layer_colours, save, subplots
 from weightscope.progress import phase
 from weightscope.tables import Table
 
@@ -100,10 +99,11 @@ def _table(found: Comparison, heads: list[tuple[int, int]]) -> Table:
     return Table.of_rows(header, rows, "The rest are in heads.csv.")
 
 
+@in_our_style()
 def change_maps(found: Comparison) -> figures.Figure:
     """Layers against heads: relative change of W_QK and of W_VO."""
     layers = found.heads[0].layers
-    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.8), sharey=True)
+    figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.8), sharey=True)
     for axis, name, label in zip(axes, ("qk_change", "vo_change"), ("W_{QK}", "W_{VO}"), strict=True):
         change = found.from_first[name][-1]
         limits = {} if (change > 0).any() else {"vmin": 0, "vmax": 1}  # nothing moved: no change is below 0
@@ -119,10 +119,11 @@ def change_maps(found: Comparison) -> figures.Figure:
     return figure
 
 
+@in_our_style()
 def spectra_side_by_side(found: Comparison) -> figures.Figure:
     """Singular values of the heads that moved most, before and after; W_QK above, W_VO below."""
     heads = most_moved(found)[:DRAWN]
-    figure, axes = plt.subplots(2, len(heads), figsize=(2 * COLUMN, 3.2), sharey="row", squeeze=False)
+    figure, axes = subplots(2, len(heads), figsize=(2 * COLUMN, 3.2), sharey="row", squeeze=False)
     for column, (i, h) in enumerate(heads):
         for row, name in enumerate(("qk", "vo")):
             axis = axes[row, column]
@@ -138,12 +139,13 @@ def spectra_side_by_side(found: Comparison) -> figures.Figure:
     return figure
 
 
+@in_our_style()
 def trajectories(found: Comparison) -> figures.Figure:
     """The median of each layer's heads against the checkpoint, early layers dark; changes between neighbours last."""
     panels = len(TRACED) + 1
-    figure, axes = plt.subplots(1, panels, figsize=(2.4 * COLUMN, 2.2))
+    figure, axes = subplots(1, panels, figsize=(2.4 * COLUMN, 2.2))
     steps = np.arange(len(found.labels))
-    colours = plt.get_cmap("cividis")(np.linspace(0, 1, len(found.heads[0].layers)))
+    colours = layer_colours(found.heads[0].layers)
     for axis, (name, label, log) in zip(axes, TRACED, strict=False):
         medians = np.stack([layer_medians(heads.columns[name]) for heads in found.heads])  # (n, L)
         for line, colour in zip(medians.T, colours, strict=True):

@@ -1,6 +1,5 @@
 """Figures of an audit for a paper: heat maps of heads, spectra, and how measures go with depth."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -8,7 +7,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
 from weightscope.audits.audit import Measured
 from weightscope.metrics.outliers import layer_medians
-from weightscope.pages.style import COLOURS, COLUMN
+from weightscope.pages.style import COLOURS, COLUMN, in_our_style, layer_bar, layer_colours, subplots
 
 MAPS = (
     ("qk_sigma1", r"$\sigma_1(W_{QK})$", True),
@@ -26,11 +25,12 @@ DEPTH = (
 )
 
 
+@in_our_style()
 def head_maps(found: Measured) -> Figure:
     """Layers against heads, one panel a measure; cividis, whose brightness everyone sees in the same order."""
     n_layers, n_heads = found.columns["qk_sigma1"].shape
     height = float(np.clip(2.2 * n_layers / n_heads, 1.2, 4.0))
-    figure, axes = plt.subplots(2, 3, figsize=(2 * COLUMN, 2 * height), sharex=True, sharey=True)
+    figure, axes = subplots(2, 3, figsize=(2 * COLUMN, 2 * height), sharex=True, sharey=True)
     for axis, (name, label, log) in zip(axes.flat, MAPS, strict=True):
         values = np.where(np.isfinite(found.columns[name]), found.columns[name], np.nan)
         positive = values[values > 0]
@@ -60,13 +60,14 @@ def _layer_ticks(layers: np.ndarray) -> tuple[list[int], list[str]]:
     return rows, [str(layers[row]) for row in rows]
 
 
+@in_our_style()
 def spectra_figure(found: Measured) -> Figure:
     """Singular values of every head: W_QK's over the largest, and the affine value-output map's.
 
     The second panel is Fig. 2 of the norm-based-attention paper for all heads.
     """
-    figure, (axis_qk, axis_vo) = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4))
-    colours = plt.get_cmap("cividis")(np.linspace(0, 1, len(found.layers)))
+    figure, (axis_qk, axis_vo) = subplots(1, 2, figsize=(2 * COLUMN, 2.4))
+    colours = layer_colours(found.layers)
     qk, vo = found.measured["qk_singular_values"], found.measured["vo_affine_singular_values"]
     for i in range(len(found.layers)):
         for axis, spectra in ((axis_qk, qk[i] / qk[i, :, :1]), (axis_vo, vo[i])):
@@ -80,14 +81,14 @@ def spectra_figure(found: Measured) -> Figure:
         known = spectra[np.isfinite(spectra) & (spectra > 0)]
         if len(known):
             axis.set_ylim(max(float(known.min()), 1e-9 * float(known.max())) / 1.2, 1.2 * float(known.max()))
-    scale = plt.cm.ScalarMappable(plt.Normalize(found.layers[0], max(found.layers[-1], found.layers[0] + 1)), "cividis")
-    figure.colorbar(scale, ax=axis_vo, label="layer").locator = MaxNLocator(integer=True)
+    layer_bar(figure, axis_vo, found.layers)
     return figure
 
 
+@in_our_style()
 def depth_figure(found: Measured) -> Figure:
     """Measures against depth: every head a dot, the layer's median a line, findings left to the page."""
-    figure, axes = plt.subplots(1, 4, figsize=(2 * COLUMN, 1.8))
+    figure, axes = subplots(1, 4, figsize=(2 * COLUMN, 1.8))
     for axis, (name, label, log) in zip(axes, DEPTH, strict=True):
         values = found.columns[name]  # (L, H)
         at = np.repeat(found.layers, values.shape[1])

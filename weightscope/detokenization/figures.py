@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
 from weightscope.detokenization.heads import Detokenization, TokenRoc
-from weightscope.pages.style import COLUMN, head_style
+from weightscope.pages.style import COLUMN, head_style, in_our_style, subplots
 
 
+@in_our_style()
 def auroc_figure(found: Detokenization) -> Figure:
     """AUROC of every head, best first: the mean as a dot over the spread of the single tokens."""
-    figure, axis = plt.subplots(figsize=(COLUMN, 0.26 * len(found.table) + 0.7))
+    figure, axis = subplots(figsize=(COLUMN, 0.26 * len(found.table) + 0.7))
     for place, row in enumerate(found.table):
         tokens = found.auroc[row.head]
         low, quarter, three_quarters, high = np.nanpercentile(tokens, [5, 25, 75, 95])
@@ -30,11 +30,12 @@ def auroc_figure(found: Detokenization) -> Figure:
     return figure
 
 
+@in_our_style()
 def roc_figure(tokens: Sequence[TokenRoc], best: Detokenization) -> Figure:
     """ROC curves of the best and the worst head in colour, of the others in grey; one panel a token."""
     first, last = best.table[0].head, best.table[-1].head
     width = min(2 * COLUMN, COLUMN * len(tokens))
-    figure, axes = plt.subplots(1, len(tokens), figsize=(width, 0.5 * width + 0.4), sharey=True, squeeze=False)
+    figure, axes = subplots(1, len(tokens), figsize=(width, 0.5 * width + 0.4), sharey=True, squeeze=False)
     for axis, token in zip(axes[0], tokens, strict=True):
         axis.plot([0, 1], [0, 1], color="black", linewidth=0.6, linestyle=":")
         for head, (false_rate, true_rate) in enumerate(token.curves):

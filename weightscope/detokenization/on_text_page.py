@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import figure as mpl
 
 from weightscope.detokenization.on_text import EmpiricalCheck
 from weightscope.detokenization.term_contributions import TERMS
 from weightscope.pages.page import Figure, Section
-from weightscope.pages.style import COLOURS, COLUMN, DASHES, save
+from weightscope.pages.style import COLOURS, COLUMN, DASHES, in_our_style, save, subplots
 from weightscope.progress import phase
 from weightscope.tables import Table
 
@@ -53,9 +52,10 @@ def empirical_section(found: EmpiricalCheck, predicted: np.ndarray | None, head:
     return Section("What happens on text", text, [figure, every, table])
 
 
+@in_our_style()
 def empirical_figure(found: EmpiricalCheck, predicted: np.ndarray | None, head: int) -> mpl.Figure:
     """Fig. 4: attention from one position beside the position-only prediction; c of each term by position."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4))
+    figure, (left, right) = subplots(1, 2, figsize=(2 * COLUMN, 2.4))
     j = np.arange(found.query + 1)
     left.plot(j, found.attention[head], color=COLOURS[0], label="on text")
     if predicted is not None:
@@ -74,10 +74,11 @@ def empirical_figure(found: EmpiricalCheck, predicted: np.ndarray | None, head: 
     return figure
 
 
+@in_our_style()
 def contributions_figure(found: EmpiricalCheck) -> mpl.Figure:
     """Every head's mean contributions as a map, heads by terms."""
     grid = np.stack([found.contributions[name][:, 1:].mean(axis=1) for name in TERMS], axis=1)  # (H, 6)
-    figure, axis = plt.subplots(figsize=(COLUMN, 0.22 * len(grid) + 0.7))
+    figure, axis = subplots(figsize=(COLUMN, 0.22 * len(grid) + 0.7))
     shown = axis.imshow(grid, cmap="cividis", aspect="auto", vmin=0)
     axis.set_xticks(range(len(TERMS)), [f"$c^{{{name}}}$" for name in TERMS])
     axis.set_yticks(range(len(grid)))

@@ -1,17 +1,17 @@
 """Figures of the position terms (detokenization paper, Fig. 3)."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from weightscope.detokenization.position_curves import softmax, spread_over_tokens
 from weightscope.detokenization.positions import PositionTerms
-from weightscope.pages.style import COLUMN, head_style
+from weightscope.pages.style import COLUMN, head_style, in_our_style, subplots
 
 SIGMA_I = (("mean", "#0072B2"), ("minimum", "#009E73"), ("maximum", "#E69F00"))  # the paper's blue, green, orange
 
 
+@in_our_style()
 def position_figure(terms: PositionTerms, head: int) -> Figure:
     """Fig. 3 for one head: T^p, T^pp at the query position, their sum, and the softmax of the sum.
 
@@ -21,7 +21,7 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
     if terms.sigma is None:
         return _numerators(terms, head)
     query, sigma = terms.query, terms.sigma
-    figure, axes = plt.subplots(2, 2, figsize=(2 * COLUMN, 4.2), sharex="col")
+    figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 4.2), sharex="col")
     (axis_p, axis_pp), (axis_sum, axis_softmax) = axes
 
     everywhere = spread_over_tokens(terms.p_numerator[head], sigma)
@@ -50,7 +50,7 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
 
 
 def _numerators(terms: PositionTerms, head: int) -> Figure:
-    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.2))
+    figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.2))
     _line(axes[0], terms.p_numerator[head], "black")
     axes[0].axvline(terms.query, color="0.6", linewidth=0.6, linestyle=":")
     _mark(axes[0], terms.undertrained, terms.p_numerator[head])
@@ -63,12 +63,13 @@ def _numerators(terms: PositionTerms, head: int) -> Figure:
     return figure
 
 
+@in_our_style()
 def all_heads_figure(terms: PositionTerms) -> Figure:
     """T^p + T^pp of every head over j = 0 .. i, one small panel a head, each with its mean taken out."""
     n_heads = len(terms.t_p)
     columns = 4
     rows = -(-n_heads // columns)
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         rows, columns, figsize=(2 * COLUMN, 1.1 * rows + 0.4), sharex=True, sharey=True, squeeze=False
     )
     if terms.sigma is None:

@@ -1,13 +1,12 @@
 """Figures of norm-based analysis (norm-based-attention paper, Figs 2 to 5)."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from weightscope.norms.measure import NormAnalysis
-from weightscope.pages.style import COLOURS, COLUMN
+from weightscope.pages.style import COLOURS, COLUMN, in_our_style, layer_bar, layer_colours, subplots
 
 PUNCTUATION, OTHER = COLOURS[2], COLOURS[7]  # green, and grey for whatever is of no special kind
 SPECIAL = (*COLOURS[:2], *COLOURS[3:7])
@@ -20,20 +19,21 @@ def kind_colours(kinds: tuple[str, ...]) -> list[str]:
     return [*(SPECIAL[place % len(SPECIAL)] for place in range(len(kinds) - 2)), PUNCTUATION, OTHER]
 
 
+@in_our_style()
 def singular_value_figure(found: NormAnalysis, heads: np.ndarray) -> Figure:
     """Fig. 2: singular values of f, in descending order, of one head a layer."""
-    figure, axis = plt.subplots(figsize=(COLUMN, 2.3))
-    colours = plt.get_cmap("cividis")(np.linspace(0, 1, len(found.layers)))
+    figure, axis = subplots(figsize=(COLUMN, 2.3))
+    colours = layer_colours(found.layers)
     for spectra, head, colour in zip(found.singular_values, heads, colours, strict=True):
         axis.plot(np.arange(1, spectra.shape[1] + 1), spectra[head], color=colour, linewidth=0.9)
     axis.set_ylim(bottom=0)
     axis.set_xlabel("index $i$")
     axis.set_ylabel(r"singular value $\sigma_i$ of $\tilde f$")
-    scale = plt.cm.ScalarMappable(plt.Normalize(found.layers[0], max(found.layers[-1], found.layers[0] + 1)), "cividis")
-    figure.colorbar(scale, ax=axis, label="layer").locator = MaxNLocator(integer=True)
+    layer_bar(figure, axis, found.layers)
     return figure
 
 
+@in_our_style()
 def pair_figure(found: NormAnalysis) -> Figure:
     """Fig. 3: |f(x)| against alpha, a panel a kind; points of the other kinds in light grey behind."""
     figure, axes = _panels(1, len(found.kinds), 1.9)
@@ -54,6 +54,7 @@ def pair_figure(found: NormAnalysis) -> Figure:
     return figure
 
 
+@in_our_style()
 def head_figure(found: NormAnalysis) -> Figure:
     """Fig. 4 for every kind: alpha that a head gives to the kind, and the mean |f(x)| of the kind; layers downwards."""
     n_layers, n_heads = found.alpha.shape[:2]
@@ -78,9 +79,10 @@ def head_figure(found: NormAnalysis) -> Figure:
     return figure
 
 
+@in_our_style()
 def layer_figure(found: NormAnalysis) -> Figure:
     """Fig. 5: what a query gives to each kind in the mean over a layer's heads, as alpha and as |alpha f(x)|."""
-    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.1))
+    figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.1))
     for axis, values, label in (
         (axes[0], found.alpha, r"summed $\alpha$"),
         (axes[1], found.alpha_f, r"summed $\|\alpha f(x)\|$"),
@@ -106,4 +108,4 @@ def _layer_lines(axis: Axes, found: NormAnalysis, values: np.ndarray) -> None:
 def _panels(rows: int, columns: int, height: float) -> tuple[Figure, np.ndarray]:
     """A grid as wide as two columns of a paper, all axes shared."""
     size = (min(1.0, (columns + 0.5) / 4) * 2 * COLUMN, height)
-    return plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
+    return subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)

@@ -2,27 +2,30 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from weightscope.metrics.outliers import DIMENSION_Z
 from weightscope.outlier_dimensions.measure import Contributions, Stream, score_gaps
-from weightscope.pages.style import COLOURS, COLUMN, DASHES, head_style
+from weightscope.pages.style import COLOURS, COLUMN, DASHES, head_style, in_our_style, subplots
 
 MARKERS = "osD^vPX"
 MOST_IN_LEGEND = 16  # heads
 MOST_NAMED = 12  # dimensions in one panel
 
 
+@in_our_style()
 def means_figure(stream: Stream) -> Figure:
     """Fig. 1: mean over tokens of every dimension of each layer's output; outliers of these means are named."""
     means, z = stream.means, stream.z[..., 0]
-    figure, axis = plt.subplots(figsize=(2 * COLUMN, 2.4))
-    colours = plt.get_cmap("viridis")(np.linspace(0, 0.92, len(means)))
+    figure, axis = subplots(figsize=(2 * COLUMN, 2.4))
+    colours = colormaps["viridis"](np.linspace(0, 0.92, len(means)))
     for row, colour in zip(means, colours, strict=True):
         axis.plot(row, color=colour, linewidth=0.6, rasterized=True)
     visible = np.abs(means).max(axis=0) > 0.04 * np.abs(means).max()
@@ -32,15 +35,16 @@ def means_figure(stream: Stream) -> Figure:
     axis.margins(y=0.12)
     axis.set_xlabel("dimension $j$")
     axis.set_ylabel(r"mean of $x_j$ over tokens")
-    scale = plt.cm.ScalarMappable(plt.Normalize(0, len(means) - 1), plt.cm.colors.ListedColormap(colours))
+    scale = ScalarMappable(Normalize(0, len(means) - 1), ListedColormap(colours))
     bar = figure.colorbar(scale, ax=axis, pad=0.01, label="output of layer (0: embeddings)")
     bar.locator = MaxNLocator(integer=True)
     return figure
 
 
+@in_our_style()
 def attention_figure(stream: Stream) -> Figure:
     """Fig. 2: mean attention to a token of each kind, by layer, over all heads and queries."""
-    figure, axis = plt.subplots(figsize=(COLUMN, 2.2))
+    figure, axis = subplots(figsize=(COLUMN, 2.2))
     for k, kind in enumerate(stream.kinds):
         axis.plot(stream.layers, stream.attention.mean(axis=1)[:, k], label=kind, **_kind_style(k))
     axis.set_xlabel("attention layer")
@@ -51,12 +55,13 @@ def attention_figure(stream: Stream) -> Figure:
     return figure
 
 
+@in_our_style()
 def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
     """Fig. 3: mean of each outlier dimension over tokens of each kind, by layer; one panel a dimension."""
     columns = min(3, len(dimensions))
     rows = -(-len(dimensions) // columns)
     width = COLUMN if columns == 1 else 2 * COLUMN
-    figure, axes = plt.subplots(rows, columns, figsize=(width, 1.8 * rows + 0.3), sharex=True, squeeze=False)
+    figure, axes = subplots(rows, columns, figsize=(width, 1.8 * rows + 0.3), sharex=True, squeeze=False)
     for axis in axes.flat[len(dimensions) :]:
         axis.set_axis_off()
     for panel, (j, axis) in enumerate(zip(dimensions, axes.flat, strict=False)):
@@ -74,11 +79,12 @@ def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
     return figure
 
 
+@in_our_style()
 def contributions_figure(found: Contributions, rows: Sequence[int], dimensions: np.ndarray) -> Figure:
     """Fig. 4: C of every dimension in a few layers, a dot a head; what is large is named, outliers in black."""
     overall = found.overall
     n_heads, d = overall.shape[1:]
-    figure, axes = plt.subplots(len(rows), 1, figsize=(2 * COLUMN, 1.6 * len(rows) + 0.3), sharex=True, squeeze=False)
+    figure, axes = subplots(len(rows), 1, figsize=(2 * COLUMN, 1.6 * len(rows) + 0.3), sharex=True, squeeze=False)
     for row, axis in zip(rows, axes[:, 0], strict=True):
         _dots(axis, overall[row], 6)
         _name_large(axis, overall[row], dimensions, 0.2)
@@ -92,13 +98,14 @@ def contributions_figure(found: Contributions, rows: Sequence[int], dimensions: 
     return figure
 
 
+@in_our_style()
 def all_layers_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
     """Fig. 5: the same of all layers, on one scale a layer."""
     overall = found.overall
     n_layers, _, d = overall.shape
     columns = min(4 if n_layers > 6 else 3, n_layers)
     rows = -(-n_layers // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(2 * COLUMN, 1.25 * rows + 0.4), sharex=True, squeeze=False)
+    figure, axes = subplots(rows, columns, figsize=(2 * COLUMN, 1.25 * rows + 0.4), sharex=True, squeeze=False)
     for axis in axes.flat[n_layers:]:
         axis.set_axis_off()
     for i, axis in enumerate(axes.flat[:n_layers]):
@@ -115,11 +122,12 @@ def all_layers_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
     return figure
 
 
+@in_our_style()
 def preferences_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
     """What makes keys of a kind score above the last kind's: all dimensions, outliers, and the two that add most."""
     gaps = score_gaps(found)  # (L, n_kinds - 1, d)
     shown = [k for k in range(len(found.kinds) - 1) if found.counts[k]]
-    figure, axes = plt.subplots(1, len(shown), figsize=(COLUMN * min(2, len(shown)), 2.5), squeeze=False)
+    figure, axes = subplots(1, len(shown), figsize=(COLUMN * min(2, len(shown)), 2.5), squeeze=False)
     for k, axis in zip(shown, axes[0], strict=True):
         axis.axhline(0, color="0.8", linewidth=0.5)
         axis.plot(found.layers, gaps[:, k].sum(axis=-1), color="black", label="all")
@@ -136,9 +144,10 @@ def preferences_figure(found: Contributions, dimensions: np.ndarray) -> Figure:
     return figure
 
 
+@in_our_style()
 def guess_figure(layers: np.ndarray, correlations: Mapping[str, np.ndarray]) -> Figure:
     """How well the weights' guesses order the dimensions, by layer."""
-    figure, axis = plt.subplots(figsize=(COLUMN, 2.2))
+    figure, axis = subplots(figsize=(COLUMN, 2.2))
     axis.axhline(0, color="0.6", linewidth=0.6)
     for i, (name, values) in enumerate(correlations.items()):
         if np.isfinite(values).any():

@@ -1,39 +1,81 @@
-"""How figures look, and how they are saved. matplotlib is imported under report/ alone."""
+"""How figures look, and how they are saved. The caller's matplotlib is left as it is: its style, its backend, pyplot.
 
+A function that draws is under `@in_our_style()` and begins with `subplots`, which knows nothing of pyplot: nothing is
+registered, nothing has to be closed, and no window opens.
+"""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
+from typing import Any
 
 import matplotlib as mpl
+import matplotlib.style
+import numpy as np
+from matplotlib import figure as figures
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.ticker import MaxNLocator
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
-
-from weightscope.folder import replacing
+from weightscope.folder import Files, write_bytes
 
 COLUMN = 3.4  # inches: one column of a two-column paper
 # Okabe and Ito's colours, told apart by every kind of colour vision; black is kept for reference lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00", "#7F7F7F")
 DASHES = ("-", "--", ":", "-.")
+BY_LAYER = "cividis"  # its brightness rises evenly for every kind of colour vision
 
-mpl.rcParams.update(
-    {
-        "font.size": 8,
-        "axes.titlesize": 8,
-        "axes.labelsize": 8,
-        "legend.fontsize": 7,
-        "xtick.labelsize": 7,
-        "ytick.labelsize": 7,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.linewidth": 0.6,
-        "lines.linewidth": 1.1,
-        "legend.frameon": False,
-        "figure.constrained_layout.use": True,
-        "svg.fonttype": "path",  # the same everywhere, whatever fonts a reader has
-        "svg.hashsalt": "weightscope",  # the same bytes every time
-        "savefig.dpi": 200,
-    }
-)
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.1,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "path",  # the same everywhere, whatever fonts a reader has
+    "svg.hashsalt": "weightscope",  # the same bytes every time
+    "savefig.dpi": 200,
+}
+_one_at_a_time = RLock()  # matplotlib's settings belong to the process, not to a thread
+
+
+@contextmanager
+def in_our_style() -> Iterator[None]:
+    """matplotlib's defaults and our style within a block or a function; the caller's settings come back after it."""
+    with _one_at_a_time, matplotlib.style.context(["default", STYLE]):
+        yield
+
+
+class StyledFigure(figures.Figure):
+    """A figure that looks the same whoever shows it: matplotlib reads its settings again when it draws."""
+
+    @in_our_style()
+    def draw(self, renderer: Any) -> None:
+        """Draw the figure; matplotlib calls this."""
+        super().draw(renderer)
+
+    def _repr_png_(self) -> bytes:
+        """The figure in a notebook, where pyplot may not have been imported."""
+        picture = io.BytesIO()
+        self.savefig(picture, format="png")
+        return picture.getvalue()
+
+
+def subplots(
+    rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **options: Any
+) -> tuple[figures.Figure, Any]:
+    """A figure and its axes, as `matplotlib.pyplot.subplots` gives them."""
+    figure = StyledFigure(figsize=figsize)
+    return figure, figure.subplots(rows, columns, **options)
 
 
 def head_style(head: int) -> dict[str, str]:
@@ -41,17 +83,33 @@ def head_style(head: int) -> dict[str, str]:
     return {"color": COLOURS[head % len(COLOURS)], "linestyle": DASHES[head // len(COLOURS) % len(DASHES)]}
 
 
-def save(figure: Figure, out: Path, name: str) -> str:
-    """Save NAME.png and NAME.svg in `out`, close the figure, and return the SVG for a page.
+def layer_colours(layers: np.ndarray) -> np.ndarray:
+    """A colour for each layer, the first the darkest."""
+    return mpl.colormaps[BY_LAYER](np.linspace(0, 1, len(layers)))
+
+
+def layer_bar(figure: figures.Figure, axis: Axes, layers: np.ndarray) -> None:
+    """The key to `layer_colours`, beside an axis."""
+    first, last = layers[0], max(layers[-1], layers[0] + 1)
+    bar = figure.colorbar(ScalarMappable(Normalize(first, last), BY_LAYER), ax=axis, label="layer")
+    bar.locator = MaxNLocator(integer=True)
+
+
+@in_our_style()
+def save(figure: figures.Figure, files: Files | Path, name: str) -> str:
+    """Save NAME.png and NAME.svg, and return the SVG for a page.
 
     Raises
     ------
     CheckpointError
         The folder cannot be written to.
     """
-    for suffix in ("png", "svg"):
-        metadata = {"Date": None} if suffix == "svg" else {"Software": None}
-        with replacing(out / f"{name}.{suffix}") as partial:
-            figure.savefig(partial, format=suffix, metadata=metadata)
-    plt.close(figure)
-    return (out / f"{name}.svg").read_text(encoding="utf-8")
+    picture, drawing = io.BytesIO(), io.BytesIO()
+    figure.savefig(picture, format="png", metadata={"Software": None})
+    figure.savefig(drawing, format="svg", metadata={"Date": None})
+    for suffix, content in (("png", picture), ("svg", drawing)):
+        if isinstance(files, Files):
+            files.bytes(f"{name}.{suffix}", content.getvalue())
+        else:
+            write_bytes(files / f"{name}.{suffix}", content.getvalue())
+    return drawing.getvalue().decode()

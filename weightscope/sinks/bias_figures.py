@@ -2,13 +2,13 @@
 
 from itertools import product
 
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from weightscope.pages.style import COLOURS, COLUMN
+from weightscope.pages.style import COLOURS, COLUMN, in_our_style, subplots
 from weightscope.sinks.bias_run import SinkBias
 from weightscope.sinks.patching import ABLATED, PATCHED, STARTS
 from weightscope.sinks.prediction import PREDICTORS, SINKS_ABOVE
@@ -27,9 +27,10 @@ SHORT = {
 }
 
 
+@in_our_style()
 def updates_figure(found: SinkBias) -> Figure:
     """Ratio, SpectralRatio and R of every layer (Figs 2, 3 and 4)."""
-    figure, axes = plt.subplots(1, 3, figsize=(2 * COLUMN, 2.2))
+    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.2))
     layers = np.array(list(found.layers))
 
     def line(axis: Axes, name: str, colour: str, dash: str, label: str) -> None:
@@ -56,6 +57,7 @@ def updates_figure(found: SinkBias) -> Figure:
     return figure
 
 
+@in_our_style()
 def picture_figure(found: SinkBias) -> Figure:
     """One layer's updates by position and dimension: the sink's, the others', and all of the output (Fig. 5)."""
     sink = found.shown.sink.rows()
@@ -65,8 +67,8 @@ def picture_figure(found: SinkBias) -> Figure:
         r"attention's output, $y_i$": sink + found.shown.others + found.shown.bias,
     }
     bound = float(np.percentile(np.abs(found.shown.others[1:]), BOUND))
-    shades = plt.get_cmap("RdBu_r", 15)  # few, so that a picture of noise takes kilobytes and not megabytes
-    figure, axes = plt.subplots(1, 3, figsize=(2 * COLUMN, 2.6), sharey=True)
+    shades = colormaps["RdBu_r"].resampled(15)  # few, so that a picture of noise takes kilobytes and not megabytes
+    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.6), sharey=True)
     for axis, (title, rows) in zip(axes, parts.items(), strict=True):
         image = axis.imshow(
             rows[:, :DIMENSIONS_SHOWN], aspect="auto", cmap=shades, vmin=-bound, vmax=bound, interpolation="nearest"
@@ -78,9 +80,10 @@ def picture_figure(found: SinkBias) -> Figure:
     return figure
 
 
+@in_our_style()
 def patching_figure(found: SinkBias) -> Figure:
     """Change in perplexity for each range of layers, with its interval (Table 1)."""
-    figure, axis = plt.subplots(figsize=(1.4 * COLUMN, 2.4))
+    figure, axis = subplots(figsize=(1.4 * COLUMN, 2.4))
     ranges = list(dict.fromkeys(row.layers for row in found.patching.rows))
     kinds = list(product(STARTS, ((PATCHED, SINK, "o"), (ABLATED, CONTEXT, "s"))))
     for shift, (start, (how, colour, marker)) in zip(np.linspace(-0.24, 0.24, len(kinds)), kinds, strict=True):
@@ -104,9 +107,10 @@ def patching_figure(found: SinkBias) -> Figure:
     return figure
 
 
+@in_our_style()
 def heads_figure(found: SinkBias) -> Figure:
     """Where the sinks are, and how well each reading of the weights foretold them."""
-    figure, axes = plt.subplots(1, 3, figsize=(2 * COLUMN, 2.6), width_ratios=(1, 1, 0.8))
+    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.6), width_ratios=(1, 1, 0.8))
     layers, strength = list(found.layers), found.strength
     image = axes[0].imshow(strength, aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
     step = max(1, -(-len(layers) // 8))

@@ -1,16 +1,16 @@
 """Figures of what attention sinks do (two-sink-mechanisms paper, Figs 2B, 4, 5, 6 and 8)."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from weightscope.metrics.spectra import spectral_gap
-from weightscope.pages.style import COLOURS, COLUMN, DASHES
+from weightscope.pages.style import COLOURS, COLUMN, DASHES, in_our_style, subplots
 from weightscope.sinks.mechanisms import MECHANISMS, SinkMechanisms
 from weightscope.sinks.strength import BROADCAST_RANK, BROADCAST_RATIO, NOP_RATIO
 
@@ -26,9 +26,10 @@ MARKERS = ("o", "s", "^", "D")
 WIDE = 4  # a range of more than this factor is drawn on a logarithmic axis
 
 
+@in_our_style()
 def sink_token_figure(found: SinkMechanisms) -> Figure:
     """Fig. 4: which tokens receive attention, which are the strongest sinks, and which make sink events, by layer."""
-    figure, axes = plt.subplots(1, 3, figsize=(2 * COLUMN, 2.1), sharey=True, sharex=True)
+    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.1), sharey=True, sharex=True)
     strongest = np.stack([found.kind == kind for kind in range(len(found.kinds))], axis=-1)  # (I, L, H, K)
     panels = (
         ("attention inflow", found.inflow),
@@ -49,11 +50,12 @@ def sink_token_figure(found: SinkMechanisms) -> Figure:
     return figure
 
 
+@in_our_style()
 def head_map_figure(found: SinkMechanisms) -> Figure:
     """Fig. 5: on how many inputs each head has a sink event, and what the sinks of sink heads mostly do."""
     n_layers, n_heads = found.sink_heads.shape
     height = float(np.clip(2.4 * n_layers / n_heads, 1.6, 4.0)) + 0.3
-    figure, axes = plt.subplots(1, 3, figsize=(2 * COLUMN, height), sharex=True, sharey=True)
+    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, height), sharex=True, sharey=True)
     strength, events = found.strength.mean(axis=0), found.event.mean(axis=0)  # (L, H)
     for axis, values, title in (
         (axes[0], strength, r"sink strength $\alpha_s$"),
@@ -81,9 +83,10 @@ def head_map_figure(found: SinkMechanisms) -> Figure:
     return figure
 
 
+@in_our_style()
 def plane_figure(found: SinkMechanisms) -> Figure:
     """Figs 6 and 8: value-norm ratio and stable rank of every head's sink on every input, by mechanism and by depth."""
-    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.6), sharex=True, sharey=True)
+    figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.6), sharex=True, sharey=True)
     ratio, rank, event, mechanism = found.ratio, found.rank, found.event, found.mechanism
     dot = {"s": 5, "linewidths": 0, "alpha": 0.6, "rasterized": True}
     for axis in axes:
@@ -123,9 +126,9 @@ def plane_figure(found: SinkMechanisms) -> Figure:
             handles, labels = handles[1:], labels[1:]
         if handles:
             legend = figure.legend(handles, labels, loc=place, ncols=len(handles), handletextpad=0.2, columnspacing=1.0)
-            for handle in legend.legend_handles:
+            for handle in filter(None, legend.legend_handles):
                 handle.set_alpha(1)
-    bar = figure.colorbar(plt.cm.ScalarMappable(norm, "viridis"), ax=axes[1], pad=0.02, label="layer")
+    bar = figure.colorbar(ScalarMappable(norm, "viridis"), ax=axes[1], pad=0.02, label="layer")
     bar.locator = MaxNLocator(integer=True, nbins=6)
     return figure
 
@@ -142,12 +145,13 @@ def _fit(axis: Axes, ratio: np.ndarray, rank: np.ndarray) -> None:
         _plain_numbers(side)
 
 
+@in_our_style()
 def spectrum_figure(found: SinkMechanisms) -> Figure:
     """Fig. 2B on a real model: spectra of W_QK of sink heads and of the others, and Lemma 2's two ways to a gate.
 
     The one is a spike, sigma_1 far above sigma_2; the other a sink of large norm.
     """
-    figure, (axis, spike, norm) = plt.subplots(1, 3, figsize=(2 * COLUMN, 2.1))
+    figure, (axis, spike, norm) = subplots(1, 3, figsize=(2 * COLUMN, 2.1))
     largest = found.qk_singular_values[..., :1]
     spectra = found.qk_singular_values / np.where(largest > 0, largest, np.nan)  # (L, H, r)
     groups = (("other heads", ~found.sink_heads, "0.5", "--"), ("sink heads", found.sink_heads, COLOURS[1], "-"))
@@ -176,9 +180,10 @@ def spectrum_figure(found: SinkMechanisms) -> Figure:
     return figure
 
 
+@in_our_style()
 def similarity_figure(found: SinkMechanisms) -> Figure:
     """How alike tokens are before and after each layer's attention, and how much attention turns each of them."""
-    figure, (between, through) = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.1), sharex=True)
+    figure, (between, through) = subplots(1, 2, figsize=(2 * COLUMN, 2.1), sharex=True)
     for values, colour, dash, name in (
         (found.between_before, "0.4", "--", "entering the layer"),
         (found.between_after, COLOURS[1], "-", "attention's output added"),
