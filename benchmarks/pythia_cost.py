@@ -27,7 +27,7 @@ from weightscope.audits.delivery import deliver
 from weightscope.audits.directions import AFFORDABLE, DEFAULT
 from weightscope.audits.many import Delivery
 from weightscope.engine.engine import beside_others
-from weightscope.folder import write_bytes
+from weightscope.folder import OutputFolder
 
 STEPS = 154  # step 0, ten powers of two up to 512, then every 1,000 up to 143,000
 SHALLOW, DEEP = 1, 3  # layers written
@@ -162,8 +162,8 @@ def _timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
 
 
 def _write(delivery: Delivery, out: Path) -> None:
-    for name, content in delivery.files.items():
-        write_bytes(out / name, content)
+    with OutputFolder(out) as folder:
+        folder.add(delivery.files)
 
 
 def _at(layers: int, found: list[float]) -> float:

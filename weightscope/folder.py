@@ -88,7 +88,7 @@ class _Within(Files):
 
 
 class OutputFolder(Files):
-    """A folder for the results of one run, to be used in a `with` statement.
+    """A folder for the results of one run, to be used in a `with` statement (or by `begin`, `finish` and `release`).
 
     Each file appears under its name at once, whole or not at all. A lock keeps a second run out until the block ends.
     When it ends without an error, the files of earlier runs that this run did not write again are removed: they would
@@ -126,20 +126,7 @@ class OutputFolder(Files):
         self._lock: Any = None
 
     def __enter__(self) -> Self:
-        with writing(self.path):
-            self.hidden.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.hidden / "lock", self.path)
-        try:
-            for abandoned in self.hidden.glob("*.partial"):  # by a run that was killed
-                with writing(abandoned):
-                    abandoned.unlink(missing_ok=True)
-            manifest = self._manifest()
-            self._written = {}
-            self._earlier = manifest.earlier | set(manifest.files.items())
-            self._note(finished=False)
-        except BaseException:
-            self._unlock()
-            raise
+        self.begin()
         return self
 
     def __exit__(
@@ -147,10 +134,46 @@ class OutputFolder(Files):
     ) -> None:
         try:
             if error is None:
-                self._remove_what_earlier_runs_left()
-                self._note(finished=True)
+                self.finish()
         finally:
-            self._unlock()
+            self.release()
+
+    def begin(self) -> None:
+        """Keep other runs out, and note that one has begun."""
+        with writing(self.path):
+            self.hidden.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.hidden / "lock", self.path)
+        try:
+            with writing(self.hidden):
+                for abandoned in self.hidden.glob("*.partial"):  # by a run that was killed
+                    abandoned.unlink(missing_ok=True)
+            manifest = self._manifest()
+            self._written = {}
+            self._earlier = manifest.earlier | set(manifest.files.items())
+            self._note(finished=False)
+        except BaseException:
+            self.release()
+            raise
+
+    def finish(self) -> None:
+        """End well: remove what earlier runs left, and note that the results are whole."""
+        for name, digest in sorted(self._earlier):
+            if name in self._written or not self._holds(name, digest):
+                continue
+            path = self.path / name
+            with writing(path, "removed"):
+                path.unlink()
+            if path.parent != self.path:
+                with suppress(OSError):  # it holds other files
+                    path.parent.rmdir()
+        self._earlier = frozenset()
+        self._note(finished=True)
+
+    def release(self) -> None:
+        """Let other runs in; what was not finished stays as it is."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
@@ -170,24 +193,14 @@ class OutputFolder(Files):
         )
 
     def _holds(self, name: str, digest: str) -> bool:
+        """A file is in this folder, whoever wrote the manifest that names it, and nobody has changed it."""
         try:
-            with (self.path / name).open("rb") as file:
-                return _digest(file) == digest
+            path = self.path / name
+            inside = path.parent.resolve().is_relative_to(self.path.resolve())
+            with path.open("rb") as file:
+                return inside and _digest(file) == digest
         except (OSError, ValueError):  # not there, or no file's name
             return False
-
-    def _remove_what_earlier_runs_left(self) -> None:
-        for name, digest in sorted(self._earlier):
-            path = self.path / name
-            inside = path.parent.resolve().is_relative_to(self.path.resolve())  # whoever wrote the manifest
-            if name in self._written or not inside or not self._holds(name, digest):
-                continue
-            with writing(path, "removed"):
-                path.unlink()
-            if path.parent != self.path:
-                with suppress(OSError):  # it holds other files
-                    path.parent.rmdir()
-        self._earlier = frozenset()
 
     def _manifest(self) -> "_Manifest":
         """What the last run has noted; nothing where there is no manifest, or a broken one."""
@@ -212,11 +225,6 @@ class OutputFolder(Files):
         with new_file(self.hidden / "manifest.json") as file:
             file.write((json.dumps(manifest, indent=1) + "\n").encode())
 
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
 
 class _Manifest(NamedTuple):
     """What a run notes of its files.
@@ -236,6 +244,11 @@ class _Manifest(NamedTuple):
     fingerprint: Any = None
     files: Mapping[str, str] = MappingProxyType({})
     earlier: frozenset[tuple[str, str]] = frozenset()
+
+
+def digest_of(fingerprint: Mapping[str, Any]) -> str:
+    """A fingerprint in 64 characters."""
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(file: Any) -> str:

@@ -63,8 +63,8 @@ def local(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_same_bytes(one: Path, other: Path) -> None:
-    files = sorted(path.name for path in one.iterdir())
-    assert sorted(path.name for path in other.iterdir()) == files
+    files = sorted(path.name for path in one.iterdir() if path.is_file())
+    assert sorted(path.name for path in other.iterdir() if path.is_file()) == files
     for name in files:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
@@ -84,11 +84,12 @@ def start_python(code: str, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(path: Path, client: subprocess.Popen) -> None:
+def wait_for(name: str, folder: Path, client: subprocess.Popen) -> None:
+    """Until a folder has a file of this name somewhere."""
     deadline = time.monotonic() + PATIENCE
-    while not path.exists():
+    while not any(folder.rglob(name)):
         assert client.poll() is None, client.communicate()
-        assert time.monotonic() < deadline, f"{path} never came"
+        assert time.monotonic() < deadline, f"{name} never came"
         time.sleep(0.001)
 
 
@@ -166,7 +167,7 @@ def test_a_list_survives_its_workers_and_its_failures(
     (tmp_path / "list.txt").write_text(f"{checkpoint}\n{tmp_path}/missing\n{broken}\n")
     out = tmp_path / "out"
     client = start("audit", tmp_path / "list.txt", "--out", out, *dask.options)
-    wait_for(out / "forty" / ".audit" / "layer-0003.npz", client)
+    wait_for("layer-0003.npz", out / "forty", client)
     dask.kill(*dask.workers)
     assert not (out / "forty" / "report.html").exists()
     dask.add_worker()
@@ -187,10 +188,10 @@ def test_a_run_whose_client_was_killed_goes_on(
     arguments = f"{dask.address!r}, {str(checkpoint)!r}, {str(tmp_path)!r}"
     code = f"from tests.support.tasks import audit_undrawn; audit_undrawn({arguments})"
     client = start_python(code)
-    wait_for(tmp_path / ".audit" / "layer-0003.npz", client)
+    wait_for("layer-0003.npz", tmp_path, client)
     client.send_signal(signal.SIGKILL)
     client.communicate()
-    finished = len(list((tmp_path / ".audit").glob("layer-*.npz")))
+    finished = len(list(tmp_path.rglob("layer-*.npz")))
     left = LayersToMeasure(open_model(checkpoint), tmp_path, AuditOptions(), resume=True).left
     assert 0 < len(left) == 40 - finished < 40
     again = start_python(code)
@@ -203,7 +204,7 @@ def test_a_scheduler_that_goes_away_ends_the_run_with_a_line(
     dask: DaskProcesses, checkpoint: Path, tmp_path: Path
 ) -> None:
     client = start("audit", checkpoint, "--out", tmp_path, *dask.options)
-    wait_for(tmp_path / ".audit" / "layer-0000.npz", client)
+    wait_for("layer-0000.npz", tmp_path, client)
     os.kill(dask.scheduler.pid, signal.SIGKILL)
     _, said = client.communicate(timeout=PATIENCE)
     assert client.returncode == 2

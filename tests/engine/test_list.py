@@ -11,8 +11,8 @@ from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import listing as audit_list
 from weightscope.audits import many as audits
-from weightscope.audits.alone import alone_in
 from weightscope.cli import main
+from weightscope.folder import HIDDEN, OutputFolder
 
 
 def run(*arguments: object) -> Result:
@@ -103,12 +103,12 @@ def test_a_checkpoint_whose_folder_was_written_by_another_audit_since_is_done_ag
 
 def test_one_list_at_a_time_writes_a_summary(work: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(f"{work}/step1\n")
-    with alone_in(tmp_path / "out"):
+    with OutputFolder(tmp_path / "out"):
         result = run("audit", tmp_path / "one.txt", "--out", tmp_path / "out")
     assert result.exit_code == 2
     (line,) = said(result)
-    assert line.startswith("weightscope: out: another audit is writing into this folder")
-    assert not list((tmp_path / "out").iterdir())
+    assert line.startswith("weightscope: out: another run is writing into this folder")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [HIDDEN]
 
 
 def test_a_defect_met_in_one_checkpoint_does_not_keep_the_others(work: Path, tmp_path: Path, monkeypatch) -> None:

@@ -1,6 +1,5 @@
 """`weightscope audit`: what every attention head of a checkpoint is, layer by layer, from the weights alone."""
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,9 @@ from tqdm import tqdm
 
 import weightscope
 from weightscope.attention.layer import Layer
-from weightscope.audits.alone import alone_in
 from weightscope.audits.directions import DEFAULT, HeadDirections, can_read_directions, read_directions, token_names
 from weightscope.audits.finding import Finding, as_json, in_order
-from weightscope.audits.finished_layers import FOLDER, FinishedLayers
+from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.head_findings import MAPS, SHARE_THAT_EXPLAINS, Heads, head_findings
 from weightscope.audits.head_table import head_columns, middle_names
 from weightscope.audits.layer_measures import measure_layer
@@ -111,7 +109,7 @@ class Audit:
 def audit(model: Model, out: Path, options: AuditOptions, resume: bool = False) -> Audit:
     """Measure every head, and say what stands out.
 
-    Each layer is kept on disk, within `out`, as soon as it is finished; `finish` clears that away. Memory grows with
+    Each layer is kept on disk, within `out`, as soon as it is finished. Memory grows with
     one layer's attention tensors, not with the model.
 
     Parameters
@@ -134,11 +132,10 @@ def audit(model: Model, out: Path, options: AuditOptions, resume: bool = False) 
 
 def measure(model: Model, out: Path, options: AuditOptions, resume: bool) -> Measured:
     """The spectra and measures of every head, layer by layer; see `audit`."""
-    with alone_in(out):
-        work = LayersToMeasure(model, out, options, resume)
-        for index in tqdm(list(work.left), desc="layers", unit="layer", **PROGRESS):
-            work.put(index, measure_one(lambda: model, index, options))
-        return work.heads()
+    work = LayersToMeasure(model, out, options, resume)
+    for index in tqdm(list(work.left), desc="layers", unit="layer", **PROGRESS):
+        work.put(index, measure_one(lambda: model, index, options))
+    return work.heads()
 
 
 class LayersToMeasure:
@@ -168,6 +165,10 @@ class LayersToMeasure:
         """Keep what was measured of a layer."""
         self._finished.put(index, measured)
         self.left.remove(index)
+
+    def clear(self) -> None:
+        """Throw away what is kept of the layers, once the results stand."""
+        self._finished.clear()
 
     def heads(self) -> Measured:
         """All of them as one, once none is left.
@@ -216,11 +217,6 @@ def gather(model: Model, layers: Sequence[int], found: Sequence[Mapping[str, np.
     stacked = {name: stack_padded([layer[name] for layer in found]) for name in names}
     columns = head_columns(stacked, model.config.d_model)
     return Measured(np.array(layers), found[0]["kv_head"], stacked, columns, caveats)
-
-
-def finish(out: Path) -> None:
-    """Clear away the work in progress, once every result stands."""
-    shutil.rmtree(out / FOLDER, ignore_errors=True)
 
 
 def findings(model: Model, found: Measured) -> list[Finding]:

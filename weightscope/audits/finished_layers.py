@@ -1,7 +1,6 @@
 """Layers an audit has finished, kept on disk so that a run killed at any moment can go on where it was."""
 
-import hashlib
-import json
+import shutil
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -10,34 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.folder import write_json, write_npz, writing
+from weightscope.folder import HIDDEN, digest_of, new_file, writing
 from weightscope.wording import counted
 
-FOLDER = ".audit"
-MARK = ".audited"  # says which audit's results lie beside it, once all of them do
-OWNER = "plan"  # in a layer's file, the digest of the plan that it belongs to
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
-def digest_of(plan: Mapping[str, Any]) -> str:
-    """A plan in 64 characters, to tell whether two are the same."""
-    return _sha256(json.dumps(plan, sort_keys=True).encode())
-
-
 class FinishedLayers:
-    """A folder with one file a finished layer, each with the digest of the plan that it belongs to.
+    """A folder with one file a finished layer, named for what the layers' numbers depend on.
 
-    Every file appears whole under its name or not at all. Layers of another plan (other weights, other options) are
-    thrown away, and never taken for this one's.
+    Every file appears whole under its name or not at all. Layers of other weights or options are thrown away, and never
+    taken for this audit's.
 
     Parameters
     ----------
     out : Path
-        Folder of the results; the work lies in `.audit` within.
-    plan : mapping
-        Everything a layer's numbers depend on.
+        Folder of the results; the layers lie in `.weightscope` within.
+    fingerprint : mapping
+        Everything that a layer's numbers depend on.
     resume : bool
-        Keep what an earlier run of the same plan has finished.
+        Keep what an earlier run with this fingerprint has finished.
 
     Attributes
     ----------
@@ -50,29 +41,20 @@ class FinishedLayers:
         The folder cannot be written to.
     """
 
-    def __init__(self, out: Path, plan: Mapping[str, Any], resume: bool) -> None:
-        self.folder, self._digest = out / FOLDER, digest_of(plan)
-        with writing(out):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (out / MARK).unlink(missing_ok=True)
-            for abandoned in [*out.glob(".*.partial"), *self.folder.glob(".*.partial")]:  # of a run that was killed
-                abandoned.unlink(missing_ok=True)
-            owners = {file: _owner(file) for file in self.folder.glob("layer-*.npz")}
-            thrown_away = [file for file, owner in owners.items() if not (resume and owner == self._digest)]
-            for file in thrown_away:
-                file.unlink(missing_ok=True)
-        self.notice = self._notice([owners[file] for file in thrown_away if owners[file] is not None], resume)
-
-    def _notice(self, thrown_away: list[str | None], resume: bool) -> str | None:
-        own = thrown_away.count(self._digest)
-        if own:
-            return f"discards {counted(own, 'finished layer')} of an interrupted audit; --resume would have kept them"
-        foreign = counted(len(thrown_away), "finished layer")
-        if thrown_away and resume:
-            return f"starts afresh: discards {foreign} of other options or weights"
-        if thrown_away:
-            return f"discards {foreign} of an interrupted audit with other options or weights"
-        return None
+    def __init__(self, out: Path, fingerprint: Mapping[str, Any], resume: bool) -> None:
+        self.folder = out / HIDDEN / f"layers-{digest_of(fingerprint)[:16]}"
+        own = foreign = 0  # layers that are thrown away
+        for folder in (out / HIDDEN).glob("layers-*"):
+            finished = sum(map(zipfile.is_zipfile, folder.glob("layer-*.npz")))
+            if folder != self.folder:
+                foreign += finished
+            elif not resume:
+                own += finished
+            else:
+                continue
+            with writing(folder, "removed"):
+                shutil.rmtree(folder)
+        self.notice = _notice(own, foreign, resume)
 
     def _file(self, layer: int) -> Path:
         return self.folder / f"layer-{layer:04d}.npz"
@@ -81,47 +63,29 @@ class FinishedLayers:
         return self.get(layer) is not None
 
     def get(self, layer: int) -> dict[str, np.ndarray] | None:
-        """What was measured of a layer, or None where it is not finished.
-
-        A file cut short since does not count, nor one that another audit has put in its place.
-        """
+        """What was measured of a layer, or None where it is not finished; a file cut short since does not count."""
         try:
             with np.load(self._file(layer), allow_pickle=False) as stored:
-                if str(stored[OWNER]) != self._digest:
-                    return None
-                return {name: stored[name] for name in stored.files if name != OWNER}
+                return dict(stored)
         except UNREADABLE:
             return None
 
     def put(self, layer: int, measured: Mapping[str, np.ndarray]) -> None:
         """Keep a finished layer."""
-        write_npz(self._file(layer), **measured, **{OWNER: np.array(self._digest)})
+        with new_file(self._file(layer)) as file:
+            np.savez_compressed(file, allow_pickle=False, **measured)
+
+    def clear(self) -> None:
+        """Throw the layers away, once the results stand."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _owner(file: Path) -> str | None:
-    """The digest in a layer's file; None where it is no whole file."""
-    try:
-        with np.load(file, allow_pickle=False) as stored:
-            return str(stored[OWNER])
-    except UNREADABLE:
-        return None
-
-
-def mark_finished(out: Path, digest: str, files: Mapping[str, bytes]) -> None:
-    """Say in the folder which audit its results are of, once all are written."""
-    write_json(out / MARK, {"plan": digest, "files": {name: _sha256(content) for name, content in files.items()}})
-
-
-def is_finished(out: Path, digest: str) -> bool:
-    """The folder holds all results of this audit, and nobody has written over them since."""
-    try:
-        mark = json.loads((out / MARK).read_text(encoding="utf-8"))
-        return mark["plan"] == digest and all(
-            _sha256((out / name).read_bytes()) == expected for name, expected in mark["files"].items()
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _notice(own: int, foreign: int, resume: bool) -> str | None:
+    if own:
+        return f"discards {counted(own, 'finished layer')} of an interrupted audit; --resume would have kept them"
+    others = counted(foreign, "finished layer")
+    if foreign and resume:
+        return f"starts afresh: discards {others} of other options or weights"
+    if foreign:
+        return f"discards {others} of an interrupted audit with other options or weights"
+    return None

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from weightscope.audits.alone import alone_in
 from weightscope.audits.audit import AuditOptions
 from weightscope.audits.delivery import deliver
-from weightscope.audits.many import Commission, audit_all, is_done
+from weightscope.audits.many import Commission, audit_all
 from weightscope.audits.summary import Row, read_summary, row_of, write_summary
 from weightscope.audits.summary_page import write_summary_page
 from weightscope.engine import Engine
-from weightscope.folder import remove_earlier
+from weightscope.folder import OutputFolder
 from weightscope.sources import Source, folder_names
 
 
@@ -34,14 +33,13 @@ def audit_list(
     """
     names = folder_names([source.source for source in sources])
     commissions = [Commission(source, out / name) for source, name in zip(sources, names, strict=True)]
-    with alone_in(out):
+    with OutputFolder(out) as folder:
         earlier = read_summary(out) if resume else {}
-        remove_earlier(out, r"summary\.html")
         rows: dict[str, Row] = {}
 
         def done(commission: Commission, plan: str) -> bool:
             row = earlier.get(commission.out.name)
-            return row is not None and row.plan == plan and is_done(commission, plan)
+            return row is not None and row.plan == plan
 
         def say_of(commission: Commission, line: str) -> None:
             say(f"{commission.out.name}: {line}")
@@ -50,6 +48,6 @@ def audit_list(
             name, source = ended.commission.out.name, ended.commission.source.source
             was_done = ended.delivery is None and ended.error is None
             rows[name] = earlier[name] if was_done else row_of(name, source, ended)
-            write_summary([rows[name] for name in names if name in rows], out)
+            write_summary([rows[name] for name in names if name in rows], folder)
             yield rows[name]
-        write_summary_page([rows[name] for name in names], out)
+        write_summary_page([rows[name] for name in names], folder)

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,20 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.audits.alone import alone_in
 from weightscope.audits.audit import (
-    OPTIONAL_RESULTS,
     Audit,
     AuditOptions,
     LayersToMeasure,
     Measured,
-    finish,
     measure_one,
     plan,
 )
-from weightscope.audits.finished_layers import digest_of, is_finished, mark_finished
 from weightscope.engine import Engine
-from weightscope.folder import remove_earlier, write_bytes
+from weightscope.folder import OutputFolder, digest_of
 from weightscope.model import Model
 from weightscope.progress import PROGRESS, Bar, phase
 from weightscope.sources import Source
@@ -96,7 +92,7 @@ class _UnderWay:
     opened: Callable[[], Model]
     work: LayersToMeasure
     plan: str
-    folder: ExitStack  # held until the audit has ended
+    folder: OutputFolder
 
 
 Deliver = Callable[[Callable[[], Model], Measured, AuditOptions, Path], Delivery]
@@ -105,18 +101,13 @@ Say = Callable[[Commission, str], None]
 CONCLUSION = -1  # what stands for a layer in the key of the task that ends an audit
 
 
-def is_done(commission: Commission, plan: str) -> bool:
-    """An earlier run has written all results of this audit."""
-    return is_finished(commission.out, plan)
-
-
 def audit_all(
     commissions: Sequence[Commission],
     options: AuditOptions,
     engine: Engine,
     deliver: Deliver,
     resume: bool = False,
-    done: Done = is_done,
+    done: Done = lambda commission, plan: True,
     say: Say = lambda commission, line: None,
 ) -> Iterator[Ended]:
     """Audit checkpoints, and say of each how its audit ended as soon as it has.
@@ -134,7 +125,7 @@ def audit_all(
     resume : bool
         Use the layers that an earlier run has finished, and its results where it has finished all.
     done : function of (commission, plan)
-        Whether an earlier run has ended this audit already.
+        Whether results that an earlier run has finished will do.
     say : function of (commission, line)
         Told what a person should know while the audit goes on.
 
@@ -166,17 +157,18 @@ class _Desk:
 
     def begin(self, commission: Commission) -> Ended | None:
         """Open a checkpoint, and hand out the layers that are left of its audit."""
-        options, engine, folder = self._options, self._engine, ExitStack()
+        options, engine, folder = self._options, self._engine, OutputFolder(commission.out)
         try:
             model = commission.source.open()
-            digest = digest_of({"plan": plan(model, options), "directions": options.directions})
-            if self._resume and self._done(commission, digest):
+            fingerprint = {"plan": plan(model, options), "directions": options.directions}
+            digest, folder = digest_of(fingerprint), OutputFolder(commission.out, fingerprint)
+            if self._resume and folder.is_finished() and self._done(commission, digest):
                 return Ended(commission, digest)
             opened = commission.source.as_seen(model).elsewhere if engine.elsewhere else partial(_itself, model)
-            folder.enter_context(alone_in(commission.out))
+            folder.begin()
             work = LayersToMeasure(model, commission.out, options, self._resume)
         except Exception as error:
-            folder.close()
+            folder.release()
             return Ended(commission, "", error=error)
         if work.notice is not None:
             self._say(commission, work.notice)
@@ -207,7 +199,9 @@ class _Desk:
                 if not own.work.left:
                     self._conclude(number, own)
                 return None
-            _write(value, own.commission.out, own.plan)
+            own.folder.add(value.files)
+            own.work.clear()
+            own.folder.finish()
             return self._end(number, delivery=value)
         except Exception as problem:
             self._engine.forget(lambda key: key[0] == number)
@@ -217,11 +211,11 @@ class _Desk:
     def close(self) -> None:
         """Let go of the folders of audits that have not ended."""
         for own in self._under_way.values():
-            own.folder.close()
+            own.folder.release()
 
     def _end(self, number: int, delivery: Delivery | None = None, error: Exception | None = None) -> Ended:
         own = self._under_way.pop(number)
-        own.folder.close()
+        own.folder.release()
         return Ended(own.commission, own.plan, delivery, error)
 
     def _conclude(self, number: int, own: _UnderWay) -> None:
@@ -231,14 +225,6 @@ class _Desk:
 
 def _itself(model: Model) -> Model:
     return model
-
-
-def _write(delivery: Delivery, out: Path, digest: str) -> None:
-    remove_earlier(out, OPTIONAL_RESULTS)
-    for name, content in delivery.files.items():
-        write_bytes(out / name, content)
-    finish(out)
-    mark_finished(out, digest, delivery.files)
 
 
 def headline(model: Model, results: Audit) -> Headline:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from weightscope.audits.many import Ended, Headline
 from weightscope.errors import CheckpointError, printable
-from weightscope.folder import write_csv
+from weightscope.folder import Files
+from weightscope.tables import Table
 
 FILE = "summary.csv"
 NUMBERS = tuple(field.name for field in fields(Headline))
@@ -62,9 +63,9 @@ def in_a_line(error: Exception | None) -> str:
     return text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
 
 
-def write_summary(rows: Sequence[Row], out: Path) -> None:
+def write_summary(rows: Sequence[Row], files: Files) -> None:
     """Write summary.csv."""
-    write_csv(out / FILE, HEADER, (row.cells() for row in rows))
+    files.table(FILE, Table.of_rows(HEADER, [row.cells() for row in rows]))
 
 
 def read_summary(out: Path) -> dict[str, Row]:

@@ -1,10 +1,10 @@
 """The page of a list of audits: how they ended, a sortable row a checkpoint with a link to its own page."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from weightscope.audits.summary import NUMBERS, Row
-from weightscope.pages.page import Section, write_page
+from weightscope.folder import Files
+from weightscope.pages.page import Section, page
 from weightscope.tables import Link, Table
 
 COLUMNS = (
@@ -13,7 +13,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def write_summary_page(rows: Sequence[Row], out: Path) -> None:
+def write_summary_page(rows: Sequence[Row], files: Files) -> None:
     """Write summary.html.
 
     Raises
@@ -38,4 +38,4 @@ def write_summary_page(rows: Sequence[Row], out: Path) -> None:
             ("checkpoint", "source", "what was wrong"), [(r.name, r.source, r.error) for r in failed]
         )
         sections.insert(0, Section("Failed", "Mend these and run again with --resume: the others stay.", [causes]))
-    write_page(out / "summary.html", "Audits", lead, sections)
+    files.text("summary.html", page("Audits", lead, sections))
