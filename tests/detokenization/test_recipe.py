@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from analyses.gpt2_detok import SHARDS, main
-from analyses.inputs import OPENWEBTEXT
 from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import load_counts
+from weightscope.text.inputs import OPENWEBTEXT
 from weightscope.text.tokenizer import load_tokenizer
 
 TEXT = ["the cat sat on the mat. the dog sat on the cat.", "a hat on a cat is that, and the mat was flat."]

