@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="tiny models are made with the extra
 
 from tests.families.make_fixtures import random_model  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
-from weightscope.runner.places import tower_of  # noqa: E402
+from weightscope.runner.hooks import tower_of  # noqa: E402
 
 POST_NORM = ("bert", "roberta", "distilbert", "deberta", "mpnet", "albert", "opt_post_norm", "electra")
 

@@ -17,7 +17,7 @@ from weightscope.attention.folding import Affine  # noqa: E402
 from weightscope.device import Device  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
-from weightscope.runner.places import tower_of  # noqa: E402
+from weightscope.runner.hooks import tower_of  # noqa: E402
 from weightscope.runner.runner import batches  # noqa: E402
 
 TOKENS = [np.array([3, 1, 4, 1, 5]), np.array([9, 2, 6]), np.array([5, 3, 5, 8, 9])]
@@ -116,6 +116,19 @@ def test_a_replaced_output_reaches_the_next_layer(name: str, tmp_path: Path) -> 
     runner._checked.clear()
     runner.observe(given, moved, layers=[0, 1])
     assert np.abs(seen[2] - seen[1]).max() > 1e-3
+
+
+def test_a_block_that_shows_no_attention_is_named(embedded: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does whose projection has a name that the family's row does not know."""
+    monkeypatch.setattr(embedded.model, "family", embedded.model.family.but(output="attn.elsewhere"))
+    with pytest.raises(ws.CheckpointError, match="layer 0: transformers' GPT2Block does not show its attention"):
+        embedded.observe(TOKENS, lambda seen: None)
+
+
+def test_a_network_without_the_familys_layers_is_refused(embedded: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded.model, "family", embedded.model.family.but(layer="layers.{i}."))
+    with pytest.raises(ws.CheckpointError, match="transformers' GPT2LMHeadModel has no list of 2 layers"):
+        Runner(embedded.model, embedded.network)
 
 
 def test_weights_that_are_not_the_models_are_found_out(embedded: Runner) -> None:

@@ -22,8 +22,8 @@ from weightscope.attention.folding import Affine  # noqa: E402
 from weightscope.attention.layer import Layer  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
+from weightscope.runner.hooks import tower_of  # noqa: E402
 from weightscope.runner.images import photographs, preparation  # noqa: E402
-from weightscope.runner.places import tower_of  # noqa: E402
 from weightscope.sinks.mechanisms import Sinks, own_coordinates, sink_mechanisms  # noqa: E402
 from weightscope.sinks.tables import EVENT_COLUMNS, head_rows, write_sinks  # noqa: E402
 from weightscope.text.kinds import ImageTokens, TextTokens, image_tokens, text_tokens  # noqa: E402

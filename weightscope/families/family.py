@@ -246,6 +246,9 @@ class Family:
     leading : tuple of (str, int or str)
         In a model that sees images, what stands before the patches: kinds of token, and how many there are of each or
         the config key that says so.
+    in_transformers : dict of str
+        Cells that are others in transformers' own model, where its modules have other names than the checkpoint's
+        tensors.
     caveats : tuple of str
         What else the matrices leave out.
     variants : tuple of When
@@ -284,6 +287,7 @@ class Family:
     tower: str = ""
     nested: str = ""
     leading: tuple[tuple[str, int | str], ...] = ()
+    in_transformers: Mapping[str, str] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
     variants: tuple[When, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -18,6 +18,7 @@ VIT = Family(
     norm=layer_norm("layernorm_before"),
     inputs=Inputs(positions="embeddings.position_embeddings", positions_batched=True),
     leading=(("CLS", 1),),
+    in_transformers={"layer": "layers.{i}.", "output": "attention.o_proj"},
     defaults={"layer_norm_eps": 1e-12, "qkv_bias": True, "image_size": 224, "patch_size": 16},
 )
 
@@ -26,6 +27,7 @@ DINOV2 = VIT.but(
     model_types=("dinov2",),
     prefixes=("dinov2.", ""),
     norm=layer_norm("norm1"),
+    in_transformers={},
     output_scale="layer_scale1.lambda1",
     defaults={"layer_norm_eps": 1e-6, "patch_size": 14},
 )

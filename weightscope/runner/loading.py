@@ -11,6 +11,8 @@ from weightscope.errors import CheckpointError
 from weightscope.model import Model
 
 INSTALL = "pip install 'weightscope[runner]'"
+# No code that a checkpoint brings along is run. Left unsaid, transformers would ask on the terminal whether it may.
+NO_CODE = {"trust_remote_code": False}
 # Parameters that stand after everything looked at here; a checkpoint may lack them.
 AFTERWARDS = ("pooler.", "classifier.", "score.", "qa_outputs.")
 
@@ -82,7 +84,7 @@ def load_eager(model: Model, *, language: bool) -> Any:
     Parameters
     ----------
     model : Model
-        What to load; safetensors and GGUF only, no code of the checkpoint's is run.
+        What to load; safetensors and GGUF only.
     language : bool
         With the head that predicts the next token.
 
@@ -98,7 +100,7 @@ def load_eager(model: Model, *, language: bool) -> Any:
     name, options = _location(model)
     try:
         loaded, report = auto.from_pretrained(
-            name, **options, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+            name, **options, **NO_CODE, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
         )
     except Exception as error:  # of whatever class: transformers has none of its own
         reason = str(error).strip().split("\n")[0] or type(error).__name__

@@ -2,8 +2,8 @@
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.progress import PROGRESS, phase
+from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import import_torch, load_eager, room_for, torch_device
-from weightscope.runner.places import attention_modules, blocks_of, output_module, tower_of
 from weightscope.wording import counted
 
 TOKENS_A_BATCH = 2048
@@ -233,7 +233,8 @@ class Runner:
             if problem:
                 raise CheckpointError(f"text {index} has {problem}", file=self.model.name)
 
-    def _forward(self, batch: Batch, observer: Observer | None, wanted: set[int], *, stop: bool) -> Any:
+    def _forward(self, batch: Batch, observer: Observer | None, layers: Collection[int], *, stop: bool) -> Any:
+        """What the model returns; None where it is stopped after the last of `layers`."""
         torch = import_torch()
         arrays = torch.from_numpy(np.ascontiguousarray(batch.arrays)).to(torch_device(self.device))
         given = {"pixel_values": arrays} if batch.tokens is None else {"input_ids": arrays}
@@ -242,20 +243,42 @@ class Runner:
             given["use_cache"] = False
         if "output_attentions" in accepted:  # some modules (DeBERTa's, MPNet's) return weights only when told to
             given["output_attentions"] = True
-        last = max(wanted) if stop and wanted else None
-        hooks = None if observer is None else _Hooks(self, batch, observer, wanted, last)
-        with torch.inference_mode(), hooks.attached() if hooks else nullcontext():
+        last = max(layers, default=None) if stop else None
+        see = observer or (lambda seen: None)
+        ours: list[Exception] = []  # what weightscope or the observer raised, and not transformers
+
+        def show(index: int, *tensors: Any) -> Any:
+            try:
+                new = self._shown(batch, see, index, *tensors)
+            except Exception as error:
+                ours.append(error)
+                raise
+            if index == last:
+                raise _LastLayerSeen
+            return new
+
+        hooks = watched(self.blocks, self.model, layers, show) if observer else nullcontext()
+        with torch.inference_mode(), hooks:
             try:
                 with room_for(f"{batch} beside the model", self.model):
                     return self.network(**given)
             except _LastLayerSeen:
                 return None
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                if hooks and error is hooks.ours:
+                if error in ours:
                     raise
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 problem = f"transformers cannot run it on an input of shape {batch.arrays.shape[1:]}: {reason}"
                 raise CheckpointError(problem, file=self.model.name) from error
+
+    def _shown(self, batch: Batch, observer: Observer, index: int, x: Any, attention: Any, output: Any) -> Any:
+        """Check and show one layer; a tensor to put in the output's place, or None."""
+        x = x.cpu().numpy()
+        output = output.cpu().numpy().reshape(x.shape)
+        seen = Activations(self.layers[index], batch.inputs, batch.tokens, x, attention.cpu().numpy(), output)
+        self.check(seen)
+        new = observer(seen)
+        return None if new is None else import_torch().from_numpy(np.asarray(new, np.float32))
 
     def check(self, seen: Activations) -> None:
         """Compare what the model's own module returned with the same from weightscope's folded weights, once a layer.
@@ -286,88 +309,3 @@ def _passes(n: int) -> Iterator[Any]:
 
 class _LastLayerSeen(Exception):  # noqa: N818  no error: it ends a forward pass early
     """The last layer asked for has been seen."""
-
-
-class _Hooks:
-    """Hooks that put together, block by block, what enters attention, its weights and what it adds to the stream."""
-
-    def __init__(self, runner: Runner, batch: Batch, observer: Observer, wanted: set[int], last: int | None) -> None:
-        self.runner, self.batch, self.observer, self.wanted, self.last = runner, batch, observer, wanted, last
-        self.called = -1  # blocks called so far: one block may be several layers
-        self.x: Any = None
-        self.attention: Any = None
-        self.output: Any = None
-        self.shown = False
-        self.ours: Exception | None = None  # what weightscope or the observer raised, and not transformers
-
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for block in self.runner.blocks:
-                stack.enter_context(_removing(block.register_forward_pre_hook(self.enter, with_kwargs=True)))
-                module = output_module(block)
-                if module is not None:
-                    stack.enter_context(_removing(module.register_forward_hook(self.projected)))
-                    for inner in attention_modules(block):
-                        stack.enter_context(_removing(inner.register_forward_hook(self.attended)))
-            yield
-            self._seen()
-
-    def _seen(self) -> None:
-        """Make sure that the block before was observed, if it is wanted."""
-        if self.called in self.wanted and not self.shown:
-            problem = (
-                f"layer {self.called}: transformers' {type(self.runner.network).__name__} does not show its attention"
-            )
-            raise CheckpointError(problem, file=self.runner.model.name)
-        self.shown = False
-
-    def enter(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._seen()
-        self.called += 1
-        self.x, self.attention, self.output = args[0] if args else kwargs["hidden_states"], None, None
-
-    def projected(self, module: Any, args: Any, output: Any) -> Any:
-        self.output = output
-        return None if self.attention is None else self._show(output)
-
-    def attended(self, module: Any, args: Any, returned: Any) -> Any:
-        """A module that returns (output, weights, ...); W_O is in it, or comes after it."""
-        weights = returned[1] if isinstance(returned, tuple) and len(returned) > 1 else None
-        if self.attention is not None or getattr(weights, "ndim", 0) != 4:
-            return None
-        self.attention = weights
-        if self.output is None:
-            return None
-        new = self._show(self.output)
-        # What the module returns may already hold the residual (BLOOM), so the difference is added to it.
-        return None if new is None else (returned[0] + (new - self.output).reshape(returned[0].shape), *returned[1:])
-
-    def _show(self, output: Any) -> Any:
-        """Call the observer; a tensor to put in the output's place, or None."""
-        if self.called not in self.wanted:
-            return None
-        torch = import_torch()
-        x = self.x.cpu().numpy()
-        seen = Activations(
-            self.runner.layers[self.called], self.batch.inputs, self.batch.tokens,
-            x, self.attention.cpu().numpy(), output.cpu().numpy().reshape(x.shape),
-        )  # fmt: skip
-        self.shown = True
-        try:
-            self.runner.check(seen)
-            new = self.observer(seen)
-        except Exception as error:
-            self.ours = error
-            raise
-        if self.called == self.last:
-            raise _LastLayerSeen
-        return None if new is None else torch.from_numpy(np.asarray(new, np.float32)).reshape(output.shape).to(output)
-
-
-@contextmanager
-def _removing(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weightscope.checkpoint.source import locate
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
-from weightscope.runner.loading import import_torch
+from weightscope.runner.loading import NO_CODE, import_torch
 from weightscope.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _from_gguf(file: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True, **NO_CODE)
     except Exception as error:  # of whatever class: transformers has none of its own
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise CheckpointError(f"transformers cannot read its tokenizer: {reason}", file=file) from error

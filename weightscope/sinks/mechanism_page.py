@@ -90,7 +90,7 @@ def write_sink_report(
         f"The {len(strongest)} heads with the most sink events, then the strongest sinks; heads.csv has all.",
     )
     by_layer = Table.of_rows(
-        ("layer", "sink", "share", "token", "share", "events"),
+        ("layer", "sink", "its share", "token", "the token's share", "events"),
         [(r.layer, r.kind, r.kind_share, r.token, r.token_share, r.events) for r in layers],
         "Which kind of token, and which token, is the strongest sink most often, over inputs and heads.",
     )

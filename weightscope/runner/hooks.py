@@ -1,0 +1,135 @@
+"""Where transformers' models show their attention: the blocks of a family, and hooks that bring together what passes.
+
+A module of PyTorch may be given hooks: functions that it calls with what enters it and with what it returns. What a
+hook returns takes the place of what the module returned.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from weightscope.errors import CheckpointError
+from weightscope.families.family import Family
+from weightscope.model import Model
+
+OTHER_TOWER = re.compile(r"vision")  # in the names of modules that a language model has beside its own layers
+
+# Is called with a layer's index, what enters it, its attention's weights and what attention adds to the stream; what it
+# returns, where it returns something, takes the place of the last.
+Show = Callable[[int, Any, Any, Any], Any]
+
+
+def blocks_of(network: Any, model: Model) -> list[Any]:
+    """transformers' module of every layer; one that several layers share (ALBERT) stands there for each of them.
+
+    Raises
+    ------
+    CheckpointError
+        The network has no module by the name of a layer.
+    """
+    seen = model.family.tower == "vision"
+    modules = [(f".{name}.", m) for name, m in network.named_modules() if seen or not OTHER_TOWER.search(name)]
+    for row in _rows(model.family):
+        names = [f".{row.stored_name(model.config, index, model.file)}" for index in range(model.config.n_layers)]
+        blocks = [next((m for name, m in modules if name.endswith(layer)), None) for layer in names]
+        if None not in blocks:
+            return blocks
+    raise CheckpointError(f"transformers' {type(network).__name__} has no list of {model.config.n_layers} layers")
+
+
+def tower_of(network: Any, model: Model) -> Any:
+    """The tower that the family names, or all of the network."""
+    return getattr(network, f"{model.family.tower}_model") if model.family.tower else network
+
+
+def _rows(family: Family) -> tuple[Family, ...]:
+    """The family's row as checkpoints have it, and as transformers' modules are called where that is another name."""
+    return (family, family.but(**family.in_transformers)) if family.in_transformers else (family,)
+
+
+def _output_module(block: Any, family: Family) -> Any:
+    """The module whose output attention adds to the stream: W_O, or LayerScale after it."""
+    names = [row.output_scale.rpartition(".")[0] or row.output for row in _rows(family)]
+    modules = dict(block.named_modules())
+    return next((modules[name] for name in names if name in modules), None)
+
+
+@contextmanager
+def watched(blocks: Sequence[Any], model: Model, layers: Collection[int], show: Show) -> Iterator[None]:
+    """Within the block, a forward pass calls `show` for each of these layers.
+
+    Parameters
+    ----------
+    blocks : sequence of torch.nn.Module
+        Of every layer, as `blocks_of` lists them.
+    model : Model
+    layers : collection of int
+    show : callable
+
+    Raises
+    ------
+    CheckpointError
+        In the pass: a block does not show its attention.
+    """
+    with ExitStack() as stack:
+        for block in {id(blocks[index]): blocks[index] for index in layers}.values():
+            own = [index for index, other in enumerate(blocks) if other is block]
+            for handle in _Watch(model, own, layers, show).attached_to(block):
+                stack.callback(handle.remove)
+        yield
+
+
+class _Watch:
+    """What one block has shown of attention since it was called."""
+
+    def __init__(self, model: Model, own: list[int], wanted: Collection[int], show: Show) -> None:
+        self.model, self.wanted, self.show = model, wanted, show
+        self.calls = iter(own)  # layer by layer where several share the block
+        self.layer = -1
+        self.x: Any = None
+        self.attention: Any = None
+        self.output: Any = None
+        self.shown = False
+
+    def attached_to(self, block: Any) -> Iterator[Any]:
+        """Handles of the hooks, by which they are removed."""
+        yield block.register_forward_pre_hook(self.enter, with_kwargs=True)
+        yield block.register_forward_hook(self.leave)
+        output = _output_module(block, self.model.family)
+        if output is not None:
+            yield output.register_forward_hook(self.written)
+        for module in block.modules():
+            if "Attention" in type(module).__name__:
+                yield module.register_forward_hook(self.attended)
+
+    def enter(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.layer, self.shown = next(self.calls, -1), False
+        self.x, self.attention, self.output = args[0] if args else kwargs["hidden_states"], None, None
+
+    def written(self, module: Any, args: Any, output: Any) -> Any:
+        """What attention adds to the stream."""
+        self.output = output
+        return None if self.attention is None else self._show()
+
+    def attended(self, module: Any, args: Any, returned: Any) -> Any:
+        """A module that returns (output, weights, ...); W_O is in it, or comes after it."""
+        weights = returned[1] if isinstance(returned, tuple) and len(returned) > 1 else None
+        if self.attention is not None or getattr(weights, "ndim", 0) != 4:
+            return None
+        self.attention = weights
+        new = None if self.output is None else self._show()
+        # What the module returns may already hold the residual (BLOOM), so the difference is added to it.
+        return None if new is None else (returned[0] + (new - self.output).reshape(returned[0].shape), *returned[1:])
+
+    def leave(self, block: Any, args: Any, returned: Any) -> None:
+        if not self.shown and self.layer in self.wanted:
+            problem = f"layer {self.layer}: transformers' {type(block).__name__} does not show its attention"
+            raise CheckpointError(problem, file=self.model.name)
+
+    def _show(self) -> Any:
+        self.shown = True
+        if self.layer not in self.wanted:
+            return None
+        new = self.show(self.layer, self.x, self.attention, self.output)
+        return None if new is None else new.reshape(self.output.shape).to(self.output)
