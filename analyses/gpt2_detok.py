@@ -146,7 +146,7 @@ def run(source: str, counts_file: Path | None, text: Sequence[str], out: Path, d
             nearest = max(trends, key=lambda trend: trend.near_mass).head
             sections.append(empirical_section(seen, terms.attention(), nearest, out))
     name = "the checkpoint that comes with weightscope" if embedded else model.name
-    write_page(out / "report.html", f"Detokenization in the first attention layer of {name}", lead, sections)
+    write_page(out, "report.html", f"Detokenization in the first attention layer of {name}", lead, sections)
 
     for row in detokenization.table:
         click.echo(f"head {row.head:2d}  AUROC {row.auroc:.3f}  (paper's mean {row.auroc_paper:.3f})")

@@ -64,7 +64,7 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: 
     write_norms(found, out)
     lead, sections = norm_sections(found, model, out, seed)
     name = "all-MiniLM-L6-v2" if model.source == MINILM else model.name
-    write_page(out / "report.html", f"What attention adds up in {name}", lead, sections)
+    write_page(out, "report.html", f"What attention adds up in {name}", lead, sections)
 
     for kind, each in zip(found.kinds, found.ranks, strict=True):
         click.echo(f"{kind:>13}  Spearman of alpha and |f(x)| {each.rho:+.3f}  ({each.pairs:,} pairs)")

@@ -75,7 +75,7 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: 
     write_outliers(stream, contributions, guessed, out)
     name = "all-MiniLM-L6-v2" if model.source == MINILM else model.name
     lead, sections = outlier_sections(stream, contributions, guessed, name, out)
-    write_page(out / "report.html", f"Outlier dimensions and attention in {name}", lead, sections)
+    write_page(out, "report.html", f"Outlier dimensions and attention in {name}", lead, sections)
 
     click.echo(lead)
     click.echo(f"report: {out / 'report.html'}")

@@ -1,10 +1,12 @@
 """What several tests share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import weightscope as ws
+from tests.support.browser import Page, browser
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.embedded import FOLDER
 
@@ -19,3 +21,17 @@ def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def embedded() -> ws.Model:
     """The checkpoint that comes with weightscope."""
     return ws.open_model(FOLDER)
+
+
+@pytest.fixture(scope="session")
+def _browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(_browser: Page) -> Page:
+    """The one tab of the one browser of this run, with nothing noted yet."""
+    _browser.complaints.clear()
+    _browser.requests.clear()
+    return _browser

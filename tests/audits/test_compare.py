@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from tests.support.browser import browser
+from tests.support.browser import Page
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits.compare import compare, most_moved
 from weightscope.cli import main
@@ -97,13 +97,12 @@ def test_two_checkpoints_leave_no_trajectories_of_three(out: Path, run: list[Pat
     assert (tmp_path / "trajectory.csv").exists()
 
 
-def test_the_comparisons_page_loads_in_silence_and_fits(out: Path, tmp_path) -> None:
-    with browser(tmp_path / "profile") as page:
-        for width in (1280, 390):
-            page.open(out / "report.html", width)
-            assert page.run("document.documentElement.scrollWidth") <= width
-        assert page.complaints == []
-        assert page.run("document.querySelectorAll('figure svg').length") == 3
+def test_the_comparisons_page_loads_in_silence_and_fits(out: Path, tab: Page) -> None:
+    for width in (1280, 390):
+        tab.open(out / "report.html", width)
+        assert tab.run("document.documentElement.scrollWidth") <= width
+    assert tab.complaints == []
+    assert tab.run("document.querySelectorAll('figure svg').length") == 3
 
 
 def test_a_label_cannot_become_a_formula(out: Path) -> None:

@@ -2,14 +2,14 @@
 
 import json
 import re
-from html import escape
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from markupsafe import escape
 
-from tests.support.browser import Page, browser
+from tests.support.browser import Page
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
 
@@ -32,12 +32,6 @@ def page_file(tmp_path_factory) -> Path:
     return out / "report.html"
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory) -> Page:
-    with browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
 def test_the_page_is_one_file_that_asks_for_nothing(page_file: Path) -> None:
     text = page_file.read_text(encoding="utf-8")
     assert not re.search(
@@ -55,71 +49,93 @@ def test_findings_stand_before_everything_else(page_file: Path) -> None:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
-def test_the_page_loads_in_silence_and_fits(width: int, dark: bool, page: Page, page_file: Path) -> None:
-    page.complaints.clear()
-    page.requests.clear()
-    page.open(page_file, width, dark=dark)
-    assert page.run("document.querySelectorAll('#maps canvas').length") == len(
-        page.run("facts.measures.map(m => m.name)")
+def test_the_page_loads_in_silence_and_fits(width: int, dark: bool, tab: Page, page_file: Path) -> None:
+    tab.open(page_file, width, dark=dark)
+    assert tab.run("document.querySelectorAll('#maps canvas').length") == len(
+        tab.run("facts.measures.map(m => m.name)")
     )
-    assert page.run("document.documentElement.scrollWidth") <= width
-    assert page.complaints == []
-    assert page.requests == [page_file.resolve().as_uri()]
-    light = sum(map(int, re.findall(r"\d+", page.run("getComputedStyle(document.body).backgroundColor"))[:3]))
+    assert tab.run("document.documentElement.scrollWidth") <= width
+    assert tab.complaints == []
+    assert tab.requests == [page_file.resolve().as_uri()]
+    light = sum(map(int, re.findall(r"\d+", tab.run("getComputedStyle(document.body).backgroundColor"))[:3]))
     assert (light < 200) == dark
 
 
-def test_names_from_a_checkpoint_stay_text(page: Page, page_file: Path) -> None:
-    page.open(page_file, 1280)
-    assert page.run("document.querySelector('h1').textContent") == f"The heads of {HOSTILE}"
-    assert page.run("document.images.length") == 0
+def test_names_from_a_checkpoint_stay_text(tab: Page, page_file: Path) -> None:
+    tab.open(page_file, 1280)
+    assert tab.run("document.querySelector('h1').textContent") == f"The heads of {HOSTILE}"
+    assert tab.run("document.images.length") == 0
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_click_on_a_map_shows_that_heads_spectra(width: int, page: Page, page_file: Path) -> None:
-    page.open(page_file, width)
-    page.run("document.querySelector('canvas[data-measure=vo_sigma1]').scrollIntoView({block: 'center'})")
+def test_a_click_on_a_map_shows_that_heads_spectra(width: int, tab: Page, page_file: Path) -> None:
+    tab.open(page_file, width)
+    tab.run("document.querySelector('canvas[data-measure=vo_sigma1]').scrollIntoView({block: 'center'})")
     rectangle = "document.querySelector('canvas[data-measure=vo_sigma1]').getBoundingClientRect()"
-    box = page.run(f"(r => [r.x, r.y, r.width, r.height])({rectangle})")
-    page.click(box[0] + box[2] * (4 + 0.5) / 6, box[1] + box[3] * (3 + 0.5) / 4)
-    assert page.run("document.getElementById('chosen').textContent") == "Layer 3, head 4"
-    assert page.run("document.querySelectorAll('#spectra svg').length") == 2
-    points = page.run("document.querySelector('#spectra .line').getAttribute('d').split('L').length")
+    box = tab.run(f"(r => [r.x, r.y, r.width, r.height])({rectangle})")
+    tab.click(box[0] + box[2] * (4 + 0.5) / 6, box[1] + box[3] * (3 + 0.5) / 4)
+    assert tab.run("document.getElementById('chosen').textContent") == "Layer 3, head 4"
+    assert tab.run("document.querySelectorAll('#spectra svg').length") == 2
+    points = tab.run("document.querySelector('#spectra .line').getAttribute('d').split('L').length")
     assert points == 8
-    assert page.run("document.getElementById('measures').textContent.includes('qk_sigma1')")
-    assert page.complaints == []
+    assert tab.run("document.getElementById('measures').textContent.includes('qk_sigma1')")
+    assert tab.complaints == []
 
 
-def test_a_finding_leads_to_its_head_and_a_head_to_its_findings(page: Page, page_file: Path) -> None:
-    page.open(page_file, 1280)
-    page.run("document.querySelector('#spectral_spike button.where').click()")
-    assert page.run("document.getElementById('chosen').textContent") == "Layer 1, head 1"
-    assert "times the second" in page.run("document.getElementById('remarks').textContent")
+def test_a_finding_leads_to_its_head_and_a_head_to_its_findings(tab: Page, page_file: Path) -> None:
+    tab.open(page_file, 1280)
+    tab.run("document.querySelector('#spectral_spike button.where').click()")
+    assert tab.run("document.getElementById('chosen').textContent") == "Layer 1, head 1"
+    assert "times the second" in tab.run("document.getElementById('remarks').textContent")
 
 
-def test_a_head_that_is_not_finite_has_no_spectrum_and_breaks_nothing(page: Page, page_file: Path) -> None:
-    page.complaints.clear()
-    page.open(page_file, 1280)
-    page.run("choose(2, 1, false)")
-    assert "no finite singular value" in page.run("document.getElementById('spectra').textContent")
-    assert page.complaints == []
+def test_a_head_that_is_not_finite_has_no_spectrum_and_breaks_nothing(tab: Page, page_file: Path) -> None:
+    tab.open(page_file, 1280)
+    tab.run("choose(2, 1, false)")
+    assert "no finite singular value" in tab.run("document.getElementById('spectra').textContent")
+    assert tab.complaints == []
 
 
-def test_the_table_sorts_both_ways_and_a_row_shows_its_head(page: Page, page_file: Path) -> None:
-    page.open(page_file, 1280)
-    column = page.run("columns.indexOf('qk_sigma1')")
+def test_arrow_keys_on_the_maps_go_from_head_to_head(tab: Page, page_file: Path) -> None:
+    tab.open(page_file, 1280)
+    tab.run("choose(0, 4); document.getElementById('maps').focus()")
+    chosen = "document.getElementById('chosen').textContent"
+    frame = "(s => [s.left, s.top].map(parseFloat))(document.querySelector('#maps .frame').style)"
+    for key, layer, head in (
+        ("ArrowRight", 0, 5), ("ArrowRight", 0, 5), ("ArrowDown", 1, 5), ("ArrowLeft", 1, 4), ("ArrowUp", 0, 4)
+    ):  # fmt: skip
+        tab.press(key)
+        assert tab.run(chosen) == f"Layer {layer}, head {head}"
+        assert tab.run(frame) == pytest.approx([100 * head / 6, 100 * layer / 4], abs=1e-3)
+    assert tab.run("document.activeElement.id") == "maps"
+    assert tab.complaints == []
+
+
+def test_the_table_is_scrolled_by_keyboard_and_the_focus_is_seen(tab: Page, page_file: Path) -> None:
+    tab.open(page_file, 390)
+    tab.run("document.querySelector('#table .wide').focus()")
+    tab.press("ArrowRight")
+    tab.run("new Promise(scrolled => document.activeElement.addEventListener('scrollend', scrolled))")
+    assert tab.run("document.activeElement.scrollLeft") > 0
+    assert tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert tab.run("document.activeElement.getAttribute('aria-label')") == "Table of every head"
+
+
+def test_the_table_sorts_both_ways_and_a_row_shows_its_head(tab: Page, page_file: Path) -> None:
+    tab.open(page_file, 1280)
+    column = tab.run("[...document.querySelectorAll('#rows th')].findIndex(th => th.textContent === 'qk_sigma1')")
 
     def cells() -> list[float | None]:
-        texts = page.run(f"[...document.querySelectorAll('#rows tbody tr')].map(r => r.cells[{column}].textContent)")
+        texts = tab.run(f"[...document.querySelectorAll('#rows tbody tr')].map(r => r.cells[{column}].textContent)")
         return [float(text) if text else None for text in texts]
 
     for order in (True, False):
-        page.run(f"document.querySelectorAll('#rows th button')[{column}].click()")
+        tab.run(f"document.querySelectorAll('#rows th button')[{column}].click()")
         values = cells()
         assert values[-1] is None  # the head that is not finite
         assert values[:-1] == sorted(values[:-1], reverse=order)
-    page.run("document.querySelectorAll('#rows tbody tr')[2].click()")
-    layer, head = page.run(
+    tab.run("document.querySelectorAll('#rows tbody tr')[2].click()")
+    layer, head = tab.run(
         "[...document.querySelectorAll('#rows tbody tr')[2].cells].slice(0, 2).map(c => c.textContent)"
     )
-    assert page.run("document.getElementById('chosen').textContent") == f"Layer {layer}, head {head}"
+    assert tab.run("document.getElementById('chosen').textContent") == f"Layer {layer}, head {head}"

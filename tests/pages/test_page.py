@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.browser import Page
 from weightscope.pages.page import Figure, Section, write_page
 from weightscope.tables import Table
 
@@ -16,7 +17,7 @@ HOSTILE = '<script>alert("x")</script>\x1b[2J'
 def page(tmp_path: Path) -> str:
     table = Table.of_rows(("head", HOSTILE), [(0, HOSTILE), (np.int64(1), np.float64("nan")), (2, 0.123456)], HOSTILE)
     figure = Figure('<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"></svg>', HOSTILE)
-    write_page(tmp_path / "report.html", HOSTILE, HOSTILE, [Section(HOSTILE, HOSTILE, [table, figure])])
+    write_page(tmp_path, "report.html", HOSTILE, HOSTILE, [Section(HOSTILE, HOSTILE, [table, figure])])
     return (tmp_path / "report.html").read_text()
 
 
@@ -35,3 +36,26 @@ def test_nothing_is_fetched(page: str) -> None:
 def test_numbers_sort_as_numbers_and_nan_is_empty(page: str) -> None:
     assert '<td class="number" data-value="0.123456' in page and ">0.1235</td>" in page
     assert '<td class="number" data-value="nan"></td>' in page
+
+
+def test_columns_sort_both_ways_by_click_and_by_key_and_what_is_empty_stays_last(tab: Page, tmp_path: Path) -> None:
+    rows = [("b", 10.0), ("", 9.0), ("a", float("nan")), ("c", -1.5)]
+    write_page(tmp_path, "report.html", "", "", [Section("", "", [Table.of_rows(("name", "number"), rows)])])
+    tab.open(tmp_path / "report.html", 1280)
+    button = "document.querySelectorAll('th button')[{}]"
+
+    def cells(column: int) -> list[str]:
+        return tab.run(f"[...document.querySelectorAll('tbody tr')].map(row => row.cells[{column}].textContent)")
+
+    tab.run(button.format(1) + ".click()")
+    assert cells(1) == ["-1.5", "9", "10", ""]
+    tab.run(button.format(1) + ".focus()")
+    tab.press("Enter")
+    assert cells(1) == ["10", "9", "-1.5", ""]
+    assert tab.run("document.querySelectorAll('th')[1].getAttribute('aria-sort')") == "descending"
+    for expected in (["a", "b", "c", ""], ["c", "b", "a", ""]):
+        tab.run(button.format(0) + ".click()")
+        assert cells(0) == expected
+    assert tab.run("document.querySelectorAll('th[aria-sort]').length") == 1
+    assert tab.complaints == []
+    assert tab.requests == [(tmp_path / "report.html").as_uri()]

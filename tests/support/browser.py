@@ -103,6 +103,14 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def press(self, key: str) -> None:
+        """A key down and up again, on whatever has the focus: "ArrowDown", "Tab", "Enter"."""
+        typed = {"Enter": "\r"}.get(key, "")
+        codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+        for kind in ("keyDown", "keyUp"):
+            parameters = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
+            self.call("Input.dispatchKeyEvent", type=kind, text=typed if kind == "keyDown" else "", **parameters)
+
     def screenshot(self, path: Path) -> None:
         """The whole page as a PNG."""
         image = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]

@@ -57,7 +57,7 @@ def write_report(found: Comparison, out: Path) -> None:
     if len(found.labels) > 2:
         trace = Figure(save(trajectories(found), out, "trajectories"), "Median of each layer, early layers dark.")
         sections.append(Section("Along the run", ", ".join(found.labels), [trace]))
-    write_page(out / "report.html", f"From {first} to {last}", headline(found), sections)
+    write_page(out, "report.html", f"From {first} to {last}", headline(found), sections)
 
 
 def headline(found: Comparison) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from weightscope.audits.audit import Audit
 from weightscope.audits.figures import depth_figure, head_maps, spectra_figure
 from weightscope.audits.finding import KINDS
-from weightscope.audits.page import Facts, write_audit_page
+from weightscope.audits.page import write_audit_page
 from weightscope.errors import printable
 from weightscope.model import Model
 from weightscope.pages.style import save
@@ -30,8 +30,7 @@ def write_report(model: Model, results: Audit, out: Path) -> None:
     checkpoint = model.checkpoint
     name = checkpoint.folder.resolve().name if checkpoint.name == "model.safetensors" else checkpoint.name
     notes = [f"{note[0].upper()}{note[1:]}." for note in results.notes]
-    facts = Facts(f"The heads of {name}", " ".join([*headline(model, results), *notes]))
-    write_audit_page(out / "report.html", facts, results)
+    write_audit_page(out, f"The heads of {name}", " ".join([*headline(model, results), *notes]), results)
 
 
 def headline(model: Model, results: Audit) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from weightscope.audits.summary import NUMBERS, Row
 from weightscope.folder import Files
-from weightscope.pages.page import Section, page
+from weightscope.pages.page import Section, write_page
 from weightscope.tables import Link, Table
 
 COLUMNS = (
@@ -38,4 +38,4 @@ def write_summary_page(rows: Sequence[Row], files: Files) -> None:
             ("checkpoint", "source", "what was wrong"), [(r.name, r.source, r.error) for r in failed]
         )
         sections.insert(0, Section("Failed", "Mend these and run again with --resume: the others stay.", [causes]))
-    files.text("summary.html", page("Audits", lead, sections))
+    write_page(files, "summary.html", "Audits", lead, sections)

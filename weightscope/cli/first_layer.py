@@ -65,7 +65,7 @@ def detok(
     curves = roc_curves(first, bigrams, chosen)
     write_detokenization(found, out)
     lead, sections = detok_sections(found, curves, bigrams, out)
-    write_page(out / "report.html", f"Detokenization in layer {layer} of {model.name}", lead, sections)
+    write_page(out, "report.html", f"Detokenization in layer {layer} of {model.name}", lead, sections)
     for row in found.table:
         click.echo(f"head {row.head:3d}  auroc {row.auroc:.3f}  auroc_paper {row.auroc_paper:.3f}")
     say_caveats(first.attention.caveats)

@@ -1,23 +1,33 @@
 "use strict";
-// A click on a column's name sorts by it; a second click turns the order round. Empty cells stay last.
-for (const table of document.querySelectorAll("table")) {
-  const heads = [...table.tHead.rows[0].cells];
-  heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
-    const down = head.getAttribute("aria-sort") === "ascending";
-    heads.forEach(other => other.removeAttribute("aria-sort"));
-    head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const key = row => {
-      const cell = row.cells[column];
-      return cell.dataset.value === undefined ? cell.textContent : parseFloat(cell.dataset.value);
-    };
-    const compare = (a, b) => {
-      const [x, y] = [key(a), key(b)];
-      if (typeof x === "number" && typeof y === "number") {
-        if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y);
-        return down ? y - x : x - y;
-      }
-      return down ? String(y).localeCompare(String(x)) : String(x).localeCompare(String(y));
-    };
-    table.tBodies[0].append(...[...table.tBodies[0].rows].sort(compare));
+// A click on a column's name sorts by it; a second click turns the order round.
+
+const isKnown = value => value !== null && value !== "" && !Number.isNaN(value);
+
+// What `Array.sort` asks for: numbers by size, text by alphabet, what is unknown last in either direction.
+function order(a, b, descending) {
+  if (!isKnown(a) || !isKnown(b)) return isKnown(b) - isKnown(a);
+  const [first, second] = descending ? [b, a] : [a, b];
+  if (typeof first === "number" && typeof second === "number") return first - second;
+  return String(first).localeCompare(String(second));
+}
+
+// Calls sort(column, descending) when a name in the header row is clicked.
+function sortOnClick(header, sort, descendingFirst = () => false) {
+  const names = [...header.cells];
+  names.forEach((name, column) => name.querySelector("button").addEventListener("click", () => {
+    const now = name.getAttribute("aria-sort");
+    const descending = now ? now === "ascending" : descendingFirst(column);
+    for (const other of names) other.removeAttribute("aria-sort");
+    name.setAttribute("aria-sort", descending ? "descending" : "ascending");
+    sort(column, descending);
   }));
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  const valueOf = cell => "value" in cell.dataset ? parseFloat(cell.dataset.value) : cell.textContent;
+  sortOnClick(table.tHead.rows[0], (column, descending) => {
+    const body = table.tBodies[0];
+    const value = row => valueOf(row.cells[column]);
+    body.append(...[...body.rows].sort((a, b) => order(value(a), value(b), descending)));
+  });
 }

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from weightscope.escape import printable
-from weightscope.folder import write_text
+from weightscope.folder import Files, write_text
 from weightscope.tables import Table
 
 
@@ -43,27 +43,34 @@ def _shown(value: Any) -> Any:
 TEMPLATES = Environment(
     loader=PackageLoader("weightscope", "pages"), autoescape=True, finalize=_shown, trim_blocks=True, lstrip_blocks=True
 )
+TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}  # of the filter `tojson`
 TEMPLATES.tests["figure"] = lambda part: isinstance(part, Figure)
 
 
-def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The page as HTML; every name and token in it is shown as text.
+def write_page(files: Files | Path, name: str, title: str, lead: str, sections: Sequence[Section] = ()) -> None:
+    """Write a page; every name and token in it is shown as text.
 
     Parameters
     ----------
+    files : Files
+    name : str
+        Of the file.
     title, lead : str
         What it is, and what it says in a sentence or two.
     sections : sequence of Section
-    """
-    return TEMPLATES.get_template("page.html").render(title=title, lead=lead, sections=sections)
-
-
-def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
-    """Write the page; see `page`.
 
     Raises
     ------
     CheckpointError
         The file cannot be written.
     """
-    write_text(path, page(title, lead, sections))
+    write_template(files, name, "page.html", title=title, lead=lead, sections=sections)
+
+
+def write_template(files: Files | Path, name: str, template: str, **values: Any) -> None:
+    """Write what a template of this folder makes of values."""
+    text = TEMPLATES.get_template(template).render(values)
+    if isinstance(files, Files):
+        files.text(name, text)
+    else:
+        write_text(files / name, text)

@@ -64,7 +64,7 @@ def write_report(found: Sequence[SinkBias], out: Path) -> None:
     """
     remove_earlier(out, r"(updates|picture|patching|heads)-[\w.-]+\.(png|svg)")
     sections = [_table_one(found), *(section for each in found for section in _model_sections(each, out))]
-    write_page(out / "report.html", "Attention sinks as biases", " ".join(map(headline, found)), sections)
+    write_page(out, "report.html", "Attention sinks as biases", " ".join(map(headline, found)), sections)
 
 
 def headline(found: SinkBias) -> str:

@@ -145,4 +145,4 @@ def write_sink_report(
             ],
         ),
     ]  # fmt: skip
-    write_page(out / "report.html", f"Attention sinks of {name}", " ".join([*headline(found), note]), sections)
+    write_page(out, "report.html", f"Attention sinks of {name}", " ".join([*headline(found), note]), sections)
