@@ -15,9 +15,9 @@ import numpy as np
 
 from analyses.inputs import device_option, documents, first_available, out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.norms.measure import analyse_norms, write_norms
-from weightscope.norms.page import norm_sections
-from weightscope.pages.page import write_page
+from weightscope.folder import OutputFolder
+from weightscope.norms.measure import measure_norms
+from weightscope.norms.page import write_report
 from weightscope.runner import open_runner
 from weightscope.runner.loading import check_device
 from weightscope.runner.tokenizer import first_token, tokenizer_of
@@ -58,16 +58,14 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: 
     runner = open_runner(model, device=device)
 
     # compute
-    found = analyse_norms(runner, sequences, kinds, seed=seed)
+    norms = measure_norms(runner, sequences, kinds, seed=seed)
 
     # write and draw
-    write_norms(found, out)
-    lead, sections = norm_sections(found, model, out, seed)
-    name = "all-MiniLM-L6-v2" if model.source == MINILM else model.name
-    write_page(out, "report.html", f"What attention adds up in {name}", lead, sections)
+    with OutputFolder(out) as files:
+        norms.write(files)
+        write_report(files, norms)
 
-    for kind, each in zip(found.kinds, found.ranks, strict=True):
-        click.echo(f"{kind:>13}  Spearman of alpha and |f(x)| {each.rho:+.3f}  ({each.pairs:,} pairs)")
+    click.echo(norms.kinds.text())
     click.echo(f"report: {out / 'report.html'}")
 
 

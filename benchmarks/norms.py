@@ -9,7 +9,7 @@ import numpy as np
 
 import weightscope as ws
 from benchmarks.results import Measured
-from weightscope.norms.measure import analyse_norms
+from weightscope.norms.measure import measure_norms
 from weightscope.runner import Runner, open_runner
 from weightscope.runner.runner import batches
 from weightscope.text.sequences import TokenKinds, token_kinds
@@ -54,7 +54,7 @@ def run(n: int = SEQUENCES) -> dict[str, float]:
     sequences = make_sequences(kinds, n)
     forward(runner, sequences[:64])  # threads and buffers made
     alone, alone_cpu = timed(lambda: forward(runner, sequences))
-    seconds, cpu = timed(lambda: analyse_norms(runner, sequences, kinds))
+    seconds, cpu = timed(lambda: measure_norms(runner, sequences, kinds))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
         "seconds": seconds,

@@ -194,13 +194,13 @@ def test_norms_and_contributions_of_running_models_are_the_same(name, tmp_path):
     """|f(x)| and C of eq. 7, worked out of a layer's own maps on the device, against the same on the cores."""
     pytest.importorskip("torch", reason="the runner needs the extra `runner`")
     from tests.families.make_fixtures import random_model
-    from weightscope.norms.measure import analyse_norms
+    from weightscope.norms.measure import measure_norms
     from weightscope.outlier_dimensions.measure import observe_contributions
     from weightscope.runner import open_runner
 
     random_model(next(case for case in CASES if case.name == name)).save_pretrained(tmp_path)
     here, there = (open_runner(ws.open_model(tmp_path), device=device) for device in ("cpu", "array_api_strict"))
-    norms = [vars(analyse_norms(runner, TEXTS, KINDS)) for runner in (here, there)]
+    norms = [vars(measure_norms(runner, TEXTS, KINDS)) for runner in (here, there)]
     for key in ("alpha_f", "f_by_kind"):
         np.testing.assert_allclose(norms[1][key], norms[0][key], rtol=1e-5)
     found = [observe_contributions(runner, TEXTS, KINDS).by_kind for runner in (here, there)]

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from weightscope.metrics.norms import Moments, given_to_kinds, output_triangles, value_norms
-from weightscope.norms.pair_sample import PairSample
+from weightscope.metrics.norms import given_to_kinds, output_triangles, value_norms
 
 G, H, N, R, D = 2, 6, 7, 4, 16
 
@@ -48,42 +47,3 @@ def test_what_is_given_to_kinds_is_the_sum_of_lengths(rng: np.random.Generator) 
         expected[0, b, h, kinds[b, j]] += attention[b, h, i, j] / N
         expected[1, b, h, kinds[b, j]] += np.linalg.norm(attention[b, h, i, j] * f[b, h, j]) / N
     np.testing.assert_allclose([alpha, alpha_f], expected, rtol=1e-12)
-
-
-def test_moments_do_not_depend_on_the_batches(rng: np.random.Generator) -> None:
-    """Numbers far from zero beside their deviation, where sums of squares would keep no digit."""
-    values = 1e6 + rng.random((2, 3, 50))
-    found = Moments((2, 3))
-    for layer in range(2):
-        for part in np.split(values[layer], [1, 20, 45], axis=-1):
-            found.add(part, layer)
-    np.testing.assert_allclose(found.mean, values.mean(axis=-1), rtol=1e-14)
-    np.testing.assert_allclose(found.deviation, values.std(axis=-1), rtol=1e-7)
-    np.testing.assert_allclose(found.variation, values.std(axis=-1) / values.mean(axis=-1), rtol=1e-7)
-    np.testing.assert_array_equal([found.smallest, found.largest], [values.min(axis=-1), values.max(axis=-1)])
-    pooled = found.pooled()
-    np.testing.assert_allclose([pooled.mean, pooled.deviation], [values.mean(), values.std()], rtol=1e-7)
-    assert (pooled.count, pooled.smallest, pooled.largest) == (300, values.min(), values.max())
-
-
-def test_a_sample_is_of_the_pairs_and_of_the_size_asked_for(rng: np.random.Generator) -> None:
-    first, second = rng.random((4, 3, 20, 20), np.float32), rng.random((4, 3, 20), np.float32)
-    first[:, :, :10, 10:] = 0  # masked
-    groups = np.where(np.arange(20) < 5, 0, 1)[None].repeat(4, axis=0)
-    every, some = PairSample(np.ones(3), 5000), PairSample(np.array([0.5, 0.1, 0.5]), 5000, seed=3)
-    for sample in (every, some):
-        sample.add(first, second, groups)
-    pairs = np.stack(np.broadcast_arrays(first, second[:, :, None]), axis=-1)
-    for group, (found, drawn) in enumerate(zip(every.pairs(), some.pairs(), strict=True)):
-        columns = np.flatnonzero(groups[0] == group)
-        expected = pairs[:, :, :, columns].reshape(-1, 2)
-        expected = expected[expected[:, 0] > 0]
-        assert set(map(tuple, found)) == set(map(tuple, expected))
-        assert len(found) == len(expected)
-        assert set(map(tuple, drawn)) <= set(map(tuple, expected))
-        assert len(drawn) == pytest.approx(some.shares[group] * len(expected), abs=4 * np.sqrt(len(expected)) / 2)
-    again, less = PairSample(some.shares, 5000, seed=3), PairSample(some.shares, 7, seed=3)
-    for sample in (again, less):
-        sample.add(first, second, groups)
-    np.testing.assert_array_equal(again.pairs()[1], some.pairs()[1])
-    np.testing.assert_array_equal(less.pairs()[1], some.pairs()[1][:7])

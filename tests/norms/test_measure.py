@@ -1,6 +1,7 @@
 """Norm-based analysis of running models, against plain float64 loops over the vectors f(x) themselves."""
 
 import csv
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +16,8 @@ torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`
 
 from tests.families.make_fixtures import random_model  # noqa: E402
 from weightscope.attention.folding import Affine  # noqa: E402
-from weightscope.norms.measure import (  # noqa: E402
-    NormAnalysis,
-    analyse_norms,
-    moment_rows,
-    singular_values,
-    summary_rows,
-    write_norms,
-)
+from weightscope.folder import Files  # noqa: E402
+from weightscope.norms.measure import NormAnalysis, measure_norms, singular_values  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
 from weightscope.text.sequences import TokenKinds  # noqa: E402
 
@@ -76,19 +71,19 @@ class Loops:
 @pytest.fixture(scope="module", params=FAMILIES)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[NormAnalysis, Loops]:
     runner = opened(request.param, tmp_path_factory.mktemp(request.param))
-    return analyse_norms(runner, SEQUENCES, KINDS), Loops(runner)
+    return measure_norms(runner, SEQUENCES, KINDS), Loops(runner)
 
 
 def test_tables_1_and_2(both: tuple[NormAnalysis, Loops]) -> None:
-    found, loops = both
+    norms, loops = both
 
     def row(values: list[float]) -> list[float]:
         mean, sd = np.mean(values), np.std(values)
         return [mean, sd, sd / mean, max(values), min(values)]
 
-    np.testing.assert_allclose(moment_rows(found.f), [[row(h) for h in layer] for layer in loops.f], rtol=2e-5)
-    np.testing.assert_allclose(moment_rows(found.x), [row(layer) for layer in loops.x], rtol=2e-5)
-    of_all = dict(summary_rows(found))
+    np.testing.assert_allclose(norms.f.table(), [[row(h) for h in layer] for layer in loops.f], rtol=2e-5)
+    np.testing.assert_allclose(norms.x.table(), [row(layer) for layer in loops.x], rtol=2e-5)
+    of_all = {row[0]: row[1:] for row in norms.summary.rows()}
     everything = [length for layer in loops.f for head in layer for length in head]
     inputs = [length for layer in loops.x for length in layer]
     np.testing.assert_allclose(of_all["|f(x)|, all heads together"], row(everything), rtol=2e-5)
@@ -96,8 +91,8 @@ def test_tables_1_and_2(both: tuple[NormAnalysis, Loops]) -> None:
 
 
 def test_table_3_and_fig_3(both: tuple[NormAnalysis, Loops]) -> None:
-    found, loops = both
-    for ranks, sampled, pairs in zip(found.ranks, found.pairs, loops.pairs, strict=True):
+    norms, loops = both
+    for ranks, sampled, pairs in zip(norms.ranks, norms.pairs, loops.pairs, strict=True):
         assert ranks.pairs == len(pairs)
         assert (
             abs(ranks.rho - spearmanr(*zip(*pairs, strict=True)).statistic) <= ranks.error < 0.5
@@ -107,11 +102,11 @@ def test_table_3_and_fig_3(both: tuple[NormAnalysis, Loops]) -> None:
 
 
 def test_figs_4_and_5(both: tuple[NormAnalysis, Loops]) -> None:
-    found, loops = both
-    np.testing.assert_allclose(found.alpha, loops.alpha, atol=1e-6)
-    np.testing.assert_allclose(found.alpha_f, loops.alpha_f, rtol=1e-4, atol=1e-6)
+    norms, loops = both
+    np.testing.assert_allclose(norms.alpha, loops.alpha, atol=1e-6)
+    np.testing.assert_allclose(norms.alpha_f, loops.alpha_f, rtol=1e-4, atol=1e-6)
     for (layer, head, kind), lengths in loops.of_kind.items():
-        np.testing.assert_allclose(found.f_by_kind[layer, head, kind], np.mean(lengths), rtol=2e-5)
+        np.testing.assert_allclose(norms.f_by_kind[layer, head, kind], np.mean(lengths), rtol=2e-5)
 
 
 def test_rows_of_attention_sum_to_one_unless_there_are_sinks(both: tuple[NormAnalysis, Loops], request) -> None:
@@ -137,15 +132,15 @@ def test_singular_values_are_those_of_the_dense_affine_map(tmp_path: Path) -> No
 def test_a_change_of_basis_within_heads_changes_nothing(tmp_path: Path) -> None:
     """W_V R and R^-1 W_O give the same f."""
     runner = opened("bert", tmp_path)
-    plain = analyse_norms(runner, SEQUENCES, KINDS)
+    plain = measure_norms(runner, SEQUENCES, KINDS)
     rng = np.random.default_rng(0)
     for index, layer in runner.layers.items():
         h, r = layer.w_o.shape[:2]
         gauge = np.eye(r) + 0.3 * rng.standard_normal((h, r, r))
         v = Affine(layer.v.w @ gauge, (layer.v.b[:, None] @ gauge)[:, 0])
         runner.layers[index] = replace(layer, v=v, w_o=np.linalg.inv(gauge) @ layer.w_o)
-    turned = analyse_norms(runner, SEQUENCES, KINDS)
-    np.testing.assert_allclose(moment_rows(turned.f), moment_rows(plain.f), rtol=1e-4)
+    turned = measure_norms(runner, SEQUENCES, KINDS)
+    np.testing.assert_allclose(turned.f.table(), plain.f.table(), rtol=1e-4)
     np.testing.assert_allclose(turned.alpha_f, plain.alpha_f, rtol=1e-4)
     np.testing.assert_allclose(turned.singular_values, plain.singular_values, rtol=1e-4)
 
@@ -153,34 +148,39 @@ def test_a_change_of_basis_within_heads_changes_nothing(tmp_path: Path) -> None:
 def test_batches_change_nothing_and_a_seed_draws_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = opened("gpt2", tmp_path)
     many = SEQUENCES * 40
-    found, again = (analyse_norms(runner, many, KINDS, seed=7) for _ in range(2))
-    for first, second in zip(found.pairs, again.pairs, strict=True):
+    norms, again = (measure_norms(runner, many, KINDS, seed=7) for _ in range(2))
+    for first, second in zip(norms.pairs, again.pairs, strict=True):
         assert len(first)
         np.testing.assert_array_equal(first, second)
-    once = analyse_norms(runner, SEQUENCES, KINDS)
-    np.testing.assert_allclose(moment_rows(once.f), moment_rows(found.f), rtol=1e-5)
-    np.testing.assert_allclose(once.alpha_f, found.alpha_f, rtol=1e-5)
-    assert [each.pairs * 40 for each in once.ranks] == [each.pairs for each in found.ranks]
+    once = measure_norms(runner, SEQUENCES, KINDS)
+    np.testing.assert_allclose(once.f.table(), norms.f.table(), rtol=1e-5)
+    np.testing.assert_allclose(once.alpha_f, norms.alpha_f, rtol=1e-5)
+    assert [each.pairs * 40 for each in once.ranks] == [each.pairs for each in norms.ranks]
 
 
-def test_what_is_written_is_what_was_found(both: tuple[NormAnalysis, Loops], tmp_path: Path) -> None:
-    found, _ = both
-    write_norms(found, tmp_path)
-    n_layers, n_heads = found.alpha.shape[:2]
-    tables = {path.stem: list(csv.DictReader(path.open())) for path in tmp_path.glob("*.csv")}
+def test_what_is_written_is_what_was_found(both: tuple[NormAnalysis, Loops]) -> None:
+    norms, _ = both
+    files = Files()
+    norms.write(files)
+    n_layers, n_heads = norms.alpha.shape[:2]
+    tables = {
+        name.removesuffix(".csv"): list(csv.DictReader(content.decode().splitlines()))
+        for name, content in files.contents.items()
+        if name.endswith(".csv")
+    }
     n_kinds = len(KINDS.names)
     sizes = {"heads": n_layers * n_heads, "layers": n_layers, "kinds": n_kinds, "summary": 4}
     assert {name: len(rows) for name, rows in tables.items()} == sizes
     last = tables["heads"][-1]
     assert (int(last["layer"]), int(last["head"])) == (n_layers - 1, n_heads - 1)
-    assert float(last["alpha . or ,"]) == pytest.approx(found.alpha[-1, -1, 1], rel=1e-5)
-    assert float(last["|f| cv"]) == pytest.approx(found.f.variation[-1, -1], rel=1e-5)
-    with np.load(tmp_path / "norms.npz") as arrays:
-        np.testing.assert_array_equal(arrays["alpha_f"], found.alpha_f)
-        assert len(arrays["pairs"]) == len(arrays["pairs_kind"]) == sum(map(len, found.pairs))
+    assert float(last["alpha . or ,"]) == pytest.approx(norms.alpha[-1, -1, 1], rel=1e-5)
+    assert float(last["|f| cv"]) == pytest.approx(norms.f.table()[-1, -1, 2], rel=1e-5)
+    with np.load(io.BytesIO(files.contents["norms.npz"])) as arrays:
+        np.testing.assert_array_equal(arrays["alpha_f"], norms.alpha_f)
+        assert len(arrays["pairs"]) == len(arrays["pairs_kind"]) == sum(map(len, norms.pairs))
 
 
 def test_a_gate_that_f_leaves_out_is_said(tmp_path: Path) -> None:
     for name, gated in (("qwen3_next", True), ("llama", False)):
-        found = analyse_norms(opened(name, tmp_path / name), SEQUENCES, KINDS)
-        assert found.gated is gated
+        norms = measure_norms(opened(name, tmp_path / name), SEQUENCES, KINDS)
+        assert norms.gated is gated

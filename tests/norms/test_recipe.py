@@ -7,35 +7,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests.support.cases import CASES
 from tests.support.weights import package
 
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
-tokenizers = pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
+pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
-from analyses.norm_attention import main  # noqa: E402
-from tests.families.make_fixtures import random_model  # noqa: E402
+from analyses.norm_attention import main
+from tests.support.word_models import WORDS, written_model
 
-WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 PARAGRAPHS = "\n\n".join(f"{first} , {' '.join(WORDS)} ." for first in WORDS)
 FIGURES = {f"{name}.{suffix}" for name in ("heads", "layers", "pairs", "singular-values") for suffix in ("png", "svg")}
 WRITTEN = FIGURES | {"report.html", "heads.csv", "layers.csv", "kinds.csv", "summary.csv", "norms.npz"}
-
-
-def written_model(name: str, folder: Path, *, framed: bool) -> Path:
-    """A tiny random model of a family with a tokenizer of words, in BERT's frame or in none."""
-    random_model(next(case for case in CASES if case.name == name)).save_pretrained(folder)
-    special = ["[UNK]", "[CLS]", "[SEP]"]
-    made = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel(
-            {word: i for i, word in enumerate([*special, ",", ".", "a", *WORDS])}, unk_token="[UNK]"
-        )
-    )
-    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    if framed:
-        made.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    made.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def run(model: Path, tmp_path: Path, *options: str):
@@ -53,13 +35,13 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_the_papers_model_stands_beside_the_papers_numbers(tmp_path: Path) -> None:
     result = run(written_model("bert", tmp_path / "bert-base-uncased", framed=True), tmp_path, "--longest", "20")
     assert result.exit_code == 0, result.output
-    assert {path.name for path in (tmp_path / "out").iterdir()} == WRITTEN
+    assert {path.name for path in (tmp_path / "out").iterdir()} == WRITTEN | {".weightscope"}
     kinds = rows(tmp_path / "out" / "kinds.csv")
     assert [row["kind"] for row in kinds] == ["[CLS]", "[SEP]", ". or ,", "other"]
     lengths, heads = [20] * 9, 2 * 4
     assert [int(row["pairs"]) for row in kinds][:2] == [sum(lengths) * heads, 2 * sum(lengths) * heads]
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "paper&#x27;s Spearman" in page and "34886592" in page and "For reference" not in page
+    assert "paper&#39;s Spearman" in page and "34886592" in page and "For reference" not in page
 
 
 def test_another_model_has_the_papers_numbers_apart(tmp_path: Path) -> None:
@@ -72,7 +54,14 @@ def test_another_model_has_the_papers_numbers_apart(tmp_path: Path) -> None:
     assert [row["kind"] for row in kinds] == ["[CLS]", ". or ,", "other"]  # token 1, as the config says
     assert int(kinds[0]["pairs"]) == 5 * 12 * len(rows(tmp_path / "out" / "heads.csv"))
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "For reference" in page and "paper&#x27;s Spearman" not in page
+    assert "For reference" in page and "paper&#39;s Spearman" not in page
+
+
+def test_a_special_token_is_text_in_figures_and_no_formula(tmp_path: Path) -> None:
+    model = written_model("bert", tmp_path / "model", framed=True, cls=r"$\frac$")
+    result = run(model, tmp_path, "--longest", "12", "--sequences", "3")
+    assert result.exit_code == 0, result.output
+    assert rows(tmp_path / "out" / "kinds.csv")[0]["kind"] == r"$\frac$"
 
 
 def test_without_a_hub_minilm_is_run_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
 from analyses.outlier_dimensions import main
-from tests.norms.test_recipe import WORDS, written_model
+from tests.support.word_models import WORDS, written_model
 from weightscope.outlier_dimensions import paper as paper
 from weightscope.outlier_dimensions.measure import Contributions
 from weightscope.outlier_dimensions.page import _paper_section, layers_shown
@@ -114,7 +114,7 @@ def test_the_papers_model_stands_beside_the_papers_numbers() -> None:
     found.by_kind[5, 3, 381, 1] += 0.25
     section = _paper_section(found, "bert-base-uncased")
     assert "at most 0.25" in section.text
-    assert any("31.1 / 31.4" in cell for row in section.parts[0].rows for cell in map(str, row))
+    assert any("31.1 / 31.4" in cell for row in section.parts[0].rows() for cell in map(str, row))
     assert "For reference" in _paper_section(found, "another").text
 
 

@@ -1,39 +1,40 @@
-"""Norm-based analysis of attention: a model run once over sequences, all that the paper reports reduced on the way.
+"""Norm-based analysis of attention: a model is run once over sequences, and all that the paper reports is reduced.
 
 Of a batch nothing is kept but sums, counts, extremes and a sample (norm-based-attention, section 5).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 
 import numpy as np
 
-from weightscope.attention.factored import triangle
+from weightscope.attention.factored import Triangle, triangle
 from weightscope.attention.layer import Layer
-from weightscope.folder import write_csv, write_npz
+from weightscope.folder import Files
 from weightscope.metrics.by_kind import MeanByKind, counts_by_kind
-from weightscope.metrics.norms import Moments, given_to_kinds, output_triangles, value_norms
+from weightscope.metrics.norms import given_to_kinds, output_triangles, value_norms
 from weightscope.metrics.rank_correlation import RankCorrelation, Spearman
 from weightscope.metrics.value_output import affine_singular_values
-from weightscope.norms.pair_sample import PairSample
+from weightscope.norms.statistics import MOMENTS, Moments, PairSample
 from weightscope.runner.runner import Activations, Runner
+from weightscope.tables import Column, Table
 from weightscope.text.sequences import TokenKinds
 
 SHARE, MOST = 0.01, 5000  # of the pairs of a kind that Fig. 3 shows: the paper's share, and about how many at most
-MOMENTS = ("mean", "sd", "cv", "max", "min")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class NormAnalysis:
-    """What norm-based analysis finds, for L attention layers of H heads and K kinds of token.
+    """Lengths of the vectors that attention adds up, in L attention layers of H heads, by K kinds of token.
 
     Attributes
     ----------
-    layers : (L,) int array
-        Indices of the layers.
-    kinds : tuple of str
-    sequences, tokens : int
+    model : str
+        Its name.
+    layer_indices : (L,) int array
+    kind_names : tuple of str
+    n_sequences, n_tokens : int
         How many were run.
     f : Moments of (L, H)
         |f(x)| of every token (Table 1).
@@ -53,12 +54,15 @@ class NormAnalysis:
         Mean |f(x)| over all tokens of a kind (Fig. 4b); NaN for a kind that never occurs.
     gated : bool
         A gate multiplies what heads have gathered; f(x), and all of the above, leaves it out.
+    seed : int
+        Of the sample of pairs, and of the heads that Fig. 2 shows.
     """
 
-    layers: np.ndarray
-    kinds: tuple[str, ...]
-    sequences: int
-    tokens: int
+    model: str
+    layer_indices: np.ndarray
+    kind_names: tuple[str, ...]
+    n_sequences: int
+    n_tokens: int
     f: Moments
     x: Moments
     ranks: list[Spearman]
@@ -68,10 +72,89 @@ class NormAnalysis:
     alpha_f: np.ndarray
     f_by_kind: np.ndarray
     gated: bool
+    seed: int
+
+    @cached_property
+    def heads(self) -> Table:
+        """A row a head: Table 1, the extreme singular values of f, and by kind what Figs 4 and 5 show."""
+        n_layers, n_heads = self.alpha.shape[:2]
+        columns = [
+            Column("layer", np.repeat(self.layer_indices, n_heads)),
+            Column("head", np.tile(np.arange(n_heads), n_layers)),
+            *_moment_columns("|f|", "|f(x)|", self.f),
+            Column("sigma_max", self.singular_values[..., 0].ravel(), meaning="largest singular value of f on [x 1]"),
+            Column("sigma_min", self.singular_values[..., -1].ravel(), meaning="smallest singular value of f on [x 1]"),
+            *self._kind_columns("alpha", self.alpha),
+            *self._kind_columns("|alpha f|", self.alpha_f),
+            *self._kind_columns("|f|", self.f_by_kind),
+        ]
+        return Table(columns, "Table 1: |f(x)| of every head.")
+
+    @cached_property
+    def layers(self) -> Table:
+        """A row a layer: Table 2, and by kind what Fig. 5 shows."""
+        columns = [
+            Column("layer", self.layer_indices),
+            *_moment_columns("|x|", "|x|", self.x),
+            *self._kind_columns("alpha", self.alpha.mean(axis=1)),
+            *self._kind_columns("|alpha f|", self.alpha_f.mean(axis=1)),
+        ]
+        return Table(columns, "Table 2: |x|, the residual stream as it enters the layer.")
+
+    @cached_property
+    def kinds(self) -> Table:
+        """A row a kind of token: Table 3."""
+        return Table(
+            [
+                Column("kind", self.kind_names, "kind of token"),
+                Column("pairs", [each.pairs for each in self.ranks]),
+                Column("spearman", [each.rho for each in self.ranks], "Spearman of alpha and |f(x)|"),
+                Column("within", [each.error for each in self.ranks], "known to within"),
+            ],
+            "Table 3. Every pair of a query i and a token j, in all heads and layers, by the kind of j; masked pairs "
+            "do not count. Ranks are those of narrow bins; the column after rho bounds what that can cost.",
+        )
+
+    @cached_property
+    def summary(self) -> Table:
+        """The last rows of Tables 1 and 2: pooled over all heads and layers, and the mean of the heads' own figures."""
+        rows = [
+            ("|f(x)|, all heads together", *self.f.pooled().table()),
+            ("|f(x)|, mean of the heads", *self.f.table().mean(axis=(0, 1))),
+            ("|x|, all layers together", *self.x.pooled().table()),
+            ("|x|, mean of the layers", *self.x.table().mean(axis=0)),
+        ]
+        return Table.of_rows(("of", *MOMENTS), rows, "Tables 1 and 2, last rows.")
+
+    def write(self, files: Files) -> None:
+        """Write heads.csv, layers.csv, kinds.csv, summary.csv and norms.npz."""
+        for name in ("heads", "layers", "kinds", "summary"):
+            files.table(f"{name}.csv", getattr(self, name))
+        files.npz(
+            "norms.npz",
+            layers=self.layer_indices, kinds=np.array(self.kind_names),
+            f_moments=self.f.table(), x_moments=self.x.table(), singular_values=self.singular_values,
+            alpha=self.alpha, alpha_f=self.alpha_f, f_by_kind=self.f_by_kind,
+            pairs=np.concatenate(self.pairs), pairs_kind=np.repeat(np.arange(len(self.pairs)), [*map(len, self.pairs)]),
+        )  # fmt: skip
+
+    def _kind_columns(self, what: str, values: np.ndarray) -> list[Column]:
+        """(..., K) values as a column a kind."""
+        by_kind = values.reshape(-1, len(self.kind_names)).T
+        return [Column(f"{what} {kind}", own) for kind, own in zip(self.kind_names, by_kind, strict=True)]
+
+    def __repr__(self) -> str:
+        n_layers, n_heads = self.alpha.shape[:2]
+        return f"NormAnalysis({self.model}: {n_layers} layers of {n_heads} heads, {self.n_tokens:,} tokens)"
 
 
-def analyse_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, *, seed: int = 0) -> NormAnalysis:
-    """Run the model over sequences and reduce.
+def _moment_columns(name: str, symbol: str, moments: Moments) -> list[Column]:
+    values = moments.table().reshape(-1, len(MOMENTS)).T
+    return [Column(f"{name} {own}", column, f"{own} {symbol}") for own, column in zip(MOMENTS, values, strict=True)]
+
+
+def measure_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, *, seed: int = 0) -> NormAnalysis:
+    """Run a model over sequences and reduce what its attention layers show.
 
     Parameters
     ----------
@@ -79,49 +162,42 @@ def analyse_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenK
     sequences : sequence of (n,) int arrays
     kinds : TokenKinds
     seed : int
-        Of the sample of pairs.
+        Of the sample of pairs, and of the heads that Fig. 2 shows.
 
     Raises
     ------
     CheckpointError
-        The model's attention is not what its weights give; see `Runner.observe`.
+        The sequences are images, or the model's attention is not what its weights give; see `Runner.observe`.
     """
-    seen = _Reduction(runner, sequences, kinds, seed)
-    runner.observe(sequences, seen)
-    n = len(sequences)
+    layers, n = list(runner.layers.values()), len(sequences)
+    totals = _Totals(runner, sequences, kinds, seed)
+    runner.observe(sequences, totals)
     return NormAnalysis(
-        np.array(list(runner.layers)), kinds.names, n, sum(map(len, sequences)),
-        seen.f, seen.x, seen.ranks.results(),
-        np.stack([singular_values(layer) for layer in runner.layers.values()]),
-        seen.sample.pairs(), seen.alpha / n, seen.alpha_f / n, np.stack([means.mean for means in seen.f_by_kind]),
-        any(layer.gate is not None for layer in runner.layers.values()),
+        runner.model.name, np.array(list(runner.layers)), kinds.names, n, sum(map(len, sequences)),
+        totals.f, totals.x, totals.ranks.results(), np.stack([singular_values(layer) for layer in layers]),
+        totals.sample.pairs(), totals.alpha / n, totals.alpha_f / n,
+        np.stack([means.mean for means in totals.f_by_kind]), any(layer.gate is not None for layer in layers), seed,
     )  # fmt: skip
 
 
 def singular_values(layer: Layer) -> np.ndarray:
     """Singular values of f of every head as a linear map on [x 1], (H, r + 1); no forward pass (Fig. 2)."""
 
-    def of(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def triangle_of(factor: np.ndarray) -> Triangle:
         wide = factor.astype(np.float64)
-        return wide, wide.T @ wide
+        return triangle(wide, wide.T @ wide)
 
-    heads = ((head, *layer.v.of(head.kv_head)) for head in layer.heads())
-    return np.stack(
-        [
-            affine_singular_values(triangle(*of(w_v)), b_v, triangle(*of(np.asarray(layer.w_o[head.index]).T)))
-            for head, w_v, b_v in heads
-        ]
-    )
+    heads = ((*layer.v.of(head.kv_head), np.asarray(layer.w_o[head.index])) for head in layer.heads())
+    return np.stack([affine_singular_values(triangle_of(w_v), b_v, triangle_of(w_o.T)) for w_v, b_v, w_o in heads])
 
 
-class _Reduction:
+class _Totals:
     """The observer: everything is summed up, counted or sampled as it passes."""
 
     def __init__(self, runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, seed: int) -> None:
-        self.kinds, self.n_kinds = kinds, len(kinds.names)
-        self.place = {index: place for place, index in enumerate(runner.layers)}
-        self.device = runner.device
-        self.there = {
+        self.kinds, self.n_kinds, self.device = kinds, len(kinds.names), runner.device
+        self.row = {index: row for row, index in enumerate(runner.layers)}
+        self.on_device = {
             index: (layer.on(self.device), self.device.put(output_triangles(np.asarray(layer.w_o))))
             for index, layer in runner.layers.items()
         }
@@ -134,69 +210,18 @@ class _Reduction:
         self.sample = PairSample(np.minimum(SHARE, MOST / np.maximum(pairs, 1)), 2 * MOST, seed)
 
     def __call__(self, seen: Activations) -> None:
-        assert seen.tokens is not None, "kinds of token need tokens"
-        place, kinds = self.place[seen.layer.index], self.kinds(seen.tokens)  # (b, n)
+        row, kinds = self.row[seen.layer.index], self.kinds(seen.tokens)  # (b, n)
         b, n, d = seen.x.shape
-        flat = seen.x.reshape(b * n, d)
-        layer, triangles = self.there[seen.layer.index]
-        norms = self.device.get(value_norms(layer.inner_values(self.device.put(flat)), triangles))  # (H, b n)
-        self.f.add(norms, place)
-        self.x.add(np.sqrt(np.einsum("nd,nd->n", flat, flat)), place)
+        x = seen.x.reshape(b * n, d)
+        layer, triangles = self.on_device[seen.layer.index]
+        norms = self.device.get(value_norms(layer.inner_values(self.device.put(x)), triangles))  # (H, b n)
+        self.f.add(norms, row)
+        self.x.add(np.sqrt(np.einsum("nd,nd->n", x, x)), row)
         norms = np.ascontiguousarray(norms.reshape(-1, b, n).transpose(1, 0, 2))  # (b, H, n)
-        self.f_by_kind[place].add(norms, kinds)
+        self.f_by_kind[row].add(norms, kinds)
         alpha, alpha_f = given_to_kinds(seen.attention, norms, kinds, self.n_kinds)
-        self.alpha[place] += alpha.sum(axis=0, dtype=np.float64)
-        self.alpha_f[place] += alpha_f.sum(axis=0, dtype=np.float64)
+        self.alpha[row] += alpha.sum(axis=0, dtype=np.float64)
+        self.alpha_f[row] += alpha_f.sum(axis=0, dtype=np.float64)
         for head in range(norms.shape[1]):  # one at a time stays in the processor's cache
             self.ranks.add(seen.attention[:, head], norms[:, head], kinds)
         self.sample.add(seen.attention, norms, kinds)
-
-
-def moment_rows(moments: Moments) -> np.ndarray:
-    """mean, sd, cv, max and min along the last axis, (..., 5)."""
-    return np.stack([moments.mean, moments.deviation, moments.variation, moments.largest, moments.smallest], axis=-1)
-
-
-def summary_rows(found: NormAnalysis) -> list[tuple[str, np.ndarray]]:
-    """The last rows of Tables 1 and 2: pooled over all heads and layers, and the mean of the heads' own figures."""
-    return [
-        ("|f(x)|, all heads together", moment_rows(found.f.pooled())),
-        ("|f(x)|, mean of the heads", moment_rows(found.f).mean(axis=(0, 1))),
-        ("|x|, all layers together", moment_rows(found.x.pooled())),
-        ("|x|, mean of the layers", moment_rows(found.x).mean(axis=0)),
-    ]
-
-
-def write_norms(found: NormAnalysis, out: Path) -> None:
-    """Write heads.csv, layers.csv, kinds.csv, summary.csv and norms.npz into `out`."""
-    of_kinds = [f"{what} {kind}" for what in ("alpha", "|alpha f|", "|f|") for kind in found.kinds]
-    by_kind = np.concatenate([found.alpha, found.alpha_f, found.f_by_kind], axis=-1)  # (L, H, 3 K)
-    f, s = moment_rows(found.f), found.singular_values
-    write_csv(
-        out / "heads.csv",
-        ("layer", "head", *(f"|f| {name}" for name in MOMENTS), "sigma_max", "sigma_min", *of_kinds),
-        (
-            (layer, head, *f[place, head], s[place, head, 0], s[place, head, -1], *by_kind[place, head])
-            for place, layer in enumerate(found.layers)
-            for head in range(f.shape[1])
-        ),
-    )
-    x = moment_rows(found.x)
-    layer_means = by_kind[..., : 2 * len(found.kinds)].mean(axis=1)  # over heads
-    write_csv(
-        out / "layers.csv",
-        ("layer", *(f"|x| {name}" for name in MOMENTS), *of_kinds[: 2 * len(found.kinds)]),
-        ((layer, *x[place], *layer_means[place]) for place, layer in enumerate(found.layers)),
-    )
-    write_csv(
-        out / "kinds.csv",
-        ("kind", "pairs", "spearman", "within"),
-        ((kind, each.pairs, each.rho, each.error) for kind, each in zip(found.kinds, found.ranks, strict=True)),
-    )
-    write_csv(out / "summary.csv", ("of", *MOMENTS), ((name, *row) for name, row in summary_rows(found)))
-    write_npz(
-        out / "norms.npz",
-        layers=found.layers, kinds=np.array(found.kinds), f_moments=f, x_moments=x,
-        singular_values=s, alpha=found.alpha, alpha_f=found.alpha_f, f_by_kind=found.f_by_kind,
-        pairs=np.concatenate(found.pairs), pairs_kind=np.repeat(np.arange(len(found.pairs)), [*map(len, found.pairs)]),
-    )  # fmt: skip

@@ -20,12 +20,14 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
+from weightscope.escape import printable
 from weightscope.folder import Files, write_bytes
 
 COLUMN = 3.4  # inches: one column of a two-column paper
 # Okabe and Ito's colours, told apart by every kind of colour vision; black is kept for reference lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00", "#7F7F7F")
 DASHES = ("-", "--", ":", "-.")
+MARKERS = "os^vDPX"
 BY_LAYER = "cividis"  # its brightness rises evenly for every kind of colour vision
 
 STYLE = {
@@ -81,6 +83,21 @@ def subplots(
 def head_style(head: int) -> dict[str, str]:
     """Colour and dash of a head: the same in every figure."""
     return {"color": COLOURS[head % len(COLOURS)], "linestyle": DASHES[head // len(COLOURS) % len(DASHES)]}
+
+
+def kind_styles(n_kinds: int) -> list[dict[str, Any]]:
+    """Colour and marker of every kind of token: special ones in order, punctuation in green, all others in grey."""
+    special = (*COLOURS[:2], *COLOURS[3:7])
+    colours = [*(special[kind % len(special)] for kind in range(n_kinds - 2)), COLOURS[2], COLOURS[7]]
+    return [
+        {"color": colour, "marker": MARKERS[kind % len(MARKERS)], "markersize": 3}
+        for kind, colour in enumerate(colours)
+    ]
+
+
+def plain(text: str) -> str:
+    """Text of a checkpoint in a figure: a dollar sign in it begins no formula."""
+    return printable(text).replace("$", r"\$")
 
 
 def layer_colours(layers: np.ndarray) -> np.ndarray:

@@ -38,8 +38,16 @@ class TokenKinds:
     names: tuple[str, ...]
     of_token: np.ndarray
 
-    def __call__(self, tokens: np.ndarray) -> np.ndarray:
-        """Kinds of tokens, in the same shape."""
+    def __call__(self, tokens: np.ndarray | None) -> np.ndarray:
+        """Kinds of tokens, in the same shape.
+
+        Raises
+        ------
+        CheckpointError
+            There are none: the inputs are images.
+        """
+        if tokens is None:
+            raise CheckpointError("kinds of token need text; these are images")
         return self.of_token[tokens]
 
 
