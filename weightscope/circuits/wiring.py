@@ -1,0 +1,234 @@
+"""Which heads read what other heads write: projection kernel and composition score of all pairs, in one pass.
+
+Head a writes in the space of W_O(a), an earlier layer's; head b reads by X, one of Q, K and V, in the space of W_X(b).
+With bases U and V of the two, chosen along the singular directions of W_VO(a) and of the matrix that X belongs to, and
+N = U'V, which is r x r:
+
+    PK = sum_ij N_ij^2                  the sum of the squared cosines of the angles between the two spaces, from 0 to r
+                                        (Yamagiwa, Takase and Shimodaira 2026, arXiv 2601.10266)
+    CS^2 = sum_ij p_i N_ij^2 q_j        with p and q the shares of each direction in |W_VO(a)|_F^2 and in |W(b)|_F^2,
+                                        which is |W_VO(a) W(b)|_F^2 / (|W_VO(a)|_F^2 |W(b)|_F^2) for W = W_QK, W_QK' and
+                                        W_VO (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits")
+
+so the products U'V of whole layers serve both, and nothing of size d x d is made.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weightscope.circuits.spaces import LayerSpaces, Spaces, layer_spaces
+from weightscope.device import CPU, Device
+from weightscope.folder import Files
+from weightscope.model import Model
+
+KINDS = ("q", "k", "v")
+WRITTEN_BYTES = 384 << 20  # bases of what is written that are held at a time; layers that read them pass by
+PRODUCT_BYTES = 8 << 20  # of one product: what is summed of it is still in the cache
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What two spaces that lie anyhow towards each other have in common, on average, and how much that varies.
+
+    For symmetric A and B and a rotation R drawn at random, tr(A R B R') has mean tr A tr B / d and variance
+    2 (d tr A^2 - tr^2 A) (d tr B^2 - tr^2 B) / (d^2 (d - 1) (d + 2)). With projections this is PK, with shares of
+    directions CS^2.
+
+    Attributes
+    ----------
+    mean, spread : arrays
+    """
+
+    mean: np.ndarray
+    spread: np.ndarray
+
+
+def random_overlap(trace_a: Any, square_a: Any, trace_b: Any, square_b: Any, d: int) -> Overlap:
+    """Mean and standard deviation of tr(A R B R') over rotations R of R^d.
+
+    Parameters
+    ----------
+    trace_a, square_a, trace_b, square_b : arrays that broadcast
+        tr A, tr A^2, tr B, tr B^2; both are r for the projection onto a space of r dimensions.
+    d : int
+    """
+    varied = (d * np.asarray(square_a) - np.asarray(trace_a) ** 2) * (d * np.asarray(square_b) - np.asarray(trace_b) ** 2)
+    variance = 2 * np.maximum(varied, 0) / (d**2 * max(d - 1, 1) * (d + 2))
+    return Overlap(np.asarray(trace_a) * np.asarray(trace_b) / d, np.sqrt(variance))
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """Both measures of all pairs, with what random matrices of the same kind would give.
+
+    Attributes
+    ----------
+    layers : (L,) int array
+        Indices of the attention layers.
+    pk, cs : dict of (L, H, L, H) float32 arrays
+        By the letter of what reads; [l, a, m, b] for head a of layers[l] and head b of layers[m]. NaN where b is not
+        in a later layer.
+    rank : dict of (L, H) arrays
+        Dimensions of what a head writes ("o") and reads ("q", "k", "v").
+    concentration : dict of (L, H) arrays
+        Sum of the squared shares of the directions, 1/r where all are used alike and 1 where one alone is.
+    n_kv_heads : int
+        Heads that share one have the same PK for keys and values.
+    width : int
+        Dimensions that spaces can differ in, d or d - 1.
+    """
+
+    layers: np.ndarray
+    pk: dict[str, np.ndarray]
+    cs: dict[str, np.ndarray]
+    rank: dict[str, np.ndarray]
+    concentration: dict[str, np.ndarray]
+    n_kv_heads: int
+    width: int
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads of a layer."""
+        return self.rank["o"].shape[1]
+
+    def random_pk(self, kind: str) -> Overlap:
+        """Mean and spread of PK of two random spaces of the same dimensions, (L, H, L, H)."""
+        a, b = self.rank["o"][:, :, None, None], self.rank[kind]
+        return random_overlap(a, a, b, b, self.width)
+
+    def pk_z(self, kind: str) -> np.ndarray:
+        """How many standard deviations PK lies above that of random spaces, (L, H, L, H)."""
+        random = self.random_pk(kind)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(random.spread > 0, (self.pk[kind] - random.mean) / random.spread, np.nan)
+
+    @property
+    def random_cs(self) -> float:
+        """Root of the mean squared CS over random orientations: 1/sqrt(d), whatever the singular values."""
+        return float(self.width**-0.5)
+
+    def cs_z(self, kind: str) -> np.ndarray:
+        """How many standard deviations CS^2 lies above that of matrices turned at random, (L, H, L, H)."""
+        random = random_overlap(
+            1.0, self.concentration["o"][:, :, None, None], 1.0, self.concentration[kind], self.width
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(random.spread > 0, (self.cs[kind] ** 2 - random.mean) / random.spread, np.nan)
+
+    def write(self, files: Files) -> None:
+        """wiring.npz: both measures, the layers' indices, and what random baselines are made of."""
+        files.npz(
+            "wiring.npz",
+            layers=self.layers,
+            width=np.array(self.width),
+            **{f"pk_o{kind}": self.pk[kind] for kind in KINDS},
+            **{f"cs_o{kind}": self.cs[kind] for kind in KINDS},
+            **{f"rank_{kind}": rank for kind, rank in self.rank.items()},
+            **{f"concentration_{kind}": each for kind, each in self.concentration.items()},
+        )
+
+
+def wiring(
+    model: Model,
+    layers: Sequence[int] | None = None,
+    device: Device = CPU,
+    advance: Callable[[int], object] = lambda pairs: None,
+) -> Wiring:
+    """Projection kernel and composition score of every pair of heads in different layers.
+
+    What layers write is held for as many of them as fit `WRITTEN_BYTES`, while the later layers pass by one at a time;
+    then the next ones. A checkpoint within that limit is gone through once, a larger one as often as it takes.
+
+    Parameters
+    ----------
+    model : Model
+    layers : sequence of int, optional
+        Only these; all that are attention by default.
+    device : Device, optional
+        Where the products are computed.
+    advance : callable, optional
+        Told after each layer how many pairs of layers it was part of.
+    """
+    indices = sorted(set(model.attention_layers if layers is None else layers))
+    n, h = len(indices), model.config.n_heads
+    pk, cs = ({kind: np.full((n, h, n, h), np.nan, np.float32) for kind in KINDS} for _ in range(2))
+    rank = {kind: np.zeros((n, h), int) for kind in ("o", *KINDS)}
+    concentration = {kind: np.zeros((n, h)) for kind in ("o", *KINDS)}
+    centred = model.family.norm is not None and model.family.norm.centred
+    for group in _groups(n, h * model.config.head_dim * model.config.d_model * 4):
+        written: list[tuple[int, Any, Spaces]] = []
+        for m in range(group.start, n):
+            spaces = layer_spaces(model.layer(indices[m]), centred=centred)
+            for kind, own in {"o": spaces.written, **spaces.read}.items():
+                rank[kind][m] = own.of_heads(own.rank)
+                concentration[kind][m] = (own.use**2).sum(axis=-1).ravel()
+            if written:
+                for kind, read in spaces.read.items():
+                    there = device.put(read.basis)
+                    for l, basis, own in written:
+                        pk[kind][l, :, m], cs[kind][l, :, m] = pair_scores(own, read, device, basis, there)
+            advance(len(written))
+            if m in group:
+                written.append((m, device.put(spaces.written.basis), spaces.written))
+    width = model.config.d_model - centred
+    return Wiring(np.array(indices), pk, cs, rank, concentration, model.config.n_kv_heads, width)
+
+
+def _groups(n_layers: int, bytes_a_layer: int) -> Iterator[range]:
+    """Runs of layers whose written bases fit `WRITTEN_BYTES`; the last layer writes for nobody here."""
+    size = max(1, WRITTEN_BYTES // bytes_a_layer)
+    for start in range(0, max(1, n_layers - 1), size):
+        yield range(start, min(start + size, n_layers))
+
+
+def pair_scores(
+    written: Spaces, read: Spaces, device: Device = CPU, basis_a: Any = None, basis_b: Any = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """PK and CS of all heads a of one layer with all heads b of a later one.
+
+    Parameters
+    ----------
+    written, read : Spaces
+        What the heads a write; what the heads b read by queries, keys or values.
+    device : Device, optional
+    basis_a, basis_b : arrays, optional
+        The bases, where they lie on the device already.
+
+    Returns
+    -------
+    pk, cs : (H, H) arrays
+    """
+    xp = device.xp
+    basis_a = device.put(written.basis) if basis_a is None else basis_a  # (H, d, r_a)
+    basis_b = device.put(read.basis) if basis_b is None else basis_b  # (G, d, r_b)
+    (h, d, r_a), (g, _, r_b) = basis_a.shape, basis_b.shape
+    right = xp.reshape(xp.permute_dims(basis_b, (1, 0, 2)), (d, g * r_b))
+    # Rows that sum squares over the directions of a: all alike for PK, by their shares for CS.
+    sums = np.stack([np.ones((h, r_a)), written.use[:, 0]], axis=1).astype(np.float32)  # (H, 2, r_a)
+    use = device.put(read.use.astype(np.float32))  # (G, S, r_b)
+    pk, cs = [], []
+    at_once = max(1, PRODUCT_BYTES // (4 * r_a * g * r_b))
+    for start in range(0, h, at_once):
+        heads = slice(start, min(start + at_once, h))
+        n = heads.stop - start
+        left = xp.reshape(xp.permute_dims(basis_a[heads, ...], (0, 2, 1)), (n * r_a, d))
+        product, over_a = left @ right, device.put(sums[heads])
+        squares = xp.reshape(over_a @ xp.reshape(product**2, (n, r_a, g * r_b)), (n, 2, g, r_b))
+        pk.append(device.get(xp.sum(squares[:, 0, ...], axis=-1)))  # (n, G)
+        if read.turn is None:
+            cs.append(device.get(xp.sum(squares[:, 1, :, None, :] * use, axis=-1)))  # (n, G, 1)
+            continue
+        # Every query head weighs the shared space's directions in its own coordinates.
+        product = xp.permute_dims(xp.reshape(product, (n * r_a, g, r_b)), (1, 0, 2))  # (G, n r_a, r_b)
+        of_query = []
+        for s in range(read.use.shape[1]):
+            turned = xp.reshape((product @ device.put(read.turn[:, s])) ** 2, (g, n, r_a, r_b))
+            by_direction = xp.sum(turned * use[:, s, None, None, :], axis=-1)  # (G, n, r_a)
+            of_query.append(device.get(xp.sum(by_direction * over_a[:, 1, :], axis=-1)).T)  # (n, G)
+        cs.append(np.stack(of_query, axis=-1))
+    pk_of_space = np.concatenate(pk)  # (H, G)
+    composed = np.concatenate(cs).reshape(h, -1)
+    return np.repeat(pk_of_space, read.use.shape[1], axis=1), np.sqrt(np.maximum(composed, 0))
