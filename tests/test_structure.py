@@ -23,6 +23,7 @@ sources text
 runner
 pages
 detokenization
+circuits
 audits norms outlier_dimensions
 sinks
 cli

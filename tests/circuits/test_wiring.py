@@ -2,7 +2,7 @@
 
 import io
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -134,13 +134,13 @@ def test_how_strongly_a_rotated_head_uses_its_space_is_that_of_distance_0() -> N
 
 def check_against_dense(model: Model) -> None:
     found, layers = wiring(model), model.attention_layers
-    for m, l in ((m, l) for m in range(len(layers)) for l in range(m)):
-        first, second = model.layer(layers[l]), model.layer(layers[m])
+    for i, j in combinations(range(len(layers)), 2):
+        first, second = model.layer(layers[i]), model.layer(layers[j])
         for a, b in product(range(first.n_heads), range(second.n_heads)):
             dense = dense_scores(first.head(a), second.head(b))
             for kind in KINDS:
-                got = found.pk[kind][l, a, m, b], found.cs[kind][l, a, m, b]
-                assert got == pytest.approx(dense[kind], rel=2e-4, abs=1e-6), (l, a, m, b, kind)
+                got = found.pk[kind][i, a, j, b], found.cs[kind][i, a, j, b]
+                assert got == pytest.approx(dense[kind], rel=2e-4, abs=1e-6), (i, a, j, b, kind)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -70,10 +70,11 @@ class LayerSpaces:
 def layer_spaces(layer: Layer, *, centred: bool) -> LayerSpaces:
     """Bases of everything that the heads of a layer write and read.
 
-    The norm before the layer is in its maps. In post-norm models, where no norm stands before the layer, the spaces are those
-    of the layer's input as it comes, and what the norms in between do to what is written is left out. A rotation acts on the r dimensions of queries and keys and not on the stream: W_Q R has
-    the columns of W_Q, recombined, so the space that a head reads is the same at every position. How strongly its
-    directions are used is not; here it is that of distance 0.
+    The norm before the layer is in its maps. In post-norm models, where none stands there, the spaces are those of the
+    layer's input as it comes; what the norms in between do to what is written is left out. A rotation acts on the r
+    dimensions of queries and keys and not on the stream: W_Q R has the columns of W_Q, recombined, so the space that a
+    head reads is the same at every position. How strongly its directions are used is not; here it is that of distance
+    0.
 
     Parameters
     ----------
@@ -100,7 +101,7 @@ def layer_spaces(layer: Layer, *, centred: bool) -> LayerSpaces:
 
 @dataclass(frozen=True)
 class _Factor:
-    """W = Q R of d columns' worth of rows: Q = columns @ inverse is orthonormal, or zero beyond the rank; R is (r, r)."""
+    """A (d, r) matrix as Q R: Q = columns @ inverse has orthonormal columns, or zeros beyond the rank."""
 
     columns: np.ndarray
     inverse: np.ndarray

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.circuits.spaces import LayerSpaces, Spaces, layer_spaces
+from weightscope.circuits.spaces import Spaces, layer_spaces
 from weightscope.device import CPU, Device
 from weightscope.folder import Files
 from weightscope.model import Model
@@ -55,7 +55,9 @@ def random_overlap(trace_a: Any, square_a: Any, trace_b: Any, square_b: Any, d: 
         tr A, tr A^2, tr B, tr B^2; both are r for the projection onto a space of r dimensions.
     d : int
     """
-    varied = (d * np.asarray(square_a) - np.asarray(trace_a) ** 2) * (d * np.asarray(square_b) - np.asarray(trace_b) ** 2)
+    varied = (d * np.asarray(square_a) - np.asarray(trace_a) ** 2) * (
+        d * np.asarray(square_b) - np.asarray(trace_b) ** 2
+    )
     variance = 2 * np.maximum(varied, 0) / (d**2 * max(d - 1, 1) * (d + 2))
     return Overlap(np.asarray(trace_a) * np.asarray(trace_b) / d, np.sqrt(variance))
 
@@ -168,8 +170,8 @@ def wiring(
             if written:
                 for kind, read in spaces.read.items():
                     there = device.put(read.basis)
-                    for l, basis, own in written:
-                        pk[kind][l, :, m], cs[kind][l, :, m] = pair_scores(own, read, device, basis, there)
+                    for earlier, basis, own in written:
+                        pk[kind][earlier, :, m], cs[kind][earlier, :, m] = pair_scores(own, read, device, basis, there)
             advance(len(written))
             if m in group:
                 written.append((m, device.put(spaces.written.basis), spaces.written))
