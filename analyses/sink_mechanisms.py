@@ -18,7 +18,7 @@ from analyses.inputs import device_option, documents, first_available, out_optio
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.runner import open_runner
-from weightscope.runner.images import photographs, preparation, read_images
+from weightscope.runner.images import image_processor, photographs, read_images
 from weightscope.runner.loading import check_device
 from weightscope.runner.tokenizer import first_token, tokenizer_of
 from weightscope.sinks.mechanism_page import headline, write_sink_report
@@ -38,7 +38,7 @@ DEFAULTS = {
 
 def image_inputs(model: Model, folder: Path | None, n: int, seed: int) -> tuple[dict[str, np.ndarray], Tokens, str]:
     """Pixels by name, what the model makes of them, and a note on both."""
-    prepare = preparation(model)
+    prepare = image_processor(model)
     images = photographs(n, seed) if folder is None else read_images(folder, n)
     what = "scikit-learn's two photographs and crops of them" if folder is None else f"images from {folder}"
     note = f"{model.name} ({model.family.name}), run on {len(images)} images: {what}; {prepare}."

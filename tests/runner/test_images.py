@@ -1,7 +1,8 @@
-"""Pixels are those of transformers' own image processors; what cannot be an image says so."""
+"""Photographs become pixels by the settings that a checkpoint names; what cannot be an image is refused in one line."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +12,18 @@ import weightscope as ws
 from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.support.cases import VIT
 from tests.support.hub_server import Hub
-from weightscope.runner.images import DESCRIPTION, HABITS, photographs, preparation, read_images
+from weightscope.families.family import Family
+from weightscope.families.vision import VISION
+from weightscope.runner.images import DESCRIPTION, TOGETHER, image_processor, photographs, read_images
 
-transformers = pytest.importorskip("transformers", reason="the witness is transformers' image processors")
+transformers = pytest.importorskip("transformers", reason="the image processors are transformers'")
 
 FIXTURES = Path(__file__).parent.parent / "families" / "fixtures"
 PHOTOGRAPH = np.random.default_rng(0).integers(0, 256, size=(53, 41, 3)).astype(np.uint8)
 PROCESSORS = {
-    "vit": ("ViTImageProcessor", {"size": {"height": 12, "width": 16}, "image_mean": [0.1, 0.2, 0.3]}),
-    "dinov2": ("BitImageProcessor", {"size": {"shortest_edge": 20}, "crop_size": {"height": 12, "width": 12}}),
-    "clip": ("CLIPImageProcessor", {"size": {"shortest_edge": 14}, "crop_size": {"height": 18, "width": 12}}),
+    "vit": ("ViTImageProcessor", {"size": {"height": 12, "width": 12}, "image_mean": [0.1, 0.2, 0.3]}),
+    "dinov2": ("BitImageProcessor", {"size": {"shortest_edge": 20}, "crop_size": {"height": 12, "width": 16}}),
+    "clip": ("CLIPImageProcessor", {"size": {"shortest_edge": 9}, "crop_size": {"height": 12, "width": 12}}),
     "siglip": ("SiglipImageProcessor", {"size": {"height": 12, "width": 12}, "resample": 0}),
 }
 
@@ -38,84 +41,114 @@ def colour_model(folder: Path, family: str, description: dict | None = None) -> 
     return ws.open_model(folder, tower="vision" if nested else None)
 
 
-def processor(name: str, **options: object):
-    kind = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
-    return kind(**options)
+def pixels(witness: Any, picture: np.ndarray) -> np.ndarray:
+    return witness(Image.fromarray(picture), return_tensors="np")["pixel_values"][0]
 
 
 @pytest.mark.parametrize("picture", [PHOTOGRAPH, PHOTOGRAPH.swapaxes(0, 1)], ids=["upright", "wide"])
 @pytest.mark.parametrize("family", PROCESSORS)
-def test_pixels_are_transformers_own(family: str, picture: np.ndarray, tmp_path: Path) -> None:
-    """The file that a processor saves makes the pixels that it makes."""
+def test_pixels_are_those_of_the_processor_that_was_saved(family: str, picture: np.ndarray, tmp_path: Path) -> None:
+    """To the last bit, whatever class, sizes, filter and means the file has."""
     name, options = PROCESSORS[family]
-    witness = processor(name, **options)
+    witness = getattr(transformers, f"{name}Pil")(**options)
     witness.save_pretrained(tmp_path)
-    described = json.loads((tmp_path / DESCRIPTION).read_text())
-    prepare = preparation(colour_model(tmp_path, family, described))
-    expected = witness(Image.fromarray(picture), return_tensors="np")["pixel_values"][0]
-    found = prepare(np.ascontiguousarray(picture))
+    process = image_processor(colour_model(tmp_path, family))
+    found = process(np.ascontiguousarray(picture))
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert prepare.origin == DESCRIPTION
+    np.testing.assert_array_equal(found, pixels(witness, picture))
+    assert type(process.processor) is type(witness) and DESCRIPTION in str(process)
 
 
-@pytest.mark.parametrize(("family", "name", "square"), [("vit", "ViT", True), ("clip", "CLIP", False)])
-def test_one_number_is_a_square_or_a_shorter_side(family: str, name: str, square: bool, tmp_path: Path) -> None:
+def test_torchvision_is_not_needed_whatever_a_file_names(tmp_path: Path) -> None:
+    """The processors that are named "fast", and DINOv3's, compute with it: others take their settings."""
+    settings = {"image_mean": [0.1, 0.2, 0.3], "size": {"height": 12, "width": 12}}
+    witness = transformers.ViTImageProcessorPil(**settings)
+    for name in (
+        "ViTImageProcessorFast",
+        "ViTFeatureExtractor",
+        "DINOv3ViTImageProcessorFast",
+        "OfNobodysImageProcessor",
+    ):
+        model = colour_model(tmp_path, "vit", {"image_processor_type": name, **settings})
+        process = image_processor(model)
+        assert type(process.processor) is transformers.ViTImageProcessorPil
+        np.testing.assert_array_equal(process(PHOTOGRAPH), pixels(witness, PHOTOGRAPH))
+
+
+def test_a_name_that_is_no_image_processor_is_not_called(tmp_path: Path) -> None:
+    """`auto_map` neither: no code that a checkpoint brings along is run."""
+    named = {"image_processor_type": "is_torch_available", "auto_map": {"AutoImageProcessor": "own.Own"}, "size": 12}
+    (tmp_path / "own.py").write_text("raise AssertionError('it ran')\n")
+    for name in ("is_torch_available", "LlamaForCausalLM", "models", ["list"]):
+        process = image_processor(colour_model(tmp_path, "vit", named | {"image_processor_type": name}))
+        assert type(process.processor) is transformers.ViTImageProcessorPil
+
+
+def test_settings_beside_those_of_a_tokenizer_come_first(tmp_path: Path) -> None:
+    """transformers 5 writes them so for models of images and text."""
+    model = colour_model(tmp_path, "clip", {"size": 20, "crop_size": 20})
+    settings = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 12}, "crop_size": 12}
+    (tmp_path / TOGETHER).write_text(json.dumps({"image_processor": settings, "processor_class": "CLIPProcessor"}))
+    process = image_processor(model)
+    assert process.file == TOGETHER and process(PHOTOGRAPH).shape == (3, 12, 12)
+
+
+@pytest.mark.parametrize(("family", "name"), [("vit", "ViT"), ("clip", "CLIP")])
+def test_one_number_is_a_square_or_a_shorter_side(family: str, name: str, tmp_path: Path) -> None:
     """The files of 2021 have `size: 224`; a family that crops means the shorter side by it."""
-    prepare = preparation(colour_model(tmp_path, family, {"size": 12} | ({} if square else {"crop_size": 12})))
-    assert prepare.size == ((12, 12) if square else 12)
-    assert prepare.crop == (None if square else (12, 12))
-    expected = processor(
-        f"{name}ImageProcessor",
-        **({"size": {"height": 12, "width": 12}} if square else {"size": {"shortest_edge": 12}, "crop_size": 12}),
-    )(Image.fromarray(PHOTOGRAPH), return_tensors="np")["pixel_values"][0]
-    np.testing.assert_allclose(prepare(PHOTOGRAPH), expected, atol=1e-5)
+    described = {"size": 12} if name == "ViT" else {"size": 12, "crop_size": 12}
+    full = {"size": {"height": 12, "width": 12}} if name == "ViT" else {"size": {"shortest_edge": 12}, "crop_size": 12}
+    found = image_processor(colour_model(tmp_path, family, described))(PHOTOGRAPH)
+    np.testing.assert_array_equal(found, pixels(getattr(transformers, f"{name}ImageProcessorPil")(**full), PHOTOGRAPH))
 
 
-@pytest.mark.parametrize("family", HABITS)
-def test_without_a_file_the_habit_of_the_family_gives_the_models_own_size(family: str) -> None:
+@pytest.mark.parametrize("row", [row for row in VISION if row.images], ids=lambda row: row.name)
+def test_without_a_file_the_familys_own_processor_makes_the_models_size(row: Family) -> None:
     """The fixtures have one channel, so this is grey: the mean of colours that Pillow weighs, by the family's mean."""
-    fixture = f"{family}_vision" if family in ("clip", "siglip") else family
-    model = ws.open_model(FIXTURES / fixture, tower="vision" if fixture != family else None)
-    prepare = preparation(model)
-    assert f"no {DESCRIPTION}" in prepare.origin
-    white = prepare(np.full((30, 20, 3), 255, np.uint8))
+    fixture = f"{row.name}_vision" if row.tower else row.name
+    process = image_processor(ws.open_model(FIXTURES / fixture, tower=row.tower or None))
+    assert f"no {DESCRIPTION}" in str(process)
+    white = process(np.full((30, 20, 3), 255, np.uint8))
     assert white.shape == (1, 12, 12)
-    mean, std = (np.mean(HABITS[family][key]) for key in ("image_mean", "image_std"))
-    np.testing.assert_allclose(white, (1 - mean) / std, rtol=1e-5)
+    usual = getattr(transformers, f"{row.images.processor}Pil")(**row.images.settings)
+    np.testing.assert_allclose(white, (1 - np.mean(usual.image_mean)) / np.mean(usual.image_std), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("described", "problem"),
     [
-        ({"image_std": [0.5, 0, 0.5]}, "'image_std' is .*; numbers above 0"),
-        ({"image_mean": 0.5}, "'image_mean' is 0.5; a list of 3 numbers"),
-        ({"resample": 17}, "'resample' is 17; one of Pillow's filters"),
-        ({"size": {"longest_edge": 3}}, "'height' is None"),
-        ({"size": -3}, "'size' is -3"),
-        ({"do_center_crop": True, "crop_size": {"shortest_edge": 3}}, "'crop_size' .* a height and a width"),
-        ({"do_normalize": "often"}, "'do_normalize' is often"),
+        ({"size": 12, "image_std": [0.5, 0, 0.5]}, "makes pixels that are no finite numbers"),
+        ({"size": 12, "image_mean": [0.5, 0.5]}, "cannot prepare an image by it .*mean must have 3 elements"),
+        ({"size": 12, "image_mean": "bright"}, "cannot prepare an image by it"),
+        ({"size": 12, "resample": 17}, "cannot prepare an image by it"),
+        ({"size": {"longest_edge": 3}}, "transformers "),
+        ({"size": -3}, "cannot prepare an image by it"),
+        ({"size": {"height": 10**9, "width": 10**9}}, "asks for more than 4096 pixels a side"),
+        ({"size": "large"}, "transformers makes no image processor of it"),
+        ({"size": 12, "preprocess": "by hand"}, "cannot prepare an image by it"),
+        ({"size": 12, "do_center_crop": True, "crop_size": {"shortest_edge": 3}}, "cannot prepare an image by it"),
+        ({"size": 64}, r"makes images of 3 x 64 x 64 numbers; the model takes 3 x 12 x 12 \(channels, height, width\)"),
         ([], "is a JSON list; an object was expected"),
     ],
 )
 def test_a_file_that_is_not_right_is_refused(described: object, problem: str, tmp_path: Path) -> None:
     model = colour_model(tmp_path, "vit", described)
-    with pytest.raises(ws.CheckpointError, match=problem):
-        preparation(model)
+    with pytest.raises(ws.CheckpointError, match=f"^{DESCRIPTION}: .*{problem}"):
+        image_processor(model)
 
 
 def test_the_hub_gives_the_file_where_there_is_one(hub: Hub, tmp_path: Path) -> None:  # noqa: F811
-    colour_model(tmp_path, "vit", {"size": 8})
+    colour_model(tmp_path, "vit", {"size": 12})
     hub.repositories["someone/vit"] = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert preparation(ws.open_model("someone/vit")).size == (8, 8)
+    assert image_processor(ws.open_model("someone/vit")).file == DESCRIPTION
     del hub.repositories["someone/vit"][DESCRIPTION]
     hub.repositories["someone/plain"] = hub.repositories["someone/vit"]
-    assert preparation(ws.open_model("someone/plain")).size == (12, 12)
+    assert image_processor(ws.open_model("someone/plain")).file == ""
 
 
 def test_a_model_that_reads_takes_no_images(embedded: ws.Model) -> None:
     with pytest.raises(ws.CheckpointError, match="gpt2 does not take images"):
-        preparation(embedded)
+        image_processor(embedded)
 
 
 def test_a_folder_of_images_is_read_by_name_and_turned_upright(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from weightscope.attention.layer import Layer  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
-from weightscope.runner.images import photographs, preparation  # noqa: E402
+from weightscope.runner.images import image_processor, photographs  # noqa: E402
 from weightscope.sinks.mechanisms import Sinks, own_coordinates, sink_mechanisms  # noqa: E402
 from weightscope.sinks.tables import EVENT_COLUMNS, head_rows, write_sinks  # noqa: E402
 from weightscope.text.kinds import ImageTokens, TextTokens, image_tokens, text_tokens  # noqa: E402
@@ -340,7 +340,7 @@ def test_the_recipe_runs_on_images_and_on_texts_and_refuses_in_one_line(tmp_path
 def test_sinks_of_a_real_vision_transformer_pass_from_cls_to_patches() -> None:
     """The transition of Fig. 4, on photographs: the strongest keys are CLS early and patches late."""
     model = ws.open_model(shared("vit-tiny"))
-    prepare = preparation(model)
+    prepare = image_processor(model)
     images = [prepare(image) for image in photographs(4).values()]
     found = sink_mechanisms(open_runner(model), images, image_tokens(model))
     cls = found.kinds.index("CLS")

@@ -168,6 +168,25 @@ class Inputs:
     scale: str | None = None
 
 
+@dataclass(frozen=True)
+class Images:
+    """How photographs are prepared for a model that sees them.
+
+    Attributes
+    ----------
+    processor : str
+        transformers' image processor for checkpoints that do not name theirs.
+    settings : dict
+        What the family's published checkpoints set otherwise than that processor does by default.
+    any_size : bool
+        The model takes images of other sizes than its config names.
+    """
+
+    processor: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    any_size: bool = False
+
+
 class When:
     """Cells of a row that change when the config holds a value: `When("do_layer_norm_before", False, norm=None)`.
 
@@ -246,6 +265,8 @@ class Family:
     leading : tuple of (str, int or str)
         In a model that sees images, what stands before the patches: kinds of token, and how many there are of each or
         the config key that says so.
+    images : Images or None
+        None in a model that sees none.
     in_transformers : dict of str
         Cells that are others in transformers' own model, where its modules have other names than the checkpoint's
         tensors.
@@ -287,6 +308,7 @@ class Family:
     tower: str = ""
     nested: str = ""
     leading: tuple[tuple[str, int | str], ...] = ()
+    images: Images | None = None
     in_transformers: Mapping[str, str] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
     variants: tuple[When, ...] = ()

@@ -1,8 +1,10 @@
 """Vision transformers, and the two towers of models that match images with text."""
 
-from weightscope.families.family import Biases, Family, Inputs, biases, layer_norm
+from weightscope.families.family import Biases, Family, Images, Inputs, biases, layer_norm
 from weightscope.families.layouts import separate
 from weightscope.families.rope import GridRope
+
+IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 
 VIT = Family(
     name="vit",
@@ -18,6 +20,7 @@ VIT = Family(
     norm=layer_norm("layernorm_before"),
     inputs=Inputs(positions="embeddings.position_embeddings", positions_batched=True),
     leading=(("CLS", 1),),
+    images=Images("ViTImageProcessor"),
     in_transformers={"layer": "layers.{i}.", "output": "attention.o_proj"},
     defaults={"layer_norm_eps": 1e-12, "qkv_bias": True, "image_size": 224, "patch_size": 16},
 )
@@ -29,6 +32,7 @@ DINOV2 = VIT.but(
     norm=layer_norm("norm1"),
     in_transformers={},
     output_scale="layer_scale1.lambda1",
+    images=Images("BitImageProcessor", IMAGENET, any_size=True),
     defaults={"layer_norm_eps": 1e-6, "patch_size": 14},
 )
 
@@ -53,6 +57,7 @@ DINOV3 = DINOV2.but(
     inputs=Inputs(),
     rope=GridRope(),
     leading=DINOV2_WITH_REGISTERS.leading,
+    images=Images("ViTImageProcessor", IMAGENET, any_size=True),  # transformers' own for DINOv3 needs torchvision
     defaults={
         "layer_norm_eps": 1e-5,
         "rope_theta": 100.0,
@@ -97,6 +102,7 @@ CLIP_VISION = CLIP_TEXT.but(
     prefixes=("vision_model.", ""),
     inputs=Inputs(positions="embeddings.position_embedding.weight", norm=layer_norm("pre_layrnorm")),
     leading=(("CLS", 1),),
+    images=Images("CLIPImageProcessor"),
     defaults={
         "hidden_size": 768,
         "num_attention_heads": 12,
@@ -117,6 +123,7 @@ SIGLIP_VISION = CLIP_VISION.but(
     model_types=("siglip", "siglip_vision_model"),
     inputs__norm=None,
     leading=(),
+    images=Images("SiglipImageProcessor"),
     defaults={"layer_norm_eps": 1e-6, "patch_size": 16},
 )
 

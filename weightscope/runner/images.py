@@ -1,7 +1,8 @@
-"""Photographs as the pixel arrays that a vision model takes.
+"""Photographs as the pixel arrays that a vision model takes, made by transformers' own image processors.
 
-What its preprocessor_config.json says is done with Pillow: resizing, a crop from the middle, scaling, normalisation.
-Where there is no such file, or it leaves something out, the habit of the model's family stands in.
+They are those that compute with Pillow and NumPy, so that torchvision is not needed. The checkpoint names one and its
+settings in preprocessor_config.json. The family's own stands in where the checkpoint has no such file, or names one
+that needs torchvision (DINOv3's).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,62 +18,38 @@ from weightscope.checkpoint.source import locate
 from weightscope.errors import CheckpointError
 from weightscope.families.config import Numbers
 from weightscope.model import Model
+from weightscope.runner.loading import first_line, import_torch
 
 DESCRIPTION = "preprocessor_config.json"
+TOGETHER = "processor_config.json"  # where transformers 5 writes the same, for models of images and text
+SIZES = ("size", "crop_size", "pad_size")
+LARGEST_SIDE = 4096  # pixels; no model takes images near it, and a hostile file may ask for any
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 SMALLEST_CROP = 0.4  # of the photograph's shorter side
 
-HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
-CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
-STRETCHED = {"do_center_crop": False}
-CROPPED = {"do_center_crop": True}
-BILINEAR, BICUBIC = {"resample": 2}, {"resample": 3}  # Pillow's numbers, as the file has them
-ALWAYS: Mapping[str, Any] = {
-    "do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "size": None,
-    "crop_size": None,
-}  # fmt: skip
-# What each family's published checkpoints do, in the file's own words; sizes come from the model's config.
-HABITS: Mapping[str, Mapping[str, Any]] = {
-    "vit": STRETCHED | BILINEAR | HALF,
-    "dinov2": CROPPED | BICUBIC | IMAGENET,
-    "dinov2_with_registers": CROPPED | BICUBIC | IMAGENET,
-    "dinov3_vit": STRETCHED | BILINEAR | IMAGENET,
-    "clip": CROPPED | BICUBIC | CLIP,
-    "siglip": STRETCHED | BICUBIC | HALF,
-}
-
 
 @dataclass(frozen=True)
-class Preparation:
+class ImageProcessor:
     """From a photograph to pixels.
 
     Attributes
     ----------
+    processor : transformers.ImageProcessingMixin
     channels : int
         3, or 1 for grey.
-    size : (int, int) or int, or None
-        Height and width to resize to, or the shorter side; None leaves the size as it is.
-    crop : (int, int) or None
-        Height and width of the piece from the middle that is kept.
-    resample : int
-        Pillow's number of the filter.
-    factor : float
-        Multiplies the values 0 .. 255.
-    mean, std : (channels,) float arrays
-        Taken off, and divided by.
-    origin : str
-        Where all this comes from.
+    side : int or None
+        Height and width of the images that the model takes; None if it takes any.
+    file : str
+        The file with the settings; empty where the checkpoint has none.
+    model : str
+        The model's name, for errors.
     """
 
+    processor: Any
     channels: int
-    size: tuple[int, int] | int | None
-    crop: tuple[int, int] | None
-    resample: int
-    factor: float
-    mean: np.ndarray
-    std: np.ndarray
-    origin: str
+    side: int | None
+    file: str
+    model: str
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """Pixels of one image.
@@ -84,106 +61,111 @@ class Preparation:
         Returns
         -------
         (channels, height, width) float32 array
-        """
-        picture = Image.fromarray(image)
-        if self.size is not None:
-            picture = picture.resize(self._resized(*picture.size), Image.Resampling(self.resample))
-        if self.crop is not None:
-            (width, height), (rows, columns) = picture.size, self.crop
-            top, left = (height - rows) // 2, (width - columns) // 2
-            picture = picture.crop((left, top, left + columns, top + rows))  # black where it reaches over the edge
-        pixels = np.asarray(picture if self.channels == 3 else picture.convert("L"), np.float32)
-        pixels = pixels.reshape(*pixels.shape[:2], self.channels).transpose(2, 0, 1)
-        scaled = (pixels * self.factor - self.mean[:, None, None]) / self.std[:, None, None]
-        return np.ascontiguousarray(scaled, np.float32)
 
-    def _resized(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height after resizing, in Pillow's order."""
-        if isinstance(self.size, tuple):
-            return self.size[1], self.size[0]
-        assert self.size is not None
-        longer = int(self.size * max(width, height) / min(width, height))
-        return (self.size, longer) if width <= height else (longer, self.size)
+        Raises
+        ------
+        CheckpointError
+            The processor cannot make pixels that the model takes.
+        """
+        picture = image if self.channels == 3 else np.asarray(Image.fromarray(image).convert("L"))[..., None]
+        try:
+            with np.errstate(all="ignore"):
+                made = self.processor(picture, input_data_format="channels_last", return_tensors="np")
+            pixels = np.ascontiguousarray(made["pixel_values"][0], np.float32)
+        except Exception as error:  # of whatever class: the settings are the checkpoint's
+            raise self.error(f"transformers cannot prepare an image by it ({first_line(error)})") from error
+        side = self.side or "any"
+        if len(pixels) != self.channels or self.side not in (None, *pixels.shape[1:]):
+            made, wanted = (f"{n} x {h} x {w}" for n, h, w in (pixels.shape, (self.channels, side, side)))
+            raise self.error(f"makes images of {made} numbers; the model takes {wanted} (channels, height, width)")
+        if not np.isfinite(pixels).all():
+            raise self.error("makes pixels that are no finite numbers")
+        return pixels
+
+    def error(self, problem: str) -> CheckpointError:
+        """What to raise where the settings do not serve the model."""
+        return CheckpointError(problem, file=self.file or self.model)
 
     def __str__(self) -> str:
-        size = f"{self.size[0]} x {self.size[1]}" if isinstance(self.size, tuple) else f"shorter side {self.size}"
-        crop = f", the middle {self.crop[0]} x {self.crop[1]}" if self.crop else ""
-        mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
-        return f"{size if self.size else 'own size'}{crop}, mean {mean}, std {std} ({self.origin})"
+        sizes = {key: dict(getattr(self.processor, key, None) or {}) for key in SIZES}
+        shown = [f"{key.replace('_', ' ')} {' x '.join(map(str, of.values()))}" for key, of in sizes.items() if of]
+        for name, values in (("mean", self.processor.image_mean), ("std", self.processor.image_std)):
+            shown.append(f"{name} {', '.join(f'{value:.3g}' for value in np.ravel(values))}")
+        origin = self.file or f"usual for its family; the checkpoint has no {DESCRIPTION}"
+        return f"{type(self.processor).__name__} with {', '.join(shown)} ({origin})"
 
 
-def preparation(model: Model) -> Preparation:
+def image_processor(model: Model) -> ImageProcessor:
     """What a model's images go through.
 
     Raises
     ------
     CheckpointError
-        The model sees no images, or its preprocessor_config.json is not right.
+        The model sees no images, its image processor's settings are not right, or transformers is not installed.
     """
-    habit = HABITS.get(model.family.name)
-    if habit is None or model.family.inputs.tokens:
+    images = model.family.images
+    if images is None:
         raise CheckpointError(f"{model.family.name} does not take images", file=model.name)
-    found = _description(model)
+    import_torch()
     numbers = Numbers(model.config.raw, model.file)
-    side, channels = numbers.size("image_size"), numbers.size_or(3, "num_channels")
+    side, channels = numbers.size("image_size", largest=LARGEST_SIDE), numbers.size_or(3, "num_channels")
     if channels not in (1, 3):
         raise CheckpointError(f"takes images of {channels} channels; photographs have 3, or 1", file=model.name)
-    values = Numbers({**ALWAYS, **habit, **(found or {})}, DESCRIPTION)
-    cropped = values.flag("do_center_crop")
-    factor = values.number("rescale_factor") if values.flag("do_rescale") else 1.0
-    mean, std = np.zeros(channels), np.ones(channels)
-    if values.flag("do_normalize"):
-        mean, std = (_by_channel(values, key, channels) for key in ("image_mean", "image_std"))
-        if not (std > 0).all():
-            raise values.error("image_std", "numbers above 0")
-    filters = [int(each) for each in Image.Resampling]
-    if values.values["resample"] not in filters:
-        raise values.error("resample", f"one of Pillow's filters, {filters}")
-    crop = _size(values, "crop_size", side, square=True) if cropped else None
-    size = _size(values, "size", side, square=not cropped) if values.flag("do_resize") else None
-    if isinstance(crop, int):
-        raise values.error("crop_size", "a height and a width")
-    habits = f"as {model.family.name} models do; the checkpoint has no {DESCRIPTION}"
-    origin = habits if found is None else DESCRIPTION
-    return Preparation(channels, size, crop, values.values["resample"], factor, mean, std, origin)
+    usual = _with_pillow(images.processor)
+    settings, file = _settings(model)
+    kind = _with_pillow(settings.get("image_processor_type")) or usual
+    try:
+        processor = kind.from_dict(settings) if settings else _resized(usual(**images.settings), side, channels)
+        sides = [n for key in SIZES for n in dict(getattr(processor, key, None) or {}).values()]
+    except Exception as error:  # of whatever class: transformers has none of its own
+        problem = f"transformers makes no image processor of it ({first_line(error)})"
+        raise CheckpointError(problem, file=file or model.name) from error
+    found = ImageProcessor(processor, channels, None if images.any_size else side, file, model.name)
+    if max(sides, default=0) > LARGEST_SIDE:
+        raise found.error(f"asks for more than {LARGEST_SIDE} pixels a side")
+    found(np.zeros((side, side, 3), np.uint8))  # settings that do not serve are refused here, not at a photograph
+    return found
 
 
-def _description(model: Model) -> Mapping[str, Any] | None:
-    """The checkpoint's preprocessor_config.json; None where it has none."""
+def _with_pillow(name: object) -> Any:
+    """transformers' image processor of this name that computes with Pillow and NumPy, or None."""
+    import transformers
+
+    suffix = "Pil" if hasattr(transformers, "ViTImageProcessorPil") else ""  # before transformers 5 the plain name
+    kind = getattr(transformers, str(name).removesuffix("Fast") + suffix, None)
+    return kind if isinstance(kind, type) and issubclass(kind, transformers.ImageProcessingMixin) else None
+
+
+def _resized(processor: Any, side: int, channels: int) -> Any:
+    """The family's processor for a model of another size; grey takes the mean of the colours."""
+    square = {"height": side, "width": side}
+    cropped = bool(getattr(processor, "crop_size", None))
+    changes: dict[str, Any] = {"size": {"shortest_edge": side}, "crop_size": square} if cropped else {"size": square}
+    if channels == 1:
+        changes |= {key: [float(np.mean(getattr(processor, key)))] for key in ("image_mean", "image_std")}
+        changes["do_convert_rgb"] = False
+    return type(processor)(**{**processor.to_dict(), **changes})
+
+
+def _settings(model: Model) -> tuple[dict[str, Any], str]:
+    """What the checkpoint says of its image processor, and the file that says it; both empty where there is none."""
+    for name in (TOGETHER, DESCRIPTION):
+        path = _small_file(model, name)
+        file = read_json(path) if path is not None and path.is_file() else {}
+        settings = file.get("image_processor") if name == TOGETHER else file
+        if isinstance(settings, dict) and settings:
+            return settings, name
+    return {}, ""
+
+
+def _small_file(model: Model, name: str) -> Path | None:
     where = locate(model.source)
-    path: Path | None
     if isinstance(where, Path):
-        path = (where if where.is_dir() else where.parent) / DESCRIPTION
-    else:
-        try:
-            path = where.small_file(DESCRIPTION, MAX_BYTES)
-        except CheckpointError:  # the Hub cannot be asked: what its cache has is all there is
-            path = where.cached(DESCRIPTION)
-    if path is None or not path.is_file():
-        return None
-    return read_json(path)
-
-
-def _size(values: Numbers, key: str, side: int, *, square: bool) -> tuple[int, int] | int:
-    """A size in any of the file's dialects: one number, {"shortest_edge"}, or {"height", "width"}."""
-    value = values.values[key]
-    if value is None:
-        return (side, side) if square else side
-    if isinstance(value, Mapping):
-        parts = values.inside(key)
-        return parts.size("shortest_edge") if "shortest_edge" in parts.values else (
-            parts.size("height"), parts.size("width")
-        )  # fmt: skip
-    one = values.size(key)
-    return (one, one) if square else one
-
-
-def _by_channel(values: Numbers, key: str, channels: int) -> np.ndarray:
-    """A number for each channel; grey takes the mean of the three."""
-    found = values.values[key]
-    if isinstance(found, list) and len(found) in (channels, 3) and all(type(v) in (int, float) for v in found):
-        return np.array(found, float) if len(found) == channels else np.array([np.mean(found)])
-    raise values.error(key, f"a list of {channels} numbers")
+        return (where if where.is_dir() else where.parent) / name
+    try:
+        return where.small_file(name, MAX_BYTES)
+    except CheckpointError:  # the Hub cannot be asked: what its cache has is all there is
+        return where.cached(name)
 
 
 def read_images(path: str | Path, most: int) -> dict[str, np.ndarray]:

@@ -78,6 +78,11 @@ def room_for(what: str, model: Model) -> Iterator[None]:
         raise CheckpointError(f"the device has no room for {what}", file=model.name) from None
 
 
+def first_line(error: Exception) -> str:
+    """What an error of transformers says, in one line; its class where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def load_eager(model: Model, *, language: bool) -> Any:
     """The torch module, in float32 and evaluation mode, its attention computed eagerly.
 
@@ -103,8 +108,7 @@ def load_eager(model: Model, *, language: bool) -> Any:
             name, **options, **NO_CODE, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
         )
     except Exception as error:  # of whatever class: transformers has none of its own
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise CheckpointError(f"transformers cannot load it: {reason}", file=model.name) from error
+        raise CheckpointError(f"transformers cannot load it: {first_line(error)}", file=model.name) from error
     missing = sorted(key for key in report["missing_keys"] if not key.removeprefix("model.").startswith(AFTERWARDS))
     if missing:
         problem = f"lacks {len(missing)} parameters, '{missing[0]}' the first; a model with made-up ones is not run"

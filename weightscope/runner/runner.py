@@ -18,7 +18,7 @@ from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.progress import PROGRESS, phase
 from weightscope.runner.hooks import blocks_of, tower_of, watched
-from weightscope.runner.loading import import_torch, load_eager, room_for, torch_device
+from weightscope.runner.loading import first_line, import_torch, load_eager, room_for, torch_device
 from weightscope.wording import counted
 
 TOKENS_A_BATCH = 2048
@@ -267,8 +267,8 @@ class Runner:
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
                 if error in ours:
                     raise
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                problem = f"transformers cannot run it on an input of shape {batch.arrays.shape[1:]}: {reason}"
+                shape = batch.arrays.shape[1:]
+                problem = f"transformers cannot run it on an input of shape {shape}: {first_line(error)}"
                 raise CheckpointError(problem, file=self.model.name) from error
 
     def _shown(self, batch: Batch, observer: Observer, index: int, x: Any, attention: Any, output: Any) -> Any:

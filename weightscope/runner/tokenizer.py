@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weightscope.checkpoint.source import locate
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
-from weightscope.runner.loading import NO_CODE, import_torch
+from weightscope.runner.loading import NO_CODE, first_line, import_torch
 from weightscope.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -68,5 +68,4 @@ def _from_gguf(file: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True, **NO_CODE)
     except Exception as error:  # of whatever class: transformers has none of its own
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise CheckpointError(f"transformers cannot read its tokenizer: {reason}", file=file) from error
+        raise CheckpointError(f"transformers cannot read its tokenizer: {first_line(error)}", file=file) from error
