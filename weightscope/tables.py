@@ -61,6 +61,11 @@ class Column:
         """Symbol and unit."""
         return f"{self.symbol or self.name} ({self.unit})" if self.unit else self.symbol or self.name
 
+    @property
+    def is_numeric(self) -> bool:
+        """Its cells stand to the right."""
+        return self.values.dtype.kind in "iuf"
+
     def shown(self, value: Any) -> str:
         """A cell as a reader sees it: NaN is empty."""
         if isinstance(value, float | np.floating):
@@ -176,7 +181,7 @@ class Table:
         """The table on a terminal: numbers to the right, text to the left."""
         cells = [[column.heading, *map(column.shown, column.values)] for column in self.columns]
         widths = [max(map(len, own)) for own in cells]
-        right = [column.values.dtype.kind in "iuf" for column in self.columns]
+        right = [column.is_numeric for column in self.columns]
         lines = (
             "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True))
             for row in zip(*cells, strict=True)

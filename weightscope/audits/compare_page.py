@@ -135,7 +135,7 @@ def spectra_side_by_side(found: Comparison) -> figures.Figure:
         axes[1, column].set_xlabel("index $i$")
     axes[0, 0].set_ylabel(r"$\sigma_i(W_{QK})$")
     axes[1, 0].set_ylabel(r"$\sigma_i(W_{VO})$")
-    axes[0, 0].legend(["before", "after"])
+    figure.legend(axes[0, 0].get_lines(), ["before", "after"], loc="outside upper center", ncols=2)
     return figure
 
 

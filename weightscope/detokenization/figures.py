@@ -52,6 +52,6 @@ def roc_figure(tokens: Sequence[TokenRoc], best: Detokenization) -> Figure:
         axis.set_title(f"“{token.text.replace('$', chr(92) + '$')}”")
         axis.set_xlabel("false positive rate (1)")
         axis.set_aspect("equal")
-        axis.legend(loc="lower right")
     axes[0][0].set_ylabel("true positive rate (1)")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure

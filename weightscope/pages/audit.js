@@ -11,6 +11,7 @@ const CIVIDIS = [
   [153, 143, 117], [187, 167, 107], [223, 193, 87], [254, 232, 56],
 ];
 const UNKNOWN = "rgb(150, 150, 150)";
+const stacked = matchMedia("(max-width: 62rem)"); // the panel stands above the maps, as in the style sheet
 const SHOWN_AT_FIRST = 100; // rows of the table
 
 const byId = id => document.getElementById(id);
@@ -255,7 +256,7 @@ function choose(i, head, jump = false) {
   showDirections(layer, head);
   showMeasures(i, head);
   markRow();
-  if (jump && matchMedia("(max-width: 62rem)").matches) byId("panel").scrollIntoView();
+  if (jump && stacked.matches) byId("panel").scrollIntoView();
 }
 
 // ---- The table: sorted over all heads, the first rows drawn until more are asked for.
@@ -292,6 +293,7 @@ function sortTable(column, descending) {
 
 facts.measures.forEach(drawHeatMap);
 fillTable();
+byId("own").open = !stacked.matches; // a long list, which would hide the maps
 
 byId("maps").addEventListener("keydown", moveByKey);
 byId("which").addEventListener("change", () => choose(Number(byId("layer").value), Number(byId("head").value)));

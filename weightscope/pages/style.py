@@ -40,6 +40,7 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
+    "axes.formatter.min_exponent": 3,  # on logarithmic axes 0.1, 1 and 10, not powers of ten
     "lines.linewidth": 1.1,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
