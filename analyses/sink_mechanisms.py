@@ -20,12 +20,12 @@ from weightscope.cli.command import EndsInOneLine
 from weightscope.runner import open_runner
 from weightscope.runner.images import image_processor, photographs, read_images
 from weightscope.runner.loading import check_device
-from weightscope.runner.tokenizer import first_token, tokenizer_of
+from weightscope.runner.tokenizer import framing_of
 from weightscope.sinks.mechanism_page import headline, write_sink_report
 from weightscope.sinks.mechanisms import sink_mechanisms
 from weightscope.sinks.tables import head_rows, layer_rows, write_sinks
 from weightscope.text.kinds import Tokens, image_tokens, text_tokens
-from weightscope.text.sequences import paragraph_pairs, token_kinds, token_windows
+from weightscope.text.sequences import paragraph_pairs, token_windows
 
 VIT_TINY = Path(__file__).parent.parent.parent / "shared" / "data" / "vit-tiny"
 # Folder of the results -> the models to try, in order.
@@ -49,19 +49,15 @@ def text_inputs(
     model: Model, paths: Sequence[Path], n: int, length: int, seed: int
 ) -> tuple[dict[str, np.ndarray], Tokens, str]:
     """Token ids by name, their kinds, and a note: pairs of paragraphs where the tokenizer frames them, else windows."""
-    tokenizer, texts = tokenizer_of(model), documents(paths)
+    framing, texts = framing_of(model), documents(paths)
     length = min(length, model.config.n_positions or length)
-    framed = len(token_kinds(tokenizer).names) > 3
-    if framed:
-        sequences = paragraph_pairs(tokenizer, texts, n, length, seed)
-    else:
-        sequences = token_windows(tokenizer, texts, n, length, first_token(model), seed)
+    sequences = (paragraph_pairs if framing.takes_pairs else token_windows)(framing, texts, n, length, seed)
     if not sequences:
         raise CheckpointError(f"the texts are too short for inputs of {length} tokens")
-    first = tokenizer.id_to_token(int(sequences[0][0]))
-    shape = f"at most {length} tokens each, pairs of paragraphs" if framed else f"{length} tokens each"
+    first = framing.tokenizer.id_to_token(int(sequences[0][0]))
+    shape = f"at most {length} tokens each, pairs of paragraphs" if framing.takes_pairs else f"{length} tokens each"
     note = f"{model.name} ({model.family.name}), run on {len(sequences)} texts, {shape}, beginning with {first}."
-    return {f"text {index}": tokens for index, tokens in enumerate(sequences)}, text_tokens(tokenizer), note
+    return {f"text {index}": tokens for index, tokens in enumerate(sequences)}, text_tokens(framing.tokenizer), note
 
 
 @click.command("sink-mechanisms", cls=EndsInOneLine)

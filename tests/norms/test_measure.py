@@ -19,7 +19,7 @@ from weightscope.attention.folding import Affine  # noqa: E402
 from weightscope.folder import Files  # noqa: E402
 from weightscope.norms.measure import NormAnalysis, measure_norms, singular_values  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
-from weightscope.text.sequences import TokenKinds  # noqa: E402
+from weightscope.text.kinds import TokenKinds  # noqa: E402
 
 KINDS = TokenKinds(("first", ". or ,", "other"), np.array([2, 0, 1, 1, *[2] * 20], np.int8))
 SEQUENCES = [np.array([1, 7, 9, 2, 11, 3]), np.array([1, 8, 2, 12]), np.array([1, 2, 20, 3, 21, 22])]

@@ -11,7 +11,7 @@ from tests.support.tiny_models import NAMES, fixture
 from weightscope.attention.layer import Layer
 from weightscope.outlier_dimensions.contributions import summed_contributions
 from weightscope.outlier_dimensions.measure import _left_out, factors, keys_of
-from weightscope.text.sequences import TokenKinds
+from weightscope.text.kinds import TokenKinds
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")

@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 
 import weightscope as ws
+from weightscope.text.kinds import token_kinds
 from weightscope.text.sequences import (
+    Framing,
+    added_tokens,
     excerpts,
     paragraph_pairs,
     paragraphs,
     sentence_sequences,
     sentences,
-    token_kinds,
     token_windows,
 )
 
@@ -32,13 +34,31 @@ def tokenizer() -> "tokenizers.Tokenizer":
     return made
 
 
+@pytest.fixture
+def framing(tokenizer) -> Framing:
+    return Framing(tokenizer, added_tokens(tokenizer))
+
+
+def test_framing_is_what_the_tokenizer_adds_or_what_is_put_before(tokenizer, framing) -> None:
+    assert (framing.special, framing.takes_pairs) == ((1, 2), True)
+    assert framing.begun("red") == [1, tokenizer.token_to_id("red")]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A", "[CLS] $A $B", [("[CLS]", 1)])
+    assert added_tokens(tokenizer) == (1,)
+    assert not Framing(tokenizer, (1,)).takes_pairs
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A", "$A $B", [])
+    assert added_tokens(tokenizer) == ()
+    assert Framing(tokenizer).begun("red") == [tokenizer.token_to_id("red")]
+    (pair,) = paragraph_pairs(Framing(tokenizer, before=(9,)), [TEXT], 1, longest=6)
+    assert (pair[0], len(pair)) == (9, 6)
+
+
 def test_paragraphs_are_what_blank_lines_part() -> None:
     assert paragraphs(TEXT) == [f"{name} {WORDS}" for name in ("red", "green", "blue", "black")]
 
 
-def test_pairs_are_consecutive_and_in_berts_form(tokenizer) -> None:
+def test_pairs_are_consecutive_and_in_berts_form(tokenizer, framing) -> None:
     order = ["red", "green", "blue", "black"]
-    made = paragraph_pairs(tokenizer, [TEXT], 10)
+    made = paragraph_pairs(framing, [TEXT], 10)
     assert len(made) == 3
     for ids in made:
         words = [tokenizer.id_to_token(token) for token in ids]
@@ -49,19 +69,19 @@ def test_pairs_are_consecutive_and_in_berts_form(tokenizer) -> None:
         assert (first.strip(), second.strip()) == (f"{first.split()[0]} {WORDS}", f"{second.split()[0]} {WORDS}")
 
 
-def test_pairs_are_cut_to_length_and_the_tokenizer_left_as_it_was(tokenizer) -> None:
-    assert {len(ids) for ids in paragraph_pairs(tokenizer, [TEXT], 10, longest=12)} == {12}
+def test_pairs_are_cut_to_length_and_the_tokenizer_left_as_it_was(tokenizer, framing) -> None:
+    assert {len(ids) for ids in paragraph_pairs(framing, [TEXT], 10, longest=12)} == {12}
     assert tokenizer.truncation is None
 
 
-def test_kinds(tokenizer) -> None:
-    kinds = token_kinds(tokenizer)
+def test_kinds(framing) -> None:
+    kinds = token_kinds(framing)
     assert kinds.names == ("[CLS]", "[SEP]", ". or ,", "other")
     assert kinds(np.array([[1, 2], [3, 4], [5, 0]])).tolist() == [[0, 1], [2, 2], [3, 3]]
 
 
-def test_a_seed_draws_the_same_again(tokenizer) -> None:
-    drawn = [[ids.tolist() for ids in paragraph_pairs(tokenizer, [TEXT], 2, seed=seed)] for seed in (1, 1)]
+def test_a_seed_draws_the_same_again(framing) -> None:
+    drawn = [[ids.tolist() for ids in paragraph_pairs(framing, [TEXT], 2, seed=seed)] for seed in (1, 1)]
     assert drawn[0] == drawn[1]
 
 
@@ -74,16 +94,16 @@ def test_excerpts_keep_to_their_bounds_and_come_from_the_text() -> None:
         assert passage in joined
 
 
-def test_windows_have_the_length_and_the_first_token_asked_for(tokenizer) -> None:
-    found = token_windows(tokenizer, [TEXT], 3, 9, first=1)
+def test_windows_have_the_length_and_the_first_token_asked_for(framing) -> None:
+    found = token_windows(framing, [TEXT], 3, 9)
     assert found
     for ids in found:
         assert (len(ids), ids[0]) == (9, 1)
 
 
-def test_text_without_two_paragraphs_is_refused(tokenizer) -> None:
+def test_text_without_two_paragraphs_is_refused(framing) -> None:
     with pytest.raises(ws.CheckpointError, match="no two paragraphs"):
-        paragraph_pairs(tokenizer, ["short"], 3)
+        paragraph_pairs(framing, ["short"], 3)
 
 
 def test_sentences_end_with_their_marks_and_with_blank_lines() -> None:
@@ -99,12 +119,12 @@ def test_sentences_end_with_their_marks_and_with_blank_lines() -> None:
     ]
 
 
-def test_sentence_sequences_are_whole_drawn_once_and_cut_to_length(tokenizer) -> None:
+def test_sentence_sequences_are_whole_drawn_once_and_cut_to_length(tokenizer, framing) -> None:
     found = ["red one two", "green one two three", "blue one", ""]
-    made = [tuple(ids.tolist()) for ids in sentence_sequences(tokenizer, found, 10)]
+    made = [tuple(ids.tolist()) for ids in sentence_sequences(framing, found, 10)]
     assert sorted(made) == sorted(tuple(tokenizer.encode(sentence).ids) for sentence in found)
-    assert {len(ids) for ids in sentence_sequences(tokenizer, found[:2], 2, longest=4)} == {4}
-    assert all(ids[0] == 9 for ids in sentence_sequences(tokenizer, found, 4, first=9))
+    assert {len(ids) for ids in sentence_sequences(framing, found[:2], 2, longest=4)} == {4}
+    assert all(ids[0] == 9 for ids in sentence_sequences(Framing(tokenizer, before=(9,)), found, 4))
     assert tokenizer.truncation is None
     with pytest.raises(ws.CheckpointError, match="no sentences"):
-        sentence_sequences(tokenizer, [], 3)
+        sentence_sequences(framing, [], 3)

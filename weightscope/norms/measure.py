@@ -19,7 +19,7 @@ from weightscope.metrics.value_output import affine_singular_values
 from weightscope.norms.statistics import MOMENTS, Moments, PairSample
 from weightscope.runner.runner import Activations, Runner
 from weightscope.tables import Column, Table
-from weightscope.text.sequences import TokenKinds
+from weightscope.text.kinds import TokenKinds
 
 SHARE, MOST = 0.01, 5000  # of the pairs of a kind that Fig. 3 shows: the paper's share, and about how many at most
 

@@ -14,7 +14,7 @@ from weightscope.metrics.by_kind import MeanByKind, counts_by_kind
 from weightscope.metrics.outliers import dimension_z, outlier_dimensions
 from weightscope.outlier_dimensions.contributions import asked_of_keys, contributions_by_kind
 from weightscope.runner.runner import Activations, Runner
-from weightscope.text.sequences import TokenKinds
+from weightscope.text.kinds import TokenKinds
 
 
 def over_all(means: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from weightscope.checkpoint.source import locate
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.runner.loading import NO_CODE, first_line, import_torch
+from weightscope.text.sequences import Framing, added_tokens
 from weightscope.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -27,6 +28,19 @@ def tokenizer_of(model: Model) -> "Tokenizer":
         raise CheckpointError(problem, file=model.file)
     gguf = _gguf(model)
     return load_tokenizer(model.source) if gguf is None else _from_gguf(gguf).backend_tokenizer
+
+
+def framing_of(model: Model) -> Framing:
+    """A model's tokenizer and the special tokens around its texts: those that it adds, else `first_token` before them.
+
+    Raises
+    ------
+    CheckpointError
+        There is no tokenizer, or it adds no token and the config names none.
+    """
+    tokenizer = tokenizer_of(model)
+    added = added_tokens(tokenizer)
+    return Framing(tokenizer, added, () if added else (first_token(model),))
 
 
 def first_token(model: Model) -> int:

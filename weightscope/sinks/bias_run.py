@@ -10,11 +10,11 @@ from weightscope.errors import CheckpointError
 from weightscope.folder import write_csv, write_npz
 from weightscope.model import Model
 from weightscope.runner.runner import open_runner
-from weightscope.runner.tokenizer import first_token, tokenizer_of
+from weightscope.runner.tokenizer import framing_of
 from weightscope.sinks.bias import Decomposition, LayerMeasures, measure_updates, updates_of
 from weightscope.sinks.patching import PatchingTable, patching_table
 from weightscope.sinks.prediction import PREDICTORS, predict_sinks, prediction_aurocs
-from weightscope.text.sequences import excerpts, token_windows
+from weightscope.text.sequences import Framing, excerpts, token_windows
 from weightscope.text.tokenizer import token_text
 
 CHARACTERS = (1500, 2000)  # of a text that perplexity is measured on (section 4.1)
@@ -106,16 +106,14 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
     CheckpointError
         There is too little text, or the model is not causal or cannot be run.
     """
-    tokenizer = tokenizer_of(model)
-    begin = first_token(model)
-    head = [begin] if first else []
+    framing = framing_of(model)
+    begin = framing.special[0]
+    if not first:
+        framing = Framing(framing.tokenizer)
     longest = min(sizes.tokens, model.config.n_positions or sizes.tokens)
-    measured = token_windows(tokenizer, texts[::2], sizes.texts, longest, first=begin if first else None)
+    measured = token_windows(framing, texts[::2], sizes.texts, longest)
     passages = excerpts(texts[1::2], sizes.evaluated, CHARACTERS)
-    evaluated = [
-        np.array([*head, *tokenizer.encode(passage, add_special_tokens=False).ids])[: model.config.n_positions]
-        for passage in passages
-    ]
+    evaluated = [np.array(framing.begun(passage))[: model.config.n_positions] for passage in passages]
     if not measured or not evaluated:
         problem = f"windows of {longest} tokens in every other document and texts of {CHARACTERS[0]} characters or more"
         raise CheckpointError(f"too little text: {problem} in those between are needed")
@@ -128,7 +126,7 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
     return SinkBias(
         name=model.name,
         biased=has_biases(model, min(layers)),
-        first=token_text(tokenizer, begin) if first else "",
+        first=token_text(framing.tokenizer, begin) if first else "",
         sizes=Sizes(len(measured), longest, len(evaluated)),
         layers=layers,
         patching=table,

@@ -18,7 +18,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -109,6 +109,20 @@ def documents(files: Iterable[CorpusFile], advance: Advance) -> Iterator[Documen
             yield from _json_lines(file.path, advance)
         else:
             yield _decoded(file.path, advance)
+
+
+def read_documents(paths: Iterable[str | Path], most: int = 10_000) -> list[str]:
+    """The first documents of a corpus, each as one string.
+
+    Raises
+    ------
+    CheckpointError
+        A path is missing or unreadable, or there is no text.
+    """
+    found = ["".join(document) for document in islice(documents(corpus_files(paths), lambda _: None), most)]
+    if not any(text.strip() for text in found):
+        raise CheckpointError("there is no text in what was given")
+    return found
 
 
 def _ending(path: Path) -> str:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightscope.errors import CheckpointError
-from weightscope.text.sequences import read_documents, sentences
+from weightscope.text.corpus import read_documents
+from weightscope.text.sequences import sentences
 
 WORKS = Path(__file__).parent / "public_domain"
 OPENWEBTEXT = "Skylion007/openwebtext"

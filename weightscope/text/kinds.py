@@ -8,13 +8,54 @@ import numpy as np
 from weightscope.errors import CheckpointError
 from weightscope.families.config import Numbers
 from weightscope.model import Model
-from weightscope.text.sequences import token_kinds
-from weightscope.text.tokenizer import token_text
+from weightscope.text.sequences import Framing, added_tokens
+from weightscope.text.tokenizer import token_text, vocab_size
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+PUNCTUATION = ".,"
 TEXT_KINDS = ("first", "special", "punctuation", "other")
+
+
+@dataclass(frozen=True)
+class TokenKinds:
+    """Which tokens are special, which are commas and periods, and which are any other.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The special tokens around a text in their order ("[CLS]", "[SEP]"); then ". or ,"; then "other".
+    of_token : (vocab,) int8 array
+        Each token's kind, an index into `names`.
+    """
+
+    names: tuple[str, ...]
+    of_token: np.ndarray
+
+    def __call__(self, tokens: np.ndarray | None) -> np.ndarray:
+        """Kinds of tokens, in the same shape.
+
+        Raises
+        ------
+        CheckpointError
+            There are none: the inputs are images.
+        """
+        if tokens is None:
+            raise CheckpointError("kinds of token need text; these are images")
+        return self.of_token[tokens]
+
+
+def token_kinds(framing: Framing) -> TokenKinds:
+    """The kinds of token that papers on encoders tell apart."""
+    tokenizer, special = framing.tokenizer, framing.special
+    vocabulary = tokenizer.get_vocab()
+    of_token = np.full(vocab_size(tokenizer), len(special) + 1, np.int8)
+    for token in {vocabulary[mark] for mark in PUNCTUATION if mark in vocabulary}:
+        of_token[token] = len(special)
+    for kind, token in enumerate(special):
+        of_token[token] = kind
+    return TokenKinds((*(str(tokenizer.id_to_token(token)) for token in special), ". or ,", "other"), of_token)
 
 
 class Tokens(Protocol):
@@ -108,10 +149,9 @@ def image_tokens(model: Model) -> ImageTokens:
 
 def text_tokens(tokenizer: "Tokenizer") -> TextTokens:
     """The tokens of a text: whichever stands first, special ones, those without a letter or digit, all others."""
-    found = token_kinds(tokenizer)
-    special = {int(token) for token in np.flatnonzero(found.of_token < len(found.names) - 2)}
-    special |= {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-    of_token = np.full(len(found.of_token), TEXT_KINDS.index("other"), np.int8)
+    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    special |= set(added_tokens(tokenizer))
+    of_token = np.full(vocab_size(tokenizer), TEXT_KINDS.index("other"), np.int8)
     for token in tokenizer.get_vocab().values():
         if token in special:
             of_token[token] = TEXT_KINDS.index("special")

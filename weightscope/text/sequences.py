@@ -1,16 +1,14 @@
-"""Text as the sequences that a model is run on, and the kinds of token in them."""
+"""Text as the sequences that a model is run on."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
-from pathlib import Path
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightscope.errors import CheckpointError
-from weightscope.text.corpus import corpus_files, documents
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,72 +16,46 @@ if TYPE_CHECKING:
 FEWEST_WORDS = 8  # of a paragraph; shorter ones are headings and captions
 FEWEST_IN_SENTENCE = 4  # words; shorter ones are headings and abbreviations
 SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["'”’)]))\s+(?=\W?[^\Wa-z_])""")
-PUNCTUATION = ".,"
-TEMPLATE = "a"  # any text: what the tokenizer adds around it are the special tokens
 
 
 @dataclass(frozen=True)
-class TokenKinds:
-    """Which tokens are special, which are commas and periods, and which are any other.
+class Framing:
+    """A tokenizer, and the special tokens that stand around every text.
 
     Attributes
     ----------
-    names : tuple of str
-        Those special tokens that the tokenizer itself adds, in their order ("[CLS]", "[SEP]"); then ". or ,"; then
-        "other".
-    of_token : (vocab,) int8 array
-        Each token's kind, an index into `names`.
-    """
-
-    names: tuple[str, ...]
-    of_token: np.ndarray
-
-    def __call__(self, tokens: np.ndarray | None) -> np.ndarray:
-        """Kinds of tokens, in the same shape.
-
-        Raises
-        ------
-        CheckpointError
-            There are none: the inputs are images.
-        """
-        if tokens is None:
-            raise CheckpointError("kinds of token need text; these are images")
-        return self.of_token[tokens]
-
-
-def token_kinds(tokenizer: "Tokenizer", added: Sequence[int] = ()) -> TokenKinds:
-    """The kinds of token that the papers tell apart.
-
-    Parameters
-    ----------
     tokenizer : tokenizers.Tokenizer
-    added : sequence of int
-        Further special tokens, as one put before every text.
+    added : tuple of int
+        Tokens that the tokenizer itself adds, each once, in their order: [CLS] and [SEP], <s> alone, or none.
+    before : tuple of int
+        The token to put before a text, where the tokenizer adds none and the model expects one.
     """
-    encoded = tokenizer.encode(TEMPLATE, TEMPLATE)
-    special = [token for token, is_special in zip(encoded.ids, encoded.special_tokens_mask, strict=True) if is_special]
-    special = list(dict.fromkeys([*added, *special]))
-    vocabulary = tokenizer.get_vocab()
-    of_token = np.full(1 + max(vocabulary.values()), len(special) + 1, np.int8)
-    for token in {vocabulary[mark] for mark in PUNCTUATION if mark in vocabulary}:
-        of_token[token] = len(special)
-    for kind, token in enumerate(special):
-        of_token[token] = kind
-    return TokenKinds((*(str(tokenizer.id_to_token(token)) for token in special), ". or ,", "other"), of_token)
+
+    tokenizer: "Tokenizer"
+    added: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+
+    @property
+    def special(self) -> tuple[int, ...]:
+        """All of them; the first is what a text begins with."""
+        return self.before + self.added
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Two texts can be one input: the tokenizer puts a token before them and another one after each."""
+        return len(self.added) > 1
+
+    def begun(self, text: str) -> list[int]:
+        """The tokens of a text after the first special token, without any other: what language models are given."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return [*self.special[:1], *ids]
 
 
-def read_documents(paths: Iterable[str | Path], most: int = 10_000) -> list[str]:
-    """The first documents of a corpus, each as one string; see `weightscope.text.corpus` for what a document is.
-
-    Raises
-    ------
-    CheckpointError
-        A path is missing or unreadable, or there is no text.
-    """
-    found = ["".join(document) for document in islice(documents(corpus_files(paths), lambda _: None), most)]
-    if not any(text.strip() for text in found):
-        raise CheckpointError("there is no text in what was given")
-    return found
+def added_tokens(tokenizer: "Tokenizer") -> tuple[int, ...]:
+    """The special tokens that a tokenizer adds to a pair of texts, each once, in their order."""
+    encoded = tokenizer.encode("a", "a")
+    marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+    return tuple(dict.fromkeys(token for token, special in marked if special))
 
 
 def paragraphs(document: str) -> list[str]:
@@ -100,13 +72,13 @@ def sentences(document: str) -> list[str]:
 
 
 def paragraph_pairs(
-    tokenizer: "Tokenizer", texts: Sequence[str], n: int, longest: int = 128, seed: int = 0
+    framing: Framing, texts: Sequence[str], n: int, longest: int = 128, seed: int = 0
 ) -> list[np.ndarray]:
     """Two consecutive paragraphs as one input, [CLS] paragraph1 [SEP] paragraph2 [SEP] (norm-based-attention, 5.1).
 
     Parameters
     ----------
-    tokenizer : tokenizers.Tokenizer
+    framing : Framing
     texts : sequence of str
         Documents.
     n : int
@@ -129,29 +101,22 @@ def paragraph_pairs(
         raise CheckpointError(
             f"no two paragraphs of {FEWEST_WORDS} words or more, parted by a blank line, in this text"
         )
-    chosen = np.random.default_rng(seed).permutation(len(pairs))[:n]
-    tokenizer.enable_truncation(longest, strategy="longest_first")
-    try:
-        return [np.array(tokenizer.encode(*pairs[index]).ids) for index in chosen]
-    finally:
-        tokenizer.no_truncation()
+    return _encoded(framing, pairs, n, longest, seed)
 
 
 def sentence_sequences(
-    tokenizer: "Tokenizer", found: Sequence[str], n: int, longest: int = 128, first: int | None = None, seed: int = 0
+    framing: Framing, found: Sequence[str], n: int, longest: int = 128, seed: int = 0
 ) -> list[np.ndarray]:
-    """Single sentences as inputs, with the special tokens that the tokenizer adds, in random order.
+    """Single sentences as inputs, in random order.
 
     Parameters
     ----------
-    tokenizer : tokenizers.Tokenizer
+    framing : Framing
     found : sequence of str
     n : int
         Sentences wanted, drawn without replacement; all there are where these are fewer.
     longest : int
         Tokens of an input, special ones included; what is longer is cut.
-    first : int, optional
-        A token to put first, where the tokenizer adds none.
     seed : int
 
     Returns
@@ -163,17 +128,22 @@ def sentence_sequences(
     CheckpointError
         No sentence has a token.
     """
-    head = [] if first is None else [first]
-    chosen = np.random.default_rng(seed).permutation(len(found))[:n]
-    tokenizer.enable_truncation(longest - len(head))
-    try:
-        encoded = [tokenizer.encode(found[index]).ids for index in chosen]
-    finally:
-        tokenizer.no_truncation()
-    sequences = [np.array([*head, *ids]) for ids in encoded if ids]
+    sequences = _encoded(framing, [(sentence,) for sentence in found], n, longest, seed)
     if not sequences:
         raise CheckpointError("there are no sentences in what was given")
     return sequences
+
+
+def _encoded(framing: Framing, inputs: Sequence[tuple[str, ...]], n: int, longest: int, seed: int) -> list[np.ndarray]:
+    """n of the inputs, each of one text or two, drawn without replacement; those without a token are left out."""
+    chosen = np.random.default_rng(seed).permutation(len(inputs))[:n]
+    tokenizer = framing.tokenizer
+    tokenizer.enable_truncation(longest - len(framing.before), strategy="longest_first")
+    try:
+        encoded = [tokenizer.encode(*inputs[index]).ids for index in chosen]
+    finally:
+        tokenizer.no_truncation()
+    return [np.array([*framing.before, *ids]) for ids in encoded if ids]
 
 
 def excerpts(texts: Sequence[str], n: int, characters: tuple[int, int], seed: int = 0) -> list[str]:
@@ -206,32 +176,27 @@ def excerpts(texts: Sequence[str], n: int, characters: tuple[int, int], seed: in
     return passages
 
 
-def token_windows(
-    tokenizer: "Tokenizer", texts: Sequence[str], n: int, length: int, first: int | None = None, seed: int = 0
-) -> list[np.ndarray]:
+def token_windows(framing: Framing, texts: Sequence[str], n: int, length: int, seed: int = 0) -> list[np.ndarray]:
     """Passages of exactly so many tokens, as language models are given them.
 
     Parameters
     ----------
-    tokenizer : tokenizers.Tokenizer
+    framing : Framing
     texts : sequence of str
         Documents.
     n : int
         Windows wanted; fewer come back where the text is too short for them.
     length : int
-        Tokens of each, `first` included.
-    first : int, optional
-        The token that stands first, a beginning-of-sequence token as a rule.
+        Tokens of each, the first special token included.
     seed : int
 
     Returns
     -------
     list of (length,) int64 arrays
     """
-    head = [] if first is None else [first]
     windows: list[np.ndarray] = []
     for passage in excerpts(texts, 2 * n, (2 * length, 12 * length), seed):
-        ids = [*head, *tokenizer.encode(passage, add_special_tokens=False).ids][:length]
+        ids = framing.begun(passage)[:length]
         if len(ids) == length and len(windows) < n:
             windows.append(np.array(ids))
     return windows
