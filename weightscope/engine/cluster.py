@@ -18,7 +18,10 @@ from weightscope.errors import CheckpointError, printable
 
 CLOSING = 10  # seconds to take leave
 ADDRESS = re.compile(r"((tcp|tls|ws|wss|ucx)://)?(\[[0-9a-fA-F:.%]+\]|[\w.-]+):\d{1,5}/?")
-NOISY = ("distributed", "distributed.client", "distributed.core", "distributed.utils", "tornado", "asyncio")
+NOISY = (
+    "distributed", "distributed.client", "distributed.core", "distributed.utils",
+    "tornado", "tornado.application", "asyncio",
+)  # fmt: skip
 FEWEST_AHEAD = 256  # tasks under way, so that workers that join find some
 
 
