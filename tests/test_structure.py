@@ -19,6 +19,7 @@ metrics
 families
 embeddings
 model
+fingerprint
 sources text
 runner
 pages

@@ -246,11 +246,6 @@ class _Manifest(NamedTuple):
     earlier: frozenset[tuple[str, str]] = frozenset()
 
 
-def digest_of(fingerprint: Mapping[str, Any]) -> str:
-    """A fingerprint in 64 characters."""
-    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
-
-
 def _digest(file: Any) -> str:
     """SHA-256 of a whole file."""
     file.seek(0)

@@ -7,12 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import weightscope
 from weightscope.checkpoint.source import existing
-from weightscope.embedded import resolved
 from weightscope.errors import CheckpointError, printable
+from weightscope.fingerprint import Fingerprint
 from weightscope.model import Model, open_model
 
 KEPT = 8  # models that a worker keeps open: headers, no tensors
@@ -29,15 +27,15 @@ class Source:
         As the user wrote it, a path on this machine made absolute.
     revision, family, tower : str or None
         As in `open_model`.
-    seen : tuple
-        What told the checkpoint apart when it was first opened; empty until `as_seen`.
+    seen : Fingerprint or None
+        Of the checkpoint when it was first opened; None until `as_seen`.
     """
 
     source: str
     revision: str | None = None
     family: str | None = None
     tower: str | None = None
-    seen: tuple[Any, ...] = ()
+    seen: Fingerprint | None = None
 
     @classmethod
     def named(
@@ -55,7 +53,7 @@ class Source:
 
     def as_seen(self, model: Model) -> "Source":
         """The same, to be opened elsewhere only if it is the same checkpoint there."""
-        return replace(self, seen=self._told_apart(model))
+        return replace(self, seen=Fingerprint.of_model(model))
 
     def elsewhere(self) -> Model:
         """The model on a worker, which opens it once and keeps it.
@@ -67,43 +65,15 @@ class Source:
         """
         return _kept(self)
 
-    def _told_apart(self, model: Model) -> tuple[Any, ...]:
-        """The version of weightscope, and a commit on the Hub or names, sizes and times of files."""
-        folder = model.checkpoint.folder
-        if resolved(self.source) != self.source:
-            return (weightscope.__version__,)
-        if not Path(self.source).exists():
-            return (weightscope.__version__, folder.name)  # the Hub's folders are named for the commit
-        paths = [*(Path(file.path) for file in model.checkpoint.files), folder / "config.json"]
-        stats = [(path.name, path.stat()) for path in paths if path.exists()]
-        return (weightscope.__version__, *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
-
 
 @lru_cache(maxsize=KEPT)
 def _kept(source: Source) -> Model:
-    if source.seen and isinstance(source.seen[-1], tuple) and not Path(source.source).exists():
+    if source.seen and Path(source.source).is_absolute() and not Path(source.source).exists():
         raise CheckpointError(f"{source.source} is not there on a worker; workers read a shared file system")
     model = source.open()
-    check_same(source.seen, source.as_seen(model).seen, model.checkpoint.name)
+    if source.seen is not None:
+        source.seen.refuse_other(Fingerprint.of_model(model), model.checkpoint.name)
     return model
-
-
-def check_same(expected: tuple[Any, ...], found: tuple[Any, ...], name: str) -> None:
-    """Refuse to work on another file, commit or version than the task's sender has."""
-    if expected == found:
-        return
-    if expected[0] != found[0]:
-        raise CheckpointError(f"a worker has weightscope {found[0]}, the machine it works for has {expected[0]}")
-    raise CheckpointError(
-        f"is not the same on a worker ({_in_words(found[1:])}) as on the machine it works for "
-        f"({_in_words(expected[1:])}); workers read a shared file system, or one commit of the Hub (SOURCE@COMMIT)",
-        file=name,
-    )
-
-
-def _in_words(told_apart: tuple[Any, ...]) -> str:
-    parts = [f"{x[0]} of {x[1]} bytes" if isinstance(x, tuple) else str(x) for x in told_apart]
-    return ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
 
 
 def is_list(source: str) -> bool:

@@ -27,6 +27,7 @@ from weightscope.audits import many as audits
 from weightscope.audits.audit import AuditOptions, audit, measure
 from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.cli import main
+from weightscope.fingerprint import Fingerprint
 from weightscope.folder import HIDDEN
 
 FIXTURES = Path(__file__).parent.parent / "families" / "fixtures"
@@ -260,31 +261,33 @@ def test_finished_layers_are_not_measured_again_unless_something_has_changed(che
     assert len(measured) == 36
 
 
-def test_a_layer_is_taken_for_that_of_its_own_plan_alone(tmp_path: Path) -> None:
-    finished = FinishedLayers(tmp_path, {"a": 1}, resume=False)
+def test_a_layer_is_taken_for_that_of_its_own_fingerprint_alone(tmp_path: Path) -> None:
+    finished = FinishedLayers(tmp_path, Fingerprint.of(a=1), resume=False)
     finished.put(0, {"x": np.ones(2)})
-    assert FinishedLayers(tmp_path, {"a": 1}, resume=True).get(0) is not None
-    assert FinishedLayers(tmp_path, {"a": 2}, resume=True).get(0) is None
+    assert FinishedLayers(tmp_path, Fingerprint.of(a=1), resume=True).get(0) is not None
+    assert FinishedLayers(tmp_path, Fingerprint.of(a=2), resume=True).get(0) is None
     assert finished.get(0) is None
     assert not list((tmp_path / HIDDEN).iterdir())
 
 
 @pytest.mark.parametrize(
-    ("plan", "resume", "notice"),
+    ("window", "resume", "notice"),
     [
-        ({"a": 1}, True, None),
-        ({"a": 1}, False, "discards 2 finished layers of an interrupted audit; --resume would have kept them"),
-        ({"a": 2}, True, "starts afresh: discards 2 finished layers of other options or weights"),
-        ({"a": 2}, False, "discards 2 finished layers of an interrupted audit with other options or weights"),
+        (1, True, None),
+        (1, False, "discards 2 finished layers of an interrupted audit; --resume would have kept them"),
+        (2, True, "starts afresh: discards 2 finished layers of other options or weights"),
+        (2, False, "discards 2 finished layers of an interrupted audit with other options or weights"),
     ],
 )
-def test_layers_that_are_thrown_away_are_spoken_of(plan, resume: bool, notice: str | None, tmp_path: Path) -> None:
-    first = FinishedLayers(tmp_path, {"a": 1}, resume=False)
+def test_layers_that_are_thrown_away_are_spoken_of(
+    window: int, resume: bool, notice: str | None, tmp_path: Path
+) -> None:
+    first = FinishedLayers(tmp_path, Fingerprint.of(a=1), resume=False)
     assert first.notice is None
     for layer in (0, 5, 7):
         first.put(layer, {"x": np.ones(2)})
     (first.folder / "layer-0007.npz").write_bytes(b"cut")  # was never finished, so nothing is lost with it
-    assert FinishedLayers(tmp_path, plan, resume).notice == notice
+    assert FinishedLayers(tmp_path, Fingerprint.of(a=window), resume).notice == notice
 
 
 def audit_of(checkpoint: Path, out: Path, *options: str) -> Result:
@@ -378,7 +381,7 @@ def test_of_two_audits_at_once_one_ends_in_a_line_and_the_other_has_a_folder_of_
 
 @pytest.mark.parametrize("kept", [0, 60, 200])
 def test_a_finished_layer_cut_short_is_not_finished(tmp_path: Path, kept: int) -> None:
-    finished = FinishedLayers(tmp_path, {}, resume=False)
+    finished = FinishedLayers(tmp_path, Fingerprint.of(), resume=False)
     finished.put(0, {"x": np.arange(1000.0)})
     assert 0 in finished
     (file,) = finished.folder.glob("layer-*.npz")

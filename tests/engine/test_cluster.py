@@ -24,6 +24,7 @@ from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import RankingElsewhere, detokenize
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
+from weightscope.fingerprint import Fingerprint
 from weightscope.model import open_model
 from weightscope.sources import Source
 from weightscope.text.counts import Counts, load_counts
@@ -139,8 +140,12 @@ def test_counts_that_a_worker_does_not_see_are_an_error(
 ) -> None:
     source = Source.named(str(checkpoint))
     first = FirstLayer(source.open())
-    sent = RankingElsewhere(source.as_seen(first.model), 0, 1, tmp_path / "none.npz", (9, 9))
-    message = r"none.npz: is not on a worker what it is here, 9 bytes; workers read a shared file system"
+    sent = RankingElsewhere(
+        source.as_seen(first.model), 0, 1, tmp_path / "none.npz", Fingerprint.of(counts={"size": 9})
+    )
+    message = (
+        r"none.npz: is not the same on a worker \(not there\) as on the machine .* workers read a shared file system"
+    )
     with open_engine("dask", dask.address) as engine, pytest.raises(CheckpointError, match=message):
         detokenize(first, load_counts(counts), engine, sent)
 

@@ -1,8 +1,10 @@
 """Workers that share no file system: each fetches from the Hub what its tasks read."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from huggingface_hub import hf_hub_download
 
 import weightscope as ws
 from tests.checkpoint.conftest import hub  # noqa: F401
@@ -10,8 +12,11 @@ from tests.support import tasks
 from tests.support.hub_server import COMMIT, Hub
 from weightscope.audits.audit import AuditOptions
 from weightscope.audits.many import Commission, audit_all
+from weightscope.checkpoint.local import LocalFile
+from weightscope.checkpoint.remote import RemoteFile
 from weightscope.engine import Engine, here, processes
 from weightscope.errors import CheckpointError
+from weightscope.fingerprint import Fingerprint
 from weightscope.sources import Source
 
 
@@ -36,7 +41,23 @@ def test_a_worker_refuses_another_commit(hub: Hub, tiny_gpt2: Path) -> None:  # 
     hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
     source = Source.named("owner/tiny")
     seen = source.as_seen(source.open())
-    assert seen.seen[1:] == (COMMIT,)
     seen.elsewhere()
-    with pytest.raises(CheckpointError, match=rf"is not the same on a worker \({COMMIT}\).*SOURCE@COMMIT"):
-        Source("owner/tiny", seen=(seen.seen[0], "0" * 40)).elsewhere()
+    other = Fingerprint(seen.seen.text.replace(COMMIT, "0" * 40))
+    there = (
+        rf"is not the same on a worker \(model.safetensors of \d+ bytes at {COMMIT}\) as .*{'0' * 40}.*SOURCE@COMMIT"
+    )
+    with pytest.raises(CheckpointError, match=there):
+        replace(seen, seen=other).elsewhere()
+
+
+def test_what_one_machine_has_cached_is_the_same_as_what_another_fetches(
+    hub: Hub,  # noqa: F811
+    tiny_gpt2: Path,
+) -> None:
+    hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
+    source = Source.named("owner/tiny")
+    remote = source.open()
+    hf_hub_download("owner/tiny", "model.safetensors")
+    cached = source.open()
+    assert isinstance(remote.checkpoint.files[0], RemoteFile) and isinstance(cached.checkpoint.files[0], LocalFile)
+    assert source.as_seen(cached) == source.as_seen(remote)

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
+from weightscope.fingerprint import Fingerprint
 from weightscope.sources import Source, folder_names, is_list, read_list
 
 
@@ -38,23 +40,34 @@ def test_a_worker_refuses_a_file_that_is_not_the_same(copy: Path) -> None:
     again = source.as_seen(source.open())
     again.elsewhere()  # a checkpoint written anew is opened anew
     os.utime(weights, ns=(2, 2))
-    with pytest.raises(CheckpointError, match=r"is not the same on a worker.*shared file system"):
-        Source(**{**vars(again), "seen": (*again.seen[:-1], ("config.json", 1, 1))}).elsewhere()
+    said = rf"model.safetensors of {weights.stat().st_size} bytes, 1970-01-01 00:00:00"
+    with pytest.raises(
+        CheckpointError, match=rf"is not the same on a worker \({said}\) as .*{said}.*shared file system"
+    ):
+        replace(again, source=f"{copy}/.").elsewhere()
+    os.utime(weights, ns=(1, 1))
+    config = copy / "config.json"
+    config.write_text(config.read_text().replace("}", ', "note": 1}'))
+    with pytest.raises(CheckpointError, match="is not the same on a worker"):
+        replace(again, source=f"{copy}/./").elsewhere()
     shutil.move(copy, copy.with_name("elsewhere"))
     with pytest.raises(CheckpointError, match=r"is not there on a worker; workers read a shared file system"):
-        Source(**{**vars(again), "seen": (*again.seen, ("x", 1, 1))}).elsewhere()
+        replace(again, revision="not kept").elsewhere()
 
 
 def test_a_worker_of_another_version_says_so(copy: Path) -> None:
     source = Source.named(str(copy))
-    seen = source.as_seen(source.open()).seen
-    with pytest.raises(CheckpointError, match=r"a worker has weightscope .*, the machine it works for has 99"):
-        Source(source.source, seen=("99", *seen[1:])).elsewhere()
+    facts = source.as_seen(source.open()).seen.facts
+    for library in ("weightscope", "numpy", "scipy"):
+        seen = Fingerprint.of(**facts | {"versions": facts["versions"] | {library: "99"}})
+        with pytest.raises(CheckpointError, match=rf"a worker has {library} .*, the machine it works for has 99"):
+            Source(source.source, seen=seen).elsewhere()
 
 
 def test_the_embedded_checkpoint_may_lie_elsewhere_on_a_worker() -> None:
     source = Source.named("embedded")
-    assert str(FOLDER) not in repr(source.as_seen(source.open()))
+    seen = repr(source.as_seen(source.open()))
+    assert str(FOLDER) not in seen and "modified" not in seen
 
 
 def test_what_cannot_be_looked_at_is_one_error_when_it_is_opened() -> None:

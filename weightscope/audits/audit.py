@@ -3,12 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-import weightscope
 from weightscope.attention.layer import Layer
 from weightscope.audits.directions import DEFAULT, HeadDirections, can_read_directions, read_directions, token_names
 from weightscope.audits.finding import Finding, as_json, in_order
@@ -25,10 +23,10 @@ from weightscope.audits.model_findings import (
     outlier_dimensions,
     outlier_gains,
 )
-from weightscope.checkpoint.storage import Storage
 from weightscope.device import open_device
 from weightscope.engine import one_blas_thread
 from weightscope.errors import CheckpointError
+from weightscope.fingerprint import Fingerprint
 from weightscope.folder import remove_earlier, write_csv, write_json, write_npz
 from weightscope.model import Model
 from weightscope.progress import PROGRESS
@@ -157,7 +155,7 @@ class LayersToMeasure:
     def __init__(self, model: Model, out: Path, options: AuditOptions, resume: bool) -> None:
         self._model = model
         self._layers = list(model.attention_layers if options.layers is None else options.layers)
-        self._finished = FinishedLayers(out, plan(model, options), resume)
+        self._finished = FinishedLayers(out, layers_fingerprint(model, options), resume)
         self.notice = self._finished.notice
         self.left = [index for index in self._layers if index not in self._finished]
 
@@ -246,25 +244,15 @@ def describe_layer(layer: Layer, options: AuditOptions) -> dict[str, np.ndarray]
     return measured | {"kv_head": np.array([head.kv_head for head in heads]), "caveats": np.array(caveats, dtype=str)}
 
 
-def plan(model: Model, options: AuditOptions) -> dict[str, Any]:
+def layers_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
     """Everything that the numbers of a layer depend on, to tell whether finished ones may be used again."""
-    return {
-        "version": weightscope.__version__,
-        "family": model.family.name,
-        "config": {key: str(value) for key, value in sorted(model.checkpoint.config.items())},
-        "files": [_identity(file) for file in model.checkpoint.files],
-        "layers": list(model.attention_layers if options.layers is None else options.layers),
-        "deltas": list(options.deltas),
-        "window": options.window,
-        "device": options.device,
-    }
-
-
-def _identity(file: Storage) -> list[Any]:
-    """What tells a file from another of its name: where its tensors lie and, on this machine, when it was written."""
-    path = Path(file.path)
-    tensors = [[name, entry.dtype, entry.start, entry.stop] for name, entry in file.tensors.items()]
-    return [str(path), tensors, path.stat().st_mtime_ns if path.exists() else None]
+    return Fingerprint.of_model(
+        model,
+        layers=list(model.attention_layers if options.layers is None else options.layers),
+        deltas=list(options.deltas),
+        window=options.window,
+        device=options.device,
+    )
 
 
 def stack_padded(arrays: Sequence[np.ndarray]) -> np.ndarray:

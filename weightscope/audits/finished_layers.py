@@ -5,11 +5,11 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from weightscope.folder import HIDDEN, digest_of, new_file, writing
+from weightscope.fingerprint import Fingerprint
+from weightscope.folder import HIDDEN, new_file, writing
 from weightscope.wording import counted
 
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
@@ -25,7 +25,7 @@ class FinishedLayers:
     ----------
     out : Path
         Folder of the results; the layers lie in `.weightscope` within.
-    fingerprint : mapping
+    fingerprint : Fingerprint
         Everything that a layer's numbers depend on.
     resume : bool
         Keep what an earlier run with this fingerprint has finished.
@@ -41,8 +41,8 @@ class FinishedLayers:
         The folder cannot be written to.
     """
 
-    def __init__(self, out: Path, fingerprint: Mapping[str, Any], resume: bool) -> None:
-        self.folder = out / HIDDEN / f"layers-{digest_of(fingerprint)[:16]}"
+    def __init__(self, out: Path, fingerprint: Fingerprint, resume: bool) -> None:
+        self.folder = out / HIDDEN / f"layers-{fingerprint.digest[:16]}"
         own = foreign = 0  # layers that are thrown away
         for folder in (out / HIDDEN).glob("layers-*"):
             finished = sum(map(zipfile.is_zipfile, folder.glob("layer-*.npz")))

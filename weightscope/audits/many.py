@@ -15,11 +15,12 @@ from weightscope.audits.audit import (
     AuditOptions,
     LayersToMeasure,
     Measured,
+    layers_fingerprint,
     measure_one,
-    plan,
 )
 from weightscope.engine import Engine
-from weightscope.folder import OutputFolder, digest_of
+from weightscope.fingerprint import tokenizer_identity
+from weightscope.folder import OutputFolder
 from weightscope.model import Model
 from weightscope.progress import PROGRESS, Bar, phase
 from weightscope.sources import Source
@@ -160,8 +161,10 @@ class _Desk:
         options, engine, folder = self._options, self._engine, OutputFolder(commission.out)
         try:
             model = commission.source.open()
-            fingerprint = {"plan": plan(model, options), "directions": options.directions}
-            digest, folder = digest_of(fingerprint), OutputFolder(commission.out, fingerprint)
+            fingerprint = layers_fingerprint(model, options).also(
+                directions=options.directions, tokenizer=tokenizer_identity(model.checkpoint.folder)
+            )
+            digest, folder = fingerprint.digest, OutputFolder(commission.out, fingerprint.facts)
             if self._resume and folder.is_finished() and self._done(commission, digest):
                 return Ended(commission, digest)
             opened = commission.source.as_seen(model).elsewhere if engine.elsewhere else partial(_itself, model)

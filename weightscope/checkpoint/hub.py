@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from weightscope.checkpoint.ranges import RETRIED
 from weightscope.errors import CheckpointError
@@ -26,6 +26,28 @@ class RemoteStat:
     commit: str
     etag: str
     size: int
+
+
+def file_identity(repository: str, commit: str, name: str, etag: str, size: int) -> dict[str, Any]:
+    """What tells a file on the Hub from another, wherever it is read from."""
+    from huggingface_hub import constants
+
+    return {
+        "endpoint": constants.ENDPOINT, "repository": repository, "commit": commit,
+        "name": name, "etag": etag, "size": size,
+    }  # fmt: skip
+
+
+def cached_identity(path: Path, size: int) -> dict[str, Any] | None:
+    """That of a file in the Hub's cache, which names its folders for repository and commit; None elsewhere.
+
+    A file there is a link to one that is named for its etag; where the system has no links the commit has to do.
+    """
+    match path.parts[-4:]:
+        case (folder, "snapshots", commit, name) if folder.startswith("models--"):
+            repository = folder.removeprefix("models--").replace("--", "/")
+            return file_identity(repository, commit, name, path.resolve().name if path.is_symlink() else "", size)
+    return None
 
 
 @dataclass(frozen=True)

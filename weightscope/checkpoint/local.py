@@ -11,10 +11,12 @@ import os
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from weightscope.checkpoint.header import TensorEntry, header_length, parse_header
+from weightscope.checkpoint.hub import cached_identity
 from weightscope.checkpoint.jsontext import open_regular
 from weightscope.errors import CheckpointError
 
@@ -42,6 +44,12 @@ class OpenFile:
         self._descriptor = open_regular(path)
         weakref.finalize(self, os.close, self._descriptor)
         self.size, self._modified = self._now()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """In the Hub's cache that of the repository's file; elsewhere name, size and time."""
+        cached = cached_identity(self.path, self.size)
+        return cached or {"name": self.path.name, "size": self.size, "modified": self._modified}
 
     def _now(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,8 @@ class RemoteFile:
     path : PurePosixPath
         Names the file in errors.
     cache : BlockCache
+    identity : dict
+        What tells the file from another; see `file_identity` of hub.py.
     names : iterable of str
         Tensors that an index says it has, from which the header's length is guessed, so that one request brings it.
 
@@ -42,8 +45,15 @@ class RemoteFile:
         The server does not give the header, or the header is not right.
     """
 
-    def __init__(self, source: RangedFile, path: PurePosixPath, cache: BlockCache, names: Iterable[str] = ()) -> None:
-        self.path = path
+    def __init__(
+        self,
+        source: RangedFile,
+        path: PurePosixPath,
+        cache: BlockCache,
+        identity: dict[str, Any],
+        names: Iterable[str] = (),
+    ) -> None:
+        self.path, self.identity = path, identity
         self._source, self._cache = source, cache
         guess = sum(len(name) + ENTRY_BYTES for name in names) or min(UNKNOWN_HEADER, source.size // 1000)
         self.tensors, self.metadata = parse_header(self._header(8 + guess), source.size, file=path)

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from weightscope.checkpoint.blockcache import BlockCache
 from weightscope.checkpoint.folder import INDEX, LONE, lone_shard, parse_index
-from weightscope.checkpoint.hub import RemoteStat, Repository
+from weightscope.checkpoint.hub import RemoteStat, Repository, file_identity
 from weightscope.checkpoint.jsontext import MAX_BYTES, read_json
 from weightscope.checkpoint.local import LocalFile
 from weightscope.checkpoint.ranges import RangedFile
@@ -165,7 +165,8 @@ def _open_shard(repository: Repository, name: str, tensors: list[str]) -> LocalF
     if stat is None:
         raise CheckpointError(f"names {name}, which is not in the repository", file=INDEX)
     source = RangedFile(stat.url, stat.etag, stat.size, name)
-    return RemoteFile(source, PurePosixPath(name), _cache(repository, name, stat), tensors)
+    identity = file_identity(repository.id, stat.commit, name, stat.etag, stat.size)
+    return RemoteFile(source, PurePosixPath(name), _cache(repository, name, stat), identity, tensors)
 
 
 def _cache(repository: Repository, name: str, stat: RemoteStat) -> BlockCache:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,6 +30,11 @@ class Storage(Protocol):
 
     @property
     def bytes_fetched(self) -> int: ...
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What tells its content from another's, without reading it: facts that JSON can hold."""
+        ...
 
     def bytes_of(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
         """Bytes [start, stop) of one tensor, a uint8 array of its own of shape (stop - start,)."""

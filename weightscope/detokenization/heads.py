@@ -14,6 +14,7 @@ from weightscope.device import open_device
 from weightscope.embedded import COUNTS
 from weightscope.engine import Engine, here, one_blas_thread
 from weightscope.errors import CheckpointError
+from weightscope.fingerprint import Fingerprint, file_identity
 from weightscope.folder import write_csv, write_npz
 from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve
 from weightscope.progress import PROGRESS
@@ -106,8 +107,8 @@ class RankingElsewhere:
         As in `FirstLayer`.
     counts : Path or None
         COUNTS.npz on a file system that workers share; None for those that come with weightscope.
-    seen : (int, int)
-        Size and time of that file where the task comes from.
+    seen : Fingerprint
+        Of that file where the task comes from.
     device : str
         As in `FirstLayer`, on the worker.
     """
@@ -116,14 +117,14 @@ class RankingElsewhere:
     layer: int
     delta: int
     counts: Path | None
-    seen: tuple[int, int]
+    seen: Fingerprint
     device: str = "cpu"
 
     @classmethod
     def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "RankingElsewhere":
         """What `first` is of `source`, and the counts as this machine has them."""
         path = None if counts is None else counts.absolute()
-        return cls(source.as_seen(first.model), first.layer, first.delta, path, _size_and_time(path), first.device)
+        return cls(source.as_seen(first.model), first.layer, first.delta, path, _fingerprint(path), first.device)
 
     def __call__(self) -> Ranking:
         with _opening:
@@ -133,21 +134,16 @@ class RankingElsewhere:
 _opening = Lock()
 
 
-def _size_and_time(path: Path | None) -> tuple[int, int]:
-    if path is None or not path.is_file():
-        return 0, 0
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+def _fingerprint(counts: Path | None) -> Fingerprint:
+    return Fingerprint.of(counts=None if counts is None else file_identity(counts))
 
 
 @lru_cache(maxsize=1)
 def _kept(elsewhere: RankingElsewhere) -> Ranking:
-    path, (size, _) = elsewhere.counts, elsewhere.seen
-    if _size_and_time(path) != elsewhere.seen:
-        problem = f"is not on a worker what it is here, {size} bytes; workers read a shared file system"
-        raise CheckpointError(problem, file=path)
+    path = elsewhere.counts or COUNTS
+    elsewhere.seen.refuse_other(_fingerprint(elsewhere.counts), str(path))
     first = FirstLayer(elsewhere.source.elsewhere(), elsewhere.layer, elsewhere.delta, elsewhere.device)
-    return Ranking(first, load_counts(path or COUNTS))
+    return Ranking(first, load_counts(path))
 
 
 def auroc_of_rows(ranking: Callable[[], Ranking], head: int, start: int, stop: int) -> np.ndarray:

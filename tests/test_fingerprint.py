@@ -1,0 +1,178 @@
+"""Two checkpoints, or two ways to read one, are told apart without reading their weights."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
+
+import weightscope as ws
+from tests.checkpoint.conftest import hub  # noqa: F401
+from tests.support import tasks
+from tests.support.hub_server import Hub
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.audits import delivery
+from weightscope.cli import main
+from weightscope.fingerprint import Fingerprint, tokenizer_identity
+
+FIXTURES = Path(__file__).parent / "families" / "fixtures"
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def of(source: str | Path, **options: str) -> Fingerprint:
+    return Fingerprint.of_model(ws.open_model(source, **options))
+
+
+def is_kept(*arguments: object) -> bool:
+    """Whether `audit --resume` keeps what an earlier run has left. Figures are not drawn: they are no matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delivery, "deliver", tasks.tables_alone)
+        command = ["audit", *map(str, arguments), "--resume"]
+        result = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return "is kept" in result.stdout
+
+
+def test_other_weights_at_the_same_revision_of_the_hub_are_audited_anew(hub: Hub, tmp_path: Path) -> None:  # noqa: F811
+    for seed in (1, 2):
+        write_checkpoint(tmp_path / str(seed), gpt2_weights(seed=seed))
+    hub.repositories["owner/model"] = content_of(tmp_path / "1")
+    assert not is_kept("owner/model", "--out", tmp_path / "out")
+    assert is_kept("owner/model", "--out", tmp_path / "out")
+    before = (tmp_path / "out" / "heads.csv").read_bytes()
+    hub.repositories["owner/model"] = content_of(tmp_path / "2")
+    assert not is_kept("owner/model", "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "heads.csv").read_bytes() != before
+
+
+def test_a_file_on_the_hub_is_known_by_endpoint_repository_and_etag(
+    hub: Hub,  # noqa: F811
+    tiny_gpt2: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("owner/model", "owner/copy"):
+        hub.repositories[name] = content_of(tiny_gpt2)
+    fingerprint = of("owner/model")
+    assert fingerprint == of("owner/model")
+    (file,) = fingerprint.facts["files"]
+    assert file.keys() == {"endpoint", "repository", "commit", "name", "etag", "size"}
+    assert file["size"] == (tiny_gpt2 / "model.safetensors").stat().st_size
+    assert fingerprint != of("owner/copy")
+    model = ws.open_model("owner/model")
+    assert fingerprint == Fingerprint.of_model(model)
+
+
+def test_a_remote_file_is_not_looked_for_in_the_working_directory(
+    hub: Hub,  # noqa: F811
+    tiny_gpt2: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub.repositories["owner/model"] = content_of(tiny_gpt2)
+    monkeypatch.chdir(tmp_path)
+    fingerprint = of("owner/model")
+    (tmp_path / "model.safetensors").write_text("another file of this name")
+    assert of("owner/model") == fingerprint
+
+
+def rewritten_weights(folder: Path) -> None:
+    write_checkpoint(folder, gpt2_weights(seed=5))
+
+
+def touched_weights(folder: Path) -> None:
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+
+
+def longer_weights(folder: Path) -> None:
+    """Another file of the same time."""
+    weights, then = folder / "model.safetensors", (folder / "model.safetensors").stat().st_mtime_ns
+    save_file(load_file(weights) | {"more": np.ones(3, np.float32)}, weights)
+    os.utime(weights, ns=(then, then))
+
+
+def other_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"layer_norm_epsilon": 0.1}))
+
+
+@pytest.mark.parametrize("change", [rewritten_weights, touched_weights, longer_weights, other_config])
+def test_a_local_checkpoint_that_has_changed_is_another(
+    change: Callable[[Path], None], tiny_gpt2: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
+    fingerprint = of(folder)
+    change(folder)
+    assert of(folder) != fingerprint
+
+
+def test_a_checkpoint_is_the_same_from_wherever_it_is_named(
+    tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
+    fingerprint = of(folder)
+    monkeypatch.chdir(tmp_path)
+    assert of("model") == fingerprint == of("model/model.safetensors")
+    assert str(tmp_path) not in fingerprint.text
+
+
+@pytest.mark.parametrize("library", ["weightscope", "numpy", "scipy"])
+def test_another_version_of_a_library_is_another(
+    library: str, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = of(tiny_gpt2)
+    if library == "weightscope":
+        monkeypatch.setattr(ws, "__version__", "99")
+    else:
+        real = ws.fingerprint.version
+        monkeypatch.setattr("weightscope.fingerprint.version", lambda name: "99" if name == library else real(name))
+    assert of(tiny_gpt2) != before
+
+
+def two_towers(folder: Path) -> Path:
+    """CLIP's text and vision towers in one checkpoint, as they are published."""
+    shutil.copytree(FIXTURES / "clip_text", folder)
+    weights = [load_file(FIXTURES / f"clip_{tower}" / "model.safetensors") for tower in ("text", "vision")]
+    save_file(weights[0] | weights[1], folder / "model.safetensors")
+    return folder
+
+
+def test_each_tower_is_audited_though_the_other_was(tmp_path: Path) -> None:
+    checkpoint = two_towers(tmp_path / "clip")
+    assert not is_kept(checkpoint, "--out", tmp_path / "out", "--tower", "text")
+    assert is_kept(checkpoint, "--out", tmp_path / "out", "--tower", "text")
+    assert not is_kept(checkpoint, "--out", tmp_path / "out", "--tower", "vision")
+
+
+def test_another_tokenizer_names_other_tokens(tmp_path: Path) -> None:
+    """Its names stand in directions.json; the layers are not measured again for it."""
+    embedded = shutil.copytree(ws.embedded.FOLDER, tmp_path / "model", ignore=shutil.ignore_patterns("*.npz", "__*"))
+    assert not is_kept(embedded, "--out", tmp_path / "out")
+    assert is_kept(embedded, "--out", tmp_path / "out")
+    before = (tmp_path / "out" / "directions.json").read_bytes()
+    (embedded / "tokenizer.json").unlink()
+    assert not is_kept(embedded, "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "directions.json").read_bytes() != before
+
+
+def test_a_tokenizer_is_known_by_the_content_of_its_files(tmp_path: Path) -> None:
+    assert tokenizer_identity(tmp_path) == []
+    (tmp_path / "tokenizer.json").write_text("{}")
+    one = tokenizer_identity(tmp_path)
+    os.utime(tmp_path / "tokenizer.json", ns=(1, 1))
+    assert tokenizer_identity(tmp_path) == one
+    (tmp_path / "tokenizer.json").write_text("[]")
+    assert tokenizer_identity(tmp_path) != one
+
+
+def test_facts_come_back_and_their_order_is_no_matter() -> None:
+    assert Fingerprint.of(a=1, b=(2, 3)).facts == {"a": 1, "b": [2, 3]}
+    assert Fingerprint.of(a=1, b=2) == Fingerprint.of(b=2, a=1) == Fingerprint.of(b=2).also(a=1)
+    assert Fingerprint.of(a=1).digest != Fingerprint.of(a=2).digest

@@ -1,0 +1,140 @@
+"""What results depend on, so that a later run, or another machine, can tell whether its own would be the same."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import weightscope
+from weightscope.checkpoint.storage import Storage
+from weightscope.embedded import FOLDER
+from weightscope.errors import CheckpointError
+from weightscope.model import Model
+
+LIBRARIES = ("numpy", "scipy")  # another version changes last digits
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+PACKAGES = ("site-packages", "dist-packages")
+FEW = 3  # files that a message names
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Facts that results depend on. Two fingerprints are equal if all their facts are.
+
+    Attributes
+    ----------
+    text : str
+        The facts as JSON, keys in order.
+    """
+
+    text: str
+
+    @classmethod
+    def of(cls, **facts: Any) -> "Fingerprint":
+        """Of any facts that JSON can hold."""
+        return cls(json.dumps(facts, sort_keys=True))
+
+    @classmethod
+    def of_model(cls, model: Model, **facts: Any) -> "Fingerprint":
+        """Of the numbers that a checkpoint's weights give, and of what else a computation was asked for.
+
+        Weights are not read for it: a file is known by its name, size and time, a file on the Hub by its commit and
+        etag.
+        """
+        checkpoint, family = model.checkpoint, model.family
+        return cls.of(
+            versions={"weightscope": weightscope.__version__} | {name: version(name) for name in LIBRARIES},
+            family=[family.name, family.tower, model.prefix + family.layer],
+            config=_digest(json.dumps(checkpoint.config, sort_keys=True, default=str).encode()),
+            files=[_identity(file, checkpoint.folder) for file in checkpoint.files],
+            **facts,
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it was made of."""
+        return json.loads(self.text)
+
+    @property
+    def digest(self) -> str:
+        """The fingerprint in 64 characters."""
+        return _digest(self.text.encode())
+
+    def also(self, **facts: Any) -> "Fingerprint":
+        """With more facts."""
+        return Fingerprint.of(**self.facts, **facts)
+
+    def refuse_other(self, found: "Fingerprint", name: str) -> None:
+        """Refuse to work, on a worker, on something else than the machine that it works for.
+
+        Raises
+        ------
+        CheckpointError
+            `found`, on the worker, is another; the message says in what.
+        """
+        if found == self:
+            return
+        here, there = found.facts, self.facts
+        for package, wanted in there.get("versions", {}).items():
+            own = here["versions"][package]
+            if own != wanted:
+                raise CheckpointError(f"a worker has {package} {own}, the machine it works for has {wanted}")
+        differing = [key for key in there if here[key] != there[key]]
+        here_, there_ = (", ".join(_in_words(facts[key]) for key in differing) for facts in (here, there))
+        raise CheckpointError(
+            f"is not the same on a worker ({here_}) as on the machine it works for ({there_}); "
+            "workers read a shared file system, or one commit of the Hub (SOURCE@COMMIT)",
+            file=name,
+        )
+
+
+def file_identity(path: Path) -> dict[str, Any] | None:
+    """Name, size and time of a file on this machine, or None where there is none."""
+    if not path.is_file():
+        return None
+    status = path.stat()
+    return {"name": path.name, "size": status.st_size, "modified": status.st_mtime_ns}
+
+
+def tokenizer_identity(folder: Path) -> list[dict[str, Any]]:
+    """The files that make a tokenizer, known by their content."""
+    return [_by_content(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()]
+
+
+def _identity(file: Storage, folder: Path) -> dict[str, Any]:
+    """A file of an installed package is known by its content: each machine has installed it at another time."""
+    if folder == FOLDER or any(part in PACKAGES for part in folder.parts):
+        return _by_content(Path(file.path))
+    return dict(file.identity)
+
+
+def _by_content(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"name": path.name, "size": path.stat().st_size, "sha256": digest}
+    except OSError as error:  # whoever needs the file says so
+        return {"name": path.name, "unreadable": error.strerror}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _in_words(fact: Any) -> str:
+    """A fact in a message."""
+    match fact:
+        case None:
+            return "not there"
+        case [{"name": _}, *_]:
+            return ", ".join(map(_in_words, fact[:FEW])) + (", ..." if len(fact) > FEW else "")
+        case {"name": name, "size": size, "commit": commit}:
+            return f"{name} of {size} bytes at {commit}"
+        case {"name": name, "size": size, "modified": nanoseconds}:
+            return f"{name} of {size} bytes, {datetime.fromtimestamp(nanoseconds / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
+        case {"name": name, "size": size}:
+            return f"{name} of {size} bytes"
+    return str(fact)[:64]
