@@ -175,7 +175,7 @@ class Table:
 
     def html(self) -> str:
         """The table as HTML, every cell escaped; `pages` gives it its style and sorts it on a click."""
-        return _template().render(table=self)
+        return templates().get_template("table.html").render(table=self)
 
     def text(self) -> str:
         """The table on a terminal: numbers to the right, text to the left."""
@@ -235,16 +235,19 @@ def _csv_cell(value: Any) -> str:
 
 
 @cache
-def _template() -> Any:
+def templates() -> Any:
+    """The HTML templates of `pages`: every value is shown as text, and nothing in it is obeyed."""
     from jinja2 import Environment, PackageLoader
+    from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader("weightscope", "pages"),
         autoescape=True,
-        finalize=printable,
+        finalize=lambda value: value if isinstance(value, Markup) else printable(value),
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}  # of the filter tojson
     environment.tests |= {"link": lambda x: isinstance(x, Link), "numeric": lambda x: isinstance(x, NUMBERS)}
     environment.filters |= {"quoted": quote, "exact": lambda x: f"{float(x):.17g}"}
-    return environment.get_template("table.html")
+    return environment

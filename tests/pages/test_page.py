@@ -1,5 +1,6 @@
 """The page stands alone and shows names as text, whatever is in them."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.support.browser import Page
 from weightscope.pages.page import Figure, Section, write_page
-from weightscope.tables import Table
+from weightscope.tables import Table, templates
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
 
@@ -59,3 +60,12 @@ def test_columns_sort_both_ways_by_click_and_by_key_and_what_is_empty_stays_last
     assert tab.run("document.querySelectorAll('th[aria-sort]').length") == 1
     assert tab.complaints == []
     assert tab.requests == [(tmp_path / "report.html").as_uri()]
+
+
+def test_data_in_a_page_cannot_end_its_script_element() -> None:
+    data = {"tokens": ["</script><script>alert(1)</script>", "<!--", "]]>", "\u2028", "'\"&"], "none": None}
+    written = templates().from_string("{{ data | tojson }}").render(data=data)
+    assert not set(written) & set("<>&'\u2028")
+    assert json.loads(written) == data
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        templates().from_string("{{ data | tojson }}").render(data=float("nan"))

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from weightscope.escape import printable
 from weightscope.folder import Files, write_text
-from weightscope.tables import Table
+from weightscope.tables import Table, templates
 
 
 @dataclass(frozen=True)
@@ -20,10 +18,10 @@ class Figure:
     svg: str
     caption: str
 
-    @property
-    def drawing(self) -> Markup:
-        """The SVG without its XML prologue, which HTML does not take. It was drawn here, so it is not escaped."""
-        return Markup(self.svg[self.svg.index("<svg") :])
+    def html(self) -> str:
+        """The drawing as it is, since it was made here, and the caption as text."""
+        drawing = Markup(self.svg[self.svg.index("<svg") :])  # HTML does not take the XML prologue
+        return templates().get_template("figure.html").render(drawing=drawing, caption=self.caption)
 
 
 @dataclass(frozen=True)
@@ -33,18 +31,6 @@ class Section:
     title: str
     text: str = ""
     parts: Sequence[Table | Figure] = ()
-
-
-def _shown(value: Any) -> Any:
-    """What stands in for a value in a template: names and tokens with nothing in them that is obeyed."""
-    return value if isinstance(value, Markup) else printable(value)
-
-
-TEMPLATES = Environment(
-    loader=PackageLoader("weightscope", "pages"), autoescape=True, finalize=_shown, trim_blocks=True, lstrip_blocks=True
-)
-TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}  # of the filter `tojson`
-TEMPLATES.tests["figure"] = lambda part: isinstance(part, Figure)
 
 
 def write_page(files: Files | Path, name: str, title: str, lead: str, sections: Sequence[Section] = ()) -> None:
@@ -69,7 +55,7 @@ def write_page(files: Files | Path, name: str, title: str, lead: str, sections: 
 
 def write_template(files: Files | Path, name: str, template: str, **values: Any) -> None:
     """Write what a template of this folder makes of values."""
-    text = TEMPLATES.get_template(template).render(values)
+    text = templates().get_template(template).render(values)
     if isinstance(files, Files):
         files.text(name, text)
     else:
