@@ -15,11 +15,9 @@ import click
 
 from analyses.inputs import device_option, first_available, out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.outlier_dimensions.guess import guess
-from weightscope.outlier_dimensions.measure import observe_contributions, observe_stream
-from weightscope.outlier_dimensions.page import outlier_sections
-from weightscope.outlier_dimensions.tables import write_outliers
-from weightscope.pages.page import write_page
+from weightscope.folder import OutputFolder
+from weightscope.outlier_dimensions.measure import measure_outliers
+from weightscope.outlier_dimensions.page import lead, write_report
 from weightscope.runner import open_runner
 from weightscope.runner.loading import check_device
 from weightscope.runner.tokenizer import framing_of
@@ -66,17 +64,14 @@ def run(source: str | None, text: tuple[Path, ...], out: Path, n: int, sampled: 
     runner = open_runner(model, device=device)
 
     # compute
-    stream = observe_stream(runner, sequences, kinds)
-    contributions = observe_contributions(runner, sequences[:sampled], kinds)  # they are in random order
-    guessed = guess(model)
+    outliers = measure_outliers(runner, sequences, kinds, sampled)
 
     # write and draw
-    write_outliers(stream, contributions, guessed, out)
-    name = "all-MiniLM-L6-v2" if model.source == MINILM else model.name
-    lead, sections = outlier_sections(stream, contributions, guessed, name, out)
-    write_page(out, "report.html", f"Outlier dimensions and attention in {name}", lead, sections)
+    with OutputFolder(out) as files:
+        outliers.write(files)
+        write_report(files, outliers)
 
-    click.echo(lead)
+    click.echo(lead(outliers))
     click.echo(f"report: {out / 'report.html'}")
 
 

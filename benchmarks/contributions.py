@@ -11,7 +11,7 @@ import numpy as np
 import weightscope as ws
 from benchmarks.norms import forward, timed
 from benchmarks.results import Measured
-from weightscope.outlier_dimensions.measure import observe_contributions
+from weightscope.outlier_dimensions.contributions import observe_contributions
 from weightscope.runner import open_runner
 from weightscope.runner.tokenizer import framing_of
 from weightscope.text.kinds import token_kinds

@@ -195,7 +195,7 @@ def test_norms_and_contributions_of_running_models_are_the_same(name, tmp_path):
     pytest.importorskip("torch", reason="the runner needs the extra `runner`")
     from tests.families.make_fixtures import random_model
     from weightscope.norms.measure import measure_norms
-    from weightscope.outlier_dimensions.measure import observe_contributions
+    from weightscope.outlier_dimensions.contributions import observe_contributions
     from weightscope.runner import open_runner
 
     random_model(next(case for case in CASES if case.name == name)).save_pretrained(tmp_path)

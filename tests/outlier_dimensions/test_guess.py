@@ -7,7 +7,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.cases import CASES
-from weightscope.outlier_dimensions.guess import agreement, extremity, guess, ranks
+from weightscope.outlier_dimensions.guess import extremity, guess, rank_agreement, ranks
 
 torch = pytest.importorskip("torch", reason="tiny models are made with the extra `runner`")
 
@@ -65,10 +65,10 @@ def test_the_guess_is_that_of_plain_products(name: str, tmp_path: Path) -> None:
 
 def test_agreement_is_about_order_and_size_alone() -> None:
     values = np.random.default_rng(0).standard_normal((3, 50))
-    np.testing.assert_allclose(agreement(values, -(values**3)), 1)
-    np.testing.assert_allclose(agreement(values, 1 / values), -1)
-    assert np.isnan(agreement(np.ones((1, 50)), values[:1])).all()
-    assert np.isnan(agreement(np.full((1, 50), np.nan), values[:1])).all()
+    np.testing.assert_allclose(rank_agreement(values, -(values**3)), 1)
+    np.testing.assert_allclose(rank_agreement(values, 1 / values), -1)
+    assert np.isnan(rank_agreement(np.ones((1, 50)), values[:1])).all()
+    assert np.isnan(rank_agreement(np.full((1, 50), np.nan), values[:1])).all()
 
 
 def test_extremes_are_small_and_large_alike_and_ranks_begin_with_the_largest() -> None:

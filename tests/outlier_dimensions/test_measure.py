@@ -9,15 +9,14 @@ import weightscope as ws
 from tests.support.cases import CASES, LLAMA, Case
 from tests.support.tiny_models import NAMES, fixture
 from weightscope.attention.layer import Layer
-from weightscope.outlier_dimensions.contributions import summed_contributions
-from weightscope.outlier_dimensions.measure import _left_out, factors, keys_of
+from weightscope.outlier_dimensions.contributions import key_maps, keys_and_queries, left_out, summed_contributions
 from weightscope.text.kinds import TokenKinds
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
 from tests.families.make_fixtures import random_model  # noqa: E402
-from weightscope.outlier_dimensions.measure import observe_contributions, observe_stream  # noqa: E402
+from weightscope.outlier_dimensions.measure import measure_outliers  # noqa: E402
 from weightscope.runner import Runner  # noqa: E402
 
 TOKENS = [np.array([3, 1, 4, 1, 5, 9]), np.array([9, 2, 6]), np.array([5, 3, 5, 8, 9, 7])]
@@ -44,16 +43,16 @@ def test_dimensions_add_up_to_score_differences_between_keys(name: str) -> None:
     for index in it.layers:
         layer, x = it.model.layer(index), it.arrays[f"x{index}"].astype(np.float64)
         scores = layer.scores(x) / layer.scale  # (H, n, n)
-        farthest, w_k = 0.0, keys_of(layer)
+        farthest, w_k = 0.0, key_maps(layer)
         for m in range(len(x)):
-            sees = np.zeros((len(x), len(x)), bool)
-            sees[m] = True
-            keys, asked = factors(layer, x[None], sees)
-            sums = [summed_contributions(keys[[n]], asked[:, [n]], w_k).sum(axis=1) for n in range(len(x))]
+            mask = np.zeros((len(x), len(x)), bool)
+            mask[m] = True
+            keys, queries = keys_and_queries(layer, x[None], mask)
+            sums = [summed_contributions(keys[[n]], queries[:, [n]], w_k).sum(axis=1) for n in range(len(x))]
             apart = np.ptp(np.stack(sums, axis=1) - scores[:, m], axis=1)  # (H,): 0 up to a term of the query's
             farthest = max(farthest, float((apart / np.ptp(scores[:, m], axis=1)).max()))
-        left_out = list(_left_out(layer))
-        assert (farthest < 1e-5) == (not left_out), (farthest, left_out)
+        reasons = list(left_out(layer))
+        assert (farthest < 1e-5) == (not reasons), (farthest, reasons)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama_no_rope"])
@@ -65,8 +64,8 @@ def test_means_are_those_of_plain_loops(name: str, tmp_path: Path) -> None:
     model = ws.open_model(tmp_path)
     bare = getattr(network, network.base_model_prefix)
     runner = Runner(model, network)
-    stream = observe_stream(runner, TOKENS, KINDS)
-    contributions = observe_contributions(runner, TOKENS, KINDS)
+    measured = measure_outliers(runner, TOKENS, KINDS)
+    stream, contributions = measured.stream, measured.contributions
 
     n_layers, d, n_heads = model.config.n_layers, model.config.d_model, model.config.n_heads
     hidden = [[[] for _ in KINDS.names] for _ in range(n_layers + 1)]
@@ -94,11 +93,11 @@ def test_means_are_those_of_plain_loops(name: str, tmp_path: Path) -> None:
 
     assert stream.counts.tolist() == contributions.counts.tolist() == [len(found) for found in hidden[0]]
     assert 0 in stream.counts
-    measured = (stream.hidden, hidden, (d,)), (stream.attention, attention, (n_heads,))
-    for found, expected, shape in (*measured, (contributions.by_kind, c, (n_heads, d))):
+    of_stream = (stream.hidden, hidden, (d,)), (stream.attention, attention, (n_heads,))
+    for found, expected, shape in (*of_stream, (contributions.by_kind, c, (n_heads, d))):
         for of_layer, lists in zip(found, expected, strict=True):
             for kind, values in enumerate(lists):
                 mean = np.mean(values, axis=0) if values else np.full(shape, np.nan)
                 np.testing.assert_allclose(of_layer[..., kind], mean, atol=2e-5 * np.nanmax(np.abs(of_layer)))
     everything = [sum(map(sum, lists)) / sum(map(len, lists)) for lists in hidden]
-    np.testing.assert_allclose(stream.means, everything, atol=1e-5 * np.abs(stream.means).max())
+    np.testing.assert_allclose(stream.means[..., 0], everything, atol=1e-5 * np.abs(everything).max())

@@ -15,8 +15,8 @@ pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 from analyses.outlier_dimensions import main
 from tests.support.word_models import WORDS, written_model
 from weightscope.outlier_dimensions import paper as paper
-from weightscope.outlier_dimensions.measure import Contributions
-from weightscope.outlier_dimensions.page import _paper_section, layers_shown
+from weightscope.outlier_dimensions.contributions import Contributions
+from weightscope.outlier_dimensions.page import _paper, layers_shown
 
 TEXT = "\n\n".join(f"{first} , {' '.join(WORDS[:n])} ." for n, first in enumerate(WORDS, 1))
 DRAWN = ("stream", "attention", "contributions", "contributions-all-layers", "guess", "preferences")
@@ -39,7 +39,11 @@ def test_everything_is_written_and_dimensions_account_for_every_preference(text:
     out = tmp_path / "out"
     result = run(written_model("bert", tmp_path / "model", framed=True), text, out, "--sampled", "4")
     assert result.exit_code == 0, result.output
-    written = {path.name for path in out.iterdir()} - {"values.png", "values.svg"}  # random weights: outliers or none
+    written = {path.name for path in out.iterdir()} - {
+        "values.png",
+        "values.svg",
+        ".weightscope",
+    }  # random weights: outliers or none
     assert written == FIGURES | TABLES | {"report.html"}
     with np.load(out / "outliers.npz") as arrays:
         assert arrays["kinds"].tolist() == ["[CLS]", "[SEP]", ". or ,", "other"]
@@ -110,12 +114,12 @@ def contributions_of_the_paper() -> Contributions:
 
 def test_the_papers_model_stands_beside_the_papers_numbers() -> None:
     found = contributions_of_the_paper()
-    assert "at most 0.00" in _paper_section(found, "google-bert/bert-base-uncased@main").text
+    assert "at most 0.00" in _paper(found, "google-bert/bert-base-uncased@main").text
     found.by_kind[5, 3, 381, 1] += 0.25
-    section = _paper_section(found, "bert-base-uncased")
+    section = _paper(found, "bert-base-uncased")
     assert "at most 0.25" in section.text
     assert any("31.1 / 31.4" in cell for row in section.parts[0].rows() for cell in map(str, row))
-    assert "For reference" in _paper_section(found, "another").text
+    assert "For reference" in _paper(found, "another").text
 
 
 def test_the_layers_shown_are_the_papers_where_there_are_twelve() -> None:

@@ -9,9 +9,6 @@ import numpy as np
 NEIGHBOURS = 4  # layers a layer is compared with: as many at the ends, so that one odd layer among them does no harm
 ROW_Z = 8.0  # robust z-score of an embedding row's log norm, beyond which training hardly met it or swelled it
 LEAST_SPREAD = 0.02  # of a log: values that agree to 2 % have no outliers, whatever their z-scores
-# Robust z-score of a dimension's mean among a layer's dimensions. Means that are spread as a normal distribution have
-# none beyond it; with tails as heavy as a Laplace distribution's it is one dimension in 30,000.
-DIMENSION_Z = 10.0
 
 
 def robust_z(values: np.ndarray, least_spread: float = LEAST_SPREAD) -> np.ndarray:
@@ -84,32 +81,3 @@ def norm_outliers(norms: np.ndarray, z: float) -> tuple[np.ndarray, np.ndarray]:
     scores = robust_z(np.log(np.maximum(norms, 1e-30)))
     order = np.argsort(scores, kind="stable")
     return order[scores[order] < -z], order[::-1][scores[order[::-1]] > z]
-
-
-def dimension_z(means: np.ndarray) -> np.ndarray:
-    """How far each dimension's mean is from the other dimensions' of the same layer, in robust standard deviations.
-
-    Parameters
-    ----------
-    means : (L, d) array
-        Mean over tokens of every dimension of each layer's output (outlier-dimensions paper, Fig. 1).
-
-    Returns
-    -------
-    (L, d) array
-        NaN for rows of NaN.
-    """
-    return np.stack([robust_z(row, 1e-12 * max(1e-12, float(np.abs(row).max()))) for row in means])
-
-
-def outlier_dimensions(z: np.ndarray) -> np.ndarray:
-    """Dimensions beyond `DIMENSION_Z` in some row, the farthest first.
-
-    Parameters
-    ----------
-    z : (n, d) array
-        From `dimension_z`, of any layers and kinds of token.
-    """
-    largest = np.nan_to_num(np.abs(z)).max(axis=0)  # (d,)
-    order = np.argsort(-largest, kind="stable")
-    return order[largest[order] > DIMENSION_Z]

@@ -18,7 +18,7 @@ from weightscope.tables import Column, Table
 @phase("drawing figures")
 def write_report(files: Files, norms: NormAnalysis) -> None:
     """Draw the figures and write report.html, beside the paper's numbers where the model is the paper's."""
-    printed = paper.is_paper_model(norms.model)
+    printed = norms.model.partition("@")[0] in paper.MODELS
     sections = [
         _given(files, norms),
         _ranks(files, norms, printed),

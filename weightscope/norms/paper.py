@@ -29,8 +29,3 @@ TABLE_3 = {  # pairs (i, j), and Spearman's rank correlation of alpha and |f(x)|
 }
 
 LEAST_STRETCH = 1.8  # Fig. 2: the largest singular value of f over its smallest is at least this in every head drawn
-
-
-def is_paper_model(model: str) -> bool:
-    """Whether a model's name is that of the checkpoint which the paper analysed."""
-    return model.partition("@")[0] in MODELS

@@ -1,4 +1,4 @@
-"""What each dimension of a key adds to attention scores (outlier-dimensions paper, section 4.1).
+"""What each dimension of a key adds to attention scores (outlier-dimensions paper, section 4).
 
 A score is S = q_m k_n' = (q_m W_K') x_n' + terms of the keys' bias, a sum over the dimensions j of x_n:
 C = (q_m W_K') * x_n with q_m = x_m W_Q + b_Q (eq. 7). Means of C over queries and keys come from d x r products; no
@@ -6,49 +6,58 @@ array of all queries, keys and dimensions is made. What is averaged over tokens 
 API standard.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from weightscope.attention.layer import Layer
 from weightscope.attention.rotation import Rotation
 from weightscope.device import namespace, vecdot
+from weightscope.metrics.by_kind import counts_by_kind
+from weightscope.outlier_dimensions.stream import mask_of, over_all
+from weightscope.runner.runner import Activations, Runner
+from weightscope.tables import Column, Table
+from weightscope.text.kinds import TokenKinds
 
 
-def asked_of_keys(queries: Any, sees: np.ndarray, rotation: Rotation | None = None) -> Any:
-    """The mean query that each key meets: mean over m of q_m R(m - n), over the queries m that see key n.
+def mean_queries(queries: Any, mask: np.ndarray, rotation: Rotation | None = None) -> Any:
+    """The mean query that each key meets: mean over m of q_m R(m - n), over the queries m that may attend to key n.
 
     Parameters
     ----------
     queries : (..., n, r) array
         q_m before rotation.
-    sees : (n, n) bool array, on this machine
-        Whether query m may attend to key n. A key that no query sees gets zeros.
+    mask : (n, n) bool array, on this machine
+        Whether query m may attend to key n. A key that no query attends to gets zeros.
     rotation : Rotation, optional
-        R(m - n) = R(m) R(n)', so queries are turned forth by their own places, and their mean back by the key's.
+        R(m - n) = R(m) R(n)', so queries are turned by their own positions, and their mean back by the key's.
 
     Returns
     -------
     (..., n, r) array
         Its product with a key x_n W_K is the mean of that key's scores.
     """
-    shares = sees / np.maximum(sees.sum(axis=0), 1)  # (n, n), columns sum to 1
+    shares = mask / np.maximum(mask.sum(axis=0), 1)  # (n, n), columns sum to 1
     weights = namespace(queries).asarray(shares, dtype=queries.dtype)
     if rotation is None:
         return weights.T @ queries
-    angles = rotation.angles(np.arange(len(sees)))
-    forth = rotation.turn(queries, angles, rotation.factor)
-    return rotation.turn(weights.T @ forth, -angles, rotation.factor)
+    angles = rotation.angles(np.arange(len(mask)))
+    turned = rotation.turn(queries, angles, rotation.factor)
+    return rotation.turn(weights.T @ turned, -angles, rotation.factor)
 
 
-def summed_contributions(keys: Any, asked: Any, w_k: Any) -> Any:
+def summed_contributions(keys: Any, queries: Any, w_k: Any) -> Any:
     """C of eq. 7 summed over keys, each meeting its own query: sum over n of (q_n W_K')_j x_nj = (W_K * (X' Q))_j 1.
 
     Parameters
     ----------
     keys : (n, d) array
         What W_K acts on: x, or x / sigma where a norm was folded into it.
-    asked : (H, n, r) array
-        One query a key and head, as `asked_of_keys` gives them.
+    queries : (H, n, r) array
+        One query a key and head, as `mean_queries` gives them.
     w_k : (G, d, r) array
         Key-value heads, each shared by H / G heads in turn.
 
@@ -56,42 +65,190 @@ def summed_contributions(keys: Any, asked: Any, w_k: Any) -> Any:
     -------
     (H, d) array
     """
-    (h, n, r), g, xp = asked.shape, w_k.shape[0], namespace(asked)
-    together = keys.T @ xp.reshape(xp.permute_dims(asked, (1, 0, 2)), (n, h * r))  # (d, H r), one large product
+    (h, n, r), g, xp = queries.shape, w_k.shape[0], namespace(queries)
+    together = keys.T @ xp.reshape(xp.permute_dims(queries, (1, 0, 2)), (n, h * r))  # (d, H r), one large product
     of_heads = xp.reshape(together, (-1, g, h // g, r))  # (d, G, H/G, r)
     summed = vecdot(of_heads, xp.permute_dims(w_k, (1, 0, 2))[:, :, None, :])  # (d, G, H/G)
     return xp.reshape(summed, (-1, h)).T
 
 
-def contributions_by_kind(keys: Any, asked: Any, w_k: Any, kinds: np.ndarray, n_kinds: int) -> Any:
-    """`summed_contributions` of the keys of each kind: (n_kinds, H, d).
+def contributions_by_kind(keys: Any, queries: Any, w_k: Any, kinds: np.ndarray, n_kinds: int) -> Any:
+    """`summed_contributions` of the keys of each kind.
 
     Parameters
     ----------
-    keys, asked, w_k
-        As there.
+    keys, queries, w_k
+        As for `summed_contributions`.
     kinds : (n,) int array, on this machine
         Each key's kind, from 0 to n_kinds - 1.
     n_kinds : int
-    """
-    xp = namespace(keys)
-    members = [xp.asarray(np.flatnonzero(kinds == kind)) for kind in range(n_kinds)]
-    of_kinds = ((xp.take(keys, those, axis=0), xp.take(asked, those, axis=1)) for those in members)
-    return xp.stack([summed_contributions(*those, w_k) for those in of_kinds])
-
-
-def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:
-    """Norms of the columns of every head's W_QK: how loudly dimension j of a key speaks, whatever the query.
-
-    Parameters
-    ----------
-    w_q : (H, d, r) array
-    w_k : (G, d, r) array
 
     Returns
     -------
-    (H, d) float64 array
+    (n_kinds, H, d) array
     """
-    grams = np.einsum("hdr,hds->hrs", w_q, w_q, dtype=np.float64, optimize=True)  # (H, r, r)
-    of_head = np.repeat(w_k, len(w_q) // len(w_k), axis=0).astype(np.float64)  # (H, d, r)
-    return np.sqrt(np.maximum(((of_head @ grams) * of_head).sum(axis=-1), 0))
+    xp = namespace(keys)
+    members = [xp.asarray(np.flatnonzero(kinds == kind)) for kind in range(n_kinds)]
+    of_kinds = ((xp.take(keys, own, axis=0), xp.take(queries, own, axis=1)) for own in members)
+    return xp.stack([summed_contributions(*own, w_k) for own in of_kinds])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Contributions:
+    """Means of C (eq. 7) of every layer, head and dimension by the kind of the key, from a mean query each.
+
+    Without 1/sqrt(d'), as in the paper.
+
+    Attributes
+    ----------
+    kind_names : tuple of str
+    counts : (K,) int array
+        Keys.
+    layer_indices : (L,) int array
+    by_kind : (L, H, d, K) array
+        NaN for kinds without tokens.
+    left_out : tuple of str
+        What of the model's scores differs between keys and is no dimension's contribution.
+    """
+
+    kind_names: tuple[str, ...]
+    counts: np.ndarray
+    layer_indices: np.ndarray
+    by_kind: np.ndarray
+    left_out: tuple[str, ...]
+
+    @cached_property
+    def overall(self) -> np.ndarray:
+        """The mean over all keys, (L, H, d): Figs 4 and 5."""
+        return over_all(self.by_kind, self.counts)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Mean over heads of |C|, (L, d)."""
+        return np.abs(self.overall).mean(axis=1)
+
+    @cached_property
+    def gaps(self) -> np.ndarray:
+        """What each dimension adds to how much higher keys of a kind score than those of the last kind.
+
+        C adds up to the score without its terms constant in the key, so a difference of sums of C is one of scores.
+
+        Returns
+        -------
+        (L, K - 1, d) array
+            Means over heads, before 1/sqrt(d'); NaN for kinds without tokens.
+        """
+        gaps = (self.by_kind[..., :-1] - self.by_kind[..., -1:]).mean(axis=1)  # (L, d, K - 1)
+        return np.moveaxis(gaps, -1, 1)
+
+    def table(self, dimensions: np.ndarray) -> Table:
+        """Mean C of these dimensions in every head, by layer and kind of key (Table 1)."""
+        n_layers, n_heads, _, n_kinds = self.by_kind.shape
+        layer, place, kind = (i.ravel() for i in np.indices((n_layers, len(dimensions), n_kinds)))
+        dimension = dimensions[place]
+        heads = (Column(f"head {head}", self.by_kind[layer, head, dimension, kind]) for head in range(n_heads))
+        return Table(
+            [
+                Column("layer", self.layer_indices[layer]),
+                Column("dimension", dimension),
+                Column("key", np.array(self.kind_names, object)[kind]),
+                *heads,
+            ]
+        )
+
+    def preferences(self, dimensions: np.ndarray) -> Table:
+        """How much higher keys of a kind score than those of the last, and which dimensions make it so, by layer."""
+        n_layers, n_others, _ = self.gaps.shape
+        layer, kind = (i.ravel() for i in np.indices((n_layers, n_others)))
+        gaps = self.gaps[layer, kind]  # (L (K - 1), d)
+        return Table(
+            [
+                Column("layer", self.layer_indices[layer]),
+                Column("key", np.array(self.kind_names, object)[kind]),
+                Column("score_above_other", gaps.sum(axis=-1), f"score above {self.kind_names[-1]}"),
+                Column("of_outliers", gaps[:, dimensions].sum(axis=-1), "of it, outlier dimensions"),
+                *(Column(f"of {j}", gaps[:, j]) for j in dimensions),
+            ]
+        )
+
+
+def observe_contributions(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds) -> Contributions:
+    """Run a model and average C.
+
+    Parameters
+    ----------
+    runner : Runner
+    sequences : sequence of (n,) int arrays
+    kinds : TokenKinds
+
+    Raises
+    ------
+    CheckpointError
+        The sequences are images, or a layer does not compute what its weights say.
+    """
+    n_kinds, device = len(kinds.names), runner.device
+    sums = {i: np.zeros((n_kinds, layer.n_heads, runner.model.config.d_model)) for i, layer in runner.layers.items()}
+    on_device = {index: (layer.on(device), device.put(key_maps(layer))) for index, layer in runner.layers.items()}
+
+    def observe(seen: Activations) -> None:
+        of_keys = kinds(seen.tokens).ravel()
+        layer, w_k = on_device[seen.layer.index]
+        keys, queries = keys_and_queries(layer, device.put(seen.x), mask_of(seen.attention))
+        sums[seen.layer.index] += device.get(contributions_by_kind(keys, queries, w_k, of_keys, n_kinds))
+
+    runner.observe(sequences, observe)
+    counts = counts_by_kind(kinds(np.concatenate(sequences)), n_kinds)
+    with np.errstate(invalid="ignore"):
+        by_kind = np.stack([np.moveaxis(of_layer, 0, -1) / counts for of_layer in sums.values()])
+    reasons = dict.fromkeys(reason for layer in runner.layers.values() for reason in left_out(layer))
+    return Contributions(
+        kinds.names, counts, np.array(list(sums)), by_kind, (*reasons, *runner.model.family.caveats)
+    )  # fmt: skip
+
+
+def key_maps(layer: Layer) -> np.ndarray:
+    """W_K of every key-value head, (G, d, r)."""
+    return np.stack([layer.k.of(group)[0] for group in range(layer.n_kv_heads)])
+
+
+def keys_and_queries(layer: Layer, x: Any, mask: np.ndarray) -> tuple[Any, Any]:
+    """What C is made of in one layer beside W_K: keys, and the mean query that each of them meets.
+
+    Exact under rotation and under norms of queries and keys, whose per-token scalars go to the queries' side.
+
+    Parameters
+    ----------
+    layer : Layer
+        On whatever device.
+    x : (b, n, d) array, on that device
+        The stream that enters it, of sequences of one length.
+    mask : (n, n) bool array, on this machine
+        Whether query m may attend to key n.
+
+    Returns
+    -------
+    (b n, d), (H, b n, r) arrays
+    """
+    (b, n, d), xp = x.shape, namespace(x)
+    flat = xp.reshape(x, (b * n, d))
+    queries = layer.queries(flat)  # (H, b n, r)
+    r = queries.shape[-1]
+    queries = mean_queries(xp.reshape(queries, (-1, b, n, r)), mask, layer.rotation)
+    queries = xp.reshape(queries, (-1, b * n, r))
+    if layer.k_rms is not None:
+        of_keys = xp.repeat(layer.scalars(flat)[1], layer.n_heads // layer.n_kv_heads, axis=0)  # (H, b n)
+        queries[..., : layer.k_rms.dims] *= of_keys[..., None]
+    return layer.normalised(flat), queries
+
+
+def left_out(layer: Layer) -> Iterator[str]:
+    """What of a layer's scores differs between keys and is in no C."""
+    biased = any(layer.k.of(group)[1].any() for group in range(layer.n_kv_heads)) or layer.k_shift is not None
+    if biased and (layer.rotation is not None or layer.k_rms is not None):
+        yield "the keys' bias, which rotation or the norm of keys makes depend on the key"
+    if layer.additive is not None:
+        yield "the terms by distance that are added to scores"
+    if layer.softcap is not None:
+        yield "the softcap: C adds up to scores before it"
+    if layer.clip is not None:
+        yield "the clipping of keys"

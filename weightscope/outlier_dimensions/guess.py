@@ -7,10 +7,12 @@ from scipy.stats import spearmanr
 
 from weightscope.metrics.outliers import robust_z
 from weightscope.model import Model
-from weightscope.outlier_dimensions.contributions import column_norms, summed_contributions
+from weightscope.outlier_dimensions.contributions import Contributions, key_maps, summed_contributions
+from weightscope.outlier_dimensions.stream import Stream
+from weightscope.tables import Column, Table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Guess:
     """What the weights say of every dimension before anything is run.
 
@@ -31,6 +33,36 @@ class Guess:
     gains: np.ndarray
     contributions: np.ndarray
 
+    def agreement(self, stream: Stream, measured: Contributions) -> Table:
+        """Rank correlations over dimensions with what is measured, by layer."""
+        means = stream.means[:-1, :, 0]  # (L, d), over all tokens
+        correlations = {
+            "columns and |C|": rank_agreement(self.columns, measured.sizes),
+            "extreme columns and |C|": rank_agreement(extremity(self.columns), measured.sizes),
+            "gains and |mean|": rank_agreement(self.gains, means),
+            "extreme gains and |mean|": rank_agreement(extremity(self.gains), means),
+            "C at beta and |C|": rank_agreement(self.contributions, measured.sizes),
+        }
+        columns = [Column("layer", measured.layer_indices), *(Column(*named) for named in correlations.items())]
+        return Table(columns, "Spearman's correlation over dimensions.")
+
+    def places(self, measured: Contributions, dimensions: np.ndarray) -> Table:
+        """The place of some dimensions among all, 1 the largest, by measure and by guess, by layer."""
+        placed = {
+            "|C|, measured": ranks(measured.sizes),
+            "extreme column": ranks(extremity(self.columns)),
+            "gain": ranks(self.gains),
+            "C at beta": ranks(self.contributions),
+        }
+        n_layers, d = self.columns.shape
+        columns = [
+            Column("layer", np.repeat(measured.layer_indices, len(dimensions))),
+            Column("dimension", np.tile(dimensions, n_layers)),
+            *(Column(name, places[:, dimensions].ravel()) for name, places in placed.items()),
+        ]
+        caption = f"Place of the outlier dimensions among {d}, 1 the largest, by measure and by guess."
+        return Table(columns, caption)
+
 
 def guess(model: Model) -> Guess:
     """Read every attention layer's projections and norms.
@@ -40,19 +72,19 @@ def guess(model: Model) -> Guess:
     CheckpointError
         A tensor is missing or broken.
     """
-    found = [_of_layer(model, index) for index in model.attention_layers]
-    return Guess(*(np.stack(arrays) for arrays in zip(*found, strict=True)))
+    of_layers = [_of_layer(model, index) for index in model.attention_layers]
+    return Guess(*(np.stack(arrays) for arrays in zip(*of_layers, strict=True)))
 
 
 def _of_layer(model: Model, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Columns, gains and contributions of one layer, (d,) each."""
-    layer, stream = model.layer(index), model.stream_norm(index)
+    layer, norm = model.layer(index), model.stream_norm(index)
     w_q, b_q = (np.stack(parts) for parts in zip(*(layer.q.of(head) for head in range(layer.n_heads)), strict=True))
-    w_k = np.stack([layer.k.of(group)[0] for group in range(layer.n_kv_heads)])
-    if stream is None:
+    w_k = key_maps(layer)
+    if norm is None:
         gains, query, key = _pre_norm_gains(model, index), b_q, np.ones_like(w_k[0, :, 0])
     else:
-        gains, key = stream
+        gains, key = norm
         query = key @ w_q + b_q  # (H, r)
     c = summed_contributions(key[None], query[:, None], w_k)  # (H, d)
     return column_norms(w_q, w_k).mean(axis=0), np.abs(gains), np.abs(c).mean(axis=0)
@@ -65,6 +97,23 @@ def _pre_norm_gains(model: Model, index: int) -> np.ndarray:
     return norm.read(model.tensors(model.family.stored_name(model.config, index, model.file)), model.config.d_model)[0]
 
 
+def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:
+    """Norms of the columns of every head's W_QK: how loudly dimension j of a key speaks, whatever the query.
+
+    Parameters
+    ----------
+    w_q : (H, d, r) array
+    w_k : (G, d, r) array
+
+    Returns
+    -------
+    (H, d) float64 array
+    """
+    grams = np.einsum("hdr,hds->hrs", w_q, w_q, dtype=np.float64, optimize=True)  # (H, r, r)
+    of_head = np.repeat(w_k, len(w_q) // len(w_k), axis=0).astype(np.float64)  # (H, d, r)
+    return np.sqrt(np.maximum(((of_head @ grams) * of_head).sum(axis=-1), 0))
+
+
 def extremity(values: np.ndarray) -> np.ndarray:
     """How far a size is from its layer's others, up or down: |robust z-score| of its log, (L, d) -> (L, d).
 
@@ -73,7 +122,7 @@ def extremity(values: np.ndarray) -> np.ndarray:
     return np.stack([np.abs(robust_z(np.log(np.maximum(row, 1e-30)))) for row in values])
 
 
-def agreement(guessed: np.ndarray, measured: np.ndarray) -> np.ndarray:
+def rank_agreement(guessed: np.ndarray, measured: np.ndarray) -> np.ndarray:
     """Spearman's rank correlation over dimensions, layer by layer: two (L, d) arrays -> (L,); NaN where one is unknown.
 
     Only magnitudes are compared.

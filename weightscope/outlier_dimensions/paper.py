@@ -1,11 +1,11 @@
 """What the outlier-dimensions paper reports of bert-base-uncased: Table 1, C of three dimensions by kind of key.
 
-Means over 100 sentences of the STS-B dev set. Layers are counted from 0 here, from 1 in the paper.
+Means over 100 sentences of the STS-B dev set. This file counts layers from 0, the paper from 1.
 """
 
 import numpy as np
 
-MODEL = "bert-base-uncased"
+MODELS = ("bert-base-uncased", "google-bert/bert-base-uncased")
 KINDS = ("[CLS]", "[SEP]", ". or ,", "other")
 LAYERS = (1, 5, 11)  # the paper's 2, 6 and 12
 DIMENSIONS = (308, 381, 180)

@@ -106,10 +106,10 @@ def layer_colours(layers: np.ndarray) -> np.ndarray:
     return mpl.colormaps[BY_LAYER](np.linspace(0, 1, len(layers)))
 
 
-def layer_bar(figure: figures.Figure, axis: Axes, layers: np.ndarray) -> None:
+def layer_bar(figure: figures.Figure, axis: Axes, layers: np.ndarray, label: str = "layer") -> None:
     """The key to `layer_colours`, beside an axis."""
     first, last = layers[0], max(layers[-1], layers[0] + 1)
-    bar = figure.colorbar(ScalarMappable(Normalize(first, last), BY_LAYER), ax=axis, label="layer")
+    bar = figure.colorbar(ScalarMappable(Normalize(first, last), BY_LAYER), ax=axis, label=label)
     bar.locator = MaxNLocator(integer=True)
 
 
