@@ -11,7 +11,9 @@ const CIVIDIS = [
   [153, 143, 117], [187, 167, 107], [223, 193, 87], [254, 232, 56],
 ];
 const UNKNOWN = "rgb(150, 150, 150)";
-const stacked = matchMedia("(max-width: 62rem)"); // the panel stands above the maps, as in the style sheet
+// What is chosen: the layer by its row in the maps, and the head.
+const selected = () => [Number(byId("layer").value), Number(byId("head").value)];
+const stacked = matchMedia("(max-width: 62rem)"); // as in the style sheet: the panel stands above the maps
 const SHOWN_AT_FIRST = 100; // rows of the table
 
 const byId = id => document.getElementById(id);
@@ -45,7 +47,7 @@ function cividis(share) {
   return `rgb(${CIVIDIS[below].map(mix)})`;
 }
 
-// A measure's values on the colour map: from the smallest to the largest known one, by logarithm where it says so.
+// A measure's values on the colour map, from the smallest known one to the largest.
 function colourScale(values, log) {
   const usable = x => x !== null && (!log || x > 0);
   const along = log ? Math.log : x => x;
@@ -106,10 +108,9 @@ const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowR
 function moveByKey(event) {
   if (!(event.key in ARROWS)) return;
   event.preventDefault(); // the page must not scroll as well
+  const [i, head] = selected();
   const [down, right] = ARROWS[event.key];
-  const i = within(0, Number(byId("layer").value) + down, nLayers - 1);
-  const head = within(0, Number(byId("head").value) + right, nHeads - 1);
-  choose(i, head);
+  choose(within(0, i + down, nLayers - 1), within(0, head + right, nHeads - 1));
 }
 
 // ---- Spectra: singular values on a logarithmic axis, the chosen head over its layer's others.
@@ -239,10 +240,12 @@ function showDirections(layer, head) {
 
 function showMeasures(i, head) {
   const { rows } = byId("measures");
-  Object.values(facts.columns).forEach((values, k) => { rows[k].cells[1].textContent = shown(values[i][head]); });
+  Object.values(facts.columns).forEach((values, k) => {
+    rows[k].cells[1].textContent = shown(values[i][head]);
+  });
 }
 
-// Layers by their row in the maps. `jump`: go to the panel where it is not beside the maps.
+// `i` is the layer's row in the maps. With `jump` the page goes to the panel where that is not in sight.
 function choose(i, head, jump = false) {
   const layer = facts.layers[i];
   const shared = facts.kv_heads[head];
@@ -280,7 +283,7 @@ function fillTable() {
 }
 
 function markRow() {
-  const chosen = `${byId("layer").value}.${byId("head").value}`;
+  const chosen = selected().join(".");
   for (const row of byId("rows").tBodies[0].rows) row.classList.toggle("chosen", row.dataset.at === chosen);
 }
 
@@ -296,8 +299,9 @@ fillTable();
 byId("own").open = !stacked.matches; // a long list, which would hide the maps
 
 byId("maps").addEventListener("keydown", moveByKey);
-byId("which").addEventListener("change", () => choose(Number(byId("layer").value), Number(byId("head").value)));
-sortOnClick(byId("rows").tHead.rows[0], sortTable, column => column > 1); // the largest value of a measure first
+byId("which").addEventListener("change", () => choose(...selected()));
+// Layers and heads start with the lowest, measures with the largest value.
+sortOnClick(byId("rows").tHead.rows[0], sortTable, column => column > 1);
 byId("more").addEventListener("click", () => {
   table.length = Infinity;
   fillTable();
