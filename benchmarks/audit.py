@@ -9,8 +9,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,6 @@ from pathlib import Path
 
 import click
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 import weightscope as ws
 from benchmarks.peers import TITLES, peer_cost
@@ -30,7 +29,7 @@ from weightscope.audits.audit import AuditOptions, measure
 from weightscope.audits.lenient import lenient
 from weightscope.checkpoint.dtypes import Weights
 from weightscope.model import Model
-from weightscope.parallel import usable_cores
+from weightscope.parallel import in_threads
 
 # Sizes as in the published configs; GPT-2's with the names and norms of Llama.
 SHAPES = {
@@ -88,13 +87,14 @@ def read_and_gram(model: Model) -> None:
     """
     config = model.config
     r = config.head_dim
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
-        for index in model.attention_layers:
-            for tensor in model.attention_tensors(index):
-                if len(tensor.shape) < 2:
-                    continue
-                for factor in _heads_of(tensor.weights(), r, tensor.name):
-                    pool.submit(lambda factor=factor: inner(np.asarray(factor)))
+    factors = (
+        factor
+        for index in model.attention_layers
+        for tensor in model.attention_tensors(index)
+        if len(tensor.shape) >= 2
+        for factor in _heads_of(tensor.weights(), r, tensor.name)
+    )
+    deque(in_threads(lambda factor: inner(np.asarray(factor)), factors), maxlen=0)
 
 
 def _heads_of(w: Weights, r: int, name: str) -> Iterator[Weights]:
@@ -124,11 +124,10 @@ def singular_values(model: Model) -> None:
             core_singular_values(triangle_of(layer.q.of(h)[0]), key)
             core_singular_values(value, triangle_of(np.asarray(layer.w_o[h]).T))
 
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
-        for index in model.attention_layers:
-            layer = lenient(model).layer(index)
-            list(pool.map(partial(of_group, layer), range(layer.n_kv_heads)))
-            del layer  # before the next one is read
+    for index in model.attention_layers:
+        layer = lenient(model).layer(index)
+        list(in_threads(partial(of_group, layer), range(layer.n_kv_heads)))
+        del layer  # before the next one is read
 
 
 @contextmanager

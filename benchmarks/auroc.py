@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ import click
 import numpy as np
 import scipy.sparse
 from sklearn.metrics import roc_auc_score
-from threadpoolctl import threadpool_limits
 
 from benchmarks.results import Measured
 from weightscope.metrics.auroc import aligned, bigram_auroc, cut_into_panels, tile_rows
-from weightscope.parallel import usable_cores
+from weightscope.parallel import in_threads, usable_cores
 
 VOCAB, HEADS, HEAD_DIM = 50_257, 12, 64
 BIGRAMS_A_TOKEN = 120  # drawn; about 60 of them are distinct
@@ -153,8 +151,7 @@ def tiled_products(left: np.ndarray, right: np.ndarray) -> None:
             block = left[start : start + rows]
             np.matmul(block, panels, out=tile[: len(block)].swapaxes(0, 1))
 
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(usable_cores()) as pool:
-        list(pool.map(work, range(0, rows * usable_cores(), rows)))
+    list(in_threads(work, range(0, rows * usable_cores(), rows)))
 
 
 def sklearn_seconds(counts: scipy.sparse.csr_matrix) -> float:

@@ -9,14 +9,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import click
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 import weightscope as ws
 from benchmarks.audit import write_synthetic
@@ -28,7 +26,7 @@ from weightscope.errors import CheckpointError
 from weightscope.metrics.auroc import bigram_auroc
 from weightscope.metrics.norms import value_norms
 from weightscope.outlier_dimensions.contributions import contributions_by_kind
-from weightscope.parallel import usable_cores
+from weightscope.parallel import in_threads, usable_cores
 
 
 @dataclass(frozen=True)
@@ -133,8 +131,7 @@ def singular_values(device: Device, n: int, r: int) -> dict[str, float]:
         device.get(values(device.put(stack)))
 
     def on_cores() -> None:
-        with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
-            list(pool.map(np.linalg.svdvals, stack))
+        list(in_threads(np.linalg.svdvals, stack))
 
     on_device()  # compiles what has to be
     return {"on the device": seconds(on_device), "on the cores": seconds(on_cores)}

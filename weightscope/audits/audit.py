@@ -24,11 +24,11 @@ from weightscope.audits.model_findings import (
     outlier_gains,
 )
 from weightscope.device import open_device
-from weightscope.engine import one_blas_thread
 from weightscope.errors import CheckpointError
 from weightscope.fingerprint import Fingerprint
 from weightscope.folder import remove_earlier, write_csv, write_json, write_npz
 from weightscope.model import Model
+from weightscope.parallel import one_blas_thread
 from weightscope.progress import PROGRESS
 
 OPTIONAL_RESULTS = r"directions\.json"  # of an audit's results

@@ -1,12 +1,10 @@
 """`weightscope compare`: how every head moves between checkpoints of one architecture."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from weightscope.attention.layer import Head, Layer
@@ -16,7 +14,7 @@ from weightscope.errors import CheckpointError
 from weightscope.folder import write_csv, write_npz
 from weightscope.metrics.change import relative_change, space_angles
 from weightscope.model import Model
-from weightscope.parallel import usable_cores
+from weightscope.parallel import in_threads
 from weightscope.progress import PROGRESS
 
 
@@ -83,8 +81,8 @@ def compare(models: Sequence[Model], labels: Sequence[str]) -> Comparison:
 
 def layer_changes(a: Layer, b: Layer) -> dict[str, np.ndarray]:
     """How far every head of a layer moved: (H,) arrays, qk_change, qk_left_angle ... vo_right_angle_mean."""
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool, np.errstate(invalid="ignore"):
-        heads = list(pool.map(lambda h: _head_change(a.head(h), b.head(h)), range(a.n_heads)))
+    with np.errstate(invalid="ignore"):
+        heads = list(in_threads(lambda h: _head_change(a.head(h), b.head(h)), range(a.n_heads)))
     return {name: np.array([head[name] for head in heads]) for name in heads[0]}
 
 

@@ -6,12 +6,10 @@ faster on such small matrices than one head on all cores, and gives the same bit
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from weightscope.attention.factored import Triangle, core_singular_values, inner, route_of, triangle
 from weightscope.attention.layer import Layer
@@ -19,7 +17,7 @@ from weightscope.device import CPU, Device
 from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_share
 from weightscope.metrics.sketch import probes, space_sketch
 from weightscope.metrics.value_output import affine_singular_values, eigenvalues
-from weightscope.parallel import usable_cores
+from weightscope.parallel import in_threads
 
 LEADING = 8  # eigenvalues of the symmetric part that are kept
 TASKS = 8  # a layer's heads are handed out in at least about this many pieces
@@ -80,8 +78,7 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray], device: Devic
         for first in range(kv * shared_by, (kv + 1) * shared_by, a_task)
     ]
     omega = probes(layer.w_o.shape[2])
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
-        parts = list(pool.map(lambda task: _measure_heads(layer, task[0], task[1], middles, omega, device), tasks))
+    parts = list(in_threads(lambda task: _measure_heads(layer, task[0], task[1], middles, omega, device), tasks))
     heads = [head for found, _ in parts for head in found]
     columns = np.sum([column for _, column in parts], axis=0)  # (d,)
     layer_wide = {"qk_column_share": columns / columns.sum() if columns.sum() > 0 else columns}

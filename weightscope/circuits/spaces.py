@@ -5,15 +5,13 @@ two heads fit (`wiring`) are then sums over the squared entries of one small pro
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from weightscope.attention.factored import triangle
 from weightscope.attention.layer import Layer
-from weightscope.parallel import usable_cores
+from weightscope.parallel import in_threads
 
 # A direction counts if it is used this much of the strongest, times sqrt(d). Rounding a factor of low rank to float32
 # leaves singular values of about a thirtieth of that.
@@ -88,8 +86,7 @@ def layer_spaces(layer: Layer, *, centred: bool) -> LayerSpaces:
         key, value = _factor(layer.k.of(kv)[0]), _factor(layer.v.of(kv)[0])
         return [_head_spaces(layer, head, key, value, centred) for head in range(kv * shared, (kv + 1) * shared)]
 
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
-        groups = list(pool.map(of_group, range(layer.n_kv_heads)))
+    groups = list(in_threads(of_group, range(layer.n_kv_heads)))
     heads = [head for group in groups for head in group]
     return LayerSpaces(
         _own([head.written for head in heads]),

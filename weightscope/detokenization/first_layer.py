@@ -1,13 +1,12 @@
 """A model's first attention layer as a function of token types, which is what detokenization is read from."""
 
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from weightscope.attention.folding import Affine, InverseRms
@@ -16,7 +15,7 @@ from weightscope.detokenization.sigma import SigmaStatistics, sigma_statistics
 from weightscope.detokenization.terms import Parts, SixTerms, six_terms
 from weightscope.device import open_device
 from weightscope.model import Model
-from weightscope.parallel import usable_cores
+from weightscope.parallel import in_threads
 from weightscope.progress import PROGRESS
 
 PIECE = 512  # rows of the embedding that a thread projects at a time
@@ -117,10 +116,12 @@ class FirstLayer:
             if inverse is not None:
                 factor[rows, : inverse.dims] *= inverse(scaled)[0][:, None]
 
-        with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
-            for first, block in embeddings.blocks(start, stop):
-                pieces = [(first + i, block[i : i + PIECE]) for i in range(0, len(block), PIECE)]
-                list(pool.map(project, pieces))
+        pieces = (
+            (first + i, block[i : i + PIECE])
+            for first, block in embeddings.blocks(start, stop)
+            for i in range(0, len(block), PIECE)
+        )
+        deque(in_threads(project, pieces), maxlen=0)
         return factor
 
     def _projected_there(self, w: np.ndarray, start: int, stop: int | None) -> np.ndarray:

@@ -12,11 +12,12 @@ from tqdm import tqdm
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.device import open_device
 from weightscope.embedded import COUNTS
-from weightscope.engine import Engine, here, one_blas_thread
+from weightscope.engine import Engine, here
 from weightscope.errors import CheckpointError
 from weightscope.fingerprint import Fingerprint, file_identity
 from weightscope.folder import write_csv, write_npz
 from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve
+from weightscope.parallel import one_blas_thread
 from weightscope.progress import PROGRESS
 from weightscope.sources import Source
 from weightscope.text.counts import Counts, load_counts

@@ -1,15 +1,13 @@
 """sigma, the one part of a LayerNorm that no folding can absorb, over the whole vocabulary and every position."""
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from weightscope.device import CPU, Device, rows_that_fit
-from weightscope.parallel import usable_cores
+from weightscope.parallel import in_threads
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
 BYTES_A_SIGMA = 48  # on a device, where nothing is computed in place and rows are sorted whole
@@ -101,9 +99,7 @@ def _on_cores(
         return table.sum(axis=0, dtype=np.float64), _over_tokens(table)
 
     blocks = [positions[s : s + POSITIONS_A_BLOCK] for s in range(0, len(positions), POSITIONS_A_BLOCK)]
-    # One BLAS thread each: the blocks are what runs side by side.
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
-        yield from pool.map(of_block, blocks)
+    return in_threads(of_block, blocks)
 
 
 def _of_positions(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,11 +4,11 @@ A task is a pure function and its arguments. Off this process both are pickled, 
 one that the other side can import, and its arguments should say where to read rather than carry what was read.
 """
 
-from weightscope.engine.engine import Engine, Finished, one_blas_thread
+from weightscope.engine.engine import Engine, Finished
 from weightscope.engine.here import here
 from weightscope.engine.processes import processes
 
-__all__ = ["Engine", "Finished", "here", "one_blas_thread", "open_engine", "processes"]
+__all__ = ["Engine", "Finished", "here", "open_engine", "processes"]
 
 
 def open_engine(name: str, scheduler: str | None = None, jobs: int | None = None) -> Engine:

@@ -6,10 +6,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from threadpoolctl import threadpool_limits
-
 from weightscope.errors import CheckpointError
-from weightscope.parallel import keep_to
+from weightscope.parallel import keep_to, one_blas_thread
 
 
 class Finished(NamedTuple):
@@ -124,16 +122,11 @@ class Engine:
         return error
 
 
-def one_blas_thread() -> threadpool_limits:
-    """A context in which BLAS uses one thread: sums then come out the same on any number of cores."""
-    return threadpool_limits(1, "blas")
-
-
 def beside_others(cores: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a task in a process that shares its machine: on so many cores, and with one BLAS thread from now on.
 
     The limit is not lifted afterwards, since tasks in other threads of the process count on it.
     """
     keep_to(cores)
-    threadpool_limits(1, "blas")
+    one_blas_thread()
     return function(*arguments)

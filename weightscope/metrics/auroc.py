@@ -7,19 +7,17 @@ all others are the negatives (section 3.2, Fig. 2, Table 2).
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from weightscope.device import CPU, Device
 from weightscope.errors import CheckpointError
 from weightscope.metrics._auroc_device import auroc_on_device
-from weightscope.parallel import usable_cores
+from weightscope.parallel import in_threads, usable_cores
 
 TILE_BYTES = 13_000_000  # scores a thread holds at a time: 64 rows of GPT-2's vocabulary
 ALL_TILES_BYTES = 320_000_000  # and all threads together, while the rows allow it
@@ -228,13 +226,9 @@ def bigram_auroc(
             tiles.put(buffer)
 
     parts = [scored[start : start + height] for start in range(0, len(scored), height)]
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
-        try:
-            for rows, values in pool.map(score, parts):
-                auroc[rows] = values
-                progress(len(rows))
-        finally:
-            pool.shutdown(cancel_futures=True)  # after an error or an interrupt no further tile is begun
+    for rows, values in in_threads(score, parts, threads):
+        auroc[rows] = values
+        progress(len(rows))
     return auroc
 
 

@@ -1,15 +1,13 @@
 """What a head's first singular directions mean: the tokens whose embeddings lie along them."""
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from weightscope.attention.factored import Factored
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
-from weightscope.parallel import usable_cores
+from weightscope.parallel import in_threads
 
 STRIP = 256  # columns of a product that a thread makes
 WIDEST = 16  # directions: a longer block of near-equal singular values is named, its tokens are not looked for
@@ -118,8 +116,7 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         columns = slice(start, start + STRIP)
         np.matmul(a, b[:, columns], out=found[:, columns])
 
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(usable_cores()) as pool:
-        list(pool.map(strip, range(0, b.shape[1], STRIP)))
+    list(in_threads(strip, range(0, b.shape[1], STRIP)))
     return found
 
 

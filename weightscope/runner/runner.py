@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from weightscope.attention.layer import Layer
@@ -16,6 +15,7 @@ from weightscope.device import CPU, Device, open_device
 from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.parallel import one_blas_thread
 from weightscope.progress import PROGRESS, phase
 from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import first_line, import_torch, load_eager, room_for, torch_device
@@ -303,7 +303,7 @@ class Runner:
 @contextmanager
 def _passes(n: int) -> Iterator[Any]:
     """A progress bar, and one BLAS thread for NumPy: more would vie with PyTorch's for the cores, and both lose."""
-    with threadpool_limits(1, "blas"), tqdm(total=n, desc="forward passes", unit="sequence", **PROGRESS) as bar:
+    with one_blas_thread(), tqdm(total=n, desc="forward passes", unit="sequence", **PROGRESS) as bar:
         yield bar
 
 
