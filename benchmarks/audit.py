@@ -25,9 +25,12 @@ from benchmarks.peers import TITLES, peer_cost
 from benchmarks.results import Bench, Measured
 from weightscope.attention.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
-from weightscope.audits.audit import AuditOptions, measure
+from weightscope.audits.audit import AuditOptions, measure_task
+from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.lenient import lenient
+from weightscope.audits.measures import MeasuredHeads
 from weightscope.checkpoint.dtypes import Weights
+from weightscope.fingerprint import Fingerprint
 from weightscope.model import Model
 from weightscope.parallel import in_threads
 
@@ -108,7 +111,10 @@ def _heads_of(w: Weights, r: int, name: str) -> Iterator[Weights]:
 def audit_measures(model: Model) -> None:
     """All that an audit measures of every head, kept on disk layer by layer as an audit does."""
     with tempfile.TemporaryDirectory() as work:
-        measure(model, Path(work), AuditOptions(), resume=False)
+        finished = FinishedLayers(Path(work), Fingerprint.of(), model.attention_layers, resume=False)
+        for index in model.attention_layers:
+            finished.put(index, measure_task(lambda: model, index, AuditOptions()))
+        MeasuredHeads(finished.all(), model.config.d_model)
 
 
 def singular_values(model: Model) -> None:

@@ -22,11 +22,12 @@ import click
 import numpy as np
 
 import weightscope as ws
-from weightscope.audits.audit import AuditOptions, LayersToMeasure, measure_one
-from weightscope.audits.delivery import deliver
+from weightscope.audits.audit import AuditOptions, measure_task
 from weightscope.audits.directions import AFFORDABLE, DEFAULT
-from weightscope.audits.many import Delivery
+from weightscope.audits.finished_layers import FinishedLayers
+from weightscope.audits.many import Report, report_task
 from weightscope.engine.engine import beside_others
+from weightscope.fingerprint import Fingerprint
 from weightscope.folder import OutputFolder
 
 STEPS = 154  # step 0, ten powers of two up to 512, then every 1,000 up to 143,000
@@ -125,23 +126,23 @@ def measure(size: str) -> Cost:
         folder, out = Path(temporary) / "model", Path(temporary) / "out"
         for depth in (SHALLOW, DEEP):
             model = ws.open_model(write_synthetic(folder, shape, depth))
-            work = LayersToMeasure(model, out, plain, resume=False)
+            finished = FinishedLayers(out, Fingerprint.of(), range(depth), resume=False)
             kept = 0.0
             for index in range(depth):
-                seconds, measured = _timed(beside_others, 1, measure_one, lambda model=model: model, index, plain)
+                seconds, measured = _timed(beside_others, 1, measure_task, lambda model=model: model, index, plain)
                 layer.append(seconds)
-                kept += _timed(work.put, index, measured)[0]
-            seconds, heads = _timed(work.heads)
-            end = partial(beside_others, 1, deliver, lambda model=model: model, heads)
+                kept += _timed(finished.put, index, measured)[0]
+            seconds, layers = _timed(finished.all)
+            end = partial(beside_others, 1, report_task, lambda model=model: model, layers)
             if depth == SHALLOW:  # the first drawing of a process sets matplotlib up
-                end(plain, out)
-            without, delivery = _timed(end, plain, out)
+                end(plain)
+            without, report = _timed(end, plain)
             without_tokens.append(without)
             if affordable:
-                without, delivery = _timed(end, with_tokens, out)
+                without, report = _timed(end, with_tokens)
             conclusions.append(without)
-            client.append(kept + seconds + _timed(_write, delivery, out)[0])
-            written.append(sum(map(len, delivery.files.values())))
+            client.append(kept + seconds + _timed(_write, report, out)[0])
+            written.append(sum(map(len, report.files.values())))
         attention = model.checkpoint.bytes_to_read(tensor.name for tensor in model.attention_tensors(0))
         read = shape.layers * attention + model.embeddings.token_tensor.nbytes
     return Cost(
@@ -161,9 +162,9 @@ def _timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     return time.process_time() - began, found
 
 
-def _write(delivery: Delivery, out: Path) -> None:
+def _write(report: Report, out: Path) -> None:
     with OutputFolder(out) as folder:
-        folder.add(delivery.files)
+        folder.add(report.files)
 
 
 def _at(layers: int, found: list[float]) -> float:

@@ -25,7 +25,9 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope import device as backend
 from weightscope.attention.factored import inner
-from weightscope.audits.audit import AuditOptions, LayersToMeasure, measure
+from weightscope.audits.audit import AuditOptions
+from weightscope.audits.finished_layers import FinishedLayers
+from weightscope.audits.many import layers_fingerprint
 from weightscope.cli import main
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import RankingElsewhere, detokenize
@@ -170,18 +172,17 @@ def test_factors_of_t_ee_are_the_same(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "falcon_grouped", "qwen3", "deepseek_v3", "opt_post_norm"])
-def test_an_audit_measures_the_same(name, tmp_path):
+def test_an_audit_measures_the_same(name):
     """Every measure of every head, to 1e-9 of the largest of its kind."""
     model = fixture(name).model
-    here = measure(model, tmp_path / "cpu", AuditOptions(), resume=False)
-    there = measure(model, tmp_path / "device", AuditOptions(device="array_api_strict"), resume=False)
-    assert here.measured.keys() == there.measured.keys()
-    for key, values in here.measured.items():
+    here, there = (ws.audit(model, directions=0, device=d).measured.arrays for d in ("cpu", "array_api_strict"))
+    assert here.keys() == there.keys()
+    for key, values in here.items():
         if values.dtype.kind in "US":
-            np.testing.assert_array_equal(there.measured[key], values)
+            np.testing.assert_array_equal(there[key], values)
         else:
             largest = np.nanmax(np.abs(values), initial=0)
-            np.testing.assert_allclose(there.measured[key], values, rtol=1e-9, atol=1e-9 * largest, err_msg=key)
+            np.testing.assert_allclose(there[key], values, rtol=1e-9, atol=1e-9 * largest, err_msg=key)
 
 
 KINDS = TokenKinds(("first", "other"), np.array([0, *[1] * 23], np.int8))
@@ -269,11 +270,14 @@ def test_audit_from_end_to_end(folder, tmp_path, cuda_is_strict):
 
 def test_an_audit_is_not_resumed_on_another_device(folder, tmp_path):
     """Its numbers would be of two kinds."""
-    model, options = ws.open_model(folder), AuditOptions(layers=(0,), device="array_api_strict")
-    measure(model, tmp_path, AuditOptions(layers=(0,)), resume=True)
-    assert LayersToMeasure(model, tmp_path, options, resume=True).left == [0]
-    measure(model, tmp_path, options, resume=True)
-    assert LayersToMeasure(model, tmp_path, options, resume=True).left == []
+    model, out = ws.open_model(folder), tmp_path
+
+    def layers_on(device):
+        return FinishedLayers(out, layers_fingerprint(model, AuditOptions((0,), device=device)), [0], resume=True)
+
+    layers_on("cpu").put(0, {})
+    assert layers_on("cpu").left == []
+    assert layers_on("array_api_strict").left == [0]
 
 
 @pytest.mark.parametrize(

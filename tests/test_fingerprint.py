@@ -16,7 +16,7 @@ from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.support import tasks
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits import delivery
+from weightscope.audits import many
 from weightscope.cli import main
 from weightscope.fingerprint import Fingerprint, tokenizer_identity
 
@@ -34,7 +34,7 @@ def of(source: str | Path, **options: str) -> Fingerprint:
 def is_kept(*arguments: object) -> bool:
     """Whether `audit --resume` keeps what an earlier run has left. Figures are not drawn: they are no matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delivery, "deliver", tasks.tables_alone)
+        patch.setattr(many, "report_task", tasks.tables_alone)
         command = ["audit", *map(str, arguments), "--resume"]
         result = CliRunner().invoke(main, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -8,6 +8,8 @@
 
 Checkpoints and their heads
     `open_model`, `Model`, `Factored`, `CheckpointError`
+Every head of a checkpoint, and how heads move between checkpoints
+    `audit`, `compare`
 The first layer as a function of tokens and positions
     `first_layer`, `FirstLayer`, `load_counts`
 Activations, with PyTorch
@@ -23,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weightscope.attention.factored import Factored
+    from weightscope.audits.audit import audit
+    from weightscope.audits.compare import compare
     from weightscope.detokenization.first_layer import FirstLayer, first_layer
     from weightscope.errors import CheckpointError
     from weightscope.model import Model, open_model
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from weightscope.text.counts import load_counts
 
 __all__ = [
-    "CheckpointError", "Factored", "FirstLayer", "Model", "Table",
+    "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "compare",
     "first_layer", "load_counts", "open_model", "open_runner",
 ]  # fmt: skip
 __version__ = "0.1.0"
@@ -42,6 +46,8 @@ _HOMES = {
     "FirstLayer": "detokenization.first_layer",
     "Model": "model",
     "Table": "tables",
+    "audit": "audits.audit",
+    "compare": "audits.compare",
     "first_layer": "detokenization.first_layer",
     "load_counts": "text.counts",
     "open_model": "model",

@@ -9,7 +9,6 @@ from safetensors.numpy import load_file
 
 import weightscope as ws
 from tests.support.files import write
-from weightscope.audits.compare import compare
 from weightscope.checkpoint.dequantise import decode_fp8
 
 LLAMA = Path(__file__).parent.parent / "families" / "fixtures" / "llama"
@@ -40,7 +39,7 @@ def in_fp8(tmp_path: Path) -> Path:
 
 def test_compare_shows_what_fp8_did_to_each_head(in_fp8: Path) -> None:
     whole, rounded = ws.open_model(LLAMA), ws.open_model(in_fp8)
-    found = compare([whole, rounded], ["float32", "fp8"]).from_first
+    found = ws.compare(whole, rounded).from_first
     for i in range(whole.config.n_layers):
         for one, other in zip(whole.layer(i).heads(), rounded.layer(i).heads(), strict=True):
             before, after = (head.qk.dense().astype(np.float64) for head in (one, other))

@@ -10,20 +10,17 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.tiny_gpt2 import write_checkpoint
 from tests.support.weights import shared
-from weightscope.audits.audit import AuditOptions, findings, measure
-from weightscope.audits.finding import KINDS, Finding, as_json
-from weightscope.audits.lenient import lenient
+from weightscope.audits.findings import KINDS, Findings
 
 Weights = dict[str, np.ndarray]
 Place = tuple[str, int | None, int | None, str | None]
 
 
-def found_in(folder: Path, work: Path) -> list[Finding]:
-    model = ws.open_model(folder)
-    return findings(lenient(model), measure(model, work, AuditOptions(), resume=False))
+def found_in(folder: Path) -> Findings:
+    return ws.audit(ws.open_model(folder), directions=0).findings
 
 
-def places(found: list[Finding]) -> set[Place]:
+def places(found: Findings) -> set[Place]:
     return {(one.kind, one.layer, one.head, one.map) for one in found}
 
 
@@ -34,9 +31,9 @@ def vit() -> tuple[Path, Weights]:
 
 
 @pytest.fixture(scope="module")
-def known(vit, tmp_path_factory) -> set[Place]:
+def known(vit) -> set[Place]:
     """What the untouched checkpoint has anyway."""
-    return places(found_in(vit[0], tmp_path_factory.mktemp("known")))
+    return places(found_in(vit[0]))
 
 
 def name(layer: int, which: str) -> str:
@@ -136,12 +133,12 @@ def test_a_planted_fault_is_found_and_nothing_else(plant, place, vit, known, tmp
     plant(broken)
     save_file(broken, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    found = found_in(tmp_path, tmp_path / "work")
+    found = found_in(tmp_path)
     assert place not in known
     assert places(found) - known == {place}
     (finding,) = (one for one in found if (one.kind, one.layer, one.head, one.map) == place)
     assert finding.text.endswith(".")
-    assert as_json([finding])[0]["look_next"] == KINDS[place[0]][1]
+    assert Findings([finding]).as_json()[0]["look_next"] == KINDS[place[0]][1]
 
 
 def test_the_text_of_a_finding_says_where_its_number_comes_from(vit, tmp_path) -> None:
@@ -152,7 +149,7 @@ def test_the_text_of_a_finding_says_where_its_number_comes_from(vit, tmp_path) -
     plant_tiny_row(broken)
     save_file(broken, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    by_kind = {one.kind: one for one in found_in(tmp_path, tmp_path / "work")}
+    by_kind = {one.kind: one for one in found_in(tmp_path)}
     assert f"1 in {name(4, 'query')}" in by_kind["not_finite"].text
     assert by_kind["not_finite"].number == 1
     assert "layer 9 head 2" in by_kind["duplicate_heads"].text
@@ -161,9 +158,9 @@ def test_the_text_of_a_finding_says_where_its_number_comes_from(vit, tmp_path) -
     assert by_kind["undertrained_rows"].items == (150,)
 
 
-def test_gpt2s_own_peculiarities_are_found(tmp_path) -> None:
+def test_gpt2s_own_peculiarities_are_found() -> None:
     """Position 1023 was hardly trained (its norm is 0.12, the others' 3.37); layer 11 head 8 writes one direction."""
-    found = found_in(shared("gpt2-attention"), tmp_path)
+    found = found_in(shared("gpt2-attention"))
     rows_of_positions = next(one for one in found if one.kind == "undertrained_rows")
     assert rows_of_positions.items == (1023,)
     assert rows_of_positions.number == pytest.approx(0.118, abs=1e-3)
@@ -194,13 +191,13 @@ def fresh_gpt2(n_layers: int, d: int, seed: int) -> Weights:
 @pytest.mark.parametrize(("n_layers", "d", "n_heads"), [(12, 128, 4), (2, 32, 4), (6, 16, 4), (1, 16, 1), (3, 48, 12)])
 def test_a_fresh_initialisation_gives_no_findings(n_layers, d, n_heads, seed, tmp_path) -> None:
     folder = write_checkpoint(tmp_path / "fresh", fresh_gpt2(n_layers, d, seed), n_head=n_heads)
-    assert found_in(folder, tmp_path / "work") == []
+    assert found_in(folder) == []
 
 
 def test_a_padding_row_is_zero_by_design(tmp_path) -> None:
     weights = fresh_gpt2(2, 32, 0)
     weights["wte.weight"][7] = 0
-    told = found_in(write_checkpoint(tmp_path / "told", weights, pad_token_id=7), tmp_path / "work")
+    told = found_in(write_checkpoint(tmp_path / "told", weights, pad_token_id=7))
     assert told == []
-    untold = found_in(write_checkpoint(tmp_path / "untold", weights), tmp_path / "work")
+    untold = found_in(write_checkpoint(tmp_path / "untold", weights))
     assert [(one.kind, one.items) for one in untold] == [("undertrained_rows", (7,))]

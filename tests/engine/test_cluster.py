@@ -16,8 +16,10 @@ from click.testing import CliRunner
 
 from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits.audit import AuditOptions, LayersToMeasure
-from weightscope.audits.many import Commission, audit_all
+from weightscope.audits import many
+from weightscope.audits.audit import AuditOptions
+from weightscope.audits.finished_layers import FinishedLayers
+from weightscope.audits.many import Job, layers_fingerprint
 from weightscope.cli import main
 from weightscope.detokenization import heads as detok
 from weightscope.detokenization.first_layer import FirstLayer
@@ -95,12 +97,12 @@ def wait_for(name: str, folder: Path, client: subprocess.Popen) -> None:
 
 
 def test_heads_measured_in_two_processes_are_the_same_byte_for_byte(
-    checkpoint: Path, local: Path, tmp_path: Path
+    checkpoint: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_engine("local", jobs=2) as engine:
-        commission = Commission(Source.named(str(checkpoint)), tmp_path)
-        (ended,) = audit_all([commission], AuditOptions(), engine, tasks.tables_alone)
-    assert ended.error is None
+        monkeypatch.setattr(many, "report_task", tasks.tables_alone)
+        (outcome,) = many.audit_all([Job(Source.named(str(checkpoint)), tmp_path)], AuditOptions(), engine)
+    assert outcome.error is None
     assert_same_tables(local, tmp_path)
 
 
@@ -197,7 +199,8 @@ def test_a_run_whose_client_was_killed_goes_on(
     client.send_signal(signal.SIGKILL)
     client.communicate()
     finished = len(list(tmp_path.rglob("layer-*.npz")))
-    left = LayersToMeasure(open_model(checkpoint), tmp_path, AuditOptions(), resume=True).left
+    layers = layers_fingerprint(open_model(checkpoint), AuditOptions())
+    left = FinishedLayers(tmp_path, layers, range(40), resume=True).left
     assert 0 < len(left) == 40 - finished < 40
     again = start_python(code)
     _, said = again.communicate(timeout=PATIENCE)

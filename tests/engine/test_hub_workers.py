@@ -10,8 +10,9 @@ import weightscope as ws
 from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.support import tasks
 from tests.support.hub_server import COMMIT, Hub
+from weightscope.audits import many
 from weightscope.audits.audit import AuditOptions
-from weightscope.audits.many import Commission, audit_all
+from weightscope.audits.many import Job
 from weightscope.checkpoint.local import LocalFile
 from weightscope.checkpoint.remote import RemoteFile
 from weightscope.engine import Engine, here, processes
@@ -21,9 +22,10 @@ from weightscope.sources import Source
 
 
 def tables(source: str, out: Path, engine: Engine) -> dict[str, bytes]:
-    with engine:
-        (ended,) = audit_all([Commission(Source.named(source), out)], AuditOptions(), engine, tasks.tables_alone)
-    assert ended.error is None
+    with engine, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(many, "report_task", tasks.tables_alone)
+        (outcome,) = many.audit_all([Job(Source.named(source), out)], AuditOptions(), engine)
+    assert outcome.error is None
     return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
 

@@ -9,8 +9,7 @@ from click.testing import CliRunner, Result
 
 from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits import listing as audit_list
-from weightscope.audits import many as audits
+from weightscope.audits import many
 from weightscope.cli import main
 from weightscope.folder import HIDDEN, OutputFolder
 
@@ -18,7 +17,7 @@ from weightscope.folder import HIDDEN, OutputFolder
 def run(*arguments: object) -> Result:
     """A command, without drawing figures: how they look is no matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audit_list, "deliver", tasks.tables_alone)
+        patch.setattr(many, "report_task", tasks.tables_alone)
         return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
@@ -66,29 +65,27 @@ def test_those_that_fail_are_reported_and_the_others_finish(work: Path, first: R
 
 
 def test_resume_does_what_failed_or_changed_and_nothing_else(work: Path, first: Result, monkeypatch) -> None:
-    asked = []
-    begin = audits._Desk.begin
+    asked: list[str] = []
+    whole = many.measure_task
 
-    def counted(desk, commission):
-        ended = begin(desk, commission)
-        if ended is None:
-            asked.append(commission.out.name)
-        return ended
+    def counted(get_model, index, options):
+        asked.append(Path(get_model().source).name)
+        return whole(get_model, index, options)
 
-    monkeypatch.setattr(audits._Desk, "begin", counted)
+    monkeypatch.setattr(many, "measure_task", counted)
     before = table(work / "out")
     write_checkpoint(work / "step2", gpt2_weights(seed=2))
     write_checkpoint(work / "step4", gpt2_weights(seed=4))
     again = run("audit", work / "steps.txt", "--out", work / "out", "--resume")
     assert again.exit_code == 0 and not said(again)
-    assert asked == ["step2", "step4"]
+    assert asked == ["step2", "step2", "step4", "step4"]  # of two layers each
     rows = table(work / "out")
     assert [row["status"] for row in rows] == ["ok"] * 4
     assert (rows[0], rows[2]) == (before[0], before[2])
 
     asked.clear()
     assert run("audit", work / "steps.txt", "--out", work / "out", "--resume", "--window", 8).exit_code == 0
-    assert asked == ["step1", "step2", "step3", "step4"]
+    assert list(dict.fromkeys(asked)) == ["step1", "step2", "step3", "step4"]
 
 
 def test_a_checkpoint_whose_folder_was_written_by_another_audit_since_is_done_again(work: Path, tmp_path: Path) -> None:
@@ -112,14 +109,14 @@ def test_one_list_at_a_time_writes_a_summary(work: Path, tmp_path: Path) -> None
 
 
 def test_a_defect_met_in_one_checkpoint_does_not_keep_the_others(work: Path, tmp_path: Path, monkeypatch) -> None:
-    whole = audits.measure_one
+    whole = many.measure_task
 
-    def defective(opened, index, options):
-        if "step3" in opened().source:
+    def defective(get_model, index, options):
+        if "step3" in get_model().source:
             raise ZeroDivisionError("layer 1")
-        return whole(opened, index, options)
+        return whole(get_model, index, options)
 
-    monkeypatch.setattr(audits, "measure_one", defective)
+    monkeypatch.setattr(many, "measure_task", defective)
     (tmp_path / "two.txt").write_text(f"{work}/step3\n{work}/step1\n")
     result = run("audit", tmp_path / "two.txt", "--out", tmp_path / "out")
     assert result.exit_code == 2

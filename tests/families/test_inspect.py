@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.tiny_models import NAMES, fixture
-from weightscope.audits.inspect import describe
+from weightscope.cli.inspection import describe
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,16 +3,18 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from threadpoolctl import threadpool_info
 
-from weightscope.audits.audit import AuditOptions, Measured, conclude, write_audit
-from weightscope.audits.many import Commission, Delivery, audit_all, headline
+from weightscope.audits import many
+from weightscope.audits.audit import AuditOptions, conclude
+from weightscope.audits.many import Job, Report
+from weightscope.audits.measures import Arrays
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
+from weightscope.folder import Files
 from weightscope.model import Model
 from weightscope.parallel import usable_cores
 from weightscope.sources import Source
@@ -46,19 +48,18 @@ def cores_and_blas_threads() -> tuple[int, set[int]]:
     return usable_cores(), {found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"}
 
 
-def tables_alone(opened: Callable[[], Model], heads: Measured, options: AuditOptions, out: Path) -> Delivery:
+def tables_alone(get_model: Callable[[], Model], layers: Mapping[int, Arrays], options: AuditOptions) -> Report:
     """An audit's end without figures and page, which take seconds."""
-    results = conclude(opened(), heads, options)
-    with TemporaryDirectory() as folder:
-        write_audit(results, Path(folder))
-        files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    return Delivery(files | {"report.html": b""}, [], headline(opened(), results))
+    results, files = conclude(get_model(), layers, options), Files()
+    results.write_tables(files)
+    files.text("report.html", "")
+    return Report(files.contents, str(results), results.summary())
 
 
 def audit_undrawn(scheduler: str, checkpoint: str, out: str) -> None:
     """What `weightscope audit --engine dask --resume` does, with tables alone."""
+    many.report_task = tables_alone
     with open_engine("dask", scheduler) as engine:
-        commission = Commission(Source.named(checkpoint), Path(out))
-        (ended,) = audit_all([commission], AuditOptions(), engine, tables_alone, resume=True)
-    if ended.error is not None:
-        raise ended.error
+        (outcome,) = many.audit_all([Job(Source.named(checkpoint), Path(out))], AuditOptions(), engine, resume=True)
+    if outcome.error is not None:
+        raise outcome.error

@@ -1,56 +1,38 @@
-"""`weightscope audit`: what every attention head of a checkpoint is, layer by layer, from the weights alone."""
+"""An audit: every attention head of a checkpoint measured from the weights alone, and what stands out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from weightscope.attention.layer import Layer
-from weightscope.audits.directions import DEFAULT, HeadDirections, can_read_directions, read_directions, token_names
-from weightscope.audits.finding import Finding, as_json, in_order
-from weightscope.audits.finished_layers import FinishedLayers
-from weightscope.audits.head_findings import MAPS, SHARE_THAT_EXPLAINS, Heads, head_findings
-from weightscope.audits.head_table import head_columns, middle_names
-from weightscope.audits.layer_measures import measure_layer
+from weightscope.audits.directions import HeadDirections, directions_of
+from weightscope.audits.findings import Findings
 from weightscope.audits.lenient import lenient
+from weightscope.audits.measure import measure_layer
+from weightscope.audits.measures import Arrays, MeasuredHeads
 from weightscope.audits.middles import middles
-from weightscope.audits.model_findings import (
-    broken_tensors,
-    duplicates,
-    embedding_rows,
-    outlier_dimensions,
-    outlier_gains,
-)
+from weightscope.audits.model_findings import findings_of
 from weightscope.device import open_device
 from weightscope.errors import CheckpointError
-from weightscope.fingerprint import Fingerprint
-from weightscope.folder import remove_earlier, write_csv, write_json, write_npz
+from weightscope.escape import printable
+from weightscope.folder import Files, OutputFolder
 from weightscope.model import Model
 from weightscope.parallel import one_blas_thread
 from weightscope.progress import PROGRESS
+from weightscope.tables import Column, Table
+from weightscope.wording import counted
 
-OPTIONAL_RESULTS = r"directions\.json"  # of an audit's results
+SUMMED_UP = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that stand for a checkpoint
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What may be asked of an audit.
-
-    Attributes
-    ----------
-    layers : tuple of int, or None
-        Only these; None for all that have attention.
-    deltas : tuple of int
-        Distances i - j at which a rotated W_QK is measured; 0 always is.
-    window : int
-        Distances 0 .. window - 1 over which a rotated W_QK is averaged.
-    directions : int or None
-        Singular directions of each map to read through the tokens; None for two where that takes seconds, else none.
-    device : str
-        Where Gram matrices and other products of whole factors are computed; see `open_device`.
-    """
+    """What may be asked of an audit; see `audit`."""
 
     layers: tuple[int, ...] | None = None
     deltas: tuple[int, ...] = (0, 1)
@@ -58,236 +40,201 @@ class AuditOptions:
     directions: int | None = None
     device: str = "cpu"
 
-
-@dataclass(frozen=True)
-class Measured:
-    """The heads of a checkpoint as numbers.
-
-    Attributes
-    ----------
-    layers : (L,) int array
-    kv_heads : (H,) int array
-        The key-value head each query head reads.
-    measured : dict of (L, H, ...) arrays, and (L, d) for qk_column_share
-        Spectra and sketches; where layers differ in width the shorter are filled with NaN.
-    columns : dict of (L, H) arrays
-        The measures of heads.csv.
-    caveats : tuple of str
-        What the matrices leave out of the heads' scores.
-    """
-
-    layers: np.ndarray
-    kv_heads: np.ndarray
-    measured: dict[str, np.ndarray]
-    columns: dict[str, np.ndarray]
-    caveats: tuple[str, ...]
+    def layers_of(self, model: Model) -> list[int]:
+        """The layers to measure."""
+        return list(model.attention_layers if self.layers is None else self.layers)
 
 
-@dataclass(frozen=True)
-class Audit:
-    """An audit's results.
-
-    Attributes
-    ----------
-    heads : Measured
-    findings : list of Finding
-        The gravest first.
-    directions : list of HeadDirections
-        Empty where no tokens were read.
-    notes : tuple of str
-        What was left out, and why.
-    """
-
-    heads: Measured
-    findings: list[Finding]
-    directions: list[HeadDirections]
-    notes: tuple[str, ...]
-
-
-def audit(model: Model, out: Path, options: AuditOptions, resume: bool = False) -> Audit:
+def audit(
+    model: Model,
+    layers: Sequence[int] | None = None,
+    deltas: Sequence[int] = (0, 1),
+    window: int = 64,
+    directions: int | None = None,
+    device: str = "cpu",
+    progress: bool = False,
+) -> "Audit":
     """Measure every head, and say what stands out.
 
-    Each layer is kept on disk, within `out`, as soon as it is finished. Memory grows with
-    one layer's attention tensors, not with the model.
+    Memory grows with one layer's attention tensors, not with the model. Values that are not finite are no error: they
+    reach the heads they belong to, as NaN, and are a finding.
 
     Parameters
     ----------
     model : Model
-    out : Path
-        Where the work in progress lies; see `write_audit` for the results.
-    options : AuditOptions
-    resume : bool
-        Go on with an earlier run of the same audit.
+    layers : sequence of int, optional
+        Only these; all that have attention by default.
+    deltas : sequence of int
+        Distances i - j at which a rotated W_QK is measured; 0 always is.
+    window : int
+        Distances 0 .. window - 1 over which a rotated W_QK is averaged.
+    directions : int, optional
+        Singular directions of each map to read through the tokens; by default two where that takes seconds, else none.
+    device : {"cpu", "cuda"}
+        Where Gram matrices and other products of whole factors are computed.
+    progress : bool
+        Show a bar.
 
     Raises
     ------
     CheckpointError
-        A layer's tensors are missing or misshapen, `out` cannot be written to, or another audit is at work there.
-        Values that are not finite are no error here: they reach the heads they belong to, as NaN.
+        There is no such layer, or its tensors are missing or misshapen.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> audit = ws.audit(ws.open_model("embedded"), directions=0)
+    >>> audit
+    Audit(embedded: 2 layers of 8 heads, 4 findings)
+    >>> audit.heads["qk_sigma1"].shape
+    (16,)
     """
-    return conclude(model, measure(model, out, options, resume), options)
+    options = AuditOptions(None if layers is None else tuple(layers), tuple(deltas), window, directions, device)
+    measured = {
+        index: measure_task(lambda: model, index, options)
+        for index in tqdm(options.layers_of(model), desc="layers", unit="layer", disable=not progress, **PROGRESS)
+    }
+    return conclude(model, measured, options)
 
 
-def measure(model: Model, out: Path, options: AuditOptions, resume: bool) -> Measured:
-    """The spectra and measures of every head, layer by layer; see `audit`."""
-    work = LayersToMeasure(model, out, options, resume)
-    for index in tqdm(list(work.left), desc="layers", unit="layer", **PROGRESS):
-        work.put(index, measure_one(lambda: model, index, options))
-    return work.heads()
+def measure_task(get_model: Callable[[], Model], index: int, options: AuditOptions) -> dict[str, np.ndarray]:
+    """The task an audit consists of: one layer of one checkpoint, read and measured."""
+    model = get_model()
+    model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
+    with one_blas_thread():
+        layer = lenient(model).layer(index)  # of a copy, because a model keeps the last layer it was asked for
+        return measured_layer(model, layer, options)
 
 
-class LayersToMeasure:
-    """The layers of an audit: which are to be measured still, and what was measured of the others.
+def measured_layer(model: Model, layer: Layer, options: AuditOptions) -> dict[str, np.ndarray]:
+    """All that an audit keeps of a layer."""
+    return measure_layer(layer, middles(layer, options.deltas, options.window), open_device(options.device))
 
-    Parameters
-    ----------
-    model, out, options, resume
-        As in `audit`.
+
+def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":
+    """What stands out in layers that have been measured, and the tokens along their heads' directions."""
+    if not layers:
+        raise CheckpointError("no layer to audit", file=model.checkpoint.name)
+    unchecked = lenient(model)  # the embeddings too may hold a NaN, which is a finding, not the end
+    heads = MeasuredHeads(layers, model.config.d_model)
+    with one_blas_thread():
+        directions, notes = directions_of(unchecked, heads.layers.tolist(), options.directions)
+        return Audit(
+            model.name, model.family.name, model.config.d_model, heads, findings_of(unchecked, heads), directions, notes
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Audit:
+    """What an audit says of a checkpoint. A notebook shows it as a table, `print` as the command does.
 
     Attributes
     ----------
-    left : list of int
-        Layers that are not measured yet.
-    notice : str or None
-        As in `FinishedLayers`.
+    name, family : str
+        Of the checkpoint.
+    d_model : int
+    measured : MeasuredHeads
+        Measures by layer and head, and the spectra.
+    findings : Findings
+        A list, the gravest first.
+    directions : list of HeadDirections
+        The tokens along every head's first singular directions; empty where no tokens were read.
+    notes : tuple of str
+        What was left out, and why.
     """
 
-    def __init__(self, model: Model, out: Path, options: AuditOptions, resume: bool) -> None:
-        self._model = model
-        self._layers = list(model.attention_layers if options.layers is None else options.layers)
-        self._finished = FinishedLayers(out, layers_fingerprint(model, options), resume)
-        self.notice = self._finished.notice
-        self.left = [index for index in self._layers if index not in self._finished]
+    name: str
+    family: str
+    d_model: int
+    measured: MeasuredHeads
+    findings: Findings
+    directions: list[HeadDirections]
+    notes: tuple[str, ...]
 
-    def put(self, index: int, measured: Mapping[str, np.ndarray]) -> None:
-        """Keep what was measured of a layer."""
-        self._finished.put(index, measured)
-        self.left.remove(index)
+    @property
+    def heads(self) -> Table:
+        """A row a head: layer, head, kv_head, and every measure; its csv() is heads.csv."""
+        return self.measured.table
 
-    def clear(self) -> None:
-        """Throw away what is kept of the layers, once the results stand."""
-        self._finished.clear()
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What the numbers leave out of the heads' scores."""
+        return self.measured.caveats
 
-    def heads(self) -> Measured:
-        """All of them as one, once none is left.
+    @property
+    def lead(self) -> str:
+        """What was looked at and what was found, in a few sentences."""
+        heads = self.measured
+        n_kv = int(self.heads["kv_head"].max()) + 1
+        kv = f", {n_kv} key-value heads" if n_kv != heads.n_heads else ""
+        routes = [*self.heads["qk_route"], *self.heads["vo_route"]]
+        by_qr = f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route."
+        sizes = f"{counted(len(heads.layers), 'layer')} of {counted(heads.n_heads, 'head')}{kv}, width {self.d_model}."
+        return " ".join([f"{self.family}, {sizes}", self.findings.headline, *([by_qr] if "qr" in routes else [])])
+
+    def __repr__(self) -> str:
+        heads = self.measured
+        sizes = f"{counted(len(heads.layers), 'layer')} of {counted(heads.n_heads, 'head')}"
+        return f"Audit({printable(self.name)}: {sizes}, {counted(len(self.findings), 'finding')})"
+
+    def __str__(self) -> str:
+        caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]
+        return "\n".join([self.lead, *([repr(self.findings)] if self.findings else []), self.ranges().text(), *caveats])
+
+    def _repr_html_(self) -> str:
+        mapped = [measure.name for measure in self.measured.measures if measure.scale]
+        heads = self.heads.select("layer", "head", *mapped)
+        return f"<p>{escape(printable(self.lead))}</p>{self.findings._repr_html_()}{heads._repr_html_()}"
+
+    def ranges(self) -> Table:
+        """Where the heads lie in the measures that sum a checkpoint up."""
+        rows = []
+        for measure in self.measured.measures:
+            values = self.heads[measure.name]
+            if measure.name in SUMMED_UP and np.isfinite(values).any():
+                rows.append((measure.label, *np.percentile(values[np.isfinite(values)], (5, 50, 95))))
+        return Table.of_rows(["measure", *(Column(name, format=".3g") for name in ("5 %", "median", "95 %"))], rows)
+
+    def summary(self) -> dict[str, str | int | float]:
+        """The checkpoint in a row of numbers: its sizes, how many findings, medians over its heads."""
+        medians = {name: self.heads[name][np.isfinite(self.heads[name])] for name in SUMMED_UP}
+        return {
+            "family": self.family,
+            "layers": len(self.measured.layers),
+            "heads": self.measured.n_heads,
+            "d_model": self.d_model,
+            "findings": len(self.findings),
+            **{name: float(np.median(known)) if len(known) else np.nan for name, known in medians.items()},
+        }
+
+    def write(self, out: str | Path) -> None:
+        """Write tables, figures and report.html into a folder, as `weightscope audit` does.
 
         Raises
         ------
         CheckpointError
-            One that was finished is not there any more.
+            It cannot be written to, or another run is writing into it.
         """
-        found = []
-        for index in self._layers:
-            layer = self._finished.get(index)
-            if layer is None:  # where a folder could not be locked
-                problem = f"layer {index} was finished, and another audit of this folder has taken it away since"
-                raise CheckpointError(f"{problem}; run one at a time (--resume goes on)", file=self._finished.folder)
-            found.append(layer)
-        return gather(self._model, self._layers, found)
+        with OutputFolder(Path(out)) as folder:
+            self.write_tables(folder)
+            self.write_report(folder)
 
+    def write_tables(self, files: Files) -> None:
+        """Write heads.csv, spectra.npz, findings.json, and directions.json where tokens were read."""
+        files.table("heads.csv", self.heads)
+        files.npz("spectra.npz", **self.measured.spectra())
+        files.json("findings.json", self.findings.as_json())
+        if self.directions:
+            files.json("directions.json", [one.as_json() for one in self.directions])
 
-def measure_one(opened: Callable[[], Model], index: int, options: AuditOptions) -> dict[str, np.ndarray]:
-    """The task an audit consists of: one layer of one checkpoint, read and described."""
-    model = opened()
-    model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
-    with one_blas_thread():
-        layer = lenient(model).layer(index)  # of a copy, because a model keeps the last layer it was asked for
-        return describe_layer(layer, options)
+    def write_report(self, files: Files) -> None:
+        """Write the figures heads, spectra and depth as PNG and SVG, and report.html."""
+        from weightscope.audits.page import write_audit_page
 
+        write_audit_page(files, self)
 
-def conclude(model: Model, heads: Measured, options: AuditOptions) -> Audit:
-    """What stands out in heads that have been measured, and the tokens along their directions."""
-    unchecked = lenient(model)  # the embeddings too may hold a NaN, which is a finding, not the end
-    layers = heads.layers.tolist()
-    with one_blas_thread():
-        why_not = can_read_directions(unchecked, layers, options.directions)
-        directions: list[HeadDirections] = []
-        if why_not is None:
-            text = token_names(model.checkpoint.folder)
-            directions = read_directions(unchecked, layers, options.directions or DEFAULT, text)
-        return Audit(heads, findings(unchecked, heads), directions, () if why_not is None else (why_not,))
+    def plot(self) -> Any:
+        """Layers against heads, a heat map a measure: a matplotlib Figure."""
+        from weightscope.audits.figures import head_maps
 
-
-def gather(model: Model, layers: Sequence[int], found: Sequence[Mapping[str, np.ndarray]]) -> Measured:
-    """What `describe_layer` found of each layer, as one."""
-    caveats = tuple(dict.fromkeys(str(caveat) for layer in found for caveat in layer["caveats"]))
-    names = [name for name in found[0] if name not in {"caveats", "kv_head"}]
-    stacked = {name: stack_padded([layer[name] for layer in found]) for name in names}
-    columns = head_columns(stacked, model.config.d_model)
-    return Measured(np.array(layers), found[0]["kv_head"], stacked, columns, caveats)
-
-
-def findings(model: Model, found: Measured) -> list[Finding]:
-    """Everything about a model's heads that a person should look at; nothing in a fresh initialisation."""
-    layers = found.layers.tolist()
-    dimensions = list(outlier_dimensions(layers, found.measured["qk_column_share"]))
-    explained = frozenset(layers.index(f.layer) for f in dimensions if f.number >= SHARE_THAT_EXPLAINS)
-    spectra = {name: found.measured[f"{name}_singular_values"] for name in MAPS}
-    return in_order(
-        [
-            *broken_tensors(model, layers, found.columns),
-            *head_findings(Heads(found.layers, found.columns, spectra, explained)),
-            *duplicates(model, layers, found.measured),
-            *dimensions,
-            *outlier_gains(model, layers),
-            *embedding_rows(model),
-        ]
-    )
-
-
-def describe_layer(layer: Layer, options: AuditOptions) -> dict[str, np.ndarray]:
-    """All that an audit keeps of a layer; it depends on the layer's tensors and the options alone."""
-    heads = layer.heads()
-    caveats = list(dict.fromkeys(caveat for head in heads for caveat in head.caveats))
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN weights make NaN measures, and a finding of their own
-        measured = measure_layer(layer, middles(layer, options.deltas, options.window), open_device(options.device))
-    return measured | {"kv_head": np.array([head.kv_head for head in heads]), "caveats": np.array(caveats, dtype=str)}
-
-
-def layers_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
-    """Everything that the numbers of a layer depend on, to tell whether finished ones may be used again."""
-    return Fingerprint.of_model(
-        model,
-        layers=list(model.attention_layers if options.layers is None else options.layers),
-        deltas=list(options.deltas),
-        window=options.window,
-        device=options.device,
-    )
-
-
-def stack_padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays of one rank as one, the smaller filled with NaN at their ends: L of (H, r) -> (L, H, r)."""
-    shape = np.max([array.shape for array in arrays], axis=0)
-    if all(array.shape == tuple(shape) for array in arrays):
-        return np.stack(arrays)
-    whole = np.full((len(arrays), *shape), np.nan, arrays[0].dtype)
-    for i, array in enumerate(arrays):
-        whole[i][tuple(slice(n) for n in array.shape)] = array
-    return whole
-
-
-def write_audit(results: Audit, out: Path) -> None:
-    """Write heads.csv (one row a head), spectra.npz, findings.json, and directions.json where tokens were read."""
-    found = results.heads
-    n_layers, n_heads = found.columns["qk_sigma1"].shape
-    remove_earlier(out, OPTIONAL_RESULTS)
-    write_csv(
-        out / "heads.csv",
-        ["layer", "head", "kv_head", *found.columns],
-        (
-            [int(found.layers[i]), h, int(found.kv_heads[h]), *(column[i, h] for column in found.columns.values())]
-            for i in range(n_layers)
-            for h in range(n_heads)
-        ),
-    )
-    write_npz(out / "spectra.npz", layers=found.layers, **spectra_arrays(found.measured))
-    write_json(out / "findings.json", as_json(results.findings))
-    if results.directions:
-        write_json(out / "directions.json", [one.as_json() for one in results.directions])
-
-
-def spectra_arrays(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What spectra.npz holds beside the layers' indices."""
-    names = ["qk_singular_values", *(f"qk_singular_values_{name}" for name in middle_names(measured))]
-    names += ["vo_singular_values", "vo_affine_singular_values", "vo_eigenvalues", "qk_symmetric_eigenvalues"]
-    return {name: measured[name] for name in [*names, "qk_column_share"]}
+        return head_maps(self.measured)

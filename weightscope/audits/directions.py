@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weightscope.audits.measures import MAPS
 from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.directions import Directions, Nearest, leading_directions, nearest_rows
 from weightscope.model import Model
@@ -36,15 +37,15 @@ class Line:
     @property
     def title(self) -> str:
         """`W_QK, σ1 = 3.12`, or what is to be said of a block."""
-        w, own = {"qk": "W_QK", "vo": "W_VO"}[self.map], self.directions
+        w, own = MAPS[self.map], self.directions
+        first, last, values = own.start + 1, own.stop, own.values
         if own.single:
-            return f"{w}, σ{own.start + 1} = {own.values[0]:.3g}"
-        said = (
-            f"{w}, σ{own.start + 1} to σ{own.stop} = {own.values[0]:.3g} to {own.values[-1]:.3g}: near-equal, one space"
-        )
-        return said if self.sides else said + f" of {own.stop - own.start} directions, too wide to name tokens"
+            return f"{w}, σ{first} = {values[0]:.3g}"
+        block = f"{w}, σ{first} to σ{last} = {values[0]:.3g} to {values[-1]:.3g}: near-equal, one space"
+        return block if self.sides else f"{block} of {len(values)} directions, too wide to name tokens"
 
     def as_json(self) -> dict[str, Any]:
+        """As directions.json has it."""
         sides = [
             {
                 "name": name,
@@ -67,6 +68,7 @@ class HeadDirections:
     lines: tuple[Line, ...]
 
     def as_json(self) -> dict[str, Any]:
+        """As directions.json has it."""
         return {"layer": self.layer, "head": self.head, "lines": [line.as_json() for line in self.lines]}
 
 
@@ -79,71 +81,55 @@ def token_names(folder: Path) -> Callable[[int], str]:
     return lambda token: token_text(tokenizer, token)
 
 
-def can_read_directions(model: Model, layers: Sequence[int], how_many: int | None) -> str | None:
-    """Why tokens along singular directions are not read; None where they are.
+def directions_of(
+    model: Model, layers: Sequence[int], how_many: int | None
+) -> tuple[list[HeadDirections], tuple[str, ...]]:
+    """For every head, the tokens along the first directions of W_QK and W_VO; where they are not read, a note of why.
 
     Parameters
     ----------
     model : Model
     layers : sequence of int
     how_many : int or None
-        As asked for; None leaves it to the size of the model.
+        Directions or blocks of each map; None for two where that takes seconds, else none.
     """
     if how_many == 0:
-        return "tokens along singular directions were not asked for"
+        return [], ("tokens along singular directions were not asked for",)
     try:
-        rows = model.embeddings.n_tokens
+        n_tokens = model.embeddings.n_tokens
     except CheckpointError:
-        return "no token embedding in this checkpoint, so its directions have no tokens"
-    vectors = 4 * DEFAULT * len(layers) * model.config.n_heads  # two maps, two sides
-    if how_many is None and rows * model.config.d_model * vectors > AFFORDABLE:
-        return "tokens along singular directions were left out: in a model of this size they are read on --directions"
-    return None
-
-
-def read_directions(
-    model: Model, layers: Sequence[int], how_many: int, name: Callable[[int], str]
-) -> list[HeadDirections]:
-    """For every head, the tokens along the first directions of W_QK and W_VO.
-
-    Parameters
-    ----------
-    model : Model
-    layers : sequence of int
-    how_many : int
-        Directions or blocks of each map.
-    name : function of a token id
-        What to call it.
-    """
-    vectors = 4 * how_many * model.config.n_heads * model.config.d_model * 8  # bytes a layer, were all of them single
-    group = max(1, VECTOR_BYTES // vectors)
-    found: list[HeadDirections] = []
-    for start in range(0, len(layers), group):
-        found += _read_group(model, layers[start : start + group], how_many, name)
-    return found
+        return [], ("no token embedding in this checkpoint, so its directions have no tokens",)
+    vectors = 4 * len(layers) * model.config.n_heads  # two maps, two sides, of each direction
+    if how_many is None and n_tokens * model.config.d_model * DEFAULT * vectors > AFFORDABLE:
+        return [], ("tokens along singular directions were left out: in a model of this size they are read on request",)
+    how_many = how_many or DEFAULT
+    name = token_names(model.checkpoint.folder)
+    bytes_a_layer = 4 * how_many * model.config.n_heads * model.config.d_model * 8  # were all directions single
+    group = max(1, VECTOR_BYTES // bytes_a_layer)
+    starts = range(0, len(layers), group)
+    return [one for start in starts for one in _read_group(model, layers[start : start + group], how_many, name)], ()
 
 
 def _read_group(model: Model, layers: Sequence[int], how_many: int, name: Callable[[int], str]) -> list[HeadDirections]:
-    wanted = [
-        (layer, head.index, which, directions)
+    """The directions of some layers' heads, for which the embedding is gone through once."""
+    directions = [
+        (layer, head.index, map_name, own)
         for layer in layers
         for head in model.layer(layer).heads()
-        for which, w in (("qk", head.qk), ("vo", head.vo))
-        for directions in leading_directions(w, how_many)
+        for map_name in MAPS
+        for own in leading_directions(getattr(head, map_name), how_many)
     ]
-    named = [item for item in wanted if item[3].left.shape[1]]
-    spaces = [space for *_, directions in named for space in (directions.left, directions.right)]
+    spaces = [space for *_, own in directions for space in (own.left, own.right) if space.shape[1]]
     divisor = model.layer(layers[-1]).divisor
     centred = divisor is not None and divisor.centred
-    pairs = iter(nearest_rows(model.embeddings.blocks(), spaces, TOKENS, centred) if spaces else [])
+    nearest = iter(nearest_rows(model.embeddings.blocks(), spaces, TOKENS, centred) if spaces else [])
     lines: dict[tuple[int, int], list[Line]] = {(layer, h): [] for layer in layers for h in range(model.config.n_heads)}
-    for layer, head, which, directions in wanted:
+    for layer, head, map_name, own in directions:
         sides: list[tuple[str, Nearest, list[str]]] = []
-        if directions.left.shape[1]:
-            for side in SIDES[which]:
-                for pole, nearest in zip(("+", "−"), next(pairs), strict=True):
-                    if len(nearest.rows):
-                        tokens = [printable(name(int(row))) for row in nearest.rows]
-                        sides.append((f"{side} {pole}" if directions.single else side, nearest, tokens))
-        lines[layer, head].append(Line(which, directions, tuple(sides)))
+        for side in SIDES[map_name] if own.left.shape[1] else ():
+            for pole, rows in zip(("+", "−"), next(nearest), strict=True):
+                if len(rows.rows):
+                    tokens = [printable(name(int(row))) for row in rows.rows]
+                    sides.append((f"{side} {pole}" if own.single else side, rows, tokens))
+        lines[layer, head].append(Line(map_name, own, tuple(sides)))
     return [HeadDirections(layer, head, tuple(own)) for (layer, head), own in lines.items()]

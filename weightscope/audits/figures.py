@@ -1,51 +1,52 @@
-"""Figures of an audit for a paper: heat maps of heads, spectra, and how measures go with depth."""
+"""Figures of an audit and of a comparison: heat maps of heads, spectra, and how measures go with depth and training."""
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
-from weightscope.audits.audit import Measured
+from weightscope.audits.measures import MAPS, Measure, MeasuredHeads
 from weightscope.metrics.outliers import layer_medians
 from weightscope.pages.style import COLOURS, COLUMN, in_our_style, layer_bar, layer_colours, subplots
 
-MAPS = (
-    ("qk_sigma1", r"$\sigma_1(W_{QK})$", True),
-    ("qk_gap", r"$\sigma_1/\sigma_2(W_{QK})$", True),
-    ("qk_effective_rank", r"effective rank of $W_{QK}$", False),
-    ("vo_affine_sigma1", r"$\sigma_1(\tilde f)$, value-output", True),
-    ("vo_effective_rank", r"effective rank of $W_{VO}$", False),
-    ("vo_copying_score", "copying score", False),
-)
-DEPTH = (
-    ("qk_sigma1", r"$\sigma_1(W_{QK})$", True),
-    ("vo_sigma1", r"$\sigma_1(W_{VO})$", True),
-    ("qk_effective_rank", r"effective rank of $W_{QK}$", False),
-    ("vo_copying_score", "copying score", False),
-)
+if TYPE_CHECKING:
+    from weightscope.audits.compare import Comparison
+
+MAPPED = ("qk_sigma1", "qk_gap", "qk_effective_rank", "vo_affine_sigma1", "vo_effective_rank", "vo_copying_score")
+TRACED = ("qk_sigma1", "vo_sigma1", "qk_effective_rank", "vo_copying_score")  # against depth and along a run
+MATH = {"W_QK": "$W_{QK}$", "W_VO": "$W_{VO}$", "σ₁": r"$\sigma_1$", "σ₂": r"$\sigma_2$", "f̃": r"$\tilde{f}$"}
+DRAWN = 6  # heads that moved most, spectra side by side
+
+
+def title(measure: Measure) -> str:
+    """What a measure is called, its symbols as mathematics."""
+    text = measure.label
+    for symbol, mathematics in MATH.items():
+        text = text.replace(symbol, mathematics)
+    return text.replace("$$", "")
 
 
 @in_our_style()
-def head_maps(found: Measured) -> Figure:
+def head_maps(heads: MeasuredHeads) -> Figure:
     """Layers against heads, one panel a measure; cividis, whose brightness everyone sees in the same order."""
-    n_layers, n_heads = found.columns["qk_sigma1"].shape
-    height = float(np.clip(2.2 * n_layers / n_heads, 1.2, 4.0))
+    height = float(np.clip(2.2 * len(heads.layers) / heads.n_heads, 1.2, 4.0))
     figure, axes = subplots(2, 3, figsize=(2 * COLUMN, 2 * height), sharex=True, sharey=True)
-    for axis, (name, label, log) in zip(axes.flat, MAPS, strict=True):
-        values = np.where(np.isfinite(found.columns[name]), found.columns[name], np.nan)
-        positive = values[values > 0]
-        wide = log and len(positive) and positive.max() > 10 * positive.min()  # less than a decade has no ticks to read
-        norm = LogNorm(positive.min(), positive.max()) if wide else None
-        image = axis.imshow(values, aspect="auto", cmap="cividis", norm=norm, interpolation="nearest")
-        axis.set_facecolor("0.6")
-        axis.set_title(label)
+    for axis, name in zip(axes.flat, MAPPED, strict=True):
+        measure, values = heads.measure(name), heads.grid(name)
+        positive = values[np.isfinite(values) & (values > 0)]
+        # Less than a decade has no ticks to read.
+        log = measure.scale == "log" and len(positive) and positive.max() > 10 * positive.min()
+        norm = LogNorm(positive.min(), positive.max()) if log else None
+        image = _heat_map(axis, values, heads.layers, norm=norm)
+        axis.set_title(title(measure))
         bar = figure.colorbar(image, ax=axis, pad=0.02)
-        if wide:
+        if log:
             bar.locator, bar.formatter = LogLocator(subs=(1, 2, 5)), StrMethodFormatter("{x:g}")
             bar.minorticks_off()
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set_yticks(*_layer_ticks(found.layers))
     for axis in axes[-1]:
         axis.set_xlabel("head")
     for axis in axes[:, 0]:
@@ -53,50 +54,109 @@ def head_maps(found: Measured) -> Figure:
     return figure
 
 
-def _layer_ticks(layers: np.ndarray) -> tuple[list[int], list[str]]:
-    """Rows to mark, about six, and their layers' own numbers."""
+def _heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any) -> AxesImage:
+    """Values (L, H), grey where they are unknown, with about six layers named."""
+    known = np.where(np.isfinite(values), values, np.nan)
+    image = axis.imshow(known, aspect="auto", cmap="cividis", interpolation="nearest", **options)
+    axis.set_facecolor("0.6")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     step = max(1, -(-len(layers) // 6))
-    rows = list(range(0, len(layers), step))
-    return rows, [str(layers[row]) for row in rows]
+    axis.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
+    return image
 
 
 @in_our_style()
-def spectra_figure(found: Measured) -> Figure:
+def spectra(heads: MeasuredHeads) -> Figure:
     """Singular values of every head: W_QK's over the largest, and the affine value-output map's.
 
     The second panel is Fig. 2 of the norm-based-attention paper for all heads.
     """
     figure, (axis_qk, axis_vo) = subplots(1, 2, figsize=(2 * COLUMN, 2.4))
-    colours = layer_colours(found.layers)
-    qk, vo = found.measured["qk_singular_values"], found.measured["vo_affine_singular_values"]
-    for i in range(len(found.layers)):
-        for axis, spectra in ((axis_qk, qk[i] / qk[i, :, :1]), (axis_vo, vo[i])):
-            curves = np.where(spectra > 0, spectra, np.nan)
-            axis.plot(np.arange(1, curves.shape[1] + 1), curves.T, color=colours[i], linewidth=0.5, alpha=0.7)
-    axis_qk.set_ylabel(r"$\sigma_i(W_{QK})\,/\,\sigma_1$")
-    axis_vo.set_ylabel(r"$\sigma_i(\tilde f)$")
-    for axis, spectra in ((axis_qk, qk / qk[..., :1]), (axis_vo, vo)):
+    qk, vo = heads.arrays["qk_singular_values"], heads.arrays["vo_affine_singular_values"]
+    for axis, values in ((axis_qk, qk / qk[..., :1]), (axis_vo, vo)):
+        curves = np.where(values > 0, values, np.nan)  # (L, H, r)
+        for of_layer, colour in zip(curves, layer_colours(heads.layers), strict=True):
+            axis.plot(np.arange(1, curves.shape[2] + 1), of_layer.T, color=colour, linewidth=0.5, alpha=0.7)
         axis.set_yscale("log")
         axis.set_xlabel("index $i$")
-        known = spectra[np.isfinite(spectra) & (spectra > 0)]
+        known = curves[np.isfinite(curves)]
         if len(known):
             axis.set_ylim(max(float(known.min()), 1e-9 * float(known.max())) / 1.2, 1.2 * float(known.max()))
-    layer_bar(figure, axis_vo, found.layers)
+    axis_qk.set_ylabel(r"$\sigma_i(W_{QK})\,/\,\sigma_1$")
+    axis_vo.set_ylabel(r"$\sigma_i(\tilde f)$")
+    layer_bar(figure, axis_vo, heads.layers)
     return figure
 
 
 @in_our_style()
-def depth_figure(found: Measured) -> Figure:
+def depth(heads: MeasuredHeads) -> Figure:
     """Measures against depth: every head a dot, the layer's median a line, findings left to the page."""
-    figure, axes = subplots(1, 4, figsize=(2 * COLUMN, 1.8))
-    for axis, (name, label, log) in zip(axes, DEPTH, strict=True):
-        values = found.columns[name]  # (L, H)
-        at = np.repeat(found.layers, values.shape[1])
-        axis.plot(at, values.ravel(), ".", color=COLOURS[5], markersize=2, alpha=0.6)
-        axis.plot(found.layers, layer_medians(values), color=COLOURS[0])
-        if log and (values[np.isfinite(values)] > 0).any():
+    figure, axes = subplots(1, len(TRACED), figsize=(2 * COLUMN, 1.8))
+    for axis, name in zip(axes, TRACED, strict=True):
+        measure, values = heads.measure(name), heads.grid(name)  # (L, H)
+        axis.plot(heads.table["layer"], values.ravel(), ".", color=COLOURS[5], markersize=2, alpha=0.6)
+        axis.plot(heads.layers, layer_medians(values), color=COLOURS[0])
+        if measure.scale == "log" and (values[np.isfinite(values)] > 0).any():
             axis.set_yscale("log")
-        axis.set_title(label)
+        axis.set_title(title(measure))
         axis.set_xlabel("layer")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+    return figure
+
+
+@in_our_style()
+def changes(comparison: "Comparison") -> Figure:
+    """Layers against heads: relative change of W_QK and of W_VO."""
+    figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.8), sharey=True)
+    for axis, name in zip(axes, MAPS, strict=True):
+        change, w = comparison.from_first[f"{name}_change"][-1], f"W_{{{name.upper()}}}"
+        limits = {} if (change > 0).any() else {"vmin": 0, "vmax": 1}  # nothing moved: no change is below 0
+        image = _heat_map(axis, change, comparison.measured[0].layers, **limits)
+        axis.set_title(rf"$\|\Delta {w}\|_F\,/\,\|{w}\|_F$")
+        axis.set_xlabel("head")
+        figure.colorbar(image, ax=axis, pad=0.02)
+    axes[0].set_ylabel("layer")
+    return figure
+
+
+@in_our_style()
+def spectra_before_and_after(comparison: "Comparison") -> Figure:
+    """Singular values of the heads that moved most, before and after; W_QK above, W_VO below."""
+    first, last = comparison.measured[0], comparison.measured[-1]
+    rows = comparison.by_change[:DRAWN].tolist()
+    figure, axes = subplots(2, len(rows), figsize=(2 * COLUMN, 3.2), sharey="row", squeeze=False)
+    for column, (i, h) in enumerate(divmod(row, first.n_heads) for row in rows):
+        for axis, name in zip(axes[:, column], MAPS, strict=True):
+            for heads, dash, colour in ((first, "-", COLOURS[0]), (last, "--", COLOURS[1])):
+                s = heads.arrays[f"{name}_singular_values"][i, h]
+                axis.plot(np.arange(1, len(s) + 1), np.where(s > 0, s, np.nan), dash, color=colour)
+            axis.set_yscale("log")
+        axes[0, column].set_title(f"layer {first.layers[i]} head {h}")
+        axes[1, column].set_xlabel("index $i$")
+    axes[0, 0].set_ylabel(r"$\sigma_i(W_{QK})$")
+    axes[1, 0].set_ylabel(r"$\sigma_i(W_{VO})$")
+    figure.legend(axes[0, 0].get_lines(), ["before", "after"], loc="outside upper center", ncols=2)
+    return figure
+
+
+@in_our_style()
+def trajectories(comparison: "Comparison") -> Figure:
+    """The median of each layer's heads against the checkpoint, early layers dark; changes between neighbours last."""
+    figure, axes = subplots(1, len(TRACED) + 1, figsize=(2.4 * COLUMN, 2.2))
+    steps, first = np.arange(len(comparison.labels)), comparison.measured[0]
+    for axis, name in zip(axes, TRACED, strict=False):
+        medians = np.stack([layer_medians(heads.grid(name)) for heads in comparison.measured])  # (n, L)
+        for line, colour in zip(medians.T, layer_colours(first.layers), strict=True):
+            axis.plot(steps, line, color=colour, linewidth=0.8)
+        axis.set_title(title(first.measure(name)))
+        if first.measure(name).scale == "log":
+            axis.set_yscale("log")
+    for name, dash, colour in zip(MAPS, ("-", "--"), COLOURS, strict=False):
+        typical = [np.nanmedian(change) for change in comparison.from_previous[f"{name}_change"]]
+        axes[-1].plot(steps[1:], typical, dash, color=colour, label=name.upper())
+    axes[-1].set_title("step to step change")
+    axes[-1].legend()
+    for axis in axes:
+        axis.set_xlabel("checkpoint")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure

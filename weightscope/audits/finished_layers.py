@@ -3,11 +3,12 @@
 import shutil
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from weightscope.errors import CheckpointError
 from weightscope.fingerprint import Fingerprint
 from weightscope.folder import HIDDEN, new_file, writing
 from weightscope.wording import counted
@@ -27,11 +28,15 @@ class FinishedLayers:
         Folder of the results; the layers lie in `.weightscope` within.
     fingerprint : Fingerprint
         Everything that a layer's numbers depend on.
+    layers : sequence of int
+        Those to measure.
     resume : bool
         Keep what an earlier run with this fingerprint has finished.
 
     Attributes
     ----------
+    left : list of int
+        Layers that are not finished.
     notice : str or None
         What a person should know of layers that were thrown away.
 
@@ -41,7 +46,8 @@ class FinishedLayers:
         The folder cannot be written to.
     """
 
-    def __init__(self, out: Path, fingerprint: Fingerprint, resume: bool) -> None:
+    def __init__(self, out: Path, fingerprint: Fingerprint, layers: Sequence[int], resume: bool) -> None:
+        self._layers = list(layers)
         self.folder = out / HIDDEN / f"layers-{fingerprint.digest[:16]}"
         own = foreign = 0  # layers that are thrown away
         for folder in (out / HIDDEN).glob("layers-*"):
@@ -55,12 +61,10 @@ class FinishedLayers:
             with writing(folder, "removed"):
                 shutil.rmtree(folder)
         self.notice = _notice(own, foreign, resume)
+        self.left = [layer for layer in self._layers if self.get(layer) is None]
 
     def _file(self, layer: int) -> Path:
         return self.folder / f"layer-{layer:04d}.npz"
-
-    def __contains__(self, layer: int) -> bool:
-        return self.get(layer) is not None
 
     def get(self, layer: int) -> dict[str, np.ndarray] | None:
         """What was measured of a layer, or None where it is not finished; a file cut short since does not count."""
@@ -74,6 +78,22 @@ class FinishedLayers:
         """Keep a finished layer."""
         with new_file(self._file(layer)) as file:
             np.savez_compressed(file, allow_pickle=False, **measured)
+        self.left.remove(layer)
+
+    def all(self) -> dict[int, dict[str, np.ndarray]]:
+        """What was measured of every layer, once none is left.
+
+        Raises
+        ------
+        CheckpointError
+            One that was finished is not there any more.
+        """
+        found = {layer: measured for layer in self._layers if (measured := self.get(layer)) is not None}
+        for layer in self._layers:
+            if layer not in found:  # where a folder could not be locked
+                problem = f"layer {layer} was finished, and another audit of this folder has taken it away since"
+                raise CheckpointError(f"{problem}; run one at a time", file=self.folder)
+        return found
 
     def clear(self) -> None:
         """Throw the layers away, once the results stand."""

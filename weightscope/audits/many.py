@@ -1,33 +1,32 @@
-"""Audits of many checkpoints as tasks for an engine: one a layer, and one that ends each checkpoint's audit."""
+"""Audits of checkpoints into folders, as tasks for an engine: one a layer, and one that ends each audit."""
 
+import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from weightscope.audits.audit import (
-    Audit,
-    AuditOptions,
-    LayersToMeasure,
-    Measured,
-    layers_fingerprint,
-    measure_one,
-)
+from weightscope.audits.audit import AuditOptions, conclude, measure_task
+from weightscope.audits.finished_layers import FinishedLayers
+from weightscope.audits.measures import Arrays
 from weightscope.engine import Engine
-from weightscope.fingerprint import tokenizer_identity
-from weightscope.folder import OutputFolder
+from weightscope.errors import CheckpointError, printable
+from weightscope.fingerprint import Fingerprint, tokenizer_identity
+from weightscope.folder import HIDDEN, Files, OutputFolder
 from weightscope.model import Model
 from weightscope.progress import PROGRESS, Bar, phase
-from weightscope.sources import Source
+from weightscope.sources import Source, folder_names
+from weightscope.tables import Column, Link, Table
+
+REPORT = -1  # stands for a layer in the key of the task that ends an audit
+KEPT = f"{HIDDEN}/summary.json"  # a checkpoint's row in a list's summary, for a later run that keeps its results
 
 
 @dataclass(frozen=True)
-class Commission:
+class Job:
     """A checkpoint to audit, and the folder for its results."""
 
     source: Source
@@ -35,99 +34,83 @@ class Commission:
 
 
 @dataclass(frozen=True)
-class Headline:
-    """A checkpoint's audit in a row of numbers: its sizes, how many findings, medians over its heads."""
-
-    family: str
-    layers: int
-    heads: int
-    d_model: int
-    findings: int
-    qk_sigma1: float
-    qk_effective_rank: float
-    vo_sigma1: float
-    vo_copying_score: float
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """What the last task of a checkpoint's audit sends back.
+class Report:
+    """What the last task of an audit sends back.
 
     Attributes
     ----------
     files : dict of bytes
-        The results by name, in the order in which they are to be written.
-    lines : list of str
+        The results by name, in the order in which they are written.
+    text : str
         The audit on a terminal.
-    headline : Headline
+    summary : dict
+        The checkpoint in a row of numbers.
     """
 
     files: dict[str, bytes]
-    lines: list[str]
-    headline: Headline
+    text: str
+    summary: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A checkpoint's audit that has ended: delivered, done before, or failed.
+class Outcome:
+    """How the audit of a checkpoint ended: with a report, kept from an earlier run, or with an error.
 
     Attributes
     ----------
-    commission : Commission
-    plan : str
-        Digest of all that the results depend on; empty where the checkpoint could not be opened.
-    delivery : Delivery or None
-        None where it failed, or was done by an earlier run.
+    job : Job
+    digest : str
+        Of all that the results depend on; empty where the checkpoint could not be opened.
+    summary : dict or None
+        None where it failed.
+    text : str
+        The audit on a terminal; empty where an earlier run's results are kept.
     error : Exception or None
     """
 
-    commission: Commission
-    plan: str
-    delivery: Delivery | None = None
+    job: Job
+    digest: str
+    summary: dict[str, Any] | None = None
+    text: str = ""
     error: Exception | None = None
 
+    @property
+    def problem(self) -> str:
+        """The error in a line; one that is not about the input is a defect, and is named by its type too."""
+        if self.error is None:
+            return ""
+        text = printable(" ".join(str(self.error).split()))
+        return text if isinstance(self.error, CheckpointError) else f"{type(self.error).__name__}: {text}"
 
-@dataclass(frozen=True)
-class _UnderWay:
-    commission: Commission
-    opened: Callable[[], Model]
-    work: LayersToMeasure
-    plan: str
-    folder: OutputFolder
 
-
-Deliver = Callable[[Callable[[], Model], Measured, AuditOptions, Path], Delivery]
-Done = Callable[[Commission, str], bool]
-Say = Callable[[Commission, str], None]
-CONCLUSION = -1  # what stands for a layer in the key of the task that ends an audit
+def report_task(get_model: Callable[[], Model], layers: Mapping[int, Arrays], options: AuditOptions) -> Report:
+    """The task that ends a checkpoint's audit, wherever it runs: findings, tables, figures and page, as bytes."""
+    audit, files = conclude(get_model(), layers, options), Files()
+    audit.write_tables(files)
+    audit.write_report(files)
+    return Report(files.contents, str(audit), audit.summary())
 
 
 def audit_all(
-    commissions: Sequence[Commission],
+    jobs: Sequence[Job],
     options: AuditOptions,
     engine: Engine,
-    deliver: Deliver,
     resume: bool = False,
-    done: Done = lambda commission, plan: True,
-    say: Say = lambda commission, line: None,
-) -> Iterator[Ended]:
+    say: Callable[[Job, str], None] = lambda job, line: None,
+) -> Iterator[Outcome]:
     """Audit checkpoints, and say of each how its audit ended as soon as it has.
 
     One that fails does not keep the others. Results are written here; whoever measures only reads.
 
     Parameters
     ----------
-    commissions : sequence of Commission
+    jobs : sequence of Job
         Each with a folder of its own.
     options : AuditOptions
     engine : Engine
-    deliver : function of (opened, heads, options, out)
-        The task that ends an audit, and makes its tables, figures and page.
     resume : bool
         Use the layers that an earlier run has finished, and its results where it has finished all.
-    done : function of (commission, plan)
-        Whether results that an earlier run has finished will do.
-    say : function of (commission, line)
+    say : function of (job, line)
         Told what a person should know while the audit goes on.
 
     Raises
@@ -135,115 +118,141 @@ def audit_all(
     CheckpointError
         The engine itself failed.
     """
-    waiting = deque(commissions)
+    waiting = deque(enumerate(jobs))
+    running: dict[int, _Run] = {}
     with Bar(total=0, desc="layers", unit="layer", **PROGRESS) as bar:
-        desk = _Desk(options, engine, deliver, resume, done, say, bar)
-        with closing(desk):
+        try:
             while waiting or engine.busy:
-                ended = desk.begin(waiting.popleft()) if waiting and engine.hungry else desk.go_on()
-                if ended is not None:
-                    yield ended
+                if waiting and engine.hungry:
+                    number, job = waiting.popleft()
+                    running[number] = _run(number, job, options, engine, resume, partial(say, job), bar)
+                    go_on = partial(next, running[number])
+                else:
+                    with phase("drawing figures") if bar.n == bar.total else nullcontext():
+                        (number, index), value, error = engine.next()
+                    go_on = partial(running[number].send, (index, value, error))
+                try:
+                    go_on()
+                except StopIteration as ended:
+                    del running[number]
+                    yield ended.value
+        finally:
+            for run in running.values():
+                run.close()  # lets go of its folder
 
 
-class _Desk:
-    """What `audit_all` has under way."""
+_Run = Generator[None, tuple[int, Any, Exception | None], Outcome]
 
-    def __init__(
-        self, options: AuditOptions, engine: Engine, deliver: Deliver, resume: bool, done: Done, say: Say, bar: Any
-    ) -> None:
-        self._options, self._engine, self._deliver = options, engine, deliver
-        self._resume, self._done, self._say, self._bar = resume, done, say, bar
-        self._under_way: dict[int, _UnderWay] = {}
-        self._begun = 0
 
-    def begin(self, commission: Commission) -> Ended | None:
-        """Open a checkpoint, and hand out the layers that are left of its audit."""
-        options, engine, folder = self._options, self._engine, OutputFolder(commission.out)
-        try:
-            model = commission.source.open()
-            fingerprint = layers_fingerprint(model, options).also(
-                directions=options.directions, tokenizer=tokenizer_identity(model.checkpoint.folder)
-            )
-            digest, folder = fingerprint.digest, OutputFolder(commission.out, fingerprint.facts)
-            if self._resume and folder.is_finished() and self._done(commission, digest):
-                return Ended(commission, digest)
-            opened = commission.source.as_seen(model).elsewhere if engine.elsewhere else partial(_itself, model)
-            folder.begin()
-            work = LayersToMeasure(model, commission.out, options, self._resume)
-        except Exception as error:
-            folder.release()
-            return Ended(commission, "", error=error)
-        if work.notice is not None:
-            self._say(commission, work.notice)
-        number, self._begun = self._begun, self._begun + 1
-        self._under_way[number] = own = _UnderWay(commission, opened, work, digest, folder)
-        self._bar.total += len(work.left)
-        for index in work.left:
-            engine.submit((number, index), measure_one, opened, index, options)
-        try:
-            if not work.left:
-                self._conclude(number, own)
-        except Exception as error:
-            return self._end(number, error=error)
-        return None
+def _run(
+    number: int, job: Job, options: AuditOptions, engine: Engine, resume: bool, say: Callable[[str], None], bar: Bar
+) -> _Run:
+    """The audit of one checkpoint: hands out tasks, and is sent (index, value, error) of each as it ends."""
+    digest, left = "", []
+    try:
+        model = job.source.open()
+        of_layers = layers_fingerprint(model, options)
+        tokenizer = tokenizer_identity(model.checkpoint.folder)
+        of_all = of_layers.also(directions=options.directions, tokenizer=tokenizer)
+        digest, folder = of_all.digest, OutputFolder(job.out, of_all.facts)
+        if resume and folder.is_finished():
+            return Outcome(job, digest, json.loads((job.out / KEPT).read_text(encoding="utf-8")))
+        get_model = job.source.as_seen(model).elsewhere if engine.elsewhere else partial(_itself, model)
+        with folder:
+            finished = FinishedLayers(job.out, of_layers, options.layers_of(model), resume)
+            if finished.notice is not None:
+                say(finished.notice)
+            left = finished.left
+            bar.total += len(left)
+            for index in left:
+                engine.submit((number, index), measure_task, get_model, index, options)
+            while left:
+                index, measured = _value_of((yield))
+                finished.put(index, measured)
+                bar.update()
+            engine.submit((number, REPORT), report_task, get_model, finished.all(), options)
+            _, report = _value_of((yield))
+            folder.add(report.files)
+            folder.json(KEPT, report.summary)
+            finished.clear()
+        return Outcome(job, digest, report.summary, report.text)
+    except Exception as error:
+        engine.forget(lambda key: key[0] == number)
+        bar.total -= len(left)
+        return Outcome(job, digest, error=error)
 
-    def go_on(self) -> Ended | None:
-        """Wait for a task to end and do what follows from it."""
-        measured = not any(own.work.left for own in self._under_way.values())
-        with phase("drawing figures") if measured else nullcontext():
-            (number, index), value, error = self._engine.next()
-        own = self._under_way[number]
-        try:
-            if error is not None:
-                raise error
-            if index != CONCLUSION:
-                own.work.put(index, value)
-                self._bar.update()
-                if not own.work.left:
-                    self._conclude(number, own)
-                return None
-            own.folder.add(value.files)
-            own.work.clear()
-            own.folder.finish()
-            return self._end(number, delivery=value)
-        except Exception as problem:
-            self._engine.forget(lambda key: key[0] == number)
-            self._bar.total -= len(own.work.left)
-            return self._end(number, error=problem)
 
-    def close(self) -> None:
-        """Let go of the folders of audits that have not ended."""
-        for own in self._under_way.values():
-            own.folder.release()
-
-    def _end(self, number: int, delivery: Delivery | None = None, error: Exception | None = None) -> Ended:
-        own = self._under_way.pop(number)
-        own.folder.release()
-        return Ended(own.commission, own.plan, delivery, error)
-
-    def _conclude(self, number: int, own: _UnderWay) -> None:
-        heads = own.work.heads()
-        self._engine.submit((number, CONCLUSION), self._deliver, own.opened, heads, self._options, own.commission.out)
+def _value_of(ended: tuple[int, Any, Exception | None]) -> tuple[int, Any]:
+    """A task's index and value, or its error raised."""
+    index, value, error = ended
+    if error is not None:
+        raise error
+    return index, value
 
 
 def _itself(model: Model) -> Model:
     return model
 
 
-def headline(model: Model, results: Audit) -> Headline:
-    """An audit in a row of numbers."""
-    columns = results.heads.columns
-    n_layers, n_heads = columns["qk_sigma1"].shape
-
-    def median(name: str) -> float:
-        known: Any = columns[name][np.isfinite(columns[name])]
-        return float(np.median(known)) if len(known) else np.nan
-
-    return Headline(
-        model.family.name,
-        n_layers,
-        n_heads,
-        model.config.d_model,
-        len(results.findings),
-        *(median(name) for name in ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")),
+def layers_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
+    """Everything that the numbers of a layer depend on, to tell whether finished ones may be used again."""
+    return Fingerprint.of_model(
+        model,
+        layers=options.layers_of(model),
+        deltas=list(options.deltas),
+        window=options.window,
+        device=options.device,
     )
+
+
+def audit_list(
+    sources: Sequence[Source],
+    out: Path,
+    options: AuditOptions,
+    engine: Engine,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[Outcome]:
+    """Audit every source into OUT/NAME, and say of each how it went as soon as it has ended.
+
+    summary.csv has a row for each that has ended, in the order of the sources; summary.html is written at the end.
+
+    Raises
+    ------
+    CheckpointError
+        Two sources would share a folder, `out` cannot be written to or another audit is at work there, or the engine
+        failed.
+    """
+    from weightscope.audits.page import write_summary_page
+
+    names = folder_names([source.source for source in sources])
+    jobs = [Job(source, out / name) for source, name in zip(sources, names, strict=True)]
+    ended: dict[Job, Outcome] = {}
+    with OutputFolder(out) as folder:
+        for outcome in audit_all(jobs, options, engine, resume, lambda job, line: say(f"{job.out.name}: {line}")):
+            ended[outcome.job] = outcome
+            summary = summary_of([ended[job] for job in jobs if job in ended])
+            folder.table("summary.csv", summary)
+            yield outcome
+        write_summary_page(folder, summary)
+
+
+SUMMARY = (
+    Column("name", symbol="checkpoint"), Column("source"), Column("status"), Column("family"), Column("layers"),
+    Column("heads"), Column("d_model", symbol="width"), Column("findings"), Column("qk_sigma1", symbol="σ₁(W_QK)"),
+    Column("qk_effective_rank", symbol="erank(W_QK)"), Column("vo_sigma1", symbol="σ₁(W_VO)"),
+    Column("vo_copying_score", symbol="copying score"), Column("error", symbol="what was wrong"), Column("plan"),
+)  # fmt: skip
+
+
+def summary_of(outcomes: Sequence[Outcome]) -> Table:
+    """A row a checkpoint: how its audit ended, its sizes, and medians over its heads. Its csv() is summary.csv."""
+    cells = []
+    for outcome in outcomes:
+        name, source = outcome.job.out.name, outcome.job.source.source
+        own = {
+            "name": Link(f"{name}/report.html", name), "source": source, "error": outcome.problem,
+            "status": "failed" if outcome.summary is None else "ok", "plan": outcome.digest,
+        } | (outcome.summary or {})  # fmt: skip
+        cells.append([own.get(column.name, "") for column in SUMMARY])
+    return Table.of_rows(SUMMARY, cells)

@@ -1,13 +1,14 @@
 """Findings that need more than one head's numbers: broken tensors, equal spaces, outlier dimensions, embedding rows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 
 from weightscope.attention.layer import Head
-from weightscope.audits.finding import Finding
-from weightscope.audits.lenient import count_not_finite
+from weightscope.audits.findings import Finding, Findings, head_findings
+from weightscope.audits.measures import MAPS, MeasuredHeads
+from weightscope.checkpoint import Tensor
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError
 from weightscope.metrics.outliers import ROW_Z, log_measure, norm_outliers, robust_z, row_norms
@@ -15,43 +16,74 @@ from weightscope.metrics.sketch import alike, frobenius_cosine, principal_angles
 from weightscope.model import Model
 
 WORTH_A_LOOK = 0.7  # correlation of sketches from which on the exact angles are computed; its own error is about 0.06
-PARALLEL = (
-    0.8  # mean squared cosine of the principal angles, chance aside, from which on two spaces are called parallel
-)
+PARALLEL = 0.8  # mean squared cosine of principal angles, chance aside, from which on two spaces are called parallel
 OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual dimension an outlier
 OUTSIZED_SHARE = 0.02  # and at least this much of the energy
+SHARE_THAT_EXPLAINS = 0.25  # of W_QK's energy in one residual dimension: it explains its layer's spikes and scale
 GAIN_Z, GAIN_FACTOR = 8.0, 8.0  # a gain far from the others: both
 NAMED = 20  # rows of an embedding that a finding lists
+BLOCK_VALUES = 4 << 20  # of a tensor looked through at a time for those that are not finite
 
 
-def broken_tensors(model: Model, layers: list[int], columns: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
+    """Everything about a model's heads that a person should look at; nothing in a fresh initialisation.
+
+    Parameters
+    ----------
+    model : Model
+        Unchecked: values that are not finite are a finding.
+    heads : MeasuredHeads
+    """
+    dimensions = list(outlier_dimensions(heads))
+    layers = heads.layers.tolist()
+    explained = [layers.index(finding.layer) for finding in dimensions if finding.number >= SHARE_THAT_EXPLAINS]
+    return Findings(
+        [
+            *broken_tensors(model, heads),
+            *head_findings(heads, explained),
+            *duplicates(model, heads),
+            *dimensions,
+            *outlier_gains(model, layers),
+            *embedding_rows(model),
+        ]
+    )
+
+
+def broken_tensors(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """Which heads NaN or infinite weights reach, and in which tensors of their layers they stand."""
-    for i, layer in enumerate(layers):
-        norms = {name: columns[f"{name}_frobenius"][i] for name in ("qk", "vo")}
+    for i, layer in enumerate(heads.layers.tolist()):
+        norms = {name: heads.grid(f"{name}_frobenius")[i] for name in MAPS}
         broken = {name: np.flatnonzero(~np.isfinite(norm)).tolist() for name, norm in norms.items()}
         if not any(broken.values()):
             continue
         counts = {tensor.name: count_not_finite(tensor) for tensor in model.attention_tensors(layer)}
         where = ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count)
-        for name, heads in broken.items():
-            if heads:
-                text = f"NaN or infinite weights ({where}) reach heads {', '.join(map(str, heads))}."
-                one = heads[0] if len(heads) == 1 else None
+        for name, reached in broken.items():
+            if reached:
+                text = f"NaN or infinite weights ({where}) reach heads {', '.join(map(str, reached))}."
+                one = reached[0] if len(reached) == 1 else None
                 total = float(sum(counts.values()))
-                yield Finding("not_finite", layer, one, name, "values_not_finite", total, 0.0, text, tuple(heads))
+                yield Finding("not_finite", layer, one, name, "values_not_finite", total, 0.0, text, tuple(reached))
 
 
-def duplicates(model: Model, layers: list[int], measured: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+def count_not_finite(tensor: Tensor) -> int:
+    """How many values of a tensor are NaN or infinite."""
+    if not tensor.shape:
+        return 0
+    rows = max(1, BLOCK_VALUES // max(1, int(np.prod(tensor.shape[1:]))))
+    return sum(int(np.count_nonzero(~np.isfinite(block))) for _, block in tensor.unchecked().blocks(rows))
+
+
+def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """Pairs of heads that read and write, or ask and answer, in nearly the same spaces.
 
     Sketches of all heads are compared with each other; the pairs that look alike are then compared exactly.
     """
-    n_heads = measured["q_sketch"].shape[1]
+    layers, n_heads = heads.layers.tolist(), heads.n_heads
     layer_of = lru_cache(maxsize=2)(model.layer)
     for name, (first, second) in {"qk": ("q_sketch", "k_sketch"), "vo": ("v_sketch", "o_sketch")}.items():
-        a, b = (measured[sketch].reshape(len(layers) * n_heads, -1) for sketch in (first, second))
-        candidates = alike(a, b, WORTH_A_LOOK)
-        for one, other in candidates:
+        a, b = (heads.arrays[sketch].reshape(len(layers) * n_heads, -1) for sketch in (first, second))
+        for one, other in alike(a, b, WORTH_A_LOOK):
             (i, h), (j, k) = divmod(int(one), n_heads), divmod(int(other), n_heads)
             compared = _compare(layer_of(layers[i]).head(h), layer_of(layers[j]).head(k), name)
             if compared is not None:
@@ -79,16 +111,11 @@ def _compare(one: Head, other: Head, name: str) -> tuple[float, float, float] | 
     return min(overlaps), max(largest), frobenius_cosine(a.left, a.right, b.left, b.right)
 
 
-def outlier_dimensions(layers: list[int], shares: np.ndarray) -> Iterator[Finding]:
-    """Residual dimensions whose column of W_QK, norm gain included, carries an outsized share of a layer's scores.
-
-    Parameters
-    ----------
-    shares : (L, d) array
-        Each dimension's share of the squared norm of W_QK, averaged over a layer's heads.
-    """
+def outlier_dimensions(heads: MeasuredHeads) -> Iterator[Finding]:
+    """Residual dimensions whose column of W_QK, norm gain included, carries an outsized share of a layer's scores."""
+    shares = heads.arrays["qk_column_share"]  # (L, d) of the squared norm of W_QK, averaged over a layer's heads
     even = 1 / shares.shape[1]
-    for layer, row in zip(layers, shares, strict=True):
+    for layer, row in zip(heads.layers.tolist(), shares, strict=True):
         order = np.argsort(-row, kind="stable")
         outsized = order[row[order] > max(OUTSIZED * even, OUTSIZED_SHARE)]
         if len(outsized):

@@ -1,60 +1,64 @@
-"""The audit's page: findings first, a heat map a measure, the spectra of any head on a click. One file, no network."""
+"""The pages of an audit, of a comparison and of a list of audits, with their figures. One file each, no network."""
 
-from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightscope.audits.audit import Audit, Measured, spectra_arrays
-from weightscope.audits.directions import HeadDirections
-from weightscope.audits.finding import Finding, as_json
-from weightscope.audits.head_table import MEASURES, middle_names
+from weightscope.audits import figures
+from weightscope.audits.measures import forms_of
 from weightscope.folder import Files
-from weightscope.pages.page import write_template
+from weightscope.pages.page import Figure, Section, write_page, write_template
+from weightscope.pages.style import save
+from weightscope.tables import Column, Table
 
-OPEN = 12  # findings of a kind that are shown without a click
+if TYPE_CHECKING:
+    from weightscope.audits.audit import Audit
+    from weightscope.audits.compare import Comparison
+
+MOST_OPEN = 12  # findings of a kind that are shown without a click
+LISTED = 40  # heads in the table of a comparison
 
 
-def write_audit_page(files: Files | Path, title: str, lead: str, results: Audit) -> None:
-    """Write report.html; whatever a checkpoint calls itself or its tokens is shown as text.
+def write_audit_page(files: Files, audit: "Audit") -> None:
+    """Write heads, spectra and depth as PNG and SVG, and report.html: findings, heat maps, spectra of any head.
 
-    Raises
-    ------
-    CheckpointError
-        The file cannot be written.
+    Whatever a checkpoint calls itself or its tokens is shown as text.
     """
-    found = results.heads
+    heads = audit.measured
+    for name, draw in (("heads", figures.head_maps), ("spectra", figures.spectra), ("depth", figures.depth)):
+        save(draw(heads), files, name)
+    notes = [f"{note[0].upper()}{note[1:]}." for note in audit.notes]
     write_template(
         files,
         "report.html",
         "audit.html",
-        title=title,
-        lead=lead,
-        caveats=found.caveats,
-        kinds=[list(findings) for _, findings in groupby(results.findings, key=lambda finding: finding.kind)],
-        most_open=OPEN,
-        measures=[measure for measure in MEASURES if measure.name in found.columns],
-        facts=_facts(found, results.findings, results.directions),
+        title=f"The heads of {audit.name}",
+        lead=" ".join([audit.lead, *notes]),
+        caveats=audit.caveats,
+        kinds=[list(findings) for _, findings in groupby(audit.findings, key=lambda finding: finding.kind)],
+        most_open=MOST_OPEN,
+        measures=[measure for measure in heads.measures if measure.scale],
+        facts=_facts(audit),
     )
 
 
-def _facts(found: Measured, findings: Sequence[Finding], directions: Sequence[HeadDirections]) -> dict[str, Any]:
+def _facts(audit: "Audit") -> dict[str, Any]:
     """What the page's script draws from."""
-    spectra = {name: array for name, array in spectra_arrays(found.measured).items() if "singular_values" in name}
+    heads = audit.measured
+    spectra = {name: array for name, array in heads.arrays.items() if "singular_values" in name}
     return {
-        "layers": found.layers.tolist(),
-        "heads": int(found.columns["qk_sigma1"].shape[1]),
-        "kv_heads": found.kv_heads.tolist(),
-        "measures": [{"name": m.name, "log": m.log} for m in MEASURES if m.name in found.columns],
-        "columns": {name: _plain(column, 6) for name, column in found.columns.items()},
+        "layers": heads.layers.tolist(),
+        "heads": heads.n_heads,
+        "kv_heads": heads.grid("kv_head")[0].tolist(),
+        "measures": [{"name": m.name, "log": m.scale == "log"} for m in heads.measures if m.scale],
+        "columns": {m.name: _plain(heads.grid(m.name), 6) for m in heads.measures},
         "spectra": {name: _plain(array, 4) for name, array in spectra.items()},
-        "forms": middle_names(found.measured),
+        "forms": forms_of(heads.arrays),
         "findings": [
-            {name: finding[name] for name in ("layer", "head", "title", "text")} for finding in as_json(findings)
+            {"layer": one.layer, "head": one.head, "title": one.title, "text": one.text} for one in audit.findings
         ],
-        "directions": {f"{one.layer}.{one.head}": [line.as_json() for line in one.lines] for one in directions},
+        "directions": {f"{one.layer}.{one.head}": one.as_json()["lines"] for one in audit.directions},
     }
 
 
@@ -65,3 +69,50 @@ def _plain(array: np.ndarray, digits: int) -> Any:
     if array.dtype.kind == "f":
         return float(f"{array:.{digits}g}") if np.isfinite(array) else None
     return array.item()
+
+
+def write_comparison_page(files: Files, comparison: "Comparison") -> None:
+    """Write the figures changes, spectra and, for more than two checkpoints, trajectories, and report.html."""
+    first, last = comparison.labels[0], comparison.labels[-1]
+    changes = save(figures.changes(comparison), files, "changes")
+    spectra = save(figures.spectra_before_and_after(comparison), files, "spectra")
+    sections = [
+        Section(
+            "How far each head moved",
+            "|B − A| / |A| in the Frobenius norm, of the products W_QK and W_VO themselves: a change of basis within a "
+            "head, which changes nothing it does, does not count.",
+            [Figure(changes, f"Relative change from {first} to {last}.")],
+        ),
+        Section(
+            "The heads that moved most",
+            "Angles are the largest and the mean principal angle, in degrees, between the spaces that queries (left) "
+            "and keys (right) read, or that values read (left) and outputs write (right).",
+            [Figure(spectra, "Singular values before and after."), comparison.moved_most(LISTED)],
+        ),
+    ]
+    if len(comparison.labels) > 2:
+        drawn = save(figures.trajectories(comparison), files, "trajectories")
+        along = Figure(drawn, "Median of each layer, early layers dark.")
+        sections.append(Section("Along the run", ", ".join(comparison.labels), [along]))
+    write_page(files, "report.html", f"From {first} to {last}", comparison.headline, sections)
+
+
+def write_summary_page(files: Files, summary: Table) -> None:
+    """Write summary.html: how the audits of a list ended, a row a checkpoint with a link to its own page."""
+    ended, failed = (summary.where(summary["status"] == status) for status in ("ok", "failed"))
+    n_heads = sum(row_layers * row_heads for row_layers, row_heads in zip(ended["layers"], ended["heads"], strict=True))
+    lead = f"{len(ended)} of {len(summary)} checkpoints audited, {n_heads:,} heads."
+    sections = []
+    if len(failed):
+        lead += f" {len(failed)} failed."
+        causes = Table(
+            [Column("name", list(map(str, failed["name"])), "checkpoint"), *failed.select("source", "error").columns]
+        )
+        sections.append(Section("Failed", "Mend these and run again with --resume: the others stay.", [causes]))
+    if len(ended):
+        names = [name for name in ended.names if name not in {"source", "status", "error", "plan"}]
+        caption = (
+            "The last four are medians over all heads. A click on a column's name sorts; a name leads to its page."
+        )
+        sections.append(Section("Checkpoints", parts=[Table(ended.select(*names).columns, caption)]))
+    write_page(files, "summary.html", "Audits", lead, sections)

@@ -11,7 +11,6 @@ import click
 from weightscope.cli.options import (
     device_option,
     out_option,
-    say_caveats,
     whole_numbers,
     with_engine,
     with_model,
@@ -23,7 +22,7 @@ from weightscope.cli.options import (
 @with_model
 def inspect(model: Any) -> None:
     """Family, shapes, dtypes, and the bytes an audit would read."""
-    from weightscope.audits.inspect import describe
+    from weightscope.cli.inspection import describe
 
     click.echo("\n".join(describe(model)))  # all of it or an error, not half of it and then one
 
@@ -59,8 +58,7 @@ def audit_command(
     a summary of all. One that fails is reported, and the others finish.
     """
     from weightscope.audits.audit import AuditOptions
-    from weightscope.audits.delivery import deliver
-    from weightscope.audits.many import Commission, audit_all
+    from weightscope.audits.many import Job, audit_all
     from weightscope.sources import is_list, read_list
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
@@ -69,15 +67,14 @@ def audit_command(
         if is_list(source):
             _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
             return
-        alone = [Commission(named(source), out)]
-        for ended in audit_all(alone, options, engine, deliver, resume, say=lambda commission, line: _say(line)):
-            if ended.error is not None:
-                raise ended.error
-            if ended.delivery is None:
+        for outcome in audit_all([Job(named(source), out)], options, engine, resume, lambda job, line: _say(line)):
+            if outcome.error is not None:
+                raise outcome.error
+            if not outcome.text:
                 click.echo(f"{out / 'report.html'} is kept: an earlier run made it with these weights and options")
                 return
-            for line in ended.delivery.lines:
-                click.echo(line)
+            click.echo(outcome.text)
+            click.echo(out / "report.html")
 
 
 @contextmanager
@@ -102,18 +99,19 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
     """A line for each as it ends; status 2 if any failed."""
     from tqdm import tqdm
 
-    from weightscope.audits.listing import audit_list
+    from weightscope.audits.many import audit_list
     from weightscope.wording import counted
 
     failed = 0
-    for row in audit_list(sources, out, options, engine, resume, say=_say):
-        if row.headline is None:
+    for outcome in audit_list(sources, out, options, engine, resume, say=_say):
+        name, row = outcome.job.out.name, outcome.summary
+        if row is None:
             failed += 1
-            _say(row.error if row.error.startswith(f"{row.name}: ") else f"{row.name}: {row.error}")
+            _say(outcome.problem if outcome.problem.startswith(f"{name}: ") else f"{name}: {outcome.problem}")
             continue
-        sizes = f"{counted(row.headline.layers, 'layer')} of {counted(row.headline.heads, 'head')}"
+        sizes = f"{counted(row['layers'], 'layer')} of {counted(row['heads'], 'head')}"
         with tqdm.external_write_mode():
-            click.echo(f"{row.name}: {row.headline.family}, {sizes}, {counted(row.headline.findings, 'finding')}")
+            click.echo(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
     click.echo(out / "summary.html")
     if failed:
         sys.exit(2)
@@ -126,15 +124,15 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
 def compare_command(sources: tuple[str, ...], out: Path, family: str | None, tower: str | None) -> None:
     """How every head moves from A to B, or along a run of checkpoints in the order given."""
-    from weightscope.audits.compare import compare, write_comparison
-    from weightscope.audits.compare_page import summary, write_report
+    from weightscope.audits.compare import compare
+    from weightscope.progress import phase
     from weightscope.sources import Source
 
     if len(sources) < 2:
         raise click.UsageError("compare needs two checkpoints or more")
-    found = compare([Source(source, None, family, tower).open() for source in sources], sources)
-    write_comparison(found, out)
-    write_report(found, out)
-    for line in summary(found, out):
-        click.echo(line)
-    say_caveats(found.heads[0].caveats)
+    models = [Source(source, None, family, tower).open() for source in sources]
+    comparison = compare(*models, labels=sources, progress=True)
+    with phase("drawing figures"):
+        comparison.write(out)
+    click.echo(str(comparison))
+    click.echo(out / "report.html")

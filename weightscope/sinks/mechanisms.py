@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from weightscope.attention.layer import Layer
-from weightscope.audits.layer_measures import measure_layer
+from weightscope.audits.measure import measure_layer
 from weightscope.errors import CheckpointError
 from weightscope.metrics.norms import output_triangles
 from weightscope.progress import PROGRESS

@@ -25,7 +25,7 @@ TASKS = 8  # a layer's heads are handed out in at least about this many pieces
 
 @dataclass(frozen=True)
 class Projection:
-    """One head's (d, r) factor, where it is multiplied with others, and what is worked out of it once."""
+    """One head's (d, r) factor, the device it is multiplied on, and what is worked out of it once."""
 
     device: Device
     factor: Any
@@ -40,10 +40,10 @@ class Projection:
 
 def project(factor: np.ndarray, omega: np.ndarray, device: Device) -> Projection:
     """A factor with its Gram matrix, triangle and sketch."""
-    there = device.put(factor)
-    gram = inner(there, device=device)  # (r, r)
-    found = triangle(factor, gram)
-    return Projection(device, there, gram, found, space_sketch(factor, found.r, omega))
+    on_device = device.put(factor)
+    gram = inner(on_device, device=device)  # (r, r)
+    root = triangle(factor, gram)
+    return Projection(device, on_device, gram, root, space_sketch(factor, root.r, omega))
 
 
 def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray], device: Device = CPU) -> dict[str, np.ndarray]:
@@ -67,7 +67,7 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray], device: Devic
         With the heads first: qk_singular_values (H, r), qk_singular_values_NAME for every middle, vo_singular_values
         (H, r_v), vo_affine_singular_values (H, r_v + 1), vo_eigenvalues (H, r_v) complex, qk_symmetric_eigenvalues
         (H, 8), qk_symmetric_share, qk_bias_norm, vo_bias_norm (H,), qk_route, vo_route (H,) str, q_sketch, k_sketch,
-        v_sketch, o_sketch (H, s); and for the layer qk_column_share (d,).
+        v_sketch, o_sketch (H, s), kv_head (H,); and for the layer qk_column_share (d,) and caveats, text.
     """
     n_heads, n_kv = layer.n_heads, layer.n_kv_heads
     shared_by = n_heads // n_kv
@@ -78,11 +78,15 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray], device: Devic
         for first in range(kv * shared_by, (kv + 1) * shared_by, a_task)
     ]
     omega = probes(layer.w_o.shape[2])
-    parts = list(in_threads(lambda task: _measure_heads(layer, task[0], task[1], middles, omega, device), tasks))
-    heads = [head for found, _ in parts for head in found]
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN weights make NaN measures, and a finding of their own
+        parts = list(in_threads(lambda task: _measure_heads(layer, *task, middles, omega, device), tasks))
+    heads = [head for of_task, _ in parts for head in of_task]
     columns = np.sum([column for _, column in parts], axis=0)  # (d,)
-    layer_wide = {"qk_column_share": columns / columns.sum() if columns.sum() > 0 else columns}
-    return {name: np.stack([head[name] for head in heads]) for name in heads[0]} | layer_wide
+    return {name: np.stack([head[name] for head in heads]) for name in heads[0]} | {
+        "qk_column_share": columns / columns.sum() if columns.sum() > 0 else columns,
+        "kv_head": np.repeat(np.arange(n_kv), shared_by),
+        "caveats": np.array(layer.caveats, dtype=str),
+    }
 
 
 def _measure_heads(

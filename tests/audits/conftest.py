@@ -1,0 +1,25 @@
+"""A small checkpoint, and its audit on disk."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.cli import main
+
+
+@pytest.fixture(scope="package")
+def checkpoint(tmp_path_factory) -> Path:
+    """Twelve small layers, so that a run can be stopped between them."""
+    weights = gpt2_weights(n_layers=12, d=48, vocab=60)
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "twelve layers", weights)
+
+
+@pytest.fixture(scope="package")
+def out(checkpoint: Path, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("out")
+    result = CliRunner().invoke(main, ["audit", str(checkpoint), "--out", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert str(folder / "report.html") in result.output
+    return folder

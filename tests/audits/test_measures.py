@@ -1,0 +1,156 @@
+"""An audit's numbers against dense matrices and the heads themselves."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+import weightscope as ws
+from tests.support.files import bfloat16, write
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.weights import shared
+from weightscope.attention.factored import Factored
+
+FIXTURES = Path(__file__).parent.parent / "families" / "fixtures"
+
+
+def dense_singular_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Of the d x d product formed in float64."""
+    with threadpool_limits(1, "blas"):  # more are no faster at this size, and far slower beside other work
+        return np.linalg.svd(left.astype(np.float64) @ right.astype(np.float64).T, compute_uv=False)
+
+
+def assert_as_dense(model: ws.Model, layer: int, heads: range) -> None:
+    """Singular values of both maps to 1e-6 of sigma_1, those past the head's width nothing but rounding."""
+    measured = ws.audit(model, [layer], directions=0).measured.arrays
+    for h in heads:
+        head = model.layer(layer).head(h)
+        for name, w in (("qk", head.qk), ("vo", head.vo)):
+            expected = dense_singular_values(w.left, w.right)
+            found = measured[f"{name}_singular_values"][0, h]
+            assert np.abs(found - expected[: len(found)]).max() < 1e-6 * expected[0], (layer, h, name)
+            assert expected[len(found) :].max() < 1e-6 * expected[0]
+
+
+@pytest.mark.parametrize(("layer", "head"), [(0, 11), (1, 8), (11, 8)])
+def test_gpt2s_singular_values_are_those_of_the_dense_matrices(layer: int, head: int) -> None:
+    assert_as_dense(ws.open_model(shared("gpt2-attention")), layer, range(head, head + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", range(12))
+def test_every_head_of_gpt2_is_as_accurate(layer: int) -> None:
+    assert_as_dense(ws.open_model(shared("gpt2-attention")), layer, range(12))
+
+
+def test_gpt2s_affine_map_is_that_of_the_paper() -> None:
+    """norm-based-attention, eqs 9-11, on a head with a large bias, formed whole."""
+    model = ws.open_model(shared("gpt2-attention"))
+    measured = ws.audit(model, [11], directions=0).measured.arrays
+    head = model.layer(11).head(0)
+    d = model.config.d_model
+    dense = np.zeros((d + 1, d + 1))
+    dense[:d, :d], dense[d, :d], dense[d, d] = head.vo.dense(), head.vo_bias, 1
+    expected = np.linalg.svd(dense, compute_uv=False)[: head.vo.rank_bound + 1]
+    np.testing.assert_allclose(measured["vo_affine_singular_values"][0, 0], expected, atol=1e-6 * expected[0])
+
+
+FORMS = [
+    "llama",
+    "llama_yarn",
+    "gpt_neox",
+    "qwen3",
+    "gpt_oss",
+    "deepseek_v3",
+    "deepseek_v2_lite",
+    "glm4",
+    "olmo2",
+    "falcon_multi_query",
+    "phi3_longrope",
+    "gemma3",
+    "qwen3_next",
+    "dinov2",
+    "dinov3_vit",
+    "bert",
+    "albert",
+]
+
+
+@pytest.mark.parametrize("fixture", FORMS)
+def test_every_form_of_a_head_is_measured_as_the_head_has_it(fixture: str) -> None:
+    """Distances, the mean over a window, what turns and what does not, biases and shared key-value heads."""
+    model = ws.open_model(FIXTURES / fixture)
+    found = ws.audit(model, deltas=(0, 1, 5), window=7, directions=0).measured
+    for i, index in enumerate(found.layers.tolist()):
+        layer = model.layer(index)
+        for h, head in enumerate(layer.heads()):
+            forms: dict[str, Factored] = {"": head.qk}
+            if layer.rotation is not None:
+                turned = [head.qk_at(delta) for delta in range(7)]
+                mean = Factored(np.mean([w.left for w in turned], axis=0), head.qk.right)
+                forms |= {"_delta1": head.qk_at(1), "_delta5": head.qk_at(5), "_mean7": mean}
+                if len(layer.rotation.turning) < head.qk.rank_bound:
+                    forms |= {"_free": head.qk_free, "_turning": head.qk_rotary_at(0)}
+            names = {name for name in found.arrays if name.startswith("qk_singular_values")}
+            assert names == {f"qk_singular_values{form}" for form in forms}
+            for form, w in forms.items():
+                expected = dense_singular_values(w.left, w.right)
+                s = found.arrays[f"qk_singular_values{form}"][i, h]
+                kept = min(len(s), len(expected))
+                np.testing.assert_allclose(s[:kept], expected[:kept], atol=2e-6 * found.grid("qk_sigma1")[i, h])
+            expected = dense_singular_values(head.vo.left, head.vo.right)
+            s = found.arrays["vo_singular_values"][i, h]
+            np.testing.assert_allclose(s[: len(expected)], expected[: len(s)], atol=2e-6 * expected[0])
+            assert found.grid("qk_bias_norm")[i, h] == pytest.approx(np.linalg.norm(head.qk_bias), rel=1e-4, abs=1e-6)
+            assert found.grid("vo_bias_norm")[i, h] == pytest.approx(np.linalg.norm(head.vo_bias), rel=1e-4, abs=1e-6)
+            assert found.grid("kv_head")[i, h] == head.kv_head
+        shares = found.arrays["qk_column_share"][i]
+        dense = sum(head.qk.dense() ** 2 / head.qk.frobenius() ** 2 for head in layer.heads())
+        np.testing.assert_allclose(shares, dense.sum(axis=0) / len(layer.heads()), atol=1e-5)
+    assert found.caveats == tuple(dict.fromkeys(c for i in found.layers.tolist() for c in model.layer(i).caveats))
+
+
+def test_values_that_are_not_finite_reach_their_heads_alone(checkpoint: Path, tmp_path: Path) -> None:
+    weights = gpt2_weights(n_layers=12, d=48, vocab=60)
+    weights["h.5.attn.c_attn.weight"][3, 48 + 12] = np.nan  # W_K of head 1
+    weights["h.8.attn.c_proj.weight"][40, 0] = np.inf  # W_O of head 3
+    broken = ws.audit(ws.open_model(write_checkpoint(tmp_path / "broken", weights))).measured
+    whole = ws.audit(ws.open_model(checkpoint)).measured
+    for name, place in (("qk", (5, 1)), ("vo", (8, 3))):
+        unknown = np.isnan(broken.grid(f"{name}_frobenius"))
+        assert np.argwhere(unknown).tolist() == [list(place)]
+        assert broken.grid(f"{name}_route")[place] == "none"
+        sigma1 = f"{name}_sigma1"
+        np.testing.assert_array_equal(broken.grid(sigma1)[~unknown], whole.grid(sigma1)[~unknown])
+
+
+def test_an_audit_holds_one_layer_at_a_time(checkpoint: Path) -> None:
+    model = ws.open_model(checkpoint)
+    ws.audit(model)
+    assert model._last is None
+
+
+def test_a_layer_of_16_bits_costs_what_it_costs_on_disk(tmp_path) -> None:
+    """No float32 copy of a whole projection is made, neither in reading nor in folding the norm nor for any head."""
+    d, heads = 1024, 16
+    rng = np.random.default_rng(0)
+    stem = "model.layers.0."
+    tensors = {f"{stem}self_attn.{x}_proj.weight": bfloat16(rng.standard_normal((d, d), np.float32)) for x in "qkvo"}
+    tensors[f"{stem}input_layernorm.weight"] = bfloat16(np.ones(d, np.float32))
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_size": d}
+    write(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 8, **sizes}))
+    model = ws.open_model(tmp_path)
+    tracemalloc.start()
+    try:
+        layer = model.layer(0)
+        for index in range(heads):
+            head = layer.head(index)
+            assert head.qk.left.dtype == head.vo.right.dtype == np.float32
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.6 * 4 * d * d * 2

@@ -1,0 +1,213 @@
+"""The measures of a head: one table of them, and the heads of a checkpoint as a table of their values."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from weightscope.metrics import spectra
+from weightscope.metrics.value_output import copying_score, eigenvalue_balance
+from weightscope.tables import Column, Table
+
+Arrays = Mapping[str, np.ndarray]  # what was measured of a layer (H, ...) or of all (L, H, ...), by name
+MAPS = {"qk": "W_QK", "vo": "W_VO"}  # the two maps of a head: what it looks for, and what it passes on
+FORM = "qk_singular_values_"  # stands before the name of another form of W_QK: delta1, mean64, free, turning
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number a head, a function of one array.
+
+    Attributes
+    ----------
+    name : str
+        Its column in heads.csv.
+    symbol : str
+        As in the papers.
+    array : str
+        Name of the array it is a function of.
+    of : function of (array, d)
+        From the array (L, H, ...) of all layers and the model's width to (L, H) values.
+    meaning : str
+        What a high or a low value says.
+    scale : {"linear", "log", ""}
+        Of its colour map; "" where a map would show little that another does not.
+    words : str
+        What to call it where its symbol is long.
+    """
+
+    name: str
+    symbol: str
+    array: str
+    of: Callable[[np.ndarray, int], np.ndarray]
+    meaning: str = ""
+    scale: str = ""
+    words: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its words where it has some, else its symbol."""
+        return self.words or self.symbol
+
+
+def _second(s: np.ndarray, d: int) -> np.ndarray:
+    return s[..., 1] if s.shape[-1] > 1 else np.zeros(s.shape[:-1])
+
+
+def _itself(values: np.ndarray, d: int) -> np.ndarray:
+    return values
+
+
+# Of the singular values s (L, H, r) of a map W. The width d of the model says which of them are rounding.
+_SPECTRUM = (
+    Measure("sigma1", "σ₁(W)", "", lambda s, d: s[..., 0],
+            "Spectral norm: the most the map makes of a unit input.", "log"),
+    Measure("sigma2", "σ₂(W)", "", _second, "The second singular value."),
+    Measure("gap", "σ₁/σ₂(W)", "", lambda s, d: spectra.spectral_gap(s),
+            "Spectral gap: a large one is a spike, one direction rules.", "log"),
+    Measure("frobenius", "‖W‖F", "", lambda s, d: spectra.frobenius(s),
+            "Frobenius norm: what the map makes of inputs on average.", "log"),
+    Measure("stable_rank", "‖W‖F²/σ₁²", "", lambda s, d: spectra.stable_rank(s),
+            "Stable rank: how many directions carry what the first does.", "linear"),
+    Measure("effective_rank", "erank(W)", "", lambda s, d: spectra.effective_rank(s),
+            "exp of the entropy of σᵢ/Σσ: how many directions are used.", "linear", "effective rank of W"),
+    Measure("participation_ratio", "(Σσ²)²/Σσ⁴(W)", "", lambda s, d: spectra.participation_ratio(s),
+            "How many directions share the energy.", "linear"),
+    Measure("rank", "rank(W)", "", spectra.numerical_rank,
+            "How many singular values are more than rounding; -1 where they are not finite."),
+    Measure("condition", "σ₁/σmin(W)", "", spectra.condition_number,
+            "Largest over smallest non-zero singular value.", "log"),
+)  # fmt: skip
+_OF_A_FORM = ("sigma1", "frobenius", "stable_rank", "effective_rank")  # measured of the other forms of W_QK too
+
+_LIKES = "eigenvalue of the symmetric part: positive where like attends to like, negative where it avoids it."
+_ROUTE = "How the spectra were computed: by Gram matrices (gram), or where they are not accurate by QR (qr)."
+_QK = (
+    Measure("qk_symmetric_share", "‖sym W_QK‖F²/‖W_QK‖F²", "qk_symmetric_share", _itself,
+            "1: score(i, j) = score(j, i); 0: the score turns its sign; ½: neither, as in a random matrix.", "linear"),
+    Measure("qk_antisymmetric_share", "‖asym W_QK‖F²/‖W_QK‖F²", "qk_symmetric_share", lambda share, d: 1 - share,
+            "What the symmetric part leaves."),
+    Measure("qk_sym_eig1", "λ₁(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 0],
+            f"Leading {_LIKES}", "linear"),
+    Measure("qk_sym_eig2", "λ₂(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 1], f"Second {_LIKES}"),
+    Measure("qk_sym_eig3", "λ₃(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 2], f"Third {_LIKES}"),
+    Measure("qk_bias_norm", "‖b_QK‖", "qk_bias_norm", _itself, "What keys score whatever the query is.", "log"),
+    Measure("qk_route", "route of W_QK", "qk_route", _itself, _ROUTE),
+)  # fmt: skip
+_VO = (
+    Measure("vo_affine_sigma1", "σ₁(f̃)", "vo_affine_singular_values", lambda s, d: s[..., 0],
+            "Spectral norm of the value-output map with its bias, on [x 1].", "log"),
+    Measure("vo_affine_condition", "σ₁/σmin(f̃)", "vo_affine_singular_values",
+            lambda s, d: spectra.condition_number(s, d + 1),
+            "Largest over smallest non-zero stretch of f, with its bias.", "log"),
+    Measure("vo_copying_score", "Σ⁺Re λ/Σ|λ|(W_VO)", "vo_eigenvalues", lambda eig, d: copying_score(eig),
+            "Share of positive eigenvalue mass: near 1 it writes what it reads.", "linear", "copying score"),
+    Measure("vo_eigenvalue_balance", "ΣRe λ/Σ|λ|(W_VO)", "vo_eigenvalues", lambda eig, d: eigenvalue_balance(eig),
+            "1: it writes what it reads; -1: it writes the opposite."),
+    Measure("vo_bias_norm", "‖b_V W_O‖", "vo_bias_norm", _itself, "What it writes whatever it attends to.", "log"),
+    Measure("vo_route", "route of W_VO", "vo_route", _itself, _ROUTE),
+)  # fmt: skip
+
+
+def _of(map_name: str, form: str = "") -> Iterator[Measure]:
+    """The measures of the spectrum of one map, or of another form of W_QK."""
+    w = f"{MAPS[map_name]} {form}".strip()
+    array = FORM + form if form else f"{map_name}_singular_values"
+    for measure in _SPECTRUM:
+        if not form or measure.name in _OF_A_FORM:
+            name = "_".join(filter(None, (map_name, measure.name, form)))
+            symbol, words = measure.symbol.replace("W", w), measure.words.replace("W", w)
+            yield replace(
+                measure, name=name, symbol=symbol, words=words, array=array, scale="" if form else measure.scale
+            )
+
+
+def measures_of(arrays: Arrays) -> tuple[Measure, ...]:
+    """Every measure of these arrays, in the order of the columns of heads.csv."""
+    of_forms = [measure for form in forms_of(arrays) for measure in _of("qk", form)]
+    widest = arrays["qk_symmetric_eigenvalues"].shape[-1]  # 2 where heads are 1 wide
+    return (*_of("qk"), *(m for m in _QK if m.name != "qk_sym_eig3" or widest > 2), *of_forms, *_of("vo"), *_VO)
+
+
+def forms_of(arrays: Arrays) -> list[str]:
+    """Which other forms of W_QK were measured."""
+    return [name.removeprefix(FORM) for name in arrays if name.startswith(FORM)]
+
+
+class MeasuredHeads:
+    """The heads of a checkpoint as numbers.
+
+    Parameters
+    ----------
+    layers : mapping of int to arrays
+        What `measure_layer` gives of each layer, by the layer's index.
+    d : int
+        The model's width.
+
+    Attributes
+    ----------
+    layers : (L,) int array
+    arrays : dict of (L, H, ...) arrays, and (L, d) for qk_column_share
+        Spectra and sketches; where layers differ in width the shorter are filled with NaN.
+    measures : tuple of Measure
+    table : Table
+        One row a head: layer, head, kv_head and the measures, which is heads.csv.
+    caveats : tuple of str
+        What the matrices leave out of the heads' scores.
+    """
+
+    def __init__(self, layers: Mapping[int, Arrays], d: int) -> None:
+        self.layers = np.array(list(layers))
+        every = list(layers.values())
+        self.caveats = tuple(dict.fromkeys(str(caveat) for arrays in every for caveat in arrays["caveats"]))
+        names = [name for name in every[0] if name not in {"caveats", "kv_head"}]
+        self.arrays = {name: _stacked([arrays[name] for arrays in every]) for name in names}
+        self.measures = measures_of(self.arrays)
+        kv_heads = every[0]["kv_head"]  # (H,)
+        layer, head = np.meshgrid(self.layers, np.arange(len(kv_heads)), indexing="ij")  # (L, H)
+        grids = [("layer", layer), ("head", head), ("kv_head", np.broadcast_to(kv_heads, layer.shape))]
+        columns = [Column(name, grid.ravel()) for name, grid in grids]
+        for m in self.measures:
+            values = m.of(_without_padding(self.arrays[m.array]), d)
+            columns.append(Column(m.name, values.ravel(), m.symbol, meaning=m.meaning))
+        self.table = Table(columns)
+
+    def __repr__(self) -> str:
+        return f"MeasuredHeads({len(self.layers)} layers of {self.n_heads} heads)"
+
+    @property
+    def n_heads(self) -> int:
+        """H, query heads a layer."""
+        return len(self.table) // len(self.layers)
+
+    def measure(self, name: str) -> Measure:
+        """One of the measures."""
+        return next(measure for measure in self.measures if measure.name == name)
+
+    def grid(self, name: str) -> np.ndarray:
+        """A column of the table by layer and head, (L, H)."""
+        return self.table[name].reshape(len(self.layers), -1)
+
+    def spectra(self) -> dict[str, np.ndarray]:
+        """The arrays of spectra.npz."""
+        names = ["qk_singular_values", *(FORM + form for form in forms_of(self.arrays)), "vo_singular_values"]
+        names += ["vo_affine_singular_values", "vo_eigenvalues", "qk_symmetric_eigenvalues", "qk_column_share"]
+        return {"layers": self.layers} | {name: self.arrays[name] for name in names}
+
+
+def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays of one rank as one, the smaller filled with NaN at their ends: L of (H, r) -> (L, H, r)."""
+    shape = np.max([array.shape for array in arrays], axis=0)
+    if all(array.shape == tuple(shape) for array in arrays):
+        return np.stack(arrays)
+    whole = np.full((len(arrays), *shape), np.nan, arrays[0].dtype)
+    for row, array in zip(whole, arrays, strict=True):
+        row[tuple(slice(n) for n in array.shape)] = array
+    return whole
+
+
+def _without_padding(values: np.ndarray) -> np.ndarray:
+    """Spectra (L, H, r) with zeros for what stands behind the last value of a shorter one; others as they are."""
+    if values.ndim < 3:
+        return values
+    return np.where(np.isfinite(values[..., :1]) & np.isnan(values), 0.0, values)
