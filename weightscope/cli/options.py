@@ -45,6 +45,24 @@ device_option = click.option(
 )  # fmt: skip
 
 
+def _reachable(context: click.Context, parameter: click.Parameter, device: str) -> str:
+    """The device, once it is known that PyTorch is installed and reaches it, before anything is read."""
+    from weightscope.runner.loading import check_device
+
+    check_device(device)
+    return device
+
+
+runner_device_option = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, callback=_reachable,
+    help="Where the model runs and the heavy products are computed.",
+)  # fmt: skip
+text_option = click.option(
+    "--text", multiple=True, type=click.Path(path_type=Path),
+    help="Text, folder of texts, JSON lines or Parquet; may be repeated. Without it: works in the public domain.",
+)  # fmt: skip
+
+
 def with_source(command: Callable[..., None]) -> Callable[..., None]:
     """A command on SOURCE and how to read it, called with a function from one source to a Source, and the text."""
 

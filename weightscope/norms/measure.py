@@ -16,10 +16,13 @@ from weightscope.metrics.by_kind import MeanByKind, counts_by_kind
 from weightscope.metrics.norms import given_to_kinds, output_triangles, value_norms
 from weightscope.metrics.rank_correlation import RankCorrelation, Spearman
 from weightscope.metrics.value_output import affine_singular_values
+from weightscope.model import Model
 from weightscope.norms.statistics import MOMENTS, Moments, PairSample
 from weightscope.runner.runner import Activations, Runner
+from weightscope.runner.tokenizer import framing_of
 from weightscope.tables import Column, Table
-from weightscope.text.kinds import TokenKinds
+from weightscope.text.kinds import TokenKinds, token_kinds
+from weightscope.text.sequences import paragraph_pairs
 
 SHARE, MOST = 0.01, 5000  # of the pairs of a kind that Fig. 3 shows: the paper's share, and about how many at most
 
@@ -151,6 +154,37 @@ class NormAnalysis:
 def _moment_columns(name: str, symbol: str, moments: Moments) -> list[Column]:
     values = moments.table().reshape(-1, len(MOMENTS)).T
     return [Column(f"{name} {own}", column, f"{own} {symbol}") for own, column in zip(MOMENTS, values, strict=True)]
+
+
+def paragraph_inputs(
+    model: Model, texts: Sequence[str], n: int = 992, longest: int = 128, seed: int = 0
+) -> tuple[list[np.ndarray], TokenKinds]:
+    """Pairs of consecutive paragraphs, [CLS] paragraph [SEP] paragraph [SEP], as the model's tokenizer frames them.
+
+    Parameters
+    ----------
+    model : Model
+    texts : sequence of str
+        Documents.
+    n : int
+        Pairs wanted; all there are where these are fewer.
+    longest : int
+        Tokens of a sequence, or as many as the model has positions.
+    seed : int
+        Of the choice of pairs.
+
+    Returns
+    -------
+    list of (at most `longest`,) int64 arrays, TokenKinds
+
+    Raises
+    ------
+    CheckpointError
+        The model has no tokenizer, or no document has two paragraphs.
+    """
+    framing = framing_of(model)
+    longest = min(longest, model.config.n_positions or longest)
+    return paragraph_pairs(framing, texts, n, longest, seed), token_kinds(framing)
 
 
 def measure_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, *, seed: int = 0) -> NormAnalysis:

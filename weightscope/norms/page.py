@@ -16,8 +16,16 @@ from weightscope.tables import Column, Table
 
 
 @phase("drawing figures")
-def write_report(files: Files, norms: NormAnalysis) -> None:
-    """Draw the figures and write report.html, beside the paper's numbers where the model is the paper's."""
+def write_report(files: Files, norms: NormAnalysis, source: str) -> None:
+    """Draw the figures and write report.html, beside the paper's numbers where the model is the paper's.
+
+    Parameters
+    ----------
+    files : Files
+    norms : NormAnalysis
+    source : str
+        Where the texts come from, in words.
+    """
     printed = norms.model.partition("@")[0] in paper.MODELS
     sections = [
         _given(files, norms),
@@ -27,16 +35,17 @@ def write_report(files: Files, norms: NormAnalysis) -> None:
         *([] if printed else [_reference()]),
         _lengths(norms, printed),
     ]
-    write_page(files, "report.html", f"What attention adds up in {norms.model}", lead(norms), sections)
+    write_page(files, "report.html", f"What attention adds up in {norms.model}", lead(norms, source), sections)
 
 
-def lead(norms: NormAnalysis) -> str:
-    """What special tokens and punctuation get of the weights, and give to the sum."""
+def lead(norms: NormAnalysis, source: str) -> str:
+    """What special tokens and punctuation get of the weights and give to the sum, and what was run."""
     share, added = (values.mean(axis=(0, 1)) for values in (norms.alpha, norms.alpha_f))  # (K,); "other" is the last
     return (
         f"{', '.join(norms.kind_names[:-1])}: {share[:-1].sum() / share.sum():.0%} of the attention weight goes to "
         f"these tokens, {added[:-1].sum() / added.sum():.0%} of the length of the vectors added up comes from them; "
-        f"the rest is all other tokens'. Run on {norms.n_sequences:,} sequences, {norms.n_tokens:,} tokens."
+        f"the rest is all other tokens'. Run on {norms.n_sequences:,} sequences, {norms.n_tokens:,} tokens, of "
+        f"{source}."
     )
 
 

@@ -18,8 +18,16 @@ NAMED = 6  # outlier dimensions that figures and tables of the page are about; t
 
 
 @phase("drawing figures")
-def write_report(files: Files, outliers: OutlierAnalysis) -> None:
-    """Draw the figures and write report.html, beside the paper's Table 1 where the model is the paper's."""
+def write_report(files: Files, outliers: OutlierAnalysis, source: str) -> None:
+    """Draw the figures and write report.html, beside the paper's Table 1 where the model is the paper's.
+
+    Parameters
+    ----------
+    files : Files
+    outliers : OutlierAnalysis
+    source : str
+        Where the sentences come from, in words.
+    """
     named = outliers.dimensions[:NAMED]
     sections = [
         _stream(files, outliers.stream),
@@ -31,11 +39,12 @@ def write_report(files: Files, outliers: OutlierAnalysis) -> None:
         _guess(files, outliers, named),
         _paper(outliers.contributions, outliers.model),
     ]
-    write_page(files, "report.html", f"Outlier dimensions and attention in {outliers.model}", lead(outliers), sections)
+    title = f"Outlier dimensions and attention in {outliers.model}"
+    write_page(files, "report.html", title, lead(outliers, source), sections)
 
 
-def lead(outliers: OutlierAnalysis) -> str:
-    """How many dimensions stand out, and what they do where a kind of key scores farthest from the others."""
+def lead(outliers: OutlierAnalysis, source: str) -> str:
+    """How many dimensions stand out, what they do where a kind of key scores farthest from the others, what was run."""
     c, dimensions, d = outliers.contributions, outliers.dimensions, outliers.stream.hidden.shape[1]
     gaps = np.nan_to_num(c.gaps)  # (L, K - 1, d)
     layer, kind = np.unravel_index(np.abs(gaps.sum(axis=-1)).argmax(), gaps.shape[:2])
@@ -46,12 +55,15 @@ def lead(outliers: OutlierAnalysis) -> str:
         f"{'above' if whole >= 0 else 'below'} {c.kind_names[-1]} ones (mean over heads, before 1/sqrt(d')), and "
         f"dimension {j} adds {gap[j]:+.2f} to that"
     )
+    run_on = f"Run on {outliers.stream.counts.sum():,} tokens of {source}."
     if not len(dimensions):
-        return f"None of the {d} dimensions stands out by its mean over tokens. {says}."
-    says = f"{says}; {'the outlier' if len(dimensions) == 1 else 'outliers together'} {gap[dimensions].sum():+.2f}."
+        return f"None of the {d} dimensions stands out by its mean over tokens. {says}. {run_on}"
+    of_outliers = f"{'the outlier' if len(dimensions) == 1 else 'outliers together'} {gap[dimensions].sum():+.2f}"
     which = _listed(dimensions[:NAMED]) + (" and others" if len(dimensions) > NAMED else "")
     them = "one stands" if len(dimensions) == 1 else f"{len(dimensions)} stand"
-    return f"Of {d} dimensions of the residual stream, {them} out in some layer: {which}. {says}"
+    return (
+        f"Of {d} dimensions of the residual stream, {them} out in some layer: {which}. {says}; {of_outliers}. {run_on}"
+    )
 
 
 def _stream(files: Files, stream: Stream) -> Section:

@@ -53,14 +53,16 @@ def torch_device(device: Device) -> str:
 
 
 def check_device(name: str) -> None:
-    """Make sure, before anything is read, that a device is there and that PyTorch reaches it.
+    """Make sure, before anything is read, that PyTorch is installed, that a device is there and PyTorch reaches it.
 
     Raises
     ------
     CheckpointError
-        It is not, or PyTorch does not.
+        One of them does not hold.
     """
-    torch_device(open_device(name))
+    device = open_device(name)
+    import_torch()
+    torch_device(device)
 
 
 @contextmanager

@@ -1,19 +1,23 @@
-"""The recipe of `make norm-attention`: BERT from a folder, MiniLM without a Hub, a language model, bad input."""
+"""`weightscope norms` and the recipe of `make norm-attention`: BERT from a folder, MiniLM without a Hub, bad input."""
 
 import csv
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tests.support.cases import CASES
 from tests.support.weights import package
 
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
-from analyses.norm_attention import main
+from analyses import norm_attention
+from tests.families.make_fixtures import random_model
 from tests.support.word_models import WORDS, written_model
+from weightscope.cli import main
 
 PARAGRAPHS = "\n\n".join(f"{first} , {' '.join(WORDS)} ." for first in WORDS)
 FIGURES = {f"{name}.{suffix}" for name in ("heads", "layers", "pairs", "singular-values") for suffix in ("png", "svg")}
@@ -23,25 +27,41 @@ WRITTEN = FIGURES | {"report.html", "heads.csv", "layers.csv", "kinds.csv", "sum
 def run(model: Path, tmp_path: Path, *options: str):
     text = tmp_path / "text.txt"
     text.write_text(PARAGRAPHS)
-    return CliRunner().invoke(
-        main, ["--model", str(model), "--text", str(text), "--out", str(tmp_path / "out"), *options]
-    )
+    arguments = ["norms", str(model), "--text", str(text), "--out", str(tmp_path / "out")]
+    return CliRunner().invoke(main, [*arguments, *options])
 
 
 def rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.open()))
 
 
-def test_the_papers_model_stands_beside_the_papers_numbers(tmp_path: Path) -> None:
-    result = run(written_model("bert", tmp_path / "bert-base-uncased", framed=True), tmp_path, "--longest", "20")
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model by the name of the paper's, and what the command made of it."""
+    folder = tmp_path_factory.mktemp("bert")
+    result = run(written_model("bert", folder / "bert-base-uncased", framed=True), folder)
     assert result.exit_code == 0, result.output
-    assert {path.name for path in (tmp_path / "out").iterdir()} == WRITTEN | {".weightscope"}
-    kinds = rows(tmp_path / "out" / "kinds.csv")
+    return folder
+
+
+def test_the_papers_model_stands_beside_the_papers_numbers(bert: Path) -> None:
+    assert {path.name for path in (bert / "out").iterdir()} == WRITTEN | {".weightscope"}
+    kinds = rows(bert / "out" / "kinds.csv")
     assert [row["kind"] for row in kinds] == ["[CLS]", "[SEP]", ". or ,", "other"]
-    lengths, heads = [20] * 9, 2 * 4
+    lengths, heads = [29] * 9, 2 * 4
     assert [int(row["pairs"]) for row in kinds][:2] == [sum(lengths) * heads, 2 * sum(lengths) * heads]
-    page = (tmp_path / "out" / "report.html").read_text()
+    page = (bert / "out" / "report.html").read_text()
     assert "paper&#39;s Spearman" in page and "34886592" in page and "For reference" not in page
+
+
+def test_the_recipe_and_the_command_write_the_same(bert: Path) -> None:
+    """Byte by byte, figures and page included."""
+    options = ["--model", str(bert / "bert-base-uncased"), "--text", str(bert / "text.txt")]
+    options += ["--out", str(bert / "recipe")]
+    result = CliRunner().invoke(norm_attention.main, options, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    for name in WRITTEN:
+        assert (bert / "recipe" / name).read_bytes() == (bert / "out" / name).read_bytes(), name
 
 
 def test_another_model_has_the_papers_numbers_apart(tmp_path: Path) -> None:
@@ -74,7 +94,7 @@ def test_without_a_hub_minilm_is_run_and_named(tmp_path: Path, monkeypatch: pyte
     text = tmp_path / "text.txt"
     text.write_text(PARAGRAPHS)
     options = ["--text", str(text), "--out", str(tmp_path / "out"), "--sequences", "3"]
-    result = CliRunner().invoke(main, options, catch_exceptions=False)
+    result = CliRunner().invoke(norm_attention.main, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "trying" in result.output.splitlines()[0]
     with np.load(tmp_path / "out" / "norms.npz") as arrays:
@@ -89,7 +109,7 @@ def test_without_a_hub_minilm_is_run_and_named(tmp_path: Path, monkeypatch: pyte
 def test_texts_without_paragraphs_are_one_line_and_status_2(text: str, problem: str, tmp_path: Path) -> None:
     model = written_model("bert", tmp_path / "model", framed=True)
     (tmp_path / "short.txt").write_text(text)
-    options = ["--model", str(model), "--text", str(tmp_path / "short.txt"), "--out", str(tmp_path / "out")]
+    options = ["norms", str(model), "--text", str(tmp_path / "short.txt"), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(main, options)
     assert result.exit_code == 2
     assert problem in result.stderr and result.stderr.count("\n") == 1
@@ -101,7 +121,33 @@ def test_no_sequence_is_longer_than_the_model_reads(tmp_path: Path) -> None:
     text = tmp_path / "long.txt"
     text.write_text("\n\n".join(" ".join(WORDS * 10) for _ in range(3)))
     model = written_model("bert", tmp_path / "model", framed=True)
-    result = CliRunner().invoke(main, ["--model", str(model), "--text", str(text), "--out", str(tmp_path / "out")])
+    result = CliRunner().invoke(main, ["norms", str(model), "--text", str(text), "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     pairs = [int(row["pairs"]) for row in rows(tmp_path / "out" / "kinds.csv")]
     assert sum(pairs) == 2 * 64 * 64 * 2 * 4  # two pairs of paragraphs; layers, heads
+
+
+def test_without_text_the_works_in_the_package_are_read_and_named(tmp_path: Path) -> None:
+    model = written_model("bert", tmp_path / "model", framed=True)
+    result = CliRunner().invoke(main, ["norms", str(model), "--out", str(tmp_path / "out"), "--sequences", "4"])
+    assert result.exit_code == 0, result.output
+    assert "works in the public domain" in result.stdout
+    assert "works in the public domain" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("command", ["norms", "outliers"])
+def test_without_pytorch_one_line_says_what_to_install(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = CliRunner().invoke(main, [command, "not/looked-at", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "pip install 'weightscope[runner]'" in result.stderr and result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_sees_images_is_one_line_and_status_2(tmp_path: Path) -> None:
+    random_model(next(case for case in CASES if case.name == "vit")).save_pretrained(tmp_path / "vit")
+    result = run(tmp_path / "vit", tmp_path)
+    assert result.exit_code == 2
+    assert "sees images" in result.stderr and result.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The recipe of `make outlier-dimensions`: BERT from a folder, a language model, MiniLM without a Hub, bad input."""
+"""`weightscope outliers` and the recipe of `make outlier-dimensions`: tiny models, MiniLM without a Hub, bad input."""
 
 import csv
 from pathlib import Path
@@ -12,9 +12,10 @@ from tests.support.weights import package
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
-from analyses.outlier_dimensions import main
+from analyses import outlier_dimensions
 from tests.support.word_models import WORDS, written_model
-from weightscope.outlier_dimensions import paper as paper
+from weightscope.cli import main
+from weightscope.outlier_dimensions import paper
 from weightscope.outlier_dimensions.contributions import Contributions
 from weightscope.outlier_dimensions.page import _paper, layers_shown
 
@@ -25,29 +26,32 @@ TABLES = {"stream.csv", "attention.csv", "contributions.csv", "preferences.csv",
 
 
 def run(model: Path, text: Path, out: Path, *options: str):
-    return CliRunner().invoke(main, ["--model", str(model), "--text", str(text), "--out", str(out), *options])
+    return CliRunner().invoke(main, ["outliers", str(model), "--text", str(text), "--out", str(out), *options])
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(TEXT)
     return path
 
 
-def test_everything_is_written_and_dimensions_account_for_every_preference(text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result = run(written_model("bert", tmp_path / "model", framed=True), text, out, "--sampled", "4")
+@pytest.fixture(scope="module")
+def bert(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and what the command made of it."""
+    folder = tmp_path_factory.mktemp("bert")
+    result = run(written_model("bert", folder / "model", framed=True), text, folder / "out")
     assert result.exit_code == 0, result.output
-    written = {path.name for path in out.iterdir()} - {
-        "values.png",
-        "values.svg",
-        ".weightscope",
-    }  # random weights: outliers or none
-    assert written == FIGURES | TABLES | {"report.html"}
+    return folder
+
+
+def test_everything_is_written_and_dimensions_account_for_every_preference(bert: Path) -> None:
+    out = bert / "out"
+    written = {path.name for path in out.iterdir()} - {"values.png", "values.svg"}  # random weights: outliers or none
+    assert written == FIGURES | TABLES | {"report.html", ".weightscope"}
     with np.load(out / "outliers.npz") as arrays:
         assert arrays["kinds"].tolist() == ["[CLS]", "[SEP]", ". or ,", "other"]
-        assert arrays["tokens"][:3].tolist() == [10, 10, 20] and arrays["keys"][:3].tolist() == [4, 4, 8]
+        assert arrays["tokens"][:3].tolist() == arrays["keys"][:3].tolist() == [10, 10, 20]
         c = arrays["contributions"].mean(axis=1).sum(axis=1)  # (L, n_kinds)
     for row in csv.DictReader((out / "preferences.csv").open()):
         gap = c[int(row["layer"])] - c[int(row["layer"]), -1]
@@ -56,13 +60,26 @@ def test_everything_is_written_and_dimensions_account_for_every_preference(text:
     assert "for reference" in (out / "report.html").read_text().lower()
 
 
+def test_the_recipe_and_the_command_write_the_same(bert: Path, text: Path) -> None:
+    """Byte by byte, figures and page included."""
+    options = ["--model", str(bert / "model"), "--text", str(text), "--out", str(bert / "recipe")]
+    result = CliRunner().invoke(outlier_dimensions.main, options, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in (bert / "out").iterdir()}
+    assert names == {path.name for path in (bert / "recipe").iterdir()}
+    for name in names - {".weightscope"}:
+        assert (bert / "recipe" / name).read_bytes() == (bert / "out" / name).read_bytes(), name
+
+
 def test_a_language_model_is_given_its_first_token(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = run(written_model("gpt2", tmp_path / "model", framed=False), text, out, "--sentences", "5")
+    result = run(
+        written_model("gpt2", tmp_path / "model", framed=False), text, out, "--sentences", "5", "--sampled", "3"
+    )
     assert result.exit_code == 0, result.output
     with np.load(out / "outliers.npz") as arrays:
         assert arrays["kinds"].tolist() == ["[CLS]", ". or ,", "other"]  # token 1, as the config says
-        assert arrays["tokens"][0] == 5
+        assert arrays["tokens"][0] == 5 and arrays["keys"][0] == 3
 
 
 def test_of_sts_the_sixth_column_is_read(tmp_path: Path) -> None:
@@ -96,7 +113,7 @@ def test_without_a_hub_minilm_is_run_and_named(
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
     options = ["--text", str(text), "--out", str(tmp_path / "out"), "--sentences", "10"]
-    result = CliRunner().invoke(main, options, catch_exceptions=False)
+    result = CliRunner().invoke(outlier_dimensions.main, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "trying" in result.output.splitlines()[0]
     page = (tmp_path / "out" / "report.html").read_text()
