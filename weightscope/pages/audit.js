@@ -11,12 +11,12 @@ const CIVIDIS = [
   [153, 143, 117], [187, 167, 107], [223, 193, 87], [254, 232, 56],
 ];
 const UNKNOWN = "rgb(150, 150, 150)";
-// What is chosen: the layer by its row in the maps, and the head.
-const selected = () => [Number(byId("layer").value), Number(byId("head").value)];
 const stacked = matchMedia("(max-width: 62rem)"); // as in the style sheet: the panel stands above the maps
 const SHOWN_AT_FIRST = 100; // rows of the table
 
 const byId = id => document.getElementById(id);
+// What is chosen: the layer by its row in the maps, and the head.
+const selected = () => [Number(byId("layer").value), Number(byId("head").value)];
 const within = (low, value, high) => Math.min(Math.max(value, low), high);
 const count = n => [...Array(n).keys()];
 const smallest = values => values.reduce((a, b) => Math.min(a, b), Infinity); // Math.min(...) has a limit
