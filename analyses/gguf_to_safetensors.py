@@ -10,12 +10,11 @@ from pathlib import Path
 
 import click
 from safetensors.numpy import save_file
-from tqdm import tqdm
 
 from weightscope.checkpoint import open_checkpoint
 from weightscope.cli.command import EndsInOneLine
 from weightscope.folder import check_writable, replacing, write_json
-from weightscope.progress import PROGRESS
+from weightscope.progress import bar
 
 MLP = ("mlp.", "post_attention_layernorm.")
 
@@ -37,7 +36,7 @@ def convert(gguf: Path, folder: Path, *, whole: bool = False) -> None:
     checkpoint = open_checkpoint(gguf)
     check_writable(folder)
     wanted = {name: tensor for name, tensor in checkpoint.items() if whole or not any(part in name for part in MLP)}
-    tensors = {name: tensor.read() for name, tensor in tqdm(wanted.items(), "dequantising", **PROGRESS)}
+    tensors = {name: tensor.read() for name, tensor in bar(wanted.items(), "dequantising", "tensor", total=len(wanted))}
     with replacing(folder / "model.safetensors") as partial:
         save_file(tensors, partial, metadata={"format": "pt"})
     write_json(folder / "config.json", checkpoint.config)

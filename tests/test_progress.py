@@ -2,22 +2,28 @@
 
 import io
 import sys
+import time
+from collections.abc import Callable
 from threading import Event
 
+import click
 import pytest
 
+import weightscope as ws
 from weightscope import progress
-from weightscope.progress import PROGRESS, Bar, phase
+from weightscope.audits.compare import compare
+from weightscope.cli.command import EndsInOneLine
+from weightscope.detokenization.first_layer import FirstLayer
+from weightscope.engine import ThisProcess
+from weightscope.progress import Bar, bar, phase, progress_shown
 
 
 def drawn(delay: float, updates: int, total: int = 3) -> str:
     """What a bar has put on its stream, one line having been written beside it after the updates."""
     stream = io.StringIO()
-    with Bar(
-        total=total, file=stream, mininterval=0, ncols=40, **PROGRESS | {"delay": delay, "dynamic_ncols": False}
-    ) as bar:
+    with Bar(total=total, file=stream, mininterval=0, ncols=40, delay=delay, leave=False) as own:
         for _ in range(updates):
-            bar.update()
+            own.update()
         with Bar.external_write_mode(stream):
             stream.write("a line\n")
     return stream.getvalue()
@@ -37,10 +43,10 @@ def test_a_bar_that_is_due_is_drawn_and_cleared_away(updates: int) -> None:
 
 def test_a_bar_that_is_turned_off_says_nothing() -> None:
     stream = io.StringIO()
-    with Bar(total=3, file=stream, disable=True, **PROGRESS) as bar:
-        bar.update()
-        bar.clear()
-        bar.refresh()
+    with Bar(total=3, file=stream, disable=True, delay=1, leave=False) as own:
+        own.update()
+        own.clear()
+        own.refresh()
     assert stream.getvalue() == ""
 
 
@@ -61,7 +67,7 @@ def test_what_takes_long_is_said_once_above_a_bar(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(progress, "DELAY", 0)
     monkeypatch.setattr(terminal, "flush", lambda: "drawing ...\n" in terminal.getvalue() and said.set())
-    with Bar(total=3, file=terminal, ncols=40, leave=False), phase("drawing"):
+    with progress_shown(), Bar(total=3, file=terminal, ncols=40, leave=False), phase("drawing"):
         assert said.wait(60)
     before, after = terminal.getvalue().split("drawing ...\n")
     assert before.endswith("\r") and before.rsplit("\r", 2)[1].strip() == ""
@@ -72,6 +78,63 @@ def test_what_takes_long_is_said_once_above_a_bar(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_said_where_nobody_sees_it(stderr: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(progress, "DELAY", 0)
-    with phase("drawing"):
+    with progress_shown(), phase("drawing"):
         pass
     assert stderr is None or not stderr.getvalue()
+
+
+def said_by(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is shown of work when nothing waits two seconds."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "DELAY", 0)
+    work()
+    return terminal.getvalue()
+
+
+def test_a_call_from_python_prints_nothing_unless_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def library(progress: bool = False) -> None:
+        with progress_shown(progress):
+            assert list(bar(range(3), "layers", "layer")) == [0, 1, 2]
+            with phase("drawing"):
+                time.sleep(0.01)
+
+    assert said_by(library, monkeypatch) == ""
+    assert "layers" in said_by(lambda: library(progress=True), monkeypatch)
+
+    def command() -> None:
+        with progress_shown():
+            library()
+
+    said = said_by(command, monkeypatch)
+    assert "layers" in said and "drawing ..." in said
+    assert said_by(library, monkeypatch) == "", "the command has ended"
+
+
+def test_tasks_show_their_progress_where_their_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that runs them is another."""
+
+    def tasks() -> None:
+        with ThisProcess() as engine:
+            engine.submit("task", lambda: list(bar(range(3), "tokens")))
+            assert engine.next().value == [0, 1, 2]
+
+    assert said_by(tasks, monkeypatch) == ""
+    with progress_shown():
+        assert "tokens" in said_by(tasks, monkeypatch)
+
+
+def test_every_command_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command(cls=EndsInOneLine)
+    def counting() -> None:
+        list(bar(range(3), "counting"))
+
+    assert "counting" in said_by(lambda: counting([], standalone_mode=False), monkeypatch)
+
+
+def test_an_analysis_from_python_is_silent(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def analysis() -> None:
+        compare(embedded, embedded)
+        FirstLayer(embedded).sigma  # noqa: B018  computed on access
+
+    assert said_by(analysis, monkeypatch) == ""

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tests.support import tasks
 from weightscope.cli import main
-from weightscope.engine import Engine, cluster, here, processes
+from weightscope.engine import Engine, Processes, ThisProcess, cluster
 from weightscope.errors import CheckpointError
 from weightscope.parallel import usable_cores
 
@@ -22,7 +22,7 @@ def collect(engine: Engine) -> dict:
     return found
 
 
-@pytest.mark.parametrize("start", [here, lambda: processes(2)], ids=["here", "processes"])
+@pytest.mark.parametrize("start", [ThisProcess, lambda: Processes(2)], ids=["here", "processes"])
 def test_tasks_come_back_under_their_keys_and_errors_as_values(start) -> None:
     with start() as engine:
         assert engine.hungry and not engine.busy
@@ -37,7 +37,7 @@ def test_tasks_come_back_under_their_keys_and_errors_as_values(start) -> None:
 
 def test_what_is_forgotten_is_not_heard_of() -> None:
     release = threading.Event()
-    with here() as engine:
+    with ThisProcess() as engine:
         engine.submit("slow", release.wait)
         engine.submit("unwanted", tasks.doubled, 1)
         engine.submit("wanted", tasks.doubled, 2)
@@ -48,7 +48,7 @@ def test_what_is_forgotten_is_not_heard_of() -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_processes_share_the_cores_out_among_them(jobs: int) -> None:
-    with processes(jobs) as engine:
+    with Processes(jobs) as engine:
         engine.submit("threads", tasks.cores_and_blas_threads)
         (cores, blas), error = engine.next()[1:]
     assert error is None
@@ -57,7 +57,7 @@ def test_processes_share_the_cores_out_among_them(jobs: int) -> None:
 
 
 def test_ctrl_c_does_not_wait_for_tasks_that_run(tmp_path) -> None:
-    with pytest.raises(KeyboardInterrupt), processes(2) as engine:
+    with pytest.raises(KeyboardInterrupt), Processes(2) as engine:
         engine.submit("slow", tasks.touched_late, tmp_path / "late", 8.0)
         engine.submit("begun", tasks.doubled, 1)
         engine.next()
@@ -66,7 +66,7 @@ def test_ctrl_c_does_not_wait_for_tasks_that_run(tmp_path) -> None:
 
 
 def test_a_process_that_is_killed_ends_the_run_with_a_line(tmp_path) -> None:
-    with processes(2) as engine:
+    with Processes(2) as engine:
         engine.submit(0, tasks.killed_once, tmp_path / "marker", 0)
         with pytest.raises(CheckpointError, match=r"a process of --jobs was killed.*--resume"):
             engine.next()

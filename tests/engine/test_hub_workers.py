@@ -15,7 +15,7 @@ from weightscope.audits.audit import AuditOptions
 from weightscope.audits.many import Job
 from weightscope.checkpoint.local import LocalFile
 from weightscope.checkpoint.remote import RemoteFile
-from weightscope.engine import Engine, here, processes
+from weightscope.engine import Engine, Processes, ThisProcess
 from weightscope.errors import CheckpointError
 from weightscope.fingerprint import Fingerprint
 from weightscope.sources import Source
@@ -33,8 +33,8 @@ def test_workers_fetch_their_own_tensors(hub: Hub, tiny_gpt2: Path, tmp_path: Pa
     hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
     monkeypatch.setenv("HF_ENDPOINT", hub.hub)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "of the workers"))
-    found = tables("owner/tiny", tmp_path / "remote", processes(2))
-    assert found == tables(str(tiny_gpt2), tmp_path / "here", here())
+    found = tables("owner/tiny", tmp_path / "remote", Processes(2))
+    assert found == tables(str(tiny_gpt2), tmp_path / "here", ThisProcess())
     assert any(path.is_file() for path in (tmp_path / "of the workers").rglob("*"))
     assert ws.open_model("owner/tiny").checkpoint.bytes_to_fetch(["h.1.attn.c_attn.weight"])  # not by this process
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from weightscope.attention.layer import Layer
 from weightscope.audits.directions import HeadDirections, directions_of
@@ -23,7 +22,7 @@ from weightscope.escape import printable
 from weightscope.folder import Files, OutputFolder
 from weightscope.model import Model
 from weightscope.parallel import one_blas_thread
-from weightscope.progress import PROGRESS
+from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table
 from weightscope.wording import counted
 
@@ -90,10 +89,9 @@ def audit(
     (16,)
     """
     options = AuditOptions(None if layers is None else tuple(layers), tuple(deltas), window, directions, device)
-    measured = {
-        index: measure_task(lambda: model, index, options)
-        for index in tqdm(options.layers_of(model), desc="layers", unit="layer", disable=not progress, **PROGRESS)
-    }
+    with progress_shown(progress):
+        indices = bar(options.layers_of(model), "layers", "layer")
+        measured = {index: measure_task(lambda: model, index, options) for index in indices}
     return conclude(model, measured, options)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from weightscope.attention.layer import Layer
 from weightscope.audits.audit import AuditOptions, measured_layer
@@ -19,7 +18,7 @@ from weightscope.folder import OutputFolder
 from weightscope.metrics.change import relative_change, space_angles
 from weightscope.model import Model
 from weightscope.parallel import in_threads
-from weightscope.progress import PROGRESS
+from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table
 from weightscope.wording import counted
 
@@ -65,7 +64,9 @@ def compare(
     measured: list[dict[int, Arrays]] = [{} for _ in models]
     from_first: list[list[Arrays]] = [[] for _ in models[1:]]
     from_previous: list[list[Arrays]] = [[] for _ in models[1:]]
-    for index in tqdm(a.attention_layers, desc="layers", unit="layer", disable=not progress, **PROGRESS):
+    with progress_shown(progress):
+        indices = bar(a.attention_layers, "layers", "layer")
+    for index in indices:
         first = previous = unchecked[0].layer(index)
         measured[0][index] = measured_layer(a, first, AuditOptions())
         for k, model in enumerate(unchecked[1:]):

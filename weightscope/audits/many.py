@@ -17,7 +17,7 @@ from weightscope.errors import CheckpointError, printable
 from weightscope.fingerprint import Fingerprint, tokenizer_identity
 from weightscope.folder import HIDDEN, Files, OutputFolder
 from weightscope.model import Model
-from weightscope.progress import PROGRESS, Bar, phase
+from weightscope.progress import Bar, bar, phase
 from weightscope.sources import Source, folder_names
 from weightscope.tables import Column, Link, Table
 
@@ -120,15 +120,15 @@ def audit_all(
     """
     waiting = deque(enumerate(jobs))
     running: dict[int, _Run] = {}
-    with Bar(total=0, desc="layers", unit="layer", **PROGRESS) as bar:
+    with bar(what="layers", unit="layer", total=0) as layers:
         try:
             while waiting or engine.busy:
                 if waiting and engine.hungry:
                     number, job = waiting.popleft()
-                    running[number] = _run(number, job, options, engine, resume, partial(say, job), bar)
+                    running[number] = _run(number, job, options, engine, resume, partial(say, job), layers)
                     go_on = partial(next, running[number])
                 else:
-                    with phase("drawing figures") if bar.n == bar.total else nullcontext():
+                    with phase("drawing figures") if layers.n == layers.total else nullcontext():
                         (number, index), value, error = engine.next()
                     go_on = partial(running[number].send, (index, value, error))
                 try:
@@ -145,7 +145,7 @@ _Run = Generator[None, tuple[int, Any, Exception | None], Outcome]
 
 
 def _run(
-    number: int, job: Job, options: AuditOptions, engine: Engine, resume: bool, say: Callable[[str], None], bar: Bar
+    number: int, job: Job, options: AuditOptions, engine: Engine, resume: bool, say: Callable[[str], None], layers: Bar
 ) -> _Run:
     """The audit of one checkpoint: hands out tasks, and is sent (index, value, error) of each as it ends."""
     digest, left = "", []
@@ -163,13 +163,13 @@ def _run(
             if finished.notice is not None:
                 say(finished.notice)
             left = finished.left
-            bar.total += len(left)
+            layers.total += len(left)
             for index in left:
                 engine.submit((number, index), measure_task, get_model, index, options)
             while left:
                 index, measured = _value_of((yield))
                 finished.put(index, measured)
-                bar.update()
+                layers.update()
             engine.submit((number, REPORT), report_task, get_model, finished.all(), options)
             _, report = _value_of((yield))
             folder.add(report.files)
@@ -178,7 +178,7 @@ def _run(
         return Outcome(job, digest, report.summary, report.text)
     except Exception as error:
         engine.forget(lambda key: key[0] == number)
-        bar.total -= len(left)
+        layers.total -= len(left)
         return Outcome(job, digest, error=error)
 
 

@@ -131,7 +131,7 @@ def compare_command(sources: tuple[str, ...], out: Path, family: str | None, tow
     if len(sources) < 2:
         raise click.UsageError("compare needs two checkpoints or more")
     models = [Source(source, None, family, tower).open() for source in sources]
-    comparison = compare(*models, labels=sources, progress=True)
+    comparison = compare(*models, labels=sources)
     with phase("drawing figures"):
         comparison.write(out)
     click.echo(str(comparison))

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from weightscope.errors import CheckpointError
+from weightscope.progress import progress_shown
 
 
 class EndsInOneLine(click.Command):
@@ -13,7 +14,8 @@ class EndsInOneLine(click.Command):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().main(*args, **kwargs)
+            with progress_shown():
+                return super().main(*args, **kwargs)
         except CheckpointError as error:
             problem = str(error)
         except MemoryError as error:  # NumPy's and CuPy's say how much was asked for

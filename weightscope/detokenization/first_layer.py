@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from weightscope.attention.folding import Affine, InverseRms
 from weightscope.attention.layer import Head, Layer
@@ -16,7 +15,7 @@ from weightscope.detokenization.terms import Parts, SixTerms, six_terms
 from weightscope.device import open_device
 from weightscope.model import Model
 from weightscope.parallel import in_threads
-from weightscope.progress import PROGRESS
+from weightscope.progress import bar
 
 PIECE = 512  # rows of the embedding that a thread projects at a time
 SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
@@ -59,13 +58,13 @@ class FirstLayer:
         assert positions is not None
         if embeddings.divisor is None:
             return SigmaStatistics.of_no_norm(embeddings.n_tokens, len(positions))
-        with tqdm(total=len(positions), desc="sigma", unit="position", **PROGRESS) as bar:
+        with bar(what="sigma", unit="position", total=len(positions)) as done:
             return sigma_statistics(
                 embeddings.blocks,
                 embeddings.n_tokens,
                 positions,
                 embeddings.divisor.eps,
-                bar.update,
+                done.update,
                 open_device(self.device),
             )
 

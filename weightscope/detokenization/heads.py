@@ -7,18 +7,17 @@ from pathlib import Path
 from threading import Lock
 
 import numpy as np
-from tqdm import tqdm
 
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.device import open_device
 from weightscope.embedded import COUNTS
-from weightscope.engine import Engine, here
+from weightscope.engine import Engine, ThisProcess
 from weightscope.errors import CheckpointError
 from weightscope.fingerprint import Fingerprint, file_identity
 from weightscope.folder import write_csv, write_npz
 from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve
 from weightscope.parallel import one_blas_thread
-from weightscope.progress import PROGRESS
+from weightscope.progress import bar
 from weightscope.sources import Source
 from weightscope.text.counts import Counts, load_counts
 
@@ -182,7 +181,7 @@ def detokenize(
         No token embedding, counts of another vocabulary, or what a worker or the engine had to say.
     """
     if engine is None:
-        with here() as own:
+        with ThisProcess() as own:
             return detokenize(first, counts, own)
     n_tokens = first.model.embeddings.n_tokens
     here_too = Ranking(first, counts)
@@ -193,13 +192,13 @@ def detokenize(
     tasks = [(h, start, min(start + step, n_tokens)) for h in range(len(rows)) for start in range(0, n_tokens, step)]
     for task in tasks:
         engine.submit(task, auroc_of_rows, ranking, *task)
-    with tqdm(total=rows.size, desc="AUROC", unit="token", unit_scale=True, **PROGRESS) as bar:
+    with bar(what="AUROC", unit="token", total=rows.size, unit_scale=True) as done:
         while engine.busy:
             (head, start, stop), values, error = engine.next()
             if error is not None:
                 raise error
             rows[head, start:stop] = values
-            bar.update(stop - start)
+            done.update(stop - start)
     table = [HeadAuroc(head, *mean_auroc(row)) for head, row in enumerate(rows)]
     return Detokenization(rows, sorted(table, key=lambda row: -row.auroc))
 

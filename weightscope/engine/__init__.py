@@ -4,11 +4,9 @@ A task is a pure function and its arguments. Off this process both are pickled, 
 one that the other side can import, and its arguments should say where to read rather than carry what was read.
 """
 
-from weightscope.engine.engine import Engine, Finished
-from weightscope.engine.here import here
-from weightscope.engine.processes import processes
+from weightscope.engine.engine import Engine, Finished, Processes, ThisProcess
 
-__all__ = ["Engine", "Finished", "here", "open_engine", "processes"]
+__all__ = ["Engine", "Finished", "Processes", "ThisProcess", "open_engine"]
 
 
 def open_engine(name: str, scheduler: str | None = None, jobs: int | None = None) -> Engine:
@@ -28,7 +26,7 @@ def open_engine(name: str, scheduler: str | None = None, jobs: int | None = None
         Dask is not installed, or there is no scheduler there.
     """
     if name == "dask":
-        from weightscope.engine.cluster import cluster
+        from weightscope.engine.cluster import connect
 
-        return cluster(scheduler)
-    return here() if jobs is None else processes(jobs)
+        return connect(scheduler)
+    return ThisProcess() if jobs is None else Processes(jobs)

@@ -71,7 +71,7 @@ class Cluster(Engine):
         return error
 
 
-def cluster(scheduler: str | None) -> Engine:
+def connect(scheduler: str | None) -> Engine:
     """The cluster of a scheduler; without one given, that of Dask's own configuration, which has the patience too.
 
     Raises
@@ -92,9 +92,9 @@ def cluster(scheduler: str | None) -> Engine:
     for name in NOISY:  # what goes wrong is said in a line, here
         logging.getLogger(name).setLevel(logging.CRITICAL)
     patience = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
-    connect = partial(Client, address, timeout=patience, set_as_default=False, name="weightscope")
+    call = partial(Client, address, timeout=patience, set_as_default=False, name="weightscope")
     try:
-        client = _within(patience + 1, connect)
+        client = _within(patience + 1, call)
     except Exception as error:  # Dask's own, of many kinds
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"no Dask scheduler answers at {address} ({reason})") from None

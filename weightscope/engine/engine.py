@@ -1,13 +1,19 @@
-"""The one seam between what is to be computed and where: hand tasks out, take results as they finish."""
+"""The one seam between what is to be computed and where: hand tasks out, take results as they finish.
+
+Here are tasks on this machine, in this process or in several; cluster.py has those on a Dask cluster.
+"""
 
 from collections.abc import Callable, Hashable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextvars import copy_context
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from weightscope.errors import CheckpointError
-from weightscope.parallel import keep_to, one_blas_thread
+from weightscope.parallel import keep_to, one_blas_thread, usable_cores
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class Finished(NamedTuple):
@@ -120,6 +126,51 @@ class Engine:
     def in_words(self, error: Exception) -> Exception:
         """A task's error, as a CheckpointError where the engine knows what a person should do about it."""
         return error
+
+
+class ThisProcess(Engine):
+    """Tasks one after another in this process; each spreads itself over the cores.
+
+    They run in a thread, so that the caller is free to write what has finished while the next one runs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(ThreadPoolExecutor(1, "task"), ahead=2, elsewhere=False)
+
+    def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+        super().submit(key, copy_context().run, function, *arguments)
+
+
+class Processes(Engine):
+    """Tasks in so many processes on this machine, through joblib's loky. Each process has its share of the cores.
+
+    Parameters
+    ----------
+    jobs : int
+    """
+
+    def __init__(self, jobs: int) -> None:
+        from joblib.externals.loky import ProcessPoolExecutor
+
+        self._pool = ProcessPoolExecutor(jobs, env=ONE_THREAD)
+        super().__init__(self._pool, ahead=2 * jobs, elsewhere=True)
+        self._cores = max(1, usable_cores() // jobs)
+
+    def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+        super().submit(key, beside_others, self._cores, function, *arguments)
+
+    def close(self, *, at_once: bool = False) -> None:
+        self._pool.shutdown(wait=True, kill_workers=at_once)
+
+    def is_own(self, error: Exception) -> bool:
+        from joblib.externals.loky import BrokenProcessPool
+
+        return isinstance(error, BrokenProcessPool)
+
+    def failure(self, error: Exception | None) -> CheckpointError:
+        return CheckpointError(
+            "a process of --jobs was killed, out of memory perhaps; fewer jobs take less (audit --resume goes on)"
+        )
 
 
 def beside_others(cores: int, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from weightscope.attention.layer import Layer
 from weightscope.device import CPU, Device, open_device
@@ -16,7 +15,7 @@ from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.parallel import one_blas_thread
-from weightscope.progress import PROGRESS, phase
+from weightscope.progress import bar, phase
 from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import first_line, import_torch, load_eager, room_for, torch_device
 from weightscope.wording import counted
@@ -303,8 +302,8 @@ class Runner:
 @contextmanager
 def _passes(n: int) -> Iterator[Any]:
     """A progress bar, and one BLAS thread for NumPy: more would vie with PyTorch's for the cores, and both lose."""
-    with one_blas_thread(), tqdm(total=n, desc="forward passes", unit="sequence", **PROGRESS) as bar:
-        yield bar
+    with one_blas_thread(), bar(what="forward passes", unit="sequence", total=n) as done:
+        yield done
 
 
 class _LastLayerSeen(Exception):  # noqa: N818  no error: it ends a forward pass early

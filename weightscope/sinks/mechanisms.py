@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from tqdm import tqdm
 
 from weightscope.attention.layer import Layer
 from weightscope.audits.measure import measure_layer
 from weightscope.errors import CheckpointError
 from weightscope.metrics.norms import output_triangles
-from weightscope.progress import PROGRESS
+from weightscope.progress import bar
 from weightscope.runner.runner import Activations, Runner
 from weightscope.sinks.strength import (
     BROADCAST,
@@ -136,7 +135,7 @@ def sink_mechanisms(runner: Runner, sequences: Sequence[np.ndarray], tokens: Tok
     runner.observe(sequences, seen_by)
     r = max(layer.q.of(0)[0].shape[-1] for layer in layers)
     spectra = np.zeros((len(layers), layers[0].n_heads, r))
-    for at, layer in enumerate(tqdm(layers, desc="spectra", unit="layer", **PROGRESS)):
+    for at, layer in enumerate(bar(layers, "spectra", "layer")):
         found = measure_layer(layer, {})["qk_singular_values"]
         spectra[at, :, : found.shape[-1]] = found
     return seen_by.found(spectra)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from tqdm import tqdm
 
-from weightscope.progress import PROGRESS
+from weightscope.progress import bar
 from weightscope.runner.runner import Activations, Observer, Runner
 from weightscope.sinks.bias import sink_update
 from weightscope.sinks.perplexity import change_interval, perplexity
@@ -131,7 +130,7 @@ def patching_table(runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence
     means = {layer: mean.astype(np.float32) for layer, mean in mu.items()}
     interventions = {PATCHED: constant(means), ABLATED: nothing}
     work = list(product(STARTS, layer_ranges(sorted(mu)).items(), interventions))
-    for start, (name, chosen), how in tqdm(work, desc="interventions", unit="run", **PROGRESS):
+    for start, (name, chosen), how in bar(work, "interventions", "run"):
         losses = runner.losses(texts, replacing_sink(interventions[how], chosen, start))
         found = float(perplexity(losses, tokens))
         rows.append(Patching(name, how, start, found, found - baseline, change_interval(losses, plain, tokens)))

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from tqdm import tqdm
 
 from weightscope.attention.layer import Layer
 from weightscope.detokenization.position_curves import softmax
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
-from weightscope.progress import PROGRESS
+from weightscope.progress import bar
 from weightscope.sinks.strength import sink_strength
 
 SAMPLE = 255  # tokens after the first
@@ -68,7 +67,7 @@ def predict_sinks(model: Model, first: int, seed: int = 0) -> dict[str, np.ndarr
         By the names of `PREDICTORS`.
     """
     x = _embeddings(model, first, seed)
-    layers = tqdm(model.attention_layers, desc="heads that may sink", unit="layer", **PROGRESS)
+    layers = bar(model.attention_layers, "heads that may sink", "layer")
     found = [predict_layer(model.layer(index), x) for index in layers]
     return {each.name: np.stack([layer[each.name] for layer in found]) for each in PREDICTORS}
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 import os
 import re
 from array import array
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
-from tqdm import tqdm
 
 from weightscope.errors import CheckpointError
+from weightscope.parallel import in_threads
+from weightscope.progress import bar, progress_shown
 from weightscope.text.corpus import Document, corpus_files, documents
 from weightscope.text.counts import Counts, Int64s
 from weightscope.text.tokenizer import safe_cut, tokenizer_hash, vocab_size
@@ -48,7 +47,7 @@ class Piece(NamedTuple):
 
 
 def count_bigrams(
-    corpus_paths: Iterable[str | Path], tokenizer: Tokenizer, *, jobs: int | None = None, progress: bool = True
+    corpus_paths: Iterable[str | Path], tokenizer: Tokenizer, *, jobs: int | None = None, progress: bool = False
 ) -> Counts:
     """Count the bigrams of a corpus.
 
@@ -59,7 +58,7 @@ def count_bigrams(
     tokenizer : tokenizers.Tokenizer
         As `load_tokenizer` gives it.
     jobs : int, optional
-        Threads that encode; a core each when not given.
+        Threads that encode; one a core when not given.
     progress : bool, optional
         Show a bar on stderr when it takes longer than two seconds.
 
@@ -77,11 +76,12 @@ def count_bigrams(
     sums = PairSums(vocab_size(tokenizer))
     total = sum(file.size for file in files)
     with (
-        tqdm(desc="bigrams", total=total, unit="B", unit_scale=True, delay=2, disable=not progress) as bar,
-        _one_core_a_call(),
+        progress_shown(progress),
+        bar(what="bigrams", unit="B", total=total, unit_scale=True) as read,
+        _one_core(),
     ):
-        batches = batched(documents(files, bar.update), safe_cut(tokenizer))
-        for ids in _in_order(partial(encode, tokenizer), batches, jobs or os.cpu_count() or 1):
+        batches = batched(documents(files, read.update), safe_cut(tokenizer))
+        for ids in in_threads(partial(encode, tokenizer), batches, jobs):
             sums.add(ids)
     matrix = sums.matrix()
     if not matrix.nnz:
@@ -207,20 +207,8 @@ class PairSums:
         self._sums[-1] = self._sums[-1] + last
 
 
-def _in_order(function: Callable[[list[Piece]], Int64s], batches: Iterable[list[Piece]], jobs: int) -> Iterator[Int64s]:
-    """`map`, on threads: results come in order, and no more than a few batches are under way."""
-    with ThreadPoolExecutor(jobs) as pool:
-        ahead: deque[Future[Int64s]] = deque()
-        for batch in batches:
-            ahead.append(pool.submit(function, batch))
-            if len(ahead) > 2 * jobs:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-
-
 @contextmanager
-def _one_core_a_call() -> Iterator[None]:
+def _one_core() -> Iterator[None]:
     """Keep the tokenizers library from spreading a call over all cores: here every thread has a call of its own."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
