@@ -216,7 +216,7 @@ def rows(title: str, found: dict[str, list[Cost]]) -> list[Measured]:
 
 def factors_of(model: Model) -> dict[str, np.ndarray]:
     """q, k, v, o of every query head as float32 (L, H, d, r), keys and values repeated within their group."""
-    layers = [[(head.qk, head.vo) for head in model.layer(i).heads()] for i in model.attention_layers]
+    layers = [[(head.qk, head.vo) for head in model.layer(i).heads] for i in model.attention_layers]
     pick = {"q": (0, "left"), "k": (0, "right"), "v": (1, "left"), "o": (1, "right")}
     return {
         name: np.array([[getattr(pair[which], side) for pair in heads] for heads in layers], np.float32)

@@ -101,7 +101,7 @@ def test_positions_are_scaled_as_in_the_papers_code(folder: Path, tmp_path: Path
     sigma = np.sqrt((e[:, None] + p).var(axis=-1) + 1e-5)  # (V, L)
     with np.load(tmp_path / "positions.npz") as arrays:
         assert arrays["t_p"].shape == arrays["t_pp"].shape == (4, 32)
-        for head in model.layer(0).heads():
+        for head in model.layer(0).heads:
             t_p = p @ head.qk_bias * (1 / sigma).mean(axis=0)
             t_pp = p[20] @ head.qk.dense() @ p.T * (1 / sigma).mean(axis=0) * (1 / sigma[:, 20]).mean()
             np.testing.assert_allclose(arrays["t_p"][head.index], t_p, rtol=2e-4, atol=1e-5)

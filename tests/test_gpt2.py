@@ -62,7 +62,7 @@ def test_a_heads_matrices_give_its_scores_and_values(eager) -> None:
     layer, x = model.layer(1), states[1].astype(np.float64)
     z = x / np.sqrt(x.var(axis=-1, keepdims=True) + model.config.norm_eps)
     scores, values = layer.scores(states[1]), layer.values(states[1])
-    for head in layer.heads():
+    for head in layer.heads:
         bilinear = head.scale * (z @ head.qk.dense() @ z.T + head.qk_bias @ z.T)
         difference = scores[head.index] - bilinear
         np.testing.assert_allclose(difference - difference[:, :1], 0, atol=2e-5)

@@ -6,14 +6,14 @@ from functools import cached_property
 
 import numpy as np
 
-from weightscope.attention.layer import Divisor
+from weightscope.attention.norms import Norm
 from weightscope.checkpoint import Tensor
 from weightscope.errors import CheckpointError
 
 BLOCK_BYTES = 16 << 20  # embedding rows are streamed in float32 blocks of about this size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Embeddings:
     """Token and position embeddings as the first layer sees them.
 
@@ -28,25 +28,25 @@ class Embeddings:
         As stored, unread.
     positions : float32 array of shape (n_positions, d), or None
         Row p belongs to position p, whatever rows the file has before it.
-    divisor : Divisor or None
-        The norm's scalar at the model's input; None where nothing divides.
+    first_norm : Norm or None
+        The norm of which sigma divides the sum of the rows, the one thing asked of it; None where there is none.
     scale : float
         Multiplies stored rows.
     projection : (e, d) array, or None
         Brings them to the model's width.
     shift : (d,) array, or None
         Added to every row.
-    norm : (Divisor, gamma, beta), or None
+    norm : Norm or None
         A norm of the rows themselves.
     """
 
     token_tensor: Tensor
     positions: np.ndarray | None
-    divisor: Divisor | None
+    first_norm: Norm | None
     scale: float = 1.0
     projection: np.ndarray | None = None
     shift: np.ndarray | None = None
-    norm: tuple[Divisor, np.ndarray, np.ndarray] | None = None
+    norm: Norm | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -67,11 +67,7 @@ class Embeddings:
             rows = rows @ self.projection
         if self.shift is not None:
             rows = rows + self.shift
-        if self.norm is not None:
-            divisor, gamma, beta = self.norm
-            centred = rows - rows.mean(axis=-1, keepdims=True) if divisor.centred else rows
-            rows = centred / divisor(rows)[..., None] * gamma + beta
-        return rows
+        return rows if self.norm is None else self.norm(rows)
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -130,7 +126,7 @@ class Embeddings:
             if (wrong := outside(positions, known)) is not None:
                 raise CheckpointError(f"no position {wrong}: the model has {known}", file=self.token_tensor.file.path)
             rows = rows + self.positions[positions]
-        return np.ones(rows.shape[:-1], rows.dtype) if self.divisor is None else self.divisor(rows)
+        return np.ones(rows.shape[:-1], rows.dtype) if self.first_norm is None else self.first_norm.sigma(rows)
 
 
 def outside(ids: np.ndarray, count: int | None) -> int | None:

@@ -5,15 +5,19 @@ from pathlib import Path
 
 import numpy as np
 
-from weightscope.attention.layer import Divisor, Head, Layer
+from weightscope.attention.head import Head
+from weightscope.attention.layer import Layer
+from weightscope.attention.norms import Norm
+from weightscope.attention.rotation import Rotation
 from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
 from weightscope.embedded import resolved
 from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
 from weightscope.families import Family, LayerTensors, family_of, own_values, read_config
 from weightscope.families.config import Numbers
-from weightscope.families.family import Norm
+from weightscope.families.family import StoredNorm
 from weightscope.families.layer import read_layer
+from weightscope.on_demand import OnDemand
 
 __all__ = ["Embeddings", "Head", "Layer", "Model", "open_model"]
 
@@ -66,6 +70,10 @@ class Model:
         self.config = read_config(values, self.family, file=self.file)
         self._last: Layer | None = None
 
+    def __repr__(self) -> str:
+        config = self.config
+        return f"Model({self.family.name}: {config.n_layers} layers of {config.n_heads} heads, width {config.d_model})"
+
     @property
     def name(self) -> str:
         """What to call it in a title: the Hub id, or the folder's or file's name."""
@@ -113,6 +121,27 @@ class Model:
             self._last = read_layer(self.tensors(), self.family, self.config, index, self.file)
         return self._last
 
+    @property
+    def layers(self) -> OnDemand[Layer]:
+        """The attention layers, a sequence; each is read when it is asked for, and only the last one asked for is kept.
+
+        Examples
+        --------
+        >>> import weightscope as ws
+        >>> model = ws.open_model("embedded")
+        >>> [layer.n_heads for layer in model.layers]
+        [8, 8]
+        >>> model.layers[-1]
+        Layer(1: 8 heads of 32, width 256)
+        """
+        return OnDemand(self.attention_layers, self.layer, "attention layers")
+
+    @cached_property
+    def rotations(self) -> dict[int, Rotation | None]:
+        """How each attention layer rotates queries and keys, from the config alone; None where one does not."""
+        rope = self.family.rope
+        return {i: rope.rotation(self.config, i, self.file) if rope else None for i in self.attention_layers}
+
     def attention_tensors(self, index: int) -> list[Tensor]:
         """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread."""
         stem = self.prefix + self.family.stored_name(self.config, index, self.file)
@@ -141,11 +170,10 @@ class Model:
             layer = layer.after(*self._after)
         if norm is None:
             return layer
-        gamma, beta = norm.read(self.tensors(), self.embedding_width if inputs.after else self.config.d_model)
-        return layer.after_norm(gamma, beta, Divisor(norm.centred, self._eps(norm)))
+        return layer.after_norm(norm.read(self.tensors(), self.config, self.embedding_width if inputs.after else None))
 
-    def stream_norm(self, index: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """gamma and beta, each (d,), of the norm that the residual stream has just come out of when it enters a layer.
+    def stream_norm(self, index: int) -> Norm | None:
+        """The norm that the residual stream has just come out of when it enters a layer.
 
         In post-norm models the one that ends the layer before, and anywhere the one of the embeddings; None where the
         stream is not normalised, as in pre-norm models.
@@ -154,7 +182,7 @@ class Model:
             norm, inner = self.family.inputs.norm if self._after is None else None, ""
         else:
             norm, inner = self.family.closing, self.family.stored_name(self.config, index - 1, self.file)
-        return None if norm is None else norm.read(self.tensors(inner), self.config.d_model)
+        return None if norm is None else norm.read(self.tensors(inner), self.config)
 
     @cached_property
     def embedding_width(self) -> int:
@@ -186,11 +214,11 @@ class Model:
         return Embeddings(
             tensors.tensor(inputs.tokens, (None, e)),
             self.positions,
-            None if first is None else Divisor(first.centred, self._eps(first)),
+            None if first is None else first.unread(config),
             scale=self._scale,
             projection=before,
             shift=shift if before is None or shift is None else shift @ before,
-            norm=None if own is None else (Divisor(own.centred, self._eps(own)), *own.read(tensors, config.d_model)),
+            norm=None if own is None else own.read(tensors, config),
         )
 
     @cached_property
@@ -214,7 +242,7 @@ class Model:
         return rows[offset:] @ self._before if summed and self._before is not None else rows[offset:]
 
     @property
-    def _folded_norm(self) -> Norm | None:
+    def _folded_norm(self) -> StoredNorm | None:
         """The embeddings' norm where layer 0 has none of its own, so that it can be folded into layer 0."""
         return self.family.inputs.norm if self.family.norm_of(0) is None else None
 
@@ -226,11 +254,17 @@ class Model:
             return None
         return self.tensors().read(name + ".weight", (self.config.d_model, width)).T
 
+    @property
+    def projects_embeddings(self) -> bool:
+        """Whether embeddings are projected after their norm, so that token rows are no rows of the residual stream."""
+        inputs = self.family.inputs
+        return bool(inputs.after) and (inputs.always_projected or self.embedding_width != self.config.d_model)
+
     @cached_property
     def _after(self) -> tuple[np.ndarray, np.ndarray] | None:
         """(e, d) projection and (d,) bias after the embeddings' norm."""
         inputs, d, e = self.family.inputs, self.config.d_model, self.embedding_width
-        if not inputs.after or (e == d and not inputs.always_projected):
+        if not self.projects_embeddings:
             return None
         return self.tensors().read(inputs.after + ".weight", (d, e)).T, self.tensors().read(
             inputs.after + ".bias", (d,)
@@ -244,6 +278,3 @@ class Model:
     @property
     def _numbers(self) -> Numbers:
         return Numbers(self.config.raw, self.file)
-
-    def _eps(self, norm: Norm) -> float:
-        return self.config.norm_eps if norm.eps is None else norm.eps

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weightscope.attention.factored import Factored
-from weightscope.attention.folding import fold_layer_norm
+from weightscope.attention.norms import fold_layer_norm
 
 CLIPPED_LOW, CLIPPED_HIGH = -0.03, 1.03  # gamma and zeta, a pair that clipped softmax was published with
 POLYNOMIAL_POWER = 3

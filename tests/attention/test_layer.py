@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.attention.folding import Affine
 from weightscope.attention.layer import Layer
+from weightscope.attention.maps import Affine
 from weightscope.attention.position_bias import Buckets, Slopes
 from weightscope.families.gpt import alibi
 
@@ -19,7 +19,7 @@ def grouped_layer(heads: int = 6, groups: int = 2, d: int = 8, r: int = 4) -> La
         return Affine(RNG.normal(size=(count, d, r)), RNG.normal(size=(count, r)))
 
     w_o = RNG.normal(size=(heads, r, d))
-    return Layer(0, affine(heads), affine(groups), affine(groups), w_o, RNG.normal(size=d), scale=0.5)
+    return Layer(affine(heads), affine(groups), affine(groups), w_o, RNG.normal(size=d), scale=0.5)
 
 
 def test_grouped_queries_are_what_repeated_keys_would_be() -> None:
@@ -34,8 +34,8 @@ def test_grouped_queries_are_what_repeated_keys_would_be() -> None:
 
 def test_heads_of_a_group_share_one_key_map() -> None:
     layer = grouped_layer()
-    assert [head.kv_head for head in layer.heads()] == [0, 0, 0, 1, 1, 1]
-    for head in layer.heads():
+    assert [head.kv_head for head in layer.heads] == [0, 0, 0, 1, 1, 1]
+    for head in layer.heads:
         assert np.shares_memory(head.qk.right, layer.k.w)
         assert np.shares_memory(head.vo.left, layer.v.w)
     with pytest.raises(ws.CheckpointError, match="no head 6: a layer has 6"):
@@ -45,8 +45,10 @@ def test_heads_of_a_group_share_one_key_map() -> None:
 def test_without_rotation_distance_changes_nothing() -> None:
     head = grouped_layer().head(1)
     np.testing.assert_array_equal(head.qk_at(7).left, head.qk.left)
-    np.testing.assert_array_equal(head.qk_free.dense(), head.qk.dense())
-    assert head.qk_rotary_at(3).rank_bound == 0
+    forms = head.forms(deltas=(0, 7), window=3)
+    for name in ("delta7", "mean3", "free"):
+        np.testing.assert_allclose(forms[name].dense(), head.qk.dense())
+    assert forms["turning"].rank_bound == 0
     assert not np.any(head.layer.position_bias(np.arange(4)))
 
 

@@ -41,7 +41,7 @@ def test_compare_shows_what_fp8_did_to_each_head(in_fp8: Path) -> None:
     whole, rounded = ws.open_model(LLAMA), ws.open_model(in_fp8)
     found = ws.compare(whole, rounded).from_first
     for i in range(whole.config.n_layers):
-        for one, other in zip(whole.layer(i).heads(), rounded.layer(i).heads(), strict=True):
+        for one, other in zip(whole.layer(i).heads, rounded.layer(i).heads, strict=True):
             before, after = (head.qk.dense().astype(np.float64) for head in (one, other))
             change = np.linalg.norm(after - before) / np.linalg.norm(before)
             assert found["qk_change"][0, i, one.index] == pytest.approx(change, rel=1e-4)

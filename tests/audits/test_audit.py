@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
+from tests.support.tiny_models import FIXTURES
 from weightscope.cli import main
 from weightscope.folder import HIDDEN
 
@@ -77,3 +78,10 @@ def test_a_wrong_option_is_said_in_a_line(wrong: list[str], checkpoint: Path, tm
     assert result.exit_code == 2
     assert "Traceback" not in result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("name", ["electra", "albert"])
+def test_embeddings_of_another_space_than_the_streams_name_no_directions(name: str) -> None:
+    found = ws.audit(ws.open_model(FIXTURES / name))
+    assert not found.directions
+    assert "embeddings are projected before they enter the model" in found.notes[0]

@@ -79,6 +79,18 @@ FORMS = [
 ]
 
 
+def test_a_layer_without_rotation_has_the_same_w_qk_in_every_form() -> None:
+    """SmolLM3: layer 1 does not rotate and layer 0 does, so that the table has the columns of distances."""
+    model = ws.open_model(FIXTURES / "smollm3")
+    assert [layer.rotation is None for layer in model.layers] == [False, True]
+    found = ws.audit(model, directions=0).measured.arrays
+    forms = {name: s for name, s in found.items() if name.startswith("qk_singular_values_")}
+    assert sorted(forms) == ["qk_singular_values_delta1", "qk_singular_values_mean64"]
+    for s in forms.values():
+        np.testing.assert_allclose(s[1], found["qk_singular_values"][1], rtol=1e-12)
+        assert not np.allclose(s[0], found["qk_singular_values"][0], rtol=1e-3)
+
+
 @pytest.mark.parametrize("fixture", FORMS)
 def test_every_form_of_a_head_is_measured_as_the_head_has_it(fixture: str) -> None:
     """Distances, the mean over a window, what turns and what does not, biases and shared key-value heads."""
@@ -86,14 +98,18 @@ def test_every_form_of_a_head_is_measured_as_the_head_has_it(fixture: str) -> No
     found = ws.audit(model, deltas=(0, 1, 5), window=7, directions=0).measured
     for i, index in enumerate(found.layers.tolist()):
         layer = model.layer(index)
-        for h, head in enumerate(layer.heads()):
+        for h, head in enumerate(layer.heads):
             forms: dict[str, Factored] = {"": head.qk}
             if layer.rotation is not None:
                 turned = [head.qk_at(delta) for delta in range(7)]
                 mean = Factored(np.mean([w.left for w in turned], axis=0), head.qk.right)
                 forms |= {"_delta1": head.qk_at(1), "_delta5": head.qk_at(5), "_mean7": mean}
                 if len(layer.rotation.turning) < head.qk.rank_bound:
-                    forms |= {"_free": head.qk_free, "_turning": head.qk_rotary_at(0)}
+                    still = np.delete(np.arange(head.qk.rank_bound), layer.rotation.turning)
+                    forms |= {
+                        f"_{name}": Factored(head.qk.left[:, dims], head.qk.right[:, dims])
+                        for name, dims in (("free", still), ("turning", layer.rotation.turning))
+                    }
             names = {name for name in found.arrays if name.startswith("qk_singular_values")}
             assert names == {f"qk_singular_values{form}" for form in forms}
             for form, w in forms.items():
@@ -108,8 +124,8 @@ def test_every_form_of_a_head_is_measured_as_the_head_has_it(fixture: str) -> No
             assert found.grid("vo_bias_norm")[i, h] == pytest.approx(np.linalg.norm(head.vo_bias), rel=1e-4, abs=1e-6)
             assert found.grid("kv_head")[i, h] == head.kv_head
         shares = found.arrays["qk_column_share"][i]
-        dense = sum(head.qk.dense() ** 2 / head.qk.frobenius() ** 2 for head in layer.heads())
-        np.testing.assert_allclose(shares, dense.sum(axis=0) / len(layer.heads()), atol=1e-5)
+        dense = sum(head.qk.dense() ** 2 / head.qk.frobenius() ** 2 for head in layer.heads)
+        np.testing.assert_allclose(shares, dense.sum(axis=0) / len(layer.heads), atol=1e-5)
     assert found.caveats == tuple(dict.fromkeys(c for i in found.layers.tolist() for c in model.layer(i).caveats))
 
 

@@ -18,13 +18,14 @@ def has_tokens(it: Fixture) -> bool:
 
 def is_bilinear(layer: Layer) -> bool:
     """No norm, cap or clip inside attention, which the terms leave out and the caveats name."""
-    return not (layer.q_rms or layer.k_rms or layer.softcap or layer.clip)
+    return not (layer.q_norm or layer.k_norm or layer.softcap or layer.clip)
 
 
 def is_t_ee_alone(it: Fixture) -> bool:
     """Scores of tokens hold no bias, no position, no beta of a norm inside attention and no clip."""
     layer = it.model.first_layer
-    biases = [m.of(head)[1] for m in (layer.q, layer.k) for head in range(m.heads)] + [layer.q_shift]
+    biases = [m.of(head)[1] for m in (layer.q, layer.k) for head in range(m.shape[0])]
+    biases.append(layer.q_norm and layer.q_norm.shift)
     return it.model.positions is None and not layer.clip and not any(b is not None and np.any(b) for b in biases)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weightscope.attention.folding import sigma
+from weightscope.attention.norms import sigma
 from weightscope.detokenization.sigma import sigma_statistics
 from weightscope.device import CPU, open_device
 

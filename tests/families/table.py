@@ -15,7 +15,7 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.position_bias import Slopes
 from weightscope.attention.rotation import GridRotation
 from weightscope.families import FAMILIES
-from weightscope.families.family import Family, Norm
+from weightscope.families.family import Family, StoredNorm
 
 README = Path(__file__).parent.parent.parent / "README.md"
 MARKED = re.compile(r"(<!-- families -->\n)(.*?)(<!-- /families -->)", re.DOTALL)
@@ -78,7 +78,7 @@ def rotation_of(found: list[Fixture]) -> str:
     return ", ".join(dict.fromkeys(said + ["learned positions"] * learned)) or "none"
 
 
-def norm_in_words(norm: Norm | None) -> str:
+def norm_in_words(norm: StoredNorm | None) -> str:
     if norm is None:
         return "none before attention"
     kind = "LayerNorm" if norm.centred else "RMSNorm"
@@ -97,10 +97,10 @@ def norms_of(found: list[Fixture]) -> str:
         else:
             said.append(norm_in_words(row.norm))
         if row.qk_norm is not None:
-            kind = "LayerNorm" if row.qk_norm.norm.centred else "RMSNorm"
-            kind += " (1 + w)" if row.qk_norm.norm.offset else ""
+            kind = "LayerNorm" if row.qk_norm.centred else "RMSNorm"
+            kind += " (1 + w)" if row.qk_norm.offset else ""
             said.append(f"q/k {kind}" + (" over all heads" if row.qk_norm.scope == "joint" else " per head"))
-        if layer.v_rms is not None:
+        if layer.v_norm is not None:
             said.append("RMSNorm of latents")
     return ", ".join(dict.fromkeys(said))
 

@@ -56,14 +56,14 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
         x = x[: layer.rotation.longest]  # longer sequences turn slower, as the caveat says
     z, values, scores = layer.normalised(x), layer.values(x), layer.scores(x)
     of_query, of_key = layer.scalars(x)
-    of_value = np.ones(len(x)) if layer.v_rms is None else layer.v_rms(z)[0]
+    of_value = np.ones(len(x)) if layer.v_norm is None else layer.v_norm.scalars(z)[0]
     apart = np.subtract.outer(np.arange(len(x)), np.arange(len(x)))
-    for head in layer.heads():
+    for head in layer.heads:
         if layer.clip is not None:
             assert any("clipped" in caveat for caveat in head.caveats)
             continue
         close((z @ head.vo.dense() + head.vo_bias) * of_value[:, None], values[head.index])
-        if layer.q_shift is not None or name.startswith("deepseek"):
+        if (layer.q_norm and layer.q_norm.shift is not None) or name.startswith("deepseek"):
             continue  # what the next two tests look at
         for i, j in np.ndindex(*apart.shape):
             delta = steps(layer, i, j)
@@ -99,21 +99,24 @@ def test_latent_attention_is_a_position_free_and_a_rotary_part(name: str) -> Non
     z, scores = layer.normalised(x), layer.scores(x)
     of_query, of_key = layer.scalars(x)
     assert any("latents" in caveat for caveat in layer.caveats)
-    for head in layer.heads():
-        assert head.qk_free.rank_bound == raw["qk_nope_head_dim"]
-        assert head.qk_rotary_at(3).rank_bound == raw["qk_rope_head_dim"]
-        close(head.qk_free.dense() + head.qk_rotary_at(3).dense(), head.qk_at(3).dense())
+    for head in layer.heads:
+        forms = head.forms()
+        free = forms["free"]
+        assert free.rank_bound == raw["qk_nope_head_dim"]
+        assert forms["turning"].rank_bound == raw["qk_rope_head_dim"]
+        close(free.dense() + forms["turning"].dense(), head.qk.dense())
         if np.any(head.qk_bias) or np.any(head.key_bias_at(0)):
             continue
         for i, j in np.ndindex(*scores.shape[1:]):
-            free, turning = (z[i] @ part.dense() @ z[j] for part in (head.qk_free, head.qk_rotary_at(i - j)))
-            score = head.scale * of_query[head.index, i] * (of_key[head.kv_head, j] * free + turning)
+            of_latent, whole = (z[i] @ part @ z[j] for part in (free, head.qk_at(i - j)))
+            turning = whole - of_latent
+            score = head.scale * of_query[head.index, i] * (of_key[head.kv_head, j] * of_latent + turning)
             assert score == pytest.approx(scores[head.index, i, j], abs=TOLERANCE)
 
 
 def test_the_beta_of_a_qk_norm_is_named() -> None:
     layer = fixture("phi_qk_norm").model.layer(0)
-    assert layer.q_shift is not None and np.any(layer.q_shift)
+    assert layer.q_norm is not None and np.any(layer.q_norm.shift)
     assert any("beta" in caveat for caveat in layer.caveats)
 
 

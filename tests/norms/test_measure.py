@@ -15,7 +15,7 @@ from tests.support.cases import CASES
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 
 from tests.families.make_fixtures import random_model  # noqa: E402
-from weightscope.attention.folding import Affine  # noqa: E402
+from weightscope.attention.maps import Affine  # noqa: E402
 from weightscope.folder import Files  # noqa: E402
 from weightscope.norms.measure import NormAnalysis, measure_norms, singular_values  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
@@ -52,7 +52,7 @@ class Loops:
             z = seen.layer.normalised(x)
             self.x[layer] += [np.sqrt((row**2).sum()) for row in x]
             whole = np.zeros_like(x) + seen.layer.output_bias
-            for h, head in enumerate(seen.layer.heads()):
+            for h, head in enumerate(seen.layer.heads):
                 f = z @ head.vo.dense() + head.vo_bias  # (n, d)
                 whole += attention[h] @ f
                 lengths = [np.sqrt((row**2).sum()) for row in f]
@@ -120,7 +120,7 @@ def test_rows_of_attention_sum_to_one_unless_there_are_sinks(both: tuple[NormAna
 def test_singular_values_are_those_of_the_dense_affine_map(tmp_path: Path) -> None:
     """f~ of eqs 9 to 11, written out; what is not in it is zero."""
     layer = opened("bert", tmp_path).layers[1]
-    for head, found in zip(layer.heads(), singular_values(layer), strict=True):
+    for head, found in zip(layer.heads, singular_values(layer), strict=True):
         d = len(head.vo_bias)
         whole = np.zeros((d + 1, d + 1))
         whole[:d, :d], whole[d, :d], whole[d, d] = head.vo.dense(), head.vo_bias, 1

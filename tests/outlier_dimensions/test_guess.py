@@ -30,8 +30,7 @@ def test_the_streams_norm_is_what_the_stream_has_come_out_of(name: str, tmp_path
     def see(seen: Activations) -> None:
         norm = model.stream_norm(seen.layer.index)
         if norm is not None:
-            gamma, beta = norm
-            normal = (seen.x[0].astype(np.float64) - beta) / gamma
+            normal = (seen.x[0].astype(np.float64) - norm.beta) / norm.gamma
             np.testing.assert_allclose(normal.mean(axis=1), 0, atol=1e-4)
             np.testing.assert_allclose(normal.var(axis=1), 1, atol=1e-3)
             checked.append(seen.layer.index)
@@ -48,15 +47,14 @@ def test_the_guess_is_that_of_plain_products(name: str, tmp_path: Path) -> None:
     model = ws.open_model(tmp_path)
     found = guess(model)
     for i in model.attention_layers:
-        heads, norm = model.layer(i).heads(), model.stream_norm(i)
+        heads, norm = model.layer(i).heads, model.stream_norm(i)
         columns = np.mean([np.linalg.norm(head.qk.dense().astype(np.float64), axis=0) for head in heads], axis=0)
         np.testing.assert_allclose(found.columns[i], columns, rtol=1e-5)
         if norm is None:
             c = [head.qk_bias for head in heads]
         else:
-            gamma, beta = norm
-            np.testing.assert_array_equal(found.gains[i], np.abs(gamma))
-            c = [(beta @ head.qk.dense() + head.qk_bias) * beta for head in heads]
+            np.testing.assert_array_equal(found.gains[i], np.abs(norm.gamma))
+            c = [(norm.beta @ head.qk + head.qk_bias) * norm.beta for head in heads]
         np.testing.assert_allclose(found.contributions[i], np.abs(c).mean(axis=0), rtol=1e-4, atol=1e-6)
     stored = {"gpt2": "transformer.h.1.ln_1.weight", "llama": "model.layers.1.input_layernorm.weight"}
     if name in stored:

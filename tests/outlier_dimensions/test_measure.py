@@ -28,7 +28,7 @@ def plain_contributions(layer: Layer, x: np.ndarray, causal: bool) -> np.ndarray
     """Mean over queries of eq. 7 for every key of one sequence, by loops over heads, keys and queries: (H, n, d)."""
     z = layer.normalised(x.astype(np.float64))
     found = np.zeros((layer.n_heads, *x.shape))
-    for h, head in enumerate(layer.heads()):
+    for h, head in enumerate(layer.heads):
         w, b = head.qk.dense().astype(np.float64), head.qk_bias.astype(np.float64)
         for n in range(len(z)):
             queries = range(n, len(z)) if causal else range(len(z))

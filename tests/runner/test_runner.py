@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
 from tests.families.make_fixtures import inputs_of, random_model  # noqa: E402
-from weightscope.attention.folding import Affine  # noqa: E402
+from weightscope.attention.maps import Affine  # noqa: E402
 from weightscope.device import Device  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402

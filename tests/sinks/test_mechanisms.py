@@ -18,8 +18,8 @@ pytest.importorskip("transformers", reason="the runner needs the extra `runner`"
 
 from analyses.sink_mechanisms import main  # noqa: E402
 from tests.families.make_fixtures import random_model  # noqa: E402
-from weightscope.attention.folding import Affine  # noqa: E402
 from weightscope.attention.layer import Layer  # noqa: E402
+from weightscope.attention.maps import Affine  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
@@ -112,7 +112,7 @@ def test_every_number_is_that_of_a_plain_loop(name: str, tmp_path: Path) -> None
         through = [cosine(x[p], x[p] + output[p]) for p in range(n)]
         assert found.through[i, at] == pytest.approx(np.mean(through), abs=1e-5)
     for at, index in enumerate(found.layers):
-        for head in runner.layers[int(index)].heads():
+        for head in runner.layers[int(index)].heads:
             spectrum = np.linalg.svd(head.qk.dense(), compute_uv=False)[: found.qk_singular_values.shape[-1]]
             np.testing.assert_allclose(found.qk_singular_values[at, head.index], spectrum, atol=1e-5 * spectrum[0])
 
@@ -219,7 +219,7 @@ def planted(value_of_sink: Sequence[float], attention_to_sink: Sequence[float]) 
         attention[head] = (1 - share) / (N - 1)
         attention[head, :, SINK] = share
     some, none = Affine(rng.normal(size=(heads, D, R)), np.zeros((heads, R))), np.zeros((heads, R))
-    layer = Layer(0, some, some, Affine(w_v, none), w_o, np.zeros(D), 1.0)
+    layer = Layer(some, some, Affine(w_v, none), w_o, np.zeros(D))
     output = layer.output(attention, x)
     return Activations(layer, np.array([0]), np.arange(N)[None], x[None], attention[None], output[None])
 

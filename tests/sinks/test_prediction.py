@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.attention.folding import Affine
 from weightscope.attention.layer import Layer
+from weightscope.attention.maps import Affine
 from weightscope.sinks.prediction import PREDICTORS, predict_layer, predict_sinks, prediction_aurocs
 
 D, R, HEADS, N = 16, 4, 3, 40
@@ -34,7 +34,7 @@ def layer(rng: np.random.Generator) -> Layer:
     w_k[1, :, 0], b_q[1, 0] = np.eye(D)[0], 2
     w_v[2, 0] = 0
     w_q[2, :, 0] *= 10
-    return Layer(0, Affine(w_q, b_q), Affine(w_k, zero), Affine(w_v, zero), w_o, np.zeros(D), R**-0.5)
+    return Layer(Affine(w_q, b_q), Affine(w_k, zero), Affine(w_v, zero), w_o, np.zeros(D), scale=R**-0.5)
 
 
 def test_each_reading_finds_the_head_built_for_it(layer: Layer, x: np.ndarray) -> None:

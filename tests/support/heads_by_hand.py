@@ -1,8 +1,8 @@
 """Layers made of given matrices, and both measures of how two heads fit computed with matrices of d x d."""
 
 import numpy as np
-
 from weightscope.attention.folding import Affine
+
 from weightscope.attention.layer import Divisor, Head, Layer
 
 

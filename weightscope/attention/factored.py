@@ -4,7 +4,7 @@ With left = Q_L R_L and right = Q_R R_R, Q orthonormal, the matrix has the singu
 The triangles R come from a QR (accurate) or from the Cholesky factor of the Gram matrix (fast); see `triangle`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,19 +19,54 @@ LEAST_RCOND = 1.5e-5
 ROWS_AT_ONCE = 512
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Factored:
-    """The matrix left @ right.T.
+    """The matrix left @ right.T, which multiplies as any matrix does.
 
-    Everything below costs O(d r^2) time and O(d r) memory and is computed in float64.
+    Everything below costs O(d r^2) time and O(d r) memory; what is worked out of the matrix is in float64.
 
     Attributes
     ----------
     left, right : arrays of shape (d, r)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import weightscope as ws
+    >>> w = ws.Factored(np.eye(4)[:, :2], 3 * np.eye(4)[:, :2])
+    >>> w
+    Factored(4 x 4, rank <= 2)
+    >>> w.svdvals()
+    array([3., 3.])
+    >>> np.ones(4) @ w, w.T @ np.ones((4, 1))
+    (array([3., 3., 0., 0.]), array([[3.],
+           [3.],
+           [0.],
+           [0.]]))
     """
 
     left: np.ndarray
     right: np.ndarray
+
+    __array_ufunc__ = None  # so that NumPy leaves x @ w to this class
+
+    def __repr__(self) -> str:
+        return f"Factored({self.shape[0]} x {self.shape[1]}, rank <= {self.rank_bound})"
+
+    def __matmul__(self, other: Any) -> Any:
+        """w @ y for y of shape (d,) or (d, n); a product of two of these is one again."""
+        if isinstance(other, Factored):
+            return Factored(self @ other.left, other.right)
+        return self.left @ (self.right.T @ np.asarray(other))
+
+    def __rmatmul__(self, other: Any) -> np.ndarray:
+        """x @ w for x of shape (d,) or (..., n, d)."""
+        return (np.asarray(other) @ self.left) @ self.right.T
+
+    @property
+    def T(self) -> "Factored":  # noqa: N802 - as NumPy calls it
+        """The transpose."""
+        return Factored(self.right, self.left)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -117,7 +152,7 @@ def inner(a: Any, b: Any = None, device: Device = CPU) -> np.ndarray:
     return total
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Triangle:
     """R of factor = Q R, and the route it was found by.
 
@@ -129,7 +164,7 @@ class Triangle:
         "none" where the factor is not finite and `r` is NaN.
     """
 
-    r: np.ndarray
+    r: np.ndarray = field(repr=False)
     route: str
 
 

@@ -1,41 +1,23 @@
-"""One attention layer on arrays: its scores and values, and its heads as matrices. Knows no file and no family."""
+"""One attention layer on arrays: its scores, its values and its heads. Knows no file and no family."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from weightscope.attention.factored import Factored
-from weightscope.attention.folding import Affine, InverseRms, Latent, rms, sigma
+from weightscope.attention.head import Head
+from weightscope.attention.maps import Affine, InnerNorm, Latent
+from weightscope.attention.norms import Norm
 from weightscope.attention.position_bias import Buckets, Slopes
-from weightscope.attention.rotation import Delta, Rotation
-from weightscope.checkpoint.dtypes import Weights
+from weightscope.attention.rotation import Rotation
 from weightscope.device import CPU, Device, namespace
 from weightscope.errors import CheckpointError
+from weightscope.half import Weights
+from weightscope.on_demand import OnDemand
 
 
-@dataclass(frozen=True)
-class Divisor:
-    """The scalar a norm divides a token by once the rest of it is folded.
-
-    Attributes
-    ----------
-    centred : bool
-        The norm is a LayerNorm; otherwise an RMSNorm.
-    eps : float
-    """
-
-    centred: bool
-    eps: float
-
-    def __call__(self, x: Any) -> Any:
-        """sigma(x) over the last axis."""
-        return sigma(x, self.eps) if self.centred else rms(x, self.eps)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Layer:
     """One attention layer, its norm folded into the projections.
 
@@ -43,19 +25,18 @@ class Layer:
 
     Attributes
     ----------
-    index : int
     q, k, v : Affine or Latent
         (H, d, r), (G, d, r) and (G, d, r_v) maps of x / sigma(x).
-    w_o : (H, r_v, d) array or Narrow
+    w_o : (H, r_v, d) array or Half
     output_bias : (d,) array
+    index : int
+        The layer's place in the model.
     scale : float
         Multiplies scores before additive terms and the softmax.
-    divisor : Divisor or None
-        sigma; None where the layer reads x as it is.
-    q_rms, k_rms, v_rms : InverseRms or None
-        Per-token scalars of norms inside attention, which multiply q, k and v.
-    q_shift, k_shift : (heads, r) array or None
-        What such a norm adds after its scalar.
+    norm : Norm or None
+        The norm before the layer, of which sigma is left; None where the layer reads x as it is.
+    q_norm, k_norm, v_norm : InnerNorm or None
+        Norms of queries, keys and values.
     gate : Affine or None
         Its sigmoid multiplies what a head has gathered.
     rotation : Rotation or None
@@ -70,19 +51,17 @@ class Layer:
         What of its scores and values the heads' matrices leave out.
     """
 
-    index: int
     q: Affine | Latent
     k: Affine | Latent
     v: Affine | Latent
     w_o: Weights
     output_bias: np.ndarray
-    scale: float
-    divisor: Divisor | None = None
-    q_rms: InverseRms | None = None
-    k_rms: InverseRms | None = None
-    v_rms: InverseRms | None = None
-    q_shift: np.ndarray | None = None
-    k_shift: np.ndarray | None = None
+    index: int = 0
+    scale: float = 1.0
+    norm: Norm | None = None
+    q_norm: InnerNorm | None = None
+    k_norm: InnerNorm | None = None
+    v_norm: InnerNorm | None = None
     gate: Affine | None = None
     rotation: Rotation | None = None
     additive: Slopes | Buckets | None = None
@@ -91,17 +70,35 @@ class Layer:
     sinks: np.ndarray | None = None
     caveats: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Layer({self.index}: {self.n_heads} heads of {self.head_dim}, width {self.d_model})"
+
+    @property
+    def d_model(self) -> int:
+        """d, the width of the residual stream."""
+        return int(self.w_o.shape[2])
+
     @property
     def n_heads(self) -> int:
         """H, query heads."""
-        return self.q.heads
+        return int(self.q.shape[0])
 
     @property
     def n_kv_heads(self) -> int:
         """G, key-value heads."""
-        return self.k.heads
+        return int(self.k.shape[0])
 
-    def head(self, index: int) -> "Head":
+    @property
+    def head_dim(self) -> int:
+        """r, the width of a head's queries and keys."""
+        return int(self.q.shape[2])
+
+    @property
+    def heads(self) -> OnDemand[Head]:
+        """The query heads, a sequence; a head's matrices are worked out when they are asked for."""
+        return OnDemand(range(self.n_heads), lambda index: Head(self, index), "heads")
+
+    def head(self, index: int) -> Head:
         """One query head.
 
         Raises
@@ -113,9 +110,38 @@ class Layer:
             raise CheckpointError(f"no head {index}: a layer has {self.n_heads}")
         return Head(self, index)
 
-    def heads(self) -> "list[Head]":
-        """All query heads of the layer."""
-        return [self.head(index) for index in range(self.n_heads)]
+    def qk_forms(self, deltas: Sequence[int] = (0, 1), window: int = 64) -> dict[str, np.ndarray]:
+        """The forms W_Q(0) M W_K' of the heads' W_QK, beside W_QK at distance 0 itself: the (r, r) matrices M.
+
+        - `delta7`, for each distance asked for but 0: R(7);
+        - `mean64`: the mean of R(0) .. R(63), what is left of the score when the distance is anything in the window;
+        - `free`, `turning`: the dimensions that rotation leaves alone, and those it turns, at distance 0. In multi-head
+          latent attention these are the latent's part and the rotary key's.
+
+        Without rotation W_QK is the same at every distance: all of it is free, and nothing turns. A factor that a
+        rotation puts on scores is in W_Q(0) = W_Q R(0).
+
+        Parameters
+        ----------
+        deltas : sequence of int
+            Distances i - j.
+        window : int
+
+        Returns
+        -------
+        dict of float64 (r, r) arrays
+        """
+        identity, turns = np.eye(self.head_dim), np.zeros(self.head_dim, bool)
+        rotation = None if self.rotation is None else replace(self.rotation, factor=1.0)
+        if rotation is not None:
+            turns[rotation.turning] = True
+
+        def turned(delta: int) -> np.ndarray:
+            return identity if rotation is None else rotation.rotate_at(identity, delta)
+
+        forms = {f"delta{delta}": turned(delta) for delta in deltas if delta}
+        forms[f"mean{window}"] = np.mean([turned(delta) for delta in range(window)], axis=0)
+        return forms | {"free": np.diag(1.0 - turns), "turning": np.diag(1.0 * turns)}
 
     def on(self, device: Device) -> "Layer":
         """The layer with its maps on a device, where `normalised`, `scalars`, `queries` and `inner_values` then run.
@@ -124,19 +150,15 @@ class Layer:
         """
         if device is CPU:
             return self
-
-        def there(inverse: InverseRms | None) -> InverseRms | None:
-            return inverse and replace(inverse, source=inverse.source.on(device))
-
         return replace(
             self, q=self.q.on(device), k=self.k.on(device), v=self.v.on(device),
-            q_rms=there(self.q_rms), k_rms=there(self.k_rms), v_rms=there(self.v_rms),
-            q_shift=None if self.q_shift is None else device.put(self.q_shift),
+            q_norm=self.q_norm and self.q_norm.on(device), k_norm=self.k_norm and self.k_norm.on(device),
+            v_norm=self.v_norm and self.v_norm.on(device),
         )  # fmt: skip
 
     def normalised(self, x: Any) -> Any:
         """x / sigma(x), (n, d) -> (n, d): what the folded maps act on."""
-        return x if self.divisor is None else x / self.divisor(x)[..., None]
+        return x if self.norm is None else x / self.norm.sigma(x)[..., None]
 
     def scalars(self, x: Any) -> tuple[Any, Any]:
         """Per-token factors that norms inside attention put on queries and keys; ones where there are none.
@@ -153,14 +175,20 @@ class Layer:
         """
         z, xp, n = self.normalised(x), namespace(x), x.shape[0]
         ones = xp.ones(n, dtype=z.dtype)
-        of_q = ones if self.q_rms is None else self.q_rms(z)
-        of_k = ones if self.k_rms is None else self.k_rms(z)
+        of_q = ones if self.q_norm is None else self.q_norm.scalars(z)
+        of_k = ones if self.k_norm is None else self.k_norm.scalars(z)
         return xp.broadcast_to(of_q, (self.n_heads, n)), xp.broadcast_to(of_k, (self.n_kv_heads, n))
 
     def queries(self, x: Any) -> Any:
         """What the layer's queries are before rotation, their norm included: (n, d) -> (H, n, r)."""
-        z = self.normalised(x)
-        return _after_norm(self._clipped(self.q(z)), self.q_rms, self.q_shift, z)
+        return self._made(self.q, self.q_norm, self.normalised(x))
+
+    def _made(self, of: Affine | Latent, norm: InnerNorm | None, z: Any) -> Any:
+        """Queries, keys or values of tokens z = x / sigma(x): (n, d) -> (heads, n, r)."""
+        made = of(z)
+        if self.clip is not None:
+            made = namespace(made).clip(made, -self.clip, self.clip)
+        return made if norm is None else norm(made, z)
 
     def scores(self, x: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
         """The model's scaled pre-softmax attention scores, without the mask and without learned sinks.
@@ -181,9 +209,8 @@ class Layer:
         """
         x = np.asarray(x)
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
-        z = self.normalised(x)
         q = self.queries(x)  # (H, n, r)
-        k = _after_norm(self._clipped(self.k(z)), self.k_rms, self.k_shift, z)  # (G, n, r)
+        k = self._made(self.k, self.k_norm, self.normalised(x))  # (G, n, r)
         if self.rotation is not None:
             q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, positions)
         n, r = q.shape[1:]
@@ -249,143 +276,18 @@ class Layer:
 
     def inner_values(self, x: Any) -> Any:
         """v(x) of every key-value head, before W_O: (n, d) -> (n_kv_heads, n, r_v)."""
-        z = self.normalised(x)
-        return _after_norm(self._clipped(self.v(z)), self.v_rms, None, z)
-
-    def _clipped(self, x: Any) -> Any:
-        return x if self.clip is None else namespace(x).clip(x, -self.clip, self.clip)
+        return self._made(self.v, self.v_norm, self.normalised(x))
 
     def after(self, w: np.ndarray, b: np.ndarray) -> "Layer":
         """The layer on inputs y with x = y w + b, w of shape (e, d) and b of shape (d,)."""
-        return self._on_other_input(lambda affine: affine.after(w, b), lambda latent: latent.after(w, b))
+        return self._on_other_input(lambda of: of.after(w, b))
 
-    def after_norm(self, gamma: np.ndarray, beta: np.ndarray, divisor: Divisor) -> "Layer":
-        """The layer on inputs y with x = norm(y), the norm folded into every map but for its `divisor`."""
-        folded = self._on_other_input(
-            lambda affine: affine.after_norm(gamma, beta, centred=divisor.centred),
-            lambda latent: latent.after_norm(gamma, beta, centred=divisor.centred),
-        )
-        return replace(folded, divisor=divisor)
+    def after_norm(self, norm: Norm) -> "Layer":
+        """The layer on inputs y with x = norm(y): the norm is folded into every map, but for its sigma."""
+        return replace(self._on_other_input(lambda of: of.after_norm(norm)), norm=norm)
 
-    def _on_other_input(self, change: Callable[[Affine], Affine], change_latent: Callable[[Latent], Latent]) -> "Layer":
-        def maps(of: Affine | Latent) -> Affine | Latent:
-            return change_latent(of) if isinstance(of, Latent) else change(of)
-
-        def source(inverse: InverseRms | None) -> InverseRms | None:
-            return inverse and replace(inverse, source=change(inverse.source))
-
-        return replace(
-            self, q=maps(self.q), k=maps(self.k), v=maps(self.v), gate=self.gate and change(self.gate),
-            q_rms=source(self.q_rms), k_rms=source(self.k_rms), v_rms=source(self.v_rms),
-        )  # fmt: skip
-
-
-def _after_norm(x: Any, inverse: InverseRms | None, shift: Any, z: Any) -> Any:
-    """Queries, keys or values (heads, n, r) times their norm's scalar, and shifted."""
-    if inverse is not None:
-        scalars = inverse(z)[..., None]
-        if inverse.dims is None:
-            x = x * scalars
-        else:
-            x = namespace(x).concat((x[..., : inverse.dims] * scalars, x[..., inverse.dims :]), axis=-1)
-    return x if shift is None else x + shift[:, None, :]
-
-
-@dataclass(frozen=True)
-class Head:
-    """One query head of a layer, as bilinear and linear maps on x / sigma(x).
-
-    score(i, j) = x_i qk x_j' / (sigma_i sigma_j) + qk_bias x_j' / sigma_j, up to terms constant in j and before `scale`
-    (detokenization paper, eq. 14); f(x) = x vo / sigma(x) + vo_bias. Under rotation qk holds at distance 0, qk_at at
-    any; what else stands between them and the model's scores is in `caveats`.
-
-    Attributes
-    ----------
-    layer : Layer
-    index : int
-    """
-
-    layer: Layer
-    index: int
-
-    @property
-    def kv_head(self) -> int:
-        """The key-value head that this query head shares."""
-        return self.index * self.layer.n_kv_heads // self.layer.n_heads
-
-    @property
-    def scale(self) -> float:
-        """What multiplies the score before the softmax, 1/sqrt(d') as a rule."""
-        return self.layer.scale
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """What of this head's scores and values the matrices leave out."""
-        return self.layer.caveats
-
-    @cached_property
-    def _q(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.layer.q.of(self.index)
-
-    @cached_property
-    def _k(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.layer.k.of(self.kv_head)
-
-    @cached_property
-    def _v(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.layer.v.of(self.kv_head)
-
-    @property
-    def qk(self) -> Factored:
-        """W_QK = W_Q W_K', (d, d); under rotation the content form, at distance 0."""
-        return self.qk_at(0)
-
-    def qk_at(self, delta: Delta) -> Factored:
-        """W_QK(delta) = W_Q R(delta) W_K' at distance delta = i - j; without rotation the same at every distance.
-
-        For DINOv3 a number counts columns; a (rows, columns) pair is taken too.
-        """
-        return Factored(self._turned(self._q[0], delta), self._k[0])
-
-    @property
-    def qk_bias(self) -> np.ndarray:
-        """b_QK = b_Q W_K', (d,); under rotation at distance 0."""
-        return self.qk_bias_at(0)
-
-    def qk_bias_at(self, delta: Delta) -> np.ndarray:
-        """b_Q R(delta) W_K', (d,): the keys' term."""
-        return self._k[0] @ self._turned(self._q[1], delta)
-
-    def key_bias_at(self, delta: Delta) -> np.ndarray:
-        """W_Q R(delta) b_K', (d,): the queries' term, constant in the key unless rotation makes it depend on delta."""
-        return self._turned(self._q[0], delta) @ self._k[1]
-
-    def bias_at(self, delta: Delta) -> float:
-        """b_Q R(delta) b_K': the term of neither token."""
-        return float(self._turned(self._q[1], delta) @ self._k[1])
-
-    @property
-    def qk_free(self) -> Factored:
-        """The part of W_QK that does not depend on position: all of it without rotation, none of it under full RoPE."""
-        rotation, q, k = self.layer.rotation, self._q[0], self._k[0]
-        turning = np.array([], int) if rotation is None else rotation.turning
-        return Factored(np.delete(q, turning, axis=1), np.delete(k, turning, axis=1))
-
-    def qk_rotary_at(self, delta: Delta) -> Factored:
-        """The part of W_QK(delta) that turns; `qk_free` and this add up to `qk_at`."""
-        rotation, whole = self.layer.rotation, self.qk_at(delta)
-        turning = np.array([], int) if rotation is None else rotation.turning
-        return Factored(whole.left[:, turning], whole.right[:, turning])
-
-    def _turned(self, w: np.ndarray, delta: Delta) -> np.ndarray:
-        return w if self.layer.rotation is None else self.layer.rotation.rotate_at(w, delta)
-
-    @property
-    def vo(self) -> Factored:
-        """W_VO = W_V W_O, (d, d)."""
-        return Factored(self._v[0], np.asarray(self.layer.w_o[self.index]).T)
-
-    @property
-    def vo_bias(self) -> np.ndarray:
-        """b_V W_O, (d,)."""
-        return self._v[1] @ np.asarray(self.layer.w_o[self.index])
+    def _on_other_input(self, change: Callable[[Any], Any]) -> "Layer":
+        """Every map of x replaced by what `change` makes of it."""
+        names = ("q", "k", "v", "gate", "q_norm", "k_norm", "v_norm")
+        maps = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: change(of) for name, of in maps.items() if of is not None})

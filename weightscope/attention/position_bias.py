@@ -1,12 +1,12 @@
 """Terms that depend on distance alone, added to scores after scaling: ALiBi slopes and relative-position buckets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Slopes:
     """ALiBi: -slope times how far back the key is, up to a term constant in the key.
 
@@ -17,7 +17,7 @@ class Slopes:
         How often transformers' eager attention adds it; see `families.gpt.alibi_falcon`.
     """
 
-    slopes: np.ndarray
+    slopes: np.ndarray = field(repr=False)
     times: int = 1
 
     def __call__(self, delta: np.ndarray) -> np.ndarray:
@@ -25,7 +25,7 @@ class Slopes:
         return -np.multiply.outer(self.slopes, delta)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Buckets:
     """T5's relative bias, both directions: small distances have a bucket each, larger ones share, logarithmically.
 
@@ -38,7 +38,7 @@ class Buckets:
         How often it is added.
     """
 
-    table: np.ndarray
+    table: np.ndarray = field(repr=False)
     furthest: int = 128
     times: int = 1
 

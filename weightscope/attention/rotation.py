@@ -1,7 +1,7 @@
 """Rotary position embeddings: which pairs of dimensions turn, how fast, and what a query at distance delta becomes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, floor, isqrt, log, pi
 from typing import Any
 
@@ -68,7 +68,7 @@ def llama3_frequencies(
     return (1 - smooth) * plain / factor + smooth * plain
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rotation:
     """Rotary embedding of one layer.
 
@@ -87,11 +87,11 @@ class Rotation:
     longest : int
     """
 
-    frequencies: np.ndarray
+    frequencies: np.ndarray = field(repr=False)
     interleaved: bool = False
     start: int = 0
     factor: float = 1.0
-    stretched: Callable[[int], np.ndarray] | None = None
+    stretched: Callable[[int], np.ndarray] | None = field(default=None, repr=False)
     longest: int = 0
 
     def angles(self, positions: np.ndarray) -> np.ndarray:
@@ -140,7 +140,7 @@ class Rotation:
         return np.arange(self.start, self.start + 2 * len(self.angles_at(0)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GridRotation(Rotation):
     """Rotary embedding of an image's patches by row and column (DINOv3).
 

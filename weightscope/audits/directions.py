@@ -99,6 +99,8 @@ def directions_of(
         n_tokens = model.embeddings.n_tokens
     except CheckpointError:
         return [], ("no token embedding in this checkpoint, so its directions have no tokens",)
+    if model.projects_embeddings:
+        return [], ("embeddings are projected before they enter the model: its layers' directions have no tokens",)
     vectors = 4 * len(layers) * model.config.n_heads  # two maps, two sides, of each direction
     if how_many is None and n_tokens * model.config.d_model * DEFAULT * vectors > AFFORDABLE:
         return [], ("tokens along singular directions were left out: in a model of this size they are read on request",)
@@ -115,13 +117,13 @@ def _read_group(model: Model, layers: Sequence[int], how_many: int, name: Callab
     directions = [
         (layer, head.index, map_name, own)
         for layer in layers
-        for head in model.layer(layer).heads()
+        for head in model.layer(layer).heads
         for map_name in MAPS
         for own in leading_directions(getattr(head, map_name), how_many)
     ]
     spaces = [space for *_, own in directions for space in (own.left, own.right) if space.shape[1]]
-    divisor = model.layer(layers[-1]).divisor
-    centred = divisor is not None and divisor.centred
+    norm = model.layer(layers[-1]).norm
+    centred = norm is not None and norm.centred
     nearest = iter(nearest_rows(model.embeddings.blocks(), spaces, TOKENS, centred) if spaces else [])
     lines: dict[tuple[int, int], list[Line]] = {(layer, h): [] for layer in layers for h in range(model.config.n_heads)}
     for layer, head, map_name, own in directions:

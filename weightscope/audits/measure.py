@@ -46,7 +46,7 @@ def project(factor: np.ndarray, omega: np.ndarray, device: Device) -> Projection
     return Projection(device, on_device, gram, root, space_sketch(factor, root.r, omega))
 
 
-def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray], device: Device = CPU) -> dict[str, np.ndarray]:
+def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device = CPU) -> dict[str, np.ndarray]:
     """Spectra and what belongs to them for every head of a layer.
 
     What belongs to a key-value head is worked out once for the query heads that share it. Beside the layer as it is
@@ -55,8 +55,8 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray], device: Devic
     Parameters
     ----------
     layer : Layer
-    middles : mapping of str to (r, r) arrays
-        What else to put between W_Q R(0) and W_K': rotations at other distances, their mean, parts that turn or not.
+    forms : mapping of str to (r, r) arrays
+        What else to put between W_Q R(0) and W_K', from `Layer.qk_forms`.
     device : Device, optional
         Where everything that grows with d is multiplied; the r x r cores stay with this machine's cores, many of which
         a card takes one after another.
@@ -64,7 +64,7 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray], device: Devic
     Returns
     -------
     dict of arrays
-        With the heads first: qk_singular_values (H, r), qk_singular_values_NAME for every middle, vo_singular_values
+        With the heads first: qk_singular_values (H, r), qk_singular_values_NAME for every form, vo_singular_values
         (H, r_v), vo_affine_singular_values (H, r_v + 1), vo_eigenvalues (H, r_v) complex, qk_symmetric_eigenvalues
         (H, 8), qk_symmetric_share, qk_bias_norm, vo_bias_norm (H,), qk_route, vo_route (H,) str, q_sketch, k_sketch,
         v_sketch, o_sketch (H, s), kv_head (H,); and for the layer qk_column_share (d,) and caveats, text.
@@ -79,7 +79,7 @@ def measure_layer(layer: Layer, middles: Mapping[str, np.ndarray], device: Devic
     ]
     omega = probes(layer.w_o.shape[2])
     with np.errstate(invalid="ignore", over="ignore"):  # NaN weights make NaN measures, and a finding of their own
-        parts = list(in_threads(lambda task: _measure_heads(layer, *task, middles, omega, device), tasks))
+        parts = list(in_threads(lambda task: _measure_heads(layer, *task, forms, omega, device), tasks))
     heads = [head for of_task, _ in parts for head in of_task]
     columns = np.sum([column for _, column in parts], axis=0)  # (d,)
     return {name: np.stack([head[name] for head in heads]) for name in heads[0]} | {
@@ -93,7 +93,7 @@ def _measure_heads(
     layer: Layer,
     kv: int,
     heads: Sequence[int],
-    middles: Mapping[str, np.ndarray],
+    forms: Mapping[str, np.ndarray],
     omega: np.ndarray,
     device: Device,
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
@@ -102,10 +102,10 @@ def _measure_heads(
     key, value = project(w_k, omega, device), project(w_v, omega, device)
     found, queries = [], np.zeros_like(key.gram)
     for head in heads:
-        w_q, b_q = (_scaled(layer, part) for part in layer.q.of(head))
+        w_q, b_q = layer.head(head).query_at(0)
         w_o = np.asarray(layer.w_o[head]).T
         query, output = project(w_q, omega, device), project(w_o, omega, device)
-        found.append(_qk(query, key, b_q, middles) | _vo(value, output, b_v))
+        found.append(_qk(query, key, b_q, forms) | _vo(value, output, b_v))
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             queries += query.gram / squared
@@ -114,18 +114,11 @@ def _measure_heads(
     return found, np.einsum("rd,rd->d", weighted, keys, dtype=np.float64)  # k_j A k_j' of every residual dimension j
 
 
-def _scaled(layer: Layer, w: np.ndarray) -> np.ndarray:
-    """w R(0): queries with the factor that some rotations put on scores, whatever the distance."""
-    return w if layer.rotation is None or layer.rotation.factor == 1 else layer.rotation.rotate_at(w, 0)
-
-
-def _qk(
-    query: Projection, key: Projection, b_q: np.ndarray, middles: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
+def _qk(query: Projection, key: Projection, b_q: np.ndarray, forms: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     cross = key.inner(query)  # (r, r)
     spectra: dict[str, np.ndarray] = {
-        f"qk_singular_values_{name}": core_singular_values(query.triangle, key.triangle, middle)
-        for name, middle in middles.items()
+        f"qk_singular_values_{name}": core_singular_values(query.triangle, key.triangle, between)
+        for name, between in forms.items()
     }
     return spectra | {
         "qk_singular_values": core_singular_values(query.triangle, key.triangle),

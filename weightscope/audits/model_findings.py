@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from weightscope.attention.layer import Head
+from weightscope.attention.head import Head
 from weightscope.audits.findings import Finding, Findings, head_findings
 from weightscope.audits.measures import MAPS, MeasuredHeads
 from weightscope.checkpoint import Tensor
@@ -136,7 +136,7 @@ def outlier_gains(model: Model, layers: list[int]) -> Iterator[Finding]:
         if norm is None:
             continue
         stem = model.family.stored_name(model.config, layer, model.file)
-        gains = np.abs(norm.read(model.tensors(stem), model.config.d_model)[0])  # (d,)
+        gains = np.abs(norm.read(model.tensors(stem), model.config).gamma)  # (d,)
         usual = float(np.nanmedian(gains))
         z = robust_z(log_measure(gains))
         order = np.argsort(-gains, kind="stable")

@@ -1,11 +1,9 @@
 """Element types of safetensors, and how their bytes become float32."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
 from weightscope.errors import CheckpointError
+from weightscope.half import Half
 
 # Bits per element of every dtype the format defines (safetensors 0.8).
 BITS = {
@@ -15,8 +13,7 @@ BITS = {
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 
-# The bits of the exponent: all of them are set in an infinity or a NaN, and in nothing else.
-_EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80}
+HALVES = ("F16", "BF16")
 _STORED_AS = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -41,69 +38,16 @@ def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
     """
     check_readable(dtype)
     stored = raw.view(_STORED_AS[dtype])
-    if dtype in _EXPONENT:
-        return np.asarray(Narrow(stored))
+    if dtype in HALVES:
+        return np.asarray(Half(stored))
     # A float64 past float32's range becomes inf, and whoever reads is told of that as of any NaN.
     with np.errstate(over="ignore", invalid="ignore"):
         return stored.astype(np.float32, copy=False)
 
 
-@dataclass(frozen=True)
-class Narrow:
-    """Weights of 16 bits, kept so and seen as float32: a layer of them costs 2 bytes a weight until a head is used.
-
-    It is cut, reshaped and transposed as an array is, without a copy; `np.asarray` makes the float32 array, of what
-    has been cut out alone, with the axes in memory in the order they are stored in.
-
-    Attributes
-    ----------
-    stored : array of any shape
-        float16, or the bit patterns of bfloat16 as uint16.
-    """
-
-    stored: np.ndarray
-
-    @classmethod
-    def of(cls, raw: np.ndarray, dtype: str) -> "Narrow | None":
-        """Little-endian bytes of F16 or BF16; None for any other dtype."""
-        return cls(raw.view(_STORED_AS[dtype])) if dtype in _EXPONENT else None
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if self.stored.dtype.kind == "f":
-            widened = self.stored.astype(np.float32)
-        else:  # bfloat16 is the upper half of a float32
-            bits = self.stored.astype("<u4")
-            bits <<= 16
-            widened = bits.view("<f4")
-        return widened if dtype is None else widened.astype(dtype, copy=False)
-
-    def __getitem__(self, key: Any) -> "Narrow":
-        return Narrow(self.stored[key])
-
-    def __len__(self) -> int:
-        return len(self.stored)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
-
-    @property
-    def T(self) -> "Narrow":  # noqa: N802 - as NumPy calls it
-        return Narrow(self.stored.T)
-
-    def reshape(self, *shape: Any) -> "Narrow":
-        return Narrow(self.stored.reshape(*shape))
-
-    def transpose(self, *axes: int) -> "Narrow":
-        return Narrow(self.stored.transpose(*axes))
-
-    def is_finite(self) -> bool:
-        """Whether no weight is NaN or infinite."""
-        exponent = _EXPONENT["F16" if self.stored.dtype.kind == "f" else "BF16"]
-        return not ((self.stored.view("<u2") & exponent) == exponent).any()
-
-
-Weights = np.ndarray | Narrow
+def half(raw: np.ndarray, dtype: str) -> Half | None:
+    """Little-endian bytes of F16 or BF16 as they are; None for any other dtype."""
+    return Half(raw.view(_STORED_AS[dtype])) if dtype in HALVES else None
 
 
 def check_readable(dtype: str) -> None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weightscope.checkpoint.dtypes import Narrow, Weights, check_readable, decode
+from weightscope.checkpoint.dtypes import check_readable, decode, half
 from weightscope.checkpoint.header import TensorEntry
 from weightscope.checkpoint.storage import Storage
 from weightscope.errors import CheckpointError
+from weightscope.half import Weights
 
 
 class Tensor(ABC):
@@ -148,9 +149,9 @@ class StoredTensor(Tensor):
     def weights(self) -> Weights:
         self.check_readable()
         raw = self.raw()
-        narrow = Narrow.of(raw, self.dtype)
-        if narrow is not None and (not self.checked or narrow.is_finite()):
-            return narrow.reshape(self.shape)
+        kept = half(raw, self.dtype)
+        if kept is not None and (not self.checked or kept.is_finite()):
+            return kept.reshape(self.shape)
         return self.check_finite(self.decode(raw).reshape(self.shape))
 
     def rows(self, start: int, stop: int) -> np.ndarray:

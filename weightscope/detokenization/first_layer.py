@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.attention.folding import Affine, InverseRms
-from weightscope.attention.layer import Head, Layer
+from weightscope.attention.head import Head
+from weightscope.attention.layer import Layer
+from weightscope.attention.maps import InnerNorm
 from weightscope.detokenization.sigma import SigmaStatistics, sigma_statistics
 from weightscope.detokenization.terms import Parts, SixTerms, six_terms
 from weightscope.device import open_device
+from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.parallel import in_threads
 from weightscope.progress import bar
@@ -21,7 +23,7 @@ PIECE = 512  # rows of the embedding that a thread projects at a time
 SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FirstLayer:
     """Embeddings seen by one layer's heads, sigma taken care of.
 
@@ -49,21 +51,29 @@ class FirstLayer:
 
     @cached_property
     def heads(self) -> list[Head]:
-        return self.attention.heads()
+        return list(self.attention.heads)
 
     @cached_property
     def sigma(self) -> SigmaStatistics:
-        """sigma(e_t + p_j) over all tokens and positions of a model with learned positions."""
+        """sigma(e_t + p_j) over all tokens t and positions j.
+
+        Raises
+        ------
+        CheckpointError
+            The model has no learned positions, or no token embedding.
+        """
         embeddings, positions = self.model.embeddings, self.model.positions
-        assert positions is not None
-        if embeddings.divisor is None:
+        if positions is None:
+            problem = f"a {self.model.family.name} has no position embedding, hence no sigma of tokens at positions"
+            raise CheckpointError(problem, file=self.model.checkpoint.name)
+        if embeddings.first_norm is None:
             return SigmaStatistics.of_no_norm(embeddings.n_tokens, len(positions))
         with bar(what="sigma", unit="position", total=len(positions)) as done:
             return sigma_statistics(
                 embeddings.blocks,
                 embeddings.n_tokens,
                 positions,
-                embeddings.divisor.eps,
+                embeddings.first_norm.eps,
                 done.update,
                 open_device(self.device),
             )
@@ -77,31 +87,29 @@ class FirstLayer:
         embeddings = self.model.embeddings
         if self.model.positions is not None:
             return self.sigma.token_mean.astype(np.float32)
-        if embeddings.divisor is None:
+        if embeddings.first_norm is None:
             return np.ones(embeddings.n_tokens, np.float32)
-        return np.concatenate([embeddings.divisor(block) for _, block in embeddings.blocks()])
+        return np.concatenate([embeddings.first_norm.sigma(block) for _, block in embeddings.blocks()])
 
     def query_factor(self, head: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """E~ W_Q R(delta) of one head, the left factor of T^ee between all token types (eq. 14).
 
         float32 (vocab, r), or its rows start .. stop - 1 alone.
         """
-        layer = self.attention
-        return self._projected(self.heads[head].qk_at(self.delta).left, _of_head(layer.q_rms, head), start, stop)
+        w, norm = self.heads[head].query_at(self.delta)[0], self.attention.q_norm
+        return self._projected(w, norm and norm.of(head), start, stop)
 
     def key_factor(self, kv_head: int) -> np.ndarray:
         """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
-        layer = self.attention
-        return self._projected(layer.k.of(kv_head)[0], _of_head(layer.k_rms, kv_head))
+        w, norm = self.attention.k.of(kv_head)[0], self.attention.k_norm
+        return self._projected(w, norm and norm.of(kv_head))
 
-    def _projected(
-        self, w: np.ndarray, inverse: InverseRms | None, start: int = 0, stop: int | None = None
-    ) -> np.ndarray:
-        """Scaled token rows times w (d, r), and times the scalars of a norm inside attention: (stop - start, r).
+    def _projected(self, w: np.ndarray, norm: InnerNorm | None, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Scaled token rows times w (d, r), and times the scalars of a norm of them: (stop - start, r).
 
         Pieces of fixed size, spread over threads with one BLAS thread each: the same bits on any number of cores.
         """
-        if self.device != "cpu" and inverse is None:
+        if self.device != "cpu" and norm is None:
             return self._projected_there(w, start, stop)
         embeddings = self.model.embeddings
         divisor = self.divisor
@@ -112,8 +120,8 @@ class FirstLayer:
             scaled = tokens / divisor[first : first + len(tokens), None]  # (b, d)
             rows = slice(first - start, first - start + len(tokens))
             np.matmul(scaled, w, out=factor[rows])
-            if inverse is not None:
-                factor[rows, : inverse.dims] *= inverse(scaled)[0][:, None]
+            if norm is not None:
+                factor[rows, : norm.dims] *= norm.scalars(scaled)[0][:, None]
 
         pieces = (
             (first + i, block[i : i + PIECE])
@@ -153,13 +161,13 @@ class FirstLayer:
         """T^ee of one current token with every previous token type, for every head: float32 (n_heads, vocab)."""
         embeddings, layer = self.model.embeddings, self.attention
         current = embeddings.tokens[token] / self.divisor[token]  # (d,)
-        queries = np.stack([current @ head.qk_at(self.delta).left for head in self.heads])  # (H, r)
-        if layer.q_rms is not None:
-            queries[:, : layer.q_rms.dims] *= layer.q_rms(current[None])
-        if layer.k_rms is not None:  # a scalar a key: keys have to be made before they are compared
+        queries = np.stack([current @ head.query_at(self.delta)[0] for head in self.heads])  # (H, r)
+        if layer.q_norm is not None:
+            queries[:, : layer.q_norm.dims] *= layer.q_norm.scalars(current[None])
+        if layer.k_norm is not None:  # a scalar a key: keys have to be made before they are compared
             keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
             return np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])
-        maps = np.stack([head.qk.right @ queries[head.index] for head in self.heads], axis=1)  # (d, H)
+        maps = np.stack([head.w_k @ queries[head.index] for head in self.heads], axis=1)  # (d, H)
         scores = np.empty((embeddings.n_tokens, len(self.heads)), np.float32)  # (V, H)
         for first, block in embeddings.blocks():
             rows = slice(first, first + len(block))
@@ -202,14 +210,6 @@ class FirstLayer:
             return terms
         by_distance = layer.position_bias(positions[:, None] - positions)[head] * layer.additive.times / layer.scale
         return replace(terms, rest=terms.rest + by_distance)
-
-
-def _of_head(inverse: InverseRms | None, head: int) -> InverseRms | None:
-    """The norm's scalar for one head alone; a norm over all heads jointly has only one."""
-    if inverse is None or inverse.source.heads == 1:
-        return inverse
-    w, b = inverse.source.of(head)
-    return replace(inverse, source=Affine(w[None], b[None]))
 
 
 def first_layer(model: Model, layer: int = 0, delta: int = 1, device: str = "cpu") -> FirstLayer:

@@ -3,7 +3,7 @@
 from weightscope.checkpoint import Checkpoint
 from weightscope.families.config import ModelConfig
 from weightscope.families.encoders import ENCODERS
-from weightscope.families.family import Family, Projections
+from weightscope.families.family import Family
 from weightscope.families.gpt import GPT_DECODERS
 from weightscope.families.llama import LLAMA_DECODERS
 from weightscope.families.reading import choose_family, own_values, read_config
@@ -11,7 +11,7 @@ from weightscope.families.tensors import LayerTensors
 from weightscope.families.vision import VISION
 
 __all__ = [
-    "FAMILIES", "Family", "LayerTensors", "ModelConfig", "Projections", "family_of", "own_values", "read_config"
+    "FAMILIES", "Family", "LayerTensors", "ModelConfig", "family_of", "own_values", "read_config"
 ]  # fmt: skip
 
 FAMILIES: tuple[Family, ...] = (*GPT_DECODERS, *LLAMA_DECODERS, *ENCODERS, *VISION)

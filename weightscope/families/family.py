@@ -1,4 +1,4 @@
-"""What a family of architectures is: a row of data, and the arrays its layout function returns."""
+"""What a family of architectures is: a row of data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -6,47 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.attention.folding import Affine, InverseRms, Latent
+from weightscope.attention.layer import Layer
+from weightscope.attention.norms import Norm
 from weightscope.attention.position_bias import Buckets, Slopes
-from weightscope.checkpoint.dtypes import Weights
 from weightscope.families.config import LayerTypes, ModelConfig, Numbers, all_full
 from weightscope.families.rope import GridRope, Rope
 from weightscope.families.tensors import LayerTensors
 
 
 @dataclass(frozen=True)
-class Projections:
-    """One attention layer's affine maps, split by head, in row-vector form: q = z w + b.
-
-    H query heads, G key-value heads, d the model's width; z is what the layer's norm hands over.
-
-    Attributes
-    ----------
-    q : Affine or Latent of (H, d, r)
-    k : Affine or Latent of (G, d, r)
-    v : Affine or Latent of (G, d, r_v)
-    w_o : (H, r_v, d) array or Narrow
-    b_o : (d,) array
-    gate : Affine of (H, d, r_v), or None
-        Its sigmoid multiplies what a head has gathered, before w_o.
-    q_rms, k_rms, v_rms : InverseRms or None
-        Per-token scalars that multiply q, k and v.
-    """
-
-    q: Affine | Latent
-    k: Affine | Latent
-    v: Affine | Latent
-    w_o: Weights
-    b_o: np.ndarray
-    gate: Affine | None = None
-    q_rms: InverseRms | None = None
-    k_rms: InverseRms | None = None
-    v_rms: InverseRms | None = None
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A norm that feeds affine maps.
+class StoredNorm:
+    """Where a norm's gamma and beta stand in a file, and what kind of norm it is.
 
     Attributes
     ----------
@@ -71,29 +41,38 @@ class Norm:
     eps: float | None = None
     without: tuple[int, ...] = ()
 
-    def read(self, tensors: LayerTensors, d: int) -> tuple[np.ndarray, np.ndarray]:
-        """gamma and beta, each (d,); ones and zeros where the norm has no such tensor."""
+    def unread(self, config: ModelConfig) -> Norm:
+        """The norm without gamma and beta, for its sigma."""
+        return Norm(self.centred, config.norm_eps if self.eps is None else self.eps)
+
+    def read(self, tensors: LayerTensors, config: ModelConfig, width: int | None = None) -> Norm:
+        """The norm of tokens of `width`, the model's as a rule; gamma is 1 and beta 0 where there is no such tensor."""
+        d = width or config.d_model
         gamma, beta = np.ones(d, np.float32), np.zeros(d, np.float32)
         if self.module:
             gamma = np.float32(self.offset) + tensors.read(self.module + ".weight", (d,))
         if self.module and self.bias:
             beta = tensors.read(self.module + ".bias", (d,))
-        return gamma, beta
+        return replace(self.unread(config), gamma=gamma, beta=beta)
 
 
-def layer_norm(module: str, *, bias: bool = True, eps: float | None = None, without: tuple[int, ...] = ()) -> Norm:
+def layer_norm(
+    module: str, *, bias: bool = True, eps: float | None = None, without: tuple[int, ...] = ()
+) -> StoredNorm:  # fmt: skip
     """A LayerNorm; an empty `module` stands for one without parameters."""
-    return Norm(module, centred=True, bias=bias, eps=eps, without=without)
+    return StoredNorm(module, centred=True, bias=bias, eps=eps, without=without)
 
 
-def rms_norm(module: str, *, offset: float = 0.0, eps: float | None = None) -> Norm:
+def rms_norm(module: str, *, offset: float = 0.0, eps: float | None = None) -> StoredNorm:
     """An RMSNorm with gamma = offset + weight."""
-    return Norm(module, centred=False, offset=offset, eps=eps)
+    return StoredNorm(module, centred=False, offset=offset, eps=eps)
 
 
 @dataclass(frozen=True)
 class QkNorm:
-    """A norm of queries and keys, after their projection and before rotation.
+    """Where the gammas of a norm of queries and keys stand, one module for each, and what they are shared by.
+
+    The norm comes after the projection and before rotation.
 
     Attributes
     ----------
@@ -102,14 +81,16 @@ class QkNorm:
     scope : {"shared", "own", "listed", "joint"}
         One gamma of a head's width for all heads; one a head in one tensor; one a head in tensors of their own; or one
         norm over all heads together.
-    norm : Norm
-        Its kind; the module is ignored.
+    centred, bias, offset
+        As of `StoredNorm`.
     """
 
     query: str = "self_attn.q_norm"
     key: str = "self_attn.k_norm"
     scope: str = "shared"
-    norm: Norm = field(default_factory=lambda: rms_norm(""))
+    centred: bool = False
+    bias: bool = False
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -149,7 +130,7 @@ class Inputs:
         Projections to the model's width, before or after the norm; there only where the widths differ.
     always_projected : bool
         `after` is there even where the widths are equal.
-    norm : Norm or None
+    norm : StoredNorm or None
         A norm of the sum.
     scale : str or None
         Config key of a factor on token rows; "sqrt" stands for the square root of the width.
@@ -164,7 +145,7 @@ class Inputs:
     before: str = ""
     after: str = ""
     always_projected: bool = False
-    norm: Norm | None = None
+    norm: StoredNorm | None = None
     scale: str | None = None
 
 
@@ -207,7 +188,7 @@ def same_layer(numbers: Numbers, n_layers: int, layer: int) -> int:
     return layer
 
 
-Layout = Callable[[LayerTensors, "Family", ModelConfig], Projections]
+Layout = Callable[[LayerTensors, "Family", ModelConfig], Layer]
 Additive = Callable[[LayerTensors, ModelConfig], Slopes | Buckets]
 
 
@@ -224,15 +205,16 @@ class Family:
         What may stand before every tensor's name; the one that `inputs` or the first layer is found under is taken.
     layer : str
         A layer's name before its modules, with `{i}` for its index.
-    layout : function of (LayerTensors, Family, ModelConfig) -> Projections
+    layout : function of (LayerTensors, Family, ModelConfig) -> Layer
+        Reads the projections of a layer and splits them by head.
     query, key, value, output : str
         Modules of the projections within a layer; the three former are equal where one tensor holds all.
     others : tuple of str
         Further modules that the layout reads.
     inputs : Inputs
-    norm : Norm or None
+    norm : StoredNorm or None
         The norm that feeds attention; None where attention reads the layer's input as it is.
-    closing : Norm or None
+    closing : StoredNorm or None
         The norm that a layer's output has come out of (post-norm models).
     biases : Biases
     qk_norm : QkNorm or None
@@ -288,8 +270,8 @@ class Family:
     value: str
     output: str
     inputs: Inputs
-    norm: Norm | None
-    closing: Norm | None = None
+    norm: StoredNorm | None
+    closing: StoredNorm | None = None
     others: tuple[str, ...] = ()
     biases: Biases = Biases()
     qk_norm: QkNorm | None = None
@@ -323,7 +305,7 @@ class Family:
         named = (self.query, self.key, self.value, self.output, *self.others, norm, *qk, scale)
         return tuple(dict.fromkeys(filter(None, named)))
 
-    def norm_of(self, layer: int) -> Norm | None:
+    def norm_of(self, layer: int) -> StoredNorm | None:
         """The norm that feeds attention in one layer."""
         return None if self.norm is None or layer in self.norm.without else self.norm
 

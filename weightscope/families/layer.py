@@ -1,12 +1,11 @@
 """A layer read through its row: projections split, norms folded, what no matrix holds named."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from weightscope.attention.folding import Affine, InverseRms
-from weightscope.attention.layer import Divisor, Layer
+from weightscope.attention.layer import Layer
+from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.position_bias import Slopes
 from weightscope.attention.rotation import GridRotation
 from weightscope.families.config import ModelConfig, Numbers
@@ -34,24 +33,23 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         Tensors are missing, misshapen or not finite, or the config's values absurd.
     """
     tensors = replace(model, prefix=model.prefix + family.stored_name(config, index, file))
-    found = family.layout(tensors, family, config)
-    rotation = family.rope.rotation(config, index, file) if family.rope else None
-    layer = Layer(
-        index, found.q, found.k, found.v, found.w_o, found.b_o, family.scale(config, index),
-        q_rms=found.q_rms, k_rms=found.k_rms, v_rms=found.v_rms, gate=found.gate,
-        rotation=rotation,
+    layer = replace(
+        family.layout(tensors, family, config),
+        index=index,
+        scale=family.scale(config, index),
+        rotation=family.rope.rotation(config, index, file) if family.rope else None,
         additive=family.additive(model, config) if family.additive else None,
         softcap=_softcap(family, config, file),
         clip=_clip(family, config, file),
         sinks=tensors.read(family.sinks, (config.n_heads,)) if family.sinks else None,
-    )  # fmt: skip
+    )
     norm = family.norm_of(index)
     if norm is not None:
-        gamma, beta = norm.read(tensors, config.d_model)
-        divisor = Divisor(norm.centred, config.norm_eps)
-        layer = layer.after_norm(gamma, beta, divisor)
+        layer = layer.after_norm(norm.read(tensors, config))
     if family.qk_norm is not None:
-        layer = replace(layer, **_qk_normed(layer, tensors, family.qk_norm, config))
+        q, q_norm = _normed(layer.q, family.qk_norm.query, tensors, family.qk_norm, config)
+        k, k_norm = _normed(layer.k, family.qk_norm.key, tensors, family.qk_norm, config)
+        layer = replace(layer, q=q, k=k, q_norm=q_norm, k_norm=k_norm)
     if family.output_scale:
         scale = tensors.read(family.output_scale, (config.d_model,))
         layer = replace(layer, w_o=np.asarray(layer.w_o) * scale, output_bias=layer.output_bias * scale)
@@ -72,46 +70,43 @@ def _clip(family: Family, config: ModelConfig, file: object) -> float | None:
     return numbers.number_or(0.0, family.clip[-1]) or None if family.clip else None
 
 
-def _qk_normed(layer: Layer, tensors: LayerTensors, row: QkNorm, config: ModelConfig) -> dict[str, Any]:
-    """The cells of a layer that its q/k-norm changes: gammas folded, the scalars kept apart."""
-    cells: dict[str, Any] = {}
-    for role, module, affine in (("q", row.query, layer.q), ("k", row.key, layer.k)):
-        assert isinstance(affine, Affine), "no family norms queries that come out of a latent once more"
-        heads, _, r = affine.w.shape
-        gain, shift = _gains(tensors, module, row, heads, r)
-        plain = affine.scaled(np.ones((1, r), np.float32), centred=row.norm.centred)
-        seen = plain
-        if row.scope == "joint":  # one norm over all heads: (1, d, heads r)
-            seen = Affine(plain.w.transpose(1, 0, 2).reshape(1, -1, heads * r), plain.b.reshape(1, -1))
-        cells[role] = plain.scaled(gain, centred=False)
-        cells[role + "_rms"] = InverseRms(seen, config.norm_eps)
-        cells[role + "_shift"] = shift
-    return cells
+def _normed(
+    of: Affine | Latent, module: str, tensors: LayerTensors, row: QkNorm, config: ModelConfig
+) -> tuple[Affine, InnerNorm]:
+    """The map to queries or keys with its norm's gamma folded in, and what is left of that norm."""
+    if isinstance(of, Latent):
+        raise TypeError("queries and keys that come out of a latent have no norm of their own")
+    heads, _, r = of.shape
+    gamma, beta = _gains(tensors, module, row, heads, r)
+    plain = of.scaled(np.ones((1, r), np.float32), centred=row.centred)
+    seen = plain
+    if row.scope == "joint":  # one norm over all heads: (1, d, heads r)
+        seen = Affine(plain.w.transpose(1, 0, 2).reshape(1, -1, heads * r), plain.b.reshape(1, -1))
+    return plain.scaled(gamma, centred=False), InnerNorm(seen, config.norm_eps, shift=beta)
 
 
 def _gains(tensors: LayerTensors, module: str, row: QkNorm, heads: int, r: int) -> tuple[np.ndarray, np.ndarray | None]:
     """gamma and, where there is one, beta of a q/k-norm, each (heads or 1, r)."""
     names = [f"{module}.norms.{head}" for head in range(heads)] if row.scope == "listed" else [module]
     shape = {"shared": (r,), "own": (heads, r), "listed": (r,), "joint": (heads * r,)}[row.scope]
-    gamma, beta = (
-        np.concatenate([tensors.read(f"{name}.{part}", shape).reshape(-1, r) for name in names]) if wanted else None
-        for part, wanted in (("weight", True), ("bias", row.norm.bias))
-    )
-    assert gamma is not None
-    return gamma + np.float32(row.norm.offset), beta
+
+    def read(part: str) -> np.ndarray:
+        return np.concatenate([tensors.read(f"{name}.{part}", shape).reshape(-1, r) for name in names])
+
+    return read("weight") + np.float32(row.offset), read("bias") if row.bias else None
 
 
 def caveats(layer: Layer) -> tuple[str, ...]:
     """What of a layer's scores and values its heads' matrices leave out, in words."""
     said = []
-    if layer.k_rms is not None and layer.k_rms.dims is not None:
+    if layer.k_norm is not None and layer.k_norm.dims is not None:
         said.append("the norms of latents: a scalar a token on keys' position-free part and on values")
-        if layer.q_rms is not None:
+        if layer.q_norm is not None:
             said.append("the norm of the query latent: a scalar a token on queries")
-    elif layer.q_rms is not None:
-        scope = "all heads together" if layer.q_rms.source.heads < layer.n_heads else "each head"
+    elif layer.q_norm is not None:
+        scope = "all heads together" if layer.q_norm.source.shape[0] < layer.n_heads else "each head"
         said.append(f"the q/k-norm: scores are divided by the size of query and key, of {scope}; gamma is folded in")
-    if layer.q_shift is not None:
+    if layer.q_norm is not None and layer.q_norm.shift is not None:
         said.append("the q/k-norm's beta: terms of one token alone, divided by the other's size only")
     if layer.rotation is not None and layer.rotation.stretched is not None:
         longest = layer.rotation.longest

@@ -1,4 +1,4 @@
-"""How projections lie in a file: one function a layout, each returning matrices split by head.
+"""How projections lie in a file: one function a layout, each giving a layer its maps, split by head.
 
 A Linear stores its weight [out, in]; here every map is in row-vector form, (heads, d, r).
 """
@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from weightscope.attention.folding import Affine, InverseRms, Latent
-from weightscope.checkpoint.dtypes import Weights
+from weightscope.attention.layer import Layer
+from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.families.config import ModelConfig, Numbers
-from weightscope.families.family import Family, Projections, rms_norm
+from weightscope.families.family import Family
 from weightscope.families.tensors import LayerTensors
+from weightscope.half import Weights
 
 
-def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """GPT-2's Conv1D, stored [in, out]: the columns of one (d, 3d) tensor are [Q | K | V], each (H, d')."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
     fused = tensors.weights(family.query + ".weight", (d, 3 * h * r)).reshape(d, 3, h, r).transpose(1, 2, 0, 3)
@@ -22,52 +23,55 @@ def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> 
     w_o = tensors.weights(family.output + ".weight", (h * r, d)).reshape(h, r, d)
     b_o = tensors.read(family.output + ".bias", (d,))
     q, k, v = (Affine(fused[i], bias[i]) for i in range(3))
-    return Projections(q, k, v, w_o, b_o)
+    return Layer(q, k, v, w_o, b_o)
 
 
-def separate(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+def separate(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """One Linear each, the rows of a head together."""
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     has = family.biases
     q = by_head(*linear(tensors, config, family.query, (h * r, d), has.query), h)
     k = by_head(*linear(tensors, config, family.key, (g * r, d), has.key), g)
     v = by_head(*linear(tensors, config, family.value, (g * r, d), has.value), g)
-    return Projections(q, k, v, *output(tensors, family, config, r))
+    return Layer(q, k, v, *output(tensors, family, config, r))
 
 
-def stacked(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+def stacked(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """One Linear with rows [Q (H d') | K (G d') | V (G d')]."""
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     w, b = linear(tensors, config, family.query, ((h + 2 * g) * r, d), family.biases.query)
     rows = slice(0, h * r), slice(h * r, (h + g) * r), slice((h + g) * r, None)
     q, k, v = (by_head(w[of], b[of], heads) for of, heads in zip(rows, (h, g, g), strict=True))
-    return Projections(q, k, v, *output(tensors, family, config, r))
+    return Layer(q, k, v, *output(tensors, family, config, r))
 
 
-def grouped(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+def grouped(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """One Linear with the rows of a key-value group together: its queries, its key, its value.
 
     With a group a head these are GPT-NeoX's and BLOOM's (H, 3, d') rows, with one group in all Falcon-7B's.
     """
+    return Layer(*_groups(tensors, family, config), *output(tensors, family, config, config.head_dim))
+
+
+def grouped_with_loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """DeBERTa: as `grouped`, with biases of queries and values in tensors of their own and none of keys."""
+    h, r = config.n_heads, config.head_dim
+    q, k, v = _groups(tensors, family, config)
+    stem = family.query.rpartition(".")[0]
+    b_q, b_v = (tensors.read(f"{stem}.{name}_bias", (h * r,)).reshape(h, r) for name in ("q", "v"))
+    return Layer(replace(q, bias=b_q), k, replace(v, bias=b_v), *output(tensors, family, config, r))
+
+
+def _groups(tensors: LayerTensors, family: Family, config: ModelConfig) -> tuple[Affine, Affine, Affine]:
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     w, b = linear(tensors, config, family.query, ((h + 2 * g) * r, d), family.biases.query)
     w, b = w.reshape(g, h // g + 2, r, d), b.reshape(g, h // g + 2, r)
     q = by_head(w[:, :-2].reshape(h * r, d), b[:, :-2].reshape(h * r), h)
     k, v = (Affine(w[:, i].transpose(0, 2, 1), b[:, i]) for i in (-2, -1))
-    return Projections(q, k, v, *output(tensors, family, config, r))
+    return q, k, v
 
 
-def grouped_with_loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
-    """DeBERTa: as `grouped`, with biases of queries and values in tensors of their own and none of keys."""
-    found = grouped(tensors, family, config)
-    assert isinstance(found.q, Affine) and isinstance(found.v, Affine)
-    h, r = config.n_heads, config.head_dim
-    stem = family.query.rpartition(".")[0]
-    b_q, b_v = (tensors.read(f"{stem}.{name}_bias", (h * r,)).reshape(h, r) for name in ("q", "v"))
-    return replace(found, q=replace(found.q, bias=b_q), v=replace(found.v, bias=b_v))
-
-
-def gated(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+def gated(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """Qwen3-Next: a head's rows of q_proj are its query, then a gate of its output."""
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     has = family.biases
@@ -75,13 +79,13 @@ def gated(tensors: LayerTensors, family: Family, config: ModelConfig) -> Project
     w, b = w.reshape(h, 2, r, d).transpose(1, 0, 3, 2), b.reshape(h, 2, r).transpose(1, 0, 2)
     k = by_head(*linear(tensors, config, family.key, (g * r, d), has.key), g)
     v = by_head(*linear(tensors, config, family.value, (g * r, d), has.value), g)
-    return Projections(Affine(w[0], b[0]), k, v, *output(tensors, family, config, r), gate=Affine(w[1], b[1]))
+    return Layer(Affine(w[0], b[0]), k, v, *output(tensors, family, config, r), gate=Affine(w[1], b[1]))
 
 
 LATENT_EPS = 1e-6  # the norms of DeepSeek's latents keep their class's default, whatever the config says
 
 
-def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projections:
+def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """DeepSeek's multi-head latent attention: low-rank projections with an RMSNorm in the middle.
 
     A head's queries and keys are [position-free | rotary]; the rotary key is one for all heads, handed through beside
@@ -96,7 +100,7 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projec
     w, b = linear(tensors, config, "self_attn.kv_a_proj_with_mqa", (m + rotary, d), biased)
     down = Affine(w.T[None], b[None])  # to the latent and the shared rotary key
     kv_latent = Affine(w[:m].T[None], b[None, :m])
-    gamma, _ = rms_norm("self_attn.kv_a_layernorm").read(tensors, m)
+    gamma = tensors.read("self_attn.kv_a_layernorm.weight", (m,))
     up = tensors.read("self_attn.kv_b_proj.weight", (h * (free + r_v), m)).reshape(h, free + r_v, m)
     up = (up * gamma).transpose(0, 2, 1)  # (H, m, free + r_v)
     up_k = np.zeros((h, m + rotary, free + rotary), np.float32)
@@ -105,21 +109,21 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Projec
     v = Latent(kv_latent, Affine(up[..., free:], np.zeros((h, r_v), np.float32)))
 
     q: Affine | Latent
-    q_rms = None
+    q_norm = None
     if config.raw.get("q_lora_rank") is None:
         q = by_head(*linear(tensors, config, "self_attn.q_proj", (h * r, d), False), h)
     else:
         m_q = size("q_lora_rank")
         w, b = linear(tensors, config, "self_attn.q_a_proj", (m_q, d), biased)
-        gamma, _ = rms_norm("self_attn.q_a_layernorm").read(tensors, m_q)
+        gamma = tensors.read("self_attn.q_a_layernorm.weight", (m_q,))
         from_q = by_head(*linear(tensors, config, "self_attn.q_b_proj", (h * r, m_q), False), h)
         q_latent = Affine(w.T[None], b[None])
         q = Latent(q_latent, Affine(gamma[:, None] * from_q.w, from_q.b))
-        q_rms = InverseRms(q_latent, LATENT_EPS)
+        q_norm = InnerNorm(q_latent, LATENT_EPS)
 
-    return Projections(
-        q, k, v, *output(tensors, family, config, r_v), q_rms=q_rms,
-        k_rms=InverseRms(kv_latent, LATENT_EPS, dims=free), v_rms=InverseRms(kv_latent, LATENT_EPS),
+    return Layer(
+        q, k, v, *output(tensors, family, config, r_v), q_norm=q_norm,
+        k_norm=InnerNorm(kv_latent, LATENT_EPS, dims=free), v_norm=InnerNorm(kv_latent, LATENT_EPS),
     )  # fmt: skip
 
 

@@ -130,7 +130,7 @@ QWEN3_NEXT = LLAMA.but(
     model_types=("qwen3_next",),
     layout=gated,
     norm=rms_norm("input_layernorm", offset=1),
-    qk_norm=QkNorm(norm=rms_norm("", offset=1)),
+    qk_norm=QkNorm(offset=1),
     rope=Rope(fraction=0.25),
     layer_types=Every("full_attention_interval", -1, "full_attention", "linear_attention"),
     attention_types=("full_attention",),
@@ -160,7 +160,7 @@ GEMMA3 = GEMMA2.but(
     name="gemma3",
     model_types=("gemma3", "gemma3_text"),
     nested="text_config",
-    qk_norm=QkNorm(norm=rms_norm("", offset=1)),
+    qk_norm=QkNorm(offset=1),
     rope=Rope(theta=1e6, local=("rope_local_base_freq", 1e4), local_scaled=False),
     layer_types=Every("sliding_window_pattern", -1, "full_attention", "sliding_attention"),
     defaults={
@@ -183,7 +183,8 @@ PHI = LLAMA.but(
     head_dim=(),
     variants=(
         When(
-            "qk_layernorm", True, qk_norm=QkNorm("self_attn.q_layernorm", "self_attn.k_layernorm", norm=layer_norm(""))
+            "qk_layernorm", True,
+            qk_norm=QkNorm("self_attn.q_layernorm", "self_attn.k_layernorm", centred=True, bias=True),
         ),
     ),
     defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "qk_layernorm": False},
@@ -235,9 +236,7 @@ STABLELM = LLAMA.but(
     variants=(
         When(
             "qk_layernorm", True,
-            qk_norm=QkNorm(
-                "self_attn.q_layernorm", "self_attn.k_layernorm", "listed", layer_norm("", bias=False)
-            ),
+            qk_norm=QkNorm("self_attn.q_layernorm", "self_attn.k_layernorm", "listed", centred=True),
         ),
     ),
     defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "use_qkv_bias": False, "qk_layernorm": False,
@@ -263,7 +262,7 @@ COHERE = LLAMA.but(
     model_types=("cohere",),
     norm=layer_norm("input_layernorm", bias=False),
     rope=Rope(interleaved=True, theta=5e5),
-    variants=(When("use_qk_norm", True, qk_norm=QkNorm(scope="own", norm=layer_norm("", bias=False))),),
+    variants=(When("use_qk_norm", True, qk_norm=QkNorm(scope="own", centred=True)),),
     defaults={
         "layer_norm_eps": 1e-5, "rms_norm_eps": None, "use_qk_norm": False, "max_position_embeddings": 8192
     },

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.dtypes import Weights
 from weightscope.errors import CheckpointError
+from weightscope.half import Weights
 
 # What BERT-era files call a LayerNorm's weight and bias.
 LEGACY = {".weight": ".gamma", ".bias": ".beta"}
@@ -58,5 +58,5 @@ class LayerTensors:
         return self.tensor(name, shape).read()
 
     def weights(self, name: str, shape: tuple[int | None, ...]) -> Weights:
-        """The tensor as float32, or as narrow as it is stored; errors as for `read`."""
+        """The tensor as float32, or in half precision where it is stored so; errors as for `read`."""
         return self.tensor(name, shape).weights()

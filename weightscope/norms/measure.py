@@ -221,7 +221,7 @@ def singular_values(layer: Layer) -> np.ndarray:
         wide = factor.astype(np.float64)
         return triangle(wide, wide.T @ wide)
 
-    heads = ((*layer.v.of(head.kv_head), np.asarray(layer.w_o[head.index])) for head in layer.heads())
+    heads = ((*layer.v.of(head.kv_head), np.asarray(layer.w_o[head.index])) for head in layer.heads)
     return np.stack([affine_singular_values(triangle_of(w_v), b_v, triangle_of(w_o.T)) for w_v, b_v, w_o in heads])
 
 

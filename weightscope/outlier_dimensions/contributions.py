@@ -235,16 +235,17 @@ def keys_and_queries(layer: Layer, x: Any, mask: np.ndarray) -> tuple[Any, Any]:
     r = queries.shape[-1]
     queries = mean_queries(xp.reshape(queries, (-1, b, n, r)), mask, layer.rotation)
     queries = xp.reshape(queries, (-1, b * n, r))
-    if layer.k_rms is not None:
+    if layer.k_norm is not None:
         of_keys = xp.repeat(layer.scalars(flat)[1], layer.n_heads // layer.n_kv_heads, axis=0)  # (H, b n)
-        queries[..., : layer.k_rms.dims] *= of_keys[..., None]
+        queries[..., : layer.k_norm.dims] *= of_keys[..., None]
     return layer.normalised(flat), queries
 
 
 def left_out(layer: Layer) -> Iterator[str]:
     """What of a layer's scores differs between keys and is in no C."""
-    biased = any(layer.k.of(group)[1].any() for group in range(layer.n_kv_heads)) or layer.k_shift is not None
-    if biased and (layer.rotation is not None or layer.k_rms is not None):
+    shifted = layer.k_norm is not None and layer.k_norm.shift is not None
+    biased = shifted or any(layer.k.of(group)[1].any() for group in range(layer.n_kv_heads))
+    if biased and (layer.rotation is not None or layer.k_norm is not None):
         yield "the keys' bias, which rotation or the norm of keys makes depend on the key"
     if layer.additive is not None:
         yield "the terms by distance that are added to scores"

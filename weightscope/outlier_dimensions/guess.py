@@ -84,7 +84,7 @@ def _of_layer(model: Model, index: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     if norm is None:
         gains, query, key = _pre_norm_gains(model, index), b_q, np.ones_like(w_k[0, :, 0])
     else:
-        gains, key = norm
+        gains, key = norm.gamma, norm.beta
         query = key @ w_q + b_q  # (H, r)
     c = summed_contributions(key[None], query[:, None], w_k)  # (H, d)
     return column_norms(w_q, w_k).mean(axis=0), np.abs(gains), np.abs(c).mean(axis=0)
@@ -94,7 +94,7 @@ def _pre_norm_gains(model: Model, index: int) -> np.ndarray:
     norm = model.family.norm_of(index)
     if norm is None:
         return np.full(model.config.d_model, np.nan)
-    return norm.read(model.tensors(model.family.stored_name(model.config, index, model.file)), model.config.d_model)[0]
+    return norm.read(model.tensors(model.family.stored_name(model.config, index, model.file)), model.config).gamma
 
 
 def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:

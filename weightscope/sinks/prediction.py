@@ -85,7 +85,7 @@ def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
     -------
     dict of (n_heads,) arrays
     """
-    heads, z = layer.heads(), layer.normalised(x)
+    heads, z = layer.heads, layer.normalised(x)
     causal = np.tri(len(x), dtype=bool)[1:]  # (n - 1, n) queries from 1 on
     scores = layer.scores(x)[:, 1:].astype(np.float64)  # (H, n - 1, n)
     context = causal.copy()

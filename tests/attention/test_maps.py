@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightscope.attention.folding import Affine, InverseRms, rms, sigma
-from weightscope.checkpoint.dtypes import Narrow
+from weightscope.attention.maps import Affine, InnerNorm
+from weightscope.attention.norms import Norm, rms, sigma
+from weightscope.half import Half
 
 EPS = 1e-5
 
@@ -27,7 +28,9 @@ def test_a_layer_norm_folds(case: tuple[np.random.Generator, np.ndarray, Affine]
     gamma, beta = rng.normal(size=(2, x.shape[1]))
     size = sigma(x, EPS)[:, None]
     normed = (x - x.mean(axis=1, keepdims=True)) / size * gamma + beta
-    np.testing.assert_allclose(affine.after_norm(gamma, beta, centred=True)(x / size), affine(normed), atol=1e-9)
+    norm = Norm(True, EPS, gamma, beta)
+    np.testing.assert_allclose(norm(x), normed, atol=1e-9)
+    np.testing.assert_allclose(affine.after_norm(norm)(x / size), affine(normed), atol=1e-9)
 
 
 @given(cases())
@@ -35,7 +38,7 @@ def test_an_rms_norm_folds(case: tuple[np.random.Generator, np.ndarray, Affine])
     rng, x, affine = case
     gamma = rng.normal(size=x.shape[1])
     z = x / rms(x, EPS)[:, None]
-    folded = affine.after_norm(gamma, np.zeros_like(gamma), centred=False)
+    folded = affine.after_norm(Norm(False, EPS, gamma, np.zeros_like(gamma)))
     np.testing.assert_allclose(folded(z), affine(z * gamma), atol=1e-9)
 
 
@@ -51,7 +54,7 @@ def test_a_norm_of_outputs_folds_but_for_its_scalar(
     size = sigma(q, EPS) if centred else rms(q, EPS)
     normed = (q - q.mean(axis=-1, keepdims=True) * centred) / size[..., None] * gain[:, None]
     seen = affine.scaled(np.ones((1, q.shape[-1])), centred=centred)
-    found = seen.scaled(gain, centred=False)(x) * InverseRms(seen, EPS)(x)[..., None]
+    found = seen.scaled(gain, centred=False)(x) * InnerNorm(seen, EPS).scalars(x)[..., None]
     np.testing.assert_allclose(found, normed, atol=1e-8)
 
 
@@ -64,13 +67,13 @@ def test_maps_compose(case: tuple[np.random.Generator, np.ndarray, Affine]) -> N
 
 
 @pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("narrow", [False, True])
-def test_a_head_folded_alone_is_that_of_all_and_leaves_the_weights_as_they_were(narrow: bool, centred: bool) -> None:
+@pytest.mark.parametrize("half", [False, True])
+def test_a_head_folded_alone_is_that_of_all_and_leaves_the_weights_as_they_were(half: bool, centred: bool) -> None:
     rng = np.random.default_rng(0)
     w = rng.standard_normal((2, 5, 3)).astype(np.float16)
-    plain = Affine(Narrow(w) if narrow else w.astype(np.float32), rng.standard_normal((2, 3), np.float32))
+    plain = Affine(Half(w) if half else w.astype(np.float32), rng.standard_normal((2, 3), np.float32))
     gamma, beta = rng.standard_normal((2, 5), np.float32)
-    folded = plain.after_norm(gamma, beta, centred=centred)
+    folded = plain.after_norm(Norm(centred, EPS, gamma, beta))
     alone = [folded.of(head) for head in range(2)]
     np.testing.assert_array_equal(np.asarray(plain.stored), w.astype(np.float32))
     np.testing.assert_allclose([b for _, b in alone], folded.b, rtol=1e-6)
@@ -83,5 +86,5 @@ def test_a_head_folded_alone_is_that_of_all_and_leaves_the_weights_as_they_were(
 def test_a_norm_before_a_folded_norm_folds_too(case: tuple[np.random.Generator, np.ndarray, Affine]) -> None:
     rng, x, affine = case
     first, second = rng.normal(size=(2, x.shape[1]))
-    twice = affine.after_norm(first, 0 * first, centred=False).after_norm(second, 0 * second, centred=False)
+    twice = affine.after_norm(Norm(False, EPS, first, 0 * first)).after_norm(Norm(False, EPS, second, 0 * second))
     np.testing.assert_allclose(twice(x), affine(x * second * first), atol=1e-9)

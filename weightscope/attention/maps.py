@@ -1,0 +1,189 @@
+"""The maps to queries, keys and values, one a head: affine, or through a latent; and the norms of what they give."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from weightscope.attention.norms import Norm, rms
+from weightscope.device import Device, namespace
+from weightscope.half import Half, Weights
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Affine:
+    """One affine map a head: z -> z w + b.
+
+    The weights stay as they are stored, with the norm before them beside them, until they are asked for: of one head by
+    `of`, which costs one head's memory, or of all by `w` and `b`, which are then kept.
+
+    Attributes
+    ----------
+    stored : (A, d, r) array or Half
+        A maps: one for each query head or key-value head, or one for all.
+    bias : (A, r) array
+    norm : Norm or None
+        The norm before the map, not folded yet.
+    """
+
+    stored: Weights
+    bias: np.ndarray
+    norm: Norm | None = None
+
+    def __repr__(self) -> str:
+        count, d, r = self.shape
+        return f"Affine({count} of {d} x {r})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(A, d, r)."""
+        return self.stored.shape
+
+    @cached_property
+    def _folded(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._fold(self.stored, self.bias)
+
+    def _fold(self, stored: Weights, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self.norm is not None:
+            return self.norm.fold(stored, bias)
+        return (np.asarray(stored) if isinstance(stored, Half) else stored), bias  # left where it lies
+
+    @property
+    def w(self) -> np.ndarray:
+        """(A, d, r)."""
+        return self._folded[0]
+
+    @property
+    def b(self) -> np.ndarray:
+        """(A, r)."""
+        return self._folded[1]
+
+    def __call__(self, z: Any) -> Any:
+        """(n, d) -> (A, n, r)."""
+        return z @ self.w + self.b[:, None, :]
+
+    def on(self, device: Device) -> "Affine":
+        """The map of arrays on a device; what this machine holds of it stays as it is."""
+        return Affine(device.put(self.w), device.put(self.b))
+
+    def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
+        """One head's (d, r) matrix and (r,) bias."""
+        if "_folded" in self.__dict__:  # all heads' are there already
+            return self.w[head], self.b[head]
+        return self._fold(self.stored[head], self.bias[head])
+
+    def after_norm(self, norm: Norm) -> "Affine":
+        """The map with the norm before it absorbed, so that it acts on x / sigma(x)."""
+        plain = self if self.norm is None else Affine(self.w, self.b)
+        return replace(plain, norm=norm)
+
+    def after(self, w: np.ndarray, b: np.ndarray) -> "Affine":
+        """The map preceded by z -> z w + b, with w of shape (e, d) and b of shape (d,)."""
+        return Affine(w @ self.w, b @ self.w + self.b)
+
+    def scaled(self, gain: np.ndarray, *, centred: bool) -> "Affine":
+        """The map followed by a centring of its outputs, if asked for, and by gain, of shape (A or 1, r)."""
+        w, b = self.w, self.b
+        if centred:
+            w, b = w - w.mean(axis=-1, keepdims=True), b - b.mean(axis=-1, keepdims=True)
+        return Affine(w * gain[:, None], b * gain)
+
+
+@dataclass(frozen=True, eq=False)
+class Latent:
+    """One affine map a head through a latent that all heads share: z -> up(first(z)).
+
+    Multiplied out for all heads it would be as large as H full projections; `of` does so for one.
+
+    Attributes
+    ----------
+    first : Affine of (1, d, m)
+    up : Affine of (H, m, r)
+    """
+
+    first: Affine
+    up: Affine
+
+    def __call__(self, z: Any) -> Any:
+        """(n, d) -> (H, n, r)."""
+        return self.up(self.first(z)[0, ...])
+
+    def on(self, device: Device) -> "Latent":
+        """The map of arrays on a device."""
+        return Latent(self.first.on(device), self.up.on(device))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, d, r)."""
+        return self.up.shape[0], self.first.shape[1], self.up.shape[2]
+
+    def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
+        """One head's (d, r) matrix and (r,) bias, multiplied out."""
+        up, bias = self.up.of(head)
+        return self.first.w[0] @ up, self.first.b[0] @ up + bias  # the first map is every head's: folded once and kept
+
+    def after_norm(self, norm: Norm) -> "Latent":
+        """The map with the norm before it absorbed."""
+        return replace(self, first=self.first.after_norm(norm))
+
+    def after(self, w: np.ndarray, b: np.ndarray) -> "Latent":
+        """The map preceded by z -> z w + b."""
+        return replace(self, first=self.first.after(w, b))
+
+
+@dataclass(frozen=True, eq=False)
+class InnerNorm:
+    """A norm of queries, keys or values: gamma is folded, and what no matrix can hold is left, a number a token.
+
+    Attributes
+    ----------
+    source : Affine
+        What the norm sees of z, centred already where the norm centres; of each head, or of all heads as one.
+    eps : float
+    dims : int or None
+        The first `dims` dimensions are divided; None for all.
+    shift : (heads, r) array or None
+        beta, which is added after the division.
+    """
+
+    source: Affine
+    eps: float
+    dims: int | None = None
+    shift: np.ndarray | None = field(default=None, repr=False)
+
+    def scalars(self, z: Any) -> Any:
+        """1 / sqrt(mean of squares + eps), (n, d) -> (A or 1, n)."""
+        return 1 / rms(self.source(z), self.eps)
+
+    def __call__(self, x: Any, z: Any) -> Any:
+        """Queries, keys or values x (heads, n, r) of tokens z (n, d), normalised."""
+        scalars = self.scalars(z)[..., None]
+        if self.dims is None:
+            x = x * scalars
+        else:
+            x = namespace(x).concat((x[..., : self.dims] * scalars, x[..., self.dims :]), axis=-1)
+        return x if self.shift is None else x + self.shift[:, None, :]
+
+    def of(self, head: int) -> "InnerNorm":
+        """The norm of one head; one over all heads has the same scalar for each."""
+        source, shift = self.source, self.shift
+        if source.shape[0] > 1:
+            w, b = source.of(head)
+            source = Affine(w[None], b[None])
+        if shift is not None and len(shift) > 1:
+            shift = shift[head : head + 1]
+        return replace(self, source=source, shift=shift)
+
+    def on(self, device: Device) -> "InnerNorm":
+        """The norm of arrays on a device."""
+        shift = None if self.shift is None else device.put(self.shift)
+        return replace(self, source=self.source.on(device), shift=shift)
+
+    def after_norm(self, norm: Norm) -> "InnerNorm":
+        """The norm on tokens that have not passed the norm before the layer."""
+        return replace(self, source=self.source.after_norm(norm))
+
+    def after(self, w: np.ndarray, b: np.ndarray) -> "InnerNorm":
+        """The norm on tokens before z -> z w + b."""
+        return replace(self, source=self.source.after(w, b))

@@ -1,0 +1,70 @@
+"""Weights of 16 bits, kept so until they are used: a layer of them costs 2 bytes a weight, not 4."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# The bits of the exponent: all of them are set in an infinity or a NaN, and in nothing else.
+EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """Weights of 16 bits, seen as float32.
+
+    It is cut, reshaped and transposed as an array is, without a copy; `np.asarray` makes the float32 array, of what
+    has been cut out alone, with the axes in memory in the order they are stored in.
+
+    Attributes
+    ----------
+    stored : array of any shape
+        float16, or the bit patterns of bfloat16 as uint16.
+    """
+
+    stored: np.ndarray
+
+    def __repr__(self) -> str:
+        return f"Half({self.precision}, {self.shape})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if self.precision == "float16":
+            widened = self.stored.astype(np.float32)
+        else:  # bfloat16 is the upper half of a float32
+            bits = self.stored.astype("<u4")
+            bits <<= 16
+            widened = bits.view("<f4")
+        return widened if dtype is None else widened.astype(dtype, copy=False)
+
+    def __getitem__(self, key: Any) -> "Half":
+        return Half(self.stored[key])
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    @property
+    def precision(self) -> str:
+        """Which of the two: float16 or bfloat16."""
+        return "float16" if self.stored.dtype.kind == "f" else "bfloat16"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def T(self) -> "Half":  # noqa: N802 - as NumPy calls it
+        return Half(self.stored.T)
+
+    def reshape(self, *shape: Any) -> "Half":
+        return Half(self.stored.reshape(*shape))
+
+    def transpose(self, *axes: int) -> "Half":
+        return Half(self.stored.transpose(*axes))
+
+    def is_finite(self) -> bool:
+        """Whether no weight is NaN or infinite."""
+        exponent = EXPONENT[self.precision]
+        return not ((self.stored.view("<u2") & exponent) == exponent).any()
+
+
+Weights = np.ndarray | Half
