@@ -29,8 +29,8 @@ from weightscope.audits.audit import AuditOptions, measure_task
 from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.lenient import lenient
 from weightscope.audits.measures import MeasuredHeads
-from weightscope.checkpoint.dtypes import Weights
 from weightscope.fingerprint import Fingerprint
+from weightscope.half import Weights
 from weightscope.model import Model
 from weightscope.parallel import in_threads
 

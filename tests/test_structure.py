@@ -9,12 +9,11 @@ import weightscope
 
 ROOT = Path(weightscope.__file__).parent
 FLOORS = """
-escape wording parallel embedded
+escape wording parallel embedded half on_demand
 errors progress
 tables
 folder device engine
-checkpoint
-attention
+checkpoint attention
 metrics
 families
 embeddings

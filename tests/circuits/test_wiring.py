@@ -25,7 +25,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def scores(first: Layer, second: Layer, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    centred = second.divisor is not None and second.divisor.centred
+    centred = second.norm is not None and second.norm.centred
     return pair_scores(layer_spaces(first, centred=centred).written, layer_spaces(second, centred=centred).read[kind])
 
 

@@ -1,9 +1,11 @@
 """Layers made of given matrices, and both measures of how two heads fit computed with matrices of d x d."""
 
 import numpy as np
-from weightscope.attention.folding import Affine
 
-from weightscope.attention.layer import Divisor, Head, Layer
+from weightscope.attention.head import Head
+from weightscope.attention.layer import Layer
+from weightscope.attention.maps import Affine
+from weightscope.attention.norms import Norm
 
 
 def layer_of(
@@ -15,7 +17,7 @@ def layer_of(
         return Affine(w, np.zeros((len(w), w.shape[2])))
 
     bias = np.zeros(w_o.shape[2])
-    return Layer(index, affine(w_q), affine(w_k), affine(w_v), w_o, bias, 1.0, Divisor(centred, 1e-5))
+    return Layer(affine(w_q), affine(w_k), affine(w_v), w_o, bias, index, norm=Norm(centred, 1e-5))
 
 
 def random_layer(rng: np.random.Generator, d: int, r: int, n_heads: int = 2, n_kv: int = 2) -> Layer:
@@ -28,7 +30,7 @@ def random_layer(rng: np.random.Generator, d: int, r: int, n_heads: int = 2, n_k
 
 def dense_scores(a: Head, b: Head) -> dict[str, tuple[float, float]]:
     """PK and CS of what a writes with what b reads by Q, K and V, from matrices of d x d in float64."""
-    centred = b.layer.divisor is not None and b.layer.divisor.centred
+    centred = b.layer.norm is not None and b.layer.norm.centred
     d = b.qk.shape[0]
     centring = np.eye(d) - centred / d
     written, vo, own = (x.astype(np.float64) @ centring for x in (a.vo.right.T, a.vo.dense(), b.vo.dense()))
