@@ -10,6 +10,7 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.norms import Norm
 from weightscope.attention.rotation import Rotation
 from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
+from weightscope.checkpoint.source import existing
 from weightscope.embedded import resolved
 from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
@@ -46,7 +47,8 @@ def open_model(
     """
     source = resolved(source)
     checkpoint = open_checkpoint(source, revision)
-    return Model(checkpoint, family_of(checkpoint, family, tower), f"{source}@{revision}" if revision else str(source))
+    opened = f"{source}@{revision}" if revision else str(existing(source) or source)
+    return Model(checkpoint, family_of(checkpoint, family, tower), opened)
 
 
 class Model:
@@ -59,7 +61,7 @@ class Model:
         The row as this checkpoint's config makes it.
     config : ModelConfig
     source : str
-        What was opened, a Hub id with its revision; the tokenizer is looked for there too.
+        What was opened: an absolute path, or a Hub id with its revision. The tokenizer is looked for there too.
     """
 
     def __init__(self, checkpoint: Checkpoint, family: Family, source: str = "") -> None:

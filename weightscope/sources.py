@@ -45,7 +45,7 @@ class Source:
         path = None
         with suppress(CheckpointError):  # it cannot be looked at; opening it says why
             path = existing(source)
-        return cls(source if path is None else str(path.absolute()), revision, family, tower)
+        return cls(str(path or source), revision, family, tower)
 
     def open(self) -> Model:
         """The model; see `open_model`."""

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
 from weightscope.fingerprint import Fingerprint
+from weightscope.model import open_model
 from weightscope.sources import Source, folder_names, is_list, read_list
+from weightscope.text.tokenizer import load_tokenizer
 
 
 @pytest.fixture()
@@ -68,6 +72,21 @@ def test_the_embedded_checkpoint_may_lie_elsewhere_on_a_worker() -> None:
     source = Source.named("embedded")
     seen = repr(source.as_seen(source.open()))
     assert str(FOLDER) not in seen and "modified" not in seen
+
+
+@pytest.mark.parametrize("named", ["model", "./model/model.safetensors", Path("model")])
+def test_another_working_directory_has_no_other_tokenizer(named: str | Path, tmp_path: Path, monkeypatch) -> None:
+    """The model stays what it was opened as, whatever lies under the same relative path there."""
+    for place, token in (("here", "a"), ("there", "b")):
+        folder = tmp_path / place / "model"
+        write_checkpoint(folder, gpt2_weights())
+        Tokenizer(models.WordLevel({token: 0}, token)).save(str(folder / "tokenizer.json"))
+    monkeypatch.chdir(tmp_path / "here")
+    model = open_model(named)
+    monkeypatch.chdir(tmp_path / "there")
+    for source in (model.source, model.checkpoint.folder):
+        assert load_tokenizer(source).get_vocab() == {"a": 0}
+    assert model.name == Path(named).name
 
 
 def test_what_cannot_be_looked_at_is_one_error_when_it_is_opened() -> None:

@@ -45,6 +45,8 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
 def existing(source: str | Path) -> Path | None:
     """The file or folder on this machine that `source` names, or None where there is none.
 
+    Its path is absolute: a later change of the working directory does not make it another.
+
     Raises
     ------
     CheckpointError
@@ -52,7 +54,7 @@ def existing(source: str | Path) -> Path | None:
     """
     path = Path(source)
     try:
-        path = path.expanduser()
+        path = path.expanduser().absolute()
         return path if str(source) and path.exists() else None
     except (OSError, RuntimeError) as error:  # a name too long, no permission, a home that nobody has
         raise CheckpointError(f"cannot be read ({error})", file=path) from None
