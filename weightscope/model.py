@@ -174,6 +174,18 @@ class Model:
             return layer
         return layer.after_norm(norm.read(self.tensors(), self.config, self.embedding_width if inputs.after else None))
 
+    def into_stream(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of the token embedding (n, e) as they enter the residual stream without a position, (n, d).
+
+        They are the rows themselves, except where a norm and a projection stand between the embeddings and layer 0
+        (ELECTRA, ALBERT).
+        """
+        if self._after is None:
+            return rows
+        w, b = self._after
+        norm = self._folded_norm
+        return (rows if norm is None else norm.read(self.tensors(), self.config, self.embedding_width)(rows)) @ w + b
+
     def stream_norm(self, index: int) -> Norm | None:
         """The norm that the residual stream has just come out of when it enters a layer.
 
@@ -256,17 +268,11 @@ class Model:
             return None
         return self.tensors().read(name + ".weight", (self.config.d_model, width)).T
 
-    @property
-    def projects_embeddings(self) -> bool:
-        """Whether embeddings are projected after their norm, so that token rows are no rows of the residual stream."""
-        inputs = self.family.inputs
-        return bool(inputs.after) and (inputs.always_projected or self.embedding_width != self.config.d_model)
-
     @cached_property
     def _after(self) -> tuple[np.ndarray, np.ndarray] | None:
         """(e, d) projection and (d,) bias after the embeddings' norm."""
         inputs, d, e = self.family.inputs, self.config.d_model, self.embedding_width
-        if not self.projects_embeddings:
+        if not inputs.after or (e == d and not inputs.always_projected):
             return None
         return self.tensors().read(inputs.after + ".weight", (d, e)).T, self.tensors().read(
             inputs.after + ".bias", (d,)

@@ -3,13 +3,15 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from tests.support.tiny_models import FIXTURES
+from tests.support.audits import audit_of, names_in, undrawn
+from weightscope.audits.findings import SHOWN
 from weightscope.cli import main
 from weightscope.folder import HIDDEN
 
@@ -18,11 +20,6 @@ NEEDED = ["qk_frobenius", "qk_stable_rank", "qk_effective_rank", "vo_sigma1", "v
           "vo_stable_rank", "vo_effective_rank"]  # fmt: skip
 RESULTS = ["heads.csv", "spectra.npz", "findings.json", "directions.json", "report.html",
            "heads.png", "heads.svg", "spectra.png", "spectra.svg", "depth.png", "depth.svg"]  # fmt: skip
-
-
-def names_in(folder: Path) -> list[str]:
-    """What a person sees of a folder of results."""
-    return sorted(path.name for path in folder.iterdir() if path.name != HIDDEN)
 
 
 def test_an_audit_leaves_its_results_and_nothing_else(out: Path) -> None:
@@ -64,7 +61,7 @@ def test_findings_and_directions_are_lists_a_program_reads(out: Path, checkpoint
 
 
 def test_chosen_layers_alone_are_read(checkpoint: Path, tmp_path) -> None:
-    result = CliRunner().invoke(main, ["audit", str(checkpoint), "--out", str(tmp_path), "--layers", "2,7-8"])
+    result = audit_of(checkpoint, tmp_path, "--layers", "2,7-8")
     assert result.exit_code == 0, result.output
     with np.load(tmp_path / "spectra.npz") as spectra:
         assert spectra["layers"].tolist() == [2, 7, 8]
@@ -80,8 +77,60 @@ def test_a_wrong_option_is_said_in_a_line(wrong: list[str], checkpoint: Path, tm
     assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
-@pytest.mark.parametrize("name", ["electra", "albert"])
-def test_embeddings_of_another_space_than_the_streams_name_no_directions(name: str) -> None:
-    found = ws.audit(ws.open_model(FIXTURES / name))
-    assert not found.directions
-    assert "embeddings are projected before they enter the model" in found.notes[0]
+def test_python_gives_what_the_command_writes(checkpoint: Path, out: Path, tmp_path: Path) -> None:
+    audit = ws.audit(ws.open_model(checkpoint))
+    assert audit.heads.csv() == (out / "heads.csv").read_text()
+    assert audit.heads["qk_sigma1"].shape == (48,)
+    assert list(audit.heads.to_pandas().columns) == audit.heads.names
+    with undrawn():
+        audit.write(tmp_path)
+    assert names_in(tmp_path) == names_in(out)
+    for name in names_in(out):
+        if not name.endswith((".png", ".svg")):
+            assert (tmp_path / name).read_bytes() == (out / name).read_bytes(), name
+
+
+def test_an_audit_shows_itself(checkpoint: Path) -> None:
+    audit = ws.audit(ws.open_model(checkpoint), directions=0)
+    assert repr(audit).startswith("Audit(twelve layers: 12 layers of 4 heads, ") and "\n" not in repr(audit)
+    assert "not asked for" in audit.lead and audit.lead in str(audit)
+    assert "σ₁(W_QK)" in audit._repr_html_() and "<table" in audit._repr_html_()
+    assert len({audit, audit}) == 1 and audit == audit
+    for finding in audit.findings:
+        assert finding.text in repr(audit.findings) or len(audit.findings) > SHOWN
+
+
+def test_an_audit_needs_no_folder_and_says_nothing_unasked(
+    checkpoint: Path, tmp_path: Path, monkeypatch, capfd
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("weightscope.progress.DELAY", 0)
+    model = ws.open_model(checkpoint)
+    ws.audit(model)
+    assert capfd.readouterr() == ("", "")
+    assert not list(tmp_path.iterdir())
+    ws.audit(model, progress=True)
+    assert "layers" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"layers": [40]}, "no layer 40"),
+        ({"layers": []}, "layers"),
+        ({"window": 0}, "window"),
+        ({"directions": -1}, "directions"),
+    ],
+)
+def test_a_wrong_argument_is_named(wrong: dict[str, Any], said: str, checkpoint: Path) -> None:
+    with pytest.raises(ws.CheckpointError, match=said):
+        ws.audit(ws.open_model(checkpoint), **wrong)
+
+
+def test_drawing_leaves_the_callers_matplotlib_alone(checkpoint: Path) -> None:
+    import matplotlib as mpl
+
+    before, backend = dict(mpl.rcParams), mpl.get_backend()
+    figure = ws.audit(ws.open_model(checkpoint), directions=0).plot()
+    assert len(figure.axes) == 12  # six maps, each with its scale
+    assert dict(mpl.rcParams) == before and mpl.get_backend() == backend

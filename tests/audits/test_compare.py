@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
+from tests.support.audits import undrawn
 from tests.support.browser import Page
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
@@ -91,7 +92,8 @@ def test_compare_writes_tables_spectra_figures_and_a_page(out: Path) -> None:
 def test_two_checkpoints_leave_no_trajectories_of_three(out: Path, run: list[Path], tmp_path: Path) -> None:
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     assert (tmp_path / "trajectories.svg").exists()
-    assert CliRunner().invoke(main, ["compare", *map(str, run[:2]), "--out", str(tmp_path)]).exit_code == 0
+    with undrawn():
+        assert CliRunner().invoke(main, ["compare", *map(str, run[:2]), "--out", str(tmp_path)]).exit_code == 0
     assert not list(tmp_path.glob("trajectories.*"))
     assert (tmp_path / "trajectory.csv").exists()
 
@@ -116,3 +118,12 @@ def test_checkpoints_of_different_shapes_do_not_compare(run: list[Path], tmp_pat
     result = CliRunner().invoke(main, ["compare", str(run[0]), "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert "two checkpoints" in result.output
+
+
+def test_a_comparison_shows_itself(run: list[Path], out: Path) -> None:
+    found = ws.compare(*map(ws.open_model, run))
+    assert repr(found) == "Comparison(=step 0 -> step 1 -> step 2: 2 layers of 4 heads)"
+    assert found.headline in str(found)
+    assert "<table" in found._repr_html_()
+    assert len(found.plot().axes) == 4
+    assert (out / "heads.csv").read_text() == found.heads.csv()

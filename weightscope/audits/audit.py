@@ -38,6 +38,14 @@ class AuditOptions:
     directions: int | None = None
     device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        if self.layers == ():
+            raise CheckpointError("layers is empty: there is nothing to audit")
+        if self.window < 1:
+            raise CheckpointError(f"window is {self.window}; an average needs one distance or more")
+        if self.directions is not None and self.directions < 0:
+            raise CheckpointError(f"directions is {self.directions}; it is how many to read")
+
     def layers_of(self, model: Model) -> list[int]:
         """The layers to measure."""
         return list(model.attention_layers if self.layers is None else self.layers)
@@ -76,7 +84,7 @@ def audit(
     Raises
     ------
     CheckpointError
-        There is no such layer, or its tensors are missing or misshapen.
+        An argument makes no sense, there is no such layer, or its tensors are missing or misshapen.
 
     Examples
     --------
@@ -121,8 +129,6 @@ def measured_forms(model: Model, options: AuditOptions) -> tuple[str, ...]:
 
 def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":
     """What stands out in layers that have been measured, and the tokens along their heads' directions."""
-    if not layers:
-        raise CheckpointError("no layer to audit", file=model.checkpoint.name)
     unchecked = lenient(model)  # the embeddings too may hold a NaN, which is a finding, not the end
     heads = MeasuredHeads(layers, model.config.d_model)
     with one_blas_thread():
@@ -148,7 +154,7 @@ class Audit:
     directions : list of HeadDirections
         The tokens along every head's first singular directions; empty where no tokens were read.
     notes : tuple of str
-        What was left out, and why.
+        What was left out, and why, in sentences.
     """
 
     name: str
@@ -171,14 +177,14 @@ class Audit:
 
     @property
     def lead(self) -> str:
-        """What was looked at and what was found, in a few sentences."""
+        """What was looked at, what was found and what was left out, in a few sentences."""
         heads = self.measured
         n_kv = int(self.heads["kv_head"].max()) + 1
         kv = f", {n_kv} key-value heads" if n_kv != heads.n_heads else ""
         routes = [*self.heads["qk_route"], *self.heads["vo_route"]]
-        by_qr = f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route."
+        by_qr = [f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route."] if "qr" in routes else []
         sizes = f"{counted(len(heads.layers), 'layer')} of {counted(heads.n_heads, 'head')}{kv}, width {self.d_model}."
-        return " ".join([f"{self.family}, {sizes}", self.findings.headline, *([by_qr] if "qr" in routes else [])])
+        return " ".join([f"{self.family}, {sizes}", self.findings.headline, *by_qr, *self.notes])
 
     def __repr__(self) -> str:
         heads = self.measured

@@ -94,16 +94,14 @@ def directions_of(
         Directions or blocks of each map; None for two where that takes seconds, else none.
     """
     if how_many == 0:
-        return [], ("tokens along singular directions were not asked for",)
+        return [], ("Tokens along singular directions were not asked for.",)
     try:
         n_tokens = model.embeddings.n_tokens
     except CheckpointError:
-        return [], ("no token embedding in this checkpoint, so its directions have no tokens",)
-    if model.projects_embeddings:
-        return [], ("embeddings are projected before they enter the model: its layers' directions have no tokens",)
+        return [], ("No token embedding in this checkpoint, so its directions have no tokens.",)
     vectors = 4 * len(layers) * model.config.n_heads  # two maps, two sides, of each direction
     if how_many is None and n_tokens * model.config.d_model * DEFAULT * vectors > AFFORDABLE:
-        return [], ("tokens along singular directions were left out: in a model of this size they are read on request",)
+        return [], ("In a model of this size, tokens along singular directions are read only when they are asked for.",)
     how_many = how_many or DEFAULT
     name = token_names(model.checkpoint.folder)
     bytes_a_layer = 4 * how_many * model.config.n_heads * model.config.d_model * 8  # were all directions single
@@ -124,14 +122,15 @@ def _read_group(model: Model, layers: Sequence[int], how_many: int, name: Callab
     spaces = [space for *_, own in directions for space in (own.left, own.right) if space.shape[1]]
     norm = model.layer(layers[-1]).norm
     centred = norm is not None and norm.centred
-    nearest = iter(nearest_rows(model.embeddings.blocks(), spaces, TOKENS, centred) if spaces else [])
+    rows = ((first, model.into_stream(block)) for first, block in model.embeddings.blocks())
+    nearest = iter(nearest_rows(rows, spaces, TOKENS, centred) if spaces else [])
     lines: dict[tuple[int, int], list[Line]] = {(layer, h): [] for layer in layers for h in range(model.config.n_heads)}
     for layer, head, map_name, own in directions:
         sides: list[tuple[str, Nearest, list[str]]] = []
         for side in SIDES[map_name] if own.left.shape[1] else ():
-            for pole, rows in zip(("+", "−"), next(nearest), strict=True):
-                if len(rows.rows):
-                    tokens = [printable(name(int(row))) for row in rows.rows]
-                    sides.append((f"{side} {pole}" if own.single else side, rows, tokens))
+            for pole, found in zip(("+", "−"), next(nearest), strict=True):
+                if len(found.rows):
+                    tokens = [printable(name(int(row))) for row in found.rows]
+                    sides.append((f"{side} {pole}" if own.single else side, found, tokens))
         lines[layer, head].append(Line(map_name, own, tuple(sides)))
     return [HeadDirections(layer, head, tuple(own)) for (layer, head), own in lines.items()]

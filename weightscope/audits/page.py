@@ -28,13 +28,12 @@ def write_audit_page(files: Files, audit: "Audit") -> None:
     heads = audit.measured
     for name, draw in (("heads", figures.head_maps), ("spectra", figures.spectra), ("depth", figures.depth)):
         save(draw(heads), files, name)
-    notes = [f"{note[0].upper()}{note[1:]}." for note in audit.notes]
     write_template(
         files,
         "report.html",
         "audit.html",
         title=f"The heads of {audit.name}",
-        lead=" ".join([audit.lead, *notes]),
+        lead=audit.lead,
         caveats=audit.caveats,
         kinds=[list(findings) for _, findings in groupby(audit.findings, key=lambda finding: finding.kind)],
         most_open=MOST_OPEN,

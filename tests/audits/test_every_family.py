@@ -1,0 +1,90 @@
+"""`weightscope audit` over every fixture: it ends well, and its files are whole, whatever the family."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+import weightscope as ws
+from tests.support.audits import audit_of, names_in
+from tests.support.tiny_models import NAMES, fixture
+
+TABLES = ["findings.json", "heads.csv", "report.html", "spectra.npz"]
+FIGURES = [f"{name}.{kind}" for name in ("depth", "heads", "spectra") for kind in ("png", "svg")]
+
+
+@pytest.fixture(scope="module")
+def audits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result, Path]]:
+    """Each fixture's audit by the command, and where it lies."""
+    audits = {}
+    for name in NAMES:
+        it, out = fixture(name), tmp_path_factory.mktemp(name)
+        audits[name] = audit_of(it.folder, out, *(["--tower", it.case.tower] if it.case.tower else [])), out
+    return audits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_ends_well(name: str, audits: dict[str, tuple[Result, Path]]) -> None:
+    result, out = audits[name]
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == str(out / "report.html")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_files_are_whole(name: str, audits: dict[str, tuple[Result, Path]]) -> None:
+    model, (_, out) = fixture(name).model, audits[name]
+    config, layers = model.config, list(model.attention_layers)
+    reads_tokens = bool(model.family.inputs.tokens)
+    assert names_in(out) == sorted([*TABLES, *FIGURES, *(["directions.json"] if reads_tokens else [])])
+    with (out / "heads.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(int(row["layer"]), int(row["head"])) for row in rows] == [
+        (layer, head) for layer in layers for head in range(config.n_heads)
+    ]
+    assert not [key for row in rows for key, value in row.items() if value == ""]  # nothing is unknown
+    with np.load(out / "spectra.npz", allow_pickle=False) as spectra:
+        assert spectra["layers"].tolist() == layers
+        assert spectra["qk_singular_values"].shape[:2] == (len(layers), config.n_heads)
+    facts = json.loads(re.search(r'id="facts">(.*?)</script>', (out / "report.html").read_text(), re.DOTALL)[1])
+    assert facts["columns"].keys() == rows[0].keys() - {"layer", "head", "kv_head"}
+    if reads_tokens:
+        assert len(json.loads((out / "directions.json").read_text())) == len(rows)
+
+
+def stream_rows(model: ws.Model) -> np.ndarray:
+    """Every token as it enters layer 0 without a position, worked out from the stored tensors."""
+    inputs, rows = model.family.inputs, model.embeddings.tokens.astype(np.float64)
+    if not inputs.after:
+        return rows
+    gamma, beta, w, b = (
+        model.checkpoint[model.prefix + name].read().astype(np.float64)
+        for module in (inputs.norm.module, inputs.after)
+        for name in (f"{module}.weight", f"{module}.bias")
+    )
+    normed = (rows - rows.mean(axis=1, keepdims=True)) / np.sqrt(
+        rows.var(axis=1, keepdims=True) + model.config.norm_eps
+    )
+    return (normed * gamma + beta) @ w.T + b
+
+
+@pytest.mark.parametrize("name", ["albert", "electra", "bert", "opt_post_norm", "gemma"])
+def test_tokens_along_a_direction_are_the_nearest_that_enter_the_stream(
+    name: str, audits: dict[str, tuple[Result, Path]]
+) -> None:
+    model, (_, out) = fixture(name).model, audits[name]
+    rows = stream_rows(model)  # (V, d)
+    for one in json.loads((out / "directions.json").read_text()):
+        layer = model.layer(one["layer"])
+        seen = rows - rows.mean(axis=1, keepdims=True) if layer.norm is not None and layer.norm.centred else rows
+        u = layer.head(one["head"]).qk.svd()[0]
+        line = one["lines"][0]
+        along = np.linalg.norm(seen @ u[:, : line["last"]], axis=1) / np.linalg.norm(seen, axis=1)
+        nearest = {
+            side["rows"][0]: abs(side["cosines"][0]) for side in line["sides"] if side["name"].startswith("query")
+        }
+        assert max(nearest.values()) == pytest.approx(along.max(), abs=1e-3)
+        assert any(along[row] == pytest.approx(along.max(), abs=1e-5) for row in nearest)

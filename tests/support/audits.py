@@ -1,0 +1,41 @@
+"""Audits for tests to whom it is no matter how figures look, which take seconds to draw."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from weightscope.audits import page
+from weightscope.cli import main
+from weightscope.folder import HIDDEN, Files
+
+FIGURES = ("head_maps", "spectra", "depth", "changes", "spectra_before_and_after", "trajectories")
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Figures are empty files."""
+
+    def save(figure: None, files: Files, name: str) -> str:
+        files.text(f"{name}.png", "")
+        files.text(f"{name}.svg", "<svg/>")
+        return "<svg/>"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "save", save)
+        for name in FIGURES:
+            patch.setattr(page.figures, name, lambda of: None)
+        yield
+
+
+def audit_of(source: object, out: Path, *options: str) -> Result:
+    """`weightscope audit` in this process, its figures undrawn."""
+    with undrawn():
+        return CliRunner().invoke(main, ["audit", str(source), "--out", str(out), *options])
+
+
+def names_in(folder: Path) -> list[str]:
+    """What a person sees of a folder of results."""
+    return sorted(path.name for path in folder.iterdir() if path.name != HIDDEN)
