@@ -27,7 +27,6 @@ from weightscope.attention.factored import Triangle, core_singular_values, inner
 from weightscope.attention.layer import Layer
 from weightscope.audits.audit import AuditOptions, measure_task
 from weightscope.audits.finished_layers import FinishedLayers
-from weightscope.audits.lenient import lenient
 from weightscope.audits.measures import MeasuredHeads
 from weightscope.fingerprint import Fingerprint
 from weightscope.half import Weights
@@ -131,7 +130,7 @@ def singular_values(model: Model) -> None:
             core_singular_values(value, triangle_of(np.asarray(layer.w_o[h]).T))
 
     for index in model.attention_layers:
-        layer = lenient(model).layer(index)
+        layer = model.unchecked().layer(index)
         list(in_threads(partial(of_group, layer), range(layer.n_kv_heads)))
         del layer  # before the next one is read
 

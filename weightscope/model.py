@@ -65,7 +65,7 @@ class Model:
     """
 
     def __init__(self, checkpoint: Checkpoint, family: Family, source: str = "") -> None:
-        self.checkpoint, self.source = checkpoint, source or str(checkpoint.folder)
+        self.checkpoint, self.source, self._row = checkpoint, source or str(checkpoint.folder), family
         self.file = checkpoint.folder / "config.json"
         values = own_values(checkpoint.config, family, file=self.file)
         self.family = family.configured(values)
@@ -81,6 +81,10 @@ class Model:
         """What to call it in a title: the Hub id, or the folder's or file's name."""
         path = Path(self.source).expanduser()
         return path.resolve().name if path.exists() else self.source
+
+    def unchecked(self) -> "Model":
+        """The same model, nothing of it read yet; values that are not finite are handed over, not refused."""
+        return Model(self.checkpoint.unchecked(), self._row, self.source)
 
     @cached_property
     def prefix(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.tiny_gpt2 import write_checkpoint
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import shared
 from weightscope.audits.findings import KINDS, Findings
 
@@ -201,3 +201,15 @@ def test_a_padding_row_is_zero_by_design(tmp_path) -> None:
     assert told == []
     untold = found_in(write_checkpoint(tmp_path / "untold", weights))
     assert [(one.kind, one.items) for one in untold] == [("undertrained_rows", (7,))]
+
+
+def test_a_nan_in_an_embedding_that_was_read_before_is_a_finding(tmp_path: Path) -> None:
+    """The audit reads everything anew: it shares nothing with what the model has read and checked."""
+    weights = gpt2_weights()
+    weights["wte.weight"][7, 3] = np.nan
+    model = ws.open_model(write_checkpoint(tmp_path, weights))
+    assert model.embeddings.n_tokens and model.layers[0] and model.first_layer
+    found = ws.audit(model, directions=0).findings
+    assert [one.items for one in found if one.measure == "token_rows"] == [(7,)]
+    with pytest.raises(ws.CheckpointError, match="not finite"):
+        model.embeddings.tokens  # noqa: B018

@@ -107,3 +107,9 @@ def test_terms_of_what_is_not_there_are_refused(head, tokens, positions, says) -
 def test_every_token_of_the_terms_has_one_position() -> None:
     with pytest.raises(ValueError, match=r"tokens of shape \(3,\) at positions of shape \(2,\)"):
         FirstLayer(ws.open_model("embedded")).terms(0, np.arange(3), np.arange(2))
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom", "gptj"])
+def test_sigma_over_positions_needs_positions(name: str) -> None:
+    with pytest.raises(ws.CheckpointError, match=f"model.safetensors: a {name} has no position embedding, hence no"):
+        ws.first_layer(fixture(name).model).sigma  # noqa: B018

@@ -11,7 +11,6 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.audits.directions import HeadDirections, directions_of
 from weightscope.audits.findings import Findings
-from weightscope.audits.lenient import lenient
 from weightscope.audits.measure import measure_layer
 from weightscope.audits.measures import Arrays, MeasuredHeads
 from weightscope.audits.model_findings import findings_of
@@ -107,7 +106,7 @@ def measure_task(get_model: Callable[[], Model], index: int, options: AuditOptio
     model = get_model()
     model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
     with one_blas_thread():
-        layer = lenient(model).layer(index)  # of a copy, because a model keeps the last layer it was asked for
+        layer = model.unchecked().layer(index)  # of a copy, because a model keeps the last layer it was asked for
         return measured_layer(model, layer, options)
 
 
@@ -129,7 +128,7 @@ def measured_forms(model: Model, options: AuditOptions) -> tuple[str, ...]:
 
 def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":
     """What stands out in layers that have been measured, and the tokens along their heads' directions."""
-    unchecked = lenient(model)  # the embeddings too may hold a NaN, which is a finding, not the end
+    unchecked = model.unchecked()  # the embeddings too may hold a NaN, which is a finding, not the end
     heads = MeasuredHeads(layers, model.config.d_model)
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads.layers.tolist(), options.directions)

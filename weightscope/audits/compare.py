@@ -11,7 +11,6 @@ import numpy as np
 
 from weightscope.attention.layer import Layer
 from weightscope.audits.audit import AuditOptions, measured_layer
-from weightscope.audits.lenient import lenient
 from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
 from weightscope.errors import CheckpointError, printable
 from weightscope.folder import OutputFolder
@@ -60,7 +59,7 @@ def compare(
     named = [model.name for model in models] if labels is None else list(labels)
     for model, label in zip(models[1:], named[1:], strict=True):
         _check_same_shape(a, named[0], model, label)
-    unchecked = [lenient(model) for model in models]
+    unchecked = [model.unchecked() for model in models]
     measured: list[dict[int, Arrays]] = [{} for _ in models]
     from_first: list[list[Arrays]] = [[] for _ in models[1:]]
     from_previous: list[list[Arrays]] = [[] for _ in models[1:]]
