@@ -12,15 +12,21 @@ import pytest
 
 import weightscope as ws
 from tests.support.cases import CASES
-from weightscope.sinks.perplexity import perplexity
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
 from tests.families.make_fixtures import random_model  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
-from weightscope.sinks.bias import decompose, measure_updates, updates_of  # noqa: E402
-from weightscope.sinks.patching import constant, layer_ranges, nothing, patching_table, replacing_sink  # noqa: E402
+from weightscope.sinks.patching import (  # noqa: E402
+    constant,
+    layer_ranges,
+    nothing,
+    patching_table,
+    perplexity,
+    replacing_sink,
+)
+from weightscope.sinks.updates import decompose, measure_updates, updates_of  # noqa: E402
 
 PAPERS = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox")  # the paper's five families
 BIASED = ("qwen2", "gpt_neox", "gpt2")
@@ -33,6 +39,12 @@ def tiny(name: str, folder: Path) -> Runner:
     network = random_model(next(case for case in CASES if case.name == name))
     network.save_pretrained(folder)
     return Runner(ws.open_model(folder), network)
+
+
+def means(runner: Runner, texts: list[np.ndarray]) -> dict[int, np.ndarray]:
+    """mu_sink of each layer."""
+    measured = measure_updates(runner, texts)
+    return dict(zip(measured.layers["layer"].tolist(), measured.mu, strict=True))
 
 
 def collected(runner: Runner, texts: list[np.ndarray]) -> list[Activations]:
@@ -80,30 +92,32 @@ def test_measures_are_those_of_all_updates_stacked(name: str, first: str, tmp_pa
     runner = tiny(name, tmp_path)
     texts = TEXTS if first == "the same" else [text[1:] for text in TEXTS]
     seen = collected(runner, texts)
-    for index, found in measure_updates(runner, texts).items():
+    measured = measure_updates(runner, texts)
+    for at, index in enumerate(measured.layers["layer"]):
+        found = dict(zip(measured.layers.names, next(measured.layers.take([at]).rows()), strict=True))
         parts = [part for each in seen if each.layer.index == index for part in decompose(each)]
         sink = [part.sink.rows().astype(np.float64) for part in parts]
         others = [part.others.astype(np.float64) for part in parts]
         context = np.concatenate([rows[1:] / np.arange(1, len(rows))[:, None] for rows in others])
         mu = np.concatenate(sink).mean(axis=0)
         c, o = (np.concatenate([rows[1:] for rows in of]) for of in (sink, others))
-        np.testing.assert_allclose(found.mu, mu, atol=1e-5 * np.abs(mu).max())
-        assert found.ratio == pytest.approx(
+        np.testing.assert_allclose(measured.mu[at], mu, atol=1e-5 * np.abs(mu).max())
+        assert found["ratio"] == pytest.approx(
             np.linalg.norm(c, axis=1).mean() / np.linalg.norm(o, axis=1).mean(), rel=1e-4
         )
         for rows, ratio, variance, centre in (
-            (c, found.spectral_sink, found.variance_sink, c.mean(axis=0)),
-            (context, found.spectral_context, found.variance_context, context.mean(axis=0)),
-            (o, found.spectral_others, found.variance_others, o.mean(axis=0)),
+            (c, found["spectral_sink"], found["variance_sink"], c.mean(axis=0)),
+            (context, found["spectral_context"], found["variance_context"], context.mean(axis=0)),
+            (o, found["spectral_others"], found["variance_others"], o.mean(axis=0)),
         ):
             squares = np.linalg.svd(rows, compute_uv=False) ** 2
             assert ratio == pytest.approx(squares[0] / squares.sum(), rel=1e-4)
             plain = (np.square(rows - centre).sum(axis=1)).mean() / np.square(rows).sum(axis=1).mean()
             assert variance == pytest.approx(plain, rel=1e-3, abs=1e-6)
         given = [a[:, 1:, 0].mean(axis=1) for each in seen if each.layer.index == index for a in each.attention]
-        np.testing.assert_allclose(found.strength, np.mean(given, axis=0), rtol=1e-5)
+        np.testing.assert_allclose(measured.strength[at], np.mean(given, axis=0), rtol=1e-5)
         bias = runner.layers[index].output_bias
-        assert found.norm_bias == pytest.approx(np.linalg.norm(bias))
+        assert found["norm_bias"] == pytest.approx(np.linalg.norm(bias))
 
 
 @pytest.mark.parametrize("name", PAPERS + OTHERS)
@@ -121,7 +135,7 @@ def test_patching_is_what_changing_transformers_own_heads_does(name: str, ablate
     """alpha_i0 v_0 exchanged for its mean before W_O, inside transformers: another road to eqs 2 and 7."""
     runner = tiny(name, tmp_path)
     texts, others = TEXTS[:2], TEXTS[2:]
-    mu = {index: found.mu for index, found in measure_updates(runner, others).items()}
+    mu = means(runner, others)
     heads = HeadsOfSink(runner)
     with heads.watched():
         runner.losses(others)
@@ -191,17 +205,16 @@ def test_position_0_stays_what_it_is_if_patching_starts_after_it(name: str, tmp_
 
 def test_the_table_holds_every_range_and_both_interventions(tmp_path: Path) -> None:
     runner = tiny("mistral", tmp_path)
-    mu = {index: found.mu for index, found in measure_updates(runner, TEXTS).items()}
-    table = patching_table(runner, mu, TEXTS)
-    tokens = np.array([len(text) - 1 for text in TEXTS])
-    assert table.baseline == pytest.approx(float(perplexity(runner.losses(TEXTS), tokens)))
-    assert table.tokens == tokens.sum()
-    assert [(row.start, row.layers, row.intervention) for row in table.rows] == [
+    table = patching_table(runner, means(runner, TEXTS), TEXTS)
+    baseline = float(perplexity(runner.losses(TEXTS), np.array([len(text) - 1 for text in TEXTS])))
+    (*as_it_is, low, high), *rows = table.rows()
+    assert as_it_is == ["none", "none", 0, pytest.approx(baseline), 0] and np.isnan([low, high]).all()
+    assert [(start, layers, how) for layers, how, start, *_ in rows] == [
         (start, which, how) for start in (0, 1) for which in ("early", "late", "all") for how in ("SSP", "ablation")
     ]
-    for row in table.rows:
-        assert row.change == pytest.approx(row.perplexity - table.baseline)
-        assert row.interval[0] <= row.interval[1]
+    for *_, changed, change, low, high in rows:
+        assert change == pytest.approx(changed - baseline)
+        assert low <= high
 
 
 @pytest.mark.parametrize(("n", "sizes"), [(30, (9, 12, 9)), (32, (10, 12, 10)), (2, (1, 0, 1)), (1, (0, 1, 0))])
@@ -218,8 +231,10 @@ def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_text_of_one_token_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ws.CheckpointError, match="needs a token beside its first"):
-        measure_updates(tiny("llama", tmp_path), [np.array([1])])
+    runner = tiny("llama", tmp_path)
+    for texts in ([np.array([1])], [], [np.zeros((3, 12, 12), np.float32)]):
+        with pytest.raises(ws.CheckpointError, match="needs a token beside its first"):
+            measure_updates(runner, texts)
 
 
 @pytest.mark.parametrize("name", BIASED)

@@ -1,13 +1,14 @@
 """What sinks do: numbers of plain loops, kinds of token as transformers lays them out, planted sinks told apart."""
 
 import csv
+import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
 from tests.support.cases import CASES, Case
@@ -16,16 +17,15 @@ from tests.support.weights import shared
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
-from analyses.sink_mechanisms import main  # noqa: E402
 from tests.families.make_fixtures import random_model  # noqa: E402
 from weightscope.attention.layer import Layer  # noqa: E402
 from weightscope.attention.maps import Affine  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
+from weightscope.folder import Files  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
-from weightscope.runner.images import image_processor, photographs  # noqa: E402
-from weightscope.sinks.mechanisms import Sinks, own_coordinates, sink_mechanisms  # noqa: E402
-from weightscope.sinks.tables import EVENT_COLUMNS, head_rows, write_sinks  # noqa: E402
+from weightscope.sinks.inputs import Inputs, image_inputs  # noqa: E402
+from weightscope.sinks.mechanisms import SinkMechanisms, SinkObserver, own_coordinates, sink_mechanisms  # noqa: E402
 from weightscope.text.kinds import ImageTokens, TextTokens, image_tokens, text_tokens  # noqa: E402
 from weightscope.text.tokenizer import load_tokenizer  # noqa: E402
 
@@ -37,6 +37,18 @@ VISION = {
     "clip_vision": ("CLS",),
     "siglip_vision": (),
 }
+EVENT_COLUMNS = (
+    "input", "layer", "head", "position", "token", "kind", "strength", "epsilon", "event_share", "ratio_out",
+    "stable_rank", "norm_ratio", "mechanism",
+)  # fmt: skip
+HEAD_COLUMNS = (
+    "layer", "head", "strength", "epsilon", "event_share", "events", "kind", "kind_share", "ratio_out", "stable_rank",
+    "norm_ratio", "nop", "broadcast", "neither", "mechanism", "qk_gap", "qk_stable_rank",
+)  # fmt: skip
+ARRAYS = (
+    "layers", "kinds", "position", "kind", "strength", "epsilon", "share", "ratio", "rank", "norm_ratio", "inflow",
+    "between_before", "between_after", "through", "qk_singular_values",
+)  # fmt: skip
 TEXT = ("gpt2", "llama", "qwen3", "bert", "bloom")
 
 
@@ -74,7 +86,7 @@ def test_every_number_is_that_of_a_plain_loop(name: str, tmp_path: Path) -> None
     case = case_named(name)
     runner, sequences = runner_of(case, tmp_path), sequences_of(case)
     tokens = tokens_for(case, runner.model)
-    found = sink_mechanisms(runner, sequences, tokens)
+    found = sink_mechanisms(runner, Inputs(dict(enumerate(sequences)), tokens, ""))
     kept: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray, Layer]] = {}
 
     def keep(seen: Activations) -> None:
@@ -82,9 +94,9 @@ def test_every_number_is_that_of_a_plain_loop(name: str, tmp_path: Path) -> None
             kept[int(index), seen.layer.index] = (seen.x[b], seen.attention[b], seen.output[b], seen.layer)
 
     runner.observe(sequences, keep)
-    assert len(kept) == len(sequences) * len(found.layers)
+    assert len(kept) == len(sequences) * len(found.layer_indices)
     for (i, index), (x, attention, output, layer) in kept.items():
-        at = list(found.layers).index(index)
+        at = list(found.layer_indices).index(index)
         x, attention, output = (array.astype(float) for array in (x, attention, output))
         n, updates = len(x), layer.values(x)  # (H, n, d)
         kinds = tokens.kinds(sequences[i], n)
@@ -111,7 +123,7 @@ def test_every_number_is_that_of_a_plain_loop(name: str, tmp_path: Path) -> None
             assert getattr(found, name_of)[i, at] == pytest.approx(np.mean(cosines), abs=1e-5)
         through = [cosine(x[p], x[p] + output[p]) for p in range(n)]
         assert found.through[i, at] == pytest.approx(np.mean(through), abs=1e-5)
-    for at, index in enumerate(found.layers):
+    for at, index in enumerate(found.layer_indices):
         for head in runner.layers[int(index)].heads:
             spectrum = np.linalg.svd(head.qk.dense(), compute_uv=False)[: found.qk_singular_values.shape[-1]]
             np.testing.assert_allclose(found.qk_singular_values[at, head.index], spectrum, atol=1e-5 * spectrum[0])
@@ -225,9 +237,9 @@ def planted(value_of_sink: Sequence[float], attention_to_sink: Sequence[float]) 
 
 
 def mechanisms(seen: Activations) -> list[str]:
-    observer = Sinks([seen.layer], [np.arange(N)], every_third_special())
+    observer = SinkObserver([seen.layer], Inputs({"text": np.arange(N)}, every_third_special(), ""))
     observer(seen)
-    found = observer.found(np.ones((1, seen.layer.n_heads, R)))
+    found = observer.result("planted", np.ones((1, seen.layer.n_heads, R)))
     assert (found.position[found.event] == SINK).all()
     return found.mechanism[0, 0].tolist()
 
@@ -262,87 +274,87 @@ def test_a_layer_scale_that_silences_the_sinks_direction_makes_a_nop() -> None:
 
 
 @pytest.fixture(scope="module")
-def found_of_embedded(tmp_path_factory: pytest.TempPathFactory):
-    """The embedded checkpoint's sinks, its inputs, their tokens, and the folder of its tables."""
-    runner = open_runner(ws.open_model(EMBEDDED))
+def sinks_of_embedded() -> SinkMechanisms:
+    """Of the checkpoint that comes along, on four texts of different lengths."""
     tokenizer = load_tokenizer(EMBEDDED)
     text = "It was the best of times, it was the worst of times. " * 4
-    inputs = {f"text {n}": np.array([0, *tokenizer.encode(text[n:]).ids])[:30] for n in range(4)}
-    tokens, out = text_tokens(tokenizer), tmp_path_factory.mktemp("sinks")
-    found = sink_mechanisms(runner, list(inputs.values()), tokens)
-    write_sinks(found, inputs, tokens, out)
-    return found, inputs, tokens, out
+    texts = {f"text {n}": np.array([0, *tokenizer.encode(text[n:]).ids])[: 30 - n] for n in range(4)}
+    return sink_mechanisms(open_runner(ws.open_model(EMBEDDED)), Inputs(texts, text_tokens(tokenizer), "four texts"))
 
 
-def test_the_tables_agree_with_the_arrays_and_with_each_other(found_of_embedded) -> None:
-    found, inputs, tokens, out = found_of_embedded
-    events = list(csv.DictReader((out / "events.csv").open()))
+def read_csv(files: Files, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(files.contents[name].decode())))
+
+
+def test_the_tables_agree_with_the_arrays_and_with_each_other(sinks_of_embedded: SinkMechanisms) -> None:
+    found, files = sinks_of_embedded, Files()
+    found.write(files)
+    assert sorted(files.contents) == ["events.csv", "heads.csv", "layers.csv", "sinks.npz"]
+    events = read_csv(files, "events.csv")
     assert tuple(events[0]) == EVENT_COLUMNS and len(events) == found.event.size
     for row, one in zip(events, np.ndindex(*found.event.shape), strict=True):
-        name = list(inputs)[one[0]]
-        assert (row["input"], int(row["layer"]), int(row["head"])) == (name, found.layers[one[1]], one[2])
+        name, sequence = list(found.inputs.sequences.items())[one[0]]
+        assert (row["input"], int(row["layer"]), int(row["head"])) == (name, found.layer_indices[one[1]], one[2])
         assert int(row["position"]) == found.position[one] and row["mechanism"] == found.mechanism[one]
         assert float(row["ratio_out"]) == pytest.approx(found.ratio[one], rel=1e-5)
-        assert row["token"].lstrip("'") == tokens.label(inputs[name], int(row["position"]))
-    rows = head_rows(found)
-    for row in rows:
-        own = [e for e in events if (int(e["layer"]), int(e["head"])) == (row.layer, row.head)]
-        assert row.events == pytest.approx(np.mean([e["mechanism"] != "" for e in own]))
-        assert row.events == pytest.approx(row.nop + row.broadcast + row.neither)
-        assert row.strength == pytest.approx(np.mean([float(e["strength"]) for e in own]), rel=1e-4)
-        assert row.kind_share == pytest.approx(np.mean([e["kind"] == row.kind for e in own]))
-        assert (row.mechanism != "") == (row.events >= 0.5)
-    assert len(list(csv.DictReader((out / "heads.csv").open()))) == len(rows) == found.sink_heads.size
-    for row in csv.DictReader((out / "layers.csv").open()):
+        assert row["token"].lstrip("'") == found.inputs.tokens.label(sequence, int(row["position"]))
+    heads = read_csv(files, "heads.csv")
+    assert tuple(heads[0]) == HEAD_COLUMNS and len(heads) == found.sink_heads.size
+    for row in heads:
+        number = {key: float(value) for key, value in row.items() if key not in ("kind", "mechanism")}
+        own = [e for e in events if (e["layer"], e["head"]) == (row["layer"], row["head"])]
+        with_event = [e for e in own if e["mechanism"]] or own
+        assert number["events"] == pytest.approx(np.mean([e["mechanism"] != "" for e in own]))
+        assert number["events"] == pytest.approx(number["nop"] + number["broadcast"] + number["neither"])
+        assert number["strength"] == pytest.approx(np.mean([float(e["strength"]) for e in own]), rel=1e-4)
+        assert number["epsilon"] == pytest.approx(np.median([float(e["epsilon"]) for e in own]), rel=1e-4)
+        for name in ("ratio_out", "stable_rank", "norm_ratio"):
+            assert number[name] == pytest.approx(np.median([float(e[name]) for e in with_event]), rel=1e-4)
+        assert number["kind_share"] == pytest.approx(np.mean([e["kind"] == row["kind"] for e in own]))
+        assert (row["mechanism"] != "") == (number["events"] >= 0.5)
+    for row in read_csv(files, "layers.csv"):
         own = [e for e in events if e["layer"] == row["layer"]]
         for column in ("kind", "token"):
             share = np.mean([e[column] == row[column] for e in own])
             assert float(row[f"{column}_share"]) == pytest.approx(share, rel=1e-4)
             assert share == max(np.mean([e[column] == other[column] for e in own]) for other in own)
-    arrays = np.load(out / "sinks.npz")
-    np.testing.assert_array_equal(arrays["ratio"], found.ratio)
-    assert arrays["kinds"].tolist() == list(found.kinds)
+    with np.load(io.BytesIO(files.contents["sinks.npz"])) as arrays:
+        assert tuple(arrays) == ARRAYS
+        np.testing.assert_array_equal(arrays["ratio"], found.ratio)
+        assert arrays["kinds"].tolist() == list(found.kinds)
 
 
-def test_attention_flows_to_some_kind_of_token(found_of_embedded) -> None:
-    found, *_ = found_of_embedded
+def test_medians_of_a_head_are_over_its_events(sinks_of_embedded: SinkMechanisms) -> None:
+    """Head 0 has events on two texts of four, head 1 on none."""
+    found = sinks_of_embedded
+    share = np.zeros_like(found.share)
+    share[:2, 0, 0] = 1
+    found = replace(found, share=share)
+    assert found.heads["ratio_out"][0] == np.median(found.ratio[:2, 0, 0])
+    assert found.heads["ratio_out"][1] == np.median(found.ratio[:, 0, 1])
+    assert found.heads["events"].tolist() == [0.5] + [0] * 15
+
+
+def test_attention_flows_to_some_kind_of_token(sinks_of_embedded: SinkMechanisms) -> None:
+    found = sinks_of_embedded
     np.testing.assert_allclose(found.inflow.sum(axis=-1), 1, atol=1e-6)
     assert (found.strength <= found.inflow.max(axis=-1) + 1e-9).all()
 
 
-def test_the_recipe_runs_on_images_and_on_texts_and_refuses_in_one_line(tmp_path: Path) -> None:
-    written = {"events.csv", "heads.csv", "layers.csv", "sinks.npz", "report.html"} | {
-        f"{name}.{suffix}" for name in ("sink-tokens", "head-map", "plane", "similarity", "spectra")
-        for suffix in ("png", "svg")
-    }  # fmt: skip
-    case = case_named("dinov2_with_registers")
-    random_model(case).save_pretrained(tmp_path / "dino")
-    (tmp_path / "text.txt").write_text("\n\n".join(f"Paragraph {n} says that nothing of it is new." for n in range(99)))
-    text = ["--text", str(tmp_path / "text.txt")]
-    calls = {"images": ["--source", str(tmp_path / "dino")], "texts": ["--source", str(EMBEDDED), *text]}
-    for name, call in calls.items():
-        out = tmp_path / name
-        options = ["--inputs", "3", "--length", "16", "--out", str(out)]
-        result = CliRunner().invoke(main, [*call, *options], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        assert {path.name for path in out.iterdir()} == written
-        assert "3 inputs, 2 layers of" in result.output
-    for call, problem in (
-        ([*calls["images"], "--images", str(tmp_path / "none")], "no such file or folder"),
-        ([*calls["images"], *text], "dino sees images, not texts"),
-        ([*calls["texts"], "--images", str(tmp_path)], "embedded reads texts, not images"),
-    ):
-        refused = CliRunner().invoke(main, [*call, "--out", str(tmp_path / "none")])
-        assert refused.exit_code == 2 and f"sink-mechanisms: {problem}" in refused.output
-    assert not (tmp_path / "none").exists()
+def test_a_text_of_one_token_is_refused(sinks_of_embedded: SinkMechanisms) -> None:
+    inputs = Inputs({"short": np.array([3])}, sinks_of_embedded.inputs.tokens, "")
+    with pytest.raises(ws.CheckpointError, match="embedded: short has one token; a sink is one among several"):
+        sink_mechanisms(open_runner(ws.open_model(EMBEDDED)), inputs)
+
+
+def test_results_are_short_in_a_notebook(sinks_of_embedded: SinkMechanisms) -> None:
+    assert repr(sinks_of_embedded) == "SinkMechanisms(embedded: 2 layers of 8 heads, 4 inputs)"
 
 
 def test_sinks_of_a_real_vision_transformer_pass_from_cls_to_patches() -> None:
     """The transition of Fig. 4, on photographs: the strongest keys are CLS early and patches late."""
     model = ws.open_model(shared("vit-tiny"))
-    prepare = image_processor(model)
-    images = [prepare(image) for image in photographs(4).values()]
-    found = sink_mechanisms(open_runner(model), images, image_tokens(model))
+    found = sink_mechanisms(open_runner(model), image_inputs(model, None, 4))
     cls = found.kinds.index("CLS")
     assert (found.kind[:, 0] == cls).all()
     assert (found.kind[:, -4:] != cls).all()

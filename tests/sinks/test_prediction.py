@@ -59,18 +59,22 @@ def test_margin_and_strength_are_plain_averages_over_causal_pairs(layer: Layer, 
 
 
 def test_aurocs_rank_heads_by_each_readings_own_direction() -> None:
-    strength = np.array([[0.9, 0.0], [0.31, 0.3]])
+    strength = np.array([0.9, 0.0, 0.31, 0.3])
     right = {each.name: each.sign * strength for each in PREDICTORS}
-    assert set(prediction_aurocs(right, strength).values()) == {1.0}
-    assert set(prediction_aurocs({name: -values for name, values in right.items()}, strength).values()) == {0.0}
-    assert np.isnan(list(prediction_aurocs(right, 0 * strength).values())).all()
-    silent = prediction_aurocs(right | {"key_bias": np.zeros((2, 2))}, strength)
-    assert np.isnan(silent["key_bias"]) and silent["layer"] == 1
+    table = prediction_aurocs(right, strength)
+    assert list(table["name"]) == [each.name for each in PREDICTORS]
+    assert set(table["auroc"]) == {1.0}
+    assert set(prediction_aurocs({name: -values for name, values in right.items()}, strength)["auroc"]) == {0.0}
+    assert np.isnan(prediction_aurocs(right, 0 * strength)["auroc"]).all()
+    silent = prediction_aurocs(right | {"key_bias": np.zeros(4)}, strength)
+    auroc = dict(zip(silent["name"], silent["auroc"], strict=True))
+    assert np.isnan(auroc["key_bias"]) and auroc["layer"] == 1
 
 
 def test_every_head_of_a_checkpoint_is_read(embedded: ws.Model) -> None:
     found = predict_sinks(embedded, first=0)
     for each in PREDICTORS:
-        assert found[each.name].shape == (2, 8)
+        assert found[each.name].shape == (16,)
         assert np.isfinite(found[each.name]).all()
-    np.testing.assert_array_equal(found["layer"], [[0] * 8, [1] * 8])
+    np.testing.assert_array_equal(found["layer"], [0] * 8 + [1] * 8)
+    np.testing.assert_array_equal(found["head"], [*range(8)] * 2)

@@ -5,7 +5,7 @@ import click
 from weightscope.cli.audits import audit_command, compare_command, inspect
 from weightscope.cli.command import Commands
 from weightscope.cli.first_layer import bigrams, detok, neighbours, positions
-from weightscope.cli.studies import norms, outliers
+from weightscope.cli.studies import norms, outliers, sinks
 
 
 @click.group("weightscope", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,5 +18,7 @@ def main() -> None:
     """
 
 
-for command in (inspect, detok, audit_command, compare_command, neighbours, positions, bigrams, norms, outliers):
+for command in (
+    inspect, detok, audit_command, compare_command, neighbours, positions, bigrams, norms, outliers, sinks,
+):  # fmt: skip
     main.add_command(command)

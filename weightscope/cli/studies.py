@@ -1,4 +1,4 @@
-"""Studies of what attention does on texts: norms, outliers. The model is run by PyTorch, an optional extra."""
+"""Studies of what attention does on inputs: norms, outliers, sinks. The model is run by PyTorch, an optional extra."""
 
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,9 @@ from weightscope.cli.options import out_option, runner_device_option, text_optio
 longest_option = click.option(
     "--longest", default=128, show_default=True, type=click.IntRange(8), help="Tokens of a sequence."
 )
+
+# Options of one question about sinks alone.
+OF_QUESTION = {"bias": ("evaluated", "paper", "own_first"), "kind": ("images", "seed")}
 
 
 @click.command()
@@ -75,3 +78,69 @@ def outliers(
         measured.write(files)
         write_report(files, measured, texts.source)
     click.echo(f"{lead(measured, texts.source)}\n{out / 'report.html'}")
+
+
+@click.command()
+@with_model
+@click.option(
+    "--question", type=click.Choice(["bias", "kind"]), required=True,
+    help="bias: is what token 0 writes a constant? kind: what are the sinks, and do they write nothing or broadcast?",
+)  # fmt: skip
+@out_option
+@text_option
+@click.option("--images", type=click.Path(path_type=Path), help="kind: a folder of images, for a model that sees.")
+@click.option("--inputs", type=click.IntRange(1), help="How many texts or images.  [default: bias 40, kind 64]")
+@click.option("--length", type=click.IntRange(2), help="Tokens of a text.  [default: bias 512, kind 256]")
+@click.option("--seed", type=click.IntRange(0), help="kind: of the crops and of the choice of texts.  [default: 0]")
+@click.option("--evaluated", type=click.IntRange(1), help="bias: texts that perplexity is measured on.  [default: 16]")
+@click.option("--paper", is_flag=True, help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.")
+@click.option("--own-first", is_flag=True, help="bias: texts begin with their own first token, and none before it.")
+@runner_device_option
+def sinks(model: Any, question: str, out: Path, **options: Any) -> None:
+    """Attention sinks: whether they act as a bias, or what kind of sinks they are.
+
+    Tables, figures and report.html go into --out.
+    """
+    for name in (name for other, names in OF_QUESTION.items() if other != question for name in names):
+        if options.pop(name) not in (None, False):
+            raise click.UsageError(f"--{name.replace('_', '-')} does not go with --question {question}")
+    lines = _bias(model, out, **options) if question == "bias" else _kind(model, out, **options)
+    for line in lines:
+        click.echo(line)
+    click.echo(f"{out / 'report.html'}")
+
+
+def _bias(
+    model: Any, out: Path, *, text: tuple[Path, ...], inputs: int | None, length: int | None, evaluated: int | None,
+    paper: bool, own_first: bool, device: str,
+) -> list[str]:  # fmt: skip
+    from weightscope.folder import OutputFolder
+    from weightscope.sinks.bias import PAPER, Sizes, sink_bias
+    from weightscope.sinks.page import bias_headline, write_bias_report
+    from weightscope.text.inputs import read_texts
+
+    sizes = PAPER if paper else Sizes(inputs or 40, length or 512, evaluated or 16)
+    texts = read_texts(text, characters=sizes.characters)
+    bias = sink_bias(model, texts.texts, sizes, first=not own_first, device=device)
+    with OutputFolder(out) as files:
+        bias.write(files)
+        write_bias_report(files, [bias], texts.source)
+    return [bias_headline(bias)]
+
+
+def _kind(
+    model: Any, out: Path, *, text: tuple[Path, ...], images: Path | None, inputs: int | None, length: int | None,
+    seed: int | None, device: str,
+) -> list[str]:  # fmt: skip
+    from weightscope.folder import OutputFolder
+    from weightscope.runner import open_runner
+    from weightscope.sinks.inputs import read_inputs
+    from weightscope.sinks.mechanisms import sink_mechanisms
+    from weightscope.sinks.page import mechanism_headline, write_mechanism_report
+
+    chosen = read_inputs(model, text, images, n=inputs or 64, length=length or 256, seed=seed or 0)
+    sinks = sink_mechanisms(open_runner(model, device=device), chosen)
+    with OutputFolder(out) as files:
+        sinks.write(files)
+        write_mechanism_report(files, sinks)
+    return [chosen.note, *mechanism_headline(sinks)]

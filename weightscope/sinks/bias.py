@@ -1,196 +1,187 @@
-"""What token 0 writes through attention, taken apart from what the others write, layer by layer while a model runs."""
+"""Is an attention sink a bias? The sink-as-bias paper's experiments on one model: predict, measure, patch."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from weightscope.attention.layer import Layer
 from weightscope.errors import CheckpointError
-from weightscope.runner.runner import Activations, Runner
-from weightscope.sinks.strength import sink_strength
-from weightscope.sinks.updates import Stack, influence, mean_of_context, normalised_variance, spectral_ratio
+from weightscope.folder import Files
+from weightscope.model import Model
+from weightscope.runner.runner import open_runner
+from weightscope.runner.tokenizer import framing_of
+from weightscope.sinks.patching import patching_table
+from weightscope.sinks.prediction import predict_sinks, prediction_aurocs
+from weightscope.sinks.updates import Decomposition, UpdateMeasures, measure_updates, updates_of
+from weightscope.tables import Column, Table
+from weightscope.text.sequences import Framing, excerpts, token_windows
+from weightscope.text.tokenizer import token_text
 
-
-class SinkUpdate(NamedTuple):
-    """u_sink of one text in one layer."""
-
-    coefficients: np.ndarray
-    """(n, m): each head's attention to token 0, m = H; under an output gate u_sink itself, m = d."""
-    directions: np.ndarray | None
-    """(m, d): f_h(x_0) of each head; None under an output gate, which depends on the query."""
-
-    def rows(self) -> np.ndarray:
-        """u_sink,i of every position, (n, d)."""
-        return self.coefficients if self.directions is None else self.coefficients @ self.directions
-
-
-class Decomposition(NamedTuple):
-    """Attention's output at every position, sink + others + bias (eq. 1)."""
-
-    sink: SinkUpdate
-    others: np.ndarray
-    """(n, d)."""
-    bias: np.ndarray
-    """(d,): b_O. The values' bias is inside f(x) and shared out with the attention, as the model does it."""
-
-
-def sink_update(layer: Layer, attention: np.ndarray, x: np.ndarray) -> SinkUpdate:
-    """u_sink,i = u_0,i = sum_h alpha_i0h f_h(x_0) (eq. 1).
-
-    Parameters
-    ----------
-    layer : Layer
-    attention : (H, n, n) array
-    x : (n, d) array
-        The residual stream that enters the layer.
-    """
-    if layer.gate is None:
-        return SinkUpdate(attention[:, :, 0].T, layer.values(x[:1])[:, 0])
-    alone = np.zeros_like(attention)
-    alone[:, :, 0] = attention[:, :, 0]  # the gate multiplies what is gathered, so what token 0 alone sends still adds
-    return SinkUpdate(layer.output(alone, x) - layer.output_bias, None)
-
-
-def decompose(seen: Activations) -> Iterator[Decomposition]:
-    """Each text's attention output in one layer, taken apart."""
-    bias = seen.layer.output_bias
-    for (x, attention), output in zip(seen.each(), seen.output, strict=True):
-        sink = sink_update(seen.layer, attention, x)
-        yield Decomposition(sink, output - bias - sink.rows(), bias)
-
-
-@dataclass
-class LayerUpdates:
-    """One layer's updates over all texts, as sums.
-
-    Attributes
-    ----------
-    sink, context, others : Stack
-        u_sink, u_ctx (the mean over context tokens) and u_others (their sum) of positions from 1 on.
-    own : (d,) array
-        Sum over texts of u_sink,0, what token 0 sends itself.
-    strengths : list of (H,) arrays
-        Of each text, the attention that the average query from 1 on gives token 0.
-    bias : (d,) array
-        b.
-    """
-
-    bias: np.ndarray
-    own: np.ndarray
-    sink: Stack = field(default_factory=Stack)
-    context: Stack = field(default_factory=Stack)
-    others: Stack = field(default_factory=Stack)
-    strengths: list[np.ndarray] = field(default_factory=list)
-
-    def add(self, seen: Activations) -> None:
-        """Add a batch."""
-        assert seen.tokens is not None
-        for found, attention, first in zip(decompose(seen), seen.attention, seen.tokens[:, 0].tolist(), strict=True):
-            coefficients, directions = found.sink
-            self.own += SinkUpdate(coefficients[:1], directions).rows()[0]
-            self.sink.add(coefficients[1:], directions, first)
-            self.others.add(found.others[1:])
-            self.context.add(mean_of_context(found.others))
-            self.strengths.append(sink_strength(attention[:, 1:, :1])[:, 0])
-
-    def measures(self) -> "LayerMeasures":
-        """Eqs 2-6 of the layer."""
-        mu = (self.sink.mean * self.sink.count + self.own) / (self.sink.count + len(self.strengths))  # eq. 2
-        return LayerMeasures(
-            mu=mu,
-            strength=np.mean(self.strengths, axis=0),
-            ratio=influence(self.sink, self.others),
-            spectral_sink=spectral_ratio(self.sink),
-            spectral_context=spectral_ratio(self.context),
-            spectral_others=spectral_ratio(self.others),
-            variance_sink=normalised_variance(self.sink),
-            variance_context=normalised_variance(self.context),
-            variance_others=normalised_variance(self.others),
-            norm_sink=self.sink.mean_norm,
-            norm_others=self.others.mean_norm,
-            norm_bias=float(np.linalg.norm(self.bias)),
-        )
+CHARACTERS = (1500, 2000)  # of a text that perplexity is measured on (section 4.1)
+CHARACTERS_A_TOKEN = 5  # of English
+TOKENS_SHOWN = 256  # of the picture (Fig. 5)
 
 
 @dataclass(frozen=True)
-class LayerMeasures:
-    """What eqs 2-6 say of one layer.
+class Sizes:
+    """How much text.
 
     Attributes
     ----------
-    mu : (d,) float64 array
-        mu_sink (eq. 2).
-    strength : (H,) array
-        Attention that the average query from position 1 on gives token 0, a head.
-    ratio : float
-        Eq. 3.
-    spectral_sink, spectral_context, spectral_others : float
-        Eq. 5 of u_sink, of u_ctx and of u_others.
-    variance_sink, variance_context, variance_others : float
-        Eq. 6, each against its own mean.
-    norm_sink, norm_others : float
-        E|u_sink| and E|u_others|, in units of the residual stream.
-    norm_bias : float
-        |b|.
+    texts, tokens : int
+        What updates are measured and mu_sink is averaged over.
+    evaluated : int
+        Texts of 1,500 to 2,000 characters that perplexity is measured on.
     """
 
-    mu: np.ndarray
-    strength: np.ndarray
-    ratio: float
-    spectral_sink: float
-    spectral_context: float
-    spectral_others: float
-    variance_sink: float
-    variance_context: float
-    variance_others: float
-    norm_sink: float
-    norm_others: float
-    norm_bias: float
+    texts: int
+    tokens: int
+    evaluated: int
+
+    @property
+    def characters(self) -> int:
+        """About how much text that takes: mu_sink and perplexity see every other document each."""
+        return 2 * (CHARACTERS_A_TOKEN * self.texts * self.tokens + CHARACTERS[1] * self.evaluated)
 
 
-def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> dict[int, LayerMeasures]:
-    """Eqs 2-6 of every attention layer over texts.
+PAPER = Sizes(texts=100, tokens=512, evaluated=100)
 
-    Beyond the model this holds two d x d float64 matrices a layer, the second moments of u_ctx and u_others.
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SinkBias:
+    """What was found of one model, of L attention layers and H heads.
+
+    Attributes
+    ----------
+    model : str
+        Its name.
+    biased : bool
+        Its attention has biases: b_Q, b_K, b_V or b_O.
+    first : str
+        The token that every text begins with; empty where each begins with its own.
+    sizes : Sizes
+        What there was of it: windows may be cut to the model's context, texts may run out.
+    updates : UpdateMeasures
+        Eqs 2-6.
+    patching : Table
+        Table 1; its first row is the model as it is.
+    predicted_tokens : int
+        How many tokens perplexities are over.
+    predicted : Table
+        What the weights alone said of every head, by predictor.
+    aurocs : Table
+        How well each predictor ranks the heads by whether they sink.
+    shown : Decomposition
+        One layer's updates on one text (Fig. 5).
+    layer_shown : int
+        The one whose heads sink most.
+    """
+
+    model: str
+    biased: bool
+    first: str
+    sizes: Sizes
+    updates: UpdateMeasures
+    patching: Table
+    predicted_tokens: int
+    predicted: Table
+    aurocs: Table
+    shown: Decomposition
+    layer_shown: int
+
+    @property
+    def layers(self) -> Table:
+        """A row a layer: eqs 3, 5 and 6."""
+        return self.updates.layers
+
+    @cached_property
+    def heads(self) -> Table:
+        """A row a head: how strongly it sinks, and what the weights said."""
+        layer, head, *readings = self.predicted.columns
+        meaning = "attention that the average query from position 1 on gives token 0"
+        return Table([layer, head, Column("strength", self.updates.strength.ravel(), meaning=meaning), *readings])
+
+    @property
+    def baseline(self) -> float:
+        """Perplexity of the model as it is."""
+        return float(self.patching["perplexity"][0])
+
+    @property
+    def stem(self) -> str:
+        """The model's name as part of a file's."""
+        name = re.sub(r"\.(gguf|safetensors)$", "", self.model)
+        return re.sub(r"[^\w.-]+", "-", name).strip("-.").lower()
+
+    def write(self, files: Files) -> None:
+        """Write layers.csv, heads.csv, patching.csv and mu_sink.npz."""
+        for name in ("layers", "heads", "patching"):
+            files.table(f"{name}.csv", getattr(self, name))
+        files.npz("mu_sink.npz", layers=self.layers["layer"], mu_sink=self.updates.mu.astype(np.float32))
+
+    def __repr__(self) -> str:
+        layers, heads = self.updates.strength.shape
+        return f"SinkBias({self.model}: {layers} layers of {heads} heads, {self.sizes.texts} texts)"
+
+
+def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool = True, device: str = "cpu") -> SinkBias:
+    """Predict, measure, patch.
+
+    mu_sink comes from every other document, perplexity from those between: they share none.
 
     Parameters
     ----------
-    runner : Runner
-        Of a causal model.
-    texts : sequence of (n,) int arrays
-        Of two tokens or more; token 0 is the sink.
+    model : Model
+        Of a causal language model.
+    texts : sequence of str
+        Documents, two or more.
+    sizes : Sizes
+    first : bool
+        Every text begins with the model's first token; otherwise with whatever it begins with.
+    device : {"cpu", "cuda"}
+        Where the model runs.
 
     Raises
     ------
     CheckpointError
-        A text is too short, or the model is not causal.
+        There is too little text, or the model is not causal or cannot be run.
     """
-    if min(map(len, texts), default=0) < 2:
-        raise CheckpointError("a text needs a token beside its first one", file=runner.model.name)
-    found = {
-        index: LayerUpdates(layer.output_bias, np.zeros(len(layer.output_bias)))
-        for index, layer in runner.layers.items()
-    }
+    framing = framing_of(model)
+    begin = framing.special[0]
+    if not first:
+        framing = Framing(framing.tokenizer)
+    longest = min(sizes.tokens, model.config.n_positions or sizes.tokens)
+    measured = token_windows(framing, texts[::2], sizes.texts, longest)
+    passages = excerpts(texts[1::2], sizes.evaluated, CHARACTERS)
+    evaluated = [np.array(framing.begun(passage))[: model.config.n_positions] for passage in passages]
+    if not measured or not evaluated:
+        problem = f"windows of {longest} tokens in every other document and texts of {CHARACTERS[0]} characters or more"
+        raise CheckpointError(f"too little text: {problem} in those between are needed")
 
-    def observer(seen: Activations) -> None:
-        refuse_unless_causal(seen, runner)
-        found[seen.layer.index].add(seen)
+    runner = open_runner(model, language=True, device=device)
+    updates = measure_updates(runner, measured)
+    predicted = predict_sinks(model, begin)  # now that the model is known to be causal
+    layers = updates.layers["layer"].tolist()
+    patching = patching_table(runner, dict(zip(layers, updates.mu, strict=True)), evaluated)
+    layer_shown = layers[int(updates.strength.mean(axis=1).argmax())]
+    return SinkBias(
+        model=model.name,
+        biased=has_biases(model, layers[0]),
+        first=token_text(framing.tokenizer, begin) if first else "",
+        sizes=Sizes(len(measured), longest, len(evaluated)),
+        updates=updates,
+        patching=patching,
+        predicted_tokens=sum(len(text) - 1 for text in evaluated),
+        predicted=predicted,
+        aurocs=prediction_aurocs(predicted, updates.strength.ravel()),
+        shown=updates_of(runner, measured[0][:TOKENS_SHOWN], layer_shown),
+        layer_shown=layer_shown,
+    )
 
-    runner.observe(texts, observer, layers=sorted(runner.layers))
-    return {index: updates.measures() for index, updates in found.items()}
 
-
-def refuse_unless_causal(seen: Activations, runner: Runner) -> None:
-    """Raise a CheckpointError where token 0 looks at later tokens: what it sends then depends on the text."""
-    if seen.attention[:, :, 0, 1:].any():
-        problem = "attention is not causal: token 0 depends on the rest of the text"
-        raise CheckpointError(f"layer {seen.layer.index}: {problem}", file=runner.model.name)
-
-
-def updates_of(runner: Runner, text: np.ndarray, layer: int) -> Decomposition:
-    """One layer's attention output on one text, taken apart (the paper's Fig. 5)."""
-    found: list[Decomposition] = []
-    runner.observe([text], lambda seen: found.extend(decompose(seen)), layers=[layer])
-    return found[0]
+def has_biases(model: Model, layer: int) -> bool:
+    """Whether attention's projections have biases of their own; the beta of a norm before them is none."""
+    family = model.family
+    modules = tuple(f"{name}.bias" for name in (family.query, family.key, family.value, family.output) if name)
+    return any(tensor.name.endswith(modules) for tensor in model.attention_tensors(layer))

@@ -1,19 +1,20 @@
-"""Static Sink Patching: the sink's update replaced by a constant while a model runs (sink-as-bias paper, eq. 7)."""
+"""Static Sink Patching: the sink's update replaced by a constant while a model runs (sink-as-bias paper, section 4)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
 from weightscope.progress import bar
 from weightscope.runner.runner import Activations, Observer, Runner
-from weightscope.sinks.bias import sink_update
-from weightscope.sinks.perplexity import change_interval, perplexity
+from weightscope.sinks.updates import sink_update
+from weightscope.tables import Column, Table
 
 EARLY, LATE = 0.3, 0.3  # of the layers; the middle ones are the rest
-PATCHED, ABLATED = "SSP", "ablation"
-STARTS = (0, 1)  # eq. 7 as it stands, and token 0's own update left alone
+PATCHED, ABLATED, NONE = "SSP", "ablation", "none"
+STARTS = (0, 1)  # eq. 7 as it stands, and token 0's own update kept
+RESAMPLES = 1000
+INTERVAL = (2.5, 97.5)  # percentiles
 
 # A layer and u_sink (n, d) there -> what to put in its place, (n, d) or (d,).
 Replacement = Callable[[int, np.ndarray], np.ndarray]
@@ -33,10 +34,10 @@ def replacing_sink(replacement: Replacement, layers: Sequence[int], start: int =
         The first position that is patched. Eq. 7 says every one, so 0: what token 0 sends itself, all of its own update
         but b, is replaced too, and the sink that later layers see is another. From 1 on the sink stays what it is.
     """
-    wanted = frozenset(layers)
+    patched = frozenset(layers)
 
     def observer(seen: Activations) -> np.ndarray | None:
-        if seen.layer.index not in wanted:
+        if seen.layer.index not in patched:
             return None
         new = seen.output.copy()
         for output, (x, attention) in zip(new, seen.each(), strict=True):
@@ -69,51 +70,36 @@ def layer_ranges(layers: Sequence[int]) -> dict[str, list[int]]:
     return {name: chosen for name, chosen in ranges.items() if chosen}
 
 
-@dataclass(frozen=True)
-class Patching:
-    """One intervention's row of Table 1.
+def perplexity(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """exp of the mean negative log-likelihood a token, all texts together.
 
-    Attributes
+    Parameters
     ----------
-    layers : str
-        Which: "early", "middle", "late" or "all".
-    intervention : {"SSP", "ablation"}
-    start : int
-        The first position that is patched.
-    perplexity : float
-    change : float
-        Against the model as it is.
-    interval : (float, float)
-        95 % of `change` over texts drawn anew.
+    losses : (..., n) array
+        Of each text the sum over its predicted tokens, in nats.
+    tokens : (..., n) int array
+        How many were predicted.
     """
-
-    layers: str
-    intervention: str
-    start: int
-    perplexity: float
-    change: float
-    interval: tuple[float, float]
+    return np.exp(losses.sum(axis=-1) / tokens.sum(axis=-1))
 
 
-@dataclass(frozen=True)
-class PatchingTable:
-    """Table 1 for one model.
+def change_interval(losses: np.ndarray, baseline: np.ndarray, tokens: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of a change in perplexity: the texts drawn anew with replacement 1,000 times.
 
-    Attributes
+    Parameters
     ----------
-    baseline : float
-        Perplexity of the model as it is.
-    tokens : int
-        Predicted tokens that perplexities are over.
-    rows : list of Patching
+    losses, baseline : (n,) arrays
+        Of the same texts, with and without a change to the model.
+    tokens : (n,) int array
+    seed : int
     """
+    drawn = np.random.default_rng(seed).integers(len(tokens), size=(RESAMPLES, len(tokens)))
+    changes = perplexity(losses[drawn], tokens[drawn]) - perplexity(baseline[drawn], tokens[drawn])
+    low, high = np.percentile(changes, INTERVAL)
+    return float(low), float(high)
 
-    baseline: float
-    tokens: int
-    rows: list[Patching]
 
-
-def patching_table(runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence[np.ndarray]) -> PatchingTable:
+def patching_table(runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence[np.ndarray]) -> Table:
     """Perplexity with the sink's update replaced by mu_sink, and with it taken away, in each range of layers (Table 1).
 
     Parameters
@@ -123,15 +109,25 @@ def patching_table(runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence
     mu : mapping of layer to (d,) array
         mu_sink, from other texts than these.
     texts : sequence of (n,) int arrays
+
+    Returns
+    -------
+    Table
+        A row an intervention; the first is the model as it is. `change` is against that one, and lies between
+        `change_low` and `change_high` for 95 % of the sets of texts drawn anew.
     """
     tokens = np.array([len(text) - 1 for text in texts])
     plain = runner.losses(texts)
-    baseline, rows = float(perplexity(plain, tokens)), []
+    baseline = float(perplexity(plain, tokens))
+    rows: list[tuple[object, ...]] = [(NONE, NONE, 0, baseline, 0.0, np.nan, np.nan)]
     means = {layer: mean.astype(np.float32) for layer, mean in mu.items()}
     interventions = {PATCHED: constant(means), ABLATED: nothing}
     work = list(product(STARTS, layer_ranges(sorted(mu)).items(), interventions))
     for start, (name, chosen), how in bar(work, "interventions", "run"):
         losses = runner.losses(texts, replacing_sink(interventions[how], chosen, start))
-        found = float(perplexity(losses, tokens))
-        rows.append(Patching(name, how, start, found, found - baseline, change_interval(losses, plain, tokens)))
-    return PatchingTable(baseline, int(tokens.sum()), rows)
+        changed = float(perplexity(losses, tokens))
+        rows.append((name, how, start, changed, changed - baseline, *change_interval(losses, plain, tokens)))
+    names = ("layers", "intervention", "first_position", "perplexity", "change", "change_low", "change_high")
+    symbols = ("", "", "first position", "", "change in perplexity", "from", "to")
+    header = [Column(name, symbol=symbol) for name, symbol in zip(names, symbols, strict=True)]
+    return Table.of_rows(header, rows)

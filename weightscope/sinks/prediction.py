@@ -1,12 +1,12 @@
 """Which heads will sink, asked of the weights before anything is run, and how good the answer was.
 
 Each head is shown what the model's embeddings alone would give it: the first token at position 0, and tokens drawn
-from the vocabulary after it. In layer 0 that is the truth for texts of such tokens, sliding windows aside; further up
+from the vocabulary after it. In layer 0 that is the truth for texts of such tokens, sliding windows aside. Further up
 the residual stream has become something else, and it is a guess.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,26 +17,26 @@ from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.sinks.strength import sink_strength
+from weightscope.tables import Column, Table
 
 SAMPLE = 255  # tokens after the first
 SINKS_ABOVE = 0.3  # attention that the average query gives token 0; Gu et al. 2024 draw the line there
 
 
-@dataclass(frozen=True)
-class Predictor:
+class Predictor(NamedTuple):
     """One number a head that may tell whether it sinks.
 
     Attributes
     ----------
     name : str
-    label : str
+    meaning : str
         What it is, for a reader.
     sign : int
         1 where large numbers should mean a sink, -1 where small ones should.
     """
 
     name: str
-    label: str
+    meaning: str
     sign: int = 1
 
 
@@ -48,9 +48,10 @@ PREDICTORS = (
     Predictor("value_ratio", "|f(x_0)| / mean |f(x_j)| of embeddings, small ones first", -1),
     Predictor("layer", "layer index (nothing is read)"),
 )
+READINGS = PREDICTORS[:-1]  # those that read something
 
 
-def predict_sinks(model: Model, first: int, seed: int = 0) -> dict[str, np.ndarray]:
+def predict_sinks(model: Model, first: int, seed: int = 0) -> Table:
     """Every predictor for every head, from the weights of attention and the embeddings.
 
     Parameters
@@ -63,13 +64,19 @@ def predict_sinks(model: Model, first: int, seed: int = 0) -> dict[str, np.ndarr
 
     Returns
     -------
-    dict of (n_attention_layers, n_heads) arrays
-        By the names of `PREDICTORS`.
+    Table
+        A row a head of every attention layer: layer, head, and the predictors by their names.
     """
     x = _embeddings(model, first, seed)
-    layers = bar(model.attention_layers, "heads that may sink", "layer")
-    found = [predict_layer(model.layer(index), x) for index in layers]
-    return {each.name: np.stack([layer[each.name] for layer in found]) for each in PREDICTORS}
+    indices = bar(model.attention_layers, "heads that may sink", "layer")
+    layers = {index: predict_layer(model.layer(index), x) for index in indices}
+    heads = [(index, head) for index, values in layers.items() for head in range(len(values["qk_gap"]))]
+    keys = [Column(name, values) for name, values in zip(("layer", "head"), zip(*heads, strict=True), strict=True)]
+    readings = [
+        Column(each.name, np.concatenate([values[each.name] for values in layers.values()]), meaning=each.meaning)
+        for each in READINGS
+    ]
+    return Table([*keys, *readings])
 
 
 def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
@@ -102,31 +109,32 @@ def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
         "score_margin": (scores[:, :, 0] - of_others).mean(axis=-1),
         "embedding_strength": sink_strength(softmax(masked))[:, 0],
         "value_ratio": norms[:, 0] / norms[:, 1:].mean(axis=-1),
-        "layer": np.full(len(heads), float(layer.index)),
     }
 
 
-def prediction_aurocs(predicted: Mapping[str, np.ndarray], strength: np.ndarray) -> dict[str, float]:
+def prediction_aurocs(predicted: Mapping[str, np.ndarray] | Table, strength: np.ndarray) -> Table:
     """How well each predictor ranks the heads that sink above those that do not.
 
     Parameters
     ----------
-    predicted : mapping of str to (n_layers, n_heads) arrays
-    strength : (n_layers, n_heads) array
+    predicted : Table, or mapping of str to (n,) arrays
+        The predictors of n heads.
+    strength : (n,) array
         Attention that the average query gives token 0, measured.
 
     Returns
     -------
-    dict of float
-        AUROC by predictor; NaN where all heads sink or none does, or where the predictor is the same for all heads.
+    Table
+        A row a predictor; its AUROC is NaN where all heads sink or none does, or where it is the same for all heads.
     """
     sinks = np.flatnonzero(strength > SINKS_ABOVE)
-    found = {}
+    aurocs = []
     for each in PREDICTORS:
-        values = each.sign * predicted[each.name].ravel()
+        values = each.sign * np.asarray(predicted[each.name], float)
         same = np.ptp(values) == 0
-        found[each.name] = np.nan if same else weighted_auroc(values, sinks, np.ones(len(sinks), np.int64))
-    return found
+        aurocs.append(np.nan if same else weighted_auroc(values, sinks, np.ones(len(sinks), np.int64)))
+    names, meanings, _ = zip(*PREDICTORS, strict=True)
+    return Table([Column("name", names), Column("meaning", meanings, "reading"), Column("auroc", aurocs, "AUROC")])
 
 
 def _embeddings(model: Model, first: int, seed: int) -> np.ndarray:

@@ -1,21 +1,87 @@
-"""The sink's update as a bias (sink-as-bias paper, eqs 1-6), from sums over positions that are streamed.
+"""What token 0 writes through attention, and how like a bias it is (sink-as-bias paper, eqs 1-6).
 
 Attention writes y_i = u_sink,i + u_others,i + b (eq. 1) at position i: what token 0 sends there, what tokens 1..i send
 together, and the output bias. Were the sink a bias, u_sink,i would be the same vector whatever i and the text.
 
 u_sink,i = sum_h alpha_i0h f_h(x_0) has H coefficients, the attention that each head gives token 0, on H directions. In
-a causal model x_0 depends on token 0 alone, so that texts which begin with the same token share the directions: every
-sum over positions is kept in H coordinates, and no d x d matrix of u_sink is ever formed.
+a causal model x_0 depends on token 0 alone. Texts that begin with the same token share the directions: every sum over
+positions is kept in H coordinates, and no d x d matrix of u_sink is ever formed.
 
-u_ctx,i is the mean over the context tokens, u_others,i / i, as the caption of the paper's Fig. 3 has it. Where i runs
-over positions in eqs 3-6 it starts at 1, as in eq. 4: position 0 has no context. mu_sink alone includes it, as eq. 2
-says.
+u_ctx,i is the mean over the context tokens, u_others,i / i, as the caption of the paper's Fig. 3 has it. In eqs 3-6
+positions i start at 1, as in eq. 4: position 0 has no context. mu_sink alone includes position 0, as eq. 2 says.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+
+from weightscope.attention.layer import Layer
+from weightscope.errors import CheckpointError
+from weightscope.runner.runner import Activations, Runner
+from weightscope.sinks.strength import sink_strength
+from weightscope.tables import Column, Table
+
+
+class SinkUpdate(NamedTuple):
+    """u_sink of one text in one layer.
+
+    Attributes
+    ----------
+    coefficients : (n, m) array
+        Each head's attention to token 0, m = H; under an output gate u_sink itself, m = d.
+    directions : (m, d) array or None
+        f_h(x_0) of each head; None under an output gate, which depends on the query.
+    """
+
+    coefficients: np.ndarray
+    directions: np.ndarray | None
+
+    def rows(self) -> np.ndarray:
+        """u_sink,i of every position, (n, d)."""
+        return self.coefficients if self.directions is None else self.coefficients @ self.directions
+
+
+class Decomposition(NamedTuple):
+    """Attention's output at every position, sink + others + bias (eq. 1).
+
+    Attributes
+    ----------
+    sink : SinkUpdate
+    others : (n, d) array
+    bias : (d,) array
+        b_O. The values' bias is part of f(x) and is shared out with the attention, as the model does it.
+    """
+
+    sink: SinkUpdate
+    others: np.ndarray
+    bias: np.ndarray
+
+
+def sink_update(layer: Layer, attention: np.ndarray, x: np.ndarray) -> SinkUpdate:
+    """u_sink,i = u_0,i = sum_h alpha_i0h f_h(x_0) (eq. 1).
+
+    Parameters
+    ----------
+    layer : Layer
+    attention : (H, n, n) array
+    x : (n, d) array
+        The residual stream that enters the layer.
+    """
+    if layer.gate is None:
+        return SinkUpdate(attention[:, :, 0].T, layer.values(x[:1])[:, 0])
+    to_sink = np.zeros_like(attention)
+    to_sink[:, :, 0] = attention[:, :, 0]  # the gate multiplies sums over tokens, so what token 0 sends still adds
+    return SinkUpdate(layer.output(to_sink, x) - layer.output_bias, None)
+
+
+def decompose(seen: Activations) -> Iterator[Decomposition]:
+    """Each text's attention output in one layer, taken apart."""
+    bias = seen.layer.output_bias
+    for (x, attention), output in zip(seen.each(), seen.output, strict=True):
+        sink = sink_update(seen.layer, attention, x)
+        yield Decomposition(sink, output - bias - sink.rows(), bias)
 
 
 def mean_of_context(others: np.ndarray) -> np.ndarray:
@@ -53,7 +119,7 @@ class _Part:
 
 @dataclass
 class Stack:
-    """The matrix C of eq. 4, update vectors of positions and texts as its rows, kept as sums that any number adds to.
+    """The matrix C of eq. 4, update vectors of positions and texts as its rows, kept as sums of any number of rows.
 
     Attributes
     ----------
@@ -126,3 +192,125 @@ def spectral_ratio(updates: Stack) -> float:
 def normalised_variance(updates: Stack) -> float:
     """R = E|u - mu|^2 / E|u|^2 with mu the mean of these updates (eq. 6): 0 where all are mu, 1 where mu is 0."""
     return float(1 - updates.mean @ updates.mean / updates.mean_square)
+
+
+@dataclass
+class LayerUpdates:
+    """One layer's updates over all texts, as sums.
+
+    Attributes
+    ----------
+    bias : (d,) array
+        b.
+    own : (d,) array
+        Sum over texts of u_sink,0, what token 0 sends itself.
+    sink, context, others : Stack
+        u_sink, u_ctx (the mean over context tokens) and u_others (their sum) of positions from 1 on.
+    strengths : list of (H,) arrays
+        Of each text, the attention that the average query from 1 on gives token 0.
+    """
+
+    bias: np.ndarray
+    own: np.ndarray
+    sink: Stack = field(default_factory=Stack)
+    context: Stack = field(default_factory=Stack)
+    others: Stack = field(default_factory=Stack)
+    strengths: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, seen: Activations, first_tokens: Sequence[int]) -> None:
+        """Add a batch of texts, each with its first token."""
+        for parts, attention, first in zip(decompose(seen), seen.attention, first_tokens, strict=True):
+            coefficients, directions = parts.sink
+            self.own += SinkUpdate(coefficients[:1], directions).rows()[0]
+            self.sink.add(coefficients[1:], directions, first)
+            self.others.add(parts.others[1:])
+            self.context.add(mean_of_context(parts.others))
+            self.strengths.append(sink_strength(attention[:, 1:, :1])[:, 0])
+
+    def mu(self) -> np.ndarray:
+        """mu_sink, the mean of u_sink over all positions, 0 included (eq. 2), (d,)."""
+        return (self.sink.mean * self.sink.count + self.own) / (self.sink.count + len(self.strengths))
+
+
+@dataclass(frozen=True)
+class UpdateMeasures:
+    """What eqs 2-6 say of L attention layers.
+
+    Attributes
+    ----------
+    layers : Table
+        A row a layer: eqs 3, 5 and 6, and mean norms.
+    mu : (L, d) float64 array
+        mu_sink (eq. 2).
+    strength : (L, H) array
+        Attention that the average query from position 1 on gives token 0.
+    """
+
+    layers: Table
+    mu: np.ndarray
+    strength: np.ndarray
+
+
+def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> UpdateMeasures:
+    """Eqs 2-6 of every attention layer over texts.
+
+    Beyond the model this holds two d x d float64 matrices a layer, the second moments of u_ctx and u_others.
+
+    Parameters
+    ----------
+    runner : Runner
+        Of a causal model.
+    texts : sequence of (n,) int arrays
+        Of two tokens or more; token 0 is the sink.
+
+    Raises
+    ------
+    CheckpointError
+        A text is too short, or the model is not causal.
+    """
+    if min((len(text) if np.ndim(text) == 1 else 0 for text in texts), default=0) < 2:
+        raise CheckpointError("a text needs a token beside its first one", file=runner.model.name)
+    layers = {
+        index: LayerUpdates(layer.output_bias, np.zeros(len(layer.output_bias)))
+        for index, layer in runner.layers.items()
+    }
+
+    def observer(seen: Activations) -> None:
+        if seen.attention[:, :, 0, 1:].any():  # what token 0 sends depends on the text
+            problem = "attention is not causal: token 0 depends on the rest of the text"
+            raise CheckpointError(f"layer {seen.layer.index}: {problem}", file=runner.model.name)
+        layers[seen.layer.index].add(seen, [int(texts[index][0]) for index in seen.inputs])
+
+    runner.observe(texts, observer, layers=sorted(layers))
+    updates = list(layers.values())
+    return UpdateMeasures(
+        _table(list(layers), updates),
+        np.stack([layer.mu() for layer in updates]),
+        np.stack([np.mean(layer.strengths, axis=0) for layer in updates]),
+    )
+
+
+def _table(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
+    """Eqs 3, 5 and 6 of every layer, each R against its own mean; norms are in units of the residual stream."""
+    ratio = [influence(layer.sink, layer.others) for layer in updates]
+    columns = [Column("layer", layers), Column("ratio", ratio, "Ratio", meaning="E|u_sink| / E|u_others| (eq. 3)")]
+    for name, symbol, measure, meaning in (
+        ("spectral", "SpectralRatio", spectral_ratio, "share of the first singular direction (eq. 5)"),
+        ("variance", "R", normalised_variance, "share that varies (eq. 6)"),
+    ):
+        for part, words in (("sink", "sink"), ("context", "context mean"), ("others", "others' sum")):
+            values = [measure(getattr(layer, part)) for layer in updates]
+            columns.append(Column(f"{name}_{part}", values, f"{symbol}, {words}", meaning=meaning))
+    return Table([
+        *columns,
+        Column("norm_sink", [layer.sink.mean_norm for layer in updates], "E|u_sink|"),
+        Column("norm_others", [layer.others.mean_norm for layer in updates], "E|u_others|"),
+        Column("norm_bias", [float(np.linalg.norm(layer.bias)) for layer in updates], "|b|"),
+    ])  # fmt: skip
+
+
+def updates_of(runner: Runner, text: np.ndarray, layer: int) -> Decomposition:
+    """One layer's attention output on one text, taken apart (the paper's Fig. 5)."""
+    parts: list[Decomposition] = []
+    runner.observe([text], lambda seen: parts.extend(decompose(seen)), layers=[layer])
+    return parts[0]

@@ -1,0 +1,159 @@
+"""`weightscope sinks`, and the pages that it writes."""
+
+import csv
+import html
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.support.cases import CASES, Case
+from weightscope.cli import main
+
+PARAGRAPH = "A single man in possession of a good fortune must be in want of a {0} wife, or of a dog. " * 3
+BIAS = ("embedded", "--question", "bias", "--inputs", 3, "--length", 32, "--evaluated", 2)
+KIND_FILES = {"events.csv", "heads.csv", "layers.csv", "sinks.npz", "report.html"} | {
+    f"{name}.{suffix}" for name in ("sink-tokens", "head-map", "plane", "similarity", "spectra")
+    for suffix in ("png", "svg")
+}  # fmt: skip
+
+
+def sinks(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["sinks", *map(str, arguments)], catch_exceptions=False)
+
+
+def visible(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for name in ("one", "two", "three", "four"):
+        (folder / f"{name}.txt").write_text("\n\n".join(PARAGRAPH.format(f"{name} {n}") for n in range(12)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny vision transformer."""
+    return saved("dinov2_with_registers", tmp_path_factory.mktemp("dino"))
+
+
+def saved(name: str, folder: Path) -> Path:
+    pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
+    from tests.families.make_fixtures import random_model
+
+    case: Case = next(case for case in CASES if case.name == name)
+    random_model(case).save_pretrained(folder)
+    return folder
+
+
+def test_bias_writes_tables_figures_and_a_page(texts: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
+    done = sinks(*BIAS, "--text", texts, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    figures = {
+        f"{stem}-embedded.{end}" for stem in ("updates", "picture", "patching", "heads") for end in ("png", "svg")
+    }
+    assert visible(tmp_path) == {"layers.csv", "heads.csv", "patching.csv", "mu_sink.npz", "report.html"} | figures
+    assert all((tmp_path / name).stat().st_size > 5000 for name in figures)
+    with (tmp_path / "patching.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    base = float(rows[0]["perplexity"])
+    assert {(row["layers"], row["first_position"]) for row in rows[1:]} == {
+        (layers, start) for layers in ("early", "late", "all") for start in "01"
+    }
+    for row in rows[1:]:
+        assert float(row["change"]) == pytest.approx(float(row["perplexity"]) - base, abs=1e-3)
+    with np.load(tmp_path / "mu_sink.npz") as file:
+        assert file["mu_sink"].shape == (2, 256)
+    page = (tmp_path / "report.html").read_text()
+    assert "Mistral-7B-v0.1" in page and "3 texts of 32 tokens" in page
+    assert f"Texts: 4 documents of {texts.name}." in page
+
+
+def test_one_document_is_too_few_for_bias(texts: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
+    done = sinks(*BIAS, "--text", texts / "one.txt", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert done.output.splitlines()[-1].startswith("weightscope: too little text")
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "packaged"])
+@pytest.mark.parametrize("sees", [True, False], ids=["images", "texts"])
+def test_kind_looks_at_what_the_model_takes(sees: bool, given: bool, texts: Path, dino: Path, tmp_path: Path) -> None:
+    """Images or texts of the user's; else scikit-learn's photographs, or works that come along: the page says which."""
+    if given and sees:
+        from PIL import Image
+
+        for name in "abc":
+            Image.new("RGB", (20, 16), (10, 200, 90)).save(tmp_path / f"{name}.png")
+    options = ["--images", tmp_path] if sees else ["--text", texts]
+    out = tmp_path / "out"
+    source = dino if sees else "embedded"
+    done = sinks(source, "--question", "kind", *(options if given else []), "--inputs", 3, "--length", 16, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert visible(out) == KIND_FILES
+    assert "3 inputs, 2 layers of" in done.output
+    said = {
+        (True, True): f"Run on 3 images: images from {tmp_path}; BitImageProcessorPil with size 12",
+        (True, False): "Run on 3 images: scikit-learn's two photographs and crops of them; BitImageProcessorPil",
+        (False, True): f"from 4 documents of {texts.name}.",
+        (False, False): "from 8 works in the public domain that come with weightscope.",
+    }[sees, given]
+    assert said in done.output and said in html.unescape((out / "report.html").read_text())
+
+
+def test_inputs_that_the_model_does_not_take_are_refused(texts: Path, dino: Path, tmp_path: Path) -> None:
+    kind = ("--question", "kind", "--out", tmp_path / "none")
+    for arguments, problem in (
+        ((dino, *kind, "--images", tmp_path / "none"), "no such file or folder"),
+        ((dino, *kind, "--text", texts), f"{dino.name} sees images, not texts"),
+        (("embedded", *kind, "--images", texts), "embedded reads texts, not images"),
+    ):
+        refused = sinks(*arguments)
+        assert refused.exit_code == 2
+        assert refused.output.startswith(f"weightscope: {problem}") and refused.output.count("\n") == 1
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(("name", "options"), [("vit", ()), ("siglip_vision", ("--tower", "vision"))])
+def test_images_of_a_size_that_the_model_does_not_take_are_one_line(
+    name: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Before the model is loaded; and not in transformers' words, which to SigLIP are of tensors a and b."""
+    settings = {"size": 16, "image_mean": [0.5], "image_std": [1], "do_convert_rgb": False}
+    (saved(name, tmp_path) / "preprocessor_config.json").write_text(json.dumps(settings))
+    done = sinks(tmp_path, *options, "--question", "kind", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert done.output == (
+        "weightscope: preprocessor_config.json: makes images of 1 x 16 x 16 numbers; the model takes 1 x 12 x 12 "
+        "(channels, height, width)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("question", "option"),
+    [("bias", ("--images", ".")), ("bias", ("--seed", 1)), ("kind", ("--paper",)), ("kind", ("--evaluated", 3))],
+)
+def test_an_option_of_the_other_question_is_refused(question: str, option: tuple[object, ...], tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
+    done = sinks("embedded", "--question", question, *option, "--out", tmp_path)
+    assert done.exit_code == 2
+    assert f"{option[0]} does not go with --question {question}" in done.output
+
+
+def test_without_pytorch_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before anything is read: the source need not be there."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = sinks("nowhere", "--question", "kind", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert done.output == (
+        "weightscope: running a model needs PyTorch and transformers: pip install 'weightscope[runner]'\n"
+    )
+    assert not (tmp_path / "out").exists()
