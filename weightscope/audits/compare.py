@@ -165,9 +165,9 @@ class Comparison:
         first, last = self.measured[0].table, self.measured[-1].table
         changes = [_change(name, values[-1].ravel()) for name, values in self.from_first.items()]
         measures = [
-            replace(table.column(name), name=f"{name}_{which}")
+            replace(column, name=f"{column.name}_{which}", symbol=f"{column.heading} {when}")
             for name in self._measures
-            for table, which in ((first, "a"), (last, "b"))
+            for column, which, when in ((first.column(name), "a", "before"), (last.column(name), "b", "after"))
         ]
         return Table([first.column("layer"), first.column("head"), *changes, *measures]).take(self.by_change)
 
@@ -211,7 +211,7 @@ class Comparison:
             replace(column, values=np.degrees(column.values), unit="°") if column.unit == "rad" else column
             for column in table.columns
         ]
-        return Table(columns, "A row a head; _a is before, _b after. All heads and measures are in heads.csv.")
+        return Table(columns, "The rest are in heads.csv.")
 
     def write(self, out: str | Path) -> None:
         """Write heads.csv, trajectory.csv, spectra.npz, figures and report.html into a folder, as the command does.
@@ -241,10 +241,12 @@ class Comparison:
 
 
 def _change(name: str, values: np.ndarray, since: str = "") -> Column:
-    """A column of changes or of angles."""
-    w = MAPS[name[:2]]
-    if name.endswith("_change"):
+    """A column of changes or of angles, by its name: qk_change, vo_left_angle_mean."""
+    map_name, what, *angle = name.split("_")
+    w = MAPS[map_name]
+    if what == "change":
         return Column(
-            name + since, values, f"‖Δ{w}‖/‖{w}‖", meaning="Frobenius norm of what changed, over that before."
+            name + since, values, f"‖Δ{w}‖/‖{w}‖", meaning="Frobenius norm of the change, over that before it."
         )
-    return Column(name + since, values, unit="rad", meaning=f"Principal angle between spaces of {w} before and after.")
+    symbol = f"{'mean' if 'mean' in angle else 'largest'} {what} angle of {w}"
+    return Column(name + since, values, symbol, "rad", f"Between the {what} spaces of {w} before and after.")
