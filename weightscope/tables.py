@@ -173,9 +173,9 @@ class Table:
         writer.writerows([_csv_cell(value) for value in row] for row in self.rows())
         return text.getvalue()
 
-    def html(self) -> str:
-        """The table as HTML, every cell escaped; `pages` gives it its style and sorts it on a click."""
-        return templates().get_template("table.html").render(table=self)
+    def html(self, sortable: bool = True) -> str:
+        """The table as HTML, every cell escaped; a page gives it its style, and sorts a sortable one on a click."""
+        return templates().get_template("table.html").render(table=self, sortable=sortable)
 
     def text(self) -> str:
         """The table on a terminal: numbers to the right, text to the left."""
@@ -208,9 +208,9 @@ class Table:
 
     def _repr_html_(self) -> str:
         if len(self) <= 2 * SHOWN:
-            return self.html()
+            return self.html(sortable=False)
         ends = self.take([*range(SHOWN), *range(len(self) - SHOWN, len(self))])
-        return f"{ends.html()}<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
+        return f"{ends.html(sortable=False)}<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
 
 
 def _array(values: Any) -> np.ndarray:

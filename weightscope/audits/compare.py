@@ -137,7 +137,7 @@ class Comparison:
         return "\n".join([printable(self.headline), moved.text(), *caveats])
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(printable(self.headline))}</p>{self.moved_most(PRINTED).html()}"
+        return f"<p>{escape(printable(self.headline))}</p>{self.moved_most(PRINTED)._repr_html_()}"
 
     @property
     def headline(self) -> str:
