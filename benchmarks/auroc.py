@@ -20,7 +20,7 @@ import scipy.sparse
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.results import Measured
-from weightscope.metrics.auroc import aligned, bigram_auroc, cut_into_panels, tile_rows
+from weightscope.metrics.auroc import aligned, auroc_by_token, cut_into_panels, tile_rows
 from weightscope.parallel import in_threads, usable_cores
 
 VOCAB, HEADS, HEAD_DIM = 50_257, 12, 64
@@ -61,15 +61,15 @@ def run(heads: int = HEADS, numpy_heads: int = 2) -> dict[str, Any]:
     -------
     dict
         `seconds` for 12 heads, from the median head: `floor` (products of `floor_rows` rows into one buffer, BLAS with
-        its own threads), `tiled_floor` (those of `bigram_auroc`'s tiles and threads), `numba` and `numpy`. `ratio` and
-        `ratio_to_tiled`: each path to each floor, the median over the heads. `peak_mb`: resident memory of a fresh
-        process. `sklearn_seconds`: scikit-learn row by row, scaled up from a sample.
+        its own threads), `tiled_floor` (those of the tiles and threads of `auroc_by_token`), `numba` and `numpy`.
+        `ratio` and `ratio_to_tiled`: each path to each floor, the median over the heads. `peak_mb`: resident memory of
+        a fresh process. `sklearn_seconds`: scikit-learn row by row, scaled up from a sample.
     """
     counts = zipf_counts()
     peak = {path: peak_megabytes(counts, path) for path in paths()}
     floor_rows = min(ROWS_A_PRODUCT, key=lambda rows: min(seconds(lambda: products(*factors(0), rows, 4096), 3)))
     for path in paths():  # compiles, and wakes the threads
-        bigram_auroc(*(factor[:512] for factor in factors(0)), counts[:512, :512], compiled=path == "numba")
+        auroc_by_token(*(factor[:512] for factor in factors(0)), counts[:512, :512], compiled=path == "numba")
 
     times: dict[str, list[float]] = {"floor": [], "tiled_floor": [], **{path: [] for path in paths()}}
     for head in range(heads):
@@ -77,7 +77,7 @@ def run(heads: int = HEADS, numpy_heads: int = 2) -> dict[str, Any]:
         times["floor"] += seconds(lambda: products(left, right, floor_rows, VOCAB))  # noqa: B023
         times["tiled_floor"] += seconds(lambda: tiled_products(left, right))  # noqa: B023
         for path in paths() if head < numpy_heads else paths()[:1]:
-            times[path] += seconds(lambda: bigram_auroc(left, right, counts, compiled=path == "numba"))  # noqa: B023
+            times[path] += seconds(lambda: auroc_by_token(left, right, counts, compiled=path == "numba"))  # noqa: B023
     positives = np.diff(counts.indptr)
     return {
         "cores": usable_cores(),
@@ -141,7 +141,7 @@ def products(left: np.ndarray, right: np.ndarray, rows: int, until: int) -> None
 
 
 def tiled_products(left: np.ndarray, right: np.ndarray) -> None:
-    """All scores by the tiles, panels and threads of `bigram_auroc`, and nothing counted."""
+    """All scores by the tiles, panels and threads of `auroc_by_token`, and nothing counted."""
     rows = tile_rows(len(right), usable_cores())
     panels = cut_into_panels(right, rows)  # (P, r, w)
 
@@ -174,11 +174,11 @@ from pathlib import Path
 import scipy.sparse
 from benchmarks.auroc import factors
 from benchmarks.results import Measured
-from weightscope.metrics.auroc import bigram_auroc
+from weightscope.metrics.auroc import auroc_by_token
 
 counts = scipy.sparse.load_npz(sys.argv[1])
 for head in range(2):
-    bigram_auroc(*factors(head), counts, compiled=sys.argv[2] == "numba")
+    auroc_by_token(*factors(head), counts, compiled=sys.argv[2] == "numba")
 print(next(line.split()[1] for line in Path("/proc/self/status").open() if line.startswith("VmHWM")))
 """
 

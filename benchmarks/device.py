@@ -23,7 +23,7 @@ from weightscope.audits.audit import AuditOptions, measure_task
 from weightscope.detokenization.sigma import sigma_statistics
 from weightscope.device import CPU, Device, open_device
 from weightscope.errors import CheckpointError
-from weightscope.metrics.auroc import bigram_auroc
+from weightscope.metrics.auroc import auroc_by_token
 from weightscope.metrics.norms import value_norms
 from weightscope.outlier_dimensions.contributions import contributions_by_kind
 from weightscope.parallel import in_threads, usable_cores
@@ -91,12 +91,12 @@ def of_shape(device: Device, shape: Shape, heads: int) -> dict[str, float]:
     counts = zipf_counts(shape.vocab)
     rng = np.random.default_rng(0)
     left, right = rng.standard_normal((2, shape.vocab, shape.head_dim), np.float32)
-    bigram_auroc(left[:64], right[:64], counts[:64, :64], device=device)  # compiles what has to be
+    auroc_by_token(left[:64], right[:64], counts[:64, :64], device=device)  # compiles what has to be
     products(device, left[:64], right)
     times: dict[str, list[float]] = {"products": [], "auroc": []}
     for _ in range(heads):
         times["products"].append(seconds(lambda: products(device, left, right)))
-        times["auroc"].append(seconds(lambda: bigram_auroc(left, right, counts, device=device)))
+        times["auroc"].append(seconds(lambda: auroc_by_token(left, right, counts, device=device)))
     found = {name: shape.heads * statistics.median(own) for name, own in times.items()}
     found["ratio"] = statistics.median(a / b for a, b in zip(times["auroc"], times["products"], strict=True))
     if shape.positions:

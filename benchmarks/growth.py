@@ -15,7 +15,7 @@ import scipy.sparse
 from benchmarks.audit import cost, write_synthetic
 from benchmarks.auroc import factors, zipf_counts
 from benchmarks.results import Measured
-from weightscope.metrics.auroc import bigram_auroc
+from weightscope.metrics.auroc import auroc_by_token
 from weightscope.parallel import usable_cores
 
 VOCABULARIES = (12_564, 25_128, 50_256)
@@ -30,7 +30,7 @@ def auroc_seconds(counts: scipy.sparse.csr_matrix, heads: int = 1) -> float:
     pairs = [[factor[:vocab] for factor in factors(head)] for head in range(heads)]
     started = time.perf_counter()
     for left, right in pairs:
-        bigram_auroc(left, right, counts)
+        auroc_by_token(left, right, counts)
     return time.perf_counter() - started
 
 

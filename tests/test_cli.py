@@ -66,12 +66,12 @@ def test_detok_writes_what_is_promised(folder: Path, tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "Table 2" in page and page.count("<svg") == 2
     assert {path.name for path in tmp_path.iterdir()} == {
-        "heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "roc.png", "roc.svg",
+        ".weightscope", "heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "roc.png", "roc.svg",
     }  # fmt: skip
     (tmp_path / "my-roc.png").write_bytes(b"")
     assert run("detok", folder, "--counts", folder / "counts.npz", "--out", tmp_path).exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == {
-        "heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "my-roc.png",
+        ".weightscope", "heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "my-roc.png",
     }  # fmt: skip
 
 

@@ -30,10 +30,10 @@ from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.many import layers_fingerprint
 from weightscope.cli import main
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import RankingElsewhere, detokenize
+from weightscope.detokenization.heads import ScorerOnWorker, measure_heads
 from weightscope.detokenization.sigma import sigma_statistics
 from weightscope.device import Device, open_device
-from weightscope.metrics.auroc import bigram_auroc
+from weightscope.metrics.auroc import auroc_by_token
 from weightscope.sources import Source
 from weightscope.text.counts import Counts, load_counts
 from weightscope.text.kinds import TokenKinds
@@ -75,7 +75,7 @@ def run_all_kernels(device: Device) -> dict[str, np.ndarray]:
     statistics = sigma_statistics(lambda: tokens, 120, positions, 1e-5, device=device)
     a, b = device.put(left), device.put(right)
     return {
-        "auroc": bigram_auroc(left, right, counts, device=device),
+        "auroc": auroc_by_token(left, right, counts, device=device),
         "gram": inner(a, device=device),
         "product": inner(a, b, device=device),
         **{f"sigma {name}": values for name, values in vars(statistics).items()},
@@ -102,11 +102,11 @@ def test_blocks_of_any_size_give_the_same_auroc(memory):
     left, right = (rng.integers(-3, 4, (400, 6)).astype(np.float32) for _ in range(2))
     counts = scipy.sparse.csr_array(rng.integers(0, 9, (400, 400)) * (rng.random((400, 400)) < 0.03))
     told: list[int] = []
-    found = bigram_auroc(left, right, counts, device=Device("strict", array_api_strict, memory), progress=told.append)
-    np.testing.assert_array_equal(found, bigram_auroc(left, right, counts))
+    found = auroc_by_token(left, right, counts, device=Device("strict", array_api_strict, memory), progress=told.append)
+    np.testing.assert_array_equal(found, auroc_by_token(left, right, counts))
     assert sum(told) == 400
     some = slice(37, 190)
-    of_some = bigram_auroc(left[some], right, counts[some], device=Device("strict", array_api_strict, memory))
+    of_some = auroc_by_token(left[some], right, counts[some], device=Device("strict", array_api_strict, memory))
     np.testing.assert_array_equal(of_some, found[some])
     assert len(told) > (10 if memory == 300_000 else 1)
 
@@ -120,7 +120,7 @@ def test_blocks_keep_within_the_memory_they_are_sized_to(most_seen):
     counts.sort_indices()
     memory = 160_000_000
     works = {
-        "auroc": lambda device: bigram_auroc(left, right, counts, device=device),
+        "auroc": lambda device: auroc_by_token(left, right, counts, device=device),
         "sigma": lambda device: sigma_statistics(lambda: [(0, left)], 2000, positions, 1e-5, device=device),
     }
     for name, work in works.items():
@@ -134,7 +134,7 @@ def test_blocks_keep_within_the_memory_they_are_sized_to(most_seen):
 def test_a_device_with_no_room_for_one_row_is_refused():
     counts = scipy.sparse.csr_array(np.eye(300, dtype=np.int64))
     with pytest.raises(ws.CheckpointError, match="the device has 0 MB free"):
-        bigram_auroc(np.ones((300, 2)), np.ones((300, 2)), counts, device=Device("strict", array_api_strict, 5000))
+        auroc_by_token(np.ones((300, 2)), np.ones((300, 2)), counts, device=Device("strict", array_api_strict, 5000))
 
 
 def test_detokenization_of_whole_numbers_is_the_same_to_the_bit(tmp_path):
@@ -147,9 +147,9 @@ def test_detokenization_of_whole_numbers_is_the_same_to_the_bit(tmp_path):
     save_file(weights, file)
     model = ws.open_model(folder)
     counts = random_counts(model.embeddings.n_tokens)
-    here, there = (detokenize(FirstLayer(model, device=name), counts) for name in ("cpu", "array_api_strict"))
+    here, there = (measure_heads(FirstLayer(model, device=name), counts) for name in ("cpu", "array_api_strict"))
     np.testing.assert_array_equal(there.auroc, here.auroc)
-    assert there.table == here.table
+    assert there.heads.csv() == here.heads.csv()
     assert np.nanstd(here.auroc) > 0.1
 
 
@@ -312,15 +312,15 @@ def test_processes_do_not_share_a_device(folder, tmp_path, cuda_is_strict):
 
 def test_a_task_that_goes_elsewhere_takes_the_devices_name_along(folder):
     source, counts = Source.named(str(folder)), load_counts(folder / "counts.npz")
-    whole = detokenize(FirstLayer(source.open()), counts).auroc
+    whole = measure_heads(FirstLayer(source.open()), counts).auroc
     for name in ("array_api_strict", "no_such_module"):
-        sent = RankingElsewhere.of(source, FirstLayer(source.open(), device=name), folder / "counts.npz")
-        ranking = pickle.loads(pickle.dumps(sent))()
+        sent = ScorerOnWorker.of(source, FirstLayer(source.open(), device=name), folder / "counts.npz")
+        scorer = pickle.loads(pickle.dumps(sent))()
         if name == "no_such_module":
             with pytest.raises(ws.CheckpointError, match="no device 'no_such_module'"):
-                ranking.auroc(1, 20, 90)
+                scorer.auroc(1, 20, 90)
         else:
-            np.testing.assert_allclose(ranking.auroc(1, 20, 90), whole[1, 20:90], rtol=0, atol=0.01)
+            np.testing.assert_allclose(scorer.auroc(1, 20, 90), whole[1, 20:90], rtol=0, atol=0.01)
 
 
 class Watched:

@@ -7,9 +7,8 @@ import pytest
 
 import weightscope as ws
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import detokenize
 from weightscope.detokenization.neighbours import neighbours
-from weightscope.detokenization.positions import head_trends, position_terms
+from weightscope.detokenization.positions import position_terms
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.text.counts import load_counts
 from weightscope.text.tokenizer import load_tokenizer, token_id, tokenizer_hash
@@ -20,10 +19,10 @@ def first(embedded: ws.Model) -> FirstLayer:
     return FirstLayer(embedded)
 
 
-def test_a_head_ranks_the_tokens_that_come_before(first: FirstLayer) -> None:
-    table = detokenize(first, load_counts(COUNTS)).table
-    assert table[0].auroc >= 0.80
-    assert table[0].tokens_scored > 7_500
+def test_a_head_ranks_the_tokens_that_come_before(embedded: ws.Model) -> None:
+    heads = ws.bigram_auroc(embedded).heads
+    assert heads["auroc"].max() >= 0.80
+    assert heads["tokens_scored"].min() > 7_500
 
 
 def test_an_untrained_model_of_the_same_shape_ranks_nothing(tmp_path) -> None:
@@ -32,14 +31,14 @@ def test_an_untrained_model_of_the_same_shape_ranks_nothing(tmp_path) -> None:
     torch.manual_seed(0)
     config = transformers.GPT2Config.from_json_file(str(FOLDER / "config.json"))
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    table = detokenize(FirstLayer(ws.open_model(tmp_path)), load_counts(COUNTS)).table
-    assert 0.45 < min(row.auroc for row in table) < max(row.auroc for row in table) < 0.55
+    auroc = ws.bigram_auroc(ws.open_model(tmp_path), COUNTS).heads["auroc"]
+    assert 0.45 < auroc.min() < auroc.max() < 0.55
 
 
 def test_position_makes_a_head_favour_near_tokens(first: FirstLayer) -> None:
-    found = head_trends(position_terms(first))
-    assert max(row.near_mass for row in found) > 0.5  # an even attention gives the nearest tenth 0.1
-    assert any(row.recency > 0.9 and row.t_p.slope > 0 for row in found)
+    heads = position_terms(first).heads
+    assert heads["near_mass"].max() > 0.5  # an even attention gives the nearest tenth 0.1
+    assert ((heads["recency"] > 0.9) & (heads["t_p_slope"] > 0)).any()
 
 
 def test_the_counts_are_its_tokenizers(embedded: ws.Model) -> None:
@@ -65,5 +64,5 @@ EXAMPLES = {"riety": " prop", "ibility": " respons", "iamond": " d", "ishop": " 
 @pytest.mark.parametrize(("token", "previous"), EXAMPLES.items())
 def test_a_split_words_first_part_ranks_first_for_some_head(first: FirstLayer, token: str, previous: str) -> None:
     tokenizer = load_tokenizer(FOLDER)
-    found = neighbours(first, tokenizer, token_id(tokenizer, token), top=1)
-    assert previous in {row.token for row in found}
+    table = neighbours(first, tokenizer, [token_id(tokenizer, token)], top=1)
+    assert previous in table["token"]

@@ -11,7 +11,7 @@ Checkpoints and their heads
 Every head of a checkpoint, and how heads move between checkpoints
     `audit`, `compare`
 The first layer as a function of tokens and positions
-    `first_layer`, `FirstLayer`, `load_counts`
+    `first_layer`, `FirstLayer`, `bigram_auroc`, `load_counts`
 Activations, with PyTorch
     `open_runner`
 Results
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from weightscope.audits.audit import audit
     from weightscope.audits.compare import compare
     from weightscope.detokenization.first_layer import FirstLayer, first_layer
+    from weightscope.detokenization.heads import bigram_auroc
     from weightscope.errors import CheckpointError
     from weightscope.model import Model, open_model
     from weightscope.runner.runner import open_runner
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from weightscope.text.counts import load_counts
 
 __all__ = [
-    "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "compare",
+    "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc", "compare",
     "first_layer", "load_counts", "open_model", "open_runner",
 ]  # fmt: skip
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ _HOMES = {
     "Model": "model",
     "Table": "tables",
     "audit": "audits.audit",
+    "bigram_auroc": "detokenization.heads",
     "compare": "audits.compare",
     "first_layer": "detokenization.first_layer",
     "load_counts": "text.counts",

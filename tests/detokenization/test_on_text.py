@@ -12,7 +12,8 @@ from weightscope.detokenization.first_layer import FirstLayer
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 
 from tests.families.make_fixtures import random_model  # noqa: E402
-from weightscope.detokenization.on_text import empirical_check, write_empirical  # noqa: E402
+from weightscope.detokenization.on_text import check_on_text  # noqa: E402
+from weightscope.folder import Files  # noqa: E402
 from weightscope.runner import Runner  # noqa: E402
 
 TEXTS = [np.array([3, 1, 4, 15, 9, 2, 6, 5]), np.array([2, 7, 18, 2, 8, 1, 8, 2])]
@@ -28,7 +29,7 @@ def opened(name: str, folder: Path) -> tuple[FirstLayer, Runner]:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "opt"])
 def test_the_six_terms_give_the_attention_on_text(name: str, tmp_path: Path) -> None:
     first, runner = opened(name, tmp_path)
-    found = empirical_check(first, runner, TEXTS, query=5)
+    found = check_on_text(first, runner, TEXTS, query=5)
     assert found.difference < 1e-5
     expected = np.zeros_like(found.attention)
     for tokens in TEXTS:
@@ -40,15 +41,17 @@ def test_the_six_terms_give_the_attention_on_text(name: str, tmp_path: Path) -> 
 
 def test_contributions_are_means_over_texts(tmp_path: Path) -> None:
     first, runner = opened("gpt2", tmp_path)
-    both, *each = (empirical_check(first, runner, texts, query=5) for texts in (TEXTS, TEXTS[:1], TEXTS[1:]))
+    both, *each = (check_on_text(first, runner, texts, query=5) for texts in (TEXTS, TEXTS[:1], TEXTS[1:]))
     for name, c in both.contributions.items():
         np.testing.assert_allclose(c, sum(one.contributions[name] for one in each) / 2, rtol=1e-9)
-    write_empirical(both, tmp_path / "out")
-    rows = (tmp_path / "out" / "contributions.csv").read_text().splitlines()
+    files = Files()
+    both.write_tables(files)
+    rows = files.contents["contributions.csv"].decode().splitlines()
     assert len(rows) == 1 + 6 * len(first.heads)
+    assert both.heads["ee"] == pytest.approx([c[1:].mean() for c in both.contributions["ee"]])
 
 
 def test_a_norm_inside_attention_is_refused_with_its_caveat(tmp_path: Path) -> None:
     first, runner = opened("qwen3", tmp_path)
     with pytest.raises(ws.CheckpointError, match=r"differs from its six terms' by .*the q/k-norm"):
-        empirical_check(first, runner, TEXTS, query=5)
+        check_on_text(first, runner, TEXTS, query=5)

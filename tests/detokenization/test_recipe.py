@@ -11,6 +11,7 @@ from analyses.gpt2_detok import SHARDS, main
 from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.folder import OutputFolder
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import load_counts
 from weightscope.text.inputs import OPENWEBTEXT
@@ -69,7 +70,8 @@ def test_without_the_hub_the_embedded_checkpoint_is_used_and_named(
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
     result = CliRunner().invoke(main, ["--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[0].endswith("using the checkpoint that comes with weightscope instead")
+    assert result.output.splitlines()[0].endswith("trying embedded")
+    assert "the checkpoint that comes with weightscope" in (tmp_path / "out" / "report.html").read_text()
     assert {path.name for path in (tmp_path / "out").iterdir()} >= WRITTEN
     with np.load(tmp_path / "out" / "tokens.npz") as arrays:
         assert arrays["auroc"].shape == (8, 8000)
@@ -102,10 +104,10 @@ def test_a_checkpoint_that_cannot_be_run_keeps_all_the_rest(repository: dict[str
     ]
     (tmp_path / "text.txt").write_text(" ".join(TEXT * 20))
     count_bigrams([tmp_path / "text.txt"], load_tokenizer(tmp_path / "model")).save(tmp_path / "counts.npz")
-    of_another = [f"{name}.{suffix}" for name in ("contributions", "empirical-head-3") for suffix in ("png", "svg")]
-    (tmp_path / "out").mkdir()
-    for name in [*of_another, "contributions.csv", "contributions.npz", "notes.txt"]:
-        (tmp_path / "out" / name).write_text("of a run before")
+    with OutputFolder(tmp_path / "out") as of_a_run_before:
+        for name in ("contributions.csv", "contributions.npz", "empirical-head-3.png"):
+            of_a_run_before.text(name, "of a model that can be run")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
     result = CliRunner().invoke(main, [*arguments, "--text", str(tmp_path / "text.txt")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "what the layer does on text is left out: model: lacks" in result.output

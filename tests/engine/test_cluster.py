@@ -23,7 +23,7 @@ from weightscope.audits.many import Job, layers_fingerprint
 from weightscope.cli import main
 from weightscope.detokenization import heads as detok
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import RankingElsewhere, detokenize
+from weightscope.detokenization.heads import ScorerOnWorker, measure_heads
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.fingerprint import Fingerprint
@@ -121,17 +121,17 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_auroc_in_blocks_of_rows_is_the_same_byte_for_byte_wherever(
     dask: DaskProcesses, checkpoint: Path, counts: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    whole = detokenize(FirstLayer(open_model(checkpoint)), load_counts(counts)).auroc
+    whole = measure_heads(FirstLayer(open_model(checkpoint)), load_counts(counts)).auroc
     assert np.isfinite(whole).sum() == 4 * (VOCAB - 10)
     monkeypatch.setattr(detok, "PRODUCTS_A_TASK", 0)
     monkeypatch.setattr(detok, "FEWEST_ROWS", 128)
     source = Source.named(str(checkpoint))
     first, read = FirstLayer(source.open()), load_counts(counts)
-    blocks = detokenize(first, read).auroc
+    blocks = measure_heads(first, read).auroc
     np.testing.assert_allclose(blocks, whole, atol=1e-6)
     with open_engine("local", jobs=2) as engine:
-        sent = RankingElsewhere.of(source, first, counts)
-        assert detokenize(first, read, engine, sent).auroc.tobytes() == blocks.tobytes()
+        sent = ScorerOnWorker.of(source, first, counts)
+        assert measure_heads(first, read, engine, sent).auroc.tobytes() == blocks.tobytes()
     run("detok", checkpoint, "--counts", counts, "--out", tmp_path, *dask.options)
     with np.load(tmp_path / "tokens.npz") as elsewhere:
         assert elsewhere["auroc"].tobytes() == blocks.tobytes()
@@ -142,14 +142,12 @@ def test_counts_that_a_worker_does_not_see_are_an_error(
 ) -> None:
     source = Source.named(str(checkpoint))
     first = FirstLayer(source.open())
-    sent = RankingElsewhere(
-        source.as_seen(first.model), 0, 1, tmp_path / "none.npz", Fingerprint.of(counts={"size": 9})
-    )
+    sent = ScorerOnWorker(source.as_seen(first.model), 0, 1, tmp_path / "none.npz", Fingerprint.of(counts={"size": 9}))
     message = (
         r"none.npz: is not the same on a worker \(not there\) as on the machine .* workers read a shared file system"
     )
     with open_engine("dask", dask.address) as engine, pytest.raises(CheckpointError, match=message):
-        detokenize(first, load_counts(counts), engine, sent)
+        measure_heads(first, load_counts(counts), engine, sent)
 
 
 def test_what_a_killed_worker_was_at_is_done_by_another(dask: DaskProcesses, tmp_path: Path) -> None:

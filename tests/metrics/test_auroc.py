@@ -12,7 +12,7 @@ from sklearn.metrics import auc, roc_auc_score
 
 from weightscope import CheckpointError
 from weightscope.device import open_device
-from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve, weighted_auroc
+from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve, weighted_auroc
 
 WAYS = [
     pytest.param({"compiled": False}, id="numpy"),
@@ -51,7 +51,7 @@ def factors(rng, vocab, rank, kind):
 
 def check_against_definition(left, right, counts, way):
     """Every row is the definition's on the very scores that the products give."""
-    found = bigram_auroc(left, right, as_csr(counts), **way, threads=2)
+    found = auroc_by_token(left, right, as_csr(counts), **way, threads=2)
     expected = [exact_auroc(row, weights) for row, weights in zip(left @ right.T, counts, strict=True)]
     np.testing.assert_array_equal(found, expected)
     return found
@@ -187,7 +187,7 @@ class TestFullVocabulary:
         left, right = factors(rng, 9001, 6, "distinct")
         few = np.zeros((9001, 9001), np.int8)
         few[::300] = random_counts(rng, (31, 9001), rng.choice([0.0003, 0.01, 0.1, 0.9], (31, 1)))
-        found = bigram_auroc(left, right, scipy.sparse.csr_array(few), **way)
+        found = auroc_by_token(left, right, scipy.sparse.csr_array(few), **way)
         expected = [exact_auroc(row, weights) for row, weights in zip(left[::300] @ right.T, few[::300], strict=True)]
         np.testing.assert_array_equal(found[::300], expected)
         assert mean_auroc(found).tokens_scored == 31
@@ -196,7 +196,7 @@ class TestFullVocabulary:
         rng = np.random.default_rng(3)
         left, right = factors(rng, 400, 16, "distinct")
         counts = random_counts(rng, (400, 400), 0.05, most=1000)
-        found = bigram_auroc(left, right, as_csr(counts), **way)
+        found = auroc_by_token(left, right, as_csr(counts), **way)
         expected = [
             roc_auc_score(weights > 0, row, sample_weight=np.maximum(weights, 1))
             for row, weights in zip(left @ right.T, counts, strict=True)
@@ -271,16 +271,16 @@ class TestFullVocabulary:
         rng = np.random.default_rng(9)
         left, right = factors(rng, 300, 4, "ties")
         counts = as_csr(random_counts(rng, (300, 300), 0.1))
-        up, down = (bigram_auroc(side, right, counts, **way) for side in (left, -left))
+        up, down = (auroc_by_token(side, right, counts, **way) for side in (left, -left))
         np.testing.assert_allclose(up + down, 1, rtol=0, atol=1e-15)
 
     def test_threads_and_tiles_change_nothing(self, way, monkeypatch):
         rng = np.random.default_rng(10)
         left, right = factors(rng, 500, 4, "ties")
         counts = as_csr(random_counts(rng, (500, 500), 0.05))
-        alone = bigram_auroc(left, right, counts, **way, threads=1)
+        alone = auroc_by_token(left, right, counts, **way, threads=1)
         monkeypatch.setattr("weightscope.metrics.auroc.MOST_ROWS", 7)
-        np.testing.assert_array_equal(bigram_auroc(left, right, counts, **way, threads=3), alone)
+        np.testing.assert_array_equal(auroc_by_token(left, right, counts, **way, threads=3), alone)
 
     def test_a_row_without_positives_or_without_negatives_is_nan(self, way):
         rng = np.random.default_rng(11)
@@ -292,7 +292,7 @@ class TestFullVocabulary:
         assert mean_auroc(found).tokens_scored == 84
 
     def test_no_counts_at_all(self, way):
-        found = bigram_auroc(np.ones((5, 2)), np.ones((5, 2)), as_csr(np.zeros((5, 5))), **way)
+        found = auroc_by_token(np.ones((5, 2)), np.ones((5, 2)), as_csr(np.zeros((5, 5))), **way)
         assert np.isnan(found).all()
 
     def test_counts_need_not_be_canonical(self, way):
@@ -307,17 +307,17 @@ class TestFullVocabulary:
         indptr = np.append(0, np.cumsum(2 * (dense > 0).sum(axis=1)))
         parts = scipy.sparse.csr_array((value[order], np.tile(column, 2)[order], indptr), shape=(40, 40))
         stored = scipy.sparse.csr_array((np.zeros(3, np.int64), [5, 1, 30], [0, *[3] * 40]), shape=(40, 40))
-        expected = bigram_auroc(left, right, as_csr(dense), **way)
-        np.testing.assert_array_equal(bigram_auroc(left, right, parts, **way), expected)
-        np.testing.assert_array_equal(bigram_auroc(left, right, parts.tocoo(), **way), expected)
-        assert np.isnan(bigram_auroc(left, right, stored, **way)).all()
+        expected = auroc_by_token(left, right, as_csr(dense), **way)
+        np.testing.assert_array_equal(auroc_by_token(left, right, parts, **way), expected)
+        np.testing.assert_array_equal(auroc_by_token(left, right, parts.tocoo(), **way), expected)
+        assert np.isnan(auroc_by_token(left, right, stored, **way)).all()
         np.testing.assert_array_equal(stored.indices, [5, 1, 30])
 
     def test_progress_adds_up_to_the_vocabulary(self, way):
         rng = np.random.default_rng(13)
         left, right = factors(rng, 600, 2, "distinct")
         told = []
-        bigram_auroc(left, right, as_csr(random_counts(rng, (600, 600), 0.002)), progress=told.append, **way)
+        auroc_by_token(left, right, as_csr(random_counts(rng, (600, 600), 0.002)), progress=told.append, **way)
         assert sum(told) == 600
         assert len(told) > 2
 
@@ -326,7 +326,7 @@ class TestFullVocabulary:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            bigram_auroc(np.ones((9, 2)), np.ones((9, 2)), as_csr(np.eye(9)), progress=stop, **way)
+            auroc_by_token(np.ones((9, 2)), np.ones((9, 2)), as_csr(np.eye(9)), progress=stop, **way)
 
 
 class TestRefusals:
@@ -336,11 +336,11 @@ class TestRefusals:
         sides = [np.ones((6, 2), np.float32), np.ones((6, 2), np.float32)]
         sides[side][4, 1] = value
         with pytest.raises(CheckpointError, match=f"{('left', 'right')[side]} factor.*1 of 6 rows.*row 4"):
-            bigram_auroc(*sides, as_csr(np.eye(6)))
+            auroc_by_token(*sides, as_csr(np.eye(6)))
 
     def test_scores_that_leave_float32(self):
         with pytest.raises(CheckpointError, match="float32"):
-            bigram_auroc(np.full((3, 2), 1e20), np.full((3, 2), 1e20), as_csr(np.eye(3)))
+            auroc_by_token(np.full((3, 2), 1e20), np.full((3, 2), 1e20), as_csr(np.eye(3)))
 
     @pytest.mark.parametrize(
         ("counts", "says"),
@@ -353,4 +353,4 @@ class TestRefusals:
     )
     def test_counts_that_are_none(self, counts, says):
         with pytest.raises(CheckpointError, match=says):
-            bigram_auroc(np.ones((3, 2)), np.ones((3, 2)), counts)
+            auroc_by_token(np.ones((3, 2)), np.ones((3, 2)), counts)

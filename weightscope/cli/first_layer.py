@@ -1,5 +1,6 @@
 """The first layer as a function of tokens and positions: detok, neighbours, positions; bigrams for it to be held to."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from weightscope.cli.options import (
     with_source,
     writable,
 )
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError
 
 
 @click.command()
@@ -43,33 +44,30 @@ def detok(
 ) -> None:
     """Bigram AUROC of every head over the full vocabulary, as tables, figures and a page."""
     from weightscope.detokenization.first_layer import FirstLayer
-    from weightscope.detokenization.heads import RankingElsewhere, detokenize, roc_curves, write_detokenization
-    from weightscope.detokenization.page import detok_sections
-    from weightscope.embedded import COUNTS, FOLDER
-    from weightscope.pages.page import write_page
-    from weightscope.text.counts import load_counts
-    from weightscope.text.tokenizer import token_id, tokenizer_hash
+    from weightscope.detokenization.heads import ScorerOnWorker, counts_for, measure_heads, roc_curves
+    from weightscope.embedded import FOLDER
+    from weightscope.folder import OutputFolder
+    from weightscope.text.tokenizer import load_tokenizer, token_id
 
-    whence = named(source)
-    model = whence.open()
+    opened = named(source)
+    model = opened.open()
     if counts is None and model.checkpoint.folder != FOLDER:
         raise click.UsageError(
             "--counts is needed; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
         )
-    first, n_tokens = FirstLayer(model, layer, delta, device), model.embeddings.n_tokens
-    bigrams = load_counts(counts or COUNTS)
-    tokenizer = _tokenizer_if_any(model.source, needed=bool(tokens))
-    bigrams.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
-    chosen = {text: token_id(tokenizer, text) for text in tokens}
-    found = detokenize(first, bigrams, engine, RankingElsewhere.of(whence, first, counts))
+    first = FirstLayer(model, layer, delta, device)
+    bigrams = counts_for(model, counts)
+    chosen = {}
+    if tokens:
+        tokenizer = load_tokenizer(model.source)
+        chosen = {text: token_id(tokenizer, text) for text in tokens}
     curves = roc_curves(first, bigrams, chosen)
-    write_detokenization(found, out)
-    lead, sections = detok_sections(found, curves, bigrams, out)
-    write_page(out, "report.html", f"Detokenization in layer {layer} of {model.name}", lead, sections)
-    for row in found.table:
-        click.echo(f"head {row.head:3d}  auroc {row.auroc:.3f}  auroc_paper {row.auroc_paper:.3f}")
-    say_caveats(first.attention.caveats)
-    click.echo(f"{out / 'report.html'}")
+    auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts))
+    with OutputFolder(out) as files:
+        auroc.write_tables(files)
+        auroc.write_report(files, curves)
+    click.echo(auroc)
+    click.echo(out / "report.html")
 
 
 @click.command()
@@ -89,7 +87,8 @@ def neighbours(
     """The previous tokens that each head scores highest for TOKEN (write " Jackson" for one that opens a word)."""
     from weightscope.detokenization.first_layer import FirstLayer
     from weightscope.detokenization.neighbours import neighbours as rank
-    from weightscope.detokenization.neighbours import write_neighbours
+    from weightscope.folder import new_file
+    from weightscope.tables import Table
     from weightscope.text.tokenizer import load_tokenizer, token_id
 
     first = FirstLayer(model, layer, delta)
@@ -97,13 +96,13 @@ def neighbours(
     tokenizer = load_tokenizer(model.source)
     for head in heads:
         first.attention.head(head)
-    found = rank(first, tokenizer, token_id(tokenizer, token), top, list(heads) or None)
+    table = rank(first, tokenizer, [token_id(tokenizer, token)], top, heads or None)
     if csv_file is not None:
-        write_neighbours(found, csv_file)
-    click.echo("head  rank      score  token             joined")
-    for row in found:
-        shown = printable(repr(row.token))
-        click.echo(f"{row.head:4d}  {row.rank:4d}  {row.score:9.3f}  {shown:16s}  {printable(row.joined)}")
+        with new_file(csv_file) as file:
+            file.write(table.csv().encode())
+    columns = table.select("head", "rank", "score", "token", "joined").columns
+    quoted = [replace(own, values=[*map(repr, own.values)]) if own.name == "token" else own for own in columns]
+    click.echo(Table(quoted).text())  # quotes show a space that begins a token
     say_caveats(first.attention.caveats)
 
 
@@ -117,22 +116,30 @@ def neighbours(
 def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...], device: str) -> None:
     """T^p and T^pp of every head at one query position, their trends, and Fig. 3 of the paper."""
     from weightscope.detokenization.first_layer import FirstLayer
-    from weightscope.detokenization.position_page import position_sections
-    from weightscope.detokenization.positions import head_trends, position_terms, write_positions
+    from weightscope.detokenization.page import position_section
+    from weightscope.detokenization.positions import position_terms
+    from weightscope.folder import OutputFolder
+    from weightscope.pages.page import write_page
 
     first = FirstLayer(model, device=device)
     for head in heads:
         first.attention.head(head)
+    if not unscaled:
+        try:
+            model.embeddings  # noqa: B018  sigma is of tokens at positions
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}; sigma needs one. `weightscope positions --unscaled` works without"
+            ) from None
     terms = position_terms(first, query, unscaled)
-    found = head_trends(terms)
-    write_positions(terms, found, out)
-    position_sections(terms, found, out, heads)
+    with OutputFolder(out) as files:
+        terms.write_tables(files)
+        section = position_section(files, terms, heads)
+        write_page(files, "report.html", f"Position terms of layer 0 of {model.name}", section.text, [section])
     if len(terms.undertrained):
         click.echo(f"undertrained positions, left out of the trends: {', '.join(map(str, terms.undertrained))}")
-    click.echo("head  slope of T^p  period of T^pp  recency of the sum")
-    for row in found:
-        click.echo(f"{row.head:4d}  {row.t_p.slope:12.4g}  {row.t_pp.period:14.0f}  {row.recency:18.2f}")
-    click.echo(f"{out}")
+    click.echo(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency").text())
+    click.echo(out)
 
 
 @click.command()
@@ -146,22 +153,9 @@ def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: t
 )  # fmt: skip
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
     """Count the bigrams of a corpus: text, JSON lines (.gz, .zst) and Parquet files, or folders of them."""
-    from weightscope.embedded import resolved
     from weightscope.text.bigrams import count_bigrams
     from weightscope.text.tokenizer import load_tokenizer
 
-    counts = count_bigrams([Path(path) for path in corpus], load_tokenizer(resolved(tokenizer)))
+    counts = count_bigrams([Path(path) for path in corpus], load_tokenizer(tokenizer))
     counts.save(out)
     click.echo(f"{out}: {counts.documents:,} documents, {counts.tokens:,} tokens, {counts.pairs:,} pairs")
-
-
-def _tokenizer_if_any(source: str, needed: bool) -> Any:
-    """The checkpoint's tokenizer, which shows whether counts are its own; None where it has none and none is needed."""
-    from weightscope.text.tokenizer import load_tokenizer
-
-    try:
-        return load_tokenizer(source)
-    except CheckpointError:
-        if needed:
-            raise
-        return None

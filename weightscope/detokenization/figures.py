@@ -1,57 +1,185 @@
-"""Figures of the detokenization analysis: AUROC by head (Table 2 drawn) and ROC curves (Fig. 2)."""
+"""Figures of the detokenization analysis: AUROC by head, ROC curves, position terms, attention on text."""
 
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.special import softmax
 
-from weightscope.detokenization.heads import Detokenization, TokenRoc
-from weightscope.pages.style import COLUMN, head_style, in_our_style, subplots
+from weightscope.detokenization.heads import BigramAuroc, TokenRoc
+from weightscope.detokenization.on_text import TextCheck
+from weightscope.detokenization.positions import PositionTerms, spread_over_tokens
+from weightscope.detokenization.terms import TERMS
+from weightscope.pages.style import COLOURS, COLUMN, DASHES, head_style, in_our_style, subplots
+
+SIGMA_I = (("mean", "#0072B2"), ("minimum", "#009E73"), ("maximum", "#E69F00"))  # the paper's blue, green, orange
+PREVIOUS = "previous position $j$ (tokens)"
 
 
 @in_our_style()
-def auroc_figure(found: Detokenization) -> Figure:
-    """AUROC of every head, best first: the mean as a dot over the spread of the single tokens."""
-    figure, axis = subplots(figsize=(COLUMN, 0.26 * len(found.table) + 0.7))
-    for place, row in enumerate(found.table):
-        tokens = found.auroc[row.head]
-        low, quarter, three_quarters, high = np.nanpercentile(tokens, [5, 25, 75, 95])
+def auroc_figure(auroc: BigramAuroc) -> Figure:
+    """Table 2 drawn, best head first: the mean as a dot over the spread of the single tokens."""
+    table = auroc.ranked
+    figure, axis = subplots(figsize=(COLUMN, 0.26 * len(table) + 0.7))
+    for place, (head, mean) in enumerate(zip(table["head"], table["auroc"], strict=True)):
+        low, quarter, three_quarters, high = np.nanpercentile(auroc.auroc[head], [5, 25, 75, 95])
         axis.plot([low, high], [place, place], color="0.75", linewidth=1)
         axis.plot([quarter, three_quarters], [place, place], color="0.55", linewidth=4, solid_capstyle="butt")
-        axis.plot(row.auroc, place, "o", color=head_style(row.head)["color"], markersize=5)
-        axis.annotate(
-            f"{row.auroc:.2f}", (row.auroc, place), (0, 5), textcoords="offset points", ha="center", fontsize=6
-        )
+        axis.plot(mean, place, "o", color=head_style(head)["color"], markersize=5)
+        axis.annotate(f"{mean:.2f}", (mean, place), (0, 5), textcoords="offset points", ha="center", fontsize=6)
     axis.axvline(0.5, color="black", linewidth=0.6, linestyle=":")
-    axis.set_yticks(range(len(found.table)), [f"head {row.head}" for row in found.table])
-    axis.set_ylim(len(found.table) - 0.5, -0.8)
+    axis.set_yticks(range(len(table)), [f"head {head}" for head in table["head"]])
+    axis.set_ylim(len(table) - 0.5, -0.8)
     axis.set_xlim(0, 1)
     axis.set_xlabel("bigram AUROC of $T^{ee}$ (1)")
     return figure
 
 
 @in_our_style()
-def roc_figure(tokens: Sequence[TokenRoc], best: Detokenization) -> Figure:
-    """ROC curves of the best and the worst head in colour, of the others in grey; one panel a token."""
-    first, last = best.table[0].head, best.table[-1].head
+def roc_figure(tokens: Sequence[TokenRoc], auroc: BigramAuroc) -> Figure:
+    """Fig. 2: ROC curves of the best and the worst head in colour, of the others in grey; one panel a token."""
+    extremes = auroc.ranked["head"][[0, -1]]
     width = min(2 * COLUMN, COLUMN * len(tokens))
     figure, axes = subplots(1, len(tokens), figsize=(width, 0.5 * width + 0.4), sharey=True, squeeze=False)
     for axis, token in zip(axes[0], tokens, strict=True):
         axis.plot([0, 1], [0, 1], color="black", linewidth=0.6, linestyle=":")
         for head, (false_rate, true_rate) in enumerate(token.curves):
-            style = head_style(head) if head in (first, last) else {"color": "0.82", "linewidth": 0.7}
-            shown = head in (first, last)
-            axis.step(
-                false_rate,
-                true_rate,
-                where="post",
-                zorder=3 if shown else 1,
-                label=f"head {head}" if shown else None,
-                **style,
-            )
+            if head in extremes:
+                style = {**head_style(head), "label": f"head {head}", "zorder": 3}
+            else:
+                style = {"color": "0.82", "linewidth": 0.7, "zorder": 1}
+            axis.step(false_rate, true_rate, where="post", **style)
         axis.set_title(f"“{token.text.replace('$', chr(92) + '$')}”")
         axis.set_xlabel("false positive rate (1)")
         axis.set_aspect("equal")
     axes[0][0].set_ylabel("true positive rate (1)")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
+@in_our_style()
+def position_figure(terms: PositionTerms, head: int) -> Figure:
+    """Fig. 3 for one head: T^p, T^pp at the query position, their sum, and the softmax of the sum.
+
+    The band is the central 95 % over the tokens at j; the three lines take sigma_i at its mean, minimum and maximum.
+    Without sigma the bare numerators of T^p and T^pp are drawn.
+    """
+    if terms.sigma is None:
+        return _numerator_figure(terms, head)
+    query, sigma = terms.query, terms.sigma
+    figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 4.2), sharex="col")
+    (axis_p, axis_pp), (axis_sum, axis_softmax) = axes
+
+    everywhere = spread_over_tokens(terms.p_numerator[head], sigma)
+    _draw_t_p(axis_p, everywhere.mean, terms)
+    axis_p.fill_between(np.arange(len(everywhere.mean)), everywhere.low, everywhere.high, color="0.8", linewidth=0)
+
+    j = np.arange(query + 1)
+    t_p, t_pp = terms.p_numerator[head, : query + 1], terms.pp_numerator[head, : query + 1]
+    for which, colour in SIGMA_I:
+        at_query = getattr(sigma, which)[query]
+        pp, both = (spread_over_tokens(t, sigma) for t in (t_pp / at_query, t_p + t_pp / at_query))
+        for axis, curve in ((axis_pp, pp), (axis_sum, both)):
+            axis.fill_between(j, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+            axis.plot(j, curve.mean, color=colour, label=rf"$\sigma_i$ {which}")
+        axis_softmax.plot(j, softmax(both.mean * terms.scale), color=colour)
+    axis_pp.legend()
+    axis_p.set_ylabel(r"$T^p_j$")
+    axis_pp.set_ylabel(rf"$T^{{pp}}_{{{query},j}}$")
+    axis_sum.set_ylabel(rf"$T^p_j + T^{{pp}}_{{{query},j}}$")
+    axis_softmax.set_ylabel(r"softmax$_j$ of the sum $/\sqrt{d'}$")
+    for axis in (axis_sum, axis_softmax):
+        axis.set_xlabel(PREVIOUS)
+    figure.suptitle(f"head {head}", fontsize=8)
+    return figure
+
+
+def _numerator_figure(terms: PositionTerms, head: int) -> Figure:
+    figure, (axis_p, axis_pp) = subplots(1, 2, figsize=(2 * COLUMN, 2.2))
+    _draw_t_p(axis_p, terms.p_numerator[head], terms)
+    axis_pp.plot(terms.pp_numerator[head, : terms.query + 1], color="black")
+    axis_p.set_ylabel(r"$b^{QK} p_j^\top$ (numerator of $T^p_j$)")
+    axis_pp.set_ylabel(rf"$p_{{{terms.query}}} W^{{QK}} p_j^\top$ (numerator of $T^{{pp}}$)")
+    for axis in (axis_p, axis_pp):
+        axis.set_xlabel(PREVIOUS)
+    figure.suptitle(f"head {head}", fontsize=8)
+    return figure
+
+
+def _draw_t_p(axis: Axes, curve: np.ndarray, terms: PositionTerms) -> None:
+    """T^p at every position, with the query position and the undertrained ones marked."""
+    axis.plot(curve, color="black")
+    axis.axvline(terms.query, color="0.6", linewidth=0.6, linestyle=":")
+    if len(terms.undertrained):
+        marks = terms.undertrained
+        axis.plot(marks, curve[marks], "x", color="#D55E00", markersize=5, label="undertrained")
+        axis.legend()
+
+
+@in_our_style()
+def all_heads_figure(terms: PositionTerms) -> Figure:
+    """T^p + T^pp of every head over j = 0 .. i, one small panel a head, each with its mean taken out."""
+    curves = (terms.t_p + terms.t_pp)[:, : terms.query + 1]
+    label = "numerators of $T^p + T^{pp}$"
+    if terms.sigma is not None:
+        curves, label = curves * terms.scale, r"$(T^p + T^{pp})/\sqrt{d'}$"
+    rows = -(-len(curves) // 4)
+    figure, axes = subplots(rows, 4, figsize=(2 * COLUMN, 1.1 * rows + 0.4), sharex=True, sharey=True, squeeze=False)
+    for head, axis in enumerate(axes.flat):
+        if head >= len(curves):
+            axis.set_axis_off()
+            continue
+        axis.axhline(0, color="0.8", linewidth=0.5)
+        axis.plot(curves[head] - curves[head].mean(), **head_style(head))
+        axis.text(0.04, 0.92, f"head {head}", transform=axis.transAxes, va="top", fontsize=7)
+    figure.supxlabel(PREVIOUS, fontsize=8)
+    figure.supylabel(f"{label}, centred", fontsize=8)
+    return figure
+
+
+@in_our_style()
+def text_figure(check: TextCheck, by_position: np.ndarray, head: int) -> Figure:
+    """Fig. 4: attention from one position beside what position alone predicts; c of each term by position.
+
+    Parameters
+    ----------
+    check : TextCheck
+    by_position : (n_heads, query + 1) array
+        The softmax of T^p + T^pp at the same query position.
+    head : int
+    """
+    figure, (left, right) = subplots(1, 2, figsize=(2 * COLUMN, 2.4))
+    left.plot(check.attention[head], color=COLOURS[0], label="on text")
+    left.plot(by_position[head], color=COLOURS[1], linestyle="--", label="from position alone")
+    left.legend()
+    left.set_xlabel(PREVIOUS)
+    left.set_ylabel(rf"attention $\alpha_{{{check.query},j}}$")
+    for k, name in enumerate(TERMS):
+        c = check.contributions[name][head]
+        if c.max() > 0:
+            style = {"color": COLOURS[k], "linestyle": DASHES[k % 2]}
+            right.plot(np.arange(1, len(c)), c[1:], label=f"$c^{{{name}}}$", **style)
+    right.set_yscale("log")
+    right.set_xlabel("current position $i$ (tokens)")
+    right.set_ylabel(r"contribution $D_{KL}(P_i\,\|\,Q_i)$ (nats)")
+    right.legend(ncol=3)
+    figure.suptitle(f"head {head}", fontsize=8)
+    return figure
+
+
+@in_our_style()
+def contributions_figure(check: TextCheck) -> Figure:
+    """Every head's mean contributions as a map, heads by terms."""
+    grid = np.stack([check.heads[name] for name in TERMS], axis=1)  # (H, 6)
+    figure, axis = subplots(figsize=(COLUMN, 0.22 * len(grid) + 0.7))
+    shown = axis.imshow(grid, cmap="cividis", aspect="auto", vmin=0)
+    axis.set_xticks(range(len(TERMS)), [f"$c^{{{name}}}$" for name in TERMS])
+    axis.set_yticks(range(len(grid)))
+    axis.set_ylabel("head")
+    for (row, column), value in np.ndenumerate(grid):
+        colour = "black" if value > grid.max() / 2 else "white"
+        axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=colour)
+    axis.spines[:].set_visible(False)
+    figure.colorbar(shown, label="nats")
     return figure

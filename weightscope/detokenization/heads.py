@@ -2,68 +2,236 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from html import escape
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.device import open_device
-from weightscope.embedded import COUNTS
+from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess
 from weightscope.errors import CheckpointError
+from weightscope.escape import printable
 from weightscope.fingerprint import Fingerprint, file_identity
-from weightscope.folder import write_csv, write_npz
-from weightscope.metrics.auroc import bigram_auroc, mean_auroc, roc_curve
+from weightscope.folder import Files, OutputFolder
+from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve
+from weightscope.model import Model
 from weightscope.parallel import one_blas_thread
-from weightscope.progress import bar
+from weightscope.progress import bar, progress_shown
 from weightscope.sources import Source
+from weightscope.tables import Column, Table
 from weightscope.text.counts import Counts, load_counts
+from weightscope.text.tokenizer import tokenizer_hash, tokenizer_if_any
 
 PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
 FEWEST_ROWS = 8192  # of a block, so that laying out the keys for it stays below a hundredth of the work
 
 
-@dataclass(frozen=True)
-class HeadAuroc:
-    """One row of Table 2.
-
-    Attributes
-    ----------
-    head : int
-    auroc : float
-        Mean over the tokens that follow some token in the counts.
-    auroc_paper : float
-        Mean over all tokens, those that follow none entering as 0: what the paper's code reports.
-    tokens_scored : int
-        How many tokens `auroc` is a mean of.
-    """
-
-    head: int
-    auroc: float
-    auroc_paper: float
-    tokens_scored: int
-
-
-@dataclass(frozen=True)
-class Detokenization:
+@dataclass(frozen=True, eq=False, repr=False)
+class BigramAuroc:
     """How well each head's T^ee ranks the previous tokens that occur, for every current token.
 
     Attributes
     ----------
+    model : str
+        Its name.
+    layer : int
+    counts : Counts
+        The bigrams that the ranking is held to.
     auroc : (n_heads, vocab) float64 array
         NaN where a token follows no token in the counts.
-    table : list of HeadAuroc
-        Best head first.
+    caveats : tuple of str
+        What T^ee leaves out of the heads' scores.
     """
 
+    model: str
+    layer: int
+    counts: Counts
     auroc: np.ndarray
-    table: list[HeadAuroc]
+    caveats: tuple[str, ...]
+
+    @cached_property
+    def heads(self) -> Table:
+        """Table 2, a row a head."""
+        auroc, auroc_paper, scored = zip(*map(mean_auroc, self.auroc), strict=True)
+        columns = [
+            Column("head", np.arange(len(self.auroc))),
+            Column("auroc", auroc, "AUROC", meaning="mean over the tokens scored", format=".3f"),
+            Column("auroc_paper", auroc_paper, "AUROC, paper's mean", meaning="mean over all tokens", format=".3f"),
+            Column("tokens_scored", scored, "tokens scored", meaning="those that follow some token in the counts"),
+        ]
+        return Table(columns, "Table 2. The paper's mean counts a token that follows no token as 0.")
+
+    @property
+    def ranked(self) -> Table:
+        """The same, best head first."""
+        return self.heads.sorted_by("auroc", descending=True)
+
+    @property
+    def lead(self) -> str:
+        """The result in a sentence."""
+        head, auroc = self.ranked["head"], self.ranked["auroc"]
+        return (
+            f"Head {head[0]} ranks previous tokens that occur in text above those that do not with AUROC "
+            f"{auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is chance."
+        )
+
+    def __repr__(self) -> str:
+        best, auroc = self.ranked["head"][0], self.ranked["auroc"][0]
+        sizes = f"{printable(self.model)}, layer {self.layer}: {len(self.auroc)} heads"
+        return f"BigramAuroc({sizes}, the best is head {best} with {auroc:.2f})"
+
+    def __str__(self) -> str:
+        return "\n".join([self.ranked.text(), *(f"not in these numbers: {caveat}" for caveat in self.caveats)])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.lead)}</p>{self.ranked._repr_html_()}"
+
+    def write(self, out: str | Path) -> None:
+        """Write tables, figures and report.html into a folder, as `weightscope detok` does.
+
+        Raises
+        ------
+        CheckpointError
+            It cannot be written to, or another run is writing into it.
+        """
+        with OutputFolder(Path(out)) as files:
+            self.write_tables(files)
+            self.write_report(files)
+
+    def write_tables(self, files: Files) -> None:
+        """Write heads.csv and tokens.npz."""
+        files.table("heads.csv", self.heads)
+        files.npz("tokens.npz", auroc=self.auroc)
+
+    def write_report(self, files: Files, curves: "list[TokenRoc] | None" = None) -> None:
+        """Write the figure auroc, roc where there are curves, and report.html."""
+        from weightscope.detokenization.page import auroc_sections
+        from weightscope.pages.page import write_page
+
+        sections = auroc_sections(files, self, curves or [])
+        write_page(files, "report.html", f"Detokenization in layer {self.layer} of {self.model}", self.lead, sections)
+
+    def plot(self) -> Any:
+        """AUROC by head, best first, over the spread of the single tokens: a matplotlib Figure."""
+        from weightscope.detokenization.figures import auroc_figure
+
+        return auroc_figure(self)
 
 
-class Ranking:
-    """Heads and bigram counts, to be asked for the AUROC of some heads' rows.
+def bigram_auroc(
+    model: Model,
+    counts: Counts | str | Path | None = None,
+    layer: int = 0,
+    delta: int = 1,
+    device: str = "cpu",
+    progress: bool = False,
+) -> BigramAuroc:
+    """AUROC of every head over the full vocabulary: does T^ee rank the tokens that come before a token above others?
+
+    Parameters
+    ----------
+    model : Model
+    counts : Counts or path, optional
+        Bigrams by the model's own tokenizer, or their file; those that come along for the embedded checkpoint.
+    layer, delta, device
+        As in `FirstLayer`.
+    progress : bool
+        Show a bar.
+
+    Raises
+    ------
+    CheckpointError
+        No token embedding, no counts, or counts of another vocabulary or tokenizer.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> auroc = ws.bigram_auroc(ws.open_model("embedded"))
+    >>> auroc
+    BigramAuroc(embedded, layer 0: 8 heads, the best is head 6 with 0.80)
+    >>> auroc.auroc.shape
+    (8, 8000)
+    """
+    with progress_shown(progress):
+        return measure_heads(FirstLayer(model, layer, delta, device), counts_for(model, counts))
+
+
+def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
+    """Bigram counts as they were given, once it is known that they are of this model's tokens.
+
+    Raises
+    ------
+    CheckpointError
+        They are not, or none are given of a model that has none of its own.
+    """
+    n_tokens = model.embeddings.n_tokens
+    if counts is None and model.checkpoint.folder != FOLDER:
+        problem = "needs bigram counts; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
+        raise CheckpointError(problem, file=model.name)
+    if not isinstance(counts, Counts):
+        counts = load_counts(counts or COUNTS)
+    tokenizer = tokenizer_if_any(model.source)
+    counts.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
+    return counts
+
+
+def measure_heads(
+    first: FirstLayer,
+    counts: Counts,
+    engine: Engine | None = None,
+    on_worker: "Callable[[], Scorer] | None" = None,
+) -> BigramAuroc:
+    """As `bigram_auroc`, in blocks of rows wherever an engine computes.
+
+    Parameters
+    ----------
+    first : FirstLayer
+    counts : Counts
+    engine : Engine, optional
+        Where to compute; in this process if not given.
+    on_worker : function returning a Scorer, optional
+        The same layer and counts for an engine outside this process; see `ScorerOnWorker`.
+
+    Raises
+    ------
+    CheckpointError
+        What a worker or the engine had to say.
+    """
+    if engine is None:
+        with ThisProcess() as own:
+            return measure_heads(first, counts, own)
+    n_tokens, scorer = first.model.embeddings.n_tokens, Scorer(first, counts)
+    get_scorer = on_worker if engine.elsewhere else lambda: scorer
+    with one_blas_thread():
+        auroc = np.full((len(first.heads), n_tokens), np.nan)
+    step = max(FEWEST_ROWS, PRODUCTS_A_TASK // (n_tokens * first.model.config.head_dim))
+    for head in range(len(auroc)):
+        for start in range(0, n_tokens, step):
+            block = head, start, min(start + step, n_tokens)
+            engine.submit(block, auroc_of_rows, get_scorer, *block)
+    with bar(what="AUROC", unit="token", total=auroc.size, unit_scale=True) as done:
+        while engine.busy:
+            (head, start, stop), values, error = engine.next()
+            if error is not None:
+                raise error
+            auroc[head, start:stop] = values
+            done.update(stop - start)
+    return BigramAuroc(first.model.name, first.layer, counts, auroc, tuple(first.attention.caveats))
+
+
+def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, start: int, stop: int) -> np.ndarray:
+    """The task that Table 2 consists of: one head and a block of rows. Their size depends on sizes alone."""
+    with one_blas_thread():
+        return get_scorer().auroc(head, start, stop)
+
+
+class Scorer:
+    """A layer's heads and bigram counts, to be asked for the AUROC of some heads' rows.
 
     Parameters
     ----------
@@ -77,16 +245,12 @@ class Ranking:
         self._keys: tuple[int, np.ndarray] | None = None
         self._making = Lock()  # a worker may have several threads, and all need the same layer and keys
 
-    def itself(self) -> "Ranking":
-        """For tasks that do not leave this process."""
-        return self
-
     def auroc(self, head: int, start: int, stop: int) -> np.ndarray:
         """AUROC of one head for current tokens start .. stop - 1, float64 (stop - start,)."""
         with self._making:
             keys = self._key_factor(self._first.heads[head].kv_head)
         queries, device = self._first.query_factor(head, start, stop), open_device(self._first.device)
-        return bigram_auroc(queries, keys, self._matrix[start:stop], device=device)
+        return auroc_by_token(queries, keys, self._matrix[start:stop], device=device)
 
     def _key_factor(self, kv_head: int) -> np.ndarray:
         """Of the key-value head asked for last, which is kept: rows and heads that share it come one after another."""
@@ -97,8 +261,8 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class RankingElsewhere:
-    """How a worker gets at a Ranking: it reads the checkpoint and the counts itself, once, and keeps them.
+class ScorerOnWorker:
+    """How a worker gets at a Scorer: it reads the checkpoint and the counts itself, once, and keeps them.
 
     Attributes
     ----------
@@ -121,12 +285,12 @@ class RankingElsewhere:
     device: str = "cpu"
 
     @classmethod
-    def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "RankingElsewhere":
+    def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "ScorerOnWorker":
         """What `first` is of `source`, and the counts as this machine has them."""
         path = None if counts is None else counts.absolute()
         return cls(source.as_seen(first.model), first.layer, first.delta, path, _fingerprint(path), first.device)
 
-    def __call__(self) -> Ranking:
+    def __call__(self) -> Scorer:
         with _opening:
             return _kept(self)
 
@@ -134,87 +298,19 @@ class RankingElsewhere:
 _opening = Lock()
 
 
+@lru_cache(maxsize=1)
+def _kept(wanted: ScorerOnWorker) -> Scorer:
+    path = wanted.counts or COUNTS
+    wanted.seen.refuse_other(_fingerprint(wanted.counts), str(path))
+    first = FirstLayer(wanted.source.elsewhere(), wanted.layer, wanted.delta, wanted.device)
+    return Scorer(first, load_counts(path))
+
+
 def _fingerprint(counts: Path | None) -> Fingerprint:
     return Fingerprint.of(counts=None if counts is None else file_identity(counts))
 
 
-@lru_cache(maxsize=1)
-def _kept(elsewhere: RankingElsewhere) -> Ranking:
-    path = elsewhere.counts or COUNTS
-    elsewhere.seen.refuse_other(_fingerprint(elsewhere.counts), str(path))
-    first = FirstLayer(elsewhere.source.elsewhere(), elsewhere.layer, elsewhere.delta, elsewhere.device)
-    return Ranking(first, load_counts(path))
-
-
-def auroc_of_rows(ranking: Callable[[], Ranking], head: int, start: int, stop: int) -> np.ndarray:
-    """The task that Table 2 consists of: one head and a block of rows."""
-    with one_blas_thread():
-        return ranking().auroc(head, start, stop)
-
-
-def rows_a_task(n_tokens: int, head_dim: int) -> int:
-    """Rows of a block: seconds of work, many to a vocabulary as large as Llama 3's. They depend on sizes alone."""
-    return max(FEWEST_ROWS, PRODUCTS_A_TASK // (n_tokens * head_dim))
-
-
-def detokenize(
-    first: FirstLayer,
-    counts: Counts,
-    engine: Engine | None = None,
-    elsewhere: Callable[[], Ranking] | None = None,
-) -> Detokenization:
-    """AUROC of every head over the full vocabulary (Table 2).
-
-    Parameters
-    ----------
-    first : FirstLayer
-    counts : Counts
-        Bigrams by the checkpoint's own tokenizer.
-    engine : Engine, optional
-        Where to compute; here if not given.
-    elsewhere : function returning a Ranking, optional
-        The same layer and counts for an engine outside this process; see `RankingElsewhere`.
-
-    Raises
-    ------
-    CheckpointError
-        No token embedding, counts of another vocabulary, or what a worker or the engine had to say.
-    """
-    if engine is None:
-        with ThisProcess() as own:
-            return detokenize(first, counts, own)
-    n_tokens = first.model.embeddings.n_tokens
-    here_too = Ranking(first, counts)
-    ranking = elsewhere if engine.elsewhere else here_too.itself
-    with one_blas_thread():
-        rows = np.full((len(first.heads), n_tokens), np.nan)
-    step = rows_a_task(n_tokens, first.model.config.head_dim)
-    tasks = [(h, start, min(start + step, n_tokens)) for h in range(len(rows)) for start in range(0, n_tokens, step)]
-    for task in tasks:
-        engine.submit(task, auroc_of_rows, ranking, *task)
-    with bar(what="AUROC", unit="token", total=rows.size, unit_scale=True) as done:
-        while engine.busy:
-            (head, start, stop), values, error = engine.next()
-            if error is not None:
-                raise error
-            rows[head, start:stop] = values
-            done.update(stop - start)
-    table = [HeadAuroc(head, *mean_auroc(row)) for head, row in enumerate(rows)]
-    return Detokenization(rows, sorted(table, key=lambda row: -row.auroc))
-
-
-def write_detokenization(found: Detokenization, out: Path) -> None:
-    """Write heads.csv and tokens.npz into `out`."""
-    in_order = sorted(found.table, key=lambda row: row.head)
-    write_csv(
-        out / "heads.csv",
-        ("head", "auroc", "auroc_paper", "tokens_scored"),
-        ((row.head, row.auroc, row.auroc_paper, row.tokens_scored) for row in in_order),
-    )
-    write_npz(out / "tokens.npz", auroc=found.auroc)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenRoc:
     """ROC curves of one current token (Fig. 2), a pair of arrays a head.
 
@@ -247,9 +343,8 @@ def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> 
     for text, token in tokens.items():
         previous, weights = counts.row(token)
         if not len(previous):
-            raise CheckpointError(
-                f"{text!r} follows no token in these counts, so it has no ROC curve", file=counts.file
-            )
+            problem = f"{text!r} follows no token in these counts, so it has no ROC curve"
+            raise CheckpointError(problem, file=counts.file)
         with one_blas_thread():
             curves = [roc_curve(scores, previous, weights) for scores in first.token_scores(token)]
         found.append(TokenRoc(text, curves))

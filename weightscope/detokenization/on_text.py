@@ -2,28 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 
 import numpy as np
 
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.term_contributions import TERMS, log_softmax, term_contributions
+from weightscope.detokenization.terms import TERMS, log_attention, term_contributions
 from weightscope.errors import CheckpointError
-from weightscope.folder import write_csv, write_npz
+from weightscope.folder import Files
 from weightscope.runner.runner import Activations, Runner
+from weightscope.tables import Column, Table
 
 MOST_DIFFERENCE = 1e-4  # of an attention weight, between the model's and that of the six terms
 
 
-@dataclass(frozen=True)
-class EmpiricalCheck:
+@dataclass(frozen=True, eq=False)
+class TextCheck:
     """What the first layer's heads do on text.
 
     Attributes
     ----------
     query : int
         The position i at which attention is shown.
-    texts : int
+    n_texts : int
     attention : (n_heads, query + 1) float64 array
         alpha_ij over j, averaged over texts.
     contributions : dict of str to (n_heads, n) float64 array
@@ -33,13 +34,33 @@ class EmpiricalCheck:
     """
 
     query: int
-    texts: int
+    n_texts: int
     attention: np.ndarray
     contributions: dict[str, np.ndarray]
     difference: float
 
+    @cached_property
+    def heads(self) -> Table:
+        """A row a head: each term's contribution, averaged over positions; at position 0 there is only one key."""
+        means = {name: c[:, 1:].mean(axis=1) for name, c in self.contributions.items()}
+        columns = [Column(name, mean, f"c^{name}", "nats") for name, mean in means.items()]
+        head = Column("head", np.arange(len(self.attention)))
+        return Table([head, *columns], "What each term decides, averaged over positions and texts (eq. 18).")
 
-def empirical_check(first: FirstLayer, runner: Runner, sequences: Sequence[np.ndarray], query: int) -> EmpiricalCheck:
+    def write_tables(self, files: Files) -> None:
+        """Write contributions.csv, a row a head and term, and contributions.npz."""
+        rows = [
+            (head, name, self.heads[name][head], c[head, self.query])
+            for head in range(len(self.attention))
+            for name, c in self.contributions.items()
+        ]
+        header = ("head", "term", "mean_over_positions", f"at_{self.query}")
+        files.table("contributions.csv", Table.of_rows(header, rows))
+        arrays = {f"c_{name}": c for name, c in self.contributions.items()}
+        files.npz("contributions.npz", attention=self.attention, query=np.array(self.query), **arrays)
+
+
+def check_on_text(first: FirstLayer, runner: Runner, sequences: Sequence[np.ndarray], query: int) -> TextCheck:
     """Run the first layer on texts and take its scores apart.
 
     Parameters
@@ -66,37 +87,21 @@ def empirical_check(first: FirstLayer, runner: Runner, sequences: Sequence[np.nd
 
     def observe(seen: Activations) -> None:
         nonlocal largest
-        assert seen.tokens is not None
-        for tokens, alpha in zip(seen.tokens, seen.attention, strict=True):
+        for index, alpha in zip(seen.inputs, seen.attention, strict=True):
             attention[:] += alpha[:, query, : query + 1]
             visible = alpha.max(axis=0) > 0  # (n, n): what the mask lets through
             for head in range(n_heads):
-                terms = first.terms(head, tokens, positions)
-                expected = np.exp(log_softmax(first.heads[head].scale * terms.total(), visible))
+                terms, scale = first.terms(head, sequences[index], positions), first.heads[head].scale
+                expected = np.exp(log_attention(scale * terms.total(), visible))
                 largest = max(largest, float(np.abs(expected - alpha[head]).max()))
                 if not largest < MOST_DIFFERENCE:
                     caveats = "; ".join(first.attention.caveats)
                     problem = f"head {head}'s attention differs from its six terms' by {largest:.1e} ({caveats})"
                     raise CheckpointError(problem, file=first.model.name)
-                for name, c in term_contributions(terms, first.heads[head].scale, visible).items():
+                for name, c in term_contributions(terms, scale, visible).items():
                     contributions[name][head] += c
 
     runner.observe(sequences, observe, layers=[0])
-    texts = len(sequences)
-    means = {name: total / texts for name, total in contributions.items()}
-    return EmpiricalCheck(query, texts, attention / texts, means, largest)
-
-
-def write_empirical(found: EmpiricalCheck, out: Path) -> None:
-    """Write contributions.csv, a row a head and term, and contributions.npz into `out`."""
-    arrays = {f"c_{name}": c for name, c in found.contributions.items()}
-    write_npz(out / "contributions.npz", attention=found.attention, query=np.array(found.query), **arrays)
-    write_csv(
-        out / "contributions.csv",
-        ["head", "term", "mean_over_positions", f"at_{found.query}"],
-        (
-            [head, name, c[head, 1:].mean(), c[head, found.query]]
-            for head in range(len(found.attention))
-            for name, c in found.contributions.items()
-        ),
-    )
+    n_texts = len(sequences)
+    means = {name: total / n_texts for name, total in contributions.items()}
+    return TextCheck(query, n_texts, attention / n_texts, means, largest)

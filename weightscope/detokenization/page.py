@@ -1,64 +1,103 @@
-"""The detokenization analysis as sections of a page."""
+"""The detokenization analysis as sections of a page, whose figures are drawn into files."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from weightscope.detokenization.figures import auroc_figure, roc_figure
-from weightscope.detokenization.heads import Detokenization, TokenRoc
-from weightscope.detokenization.neighbours import COLUMNS, Neighbour
-from weightscope.folder import remove_earlier
+import numpy as np
+
+from weightscope.detokenization import figures, paper
+from weightscope.detokenization.heads import BigramAuroc, TokenRoc
+from weightscope.detokenization.on_text import TextCheck
+from weightscope.detokenization.positions import SHOWN, PositionTerms, Trends
+from weightscope.detokenization.terms import TERMS
+from weightscope.folder import Files
 from weightscope.pages.page import Figure, Section
 from weightscope.pages.style import save
 from weightscope.progress import phase
-from weightscope.tables import Table
-from weightscope.text.counts import Counts
+from weightscope.tables import Column, Table
 
 
 @phase("drawing figures")
-def detok_sections(
-    found: Detokenization, curves: Sequence[TokenRoc], counts: Counts, out: Path
-) -> tuple[str, list[Section]]:
-    """Draw the figures into `out` and say what they say.
-
-    Returns
-    -------
-    lead : str
-        The result in a sentence.
-    sections : list of Section
-    """
-    remove_earlier(out, r"roc\.(png|svg)")
-    best, worst = found.table[0], found.table[-1]
-    lead = (
-        f"Head {best.head} ranks previous tokens that occur in text above those that do not with AUROC "
-        f"{best.auroc:.2f}; head {worst.head}, the lowest, with {worst.auroc:.2f}; 0.5 is chance."
-    )
-    counted = (
-        f"{counts.tokens:,} tokens in {counts.documents:,} documents, {counts.pairs:,} distinct "
-        f"bigrams. {best.tokens_scored:,} of {found.auroc.shape[1]:,} tokens follow some token."
-    )
-    table = Table.of_rows(
-        ("head", "AUROC", "AUROC, paper's mean", "tokens scored"),
-        [(row.head, row.auroc, row.auroc_paper, row.tokens_scored) for row in found.table],
-        "Table 2. The paper's mean counts a token that follows no token as 0.",
+def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> list[Section]:
+    """Table 2, beside the paper's numbers where the model is the paper's, and the ROC curves of Fig. 2, if any."""
+    table, counts = auroc.ranked, auroc.counts
+    if auroc.model.partition("@")[0] in paper.MODELS and auroc.layer == 0:
+        printed = [paper.AUROC.get(head, np.nan) for head in table["head"]]
+        table = Table([*table.columns, Column("auroc_printed", printed, "the paper's AUROC")], table.caption)
+    text = (
+        f"{counts.tokens:,} tokens in {counts.documents:,} documents, {counts.pairs:,} distinct bigrams. "
+        f"{table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,} tokens follow some token."
     )
     caption = (
         "Bigram AUROC of T^ee by head, best first. "
         "Dot: mean over tokens; bars: the middle half and the middle 90 % of them."
     )
-    parts: list[Figure | Table] = [Figure(save(auroc_figure(found), out, "auroc"), caption), table]
-    sections = [Section("Which heads put words together", counted, parts)]
+    drawn = Figure(save(figures.auroc_figure(auroc), files, "auroc"), caption)
+    sections = [Section("Which heads put words together", text, [drawn, table])]
     if curves:
-        figure = Figure(
-            save(roc_figure(curves, found), out, "roc"),
-            "ROC curves for single current tokens (Fig. 2): the best and the worst head in colour, the others in grey.",
+        caption = (
+            "ROC curves for single current tokens (Fig. 2): the best and the worst head in colour, the others in grey."
         )
-        sections.append(Section("ROC curves of single tokens", parts=[figure]))
-    return lead, sections
+        drawn = Figure(save(figures.roc_figure(curves, auroc), files, "roc"), caption)
+        sections.append(Section("ROC curves of single tokens", parts=[drawn]))
+    return sections
 
 
-def neighbour_section(found: Sequence[Neighbour], tokens: Sequence[str]) -> Section:
+def neighbour_section(table: Table, tokens: Sequence[str]) -> Section:
     """Tables 1 and 3: what heads would put before each of these tokens."""
-    rows = [[getattr(n, column) for column in COLUMNS] for n in found]
     listed = ", ".join(repr(token) for token in tokens)
     text = f"The previous tokens that heads score highest (T^ee) for the current tokens {listed}."
-    return Section("What heads look for", text, [Table.of_rows(COLUMNS, rows, "Tables 1 and 3.")])
+    return Section("What heads look for", text, [table])
+
+
+@phase("drawing figures")
+def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
+    """Fig. 3 for the heads asked for, or the one that looks nearest, and the trends of all."""
+    table, parts = terms.heads, []
+    for head in heads or (terms.nearest_head(),):
+        t_p, t_pp = ({name: table[f"{part}_{name}"][head] for name in Trends._fields} for part in ("t_p", "t_pp"))
+        caption = (
+            f"Fig. 3 for head {head} at query position {terms.query}. A line of slope {t_p['slope']:.3g} a position "
+            f"is {t_p['linear_share']:.0%} of the variance of T^p; a sinusoid of period {t_pp['period']:.0f} is "
+            f"{t_pp['sinusoid_share']:.0%} of that of T^pp."
+        )
+        parts.append(Figure(save(figures.position_figure(terms, head), files, f"positions-head-{head}"), caption))
+    caption = f"T^p + T^pp of every head at query position {terms.query}, each with its mean taken out."
+    parts.append(Figure(save(figures.all_heads_figure(terms), files, "positions-all-heads"), caption))
+    near = np.count_nonzero(table["recency"] > 0)
+    text = f"Position alone makes {near} of {len(table)} heads favour near tokens."
+    if len(terms.undertrained):
+        listed = ", ".join(map(str, terms.undertrained))
+        text += f" Positions {listed} were hardly ever trained and are left out of the trends."
+    return Section("What heads owe to position", text, [*parts, table.select(*SHOWN)])
+
+
+@phase("drawing figures")
+def text_section(files: Files, check: TextCheck, terms: PositionTerms, texts: str) -> Section:
+    """Fig. 4 for the head that position makes look nearest, and every head's contributions.
+
+    Parameters
+    ----------
+    files : Files
+    check : TextCheck
+    terms : PositionTerms
+        At the same query position.
+    texts : str
+        Where the texts come from.
+    """
+    head = terms.nearest_head()
+    strongest = max(TERMS, key=lambda name: check.heads[name][head])
+    text = (
+        f"Attention of layer 0 on {check.n_texts} passages of {texts}. Leaving out T^{strongest} moves head {head}'s "
+        f"attention most, by {check.heads[strongest][head]:.2f} nats. The six terms add up to the model's attention: "
+        f"no weight differs by more than {check.difference:.0e}."
+    )
+    fig_4 = Figure(
+        save(figures.text_figure(check, terms.attention(), head), files, f"empirical-head-{head}"),
+        f"Fig. 4 for head {head}. Left: attention from position {check.query}, beside what position alone predicts. "
+        "Right: how far attention moves without each term, by position.",
+    )
+    every = Figure(
+        save(figures.contributions_figure(check), files, "contributions"),
+        "Mean of each term's contribution over positions, in nats, by head.",
+    )
+    return Section("What happens on text", text, [fig_4, every, check.heads])

@@ -1,8 +1,11 @@
-"""The six terms that the first layer's attention scores are made of (detokenization paper, eq. 14)."""
+"""The six terms that the first layer's attention scores are made of, and what each decides (detokenization paper)."""
 
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import log_softmax
+
+TERMS = ("ee", "pp", "pe", "ep", "e", "p")
 
 
 @dataclass(frozen=True)
@@ -67,3 +70,45 @@ def six_terms(query: Parts, key: Parts) -> SixTerms:
         p=query.b @ key.p.T,
         rest=(query.e + query.p + query.b) @ key.b.T,
     )
+
+
+def log_attention(scores: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    """Logarithm of the softmax over the last axis, minus infinity where a key is not visible; float64.
+
+    Parameters
+    ----------
+    scores : (..., n) array
+    visible : bool array that broadcasts with it
+        Every row has a visible key.
+    """
+    return log_softmax(np.where(visible, scores.astype(np.float64), -np.inf), axis=-1)
+
+
+def divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+    """D_KL(P || Q) over the last axis, in nats, of distributions with the same support (eq. 18)."""
+    with np.errstate(invalid="ignore"):  # infinity less infinity, where neither looks
+        difference = np.where(np.isneginf(log_p), 0.0, log_p - log_q)
+    return (np.exp(log_p) * difference).sum(axis=-1)
+
+
+def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> dict[str, np.ndarray]:
+    """c_i of every term: how far attention from position i moves when the term is left out (eqs 15-18).
+
+    Parameters
+    ----------
+    terms : SixTerms
+        Of one head and one sequence.
+    scale : float
+        What multiplies a score before the softmax, 1/sqrt(d').
+    visible : (n, n) bool array
+        Which keys each query may attend to.
+
+    Returns
+    -------
+    dict of str to (n,) float64 array
+        By the terms' names, D_KL(P_i || Q_i) in nats, with P lacking the term.
+    """
+    total = terms.total()
+    with_all = log_attention(scale * total, visible)  # (n, n)
+    without = {name: log_attention(scale * (total - getattr(terms, name)), visible) for name in TERMS}
+    return {name: divergence(log_p, with_all) for name, log_p in without.items()}

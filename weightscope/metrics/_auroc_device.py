@@ -24,7 +24,7 @@ BETWEEN_ROWS = 2**32  # in keys
 def auroc_on_device(
     device: Device, left: np.ndarray, right: np.ndarray, counts: Any, progress: Callable[[int], object]
 ) -> np.ndarray:
-    """AUROC of each row of `counts` that has a positive, float64; see `bigram_auroc`.
+    """AUROC of each row of `counts` that has a positive, float64; see `auroc_by_token`.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ def roc_curve(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) ->
     """Count-weighted ROC curve of one row of scores (detokenization paper, Fig. 2).
 
     As a threshold falls past each distinct score: the part of the negatives and the part of the bigram counts at or
-    above it. The area under the curve is `weighted_auroc`. Points inside horizontal and vertical runs are left out.
+    above it. The area under the curve is `weighted_auroc`.
 
     Parameters
     ----------
@@ -88,19 +88,15 @@ def roc_curve(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) ->
     ValueError
         As in `weighted_auroc`.
     """
+    from sklearn.metrics import roc_curve as curve
+
     scores, positives, weights = _row(scores, positives, weights)
     if len(positives) in (0, len(scores)):
         raise CheckpointError("a ROC curve needs a positive and a negative; this row has only one of them")
-    hits, misses = np.zeros(len(scores), np.int64), np.ones(len(scores), np.int64)
-    hits[positives], misses[positives] = weights, 0
-    falling = np.argsort(-scores)
-    last = np.append(np.diff(scores[falling]) != 0, True)  # of each run of equal scores
-    tpr = np.append(0, np.cumsum(hits[falling])[last])
-    fpr = np.append(0, np.cumsum(misses[falling])[last])
-    vertical, horizontal = np.diff(fpr) == 0, np.diff(tpr) == 0
-    straight = (vertical[1:] & vertical[:-1]) | (horizontal[1:] & horizontal[:-1])
-    corner = np.concatenate(([True], ~straight, [True]))
-    return fpr[corner] / fpr[-1], tpr[corner] / tpr[-1]
+    positive, each = np.zeros(len(scores), bool), np.ones(len(scores))
+    positive[positives], each[positives] = True, weights
+    fpr, tpr, _ = curve(positive, scores, sample_weight=each)
+    return fpr, tpr
 
 
 def _row(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -148,7 +144,7 @@ def mean_auroc(auroc: np.ndarray) -> MeanAuroc:
     return MeanAuroc(mean, float(scored.sum() / len(auroc)) if len(auroc) else np.nan, len(scored))
 
 
-def bigram_auroc(
+def auroc_by_token(
     left: np.ndarray,
     right: np.ndarray,
     counts: Any,
@@ -358,7 +354,7 @@ def _check_total(total: float, width: int) -> None:
 
 
 def tile_rows(width: int, threads: int) -> int:
-    """How many rows of scores each thread of `bigram_auroc` holds at a time, for a vocabulary of `width`."""
+    """How many rows of scores each thread of `auroc_by_token` holds at a time, for a vocabulary of `width`."""
     tile = min(TILE_BYTES, ALL_TILES_BYTES // threads)
     return min(max(tile // (4 * max(width, 1)) // FEWEST_ROWS, 1) * FEWEST_ROWS, MOST_ROWS)
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 from weightscope.attention.layer import Layer
-from weightscope.detokenization.position_curves import softmax
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
@@ -107,7 +107,7 @@ def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
         "qk_gap": np.array([float(spectral_gap(head.qk.svdvals())) for head in heads]),
         "key_bias": np.array([head.scale * float(head.qk_bias @ (z[0] - z[1:].mean(axis=0))) for head in heads]),
         "score_margin": (scores[:, :, 0] - of_others).mean(axis=-1),
-        "embedding_strength": sink_strength(softmax(masked))[:, 0],
+        "embedding_strength": sink_strength(softmax(masked, axis=-1))[:, 0],
         "value_ratio": norms[:, 0] / norms[:, 1:].mean(axis=-1),
     }
 

@@ -60,7 +60,7 @@ def count_bigrams(
     jobs : int, optional
         Threads that encode; one a core when not given.
     progress : bool, optional
-        Show a bar on stderr when it takes longer than two seconds.
+        Show a bar, if it takes longer than two seconds.
 
     Returns
     -------

@@ -28,7 +28,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, Valu
 Int64s = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Counts:
     """How often each token follows each other token.
 
@@ -55,6 +55,9 @@ class Counts:
     documents: int
     tokens: int
     file: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"Counts({self.pairs:,} bigrams of {self.vocab_size:,} tokens, from {self.documents:,} documents)"
 
     @property
     def vocab_size(self) -> int:
@@ -143,6 +146,12 @@ def load_counts(path: str | Path) -> Counts:
     CheckpointError
         Anything but a whole and consistent counts file; the message names the file, what was found and what was
         expected.
+
+    Examples
+    --------
+    >>> from weightscope.embedded import COUNTS
+    >>> load_counts(COUNTS)
+    Counts(1,055,739 bigrams of 8,000 tokens, from 88 documents)
     """
     path = Path(path)
     if not path.is_file():

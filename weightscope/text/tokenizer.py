@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weightscope.embedded import resolved
 from weightscope.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -78,9 +79,17 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> Tokenizer
     return tokenizer
 
 
+def tokenizer_if_any(source: str | Path) -> Tokenizer | None:
+    """The tokenizer of a checkpoint, or None where it has none that can be read."""
+    try:
+        return load_tokenizer(source)
+    except CheckpointError:
+        return None
+
+
 def _tokenizer_files(source: str | Path, revision: str | None) -> tuple[Path | None, Path, Path]:
     """Where tokenizer.json (None: there is none), vocab.json and merges.txt are."""
-    path = Path(source)
+    path = Path(resolved(source))
     if path.is_file() and path.suffix == ".json" and path.name != "vocab.json":
         return path, path, path
     if path.is_dir():

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 import weightscope as ws
 from tests.support.weights import shared
 from weightscope.attention.factored import Factored
-from weightscope.detokenization.position_curves import (
+from weightscope.detokenization.positions import (
     near_mass,
     position_numerators,
     recency,
-    softmax,
     spread_over_tokens,
     trends,
     undertrained_rows,
@@ -25,25 +24,27 @@ from weightscope.detokenization.sigma import sigma_statistics
 def test_a_planted_line_and_sinusoid_are_found(slope, period, amplitude, phase, offset) -> None:
     j = np.arange(300)
     curve = offset + slope * j + amplitude * np.sin(2 * np.pi * j / period + phase)
-    (found,) = trends(curve[None])
+    found = trends(curve[None])
     assert found.period == pytest.approx(period, rel=0.06)
     assert found.linear_share + found.sinusoid_share == pytest.approx(1, abs=0.02)
 
 
+@settings(deadline=None)
 @given(st.floats(-5, 5).filter(lambda slope: abs(slope) > 1e-3), st.floats(-50, 50))
 def test_a_line_alone_is_all_linear(slope, offset) -> None:
-    (found,) = trends((offset + slope * np.arange(64.0))[None])
+    found = trends((offset + slope * np.arange(64.0))[None])
     assert found.slope == pytest.approx(slope)
     assert found.linear_share == pytest.approx(1)
     assert found.sinusoid_share == pytest.approx(0, abs=1e-6)
 
 
 def test_a_constant_has_no_trend() -> None:
-    (found,) = trends(np.full((1, 50), 3.7))
+    found = trends(np.full((1, 50), 3.7))
     assert (found.slope, found.linear_share, found.sinusoid_share) == (0, 0, 0)
     assert np.isnan(found.period)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-50, 50), min_size=2, max_size=40, unique=True))
 def test_recency_is_of_the_order_alone(scores) -> None:
     curve = np.array(scores)
@@ -54,10 +55,6 @@ def test_recency_is_of_the_order_alone(scores) -> None:
 
 def test_near_mass_of_even_attention_is_its_share() -> None:
     assert near_mass(np.full((3, 200), 1 / 200)) == pytest.approx(0.1)
-
-
-def test_softmax_stands_large_scores() -> None:
-    np.testing.assert_allclose(softmax(np.array([1e4, 1e4, -1e4])), [0.5, 0.5, 0])
 
 
 def test_bands_are_the_percentiles_over_tokens() -> None:
@@ -99,7 +96,7 @@ def test_gpt2s_head_7_is_as_fig_3_shows_it() -> None:
     positions, head = model.positions, model.layer(0).head(7)
     assert undertrained_rows(positions).tolist() == [1023]
     t_p, t_pp = position_numerators(head.qk, head.qk_bias, positions, 500)
-    rising, waving = trends(np.stack([t_p[:501], t_pp[:501]]))
-    assert rising.slope > 0 and rising.linear_share > 0.9
-    assert waving.sinusoid_share > 0.8 and 300 < waving.period < 501
+    found = trends(np.stack([t_p[:501], t_pp[:501]]))
+    assert found.slope[0] > 0 and found.linear_share[0] > 0.9
+    assert found.sinusoid_share[1] > 0.8 and 300 < found.period[1] < 501
     assert recency(t_p[:1023]) > 0.98

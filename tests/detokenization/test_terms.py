@@ -4,8 +4,7 @@ import numpy as np
 from scipy.special import rel_entr
 from scipy.special import softmax as scipy_softmax
 
-from weightscope.detokenization.term_contributions import TERMS, term_contributions
-from weightscope.detokenization.terms import Parts, SixTerms, six_terms
+from weightscope.detokenization.terms import TERMS, Parts, SixTerms, six_terms, term_contributions
 
 
 def random_terms(n: int = 7, r: int = 4, seed: int = 0) -> SixTerms:
