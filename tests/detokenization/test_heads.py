@@ -62,7 +62,7 @@ def test_a_model_without_counts_says_how_to_make_them(tiny_gpt2: Path) -> None:
 
 
 def test_counts_of_another_vocabulary_are_refused(tiny_gpt2: Path) -> None:
-    with pytest.raises(ws.CheckpointError, match="counts.npz: counted over a vocabulary of 8000 tokens"):
+    with pytest.raises(ws.CheckpointError, match=r"counts\.npz: counted over a vocabulary of 8000 tokens"):
         ws.bigram_auroc(ws.open_model(tiny_gpt2), COUNTS)
 
 
@@ -93,7 +93,7 @@ def test_a_result_writes_what_the_command_writes(embedded_auroc: BigramAuroc, tm
 
 def test_a_result_plots_a_figure(embedded_auroc: BigramAuroc) -> None:
     (axis,) = embedded_auroc.plot().axes
-    assert [label.get_text() for label in axis.get_yticklabels()][0] == "head 6"
+    assert axis.get_yticklabels()[0].get_text() == "head 6"
 
 
 def test_nothing_is_said_unless_progress_is_asked_for() -> None:
