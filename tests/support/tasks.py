@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_info
 from weightscope.audits import many
 from weightscope.audits.audit import AuditOptions, conclude
 from weightscope.audits.many import Job, Report
-from weightscope.audits.measures import Arrays
+from weightscope.audits.measure import Arrays
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.folder import Files

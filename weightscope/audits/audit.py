@@ -11,8 +11,8 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.audits.directions import HeadDirections, directions_of
 from weightscope.audits.findings import Findings
-from weightscope.audits.measure import measure_layer
-from weightscope.audits.measures import Arrays, MeasuredHeads
+from weightscope.audits.measure import Arrays, measure_layer, measured_forms
+from weightscope.audits.measures import MeasuredHeads
 from weightscope.audits.model_findings import findings_of
 from weightscope.device import open_device
 from weightscope.errors import CheckpointError
@@ -112,18 +112,9 @@ def measure_task(get_model: Callable[[], Model], index: int, options: AuditOptio
 
 def measured_layer(model: Model, layer: Layer, options: AuditOptions) -> dict[str, np.ndarray]:
     """All that an audit keeps of a layer."""
-    forms, names = layer.qk_forms(options.deltas, options.window), measured_forms(model, options)
+    forms = layer.qk_forms(options.deltas, options.window)
+    names = measured_forms(model, options.deltas, options.window)
     return measure_layer(layer, {name: forms[name] for name in names}, open_device(options.device))
-
-
-def measured_forms(model: Model, options: AuditOptions) -> tuple[str, ...]:
-    """The forms of W_QK that are measured beside W_QK itself: those in which it differs in some layer of the model."""
-    rotations = [rotation for rotation in model.rotations.values() if rotation is not None]
-    if not rotations:
-        return ()
-    forms = [*(f"delta{delta}" for delta in options.deltas if delta), f"mean{options.window}"]
-    partly = any(len(rotation.turning) < model.config.head_dim for rotation in rotations)
-    return (*forms, "free", "turning") if partly else tuple(forms)
 
 
 def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":

@@ -11,7 +11,8 @@ import numpy as np
 
 from weightscope.attention.layer import Layer
 from weightscope.audits.audit import AuditOptions, measured_layer
-from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
+from weightscope.audits.measure import Arrays
+from weightscope.audits.measures import MAPS, MeasuredHeads
 from weightscope.errors import CheckpointError, printable
 from weightscope.folder import OutputFolder
 from weightscope.metrics.change import relative_change, space_angles

@@ -128,9 +128,9 @@ def _read_group(model: Model, layers: Sequence[int], how_many: int, name: Callab
     for layer, head, map_name, own in directions:
         sides: list[tuple[str, Nearest, list[str]]] = []
         for side in SIDES[map_name] if own.left.shape[1] else ():
-            for pole, found in zip(("+", "−"), next(nearest), strict=True):
-                if len(found.rows):
-                    tokens = [printable(name(int(row))) for row in found.rows]
-                    sides.append((f"{side} {pole}" if own.single else side, found, tokens))
+            for pole, pairs in zip(("+", "−"), next(nearest), strict=True):
+                if len(pairs.rows):
+                    tokens = [printable(name(int(row))) for row in pairs.rows]
+                    sides.append((f"{side} {pole}" if own.single else side, pairs, tokens))
         lines[layer, head].append(Line(map_name, own, tuple(sides)))
     return [HeadDirections(layer, head, tuple(own)) for (layer, head), own in lines.items()]

@@ -110,10 +110,12 @@ class Finding:
 
     @property
     def title(self) -> str:
+        """What its kind is called."""
         return KINDS[self.kind][0]
 
     @property
     def look_next(self) -> str:
+        """What to look at next."""
         return KINDS[self.kind][1]
 
     @property
@@ -150,6 +152,8 @@ class Findings(list[Finding]):
         return "\n".join([*map(str, self[:SHOWN]), *more]) or "no findings"
 
     def _repr_html_(self) -> str:
+        if not self:
+            return "<p>no findings</p>"
         rows = [(finding.title, finding.where, finding.text) for finding in self]
         return Table.of_rows(("finding", "where", "what"), rows)._repr_html_()
 

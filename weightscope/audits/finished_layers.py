@@ -88,12 +88,12 @@ class FinishedLayers:
         CheckpointError
             One that was finished is not there any more.
         """
-        found = {layer: measured for layer in self._layers if (measured := self.get(layer)) is not None}
+        finished = {layer: measured for layer in self._layers if (measured := self.get(layer)) is not None}
         for layer in self._layers:
-            if layer not in found:  # where a folder could not be locked
+            if layer not in finished:  # where a folder could not be locked
                 problem = f"layer {layer} was finished, and another audit of this folder has taken it away since"
                 raise CheckpointError(f"{problem}; run one at a time", file=self.folder)
-        return found
+        return finished
 
     def clear(self) -> None:
         """Throw the layers away, once the results stand."""

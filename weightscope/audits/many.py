@@ -11,7 +11,7 @@ from typing import Any
 
 from weightscope.audits.audit import AuditOptions, conclude, measure_task
 from weightscope.audits.finished_layers import FinishedLayers
-from weightscope.audits.measures import Arrays
+from weightscope.audits.measure import Arrays
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, printable
 from weightscope.fingerprint import Fingerprint, tokenizer_identity

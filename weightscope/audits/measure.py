@@ -1,8 +1,8 @@
 """Everything an audit computes of one layer, head by head, from r x r products.
 
-A projection is gone through once for its Gram matrix, its triangle and its sketch, and every spectrum of the head,
-rotated or not, is that of a small core. Heads are spread over threads with one BLAS thread each, which is
-faster on such small matrices than one head on all cores, and gives the same bits however many cores there are.
+A projection is gone through once for its Gram matrix, its triangle and its sketch. Every spectrum of the head, rotated
+or not, is then that of a small core. Heads are spread over threads with one BLAS thread each: on such small matrices
+that is faster than one head on all cores, and it gives the same bits however many cores there are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,11 @@ from weightscope.device import CPU, Device
 from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_share
 from weightscope.metrics.sketch import probes, space_sketch
 from weightscope.metrics.value_output import affine_singular_values, eigenvalues
+from weightscope.model import Model
 from weightscope.parallel import in_threads
 
+Arrays = Mapping[str, np.ndarray]  # what was measured of a layer (H, ...) or of all (L, H, ...), by name
+FORM = "qk_singular_values_"  # stands before the name of another form of W_QK: delta1, mean64, free, turning
 LEADING = 8  # eigenvalues of the symmetric part that are kept
 TASKS = 8  # a layer's heads are handed out in at least about this many pieces
 
@@ -44,6 +47,16 @@ def project(factor: np.ndarray, omega: np.ndarray, device: Device) -> Projection
     gram = inner(on_device, device=device)  # (r, r)
     root = triangle(factor, gram)
     return Projection(device, on_device, gram, root, space_sketch(factor, root.r, omega))
+
+
+def measured_forms(model: Model, deltas: Sequence[int], window: int) -> tuple[str, ...]:
+    """The forms of W_QK that are measured beside W_QK itself: those in which it differs in some layer of the model."""
+    rotations = [rotation for rotation in model.rotations.values() if rotation is not None]
+    if not rotations:
+        return ()
+    forms = [*(f"delta{delta}" for delta in deltas if delta), f"mean{window}"]
+    partly = any(len(rotation.turning) < model.config.head_dim for rotation in rotations)
+    return (*forms, "free", "turning") if partly else tuple(forms)
 
 
 def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device = CPU) -> dict[str, np.ndarray]:
@@ -100,25 +113,25 @@ def _measure_heads(
     """Heads that share a key-value head, and the sum over them of |column of W_QK|^2 / |W_QK|_F^2, (d,)."""
     (w_k, _), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
     key, value = project(w_k, omega, device), project(w_v, omega, device)
-    found, queries = [], np.zeros_like(key.gram)
+    measured, queries = [], np.zeros_like(key.gram)
     for head in heads:
         w_q, b_q = layer.head(head).query_at(0)
         w_o = np.asarray(layer.w_o[head]).T
         query, output = project(w_q, omega, device), project(w_o, omega, device)
-        found.append(_qk(query, key, b_q, forms) | _vo(value, output, b_v))
+        measured.append(_qk(query, key, b_q, forms) | _vo(value, output, b_v))
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             queries += query.gram / squared
     keys = np.nan_to_num(w_k.T) if key.triangle.route == "none" else w_k.T  # (r, d)
     weighted = queries.astype(np.float32) @ keys  # (r, d), sum over heads of A / |W_QK|_F^2
-    return found, np.einsum("rd,rd->d", weighted, keys, dtype=np.float64)  # k_j A k_j' of every residual dimension j
+    squares = np.einsum("rd,rd->d", weighted, keys, dtype=np.float64)  # k_j A k_j' of every residual dimension j
+    return measured, squares
 
 
 def _qk(query: Projection, key: Projection, b_q: np.ndarray, forms: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     cross = key.inner(query)  # (r, r)
     spectra: dict[str, np.ndarray] = {
-        f"qk_singular_values_{name}": core_singular_values(query.triangle, key.triangle, between)
-        for name, between in forms.items()
+        FORM + name: core_singular_values(query.triangle, key.triangle, between) for name, between in forms.items()
     }
     return spectra | {
         "qk_singular_values": core_singular_values(query.triangle, key.triangle),

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from weightscope.audits.measure import FORM, Arrays
 from weightscope.metrics import spectra
 from weightscope.metrics.value_output import copying_score, eigenvalue_balance
 from weightscope.tables import Column, Table
 
-Arrays = Mapping[str, np.ndarray]  # what was measured of a layer (H, ...) or of all (L, H, ...), by name
 MAPS = {"qk": "W_QK", "vo": "W_VO"}  # the two maps of a head: what it looks for, and what it passes on
-FORM = "qk_singular_values_"  # stands before the name of another form of W_QK: delta1, mean64, free, turning
 
 
 @dataclass(frozen=True)
@@ -165,8 +164,11 @@ class MeasuredHeads:
         self.measures = measures_of(self.arrays)
         kv_heads = every[0]["kv_head"]  # (H,)
         layer, head = np.meshgrid(self.layers, np.arange(len(kv_heads)), indexing="ij")  # (L, H)
-        grids = [("layer", layer), ("head", head), ("kv_head", np.broadcast_to(kv_heads, layer.shape))]
-        columns = [Column(name, grid.ravel()) for name, grid in grids]
+        columns = [
+            Column("layer", layer.ravel(), meaning="Its index in the checkpoint."),
+            Column("head", head.ravel(), meaning="Query head."),
+            Column("kv_head", np.tile(kv_heads, len(self.layers)), meaning="The key-value head that it reads."),
+        ]
         for m in self.measures:
             values = m.of(_without_padding(self.arrays[m.array]), d)
             columns.append(Column(m.name, values.ravel(), m.symbol, meaning=m.meaning))

@@ -2,9 +2,10 @@
 
 import click
 
-from weightscope.cli.audits import audit_command, compare_command, inspect
+from weightscope.cli.audits import audit_command, compare_command
 from weightscope.cli.command import Commands
 from weightscope.cli.first_layer import bigrams, detok, neighbours, positions
+from weightscope.cli.inspection import inspect
 from weightscope.cli.studies import norms, outliers, sinks
 
 

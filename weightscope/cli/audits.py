@@ -1,4 +1,4 @@
-"""All layers of a checkpoint, of many, and of one against another: inspect, audit, compare."""
+"""All heads of a checkpoint, of many, and of one against another: audit, compare."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,8 @@ from weightscope.cli.options import (
     out_option,
     whole_numbers,
     with_engine,
-    with_model,
     with_source,
 )
-
-
-@click.command()
-@with_model
-def inspect(model: Any) -> None:
-    """Family, shapes, dtypes, and the bytes an audit would read."""
-    from weightscope.cli.inspection import describe
-
-    click.echo("\n".join(describe(model)))  # all of it or an error, not half of it and then one
 
 
 @click.command("audit")

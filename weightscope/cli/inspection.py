@@ -1,13 +1,26 @@
-"""What a checkpoint is, before anything of it is read."""
+"""What a checkpoint is, before anything of it is read: inspect."""
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import click
+
+from weightscope.cli.options import with_model
 from weightscope.errors import printable
-from weightscope.model import Model
+
+if TYPE_CHECKING:
+    from weightscope.model import Model
 
 
-def describe(model: Model) -> Iterator[str]:
+@click.command()
+@with_model
+def inspect(model: "Model") -> None:
+    """Family, shapes, dtypes, and the bytes an audit would read."""
+    click.echo("\n".join(describe(model)))  # all of it or an error, not half of it and then one
+
+
+def describe(model: "Model") -> Iterator[str]:
     """Lines for a person: family, sizes, dtypes, embeddings, bytes."""
     checkpoint, config, family = model.checkpoint, model.config, model.family
     dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
@@ -25,7 +38,7 @@ def describe(model: Model) -> Iterator[str]:
         yield from _budget(model)
 
 
-def _budget(model: Model) -> Iterator[str]:
+def _budget(model: "Model") -> Iterator[str]:
     """What an audit reads of all layers and of the first, W_QK's share of it, and what has still to be fetched."""
     checkpoint, layers = model.checkpoint, model.attention_layers
     names = {i: [tensor.name for tensor in model.attention_tensors(i)] for i in layers}
@@ -41,7 +54,7 @@ def _budget(model: Model) -> Iterator[str]:
         yield f"  {printable(name)}  {checkpoint[name].dtype}  {checkpoint[name].shape}"
 
 
-def _embedding(model: Model, name: str) -> str:
+def _embedding(model: "Model", name: str) -> str:
     if not name:
         return "none in this family"
     full = model.prefix + name
