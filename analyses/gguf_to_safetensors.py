@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from weightscope.checkpoint import open_checkpoint
 from weightscope.cli.command import EndsInOneLine
-from weightscope.folder import check_writable, replacing, write_json
+from weightscope.folder import Folder, check_writable
 from weightscope.progress import bar
 
 MLP = ("mlp.", "post_attention_layernorm.")
@@ -37,9 +37,10 @@ def convert(gguf: Path, folder: Path, *, whole: bool = False) -> None:
     check_writable(folder)
     wanted = {name: tensor for name, tensor in checkpoint.items() if whole or not any(part in name for part in MLP)}
     tensors = {name: tensor.read() for name, tensor in bar(wanted.items(), "dequantising", "tensor", total=len(wanted))}
-    with replacing(folder / "model.safetensors") as partial:
-        save_file(tensors, partial, metadata={"format": "pt"})
-    write_json(folder / "config.json", checkpoint.config)
+    files = Folder(folder)
+    with files.open("model.safetensors") as file:
+        save_file(tensors, file.name, metadata={"format": "pt"})
+    files.json("config.json", checkpoint.config)
 
 
 @click.command("gguf-to-safetensors", cls=EndsInOneLine)

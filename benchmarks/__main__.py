@@ -18,7 +18,7 @@ import click
 from benchmarks import audit, auroc, bigrams, contributions, growth, norms, sigma
 from benchmarks.results import Bench, Measured, duration, this_machine
 from weightscope.embedded import FOLDER
-from weightscope.folder import write_text
+from weightscope.folder import Folder
 
 AUDITS = {"llama-2-7b": 4, "llama-2-70b": 1, "gpt2": 12}  # layers by shape
 AUROC_HEADS = 4
@@ -69,7 +69,7 @@ def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
             beside = "" if each.ratio is None else f", {each.ratio:.2f} x {each.floor}"
             click.echo(f"{each.name}: {duration(each.seconds)}{beside}")
     bench.save(out / "bench.json")
-    write_text(out / "bench.md", bench.table())
+    Folder(out).text("bench.md", bench.table())
     click.echo(f"{out / 'bench.json'}, {out / 'bench.md'}")
 
 

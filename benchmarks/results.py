@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weightscope.errors import CheckpointError
-from weightscope.folder import write_json
+from weightscope.folder import Folder
 
 LEAST_CHANGE = 0.05  # of a ratio; less is told apart on no shared machine
 SPREADS = 3.0  # robust standard deviations, of both runs together, that a change has to pass
@@ -68,7 +68,8 @@ class Bench:
     measured: list[Measured] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        write_json(path, {"machine": self.machine, "measured": [asdict(each) for each in self.measured]})
+        measured = [asdict(each) for each in self.measured]
+        Folder(path.parent).json(path.name, {"machine": self.machine, "measured": measured})
 
     def table(self) -> str:
         """Markdown, as the README has it."""

@@ -17,14 +17,10 @@ from weightscope.errors import CheckpointError
 from weightscope.folder import (
     HIDDEN,
     Files,
+    Folder,
     OutputFolder,
     check_writable,
     new_file,
-    remove_earlier,
-    replacing,
-    write_csv,
-    write_npz,
-    write_text,
 )
 from weightscope.tables import Column, Table
 
@@ -64,10 +60,11 @@ def test_a_folder_holds_the_bytes_that_are_written_in_memory(tmp_path: Path) -> 
         write_one_of_each(written)
     with OutputFolder(tmp_path / "b") as sent:
         sent.add(memory.contents)
+    write_one_of_each(Folder(tmp_path / "c"))
     assert memory.contents["heads.csv"] == b"head,auroc\n0,0.5\n1,\n"
     assert memory.contents["text/layer/a.txt"] == b"deep"
     assert memory.contents["long.bin"] == b"12"
-    for out in ("a", "b"):
+    for out in ("a", "b", "c"):
         assert names_in(tmp_path / out) == sorted(memory.contents)
         for name, content in memory.contents.items():
             assert (tmp_path / out / name).read_bytes() == content
@@ -284,9 +281,9 @@ def test_a_lock_that_cannot_be_had_for_another_reason_is_one_clear_error(tmp_pat
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "table.csv"
-    write_text(target, "old")
-    with pytest.raises(ZeroDivisionError), replacing(target) as partial:
-        partial.write_text("half")
+    target.write_text("old")
+    with pytest.raises(ZeroDivisionError), Folder(tmp_path).open("table.csv") as file:
+        file.write(b"half")
         raise ZeroDivisionError
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
@@ -297,7 +294,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match=r"^out: cannot be written \(Not a directory\)"):
         run(tmp_path / "file" / "out")
     with pytest.raises(CheckpointError, match=r"report\.html: cannot be written"):
-        write_text(tmp_path / "file" / "report.html", "")
+        Folder(tmp_path / "file").text("report.html", "")
 
 
 def test_whether_a_folder_can_be_written_is_found_out_without_making_it(tmp_path: Path) -> None:
@@ -317,23 +314,22 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monk
 
 
 def test_no_cell_is_a_formula_or_an_escape_sequence(tmp_path: Path) -> None:
-    write_csv(tmp_path / "t.csv", ("a", "b"), [("=cmd()", float("nan")), ("\x1b[31m", 1 / 3)])
+    rows = [("=cmd()", float("nan")), ("\x1b[31m", 1 / 3)]
+    Folder(tmp_path).table("t.csv", Table.of_rows(("a", "b"), rows))
     assert (tmp_path / "t.csv").read_text() == "a,b\n'=cmd(),\n\\x1b[31m,0.333333\n"
 
 
 def test_npz_reads_back_without_pickle(tmp_path: Path) -> None:
-    write_npz(tmp_path / "a.npz", x=np.arange(3))
+    Folder(tmp_path).npz("a.npz", x=np.arange(3))
     with np.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
         np.testing.assert_array_equal(arrays["x"], [0, 1, 2])
 
 
-def test_of_an_earlier_run_those_files_alone_are_removed_that_have_the_name(tmp_path: Path) -> None:
-    kept = ["head-.png", "head-1.png.txt", "my-head-1.png", "head-one.png", "heads.csv"]
-    for name in [*kept, "head-1.png", "head-23.svg"]:
-        (tmp_path / name).write_text("")
-    remove_earlier(tmp_path, r"head-\d+\.(png|svg)")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
-    remove_earlier(tmp_path / "none", ".*")
+def test_a_plain_folder_keeps_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    Folder(tmp_path).text("heads.csv", "first")
+    Folder(tmp_path).text("other.csv", "second")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["heads.csv", "notes.txt", "other.csv"]
 
 
 def test_what_cannot_be_removed_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +342,3 @@ def test_what_cannot_be_removed_is_one_clear_error(tmp_path: Path, monkeypatch: 
         patch.setattr(Path, "unlink", refuse)
         with pytest.raises(CheckpointError, match=r"^old\.txt: cannot be removed \(Permission denied\)"):
             run(tmp_path / "out")
-    (tmp_path / "roc.png").mkdir()
-    with pytest.raises(CheckpointError, match=r"^roc\.png: cannot be removed"):
-        remove_earlier(tmp_path, r"roc\.png")

@@ -1,14 +1,12 @@
 """Results as files: in memory by name, or in a folder where each file appears whole or not at all."""
 
-import csv
 import errno
 import hashlib
 import io
 import json
 import os
-import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -17,7 +15,6 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 
 from weightscope.errors import CheckpointError
-from weightscope.escape import csv_safe
 from weightscope.tables import Table
 
 HIDDEN = ".weightscope"  # the one folder within OUT that holds what is no result
@@ -87,7 +84,27 @@ class _Within(Files):
             yield file
 
 
-class OutputFolder(Files):
+class Folder(Files):
+    """Files in a folder, each under its name at once, whole or not at all. What else lies there stays.
+
+    Attributes
+    ----------
+    path : Path
+        Made with the first file if it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """A new file to write into, under its name once the block ends without an error."""
+        with new_file(self.path / name) as file:
+            yield file
+
+
+class OutputFolder(Folder):
     """A folder for the results of one run, to be used in a `with` statement (or by `begin`, `finish` and `release`).
 
     Each file appears under its name at once, whole or not at all. A lock keeps a second run out until the block ends.
@@ -118,8 +135,8 @@ class OutputFolder(Files):
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
-        self.path, self.hidden = path, path / HIDDEN
+        super().__init__(path)
+        self.hidden = path / HIDDEN
         self._fingerprint = dict(fingerprint or {})
         self._written: dict[str, str] = {}  # digests by name
         self._earlier: frozenset[tuple[str, str]] = frozenset()  # names and digests of what earlier runs have written
@@ -338,73 +355,3 @@ def check_writable(folder: Path) -> None:
             return
         problem = os.strerror(errno.EACCES if nearest.is_dir() else errno.ENOTDIR)
     raise CheckpointError(f"nothing can be written to {folder} ({problem})")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """The path of a `new_file`, for those who write by name."""
-    with new_file(path) as file:
-        yield Path(file.name)
-
-
-def remove_earlier(folder: Path, names: str) -> None:
-    """Remove an earlier run's results that this run may not write again.
-
-    They would lie beside results that they do not belong to. A folder is for one kind of run: what another recipe has
-    written there under these names goes too, as its report.html does.
-
-    Parameters
-    ----------
-    folder : Path
-    names : str
-        Regular expression of whole names.
-
-    Raises
-    ------
-    CheckpointError
-        One cannot be removed.
-    """
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if re.fullmatch(names, path.name):
-            with writing(path, "removed"):
-                path.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text; see `replacing`."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8", newline="\n")
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write bytes; see `replacing`."""
-    with replacing(path) as partial:
-        partial.write_bytes(content)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON, indented; see `replacing`."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table: floats with six significant digits, NaN as an empty cell, no cell that a spreadsheet would run."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_cell(value) for value in row] for row in rows)
-    write_text(path, text.getvalue())
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, (float, np.floating)):
-        return "" if np.isnan(value) else f"{value:.6g}"
-    if isinstance(value, str):
-        return csv_safe(value)
-    return str(value)
-
-
-def write_npz(path: Path, **arrays: np.ndarray) -> None:
-    """Write arrays to an .npz; see `replacing`."""
-    with replacing(path) as partial, partial.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)

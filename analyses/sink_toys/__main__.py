@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from analyses.inputs import out_option
-from analyses.sink_toys import broadcast, nop, vit
-from analyses.sink_toys import figures as figures
+from analyses.sink_toys import broadcast, figures, nop, vit
 from analyses.sink_toys.attention import GATES_AND_REGISTERS, VARIANTS
 from weightscope import CheckpointError
 from weightscope.cli.command import EndsInOneLine
-from weightscope.folder import write_csv, write_json, write_npz
+from weightscope.folder import Folder
 from weightscope.pages.style import save
+from weightscope.tables import Table
 
 Runs = list[dict[str, Any]]
 STAGES = ("nop", "broadcast", "vit")
@@ -53,7 +53,7 @@ def broadcast_runs(out: Path, seeds: tuple[int, ...], paper_size: bool) -> None:
     def run(name: str, seed: int) -> dict[str, Any]:
         _, found, example = broadcast.train_broadcast(name, VARIANTS[name], size, seed)
         if (name, seed) == ("softmax", seeds[0]):
-            write_npz(out / "broadcast-example.npz", **asdict(example))
+            Folder(out).npz("broadcast-example.npz", **asdict(example))
         return asdict(found)
 
     train_all(out / "broadcast.json", size, {
@@ -81,7 +81,7 @@ def train_all(path: Path, size: Any, planned: Mapping[str, Callable[[], dict[str
     for name, train in planned.items():
         if name not in runs:
             runs[name] = train()
-            write_json(path, {"size": sizes, "torch": torch.__version__, "runs": runs})
+            Folder(path.parent).json(path.name, {"size": sizes, "torch": torch.__version__, "runs": runs})
             click.echo(f"{path.stem}: {name}")
 
 
@@ -100,27 +100,28 @@ def kept(path: Path) -> dict[str, Any]:
 
 def draw(out: Path, stages: tuple[str, ...]) -> None:
     """Tables and figures of the results that `out` holds."""
+    files = Folder(out)
     runs = {stage: list(kept(out / f"{stage}.json")["runs"].values()) for stage in stages}
     for stage in stages:
-        write_table(out / f"{stage}.csv", runs[stage])
+        files.table(f"{stage}.csv", table(runs[stage]))
         kinds = GATES_AND_REGISTERS if stage == "vit" else VARIANTS
         missing = [name for name in kinds if name not in {run["variant"] for run in runs[stage]}]
         if missing:
             click.echo(f"{stage}: drawn without {', '.join(missing)}, which {stage}.json does not have")
     if "nop" in stages:
-        save(figures.nop_figure(runs["nop"]), out, "nop")
-        save(figures.emergence_figure(runs["nop"]), out, "nop-emergence")
+        save(figures.nop_figure(runs["nop"]), files, "nop")
+        save(figures.emergence_figure(runs["nop"]), files, "nop-emergence")
     if "broadcast" in stages:
         with np.load(out / "broadcast-example.npz") as example:
-            save(figures.broadcast_figure(runs["broadcast"], dict(example)), out, "broadcast")
+            save(figures.broadcast_figure(runs["broadcast"], dict(example)), files, "broadcast")
     if {"nop", "broadcast"} <= set(stages):
-        save(figures.kinds_figure(runs["nop"], runs["broadcast"]), out, "kinds-of-attention")
+        save(figures.kinds_figure(runs["nop"], runs["broadcast"]), files, "kinds-of-attention")
     if "vit" in stages:
-        save(figures.mitigation_figure(runs["vit"]), out, "mitigation")
-        save(figures.mechanisms_figure(runs["vit"]), out, "mitigation-mechanisms")
+        save(figures.mitigation_figure(runs["vit"]), files, "mitigation")
+        save(figures.mechanisms_figure(runs["vit"]), files, "mitigation-mechanisms")
 
 
-def write_table(path: Path, runs: Runs) -> None:
+def table(runs: Runs) -> Table:
     """A row a training, a layer's measures in columns of their own; curves and samples are in the JSON alone."""
     rows = []
     for run in runs:
@@ -130,7 +131,7 @@ def write_table(path: Path, runs: Runs) -> None:
         for i, layer in enumerate(run.get("layers", [])):
             row |= {f"layer{i}_{key}": value for key, value in layer.items() if not isinstance(value, list)}
         rows.append(row)
-    write_csv(path, list(rows[0]), [list(row.values()) for row in rows])
+    return Table.of_rows(list(rows[0]), [list(row.values()) for row in rows])
 
 
 @click.command("sink-toys", cls=EndsInOneLine)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.browser import Page
+from weightscope.folder import Folder
 from weightscope.pages.page import Figure, Section, write_page
 from weightscope.tables import Table, templates
 
@@ -18,7 +19,7 @@ HOSTILE = '<script>alert("x")</script>\x1b[2J'
 def page(tmp_path: Path) -> str:
     table = Table.of_rows(("head", HOSTILE), [(0, HOSTILE), (np.int64(1), np.float64("nan")), (2, 0.123456)], HOSTILE)
     figure = Figure('<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"></svg>', HOSTILE)
-    write_page(tmp_path, "report.html", HOSTILE, HOSTILE, [Section(HOSTILE, HOSTILE, [table, figure])])
+    write_page(Folder(tmp_path), "report.html", HOSTILE, HOSTILE, [Section(HOSTILE, HOSTILE, [table, figure])])
     return (tmp_path / "report.html").read_text()
 
 
@@ -41,7 +42,7 @@ def test_numbers_sort_as_numbers_and_nan_is_empty(page: str) -> None:
 
 def test_columns_sort_both_ways_by_click_and_by_key_and_what_is_empty_stays_last(tab: Page, tmp_path: Path) -> None:
     rows = [("b", 10.0), ("", 9.0), ("a", float("nan")), ("c", -1.5)]
-    write_page(tmp_path, "report.html", "", "", [Section("", "", [Table.of_rows(("name", "number"), rows)])])
+    write_page(Folder(tmp_path), "report.html", "", "", [Section("", "", [Table.of_rows(("name", "number"), rows)])])
     tab.open(tmp_path / "report.html", 1280)
     button = "document.querySelectorAll('th button')[{}]"
 

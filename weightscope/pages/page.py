@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from weightscope.folder import Files, write_text
+from weightscope.folder import Files
 from weightscope.tables import Table, templates
 
 
@@ -33,7 +32,7 @@ class Section:
     parts: Sequence[Table | Figure] = ()
 
 
-def write_page(files: Files | Path, name: str, title: str, lead: str, sections: Sequence[Section] = ()) -> None:
+def write_page(files: Files, name: str, title: str, lead: str, sections: Sequence[Section] = ()) -> None:
     """Write a page; every name and token in it is shown as text.
 
     Parameters
@@ -53,10 +52,6 @@ def write_page(files: Files | Path, name: str, title: str, lead: str, sections: 
     write_template(files, name, "page.html", title=title, lead=lead, sections=sections)
 
 
-def write_template(files: Files | Path, name: str, template: str, **values: Any) -> None:
+def write_template(files: Files, name: str, template: str, **values: Any) -> None:
     """Write what a template of this folder makes of values."""
-    text = templates().get_template(template).render(values)
-    if isinstance(files, Files):
-        files.text(name, text)
-    else:
-        write_text(files / name, text)
+    files.text(name, templates().get_template(template).render(values))

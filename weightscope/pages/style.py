@@ -7,7 +7,6 @@ registered, nothing has to be closed, and no window opens.
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from threading import RLock
 from typing import Any
 
@@ -21,7 +20,7 @@ from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
 from weightscope.escape import printable
-from weightscope.folder import Files, write_bytes
+from weightscope.folder import Files
 
 COLUMN = 3.4  # inches: one column of a two-column paper
 # Okabe and Ito's colours, told apart by every kind of colour vision; black is kept for reference lines.
@@ -114,7 +113,7 @@ def layer_bar(figure: figures.Figure, axis: Axes, layers: np.ndarray, label: str
 
 
 @in_our_style()
-def save(figure: figures.Figure, files: Files | Path, name: str) -> str:
+def save(figure: figures.Figure, files: Files, name: str) -> str:
     """Save NAME.png and NAME.svg, and return the SVG for a page.
 
     Raises
@@ -122,12 +121,9 @@ def save(figure: figures.Figure, files: Files | Path, name: str) -> str:
     CheckpointError
         The folder cannot be written to.
     """
-    picture, drawing = io.BytesIO(), io.BytesIO()
-    figure.savefig(picture, format="png", metadata={"Software": None})
+    drawing = io.BytesIO()
+    with files.open(f"{name}.png") as picture:
+        figure.savefig(picture, format="png", metadata={"Software": None})
     figure.savefig(drawing, format="svg", metadata={"Date": None})
-    for suffix, content in (("png", picture), ("svg", drawing)):
-        if isinstance(files, Files):
-            files.bytes(f"{name}.{suffix}", content.getvalue())
-        else:
-            write_bytes(files / f"{name}.{suffix}", content.getvalue())
+    files.bytes(f"{name}.svg", drawing.getvalue())
     return drawing.getvalue().decode()

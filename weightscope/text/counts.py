@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weightscope.errors import CheckpointError
-from weightscope.folder import write_npz
+from weightscope.folder import Folder
 
 # Counts of 40 MB of books unpack to 6.5 times their file. An archive that promises far more is refused unread.
 LARGEST_EXPANSION = 50
@@ -127,7 +127,7 @@ class Counts:
             "corpus_files": list(self.corpus_files),
         }
         arrays = {"indptr": self.indptr, "indices": self.indices, "data": self.data, "meta": np.array(json.dumps(meta))}
-        write_npz(Path(path), **arrays)
+        Folder(Path(path).parent).npz(Path(path).name, **arrays)
 
 
 def load_counts(path: str | Path) -> Counts:
