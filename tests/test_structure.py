@@ -9,8 +9,7 @@ import weightscope
 
 ROOT = Path(weightscope.__file__).parent
 FLOORS = """
-escape wording parallel embedded half on_demand
-errors progress
+errors parallel progress embedded half on_demand
 tables
 folder device engine
 checkpoint attention

@@ -1,8 +1,4 @@
-"""The one error that bad input raises."""
-
-from weightscope.escape import printable
-
-__all__ = ["CheckpointError", "printable"]
+"""The one error that bad input raises, and how names and numbers are put into a message."""
 
 LONGEST_NAME = 200  # characters of a name that a message shows
 LONGEST_PROBLEM = 2000
@@ -11,7 +7,8 @@ LONGEST_PROBLEM = 2000
 class CheckpointError(Exception):
     """Bad input: a checkpoint, counts, corpus or token that cannot be what it is said to be.
 
-    The message is one line that says which file and tensor, what was found and what was expected.
+    The message is one line that says which file and tensor, what was found and what was expected. It calls an argument
+    by its name in backquotes, `tower` or `tower='text'`; a command shows its option instead.
 
     Parameters
     ----------
@@ -34,3 +31,16 @@ def _short(text: str, longest: int) -> str:
     if len(text) > longest:
         text = f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
     return printable(text)
+
+
+def printable(text: object) -> str:
+    """`text` with everything a terminal might obey (escapes, control and bidirectional characters) spelled out.
+
+    For names and tokens: they come out of files nobody vouches for.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: "1 head", "12 heads", "1,024 heads"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

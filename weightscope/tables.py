@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import numpy as np
 
-from weightscope.errors import CheckpointError
-from weightscope.escape import csv_safe, printable
+from weightscope.errors import CheckpointError, printable
 
 SHOWN = 12  # rows of a table that a notebook shows at each end
+FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # spreadsheets obey the full-width forms too
 NUMBERS = (int, float, np.integer, np.floating)
 
 
@@ -226,6 +226,16 @@ def _array(values: Any) -> np.ndarray:
     array = np.empty(len(cells), object)
     array[:] = cells
     return array
+
+
+def csv_safe(text: object) -> str:
+    """`text` for one CSV cell that no spreadsheet takes for a formula: a leading ' marks it as text.
+
+    Control characters (a leading tab or carriage return starts a formula too) are spelled out as in `printable`. For
+    names and tokens; numbers go into a CSV as they are.
+    """
+    shown = printable(text)
+    return "'" + shown if shown.startswith(FORMULA_STARTS) else shown
 
 
 def _csv_cell(value: Any) -> str:

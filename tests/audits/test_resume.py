@@ -165,7 +165,7 @@ def test_a_layer_is_taken_for_that_of_its_own_fingerprint_alone(tmp_path: Path) 
     ("window", "resume", "notice"),
     [
         (1, True, None),
-        (1, False, "discards 2 finished layers of an interrupted audit; --resume would have kept them"),
+        (1, False, "discards 2 finished layers of an interrupted audit; `resume` would have kept them"),
         (2, True, "starts afresh: discards 2 finished layers of other options or weights"),
         (2, False, "discards 2 finished layers of an interrupted audit with other options or weights"),
     ],

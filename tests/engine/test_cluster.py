@@ -214,5 +214,5 @@ def test_a_scheduler_that_goes_away_ends_the_run_with_a_line(
     os.kill(dask.scheduler.pid, signal.SIGKILL)
     _, said = client.communicate(timeout=PATIENCE)
     assert client.returncode == 2
-    line = f"weightscope: the Dask scheduler at {dask.address} has gone away (audit --resume goes on)"
+    line = f"weightscope: the Dask scheduler at {dask.address} has gone away (--resume goes on with an audit)"
     assert re.findall(r"weightscope: .*", said) == [line] and "Traceback" not in said

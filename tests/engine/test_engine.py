@@ -68,7 +68,7 @@ def test_ctrl_c_does_not_wait_for_tasks_that_run(tmp_path) -> None:
 def test_a_process_that_is_killed_ends_the_run_with_a_line(tmp_path) -> None:
     with Processes(2) as engine:
         engine.submit(0, tasks.killed_once, tmp_path / "marker", 0)
-        with pytest.raises(CheckpointError, match=r"a process of --jobs was killed.*--resume"):
+        with pytest.raises(CheckpointError, match=r"one of the processes of `jobs` was killed.*`resume`"):
             engine.next()
 
 

@@ -182,7 +182,7 @@ def test_a_missing_or_misshapen_tensor_is_named(name: str, tmp_path: Path) -> No
 )  # fmt: skip
 def test_an_unknown_model_type_names_the_nearest_family(name: str, family: str, tmp_path: Path) -> None:
     folder = rewritten(tmp_path, name, model_type="newcomer")
-    with pytest.raises(ws.CheckpointError, match=f"unknown model_type 'newcomer'; .* try --family {family}"):
+    with pytest.raises(ws.CheckpointError, match=f"unknown model_type 'newcomer'; .* try `family='{family}'`"):
         ws.open_model(folder)
 
 
@@ -201,11 +201,11 @@ def test_tensors_that_are_like_nothing_known_are_said_to_be(tmp_path: Path) -> N
 
 
 def test_towers_are_asked_for() -> None:
-    with pytest.raises(ws.CheckpointError, match="clip has several towers: say --tower text or --tower vision"):
+    with pytest.raises(ws.CheckpointError, match="clip has several towers: say `tower='text'` or `tower='vision'`"):
         ws.open_model(FIXTURES / "clip_text")
     with pytest.raises(ws.CheckpointError, match="clip has no tower 'sound'; it has text and vision"):
         ws.open_model(FIXTURES / "clip_text", tower="sound")
-    with pytest.raises(ws.CheckpointError, match="llama is not a model of towers; leave --tower out"):
+    with pytest.raises(ws.CheckpointError, match="llama is not a model of towers; leave `tower` out"):
         ws.open_model(FIXTURES / "llama", tower="vision")
     assert ws.open_model(FIXTURES / "gemma3_vision", tower="text").family.name == "gemma3"
     with pytest.raises(ws.CheckpointError, match="gemma3 is not a model of towers"):

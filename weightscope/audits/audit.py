@@ -15,14 +15,12 @@ from weightscope.audits.measure import Arrays, measure_layer, measured_forms
 from weightscope.audits.measures import MeasuredHeads
 from weightscope.audits.model_findings import findings_of
 from weightscope.device import open_device
-from weightscope.errors import CheckpointError
-from weightscope.escape import printable
+from weightscope.errors import CheckpointError, counted, printable
 from weightscope.folder import Files, OutputFolder
 from weightscope.model import Model
 from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table
-from weightscope.wording import counted
 
 SUMMED_UP = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that stand for a checkpoint
 

@@ -13,14 +13,13 @@ from weightscope.attention.layer import Layer
 from weightscope.audits.audit import AuditOptions, measured_layer
 from weightscope.audits.measure import Arrays
 from weightscope.audits.measures import MAPS, MeasuredHeads
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError, counted, printable
 from weightscope.folder import OutputFolder
 from weightscope.metrics.change import relative_change, space_angles
 from weightscope.model import Model
 from weightscope.parallel import in_threads
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table
-from weightscope.wording import counted
 
 SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim")  # what checkpoints must have in common
 SHOWN = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_effective_rank")  # measures beside the changes on pages

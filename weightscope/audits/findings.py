@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.audits.measures import MAPS, MeasuredHeads
-from weightscope.escape import printable
+from weightscope.errors import printable
 from weightscope.metrics.outliers import layer_medians, log_measure, off_trend, robust_z
 from weightscope.metrics.spectra import effective_rank
 from weightscope.tables import Table

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, counted
 from weightscope.fingerprint import Fingerprint
 from weightscope.folder import HIDDEN, new_file, writing
-from weightscope.wording import counted
 
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
@@ -102,7 +101,7 @@ class FinishedLayers:
 
 def _notice(own: int, foreign: int, resume: bool) -> str | None:
     if own:
-        return f"discards {counted(own, 'finished layer')} of an interrupted audit; --resume would have kept them"
+        return f"discards {counted(own, 'finished layer')} of an interrupted audit; `resume` would have kept them"
     others = counted(foreign, "finished layer")
     if foreign and resume:
         return f"starts afresh: discards {others} of other options or weights"

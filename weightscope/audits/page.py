@@ -107,7 +107,9 @@ def write_summary_page(files: Files, summary: Table) -> None:
         causes = Table(
             [Column("name", list(map(str, failed["name"])), "checkpoint"), *failed.select("source", "error").columns]
         )
-        sections.append(Section("Failed", "Mend these and run again with --resume: the others stay.", [causes]))
+        sections.append(
+            Section("Failed", "Mend these and run weightscope audit again with --resume: the others stay.", [causes])
+        )
     if len(ended):
         names = [name for name in ended.names if name not in {"source", "status", "error", "plan"}]
         caption = (

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from weightscope.cli.command import in_options
 from weightscope.cli.options import (
     device_option,
     out_option,
@@ -82,7 +83,7 @@ def _say(line: str) -> None:
     from tqdm import tqdm
 
     with tqdm.external_write_mode(sys.stderr):
-        click.echo(f"weightscope: {line}", err=True)
+        click.echo(f"weightscope: {in_options(line)}", err=True)
 
 
 def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, resume: bool) -> None:
@@ -90,7 +91,7 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
     from tqdm import tqdm
 
     from weightscope.audits.many import audit_list
-    from weightscope.wording import counted
+    from weightscope.errors import counted
 
     failed = 0
     for outcome in audit_list(sources, out, options, engine, resume, say=_say):

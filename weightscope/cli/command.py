@@ -1,5 +1,6 @@
 """How a command ends when it cannot do what it was asked: one line on stderr, status 2."""
 
+import re
 import sys
 from typing import Any
 
@@ -7,6 +8,13 @@ import click
 
 from weightscope.errors import CheckpointError
 from weightscope.progress import progress_shown
+
+ARGUMENT = re.compile(r"`(\w+)(?:='([^'`]+)')?`")
+
+
+def in_options(message: str) -> str:
+    """What the library says of an argument as a command says it: `tower='text'` is --tower text."""
+    return ARGUMENT.sub(lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] else ""), message)
 
 
 class EndsInOneLine(click.Command):
@@ -17,7 +25,7 @@ class EndsInOneLine(click.Command):
             with progress_shown():
                 return super().main(*args, **kwargs)
         except CheckpointError as error:
-            problem = str(error)
+            problem = in_options(str(error))
         except MemoryError as error:  # NumPy's and CuPy's say how much was asked for
             problem = f"not enough memory: {(str(error).strip() or 'the system gave no more').splitlines()[0]}"
         click.echo(f"{self.name}: {problem}", err=True)

@@ -14,8 +14,7 @@ from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.device import open_device
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess
-from weightscope.errors import CheckpointError
-from weightscope.escape import printable
+from weightscope.errors import CheckpointError, printable
 from weightscope.fingerprint import Fingerprint, file_identity
 from weightscope.folder import Files, OutputFolder
 from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve

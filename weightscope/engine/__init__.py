@@ -9,12 +9,12 @@ from weightscope.engine.engine import Engine, Finished, Processes, ThisProcess
 __all__ = ["Engine", "Finished", "Processes", "ThisProcess", "open_engine"]
 
 
-def open_engine(name: str, scheduler: str | None = None, jobs: int | None = None) -> Engine:
+def open_engine(engine: str, scheduler: str | None = None, jobs: int | None = None) -> Engine:
     """The engine a user asks for.
 
     Parameters
     ----------
-    name : {"local", "dask"}
+    engine : {"local", "dask"}
     scheduler : str, optional
         Where Dask's scheduler is: tcp://HOST:PORT, or the file that `--scheduler-file` made it write.
     jobs : int, optional
@@ -25,7 +25,7 @@ def open_engine(name: str, scheduler: str | None = None, jobs: int | None = None
     CheckpointError
         Dask is not installed, or there is no scheduler there.
     """
-    if name == "dask":
+    if engine == "dask":
         from weightscope.engine.cluster import connect
 
         return connect(scheduler)

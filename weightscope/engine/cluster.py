@@ -53,7 +53,7 @@ class Cluster(Engine):
         self._client.close(timeout=CLOSING)
 
     def failure(self, error: Exception | None) -> CheckpointError:
-        return CheckpointError(f"the Dask scheduler at {self._address} has gone away (audit --resume goes on)")
+        return CheckpointError(f"the Dask scheduler at {self._address} has gone away (`resume` goes on with an audit)")
 
     def in_words(self, error: Exception) -> Exception:
         from distributed import KilledWorker
@@ -84,10 +84,10 @@ def connect(scheduler: str | None) -> Engine:
         from dask.utils import parse_timedelta
         from distributed import Client
     except ImportError:
-        raise CheckpointError("--engine dask needs Dask: pip install 'weightscope[cluster]'") from None
+        raise CheckpointError("`engine='dask'` needs Dask: pip install 'weightscope[cluster]'") from None
     address = scheduler or dask.config.get("scheduler-address", None)
     if not address:
-        raise CheckpointError("--engine dask needs --scheduler, the tcp:// address that `dask scheduler` prints")
+        raise CheckpointError("`engine='dask'` needs `scheduler`, the tcp:// address that `dask scheduler` prints")
     address = _address(address)
     for name in NOISY:  # what goes wrong is said in a line, here
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -110,7 +110,7 @@ def _address(scheduler: str) -> str:
         if ADDRESS.fullmatch(found):
             return str(found)
     problem = "is neither tcp://HOST:PORT nor a file that a scheduler wrote its address to"
-    raise CheckpointError(f"--scheduler {printable(scheduler)} {problem}")
+    raise CheckpointError(f"`scheduler` {printable(scheduler)} {problem}")
 
 
 def _within(seconds: float, connect: Callable[[], Any]) -> Any:

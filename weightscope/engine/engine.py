@@ -169,7 +169,8 @@ class Processes(Engine):
 
     def failure(self, error: Exception | None) -> CheckpointError:
         return CheckpointError(
-            "a process of --jobs was killed, out of memory perhaps; fewer jobs take less (audit --resume goes on)"
+            "one of the processes of `jobs` was killed, out of memory perhaps; fewer take less "
+            "(`resume` goes on with an audit)"
         )
 
 

@@ -109,11 +109,11 @@ def choose_family(
         return fitting[0]
     towers = sorted({row.tower for row in rows if row.tower})
     if not towers:
-        raise CheckpointError(f"{rows[0].name} is not a model of towers; leave --tower out", file=checkpoint.name)
+        raise CheckpointError(f"{rows[0].name} is not a model of towers; leave `tower` out", file=checkpoint.name)
     if not fitting:
         problem = f"{rows[0].name} has no tower '{tower}'; it has {' and '.join(towers)}"
         raise CheckpointError(problem, file=checkpoint.name)
-    choices = " or ".join(f"--tower {tower}" for tower in towers)
+    choices = " or ".join(f"`tower='{tower}'`" for tower in towers)
     raise CheckpointError(f"{rows[0].name} has several towers: say {choices}", file=checkpoint.name)
 
 
@@ -122,8 +122,8 @@ def _advice(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
     family, balance, example = max((_likeness(row, checkpoint) for row in families), key=lambda found: found[1])
     if balance <= 0:
         return "; its tensors are named like no family that weightscope knows"
-    tower = f" --tower {family.tower}" if family.tower else ""
-    return f"; its tensors ('{example}' ...) are named as in {family.name}: try --family {family.name}{tower}"
+    tower = f" `tower='{family.tower}'`" if family.tower else ""
+    return f"; its tensors ('{example}' ...) are named as in {family.name}: try `family='{family.name}'`{tower}"
 
 
 def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]:

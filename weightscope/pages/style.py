@@ -19,7 +19,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
-from weightscope.escape import printable
+from weightscope.errors import printable
 from weightscope.folder import Files
 
 COLUMN = 3.4  # inches: one column of a two-column paper

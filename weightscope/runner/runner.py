@@ -12,13 +12,12 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.device import CPU, Device, open_device
 from weightscope.embeddings import outside
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, counted
 from weightscope.model import Model
 from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, phase
 from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import first_line, import_torch, load_eager, room_for, torch_device
-from weightscope.wording import counted
 
 TOKENS_A_BATCH = 2048
 LARGEST_ERROR = 1e-4  # relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned

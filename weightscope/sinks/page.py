@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from weightscope.errors import counted
 from weightscope.folder import Files
 from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import save
@@ -14,7 +15,6 @@ from weightscope.sinks.mechanisms import MECHANISMS, SINK_HEAD, SinkMechanisms
 from weightscope.sinks.patching import ABLATED, PATCHED
 from weightscope.sinks.prediction import SINKS_ABOVE
 from weightscope.tables import Column, Table
-from weightscope.wording import counted
 
 HEADS_SHOWN = 24  # in the table of what sinks do
 
