@@ -29,7 +29,7 @@ Runs = list[dict[str, Any]]
 STAGES = ("nop", "broadcast", "vit")
 
 
-def nop_runs(out: Path, seeds: tuple[int, ...], paper_size: bool) -> None:
+def nop_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
     """Sweeps of damping and of frequency, and every kind of attention on the default task (Figs 2 and 7)."""
     size = nop.PAPER_SIZE if paper_size else nop.DEFAULT_SIZE
     default = nop.Task()
@@ -40,49 +40,49 @@ def nop_runs(out: Path, seeds: tuple[int, ...], paper_size: bool) -> None:
     def run(task: nop.Task, name: str, seed: int) -> dict[str, Any]:
         return asdict(nop.train_nop(task, name, VARIANTS[name], size, seed)[1])
 
-    train_all(out / "nop.json", size, {
+    train_all(out, "nop", size, {
         f"{name}, damping {task.damping:g}, p {task.probability:g}, seed {seed}": lambda a=(task, name, seed): run(*a)
         for task, name in planned for seed in seeds
     })  # fmt: skip
 
 
-def broadcast_runs(out: Path, seeds: tuple[int, ...], paper_size: bool) -> None:
+def broadcast_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
     """The broadcast under every kind of attention (Fig. 3)."""
     size = broadcast.PAPER_SIZE if paper_size else broadcast.DEFAULT_SIZE
 
     def run(name: str, seed: int) -> dict[str, Any]:
         _, found, example = broadcast.train_broadcast(name, VARIANTS[name], size, seed)
         if (name, seed) == ("softmax", seeds[0]):
-            Folder(out).npz("broadcast-example.npz", **asdict(example))
+            out.npz("broadcast-example.npz", **asdict(example))
         return asdict(found)
 
-    train_all(out / "broadcast.json", size, {
+    train_all(out, "broadcast", size, {
         f"{name}, seed {seed}": lambda a=(name, seed): run(*a) for name in VARIANTS for seed in seeds
     })  # fmt: skip
 
 
-def vit_runs(out: Path, seeds: tuple[int, ...], paper_size: bool) -> None:
+def vit_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
     """Gates and registers in a small ViT (section 5, Table 1); the paper's own size is out of reach."""
     size = vit.LARGE_SIZE if paper_size else vit.DEFAULT_SIZE
 
     def run(name: str, seed: int) -> dict[str, Any]:
         return asdict(vit.train_vit(name, VARIANTS[name], size, seed))
 
-    train_all(out / "vit.json", size, {
+    train_all(out, "vit", size, {
         f"{name}, seed {seed}": lambda a=(name, seed): run(*a) for name in GATES_AND_REGISTERS for seed in seeds
     })  # fmt: skip
 
 
-def train_all(path: Path, size: Any, planned: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
-    """Train what `path` does not hold yet, and write it anew after each training."""
-    sizes = asdict(size)
+def train_all(out: Folder, stage: str, size: Any, planned: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
+    """Train what the stage's JSON does not hold yet, and write it anew after each training."""
+    path, sizes = out.path / f"{stage}.json", asdict(size)
     before = kept(path) if path.exists() else {"size": None}
     runs = before["runs"] if before["size"] == sizes else {}
     for name, train in planned.items():
         if name not in runs:
             runs[name] = train()
-            Folder(path.parent).json(path.name, {"size": sizes, "torch": torch.__version__, "runs": runs})
-            click.echo(f"{path.stem}: {name}")
+            out.json(path.name, {"size": sizes, "torch": torch.__version__, "runs": runs})
+            click.echo(f"{stage}: {name}")
 
 
 def kept(path: Path) -> dict[str, Any]:
@@ -98,30 +98,29 @@ def kept(path: Path) -> dict[str, Any]:
     return found
 
 
-def draw(out: Path, stages: tuple[str, ...]) -> None:
+def draw(out: Folder, stages: tuple[str, ...]) -> None:
     """Tables and figures of the results that `out` holds."""
-    files = Folder(out)
-    runs = {stage: list(kept(out / f"{stage}.json")["runs"].values()) for stage in stages}
+    runs = {stage: list(kept(out.path / f"{stage}.json")["runs"].values()) for stage in stages}
     for stage in stages:
-        files.table(f"{stage}.csv", table(runs[stage]))
+        out.table(f"{stage}.csv", table_of(runs[stage]))
         kinds = GATES_AND_REGISTERS if stage == "vit" else VARIANTS
         missing = [name for name in kinds if name not in {run["variant"] for run in runs[stage]}]
         if missing:
             click.echo(f"{stage}: drawn without {', '.join(missing)}, which {stage}.json does not have")
     if "nop" in stages:
-        save(figures.nop_figure(runs["nop"]), files, "nop")
-        save(figures.emergence_figure(runs["nop"]), files, "nop-emergence")
+        save(figures.nop_figure(runs["nop"]), out, "nop")
+        save(figures.emergence_figure(runs["nop"]), out, "nop-emergence")
     if "broadcast" in stages:
-        with np.load(out / "broadcast-example.npz") as example:
-            save(figures.broadcast_figure(runs["broadcast"], dict(example)), files, "broadcast")
+        with np.load(out.path / "broadcast-example.npz") as example:
+            save(figures.broadcast_figure(runs["broadcast"], dict(example)), out, "broadcast")
     if {"nop", "broadcast"} <= set(stages):
-        save(figures.kinds_figure(runs["nop"], runs["broadcast"]), files, "kinds-of-attention")
+        save(figures.kinds_figure(runs["nop"], runs["broadcast"]), out, "kinds-of-attention")
     if "vit" in stages:
-        save(figures.mitigation_figure(runs["vit"]), files, "mitigation")
-        save(figures.mechanisms_figure(runs["vit"]), files, "mitigation-mechanisms")
+        save(figures.mitigation_figure(runs["vit"]), out, "mitigation")
+        save(figures.mechanisms_figure(runs["vit"]), out, "mitigation-mechanisms")
 
 
-def table(runs: Runs) -> Table:
+def table_of(runs: Runs) -> Table:
     """A row a training, a layer's measures in columns of their own; curves and samples are in the JSON alone."""
     rows = []
     for run in runs:
@@ -145,12 +144,12 @@ def table(runs: Runs) -> Table:
 def main(out: Path, only: tuple[str, ...], seeds: int, paper_size: bool, redraw: bool) -> None:
     """Train the toys and write tables and figures into OUT."""
     torch.set_num_threads(1)  # matrices are small: a second core would wait
-    stages = only or STAGES
+    folder, stages = Folder(out), only or STAGES
     if not redraw:
         for stage, train in zip(STAGES, (nop_runs, broadcast_runs, vit_runs), strict=True):
             if stage in stages:
-                train(out, tuple(range(seeds)), paper_size)
-    draw(out, stages)
+                train(folder, tuple(range(seeds)), paper_size)
+    draw(folder, stages)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from tqdm import trange
+
+from weightscope.progress import bar
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def train(
         Let the rate rise over a twentieth of the steps and then fall to nothing along a cosine; constant otherwise.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=1e-4, fused=True)
-    for step in trange(1, steps + 1, desc=label, leave=False, mininterval=1.0):
+    for step in bar(range(1, steps + 1), label, "step", mininterval=1.0):
         if cosine:
             scheduled = min(20 * step / steps, 0.5 + 0.5 * math.cos(math.pi * step / steps))
             optimiser.param_groups[0]["lr"] = rate * scheduled
