@@ -12,6 +12,7 @@ import weightscope as ws
 from tests.support.audits import undrawn
 from tests.support.browser import Page
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.tiny_models import fixture
 from weightscope.cli import main
 
 WIDTH, HEADS = 24, 4  # of the tiny GPT-2; its heads are 6 wide
@@ -127,3 +128,15 @@ def test_a_comparison_shows_itself(run: list[Path], out: Path) -> None:
     assert "<table" in found._repr_html_()
     assert len(found.plot().axes) == 4
     assert (out / "heads.csv").read_text() == found.heads.csv()
+
+
+@pytest.mark.parametrize("names", [("modernbert_biases", "bert"), ("bert", "modernbert_biases")])
+def test_a_model_that_rotates_is_compared_with_one_that_does_not(names: tuple[str, str], tmp_path: Path) -> None:
+    """Distances are measured of both; without a rotation W_QK is the same at all of them."""
+    found = ws.compare(*(fixture(name).model for name in names))
+    with undrawn():
+        found.write(tmp_path)
+    with np.load(tmp_path / "spectra.npz") as spectra:
+        apart = spectra["qk_singular_values_delta1"] - spectra["qk_singular_values"]  # (2, L, H, r)
+    moved = dict(zip(names, np.abs(apart).max(axis=(1, 2, 3)), strict=True))
+    assert moved["bert"] < 1e-12 and moved["modernbert_biases"] > 1e-3

@@ -11,7 +11,7 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.audits.directions import HeadDirections, directions_of
 from weightscope.audits.findings import Findings
-from weightscope.audits.measure import Arrays, measure_layer, measured_forms
+from weightscope.audits.measure import Arrays, measure_layer
 from weightscope.audits.measures import MeasuredHeads
 from weightscope.audits.model_findings import findings_of
 from weightscope.device import open_device
@@ -105,14 +105,23 @@ def measure_task(get_model: Callable[[], Model], index: int, options: AuditOptio
     model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
     with one_blas_thread():
         layer = model.unchecked().layer(index)  # of a copy, because a model keeps the last layer it was asked for
-        return measured_layer(model, layer, options)
+        return measured_layer(layer, measured_forms(model, options), options)
 
 
-def measured_layer(model: Model, layer: Layer, options: AuditOptions) -> dict[str, np.ndarray]:
+def measured_layer(layer: Layer, forms: Sequence[str], options: AuditOptions) -> dict[str, np.ndarray]:
     """All that an audit keeps of a layer."""
-    forms = layer.qk_forms(options.deltas, options.window)
-    names = measured_forms(model, options.deltas, options.window)
-    return measure_layer(layer, {name: forms[name] for name in names}, open_device(options.device))
+    between = layer.qk_forms(options.deltas, options.window)
+    return measure_layer(layer, {form: between[form] for form in forms}, open_device(options.device))
+
+
+def measured_forms(model: Model, options: AuditOptions) -> list[str]:
+    """The forms of W_QK that are measured beside W_QK itself: those in which it differs in some layer of the model."""
+    rotations = [rotation for rotation in model.rotations.values() if rotation is not None]
+    if not rotations:
+        return []
+    partly = any(len(rotation.turning) < model.config.head_dim for rotation in rotations)
+    distances = [f"delta{delta}" for delta in options.deltas if delta]
+    return [*distances, f"mean{options.window}", *(["free", "turning"] if partly else [])]
 
 
 def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.audits.audit import AuditOptions, measured_layer
+from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer
 from weightscope.audits.measure import Arrays
 from weightscope.audits.measures import MAPS, MeasuredHeads
 from weightscope.errors import CheckpointError, counted, printable
@@ -59,7 +59,8 @@ def compare(
     named = [model.name for model in models] if labels is None else list(labels)
     for model, label in zip(models[1:], named[1:], strict=True):
         _check_same_shape(a, named[0], model, label)
-    unchecked = [model.unchecked() for model in models]
+    unchecked, options = [model.unchecked() for model in models], AuditOptions()
+    forms = list(dict.fromkeys(form for model in models for form in measured_forms(model, options)))
     measured: list[dict[int, Arrays]] = [{} for _ in models]
     from_first: list[list[Arrays]] = [[] for _ in models[1:]]
     from_previous: list[list[Arrays]] = [[] for _ in models[1:]]
@@ -67,10 +68,10 @@ def compare(
         indices = bar(a.attention_layers, "layers", "layer")
     for index in indices:
         first = previous = unchecked[0].layer(index)
-        measured[0][index] = measured_layer(a, first, AuditOptions())
+        measured[0][index] = measured_layer(first, forms, options)
         for k, model in enumerate(unchecked[1:]):
             current = model.layer(index)
-            measured[k + 1][index] = measured_layer(a, current, AuditOptions())
+            measured[k + 1][index] = measured_layer(current, forms, options)
             change = layer_changes(first, current)
             from_first[k].append(change)
             from_previous[k].append(change if previous is first else layer_changes(previous, current))
@@ -198,10 +199,9 @@ class Comparison:
 
     @property
     def _measures(self) -> list[str]:
-        """The measures that are numbers and that all checkpoints have."""
-        tables = [heads.table for heads in self.measured]
-        shared = (m.name for m in self.measured[0].measures if all(m.name in table for table in tables))
-        return [name for name in shared if tables[0][name].dtype.kind == "f"]
+        """The measures that are numbers and not counts."""
+        first = self.measured[0]
+        return [measure.name for measure in first.measures if first.table[measure.name].dtype.kind == "f"]
 
     def moved_most(self, n: int) -> Table:
         """The heads that moved most, for people: angles in degrees, a few of the measures."""

@@ -133,9 +133,11 @@ def audit_all(
                     go_on = partial(running[number].send, (index, value, error))
                 try:
                     go_on()
+                    continue
                 except StopIteration as ended:
-                    del running[number]
-                    yield ended.value
+                    outcome = ended.value
+                del running[number]
+                yield outcome
         finally:
             for run in running.values():
                 run.close()  # lets go of its folder

@@ -17,7 +17,6 @@ from weightscope.device import CPU, Device
 from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_share
 from weightscope.metrics.sketch import probes, space_sketch
 from weightscope.metrics.value_output import affine_singular_values, eigenvalues
-from weightscope.model import Model
 from weightscope.parallel import in_threads
 
 Arrays = Mapping[str, np.ndarray]  # what was measured of a layer (H, ...) or of all (L, H, ...), by name
@@ -47,16 +46,6 @@ def project(factor: np.ndarray, omega: np.ndarray, device: Device) -> Projection
     gram = inner(on_device, device=device)  # (r, r)
     root = triangle(factor, gram)
     return Projection(device, on_device, gram, root, space_sketch(factor, root.r, omega))
-
-
-def measured_forms(model: Model, deltas: Sequence[int], window: int) -> tuple[str, ...]:
-    """The forms of W_QK that are measured beside W_QK itself: those in which it differs in some layer of the model."""
-    rotations = [rotation for rotation in model.rotations.values() if rotation is not None]
-    if not rotations:
-        return ()
-    forms = [*(f"delta{delta}" for delta in deltas if delta), f"mean{window}"]
-    partly = any(len(rotation.turning) < model.config.head_dim for rotation in rotations)
-    return (*forms, "free", "turning") if partly else tuple(forms)
 
 
 def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device = CPU) -> dict[str, np.ndarray]:
