@@ -22,7 +22,7 @@ sources text
 runner
 pages
 detokenization
-circuits
+circuitry
 audits norms outlier_dimensions
 sinks
 cli

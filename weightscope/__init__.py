@@ -10,6 +10,8 @@ Checkpoints and their heads
     `open_model`, `Model`, `Factored`, `CheckpointError`
 Every head of a checkpoint, and how heads move between checkpoints
     `audit`, `compare`
+What each head is, and which heads read what others write
+    `circuits`
 The first layer as a function of tokens and positions
     `first_layer`, `FirstLayer`, `bigram_auroc`, `load_counts`
 Activations, with PyTorch
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from weightscope.attention.factored import Factored
     from weightscope.audits.audit import audit
     from weightscope.audits.compare import compare
+    from weightscope.circuitry.circuits import circuits
     from weightscope.detokenization.first_layer import FirstLayer, first_layer
     from weightscope.detokenization.heads import bigram_auroc
     from weightscope.errors import CheckpointError
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from weightscope.text.counts import load_counts
 
 __all__ = [
-    "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc", "compare",
+    "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc", "circuits", "compare",
     "first_layer", "load_counts", "open_model", "open_runner",
 ]  # fmt: skip
 __version__ = "0.1.0"
@@ -49,6 +52,7 @@ _HOMES = {
     "Table": "tables",
     "audit": "audits.audit",
     "bigram_auroc": "detokenization.heads",
+    "circuits": "circuitry.circuits",
     "compare": "audits.compare",
     "first_layer": "detokenization.first_layer",
     "load_counts": "text.counts",

@@ -183,6 +183,10 @@ class Layer:
         """What the layer's queries are before rotation, their norm included: (n, d) -> (H, n, r)."""
         return self._made(self.q, self.q_norm, self.normalised(x))
 
+    def keys(self, x: Any) -> Any:
+        """What the layer's keys are before rotation, their norm included: (n, d) -> (G, n, r)."""
+        return self._made(self.k, self.k_norm, self.normalised(x))
+
     def _made(self, of: Affine | Latent, norm: InnerNorm | None, z: Any) -> Any:
         """Queries, keys or values of tokens z = x / sigma(x): (n, d) -> (heads, n, r)."""
         made = of(z)
@@ -209,8 +213,7 @@ class Layer:
         """
         x = np.asarray(x)
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
-        q = self.queries(x)  # (H, n, r)
-        k = self._made(self.k, self.k_norm, self.normalised(x))  # (G, n, r)
+        q, k = self.queries(x), self.keys(x)  # (H, n, r), (G, n, r)
         if self.rotation is not None:
             q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, positions)
         n, r = q.shape[1:]

@@ -3,6 +3,7 @@
 import click
 
 from weightscope.cli.audits import audit_command, compare_command
+from weightscope.cli.circuits import circuits_command
 from weightscope.cli.command import Commands
 from weightscope.cli.first_layer import bigrams, detok, neighbours, positions
 from weightscope.cli.inspection import inspect
@@ -20,6 +21,6 @@ def main() -> None:
 
 
 for command in (
-    inspect, detok, audit_command, compare_command, neighbours, positions, bigrams, norms, outliers, sinks,
+    inspect, detok, audit_command, compare_command, circuits_command, neighbours, positions, bigrams, norms, outliers, sinks,
 ):  # fmt: skip
     main.add_command(command)

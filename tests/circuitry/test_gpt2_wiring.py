@@ -6,7 +6,7 @@ import pytest
 import weightscope as ws
 from tests.support.heads_by_hand import dense_scores
 from tests.support.weights import shared
-from weightscope.circuits.wiring import Wiring, wiring
+from weightscope.circuitry.wiring import Wiring, wiring
 
 INDUCTION = [(5, 1), (6, 9), (5, 5), (7, 2), (7, 10)]  # published scores 0.91, 0.91, 0.93, 0.83, 0.91
 

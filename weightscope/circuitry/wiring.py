@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.circuits.spaces import Spaces, layer_spaces
+from weightscope.circuitry.spaces import Spaces, layer_spaces
 from weightscope.device import CPU, Device
 from weightscope.folder import Files
 from weightscope.model import Model
+from weightscope.parallel import in_threads
 
 KINDS = ("q", "k", "v")
 WRITTEN_BYTES = 384 << 20  # bases of what is written that are held at a time; layers that read them pass by
@@ -167,11 +168,15 @@ def wiring(
             for kind, own in {"o": spaces.written, **spaces.read}.items():
                 rank[kind][m] = own.of_heads(own.rank)
                 concentration[kind][m] = (own.use**2).sum(axis=-1).ravel()
-            if written:
-                for kind, read in spaces.read.items():
-                    there = device.put(read.basis)
-                    for earlier, basis, own in written:
-                        pk[kind][earlier, :, m], cs[kind][earlier, :, m] = pair_scores(own, read, device, basis, there)
+            there = {kind: device.put(read.basis) for kind, read in spaces.read.items()} if written else {}
+            tasks = [
+                (earlier, kind, (own, spaces.read[kind], device, basis, there[kind]))
+                for earlier, basis, own in written
+                for kind in there
+            ]
+            found = in_threads(lambda task: pair_scores(*task[2]), tasks)
+            for (earlier, kind, _), (pk_of_pair, cs_of_pair) in zip(tasks, found, strict=True):
+                pk[kind][earlier, :, m], cs[kind][earlier, :, m] = pk_of_pair, cs_of_pair
             advance(len(written))
             if m in group:
                 written.append((m, device.put(spaces.written.basis), spaces.written))

@@ -14,9 +14,9 @@ from tests.support.heads_by_hand import dense_scores, layer_of, random_layer
 from tests.support.tiny_models import NAMES, fixture
 from weightscope.attention.layer import Layer
 from weightscope.attention.rotation import Rotation, inverse_powers
-from weightscope.circuits import wiring as wiring_module
-from weightscope.circuits.spaces import layer_spaces
-from weightscope.circuits.wiring import KINDS, pair_scores, random_overlap, wiring
+from weightscope.circuitry import wiring as wiring_module
+from weightscope.circuitry.spaces import layer_spaces
+from weightscope.circuitry.wiring import KINDS, pair_scores, random_overlap, wiring
 from weightscope.device import open_device
 from weightscope.folder import Files
 from weightscope.model import Model

@@ -1,0 +1,82 @@
+"""The wiring diagram: layers from left to right, heads by their role, the strongest edges of each kind."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+
+from weightscope.circuitry.circuits import READS, Circuits
+from weightscope.circuitry.wiring import KINDS
+from weightscope.pages.style import in_our_style, subplots
+
+# Okabe and Ito's colours; a role has the same in the figure and on the page.
+ROLE_COLOURS = {
+    "previous token": "#0072B2", "induction": "#D55E00", "duplicate token": "#CC79A7", "identity": "#E69F00",
+    "copying": "#009E73", "anti-copying": "#8C6D00",
+}  # fmt: skip
+UNNAMED = "#C4C9CF"
+KIND_COLOURS = {"q": "#56B4E9", "k": "#D55E00", "v": "#009E73"}
+THICKEST = 2.6  # points
+
+
+@in_our_style()
+def diagram(found: Circuits) -> Any:
+    """The strongest pairs by PK, a panel a kind of reading.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    wired, names = found.wiring, found.roles.names
+    n, h = names.shape
+    figure, axes = subplots(3, 1, figsize=(max(3.4, min(7.0, 0.5 * n + 1)), 6.6), sharex=True, sharey=True)
+    strongest = found.edges.where(found.edges["ranked_by"] == "pk")
+    place = {int(layer): i for i, layer in enumerate(wired.layers)}
+    for axis, kind in zip(axes, KINDS, strict=True):
+        edges = strongest.where(strongest["kind"] == kind)
+        z = edges["pk_z"].astype(float)
+        drawn = set()
+        for row in range(len(edges)):
+            a = place[int(edges["from_layer"][row])], int(edges["from_head"][row])
+            b = place[int(edges["to_layer"][row])], int(edges["to_head"][row])
+            width = 0.4 + (THICKEST - 0.4) * z[row] / max(z.max(), 1e-9)
+            axis.add_patch(
+                PathPatch(_curve(a, b), fill=False, edgecolor=KIND_COLOURS[kind], linewidth=width, alpha=0.65)
+            )
+            drawn |= {a, b}
+        colours = [ROLE_COLOURS.get(names[i, b], UNNAMED) for i in range(n) for b in range(h)]
+        sizes = [14 if (i, b) in drawn else 5 for i in range(n) for b in range(h)]
+        axis.scatter(np.repeat(np.arange(n), h), np.tile(np.arange(h), n), s=sizes, c=colours, zorder=3, linewidths=0)
+        for i, b in drawn:
+            if names[i, b]:
+                axis.annotate(
+                    f"{wired.layers[i]}.{b}",
+                    (i, b),
+                    (0, 3.5),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=5,
+                    zorder=4,
+                )
+        axis.set(ylabel="head", title=f"what {READS[kind]} read")
+    axes[0].invert_yaxis()
+    ticks = np.arange(0, n, max(1, n // 12))
+    axes[-1].set_xticks(ticks, wired.layers[ticks])
+    axes[-1].set_xlabel("layer")
+    there = [role for role in ROLE_COLOURS if role in found.named]
+    handles = [
+        Line2D([], [], marker="o", linestyle="", color=ROLE_COLOURS[role], markersize=4, label=role) for role in there
+    ]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _curve(a: tuple[int, int], b: tuple[int, int]) -> Path:
+    """From one head to another, leaving and arriving along the layers' axis."""
+    (x, y), (to_x, to_y) = a, b
+    bend = (to_x - x) / 2
+    corners = [(x, y), (x + bend, y), (to_x - bend, to_y), (to_x, to_y)]
+    return Path(corners, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])

@@ -1,0 +1,242 @@
+"""The names of heads: every role's score, its threshold, and how often heads with such a score had the role when run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weightscope.circuitry import roles
+from weightscope.circuitry.stream import ROWS, sample_tokens, streams, why_no_stream
+from weightscope.circuitry.wiring import Wiring
+from weightscope.errors import CheckpointError
+from weightscope.model import Model
+from weightscope.tables import Column, Table
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a head can be called, and by which column.
+
+    Attributes
+    ----------
+    name : str
+    score : str
+        The column of roles.csv that it is given by.
+    least : float
+        The name is given from here on. In a model at its random start no head comes near.
+    sure : float or None
+        Share of the heads scoring at least that in the models measured here that had the role when they were run;
+        None where that cannot be measured by attention.
+    """
+
+    name: str
+    score: str
+    least: float
+    sure: float | None
+
+
+# A head that reaches several thresholds is called by the first. The two names by wiring are for checkpoints without
+# tokens or feed-forward networks: they hold on GPT-2, but the second tells previous-token heads of SmolLM2 and MiniLM
+# apart no better than |W_QK| does. No head is called a sink: that score does not beat the layer's index.
+ROLES = (
+    Role("previous token", "previous_token", 0.25, 0.64),
+    Role("induction", "induction", 1.7, 0.75),
+    Role("duplicate token", "duplicate_token", 2.4, 0.6),
+    Role("identity", "identity", 0.8, None),
+    Role("copying", "copying", 1.5, 0.64),
+    Role("anti-copying", "anti_copying", 1.5, 0.5),
+)
+ROLES_BY_WIRING = (
+    Role("induction", "reads_by_keys", 0.4, 0.83),
+    Role("identity", "identity", 0.8, None),
+    Role("previous token", "read_by_keys", 0.4, None),
+)
+NO_NAME = ""
+LEAST_Z = 20.0  # standard deviations; shares of spaces that random ones could have in common do not count
+COLUMNS = {
+    "previous_token": ("previous token", "share of the mean query's attention that the mean key one position back gets"),
+    "distance": ("distance", "positions back at which that share is largest"),
+    "duplicate_token": ("duplicate token", "how far a token's score with itself stands out, in standard deviations"),
+    "induction": (
+        "induction",
+        "the same, for keys that hold what previous-token heads bring: a query finds the place after its own token",
+    ),
+    "copying": ("copying", "how far the token itself stands out among tokens in what the head writes for it"),
+    "first_token": ("first token", "logits by which the mean query prefers the first token of a text"),
+    "identity": ("identity", "tr(W_VO) / (√r |W_VO|): ±1 where the head passes on what it reads, multiplied by a number"),
+    "reads_by_keys": (
+        "keys read",
+        "the largest share of what an earlier head writes that the keys read, beyond chance and beyond other kinds",
+    ),
+    "read_by_keys": (
+        "read by keys",
+        "the largest share of what the head writes that a later head's keys read, beyond chance and beyond its queries",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HeadRoles:
+    """Scores of every head and the names they give.
+
+    Attributes
+    ----------
+    scores : dict of (L, H) arrays
+        NaN where a score cannot be had.
+    names : (L, H) array of str
+        Empty for a head without one.
+    sure : (L, H) array
+    lacking : str or None
+        Why scores that need tokens and feed-forward networks are not there.
+    """
+
+    scores: dict[str, np.ndarray]
+    names: np.ndarray
+    sure: np.ndarray
+    lacking: str | None
+
+
+def head_roles(model: Model, wiring: Wiring, advance: Callable[[int], object] = lambda layers: None) -> HeadRoles:
+    """Every score that the checkpoint allows, and the names.
+
+    Parameters
+    ----------
+    model : Model
+    wiring : Wiring
+        Of the same model.
+    advance : callable, optional
+        Told 1 after each layer.
+    """
+    scores = {name: np.full((len(wiring.layers), wiring.n_heads), np.nan) for name in COLUMNS}
+    scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring)
+    place = {int(layer): i for i, layer in enumerate(wiring.layers)}
+    lacking = why_no_stream(model)
+    if lacking is None:
+        for layer, found in token_scores(model):
+            for name, values in found.items():
+                if layer in place:
+                    scores[name][place[layer]] = values
+            advance(1)
+    for layer, i in place.items():
+        scores["identity"][i] = roles.identity(model.layer(layer))
+    return HeadRoles(scores, *named(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking)
+
+
+def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Layer by layer, the scores that are had by following single tokens upwards: index, and (H,) arrays by name."""
+    causal = ROWS[model.family.name].causal
+    first = _first_token(model)
+    carried: np.ndarray | float = 0.0  # (T, d): what previous-token heads have brought from the token before
+    directions = None
+    for depth, stream in enumerate(streams(model, 0 if first is None else first)):
+        distances, shares = roles.shares_by_distance(roles.attention_by_position(stream, causal=causal), causal=causal)
+        previous = shares[:, list(distances).index(1)]
+        written = roles.written(stream)  # (H, T, d)
+        found = {
+            "previous_token": previous,
+            "distance": distances[shares.argmax(axis=1)].astype(float),
+            "duplicate_token": roles.own_match(roles.content_scores(stream)),
+        }
+        if depth and causal:
+            keys = roles.carried_keys(stream, np.asarray(carried))
+            found["induction"] = roles.own_match(roles.content_scores(stream, keys))
+        if directions is None:
+            directions = unembedding(model, sample_tokens(model, len(stream.x)))
+        outputs = written @ directions.T  # (H, T, T)
+        found["copying"] = roles.own_match(outputs - outputs.mean(axis=1, keepdims=True))
+        if first is not None:
+            found["first_token"] = roles.first_excess(stream)
+        carried = carried + np.einsum("h,htd->td", previous, written)
+        yield stream.layer.index, found
+
+
+def by_wiring(wiring: Wiring) -> tuple[np.ndarray, np.ndarray]:
+    """Share of a space that keys read, at most, for the reader and for the writer; (L, H) twice.
+
+    Chance is taken away, 0 being that of random spaces and 1 all of it. A head whose output queries read as well moves
+    what all heads need, so that for the writer what queries read is taken away too.
+    """
+    shares = {}
+    for kind in ("q", "k"):
+        random = wiring.random_pk(kind).mean
+        most = np.minimum(wiring.rank["o"][:, :, None, None], wiring.rank[kind])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares[kind] = np.where(most > random, (wiring.pk[kind] - random) / (most - random), np.nan)
+        # In narrow models a large share is no surprise: only what stands out counts.
+        shares[kind] = np.where(
+            wiring.pk_z(kind) > LEAST_Z, shares[kind], np.where(np.isnan(shares[kind]), np.nan, 0.0)
+        )
+    return _largest(shares["k"], (0, 1)), _largest(shares["k"] - shares["q"], (2, 3))
+
+
+def _largest(values: np.ndarray, axes: tuple[int, int]) -> np.ndarray:
+    """The largest over two axes, NaN where there is none."""
+    largest = np.where(np.isnan(values), -np.inf, values).max(axis=axes, initial=-np.inf)
+    return np.where(np.isfinite(largest), largest, np.nan)
+
+
+def named(scores: dict[str, np.ndarray], roles: Sequence[Role]) -> tuple[np.ndarray, np.ndarray]:
+    """Names of heads and how sure they are, (L, H) twice.
+
+    Parameters
+    ----------
+    scores : dict of (L, H) arrays
+    roles : sequence of Role
+        The first that a head's scores reach names it.
+    """
+    shape = next(iter(scores.values())).shape
+    names, sure = np.full(shape, NO_NAME, object), np.full(shape, np.nan)
+    for role in reversed(roles):
+        score = {"identity": np.abs(scores["identity"]), "anti_copying": -scores["copying"]}.get(
+            role.score, scores.get(role.score)
+        )
+        reached = np.nan_to_num(score, nan=-np.inf) >= role.least
+        names[reached] = role.name
+        sure[reached] = np.nan if role.sure is None else role.sure
+    return names, sure
+
+
+def roles_table(wiring: Wiring, found: HeadRoles) -> Table:
+    """roles.csv: a row a head."""
+    n, h = found.names.shape
+    layers, heads = np.repeat(wiring.layers, h), np.tile(np.arange(h), n)
+    return Table(
+        [
+            Column("layer", layers),
+            Column("head", heads),
+            Column("kv_head", heads * wiring.n_kv_heads // h),
+            Column("role", found.names.ravel(), meaning="the best name; empty where no score reaches its threshold"),
+            Column(
+                "sure", found.sure.ravel(), format=".2f",
+                meaning="share of heads with such a score that had the role when the models measured here were run",
+            ),
+            *(
+                Column(name, found.scores[name].ravel(), symbol=symbol, meaning=meaning, format=".2f")
+                for name, (symbol, meaning) in COLUMNS.items()
+            ),
+        ]
+    )  # fmt: skip
+
+
+def _first_token(model: Model) -> int | None:
+    """The token that a text begins with, as far as the config says."""
+    for key in ("bos_token_id", "cls_token_id", "eos_token_id"):
+        token = model.config.raw.get(key)
+        if isinstance(token, int) and 0 <= token < model.embeddings.n_tokens:
+            return token
+    return None
+
+
+def unembedding(model: Model, tokens: np.ndarray) -> np.ndarray:
+    """Directions of some tokens' logits in the stream, (T, d): the unembedding's rows, or the embedding's where tied."""
+    norm = ROWS[model.family.name].final_norm
+    try:
+        rows = model.checkpoint["lm_head.weight"].read()[tokens]
+    except KeyError:
+        rows = model.embeddings.rows(tokens)
+    if norm is None or rows.shape[1] != model.config.d_model:
+        return rows
+    try:
+        return rows * norm.read(model.tensors(), model.config.d_model)[0]
+    except CheckpointError:
+        return rows

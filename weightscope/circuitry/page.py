@@ -1,0 +1,119 @@
+"""The page of a checkpoint's circuits: the diagram to move about in, names, edges, and how well the names hold."""
+
+from typing import Any
+
+import numpy as np
+
+from weightscope.circuitry.circuits import READS, Circuits, strongest
+from weightscope.circuitry.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, diagram
+from weightscope.circuitry.names import COLUMNS
+from weightscope.circuitry.wiring import KINDS, Wiring
+from weightscope.folder import Files
+from weightscope.pages.page import write_template
+from weightscope.pages.style import save
+from weightscope.tables import Table
+
+ON_PAGE = 300  # edges of each kind that can be shown at once
+OF_A_HEAD = 2  # of each kind and direction that a head shows when it is chosen, however weak
+
+MEANINGS = {
+    "previous token": "attends to the token before, whatever the tokens are",
+    "induction": "finds where its own token stood before and looks at what came after it",
+    "duplicate token": "attends to earlier places of its own token",
+    "identity": "passes on what it reads, multiplied by one number",
+    "copying": "raises the logit of the token it attends to",
+    "anti-copying": "lowers the logit of the token it attends to",
+}
+
+
+def write_report(found: Circuits, files: Files) -> None:
+    """Write report.html, circuits.png and circuits.svg."""
+    save(diagram(found), files, "circuits")
+    write_template(
+        files, "report.html", "circuits.html", title=f"Circuits of {found.name}", lead=lead(found),
+        caveats=found.caveats, facts=facts(found), roles=_role_rows(found), kinds=READS, columns=COLUMNS,
+        kind_colours=KIND_COLOURS, accuracy=found.accuracy, edges=found.edges, named=_named_table(found),
+    )  # fmt: skip
+
+
+def lead(found: Circuits) -> str:
+    """What the page says, in a sentence or two."""
+    count = sum(map(len, found.named.values()))
+    said = (
+        f"{len(found.heads)} heads in {len(found.wiring.layers)} layers, {count} of them named from the weights alone."
+    )
+    best = strongest(found.wiring, "k", "pk", 1)
+    if not best:
+        return said
+    edge = best[0]
+    a, b = f"{found.wiring.layers[edge.i]}.{edge.a}", f"{found.wiring.layers[edge.j]}.{edge.b}"
+    pk, r = found.wiring.pk["k"][edge.pair], found.wiring.rank["o"][edge.i, edge.a]
+    return f"{said} The keys of {b} read most of what another head writes: {pk:.1f} of the {r} dimensions of {a}."
+
+
+def facts(found: Circuits) -> dict[str, Any]:
+    """What the page's script draws, as JSON has it."""
+    roles = list(ROLE_COLOURS)
+    return {
+        "layers": found.wiring.layers.tolist(),
+        "heads": found.wiring.n_heads,
+        "roles": roles,
+        "colours": [*ROLE_COLOURS.values(), UNNAMED],
+        "kinds": [{"name": name, "colour": KIND_COLOURS[kind]} for kind, name in READS.items()],
+        "role": [[roles.index(name) if name else -1 for name in row] for row in found.roles.names],
+        "sure": _json(found.roles.sure),
+        "scores": {name: _json(values) for name, values in found.roles.scores.items() if np.isfinite(values).any()},
+        "edges": page_edges(found.wiring),
+        "top": int(found.edges["rank"].max(initial=0)),
+    }
+
+
+def page_edges(wired: Wiring) -> list[list[Any]]:
+    """Edges for the page, strongest first within a kind: kind, i, a, j, b, PK, z of PK, CS, and whether by PK's rank."""
+    rows = []
+    n, h = wired.rank["o"].shape
+    for number, kind in enumerate(KINDS):
+        z = wired.pk_z(kind)
+        among = {edge.pair for edge in strongest(wired, kind, "pk", ON_PAGE)}
+        flat = np.nan_to_num(z, nan=-np.inf)
+        of_heads = set()
+        for axes in ((0, 1, 2, 3), (2, 3, 0, 1)):
+            by_head = flat.transpose(axes).reshape(n * h, n * h)
+            best = np.argpartition(-by_head, min(OF_A_HEAD, n * h - 1), axis=1)[:, :OF_A_HEAD]
+            for head, others in enumerate(best):
+                for other in others:
+                    if np.isfinite(by_head[head, other]):
+                        own, its = divmod(head, h), divmod(int(other), h)
+                        of_heads.add((*own, *its) if axes[0] == 0 else (*its, *own))
+        for pair in sorted(among | of_heads, key=lambda at: -flat[at]):
+            pk, cs = wired.pk[kind][pair], wired.cs[kind][pair]
+            rows.append(
+                [
+                    number,
+                    *map(int, pair),
+                    round(float(pk), 2),
+                    round(float(z[pair]), 1),
+                    round(float(cs), 4),
+                    int(pair in among),
+                ]
+            )
+    return rows
+
+
+def _json(values: np.ndarray) -> list[list[float | None]]:
+    return [[round(float(value), 3) if np.isfinite(value) else None for value in row] for row in values]
+
+
+def _role_rows(found: Circuits) -> list[tuple[str, str, str, list[str]]]:
+    """Name, colour, meaning and heads of every role that some head has."""
+    return [
+        (role, ROLE_COLOURS[role], MEANINGS[role], found.named[role]) for role in ROLE_COLOURS if role in found.named
+    ]
+
+
+def _named_table(found: Circuits) -> Table:
+    """The heads that have a name, with the scores that this checkpoint allows."""
+    kept = [
+        column for column in found.heads.columns if column.values.dtype.kind != "f" or np.isfinite(column.values).any()
+    ]
+    return Table(kept).where(found.heads["role"] != "")

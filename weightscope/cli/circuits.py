@@ -1,0 +1,48 @@
+"""What each head is, and which heads talk to each other."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weightscope.cli.options import device_option, out_option, say_caveats, whole_numbers, with_model
+
+
+@click.command("circuits")
+@with_model
+@out_option
+@click.option("--layers", help="Only these, as in 0-3 or 0,5,7-9; all that have attention by default.")
+@click.option(
+    "--top", type=click.IntRange(1), default=20, show_default=True, help="Edges of each kind, by either measure."
+)
+@click.option("--measure", is_flag=True, help="Run the model too, and say how well the names hold (PyTorch).")
+@click.option(
+    "--text", "texts", type=click.Path(exists=True, path_type=Path), multiple=True,
+    help="Text that it is run on, a file or a folder; public-domain prose by default.",
+)  # fmt: skip
+@device_option
+def circuits_command(
+    model: Any, out: Path, layers: str | None, top: int, measure: bool, texts: tuple[Path, ...], device: str
+) -> None:
+    """Name every head by what it does, and find which heads read what others write, as tables and a page."""
+    from tqdm import tqdm
+
+    from weightscope.circuitry.circuits import circuits, n_steps
+    from weightscope.folder import OutputFolder
+    from weightscope.progress import PROGRESS
+
+    chosen = None if layers is None else whole_numbers(layers, "--layers")
+    with OutputFolder(out) as folder:
+        with tqdm(total=n_steps(model, chosen), desc="circuits", unit="pair", **PROGRESS) as bar:
+            found = circuits(model, chosen, top, device, bar.update)
+        if measure:
+            from weightscope.circuitry.measured import measured
+
+            found = measured(model, found, texts, device)
+        found.write(folder)
+    for role, heads in found.named.items():
+        click.echo(f"{role}: {', '.join(heads)}")
+    if found.accuracy is not None:
+        click.echo(found.accuracy.table.text())
+    click.echo(out / "report.html")
+    say_caveats(found.caveats)
