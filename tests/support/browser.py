@@ -106,7 +106,7 @@ class Page:
     def press(self, key: str) -> None:
         """A key down and up again, on whatever has the focus: "ArrowDown", "Tab", "Enter"."""
         typed = {"Enter": "\r"}.get(key, "")
-        codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+        codes = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
         for kind in ("keyDown", "keyUp"):
             parameters = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
             self.call("Input.dispatchKeyEvent", type=kind, text=typed if kind == "keyDown" else "", **parameters)

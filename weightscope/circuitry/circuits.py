@@ -28,8 +28,8 @@ POST_NORM = (
     "they are"
 )
 PARALLEL = (
-    "attention and feed-forward network of a layer read the same stream: what a head writes passes no network before the "
-    "next layer's heads"
+    "attention and feed-forward network of a layer read the same stream: what a head writes passes no network before "
+    "the next layer's heads"
 )
 PARALLEL_FAMILIES = ("gptj", "gpt_neox", "falcon", "phi", "cohere", "cohere2")
 
@@ -104,7 +104,6 @@ def circuits(
     layers: Sequence[int] | None = None,
     top: int = TOP,
     device: str = "cpu",
-    advance: Callable[[int], object] = lambda steps: None,
 ) -> Circuits:
     """Name every head and find which heads talk to each other, from the weights alone.
 
@@ -117,8 +116,6 @@ def circuits(
         Edges of each kind, by each of the two measures.
     device : {"cpu", "cuda"}
         Where the products are computed.
-    advance : callable, optional
-        Told how many of `n_steps` have been done.
 
     Raises
     ------
@@ -138,8 +135,8 @@ def circuits(
         if layer not in model.attention_layers:
             model.layer(layer)  # says why not
             raise CheckpointError(f"no attention layer {layer}", file=model.name)
-    wired = wiring(model, layers, open_device(device), advance)
-    found = head_roles(model, wired, advance)
+    wired = wiring(model, layers, open_device(device))
+    found = head_roles(model, wired)
     caveats = list(model.layer(model.attention_layers[-1]).caveats)
     caveats += [POST_NORM] * (model.family.closing is not None) + [PARALLEL] * (model.family.name in PARALLEL_FAMILIES)
     if found.lacking:
@@ -147,12 +144,6 @@ def circuits(
     return Circuits(
         model.name, wired, found, roles_table(wired, found), edges_table(model, wired, found, top), tuple(caveats)
     )
-
-
-def n_steps(model: Model, layers: Sequence[int] | None = None) -> int:
-    """What `advance` adds up to."""
-    n = len(model.attention_layers if layers is None else set(layers))
-    return n * (n - 1) // 2 + len(model.attention_layers)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from weightscope.pages.style import in_our_style, subplots
 
 # Okabe and Ito's colours; a role has the same in the figure and on the page.
 ROLE_COLOURS = {
-    "previous token": "#0072B2", "induction": "#D55E00", "duplicate token": "#CC79A7", "identity": "#E69F00",
+    "previous token": "#0072B2", "feeds keys": "#0072B2", "induction": "#D55E00", "duplicate token": "#CC79A7", "identity": "#E69F00",
     "copying": "#009E73", "anti-copying": "#8C6D00",
 }  # fmt: skip
 UNNAMED = "#C4C9CF"
@@ -49,11 +49,11 @@ def diagram(found: Circuits) -> Any:
         colours = [ROLE_COLOURS.get(names[i, b], UNNAMED) for i in range(n) for b in range(h)]
         sizes = [14 if (i, b) in drawn else 5 for i in range(n) for b in range(h)]
         axis.scatter(np.repeat(np.arange(n), h), np.tile(np.arange(h), n), s=sizes, c=colours, zorder=3, linewidths=0)
-        for i, b in drawn:
-            if names[i, b]:
+        for i, head in drawn:
+            if names[i, head]:
                 axis.annotate(
-                    f"{wired.layers[i]}.{b}",
-                    (i, b),
+                    f"{wired.layers[i]}.{head}",
+                    (i, head),
                     (0, 3.5),
                     textcoords="offset points",
                     ha="center",

@@ -8,7 +8,8 @@ import numpy as np
 
 from weightscope.circuitry.circuits import Circuits
 from weightscope.circuitry.names import unembedding
-from weightscope.circuitry.stream import ROWS, sample_tokens
+from weightscope.circuitry.stream import sample_tokens
+from weightscope.families.feed_forward import ROWS
 from weightscope.model import Model
 from weightscope.runner.runner import Activations, open_runner
 from weightscope.runner.tokenizer import framing_of
@@ -18,9 +19,9 @@ from weightscope.text.sequences import Framing, token_windows
 
 N_TEXTS, TEXT_LENGTH = 10, 128
 N_REPEATED, REPEATED_LENGTH = 12, 50
-RESAMPLES = 500
+RESAMPLES = 200
 
-# What a head must have done when it was run to count as having the role: share of its attention, or standard deviations.
+# What a head must have done when run to count as having the role: a share of its attention, or standard deviations.
 HAD = {"previous_token": 0.25, "induction": 0.25, "duplicate_token": 0.25, "first_token": 0.5, "copying": 1.5}
 
 # GPT-2 small: classes of Wang et al. 2023 (arXiv 2211.00593, Fig. 2), and the five heads with the highest published
@@ -83,7 +84,8 @@ def measured(model: Model, found: Circuits, texts: Sequence[str | Path] = (), de
             *(Column(name, values.ravel(), format=".2f") for name, values in did.items()),
         ]
     )
-    said = f"{read.source}, {N_TEXTS} passages of {TEXT_LENGTH} tokens; {N_REPEATED} times {REPEATED_LENGTH} random tokens, repeated"
+    said = f"{read.source}, {N_TEXTS} passages of {TEXT_LENGTH} tokens, and on {N_REPEATED} sequences of "
+    said += f"{REPEATED_LENGTH} random tokens said twice"
     return replace(found, accuracy=Accuracy(heads, table, said))
 
 

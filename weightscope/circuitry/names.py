@@ -1,15 +1,17 @@
-"""The names of heads: every role's score, its threshold, and how often heads with such a score had the role when run."""
+"""The names of heads: every role's score, its threshold, and how often heads that reach it had the role when run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from weightscope.circuitry import roles
-from weightscope.circuitry.stream import ROWS, sample_tokens, streams, why_no_stream
+from weightscope.circuitry.stream import sample_tokens, streams, why_no_stream
 from weightscope.circuitry.wiring import Wiring
 from weightscope.errors import CheckpointError
+from weightscope.families.feed_forward import ROWS
 from weightscope.model import Model
+from weightscope.progress import bar
 from weightscope.tables import Column, Table
 
 
@@ -35,9 +37,9 @@ class Role:
     sure: float | None
 
 
-# A head that reaches several thresholds is called by the first. The two names by wiring are for checkpoints without
-# tokens or feed-forward networks: they hold on GPT-2, but the second tells previous-token heads of SmolLM2 and MiniLM
-# apart no better than |W_QK| does. No head is called a sink: that score does not beat the layer's index.
+# A head that reaches several thresholds is called by the first. By wiring alone no head is called a previous-token head:
+# being read by keys tells those of GPT-2, SmolLM2 and MiniLM apart no better than |W_QK| does. Nor is one called a sink:
+# that score does not beat the layer's index.
 ROLES = (
     Role("previous token", "previous_token", 0.25, 0.64),
     Role("induction", "induction", 1.7, 0.75),
@@ -49,21 +51,21 @@ ROLES = (
 ROLES_BY_WIRING = (
     Role("induction", "reads_by_keys", 0.4, 0.83),
     Role("identity", "identity", 0.8, None),
-    Role("previous token", "read_by_keys", 0.4, None),
+    Role("feeds keys", "read_by_keys", 0.4, None),
 )
 NO_NAME = ""
 LEAST_Z = 20.0  # standard deviations; shares of spaces that random ones could have in common do not count
 COLUMNS = {
-    "previous_token": ("previous token", "share of the mean query's attention that the mean key one position back gets"),
+    "previous_token": ("previous token", "share of the mean query's attention that the mean key one place back gets"),
     "distance": ("distance", "positions back at which that share is largest"),
     "duplicate_token": ("duplicate token", "how far a token's score with itself stands out, in standard deviations"),
     "induction": (
         "induction",
-        "the same, for keys that hold what previous-token heads bring: a query finds the place after its own token",
+        "the same with keys that hold what previous-token heads bring: a query finds the place after its token",
     ),
     "copying": ("copying", "how far the token itself stands out among tokens in what the head writes for it"),
     "first_token": ("first token", "logits by which the mean query prefers the first token of a text"),
-    "identity": ("identity", "tr(W_VO) / (√r |W_VO|): ±1 where the head passes on what it reads, multiplied by a number"),
+    "identity": ("identity", "tr(W_VO) / (√r |W_VO|): ±1 where the head passes on what it reads, times one number"),
     "reads_by_keys": (
         "keys read",
         "the largest share of what an earlier head writes that the keys read, beyond chance and beyond other kinds",
@@ -96,7 +98,7 @@ class HeadRoles:
     lacking: str | None
 
 
-def head_roles(model: Model, wiring: Wiring, advance: Callable[[int], object] = lambda layers: None) -> HeadRoles:
+def head_roles(model: Model, wiring: Wiring) -> HeadRoles:
     """Every score that the checkpoint allows, and the names.
 
     Parameters
@@ -104,19 +106,17 @@ def head_roles(model: Model, wiring: Wiring, advance: Callable[[int], object] = 
     model : Model
     wiring : Wiring
         Of the same model.
-    advance : callable, optional
-        Told 1 after each layer.
     """
     scores = {name: np.full((len(wiring.layers), wiring.n_heads), np.nan) for name in COLUMNS}
     scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring)
     place = {int(layer): i for i, layer in enumerate(wiring.layers)}
     lacking = why_no_stream(model)
     if lacking is None:
-        for layer, found in token_scores(model):
+        n_layers = len(model.attention_layers)
+        for layer, found in bar(token_scores(model), "roles", "layer", total=n_layers):
             for name, values in found.items():
                 if layer in place:
                     scores[name][place[layer]] = values
-            advance(1)
     for layer, i in place.items():
         scores["identity"][i] = roles.identity(model.layer(layer))
     return HeadRoles(scores, *named(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking)
@@ -187,10 +187,8 @@ def named(scores: dict[str, np.ndarray], roles: Sequence[Role]) -> tuple[np.ndar
     shape = next(iter(scores.values())).shape
     names, sure = np.full(shape, NO_NAME, object), np.full(shape, np.nan)
     for role in reversed(roles):
-        score = {"identity": np.abs(scores["identity"]), "anti_copying": -scores["copying"]}.get(
-            role.score, scores.get(role.score)
-        )
-        reached = np.nan_to_num(score, nan=-np.inf) >= role.least
+        of_role = scores | {"identity": np.abs(scores["identity"]), "anti_copying": -scores["copying"]}
+        reached = np.nan_to_num(of_role[role.score], nan=-np.inf) >= role.least
         names[reached] = role.name
         sure[reached] = np.nan if role.sure is None else role.sure
     return names, sure
@@ -228,7 +226,7 @@ def _first_token(model: Model) -> int | None:
 
 
 def unembedding(model: Model, tokens: np.ndarray) -> np.ndarray:
-    """Directions of some tokens' logits in the stream, (T, d): the unembedding's rows, or the embedding's where tied."""
+    """Directions of some tokens' logits in the stream, (T, d): rows of the unembedding, which may be the embedding."""
     norm = ROWS[model.family.name].final_norm
     try:
         rows = model.checkpoint["lm_head.weight"].read()[tokens]
@@ -237,6 +235,6 @@ def unembedding(model: Model, tokens: np.ndarray) -> np.ndarray:
     if norm is None or rows.shape[1] != model.config.d_model:
         return rows
     try:
-        return rows * norm.read(model.tensors(), model.config.d_model)[0]
+        return rows * norm.read(model.tensors(), model.config).gamma
     except CheckpointError:
         return rows

@@ -18,6 +18,7 @@ OF_A_HEAD = 2  # of each kind and direction that a head shows when it is chosen,
 
 MEANINGS = {
     "previous token": "attends to the token before, whatever the tokens are",
+    "feeds keys": "writes what keys of later heads read, as previous-token heads do for induction heads",
     "induction": "finds where its own token stood before and looks at what came after it",
     "duplicate token": "attends to earlier places of its own token",
     "identity": "passes on what it reads, multiplied by one number",
@@ -69,7 +70,7 @@ def facts(found: Circuits) -> dict[str, Any]:
 
 
 def page_edges(wired: Wiring) -> list[list[Any]]:
-    """Edges for the page, strongest first within a kind: kind, i, a, j, b, PK, z of PK, CS, and whether by PK's rank."""
+    """Edges for the page, strongest first within a kind: kind, i, a, j, b, PK, z of PK, CS, whether among ON_PAGE."""
     rows = []
     n, h = wired.rank["o"].shape
     for number, kind in enumerate(KINDS):

@@ -1,7 +1,7 @@
 """What a head does, as far as its weights tell: one function a role, on what enters its layer.
 
 The functions take the stream of single tokens (`stream`). Deep heads also read what earlier heads moved, so roles that
-rest on that are carried forward: what previous-token heads are found to write is what induction heads are asked to read.
+rest on it are carried forward: what previous-token heads are found to write, induction heads are asked to read.
 """
 
 import numpy as np
@@ -95,7 +95,7 @@ def content_scores(stream: Stream, keys: np.ndarray | None = None) -> np.ndarray
 def carried_keys(stream: Stream, carried: np.ndarray) -> np.ndarray:
     """Keys of what earlier heads have brought from other tokens, (T, d) -> (G, T, r), at the stream's usual size."""
     layer, x = stream.layer, stream.x.mean(axis=1)
-    sigma = 1.0 if layer.divisor is None else layer.divisor(x + carried).mean()
+    sigma = 1.0 if layer.norm is None else layer.norm.sigma(x + carried).mean()
     return layer.k(carried / sigma)
 
 
@@ -116,7 +116,7 @@ def first_excess(stream: Stream) -> np.ndarray:
 def identity(layer: Layer) -> np.ndarray:
     """Cosine of W_VO with the identity on r dimensions, tr(W_VO) / (sqrt(r) |W_VO|_F), from -1 to 1: (H,)."""
     found = []
-    for head in map(layer.head, range(layer.n_heads)):
+    for head in layer.heads:
         size = head.vo.frobenius() * np.sqrt(head.vo.rank_bound)
         found.append(float(np.einsum("dr,dr->", head.vo.left, head.vo.right, dtype=np.float64)) / size if size else 0.0)
     return np.array(found)

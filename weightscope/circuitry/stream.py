@@ -13,8 +13,6 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.errors import CheckpointError
 from weightscope.families.feed_forward import ACTIVATIONS, ROWS, FeedForward
-from weightscope.families.family import Norm
-from weightscope.families.tensors import LayerTensors
 from weightscope.model import Model
 
 N_TOKENS = 96  # of the vocabulary, drawn at random
@@ -88,7 +86,7 @@ def streams(model: Model, first_token: int) -> Iterator[Stream]:
         if index in model.attention_layers:
             layer = model.layer(index)
             yield Stream(layer, x, first)
-            always = layer.output_bias + sum(layer.head(h).vo_bias for h in range(layer.n_heads))
+            always = layer.output_bias + sum(head.vo_bias for head in layer.heads)
             attended = layer.values(first).sum(axis=0) + layer.output_bias if row.causal else always
             x, first = x + always, first + attended
         if index < last:
@@ -107,7 +105,7 @@ def _inputs(model: Model, first_token: int) -> tuple[np.ndarray, np.ndarray]:
         first = embeddings.rows(np.array([first_token])) + positions[:1]
     norm = model.family.inputs.norm
     if norm is not None and embeddings.norm is None:
-        x, first = (_normed(model, norm, model.tensors(), each) for each in (x, first))
+        x, first = map(norm.read(model.tensors(), model.config), (x, first))
     return x.astype(np.float32), first.astype(np.float32)
 
 
@@ -127,21 +125,14 @@ def _rest_of_layer(model: Model, row: FeedForward, index: int, x: np.ndarray) ->
         return y + tensors.read(module + ".bias", (y.shape[-1],)) if row.bias else y
 
     if row.after_attention is not None:
-        x = _normed(model, row.after_attention, tensors, x)
-    z = x if row.norm is None else _normed(model, row.norm, tensors, x)
+        x = row.after_attention.read(tensors, model.config)(x)
+    z = x if row.norm is None else row.norm.read(tensors, model.config)(x)
     inner = mapped(row.up, z, d, None)
     inner = act(mapped(row.gate, z, d, None)) * inner if row.gate else act(inner)
     x = x + mapped(row.down, inner, None, d)
     if model.family.closing is not None:
-        x = _normed(model, model.family.closing, tensors, x)
+        x = model.family.closing.read(tensors, model.config)(x)
     return x.astype(np.float32)
-
-
-def _normed(model: Model, norm: Norm, tensors: LayerTensors, x: np.ndarray) -> np.ndarray:
-    gamma, beta = norm.read(tensors, model.config.d_model)
-    eps = model.config.norm_eps if norm.eps is None else norm.eps
-    centred = x - x.mean(axis=-1, keepdims=True) if norm.centred else x
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * gamma + beta
 
 
 def _layer_name(model: Model, index: int) -> str:

@@ -13,7 +13,7 @@ N = U'V, which is r x r:
 so the products U'V of whole layers serve both, and nothing of size d x d is made.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from weightscope.device import CPU, Device
 from weightscope.folder import Files
 from weightscope.model import Model
 from weightscope.parallel import in_threads
+from weightscope.progress import bar
 
 KINDS = ("q", "k", "v")
 WRITTEN_BYTES = 384 << 20  # bases of what is written that are held at a time; layers that read them pass by
@@ -138,7 +139,6 @@ def wiring(
     model: Model,
     layers: Sequence[int] | None = None,
     device: Device = CPU,
-    advance: Callable[[int], object] = lambda pairs: None,
 ) -> Wiring:
     """Projection kernel and composition score of every pair of heads in different layers.
 
@@ -152,8 +152,6 @@ def wiring(
         Only these; all that are attention by default.
     device : Device, optional
         Where the products are computed.
-    advance : callable, optional
-        Told after each layer how many pairs of layers it was part of.
     """
     indices = sorted(set(model.attention_layers if layers is None else layers))
     n, h = len(indices), model.config.n_heads
@@ -161,6 +159,7 @@ def wiring(
     rank = {kind: np.zeros((n, h), int) for kind in ("o", *KINDS)}
     concentration = {kind: np.zeros((n, h)) for kind in ("o", *KINDS)}
     centred = model.family.norm is not None and model.family.norm.centred
+    shown = bar(what="wiring", unit="pair of layers", total=n * (n - 1) // 2)
     for group in _groups(n, h * model.config.head_dim * model.config.d_model * 4):
         written: list[tuple[int, Any, Spaces]] = []
         for m in range(group.start, n):
@@ -177,9 +176,10 @@ def wiring(
             found = in_threads(lambda task: pair_scores(*task[2]), tasks)
             for (earlier, kind, _), (pk_of_pair, cs_of_pair) in zip(tasks, found, strict=True):
                 pk[kind][earlier, :, m], cs[kind][earlier, :, m] = pk_of_pair, cs_of_pair
-            advance(len(written))
+            shown.update(len(written))
             if m in group:
                 written.append((m, device.put(spaces.written.basis), spaces.written))
+    shown.close()
     width = model.config.d_model - centred
     return Wiring(np.array(indices), pk, cs, rank, concentration, model.config.n_kv_heads, width)
 

@@ -21,6 +21,7 @@ def main() -> None:
 
 
 for command in (
-    inspect, detok, audit_command, compare_command, circuits_command, neighbours, positions, bigrams, norms, outliers, sinks,
+    inspect, audit_command, compare_command, circuits_command, detok, neighbours, positions, bigrams,
+    norms, outliers, sinks,
 ):  # fmt: skip
     main.add_command(command)

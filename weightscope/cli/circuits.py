@@ -25,16 +25,12 @@ def circuits_command(
     model: Any, out: Path, layers: str | None, top: int, measure: bool, texts: tuple[Path, ...], device: str
 ) -> None:
     """Name every head by what it does, and find which heads read what others write, as tables and a page."""
-    from tqdm import tqdm
-
-    from weightscope.circuitry.circuits import circuits, n_steps
+    from weightscope.circuitry.circuits import circuits
     from weightscope.folder import OutputFolder
-    from weightscope.progress import PROGRESS
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
     with OutputFolder(out) as folder:
-        with tqdm(total=n_steps(model, chosen), desc="circuits", unit="pair", **PROGRESS) as bar:
-            found = circuits(model, chosen, top, device, bar.update)
+        found = circuits(model, chosen, top, device)
         if measure:
             from weightscope.circuitry.measured import measured
 

@@ -1,6 +1,6 @@
 """What stands in a layer beside attention: its feed-forward network, and the norms around that; a row a family.
 
-Only `circuitry` reads it, to see what becomes of a token on its way up without attention. Heads of families that have no
+Only `circuitry` reads it, to see what becomes of a token on its way up without attention. Heads of families without a
 row here, mixtures of experts among them, are named by their wiring alone.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.families.family import Norm, layer_norm, rms_norm
+from weightscope.families.family import StoredNorm, layer_norm, rms_norm
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FeedForward:
     ----------
     up, down : str
         Modules of the two maps; with a gate, act(x gate) * (x up) is what `down` takes.
-    norm : Norm or None
+    norm : StoredNorm or None
         Before them; None in post-norm models.
     gate : str
     activation : str
@@ -30,9 +30,9 @@ class FeedForward:
         The maps have one.
     transposed : bool
         Weights are stored as (in, out), as GPT-2's are.
-    after_attention : Norm or None
+    after_attention : StoredNorm or None
         Of post-norm models, between attention and the maps; the layer's own closing norm follows them.
-    final_norm : Norm or None
+    final_norm : StoredNorm or None
         The norm after the last layer, before the unembedding.
     causal : bool
         A token sees none that comes after it.
@@ -40,13 +40,13 @@ class FeedForward:
 
     up: str
     down: str
-    norm: Norm | None
+    norm: StoredNorm | None
     gate: str = ""
     activation: str = "silu"
     bias: bool = False
     transposed: bool = False
-    after_attention: Norm | None = None
-    final_norm: Norm | None = None
+    after_attention: StoredNorm | None = None
+    final_norm: StoredNorm | None = None
     causal: bool = True
 
 

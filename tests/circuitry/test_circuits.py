@@ -1,0 +1,120 @@
+"""`weightscope circuits` and ws.circuits: files, page and what they say."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import weightscope as ws
+from tests.support.browser import Page
+from tests.support.tiny_models import fixture
+from tests.support.weights import shared
+from weightscope.circuitry.circuits import strongest
+from weightscope.circuitry.figures import ROLE_COLOURS
+from weightscope.circuitry.names import ROLES, ROLES_BY_WIRING
+from weightscope.circuitry.wiring import wiring
+from weightscope.cli import main
+from weightscope.folder import Files
+
+FILES = {"wiring.npz", "edges.csv", "roles.csv", "circuits.png", "circuits.svg", "report.html"}
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["circuits", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_the_command_writes_wiring_edges_roles_a_figure_and_a_page(tmp_path: Path) -> None:
+    status, said = run("embedded", "--out", tmp_path, "--top", 5)
+    assert status == 0, said
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == FILES
+    edges = list(csv.DictReader(io.StringIO((tmp_path / "edges.csv").read_text())))
+    assert [row["rank"] for row in edges] == ["1", "2", "3", "4", "5"] * 6
+    assert {(row["kind"], row["ranked_by"]) for row in edges} == {(k, m) for k in "qkv" for m in ("pk", "cs")}
+    roles = list(csv.DictReader(io.StringIO((tmp_path / "roles.csv").read_text())))
+    assert len(roles) == 16
+    with np.load(tmp_path / "wiring.npz") as arrays:
+        assert arrays["pk_ok"].shape == (2, 8, 2, 8)
+
+
+def test_python_gives_the_same_without_a_folder(embedded: ws.Model) -> None:
+    found = ws.circuits(embedded, top=5)
+    assert len(found.heads) == 16 and len(found.edges) == 30
+    assert "<table" in found._repr_html_()
+    files = Files()
+    found.write(files)
+    assert set(files.contents) == FILES
+    assert found.plot().axes
+
+
+def test_layers_can_be_chosen_and_have_to_be_attention(tmp_path: Path) -> None:
+    assert run("embedded", "--out", tmp_path, "--layers", "1")[0] == 0
+    status, said = run("embedded", "--out", tmp_path, "--layers", "0,7")
+    assert status == 2 and "no layer 7: the model has 2" in said
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "gptj", "vit"])
+def test_families_of_every_kind_give_all_files(name: str, tmp_path: Path) -> None:
+    found = ws.circuits(fixture(name).model)
+    found.write(tmp_path)
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == FILES
+
+
+def test_heads_that_share_a_key_value_head_stand_once_among_the_edges() -> None:
+    model = fixture("llama").model
+    wired = wiring(model)
+    shared_by = wired.n_heads // wired.n_kv_heads
+    pairs = [edge.pair for edge in strongest(wired, "k", "pk", 1000)]
+    assert len(pairs) == wired.n_heads * wired.n_kv_heads  # of two layers
+    assert len({(i, a, j, b // shared_by) for i, a, j, b in pairs}) == len(pairs)
+
+
+def test_every_name_has_a_colour() -> None:
+    assert {role.name for role in (*ROLES, *ROLES_BY_WIRING)} == set(ROLE_COLOURS)
+
+
+def test_gpt2_s_heads_are_named_by_their_wiring(tmp_path: Path) -> None:
+    """4.11 is the best known previous-token head, which induction heads read; the five are the strongest of those."""
+    found = ws.circuits(ws.open_model(shared("gpt2-attention")))
+    assert found.named["feeds keys"] == ["4.11"]
+    assert {"5.1", "5.5", "6.9", "7.2", "7.10"} <= set(found.named["induction"])
+    assert "4.7" in found.named["identity"]
+    edges = found.edges.where(found.edges["ranked_by"] == "pk")
+    drawn = {
+        (int(edges[f"{end}_layer"][row]), int(edges[f"{end}_head"][row]))
+        for row in range(len(edges))
+        for end in ("from", "to")
+    }
+    assert 45 <= len(drawn) <= 60  # the paper's Fig. 1 has 24 labelled heads and 28 others
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_asks_for_nothing_fits_and_can_be_used_with_keys(width: int, tab: Page, tmp_path: Path) -> None:
+    ws.circuits(ws.open_model("embedded")).write(tmp_path)
+    tab.open(tmp_path / "report.html", width)
+    assert tab.complaints == [] and len(tab.requests) == 1
+    assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+    assert tab.run("document.querySelectorAll('#diagram circle').length") == 16
+    tab.run("document.getElementById('diagram').focus()")
+    for key in ("ArrowDown", "ArrowRight", "ArrowDown"):
+        tab.press(key)
+    assert tab.run("document.getElementById('chosen').textContent") == "Head 1.1"
+    assert tab.run("document.querySelectorAll('#reads .head').length") > 0
+    tab.press("Escape")
+    assert tab.run("document.getElementById('chosen').textContent") == "Choose a head"
+
+
+def test_names_in_a_hostile_checkpoint_s_path_are_text(tmp_path: Path) -> None:
+    folder = tmp_path / "<img src=x>"
+    folder.mkdir()
+    source = fixture("gpt2").folder
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    ws.circuits(ws.open_model(folder)).write(tmp_path / "out")
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert "<img src=x>" not in text and "&lt;img src=x&gt;" in text
+    json.loads(text.split('id="facts">')[1].split("</script>")[0])

