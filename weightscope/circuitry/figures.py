@@ -13,8 +13,8 @@ from weightscope.pages.style import in_our_style, subplots
 
 # Okabe and Ito's colours; a role has the same in the figure and on the page.
 ROLE_COLOURS = {
-    "previous token": "#0072B2", "feeds keys": "#0072B2", "induction": "#D55E00", "duplicate token": "#CC79A7", "identity": "#E69F00",
-    "copying": "#009E73", "anti-copying": "#8C6D00",
+    "previous token": "#0072B2", "feeds keys": "#0072B2", "induction": "#D55E00", "duplicate token": "#CC79A7",
+    "identity": "#E69F00", "copying": "#009E73", "anti-copying": "#8C6D00",
 }  # fmt: skip
 UNNAMED = "#C4C9CF"
 KIND_COLOURS = {"q": "#56B4E9", "k": "#D55E00", "v": "#009E73"}

@@ -37,9 +37,9 @@ class Role:
     sure: float | None
 
 
-# A head that reaches several thresholds is called by the first. By wiring alone no head is called a previous-token head:
-# being read by keys tells those of GPT-2, SmolLM2 and MiniLM apart no better than |W_QK| does. Nor is one called a sink:
-# that score does not beat the layer's index.
+# A head that reaches several thresholds is called by the first. By wiring alone none is called a previous-token head:
+# being read by keys tells those of GPT-2, SmolLM2 and MiniLM apart no better than |W_QK| does. Nor is any called a
+# sink: that score does not beat the layer's index.
 ROLES = (
     Role("previous token", "previous_token", 0.25, 0.64),
     Role("induction", "induction", 1.7, 0.75),
