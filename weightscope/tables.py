@@ -213,6 +213,28 @@ class Table:
         return f"{ends.html(sortable=False)}<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
 
 
+def crossed(**labels: Any) -> list[Column]:
+    """The first columns of a table with a row for every combination of labels, the last label changing fastest.
+
+    Parameters
+    ----------
+    **labels : (n,) array or sequence
+        Of each column. Rows are in the order of an array with these axes, ravelled.
+
+    Examples
+    --------
+    >>> print(Table([*crossed(layer=[0, 3], head=[0, 1]), Column("sigma", [0.5, 1.0, 2.0, 1.5])]).csv(), end="")
+    layer,head,sigma
+    0,0,0.5
+    0,1,1
+    3,0,2
+    3,1,1.5
+    """
+    columns = [Column(name, own) for name, own in labels.items()]
+    indices = np.indices([len(column.values) for column in columns])
+    return [replace(column, values=column.values[own.ravel()]) for column, own in zip(columns, indices, strict=True)]
+
+
 def _array(values: Any) -> np.ndarray:
     """Numbers of one kind as an array of that kind, anything else as objects: a cell stays what it was."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufO":

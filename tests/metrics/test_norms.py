@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from weightscope.metrics.norms import given_to_kinds, output_triangles, value_norms
+from weightscope.metrics.norms import output_triangles, value_norms
 
 G, H, N, R, D = 2, 6, 7, 4, 16
 
@@ -35,15 +35,3 @@ def test_a_change_of_basis_within_a_head_changes_no_length(rng: np.random.Genera
     np.testing.assert_allclose(
         value_norms(v @ gauge, output_triangles(np.linalg.inv(gauge) @ w_o)), value_norms(v, output_triangles(w_o))
     )
-
-
-def test_what_is_given_to_kinds_is_the_sum_of_lengths(rng: np.random.Generator) -> None:
-    """Rows of alpha need not sum to 1."""
-    attention, f = rng.random((2, 3, N, N)), rng.standard_normal((2, 3, N, D))
-    kinds = rng.integers(0, 3, (2, N))
-    alpha, alpha_f = given_to_kinds(attention, np.linalg.norm(f, axis=-1), kinds, 3)
-    expected = np.zeros((2, 2, 3, 3))
-    for b, h, i, j in np.ndindex(2, 3, N, N):
-        expected[0, b, h, kinds[b, j]] += attention[b, h, i, j] / N
-        expected[1, b, h, kinds[b, j]] += np.linalg.norm(attention[b, h, i, j] * f[b, h, j]) / N
-    np.testing.assert_allclose([alpha, alpha_f], expected, rtol=1e-12)

@@ -31,14 +31,18 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], n: int, longest: int, s
     Tables, figures and report.html go into --out.
     """
     from weightscope.folder import OutputFolder
-    from weightscope.norms.measure import measure_norms, paragraph_inputs
+    from weightscope.norms.measure import measure_norms
     from weightscope.norms.page import lead, write_report
     from weightscope.runner import open_runner
+    from weightscope.runner.tokenizer import framing_of
     from weightscope.text.inputs import read_texts
+    from weightscope.text.kinds import token_kinds
+    from weightscope.text.sequences import paragraph_pairs
 
     texts = read_texts(text)
-    sequences, kinds = paragraph_inputs(model, texts.texts, n, longest, seed)
-    measured = measure_norms(open_runner(model, device=device), sequences, kinds, seed=seed)
+    framing = framing_of(model)
+    sequences = paragraph_pairs(framing, texts.texts, n, longest, seed)
+    measured = measure_norms(open_runner(model, device=device), sequences, token_kinds(framing), seed=seed)
     with OutputFolder(out) as files:
         measured.write(files)
         write_report(files, measured, texts.source)
@@ -66,14 +70,18 @@ def outliers(
     Tables, figures and report.html go into --out. Of STS-B's sts-*.csv the first sentence of each pair is read.
     """
     from weightscope.folder import OutputFolder
-    from weightscope.outlier_dimensions.measure import measure_outliers, sentence_inputs
+    from weightscope.outlier_dimensions.measure import measure_outliers
     from weightscope.outlier_dimensions.page import lead, write_report
     from weightscope.runner import open_runner
+    from weightscope.runner.tokenizer import framing_of
     from weightscope.text.inputs import read_sentences
+    from weightscope.text.kinds import token_kinds
+    from weightscope.text.sequences import sentence_sequences
 
     texts = read_sentences(text)
-    sequences, kinds = sentence_inputs(model, texts.texts, n, longest, seed)
-    measured = measure_outliers(open_runner(model, device=device), sequences, kinds, sampled)
+    framing = framing_of(model)
+    sequences = sentence_sequences(framing, texts.texts, n, longest, seed)
+    measured = measure_outliers(open_runner(model, device=device), sequences, token_kinds(framing), sampled)
     with OutputFolder(out) as files:
         measured.write(files)
         write_report(files, measured, texts.source)

@@ -1,6 +1,6 @@
-"""How long the vectors are that attention adds up: |f(x)| and |alpha f(x)| (norm-based-attention, sections 4 and 5).
+"""How long the vectors f(x) = v(x) W_O are that a head adds up (norm-based-attention, section 4).
 
-Nothing here forms the vectors f(x) = v(x) W_O of a head, d numbers a token: their lengths come from r-dimensional ones.
+The vectors, d numbers a token, are never formed: their lengths come from r-dimensional ones.
 """
 
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from weightscope.device import namespace, vecdot
-from weightscope.metrics.by_kind import sums_by_kind
 
 
 def output_triangles(w_o: np.ndarray) -> np.ndarray:
@@ -47,26 +46,3 @@ def value_norms(v: Any, triangles: Any) -> Any:
     of_group = xp.reshape(xp.asarray(triangles, dtype=v.dtype), (g, h // g, *square))
     turned = v[:, None, :, :] @ of_group  # (G, H/G, n, r)
     return xp.reshape(xp.sqrt(vecdot(turned, turned)), (h, n))
-
-
-def given_to_kinds(
-    attention: np.ndarray, norms: np.ndarray, kinds: np.ndarray, n_kinds: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of alpha, and of |alpha f(x)|, over the tokens of each kind, in the mean over queries (section 5.4).
-
-    Parameters
-    ----------
-    attention : (b, H, n, n) array
-        alpha, keys along the last axis.
-    norms : (b, H, n) array
-        |f(x)|.
-    kinds : (b, n) int array
-        Each token's kind, from 0 to n_kinds - 1.
-    n_kinds : int
-
-    Returns
-    -------
-    (b, H, n_kinds) array, (b, H, n_kinds) array
-    """
-    received = attention.mean(axis=-2)  # (b, H, n): |alpha f| = alpha |f|, and |f| is the same for all queries
-    return sums_by_kind(received, kinds, n_kinds), sums_by_kind(received * norms, kinds, n_kinds)

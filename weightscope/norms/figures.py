@@ -5,43 +5,34 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from weightscope.norms.measure import NormAnalysis
-from weightscope.pages.style import (
-    BY_LAYER,
-    COLUMN,
-    in_our_style,
-    kind_styles,
-    layer_bar,
-    layer_colours,
-    plain,
-    subplots,
-)
+from weightscope.pages import style
 
 OFF = 0.01  # of the sample, the smallest weights, lies off the left edge of Fig. 3
 
 
-@in_our_style()
+@style.in_our_style()
 def singular_value_figure(norms: NormAnalysis, heads: np.ndarray) -> Figure:
     """Fig. 2: singular values of f, in descending order, of one head a layer."""
-    figure, axis = subplots(figsize=(COLUMN, 2.3))
-    colours = layer_colours(norms.layer_indices)
+    figure, axis = style.subplots(figsize=(style.COLUMN, 2.3))
+    colours = style.layer_colours(norms.layer_indices)
     for of_layer, head, colour in zip(norms.singular_values, heads, colours, strict=True):
         axis.plot(np.arange(1, of_layer.shape[1] + 1), of_layer[head], color=colour, linewidth=0.9)
     axis.set_ylim(bottom=0)
     axis.set_xlabel("index $i$")
     axis.set_ylabel(r"singular value $\sigma_i$ of $\tilde f$")
-    layer_bar(figure, axis, norms.layer_indices)
+    style.layer_bar(figure, axis, norms.layer_indices)
     return figure
 
 
-@in_our_style()
+@style.in_our_style()
 def pair_figure(norms: NormAnalysis) -> Figure:
     """Fig. 3: |f(x)| against alpha, a panel a kind; points of the other kinds in light grey behind."""
     figure, (axes,) = _panels(norms.kind_names, 1, 1.9)
     everything = np.concatenate(norms.pairs)  # (m, 2)
-    styles = kind_styles(len(norms.kind_names))
-    for axis, pairs, ranks, style in zip(axes, norms.pairs, norms.ranks, styles, strict=True):
+    styles = style.kind_styles(len(norms.kind_names))
+    for axis, pairs, ranks, own in zip(axes, norms.pairs, norms.ranks, styles, strict=True):
         axis.plot(*everything.T, ".", color="0.88", markersize=1, rasterized=True)
-        axis.plot(*pairs.T, ".", color=style["color"], markersize=1, alpha=0.5, rasterized=True)
+        axis.plot(*pairs.T, ".", color=own["color"], markersize=1, alpha=0.5, rasterized=True)
         axis.set_xscale("log")
         axis.text(0.04, 0.98, rf"$\rho={ranks.rho:.2f}$", transform=axis.transAxes, va="top", fontsize=7)
     if len(everything):
@@ -52,7 +43,7 @@ def pair_figure(norms: NormAnalysis) -> Figure:
     return figure
 
 
-@in_our_style()
+@style.in_our_style()
 def head_figure(norms: NormAnalysis) -> Figure:
     """Fig. 4 for every kind: alpha that a head gives to the kind, and the mean |f(x)| of the kind; layers downwards."""
     n_layers, n_heads = norms.alpha.shape[:2]
@@ -62,7 +53,7 @@ def head_figure(norms: NormAnalysis) -> Figure:
     for axes, (values, label, most) in zip(rows, shown, strict=True):
         for kind, axis in enumerate(axes):
             image = axis.imshow(
-                values[:, :, kind], aspect="auto", cmap=BY_LAYER, vmin=0, vmax=most, interpolation="nearest"
+                values[:, :, kind], aspect="auto", cmap=style.BY_LAYER, vmin=0, vmax=most, interpolation="nearest"
             )
         figure.colorbar(image, ax=axes, pad=0.01, label=label, aspect=12)
         axes[0].set_ylabel("layer")
@@ -74,14 +65,14 @@ def head_figure(norms: NormAnalysis) -> Figure:
     return figure
 
 
-@in_our_style()
+@style.in_our_style()
 def layer_figure(norms: NormAnalysis) -> Figure:
     """Fig. 5: what a query gives to each kind in the mean over a layer's heads, as alpha and as |alpha f(x)|."""
-    figure, (weights, vectors) = subplots(1, 2, figsize=(2 * COLUMN, 2.1))
+    figure, (weights, vectors) = style.subplots(1, 2, figsize=(2 * style.COLUMN, 2.1))
     for axis, values in (weights, norms.alpha), (vectors, norms.alpha_f):
-        styles = kind_styles(len(norms.kind_names))
-        for kind, of_layers, style in zip(norms.kind_names, values.mean(axis=1).T, styles, strict=True):
-            axis.plot(norms.layer_indices, of_layers, label=plain(kind), **style)
+        styles = style.kind_styles(len(norms.kind_names))
+        for kind, of_layers, own in zip(norms.kind_names, values.mean(axis=1).T, styles, strict=True):
+            axis.plot(norms.layer_indices, of_layers, label=style.plain(kind), **own)
         axis.set_ylim(bottom=0)
         axis.set_xlabel("layer")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -93,8 +84,8 @@ def layer_figure(norms: NormAnalysis) -> Figure:
 
 def _panels(kinds: tuple[str, ...], rows: int, height: float) -> tuple[Figure, np.ndarray]:
     """Rows with a panel a kind of token, as wide as two columns of a paper, all axes shared."""
-    size = (min(1.0, (len(kinds) + 0.5) / 4) * 2 * COLUMN, height)
-    figure, axes = subplots(rows, len(kinds), figsize=size, sharex=True, sharey=True, squeeze=False)
+    size = (min(1.0, (len(kinds) + 0.5) / 4) * 2 * style.COLUMN, height)
+    figure, axes = style.subplots(rows, len(kinds), figsize=size, sharex=True, sharey=True, squeeze=False)
     for axis, kind in zip(axes[0], kinds, strict=True):
-        axis.set_title(plain(kind))
+        axis.set_title(style.plain(kind))
     return figure, axes

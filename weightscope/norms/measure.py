@@ -12,17 +12,14 @@ import numpy as np
 from weightscope.attention.factored import Triangle, triangle
 from weightscope.attention.layer import Layer
 from weightscope.folder import Files
-from weightscope.metrics.by_kind import MeanByKind, counts_by_kind
-from weightscope.metrics.norms import given_to_kinds, output_triangles, value_norms
+from weightscope.metrics.by_kind import MeanByKind, counts_by_kind, sums_by_kind
+from weightscope.metrics.norms import output_triangles, value_norms
 from weightscope.metrics.rank_correlation import RankCorrelation, Spearman
 from weightscope.metrics.value_output import affine_singular_values
-from weightscope.model import Model
 from weightscope.norms.statistics import MOMENTS, Moments, PairSample
 from weightscope.runner.runner import Activations, Runner
-from weightscope.runner.tokenizer import framing_of
-from weightscope.tables import Column, Table
-from weightscope.text.kinds import TokenKinds, token_kinds
-from weightscope.text.sequences import paragraph_pairs
+from weightscope.tables import Column, Table, crossed
+from weightscope.text.kinds import TokenKinds
 
 SHARE, MOST = 0.01, 5000  # of the pairs of a kind that Fig. 3 shows: the paper's share, and about how many at most
 
@@ -80,10 +77,8 @@ class NormAnalysis:
     @cached_property
     def heads(self) -> Table:
         """A row a head: Table 1, the extreme singular values of f, and by kind what Figs 4 and 5 show."""
-        n_layers, n_heads = self.alpha.shape[:2]
         columns = [
-            Column("layer", np.repeat(self.layer_indices, n_heads)),
-            Column("head", np.tile(np.arange(n_heads), n_layers)),
+            *crossed(layer=self.layer_indices, head=range(self.alpha.shape[1])),
             *_moment_columns("|f|", "|f(x)|", self.f),
             Column("sigma_max", self.singular_values[..., 0].ravel(), meaning="largest singular value of f on [x 1]"),
             Column("sigma_min", self.singular_values[..., -1].ravel(), meaning="smallest singular value of f on [x 1]"),
@@ -156,37 +151,6 @@ def _moment_columns(name: str, symbol: str, moments: Moments) -> list[Column]:
     return [Column(f"{name} {own}", column, f"{own} {symbol}") for own, column in zip(MOMENTS, values, strict=True)]
 
 
-def paragraph_inputs(
-    model: Model, texts: Sequence[str], n: int = 992, longest: int = 128, seed: int = 0
-) -> tuple[list[np.ndarray], TokenKinds]:
-    """Pairs of consecutive paragraphs, [CLS] paragraph [SEP] paragraph [SEP], as the model's tokenizer frames them.
-
-    Parameters
-    ----------
-    model : Model
-    texts : sequence of str
-        Documents.
-    n : int
-        Pairs wanted; all there are where these are fewer.
-    longest : int
-        Tokens of a sequence, or as many as the model has positions.
-    seed : int
-        Of the choice of pairs.
-
-    Returns
-    -------
-    list of (at most `longest`,) int64 arrays, TokenKinds
-
-    Raises
-    ------
-    CheckpointError
-        The model has no tokenizer, or no document has two paragraphs.
-    """
-    framing = framing_of(model)
-    longest = min(longest, model.config.n_positions or longest)
-    return paragraph_pairs(framing, texts, n, longest, seed), token_kinds(framing)
-
-
 def measure_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, *, seed: int = 0) -> NormAnalysis:
     """Run a model over sequences and reduce what its attention layers show.
 
@@ -253,9 +217,9 @@ class _Totals:
         self.x.add(np.sqrt(np.einsum("nd,nd->n", x, x)), row)
         norms = np.ascontiguousarray(norms.reshape(-1, b, n).transpose(1, 0, 2))  # (b, H, n)
         self.f_by_kind[row].add(norms, kinds)
-        alpha, alpha_f = given_to_kinds(seen.attention, norms, kinds, self.n_kinds)
-        self.alpha[row] += alpha.sum(axis=0, dtype=np.float64)
-        self.alpha_f[row] += alpha_f.sum(axis=0, dtype=np.float64)
+        alpha = seen.attention.mean(axis=-2)  # (b, H, n); |alpha f| = alpha |f|, and |f| is the same for all queries
+        self.alpha[row] += sums_by_kind(alpha, kinds, self.n_kinds).sum(axis=0, dtype=np.float64)
+        self.alpha_f[row] += sums_by_kind(alpha * norms, kinds, self.n_kinds).sum(axis=0, dtype=np.float64)
         for head in range(norms.shape[1]):  # one at a time stays in the processor's cache
             self.ranks.add(seen.attention[:, head], norms[:, head], kinds)
         self.sample.add(seen.attention, norms, kinds)

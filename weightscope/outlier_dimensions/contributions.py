@@ -19,7 +19,7 @@ from weightscope.device import namespace, vecdot
 from weightscope.metrics.by_kind import counts_by_kind
 from weightscope.outlier_dimensions.stream import mask_of, over_all
 from weightscope.runner.runner import Activations, Runner
-from weightscope.tables import Column, Table
+from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds
 
 
@@ -143,28 +143,16 @@ class Contributions:
 
     def table(self, dimensions: np.ndarray) -> Table:
         """Mean C of these dimensions in every head, by layer and kind of key (Table 1)."""
-        n_layers, n_heads, _, n_kinds = self.by_kind.shape
-        layer, place, kind = (i.ravel() for i in np.indices((n_layers, len(dimensions), n_kinds)))
-        dimension = dimensions[place]
-        heads = (Column(f"head {head}", self.by_kind[layer, head, dimension, kind]) for head in range(n_heads))
-        return Table(
-            [
-                Column("layer", self.layer_indices[layer]),
-                Column("dimension", dimension),
-                Column("key", np.array(self.kind_names, object)[kind]),
-                *heads,
-            ]
-        )
+        rows = crossed(layer=self.layer_indices, dimension=dimensions, key=self.kind_names)
+        of_heads = np.moveaxis(self.by_kind[:, :, dimensions], 1, 0)  # (H, L, dimensions, K)
+        return Table([*rows, *(Column(f"head {head}", c.ravel()) for head, c in enumerate(of_heads))])
 
     def preferences(self, dimensions: np.ndarray) -> Table:
         """How much higher keys of a kind score than those of the last, and which dimensions make it so, by layer."""
-        n_layers, n_others, _ = self.gaps.shape
-        layer, kind = (i.ravel() for i in np.indices((n_layers, n_others)))
-        gaps = self.gaps[layer, kind]  # (L (K - 1), d)
+        gaps = self.gaps.reshape(-1, self.gaps.shape[-1])  # (L (K - 1), d)
         return Table(
             [
-                Column("layer", self.layer_indices[layer]),
-                Column("key", np.array(self.kind_names, object)[kind]),
+                *crossed(layer=self.layer_indices, key=self.kind_names[:-1]),
                 Column("score_above_other", gaps.sum(axis=-1), f"score above {self.kind_names[-1]}"),
                 Column("of_outliers", gaps[:, dimensions].sum(axis=-1), "of it, outlier dimensions"),
                 *(Column(f"of {j}", gaps[:, j]) for j in dimensions),

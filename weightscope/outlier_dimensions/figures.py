@@ -11,31 +11,20 @@ from matplotlib.ticker import MaxNLocator
 
 from weightscope.outlier_dimensions.contributions import Contributions
 from weightscope.outlier_dimensions.stream import DIMENSION_Z, Stream
-from weightscope.pages.style import (
-    COLOURS,
-    COLUMN,
-    MARKERS,
-    head_style,
-    in_our_style,
-    kind_styles,
-    layer_bar,
-    layer_colours,
-    plain,
-    subplots,
-)
+from weightscope.pages import style
 from weightscope.tables import Table
 
 MOST_IN_LEGEND = 16  # heads
 MOST_NAMED = 12  # dimensions in one panel
 
 
-@in_our_style()
+@style.in_our_style()
 def means_figure(stream: Stream) -> Figure:
     """Fig. 1: mean over tokens of every dimension of each layer's output; outliers of these means are named."""
     means, z = stream.means[..., 0], stream.z[..., 0]  # (L + 1, d)
     outputs = np.arange(len(means))
-    figure, axis = subplots(figsize=(2 * COLUMN, 2.4))
-    for row, colour in zip(means, layer_colours(outputs), strict=True):
+    figure, axis = style.subplots(figsize=(2 * style.COLUMN, 2.4))
+    for row, colour in zip(means, style.layer_colours(outputs), strict=True):
         axis.plot(row, color=colour, linewidth=0.6, rasterized=True)
     visible = np.abs(means).max(axis=0) > 0.04 * np.abs(means).max()
     far = np.abs(z).max(axis=0) > DIMENSION_Z
@@ -44,14 +33,14 @@ def means_figure(stream: Stream) -> Figure:
     axis.margins(y=0.12)
     axis.set_xlabel("dimension $j$")
     axis.set_ylabel(r"mean of $x_j$ over tokens")
-    layer_bar(figure, axis, outputs, "output of layer (0: embeddings)")
+    style.layer_bar(figure, axis, outputs, "output of layer (0: embeddings)")
     return figure
 
 
-@in_our_style()
+@style.in_our_style()
 def attention_figure(stream: Stream) -> Figure:
     """Fig. 2: mean attention to a token of each kind, by layer, over all heads and queries."""
-    figure, axis = subplots(figsize=(COLUMN, 2.2))
+    figure, axis = style.subplots(figsize=(style.COLUMN, 2.2))
     _kind_lines(axis, stream.layer_indices, stream.attention.mean(axis=1), stream.kind_names)
     axis.set_xlabel("attention layer")
     axis.set_ylabel(r"mean of $\alpha$ to one token")
@@ -60,7 +49,7 @@ def attention_figure(stream: Stream) -> Figure:
     return figure
 
 
-@in_our_style()
+@style.in_our_style()
 def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
     """Fig. 3: mean of each outlier dimension over tokens of each kind, by layer; one panel a dimension."""
     figure, axes, columns = _grid(len(dimensions), 3, 1.8, 0.3)
@@ -77,12 +66,12 @@ def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
     return figure
 
 
-@in_our_style()
+@style.in_our_style()
 def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.ndarray) -> Figure:
     """Fig. 4: C of every dimension in a few layers, a dot a head; what is large is named, outliers in black."""
     n_heads, d = c.overall.shape[1:]
-    size = (2 * COLUMN, 1.6 * len(rows) + 0.3)
-    figure, axes = subplots(len(rows), 1, figsize=size, sharex=True, squeeze=False)
+    size = (2 * style.COLUMN, 1.6 * len(rows) + 0.3)
+    figure, axes = style.subplots(len(rows), 1, figsize=size, sharex=True, squeeze=False)
     for row, axis in zip(rows, axes[:, 0], strict=True):
         _dots(axis, c.overall[row], 6)
         _name_large(axis, c.overall[row], dimensions, 0.2)
@@ -100,7 +89,7 @@ def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.n
     return figure
 
 
-@in_our_style()
+@style.in_our_style()
 def all_layers_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
     """Fig. 5: the same of all layers, on one scale a layer."""
     n_layers, _, d = c.overall.shape
@@ -117,11 +106,11 @@ def all_layers_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
     return figure
 
 
-@in_our_style()
+@style.in_our_style()
 def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
     """What makes keys of a kind score above the last kind's: all dimensions, outliers, and the two that add most."""
     shown = [kind for kind in range(len(c.kind_names) - 1) if c.counts[kind]]
-    figure, axes = subplots(1, len(shown), figsize=(COLUMN * min(2, len(shown)), 2.5), squeeze=False)
+    figure, axes = style.subplots(1, len(shown), figsize=(style.COLUMN * min(2, len(shown)), 2.5), squeeze=False)
     for kind, axis in zip(shown, axes[0], strict=True):
         gaps = c.gaps[:, kind]  # (L, d)
         axis.axhline(0, color="0.8", linewidth=0.5)
@@ -130,7 +119,7 @@ def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
         axis.plot(c.layer_indices, of_outliers, color="0.5", linestyle="--", label="outliers together")
         for j in sorted(map(int, np.argsort(-np.abs(gaps).max(axis=0))[:2])):
             axis.plot(c.layer_indices, gaps[:, j], label=str(j), **_dimension_style(j, dimensions))
-        axis.set_title(f"{plain(c.kind_names[kind])} above {c.kind_names[-1]}")
+        axis.set_title(f"{style.plain(c.kind_names[kind])} above {c.kind_names[-1]}")
         axis.set_xlabel("attention layer")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         axis.legend(title="dimensions", title_fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.28))
@@ -138,10 +127,10 @@ def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
     return figure
 
 
-@in_our_style()
+@style.in_our_style()
 def guess_figure(agreement: Table) -> Figure:
     """How well the weights' guesses order the dimensions, by layer."""
-    figure, axis = subplots(figsize=(COLUMN, 2.2))
+    figure, axis = style.subplots(figsize=(style.COLUMN, 2.2))
     axis.axhline(0, color="0.6", linewidth=0.6)
     for place, column in enumerate(agreement.columns[1:]):
         if np.isfinite(column.values).any():
@@ -159,8 +148,8 @@ def _grid(
     """A figure of n panels that share x: their axes, row by row, and how many columns there are."""
     columns = min(most_columns, n)
     rows = -(-n // columns)
-    size = (2 * COLUMN if wide or columns > 1 else COLUMN, height * rows + more)
-    figure, grid = subplots(rows, columns, figsize=size, sharex=True, squeeze=False)
+    size = (2 * style.COLUMN if wide or columns > 1 else style.COLUMN, height * rows + more)
+    figure, grid = style.subplots(rows, columns, figsize=size, sharex=True, squeeze=False)
     for axis in grid.flat[n:]:
         axis.set_axis_off()
     for axis in grid.flat[n - columns : n]:  # nothing stands below these
@@ -170,8 +159,8 @@ def _grid(
 
 def _kind_lines(axis: Axes, x: np.ndarray, means: np.ndarray, kinds: Sequence[str]) -> None:
     """(len(x), K) means, a line a kind of token."""
-    for kind, values, style in zip(kinds, means.T, kind_styles(len(kinds)), strict=True):
-        axis.plot(x, values, label=plain(kind), **style)
+    for kind, values, own in zip(kinds, means.T, style.kind_styles(len(kinds)), strict=True):
+        axis.plot(x, values, label=style.plain(kind), **own)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -180,15 +169,18 @@ def _dots(axis: Axes, of_heads: np.ndarray, size: float) -> None:
     axis.axhline(0, color="0.8", linewidth=0.5)
     n_heads, d = of_heads.shape
     heads, at = np.divmod(np.random.default_rng(0).permutation(n_heads * d), d)
-    for first in range(0, n_heads, len(COLOURS)):  # heads that share a marker
-        own = (heads >= first) & (heads < first + len(COLOURS))
-        colours = [head_style(head)["color"] for head in heads[own]]
+    for first in range(0, n_heads, len(style.COLOURS)):  # heads that share a marker
+        own = (heads >= first) & (heads < first + len(style.COLOURS))
+        colours = [style.head_style(head)["color"] for head in heads[own]]
         values, marker = of_heads[heads[own], at[own]], _head_dot(first)["marker"]
         axis.scatter(at[own], values, s=size, c=colours, marker=marker, linewidth=0, rasterized=True)
 
 
 def _head_dot(head: int) -> dict[str, Any]:
-    return {"color": head_style(head)["color"], "marker": MARKERS[head // len(COLOURS) % len(MARKERS)]}
+    return {
+        "color": style.head_style(head)["color"],
+        "marker": style.MARKERS[head // len(style.COLOURS) % len(style.MARKERS)],
+    }
 
 
 def _name_large(axis: Axes, of_heads: np.ndarray, dimensions: np.ndarray, share: float, apart: float = 0.04) -> None:
@@ -237,4 +229,4 @@ def _dimension_style(j: int, dimensions: np.ndarray) -> dict[str, Any]:
 
 
 def _line_style(place: int) -> dict[str, Any]:
-    return head_style(place) | {"marker": MARKERS[place % len(MARKERS)], "markersize": 3}
+    return style.head_style(place) | {"marker": style.MARKERS[place % len(style.MARKERS)], "markersize": 3}

@@ -9,7 +9,7 @@ from weightscope.metrics.outliers import robust_z
 from weightscope.model import Model
 from weightscope.outlier_dimensions.contributions import Contributions, key_maps, summed_contributions
 from weightscope.outlier_dimensions.stream import Stream
-from weightscope.tables import Column, Table
+from weightscope.tables import Column, Table, crossed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,14 +54,11 @@ class Guess:
             "gain": ranks(self.gains),
             "C at beta": ranks(self.contributions),
         }
-        n_layers, d = self.columns.shape
-        columns = [
-            Column("layer", np.repeat(measured.layer_indices, len(dimensions))),
-            Column("dimension", np.tile(dimensions, n_layers)),
-            *(Column(name, places[:, dimensions].ravel()) for name, places in placed.items()),
-        ]
+        rows = crossed(layer=measured.layer_indices, dimension=dimensions)
+        columns = (Column(name, places[:, dimensions].ravel()) for name, places in placed.items())
+        d = self.columns.shape[1]
         caption = f"Place of the outlier dimensions among {d}, 1 the largest, by measure and by guess."
-        return Table(columns, caption)
+        return Table([*rows, *columns], caption)
 
 
 def guess(model: Model) -> Guess:

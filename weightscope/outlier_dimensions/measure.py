@@ -6,14 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from weightscope.folder import Files
-from weightscope.model import Model
 from weightscope.outlier_dimensions.contributions import Contributions, observe_contributions
 from weightscope.outlier_dimensions.guess import Guess, guess
 from weightscope.outlier_dimensions.stream import Stream, observe_stream
 from weightscope.runner.runner import Runner
-from weightscope.runner.tokenizer import framing_of
-from weightscope.text.kinds import TokenKinds, token_kinds
-from weightscope.text.sequences import sentence_sequences
+from weightscope.text.kinds import TokenKinds
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,36 +59,6 @@ class OutlierAnalysis:
     def __repr__(self) -> str:
         d, dimensions = self.stream.hidden.shape[1], self.dimensions.tolist()
         return f"OutlierAnalysis({self.model}: {len(dimensions)} of {d} dimensions stand out)"
-
-
-def sentence_inputs(
-    model: Model, sentences: Sequence[str], n: int = 1500, longest: int = 128, seed: int = 0
-) -> tuple[list[np.ndarray], TokenKinds]:
-    """Single sentences in random order, [CLS] sentence [SEP], as the model's tokenizer frames them.
-
-    Parameters
-    ----------
-    model : Model
-    sentences : sequence of str
-    n : int
-        Sentences wanted; all there are where these are fewer.
-    longest : int
-        Tokens of a sequence, or as many as the model has positions.
-    seed : int
-        Of the order.
-
-    Returns
-    -------
-    list of (at most `longest`,) int64 arrays, TokenKinds
-
-    Raises
-    ------
-    CheckpointError
-        The model has no tokenizer, or there are no sentences.
-    """
-    framing = framing_of(model)
-    longest = min(longest, model.config.n_positions or longest)
-    return sentence_sequences(framing, sentences, n, longest, seed), token_kinds(framing)
 
 
 def measure_outliers(

@@ -14,7 +14,7 @@ import numpy as np
 from weightscope.metrics.by_kind import MeanByKind
 from weightscope.metrics.outliers import robust_z
 from weightscope.runner.runner import Activations, Runner
-from weightscope.tables import Column, Table
+from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds
 
 # Robust z-score of a dimension's mean among a layer's dimensions. Means that are spread as a normal distribution have
@@ -105,17 +105,9 @@ class Stream:
 
     def table(self) -> Table:
         """Mean and robust z-score of every outlier dimension, by output and scope."""
-        output, place, scope = (i.ravel() for i in np.indices((len(self.means), len(self.outliers), len(self.scopes))))
-        dimension = self.outliers[place]
-        return Table(
-            [
-                Column("output", output),
-                Column("dimension", dimension),
-                Column("tokens", np.array(self.scopes, object)[scope]),
-                Column("mean", self.means[output, dimension, scope]),
-                Column("robust_z", self.z[output, dimension, scope]),
-            ]
-        )
+        rows = crossed(output=range(len(self.means)), dimension=self.outliers, tokens=self.scopes)
+        means, z = self.means[:, self.outliers], self.z[:, self.outliers]  # (L + 1, outliers, 1 + K)
+        return Table([*rows, Column("mean", means.ravel()), Column("robust_z", z.ravel())])
 
     def attention_table(self) -> Table:
         """Attention to one token of each kind, the mean over heads, by layer."""

@@ -40,7 +40,7 @@ def framing_of(model: Model) -> Framing:
     """
     tokenizer = tokenizer_of(model)
     added = added_tokens(tokenizer)
-    return Framing(tokenizer, added, () if added else (first_token(model),))
+    return Framing(tokenizer, added, () if added else (first_token(model),), model.config.n_positions)
 
 
 def first_token(model: Model) -> int:

@@ -29,11 +29,14 @@ class Framing:
         Tokens that the tokenizer itself adds, each once, in their order: [CLS] and [SEP], <s> alone, or none.
     before : tuple of int
         The token to put before a text, where the tokenizer adds none and the model expects one.
+    n_positions : int or None
+        Tokens that the model takes at most; None where nothing sets a limit.
     """
 
     tokenizer: "Tokenizer"
     added: tuple[int, ...] = ()
     before: tuple[int, ...] = ()
+    n_positions: int | None = None
 
     @property
     def special(self) -> tuple[int, ...]:
@@ -84,7 +87,8 @@ def paragraph_pairs(
     n : int
         Pairs wanted, drawn without replacement; all there are where these are fewer.
     longest : int
-        Tokens of an input, special ones included; the longer paragraph is cut until the pair fits.
+        Tokens of an input, special ones included, or as many as the model takes; the longer paragraph is cut until
+        the pair fits.
     seed : int
 
     Returns
@@ -116,7 +120,7 @@ def sentence_sequences(
     n : int
         Sentences wanted, drawn without replacement; all there are where these are fewer.
     longest : int
-        Tokens of an input, special ones included; what is longer is cut.
+        Tokens of an input, special ones included, or as many as the model takes; what is longer is cut.
     seed : int
 
     Returns
@@ -137,7 +141,7 @@ def sentence_sequences(
 def _encoded(framing: Framing, inputs: Sequence[tuple[str, ...]], n: int, longest: int, seed: int) -> list[np.ndarray]:
     """n of the inputs, each of one text or two, drawn without replacement; those without a token are left out."""
     chosen = np.random.default_rng(seed).permutation(len(inputs))[:n]
-    tokenizer = framing.tokenizer
+    tokenizer, longest = framing.tokenizer, min(longest, framing.n_positions or longest)
     tokenizer.enable_truncation(longest - len(framing.before), strategy="longest_first")
     try:
         encoded = [tokenizer.encode(*inputs[index]).ids for index in chosen]
