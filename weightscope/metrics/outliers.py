@@ -12,7 +12,7 @@ LEAST_SPREAD = 0.02  # of a log: values that agree to 2 % have no outliers, what
 
 
 def robust_z(values: np.ndarray, least_spread: float = LEAST_SPREAD) -> np.ndarray:
-    """(x - median) / (1.4826 MAD) over all elements; NaNs do not count.
+    """(x - median) / (1.4826 MAD) over all elements; what is not finite does not count.
 
     Parameters
     ----------
@@ -20,26 +20,26 @@ def robust_z(values: np.ndarray, least_spread: float = LEAST_SPREAD) -> np.ndarr
     least_spread : float
         The divisor is no smaller; 0.02 suits logarithms.
     """
-    known = values[np.isfinite(values)]
-    if not len(known):
+    finite = values[np.isfinite(values)]
+    if not len(finite):
         return np.full(values.shape, np.nan)
-    middle = np.median(known)
-    spread = max(least_spread, 1.4826 * float(np.median(np.abs(known - middle))))
-    return (values - middle) / spread
+    median = np.median(finite)
+    spread = max(least_spread, 1.4826 * float(np.median(np.abs(finite - median))))
+    return (values - median) / spread
 
 
 def log_measure(values: np.ndarray) -> np.ndarray:
-    """ln of a positive measure; NaN where it is zero, infinite or unknown."""
+    """ln of a positive measure; NaN where it is zero or not finite."""
     return np.log(np.where((values > 0) & np.isfinite(values), values, np.nan))
 
 
 def layer_medians(logs: np.ndarray) -> np.ndarray:
-    """Median over the heads of each layer, NaN for layers with none known: (L, H) -> (L,)."""
+    """Median over the heads of each layer, NaN for layers without a finite one: (L, H) -> (L,)."""
     return np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in logs])
 
 
 def off_trend(medians: np.ndarray) -> np.ndarray:
-    """Each layer's distance from the median of its nearest known neighbours (a Hampel filter).
+    """Each layer's distance from the median of its nearest finite neighbours (a Hampel filter).
 
     Parameters
     ----------
@@ -48,15 +48,15 @@ def off_trend(medians: np.ndarray) -> np.ndarray:
     Returns
     -------
     (L,) array
-        NaN where no neighbour is known.
+        NaN where no neighbour is finite.
     """
-    known = np.flatnonzero(np.isfinite(medians))
+    finite = np.flatnonzero(np.isfinite(medians))
     differences = np.full(len(medians), np.nan)
-    for i, here in enumerate(medians):
-        others = known[known != i]
+    for i, median in enumerate(medians):
+        others = finite[finite != i]
         nearest = others[np.argsort(np.abs(others - i), kind="stable")][:NEIGHBOURS]
         if len(nearest):
-            differences[i] = here - np.median(medians[nearest])
+            differences[i] = median - np.median(medians[nearest])
     return differences
 
 

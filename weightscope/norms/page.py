@@ -17,14 +17,9 @@ from weightscope.tables import Column, Table
 
 @phase("drawing figures")
 def write_report(files: Files, norms: NormAnalysis, source: str) -> None:
-    """Draw the figures and write report.html, beside the paper's numbers where the model is the paper's.
+    """Draw the figures and write report.html; `source` says where the texts come from.
 
-    Parameters
-    ----------
-    files : Files
-    norms : NormAnalysis
-    source : str
-        Where the texts come from, in words.
+    The paper's numbers stand beside the model's where it is the paper's, in a section of their own where it is not.
     """
     printed = norms.model.partition("@")[0] in paper.MODELS
     sections = [
@@ -44,7 +39,7 @@ def lead(norms: NormAnalysis, source: str) -> str:
     return (
         f"{', '.join(norms.kind_names[:-1])}: {share[:-1].sum() / share.sum():.0%} of the attention weight goes to "
         f"these tokens, {added[:-1].sum() / added.sum():.0%} of the length of the vectors added up comes from them; "
-        f"the rest is all other tokens'. Run on {norms.n_sequences:,} sequences, {norms.n_tokens:,} tokens, of "
+        f"the rest is all other tokens'. Run on {norms.n_sequences:,} sequences, {norms.n_tokens:,} tokens, from "
         f"{source}."
     )
 

@@ -161,19 +161,7 @@ class Contributions:
 
 
 def observe_contributions(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds) -> Contributions:
-    """Run a model and average C.
-
-    Parameters
-    ----------
-    runner : Runner
-    sequences : sequence of (n,) int arrays
-    kinds : TokenKinds
-
-    Raises
-    ------
-    CheckpointError
-        The sequences are images, or a layer does not compute what its weights say.
-    """
+    """Run a model and average C; see `measure_outliers`."""
     n_kinds, device = len(kinds.names), runner.device
     sums = {i: np.zeros((n_kinds, layer.n_heads, runner.model.config.d_model)) for i, layer in runner.layers.items()}
     on_device = {index: (layer.on(device), device.put(key_maps(layer))) for index, layer in runner.layers.items()}

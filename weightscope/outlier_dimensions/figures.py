@@ -69,17 +69,15 @@ def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
 @style.in_our_style()
 def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.ndarray) -> Figure:
     """Fig. 4: C of every dimension in a few layers, a dot a head; what is large is named, outliers in black."""
-    n_heads, d = c.overall.shape[1:]
-    size = (2 * style.COLUMN, 1.6 * len(rows) + 0.3)
-    figure, axes = style.subplots(len(rows), 1, figsize=size, sharex=True, squeeze=False)
-    for row, axis in zip(rows, axes[:, 0], strict=True):
-        _dots(axis, c.overall[row], 6)
+    figure, axes, _ = _grid(len(rows), 1, 1.6, 0.3)
+    figure.set_figwidth(2 * style.COLUMN)
+    for row, axis in zip(rows, axes, strict=True):
+        _dots(axis, c, row, 6)
         _name_large(axis, c.overall[row], dimensions, 0.2)
         axis.margins(y=0.16)
-        axis.set_title(f"layer {c.layer_indices[row]}", loc="left")
         axis.set_ylabel("mean $C_j$")
-    axes[-1, 0].set_xlim(-1, d)
-    axes[-1, 0].set_xlabel("dimension $j$")
+    axes[-1].set_xlabel("dimension $j$")
+    n_heads = c.overall.shape[1]
     if n_heads <= MOST_IN_LEGEND:
         handles = [
             Line2D([], [], linestyle="", markersize=4, markeredgewidth=0, label=f"head {head}", **_head_dot(head))
@@ -92,15 +90,14 @@ def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.n
 @style.in_our_style()
 def all_layers_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
     """Fig. 5: the same of all layers, on one scale a layer."""
-    n_layers, _, d = c.overall.shape
-    figure, axes, _ = _grid(n_layers, 4 if n_layers > 6 else 3, 1.25, 0.4, wide=True)
-    for layer, of_heads, axis in zip(c.layer_indices, c.overall, axes, strict=True):
-        _dots(axis, of_heads, 2)
-        _name_large(axis, of_heads, dimensions, 0.4, apart=0.16)
+    n_layers = len(c.overall)
+    figure, axes, _ = _grid(n_layers, 4 if n_layers > 6 else 3, 1.25, 0.4)
+    figure.set_figwidth(2 * style.COLUMN)
+    for row, axis in enumerate(axes):
+        _dots(axis, c, row, 2)
+        _name_large(axis, c.overall[row], dimensions, 0.4, apart=0.16)
         axis.margins(y=0.3)
-        axis.set_title(f"layer {layer}", loc="left")
         axis.yaxis.set_major_locator(MaxNLocator(nbins=4))
-    axes[0].set_xlim(-1, d)
     figure.supxlabel("dimension $j$", fontsize=8)
     figure.supylabel("mean $C_j$, a dot a head", fontsize=8)
     return figure
@@ -142,17 +139,15 @@ def guess_figure(agreement: Table) -> Figure:
     return figure
 
 
-def _grid(
-    n: int, most_columns: int, height: float, more: float, *, wide: bool = False
-) -> tuple[Figure, np.ndarray, int]:
-    """A figure of n panels that share x: their axes, row by row, and how many columns there are."""
+def _grid(n: int, most_columns: int, height: float, more: float) -> tuple[Figure, np.ndarray, int]:
+    """n panels that share x: the figure, their axes row by row, and how many columns there are."""
     columns = min(most_columns, n)
     rows = -(-n // columns)
-    size = (2 * style.COLUMN if wide or columns > 1 else style.COLUMN, height * rows + more)
+    size = (style.COLUMN * min(2, columns), height * rows + more)
     figure, grid = style.subplots(rows, columns, figsize=size, sharex=True, squeeze=False)
     for axis in grid.flat[n:]:
         axis.set_axis_off()
-    for axis in grid.flat[n - columns : n]:  # nothing stands below these
+    for axis in grid.flat[n - columns : n]:  # no panel is below these
         axis.tick_params(labelbottom=True)
     return figure, grid.flat[:n], columns
 
@@ -164,9 +159,10 @@ def _kind_lines(axis: Axes, x: np.ndarray, means: np.ndarray, kinds: Sequence[st
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _dots(axis: Axes, of_heads: np.ndarray, size: float) -> None:
-    """(H, d) numbers against their dimension, heads drawn in mixed order so that none hides the others."""
+def _dots(axis: Axes, c: Contributions, row: int, size: float) -> None:
+    """C of a layer against the dimension, heads drawn in mixed order so that none hides the others."""
     axis.axhline(0, color="0.8", linewidth=0.5)
+    of_heads = c.overall[row]  # (H, d)
     n_heads, d = of_heads.shape
     heads, at = np.divmod(np.random.default_rng(0).permutation(n_heads * d), d)
     for first in range(0, n_heads, len(style.COLOURS)):  # heads that share a marker
@@ -174,6 +170,8 @@ def _dots(axis: Axes, of_heads: np.ndarray, size: float) -> None:
         colours = [style.head_style(head)["color"] for head in heads[own]]
         values, marker = of_heads[heads[own], at[own]], _head_dot(first)["marker"]
         axis.scatter(at[own], values, s=size, c=colours, marker=marker, linewidth=0, rasterized=True)
+    axis.set_xlim(-1, d)
+    axis.set_title(f"layer {c.layer_indices[row]}", loc="left")
 
 
 def _head_dot(head: int) -> dict[str, Any]:

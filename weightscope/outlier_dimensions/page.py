@@ -19,15 +19,7 @@ NAMED = 6  # outlier dimensions that figures and tables of the page are about; t
 
 @phase("drawing figures")
 def write_report(files: Files, outliers: OutlierAnalysis, source: str) -> None:
-    """Draw the figures and write report.html, beside the paper's Table 1 where the model is the paper's.
-
-    Parameters
-    ----------
-    files : Files
-    outliers : OutlierAnalysis
-    source : str
-        Where the sentences come from, in words.
-    """
+    """Draw the figures and write report.html; `source` says where the sentences come from."""
     named = outliers.dimensions[:NAMED]
     sections = [
         _stream(files, outliers.stream),
@@ -91,7 +83,7 @@ def _outlier_table(stream: Stream) -> Table:
         output, scope = np.unravel_index(z.argmax(), z.shape)
         outputs = [_listed(np.flatnonzero(of_scope > DIMENSION_Z)) for of_scope in z.T]
         farthest = float(stream.means[output, j, scope]), float(stream.z[output, j, scope])
-        rows.append((int(j), *outputs, f"{scopes[scope]}, output {output}", *farthest))
+        rows.append((int(j), *outputs, f"{scopes[scope]} in output {output}", *farthest))
     header = ("dimension", *scopes, "farthest over", "mean of these", "robust z")
     caption = "Outputs in which a dimension is an outlier, of the mean over all tokens or of a kind."
     return Table.of_rows(header, rows, caption)

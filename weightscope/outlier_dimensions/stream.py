@@ -116,19 +116,7 @@ class Stream:
 
 
 def observe_stream(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds) -> Stream:
-    """Run a model and average its stream and its attention.
-
-    Parameters
-    ----------
-    runner : Runner
-    sequences : sequence of (n,) int arrays
-    kinds : TokenKinds
-
-    Raises
-    ------
-    CheckpointError
-        The sequences are images, or a layer does not compute what its weights say.
-    """
+    """Run a model and average its stream and its attention; see `measure_outliers`."""
     layers, n_kinds = list(runner.layers), len(kinds.names)
     hidden = [MeanByKind((runner.model.config.d_model,), n_kinds) for _ in range(len(layers) + 1)]
     attention = {index: MeanByKind((layer.n_heads,), n_kinds) for index, layer in runner.layers.items()}
