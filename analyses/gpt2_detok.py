@@ -15,43 +15,38 @@ from pathlib import Path
 import click
 from tokenizers import Tokenizer
 
-from analyses.inputs import device_option, first_available, out_option
+from analyses.inputs import first_available, out_option
 from weightscope import CheckpointError
 from weightscope.cli.command import EndsInOneLine
+from weightscope.cli.options import device_option, text_option
 from weightscope.detokenization import paper
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import counts_for, measure_heads, roc_curves
 from weightscope.detokenization.neighbours import neighbours
-from weightscope.detokenization.on_text import TextCheck, check_on_text
+from weightscope.detokenization.on_text import TextCheck, run_on_texts
 from weightscope.detokenization.page import auroc_sections, neighbour_section, position_section, text_section
 from weightscope.detokenization.positions import position_terms
-from weightscope.device import open_device
 from weightscope.embedded import FOLDER
 from weightscope.folder import OutputFolder
 from weightscope.pages.page import write_page
-from weightscope.runner import open_runner
-from weightscope.runner.tokenizer import framing_of
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import Counts
-from weightscope.text.inputs import openwebtext, read_texts
-from weightscope.text.sequences import token_windows
+from weightscope.text.inputs import Texts, openwebtext, read_texts
 from weightscope.text.tokenizer import load_tokenizer, token_id, tokenizer_hash
 
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 SHARDS = 2  # of OpenWebText
-PASSAGES = 50  # of section 5
 
 
 @click.command("gpt2-detok", cls=EndsInOneLine)
 @click.option("--model", "source", default="gpt2", show_default=True, help="Folder, .safetensors file or Hub id.")
 @click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
-@click.option("--text", multiple=True, help="Text files or folders for section 5; may be repeated.")
+@text_option
 @out_option("figures/gpt2-detok")
 @device_option
-def main(source: str, counts_file: Path | None, text: tuple[str, ...], out: Path, device: str) -> None:
+def main(source: str, counts_file: Path | None, text: tuple[Path, ...], out: Path, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
     # load
-    open_device(device)  # whether it is there shows before anything is read
     model = first_available([source, "embedded"] if source == "gpt2" else [source])
     model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for
     embedded = model.checkpoint.folder == FOLDER
@@ -66,7 +61,7 @@ def main(source: str, counts_file: Path | None, text: tuple[str, ...], out: Path
     curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
     previous = neighbours(first, tokenizer, list(tokens.values()), top=5, heads=auroc.ranked["head"][:3])
     terms = None if model.positions is None else position_terms(first)
-    check = None if terms is None else check_if_it_runs(first, texts.texts, terms.query)
+    check = None if terms is None else check_if_it_runs(first, texts, terms.query)
 
     # write and draw
     with OutputFolder(out) as files:
@@ -78,7 +73,7 @@ def main(source: str, counts_file: Path | None, text: tuple[str, ...], out: Path
             sections.append(position_section(files, terms))
         if check is not None:
             check.write_tables(files)
-            sections.append(text_section(files, check, terms, texts.source))
+            sections.append(text_section(files, check, terms))
         write_page(files, "report.html", f"Detokenization in the first attention layer of {name}", auroc.lead, sections)
     click.echo(auroc)
     click.echo(f"report: {out / 'report.html'}")
@@ -105,15 +100,10 @@ def single_tokens(tokenizer: Tokenizer, counts: Counts, texts: Sequence[str]) ->
     return {text: token for text, token in found.items() if len(counts.row(token)[0])}
 
 
-def check_if_it_runs(first: FirstLayer, texts: Sequence[str], query: int) -> TextCheck | None:
-    """Section 5, where the model can be run: texts after their first token, cut at the last position."""
-    n_positions = len(first.model.positions)
+def check_if_it_runs(first: FirstLayer, texts: Texts, query: int) -> TextCheck | None:
+    """Section 5, where the model can be run on these texts; otherwise a line says why it is left out."""
     try:
-        runner = open_runner(first.model, device=first.device)
-        passages = token_windows(framing_of(first.model), texts, PASSAGES, n_positions)
-        if not passages:
-            raise CheckpointError(f"no text here has {n_positions} tokens; give longer ones with TEXT=")
-        return check_on_text(first, runner, passages, query)
+        return run_on_texts(first, texts, query)
     except CheckpointError as error:
         click.echo(f"what the layer does on text is left out: {error}")
         return None

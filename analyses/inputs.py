@@ -1,4 +1,4 @@
-"""What the analyses run on when nothing else is asked for: a checkpoint and texts that can be had here."""
+"""What recipes share: where results go, and which of several checkpoints can be had."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,7 +8,6 @@ import click
 
 import weightscope as ws
 from weightscope.cli.options import writable
-from weightscope.text.inputs import read_texts
 
 
 def out_option(folder: str) -> Callable[..., Any]:
@@ -17,12 +16,6 @@ def out_option(folder: str) -> Callable[..., Any]:
         "--out", type=click.Path(file_okay=False, path_type=Path), default=folder, show_default=True, callback=writable,
         help="Folder for results.",
     )  # fmt: skip
-
-
-device_option = click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-    help="Where the model runs and the heavy products are computed.",
-)  # fmt: skip
 
 
 def first_available(sources: Sequence[str], **options: str | None) -> ws.Model:
@@ -39,8 +32,3 @@ def first_available(sources: Sequence[str], **options: str | None) -> ws.Model:
         except ws.CheckpointError as error:
             click.echo(f"{error}; trying {sources[sources.index(source) + 1]}")
     return ws.open_model(sources[-1], **options)
-
-
-def documents(paths: Sequence[str | Path]) -> list[str]:
-    """The documents of `paths`, or what `read_texts` takes without any."""
-    return read_texts(paths).texts

@@ -115,6 +115,17 @@ def test_positions_leave_no_figure_of_another_run(folder: Path, tmp_path: Path) 
         assert {path.stem for path in tmp_path.glob("positions-head-*")} == {f"positions-head-{head}"}
 
 
+def test_positions_beside_attention_on_text(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="running a model needs the extra `runner`")
+    (tmp_path / "a.txt").write_text("\n\n".join(f"On day {n} the crew of the ship saw land again." for n in range(300)))
+    result = run("positions", "embedded", "--text", tmp_path / "a.txt", "--out", tmp_path / "o")
+    assert result.exit_code == 0, result.output
+    assert [row["term"] for row in rows(tmp_path / "o" / "contributions.csv")][:6] == ["ee", "pp", "pe", "ep", "e", "p"]
+    page = (tmp_path / "o" / "report.html").read_text()
+    assert "What happens on text" in page and "passages of 1 document of a.txt" in page
+    assert run("positions", "embedded", "--unscaled", "--on-text", "--out", tmp_path / "o").exit_code == 2
+
+
 def test_unscaled_positions_of_a_checkpoint_without_tokens(tmp_path: Path) -> None:
     weights = gpt2_weights()
     del weights["wte.weight"]

@@ -12,6 +12,7 @@ from weightscope.cli.options import (
     layer_option,
     out_option,
     say_caveats,
+    text_option,
     with_engine,
     with_model,
     with_source,
@@ -112,15 +113,30 @@ def neighbours(
 @click.option("--query", type=int, help="The query position i; 500 by default, or the last of a shorter model.")
 @click.option("--unscaled", is_flag=True, help="Bare numerators, no sigma: needs no token embedding.")
 @click.option("--head", "heads", type=int, multiple=True, help="Draw Fig. 3 of this head; may be repeated.")
+@click.option("--on-text", is_flag=True, help="Beside it the layer's attention on text, and Fig. 4 (needs PyTorch).")
+@text_option
 @device_option
-def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...], device: str) -> None:
+def positions(
+    model: Any,
+    out: Path,
+    query: int | None,
+    unscaled: bool,
+    heads: tuple[int, ...],
+    on_text: bool,
+    text: tuple[Path, ...],
+    device: str,
+) -> None:
     """T^p and T^pp of every head at one query position, their trends, and Fig. 3 of the paper."""
     from weightscope.detokenization.first_layer import FirstLayer
-    from weightscope.detokenization.page import position_section
+    from weightscope.detokenization.on_text import run_on_texts
+    from weightscope.detokenization.page import position_section, text_section
     from weightscope.detokenization.positions import position_terms
     from weightscope.folder import OutputFolder
     from weightscope.pages.page import write_page
+    from weightscope.text.inputs import read_texts
 
+    if unscaled and (on_text or text):
+        raise click.UsageError("--unscaled leaves out what --on-text compares with")
     first = FirstLayer(model, device=device)
     for head in heads:
         first.attention.head(head)
@@ -132,14 +148,18 @@ def positions(model: Any, out: Path, query: int | None, unscaled: bool, heads: t
                 f"{error}; sigma needs one. `weightscope positions --unscaled` works without"
             ) from None
     terms = position_terms(first, query, unscaled)
+    check = run_on_texts(first, read_texts(text), terms.query) if on_text or text else None
     with OutputFolder(out) as files:
         terms.write_tables(files)
-        section = position_section(files, terms, heads)
-        write_page(files, "report.html", f"Position terms of layer 0 of {model.name}", section.text, [section])
+        sections = [position_section(files, terms, heads)]
+        if check is not None:
+            check.write_tables(files)
+            sections.append(text_section(files, check, terms))
+        write_page(files, "report.html", f"Position terms of layer 0 of {model.name}", sections[0].text, sections)
     if len(terms.undertrained):
         click.echo(f"undertrained positions, left out of the trends: {', '.join(map(str, terms.undertrained))}")
     click.echo(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency").text())
-    click.echo(out)
+    click.echo(out / "report.html")
 
 
 @click.command()

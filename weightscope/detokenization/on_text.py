@@ -10,9 +10,13 @@ from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.terms import TERMS, log_attention, term_contributions
 from weightscope.errors import CheckpointError
 from weightscope.folder import Files
-from weightscope.runner.runner import Activations, Runner
+from weightscope.runner.runner import Activations, Runner, open_runner
+from weightscope.runner.tokenizer import framing_of
 from weightscope.tables import Column, Table
+from weightscope.text.inputs import Texts
+from weightscope.text.sequences import token_windows
 
+PASSAGES = 50  # at most
 MOST_DIFFERENCE = 1e-4  # of an attention weight, between the model's and that of the six terms
 
 
@@ -25,6 +29,8 @@ class TextCheck:
     query : int
         The position i at which attention is shown.
     n_texts : int
+    source : str
+        Where the texts come from.
     attention : (n_heads, query + 1) float64 array
         alpha_ij over j, averaged over texts.
     contributions : dict of str to (n_heads, n) float64 array
@@ -35,6 +41,7 @@ class TextCheck:
 
     query: int
     n_texts: int
+    source: str
     attention: np.ndarray
     contributions: dict[str, np.ndarray]
     difference: float
@@ -60,7 +67,28 @@ class TextCheck:
         files.npz("contributions.npz", attention=self.attention, query=np.array(self.query), **arrays)
 
 
-def check_on_text(first: FirstLayer, runner: Runner, sequences: Sequence[np.ndarray], query: int) -> TextCheck:
+def run_on_texts(first: FirstLayer, texts: Texts, query: int) -> TextCheck:
+    """Run the first layer of a model with learned positions on passages as long as it takes.
+
+    Raises
+    ------
+    CheckpointError
+        The model cannot be run or has no learned positions, no text is long enough, or as in `check_on_text`.
+    """
+    model = first.model
+    if model.positions is None:
+        problem = f"a {model.family.name} has no position embedding to compare attention on text with"
+        raise CheckpointError(problem, file=model.checkpoint.name)
+    runner, n_positions = open_runner(model, device=first.device), len(model.positions)
+    passages = token_windows(framing_of(model), texts.texts, PASSAGES, n_positions)
+    if not passages:
+        raise CheckpointError(f"no text in {texts.source} has {n_positions} tokens, as many as the model has positions")
+    return check_on_text(first, runner, passages, query, texts.source)
+
+
+def check_on_text(
+    first: FirstLayer, runner: Runner, sequences: Sequence[np.ndarray], query: int, source: str = ""
+) -> TextCheck:
     """Run the first layer on texts and take its scores apart.
 
     Parameters
@@ -73,6 +101,8 @@ def check_on_text(first: FirstLayer, runner: Runner, sequences: Sequence[np.ndar
         Of one length.
     query : int
         Less than that length.
+    source : str
+        Where the texts come from.
 
     Raises
     ------
@@ -104,4 +134,4 @@ def check_on_text(first: FirstLayer, runner: Runner, sequences: Sequence[np.ndar
     runner.observe(sequences, observe, layers=[0])
     n_texts = len(sequences)
     means = {name: total / n_texts for name, total in contributions.items()}
-    return TextCheck(query, n_texts, attention / n_texts, means, largest)
+    return TextCheck(query, n_texts, source, attention / n_texts, means, largest)

@@ -72,7 +72,7 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
 
 
 @phase("drawing figures")
-def text_section(files: Files, check: TextCheck, terms: PositionTerms, texts: str) -> Section:
+def text_section(files: Files, check: TextCheck, terms: PositionTerms) -> Section:
     """Fig. 4 for the head that position makes look nearest, and every head's contributions.
 
     Parameters
@@ -81,15 +81,13 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, texts: st
     check : TextCheck
     terms : PositionTerms
         At the same query position.
-    texts : str
-        Where the texts come from.
     """
     head = terms.nearest_head()
     strongest = max(TERMS, key=lambda name: check.heads[name][head])
     text = (
-        f"Attention of layer 0 on {check.n_texts} passages of {texts}. Leaving out T^{strongest} moves head {head}'s "
-        f"attention most, by {check.heads[strongest][head]:.2f} nats. The six terms add up to the model's attention: "
-        f"no weight differs by more than {check.difference:.0e}."
+        f"Attention of layer 0 on {check.n_texts} passages of {check.source}. Leaving out T^{strongest} moves "
+        f"head {head}'s attention most, by {check.heads[strongest][head]:.2f} nats. The six terms add up to the "
+        f"model's attention: no weight differs by more than {check.difference:.0e}."
     )
     fig_4 = Figure(
         save(figures.text_figure(check, terms.attention(), head), files, f"empirical-head-{head}"),
