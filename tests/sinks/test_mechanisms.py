@@ -24,7 +24,7 @@ from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.folder import Files  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
-from weightscope.sinks.inputs import Inputs, image_inputs  # noqa: E402
+from weightscope.sinks.inputs import Inputs, read_inputs  # noqa: E402
 from weightscope.sinks.mechanisms import SinkMechanisms, SinkObserver, own_coordinates, sink_mechanisms  # noqa: E402
 from weightscope.text.kinds import ImageTokens, TextTokens, image_tokens, text_tokens  # noqa: E402
 from weightscope.text.tokenizer import load_tokenizer  # noqa: E402
@@ -354,7 +354,7 @@ def test_results_are_short_in_a_notebook(sinks_of_embedded: SinkMechanisms) -> N
 def test_sinks_of_a_real_vision_transformer_pass_from_cls_to_patches() -> None:
     """The transition of Fig. 4, on photographs: the strongest keys are CLS early and patches late."""
     model = ws.open_model(shared("vit-tiny"))
-    found = sink_mechanisms(open_runner(model), image_inputs(model, None, 4))
+    found = sink_mechanisms(open_runner(model), read_inputs(model, n=4))
     cls = found.kinds.index("CLS")
     assert (found.kind[:, 0] == cls).all()
     assert (found.kind[:, -4:] != cls).all()

@@ -12,6 +12,7 @@ from weightscope.folder import Files
 from weightscope.model import Model
 from weightscope.runner.runner import open_runner
 from weightscope.runner.tokenizer import framing_of
+from weightscope.sinks.inputs import CHARACTERS_A_TOKEN
 from weightscope.sinks.patching import patching_table
 from weightscope.sinks.prediction import predict_sinks, prediction_aurocs
 from weightscope.sinks.updates import Decomposition, UpdateMeasures, measure_updates, updates_of
@@ -20,7 +21,6 @@ from weightscope.text.sequences import Framing, excerpts, token_windows
 from weightscope.text.tokenizer import token_text
 
 CHARACTERS = (1500, 2000)  # of a text that perplexity is measured on (section 4.1)
-CHARACTERS_A_TOKEN = 5  # of English
 TOKENS_SHOWN = 256  # of the picture (Fig. 5)
 
 

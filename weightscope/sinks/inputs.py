@@ -62,35 +62,20 @@ def read_inputs(
     Raises
     ------
     CheckpointError
-        Texts are given for a model that sees, or images for one that reads; or see the functions below.
+        Texts are given for a model that sees, or images for one that reads; they cannot be read, are too short, or
+        cannot be made into what the model takes.
     """
     if not model.family.inputs.tokens:
         if text:
             raise CheckpointError(f"{model.name} sees images, not texts")
-        return image_inputs(model, images, n, seed)
+        return _image_inputs(model, images, n, seed)
     if images is not None:
         raise CheckpointError(f"{model.name} reads texts, not images")
-    return text_inputs(model, read_texts(text, characters=CHARACTERS_A_TOKEN * n * length), n, length, seed)
+    return _text_inputs(model, read_texts(text, characters=CHARACTERS_A_TOKEN * n * length), n, length, seed)
 
 
-def image_inputs(model: Model, path: Path | None, n: int, seed: int = 0) -> Inputs:
-    """The first images of a folder, or scikit-learn's two photographs and crops of them.
-
-    Parameters
-    ----------
-    model : Model
-    path : Path or None
-        A folder, or an image.
-    n : int
-        Images wanted.
-    seed : int
-        Of the crops.
-
-    Raises
-    ------
-    CheckpointError
-        The model takes no images, or there are none.
-    """
+def _image_inputs(model: Model, path: Path | None, n: int, seed: int) -> Inputs:
+    """The first images of a folder, or scikit-learn's two photographs and crops of them."""
     from weightscope.runner.images import image_processor, photographs, read_images
 
     process = image_processor(model)
@@ -100,25 +85,8 @@ def image_inputs(model: Model, path: Path | None, n: int, seed: int = 0) -> Inpu
     return Inputs({name: process(image) for name, image in images.items()}, image_tokens(model), note)
 
 
-def text_inputs(model: Model, texts: Texts, n: int, length: int, seed: int = 0) -> Inputs:
-    """Pairs of paragraphs where the model's tokenizer frames them with special tokens, else windows of one length.
-
-    Parameters
-    ----------
-    model : Model
-    texts : Texts
-    n : int
-        Texts wanted.
-    length : int
-        Tokens of each, at most.
-    seed : int
-        Of the choice of texts.
-
-    Raises
-    ------
-    CheckpointError
-        The model sees images, has no tokenizer, or the documents are too short.
-    """
+def _text_inputs(model: Model, texts: Texts, n: int, length: int, seed: int) -> Inputs:
+    """Pairs of paragraphs where the model's tokenizer frames them with special tokens, else windows of one length."""
     framing = framing_of(model)
     length = min(length, model.config.n_positions or length)
     sequences = (paragraph_pairs if framing.takes_pairs else token_windows)(framing, texts.texts, n, length, seed)
