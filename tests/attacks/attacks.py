@@ -96,6 +96,8 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "entry that is a number": (whole({"w": 1}), "broken entry"),
     "metadata that is not text": (whole({"__metadata__": {"a": 1}, "w": ONE}), "__metadata__"),
     "metadata that is a list": (whole({"__metadata__": [], "w": ONE}), "__metadata__"),
+    # Python takes it for JSON, and the safetensors library does not.
+    "half a surrogate pair": (whole(b'{"\\ud800": %b}' % json.dumps(ONE).encode()), "safetensors library refuses"),
     "name with terminal escapes": (whole({"\x1b[2J\x1b]0;owned\x07": {**ONE, "dtype": "X"}}), "\\x1b[2J"),
     "name that reverses the line": (whole({"\u202egnp.exe": {**ONE, "dtype": "X"}}), "\\u202e"),
     "name that is half a character": (whole(b'{"\\ud800":%b}' % json.dumps({**ONE, "dtype": "X"}).encode()), "\\ud800"),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from tests.support.files import bfloat16, encode, write, write_shards
 from weightscope.checkpoint import open_checkpoint
@@ -213,6 +214,59 @@ def test_pickles_are_never_opened(suffix: str, tmp_path: Path) -> None:
 def test_what_is_not_there_is_said_to_be_absent(name: str) -> None:
     with pytest.raises(CheckpointError):
         open_checkpoint(name)
+
+
+def header_alone(tensors: dict[str, object], path: Path) -> Path:
+    """A safetensors file of this header; its body is zeros."""
+    text = json.dumps(tensors).encode()
+    size = max(entry["data_offsets"][1] for entry in tensors.values())
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * size)
+    return path
+
+
+HONEST = {
+    "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+    "b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]},
+    "none": {"dtype": "F32", "shape": [0], "data_offsets": [8, 8]},
+}
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"a": HONEST["a"], "c": HONEST["b"], "none": HONEST["none"]},
+        HONEST | {"a": HONEST["b"], "b": HONEST["a"]},
+        HONEST | {"b": HONEST["b"] | {"shape": [1, 2]}},
+        HONEST | {"b": HONEST["b"] | {"dtype": "I32"}},
+        HONEST | {"none": HONEST["none"] | {"shape": [0, 3]}},
+    ],
+    ids=["another name", "the other way round", "another shape", "another dtype", "another shape of nothing"],
+)
+def test_a_header_in_which_the_library_sees_other_tensors_is_refused(
+    seen: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No such file is known; the library is shown another one here."""
+    path = header_alone(HONEST, tmp_path / "model.safetensors")
+    assert list(open_checkpoint(path)) == ["a", "none", "b"]
+    other = header_alone(seen, tmp_path / "other")
+    monkeypatch.setattr("weightscope.checkpoint.header.safe_open", lambda name, how: safe_open(other, how))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: the safetensors library finds other tensors"):
+        open_checkpoint(path)
+
+
+def test_the_library_maps_no_file_that_another_could_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read through a map of it would kill this process, however short the time for which it is mapped."""
+    path = header_alone(HONEST, tmp_path / "model.safetensors")
+    opened = []
+
+    def recorded(name: str, how: str) -> object:
+        opened.append(Path(name).stat())
+        return safe_open(name, how)
+
+    monkeypatch.setattr("weightscope.checkpoint.header.safe_open", recorded)
+    open_checkpoint(path)
+    (shown,) = opened
+    assert shown.st_size == path.stat().st_size and shown.st_nlink == 0  # a file without a name
 
 
 def test_fifty_gigabytes_open_at_once_and_cost_no_memory(tmp_path: Path) -> None:

@@ -1,12 +1,19 @@
 """The header of a safetensors file, checked before a byte of data is believed.
 
 Layout: 8 bytes little-endian header length, the header as JSON, then the data section that the offsets refer to.
-The checks are those of the safetensors library, made here because the header is all that an unread file gives.
+The checks are those of the safetensors library, made here because the header is all that an unread file gives, and in
+words that say which tensor is wrong. Then the library reads the header too: where the two find different tensors in one
+file, one of them can be made to see what the other does not, and the file is refused.
 """
 
+import os
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from weightscope.checkpoint.dtypes import BITS
 from weightscope.checkpoint.jsontext import MAX_BYTES, parse_json
@@ -88,7 +95,32 @@ def parse_header(text: bytes, file_size: int, *, file: object) -> tuple[dict[str
     if expected != file_size:
         problem = f"tensors end at byte {expected}, but the file has {file_size}"
         raise CheckpointError(problem + ("; is it cut short?" if expected > file_size else ""), file=file)
+    _compare_with_library(text, file_size, dict(in_order), file)
     return dict(in_order), metadata
+
+
+def _compare_with_library(text: bytes, file_size: int, tensors: Mapping[str, TensorEntry], file: object) -> None:
+    """Refuse a header in which the safetensors library finds something else than we do.
+
+    The library maps the file that it opens, and whoever reads through a map is killed when another process cuts the
+    file short. So it gets a file of its own: this header and a hole of the right length, which takes no room.
+    """
+    try:
+        memory = os.memfd_create("header") if hasattr(os, "memfd_create") else None
+        with tempfile.TemporaryFile() if memory is None else os.fdopen(memory, "w+b") as copy:
+            copy.write(len(text).to_bytes(8, "little") + text)
+            copy.truncate(file_size)
+            with safe_open(f"/dev/fd/{copy.fileno()}", "np") as library:
+                slices = {name: library.get_slice(name) for name in library.offset_keys()}
+                theirs = {name: (own.get_dtype(), tuple(own.get_shape())) for name, own in slices.items()}
+    except SafetensorError as error:
+        raise CheckpointError(f"the safetensors library refuses the header ({error})", file=file) from None
+    except OSError as error:
+        raise CheckpointError(f"its header cannot be checked ({error.strerror})", file=file) from None
+    ours = {name: (entry.dtype, entry.shape) for name, entry in tensors.items()}
+    in_order = [[name for name, (_, shape) in each.items() if 0 not in shape] for each in (theirs, ours)]
+    if theirs != ours or in_order[0] != in_order[1]:  # tensors without elements lie anywhere
+        raise CheckpointError("the safetensors library finds other tensors in the header", file=file)
 
 
 def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:

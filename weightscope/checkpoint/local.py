@@ -4,7 +4,8 @@ Opening reads the header alone, so a 50 GB file opens in milliseconds and costs 
 
 Tensors are read, not mapped. A map saves the copy (10 GB/s against 3.5 for a file in the page cache, a difference of
 0.2 s per GB beside the seconds that its spectra take), but whoever holds a view of a map is killed by SIGBUS when
-another process cuts the file short, and no check made before can prevent that. A read says so instead.
+another process cuts the file short, and no check made before can prevent that. A read says so instead. (The safetensors
+library would map: it checks headers, and is shown a copy of them; see header.py.)
 """
 
 import os
