@@ -68,7 +68,7 @@ COLUMNS = {
     "identity": ("identity", "tr(W_VO) / (√r |W_VO|): ±1 where the head passes on what it reads, times one number"),
     "reads_by_keys": (
         "keys read",
-        "the largest share of what an earlier head writes that the keys read, beyond chance and beyond other kinds",
+        "the largest share of what an earlier head writes that the keys read, beyond chance",
     ),
     "read_by_keys": (
         "read by keys",
