@@ -1,8 +1,8 @@
 """What the residual stream of single tokens is when no head attends to another token.
 
-Every token goes up through norms, feed-forward networks and biases alone. That leaves out what attention moves, and is
-near enough to what deeper heads read to tell which of them look one token back: in SmolLM2-135M its mean has a cosine of
-0.7 to 0.8 with the mean stream of text, up to layer 24 of 30.
+Every token goes up through norms, feed-forward networks and biases alone. That leaves out what attention moves, and
+is near enough to what deeper heads read to tell which of them look one token back: in SmolLM2-135M its mean has a
+cosine of 0.7 to 0.8 with the mean stream of text, up to layer 24 of 30.
 """
 
 from collections.abc import Iterator
