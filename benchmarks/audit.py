@@ -69,7 +69,7 @@ def _bf16(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _save_bf16(tensors: dict[str, np.ndarray], path: Path) -> None:
-    """A safetensors file of bit patterns declared as BF16."""
+    """A safetensors file of bit patterns declared as BF16, which the library cannot write from NumPy arrays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     header, at = {}, 0
     for name, tensor in tensors.items():
