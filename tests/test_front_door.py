@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import weightscope as ws
+from weightscope.embedded import COUNTS
 
 HEAVY = ("numpy", "scipy", "matplotlib", "torch", "transformers", "pandas", "sklearn", "cupy")
 
@@ -25,8 +28,8 @@ def test_importing_loads_nothing_heavy_and_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize("name", ws.__all__)
-def test_every_name_is_there_and_says_what_it_is(name: str) -> None:
-    assert getattr(ws, name).__doc__
+def test_every_name_is_there_and_shows_what_it_does(name: str) -> None:
+    assert ">>>" in getattr(ws, name).__doc__
     assert name in dir(ws)
 
 
@@ -51,3 +54,34 @@ print(*({module.name for module in pkgutil.iter_modules(ws.__path__)} & set(ws._
 def test_a_name_does_not_depend_on_what_was_imported_before(first: str) -> None:
     code = f"{first}\nimport weightscope as ws\nprint(callable(ws.first_layer))"
     assert python(code).split() == ["True"]
+
+
+def test_the_lines_that_a_newcomer_types(tmp_path: Path) -> None:
+    model = ws.open_model("embedded")
+    assert [layer.index for layer in model.layers] == list(model.attention_layers)
+    assert len(model.layers[:1]) == 1 and model.layers[-1].index == len(model.layers) - 1
+    head = model.layers[0].heads[6]
+    assert repr(head) == repr(model.layer(0).head(6))
+    d, r = head.w_q.shape
+    assert head.w_k.shape == head.w_v.shape == (d, r) and head.w_o.shape == (r, d) and head.b_q.shape == (r,)
+    x = np.random.default_rng(0).normal(size=(3, d))
+    assert (x @ head.qk).shape == (3, d) and (head.qk @ x.T).shape == (d, 3) and head.qk.T.shape == (d, d)
+    assert len(head.qk.svdvals()) == r
+    assert repr(head.qk) == "Factored(256 x 256, rank <= 32)"
+    audit = ws.audit(model)
+    assert len(audit.heads["qk_sigma1"]) == len(audit.heads.to_pandas()) == 16
+    assert audit.findings
+    audit.write(tmp_path)
+    assert (tmp_path / "heads.csv").is_file()
+    assert "<table" in audit._repr_html_()
+    assert ws.compare(model, model).heads["qk_change"].max() == 0
+    assert ws.bigram_auroc(model, ws.load_counts(COUNTS)).auroc.shape[0] == 8
+    assert ws.first_layer(model).terms(7, [11, 12, 13], [0, 1, 2]).ee.shape == (3, 3)
+    assert audit.plot().axes and head.plot_spectrum().axes
+
+
+def test_the_line_that_runs_the_model() -> None:
+    pytest.importorskip("torch")
+    model, shapes = ws.open_model("embedded"), []
+    ws.open_runner(model).observe([np.array([11, 12, 13])], lambda layer: shapes.append(layer.attention.shape))
+    assert shapes == [(1, 8, 3, 3)] * 2

@@ -18,6 +18,15 @@ class CheckpointError(Exception):
         The file it was found in; only its name is shown.
     tensor : str, optional
         The tensor's name.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> try:
+    ...     ws.open_model("embedded").layer(9)
+    ... except ws.CheckpointError as error:
+    ...     print(error)
+    model.safetensors: no layer 9: the model has 2
     """
 
     def __init__(self, problem: str, *, file: object = None, tensor: str | None = None) -> None:

@@ -44,6 +44,12 @@ def open_model(
     ------
     CheckpointError
         The source is not there, is broken, or is of no known family.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> ws.open_model("embedded")
+    Model(gpt2: 2 layers of 8 heads, width 256)
     """
     source = resolved(source)
     checkpoint = open_checkpoint(source, revision)
@@ -62,6 +68,15 @@ class Model:
     config : ModelConfig
     source : str
         What was opened: an absolute path, or a Hub id with its revision. The tokenizer is looked for there too.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> model = ws.open_model("embedded")
+    >>> model.name, model.attention_layers
+    ('embedded', (0, 1))
+    >>> model.layer(1).head(0).vo
+    Factored(256 x 256, rank <= 32)
     """
 
     def __init__(self, checkpoint: Checkpoint, family: Family, source: str = "") -> None:

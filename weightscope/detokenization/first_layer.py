@@ -37,6 +37,13 @@ class FirstLayer:
         makes no difference.
     device : str
         Where sigma, the factors of T^ee and what is made of them are computed; see `open_device`.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> first = ws.FirstLayer(ws.open_model("embedded"))
+    >>> first.query_factor(7).shape, first.key_factor(7).shape
+    ((8000, 32), (8000, 32))
     """
 
     model: Model

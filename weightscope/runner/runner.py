@@ -119,6 +119,15 @@ def open_runner(model: Model, *, language: bool = False, device: str = "cpu") ->
     ------
     CheckpointError
         PyTorch is not installed, transformers cannot load the checkpoint whole, or the device is not there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import weightscope as ws
+    >>> runner = ws.open_runner(ws.open_model("embedded"))
+    >>> runner.observe([np.array([11, 12, 13])], lambda layer: print(layer.layer, layer.attention.shape))
+    Layer(0: 8 heads of 32, width 256) (1, 8, 3, 3)
+    Layer(1: 8 heads of 32, width 256) (1, 8, 3, 3)
     """
     opened = open_device(device)
     where = torch_device(opened)
