@@ -9,7 +9,7 @@ import weightscope
 
 ROOT = Path(weightscope.__file__).parent
 FLOORS = """
-errors parallel progress embedded half on_demand
+errors parallel progress embedded half on_demand shapes
 tables
 folder device engine
 checkpoint attention

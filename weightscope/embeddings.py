@@ -9,12 +9,13 @@ import numpy as np
 from weightscope.attention.norms import Norm
 from weightscope.checkpoint import Tensor
 from weightscope.errors import CheckpointError
+from weightscope.shapes import ShowsShapes
 
 BLOCK_BYTES = 16 << 20  # embedding rows are streamed in float32 blocks of about this size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Embeddings:
+class Embeddings(ShowsShapes):
     """Token and position embeddings as the first layer sees them.
 
     A token's row is what the file holds with everything done to it that does not depend on position: a scale (Gemma),

@@ -9,7 +9,7 @@ import numpy as np
 EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Half:
     """Weights of 16 bits, seen as float32.
 

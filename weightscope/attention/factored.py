@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.device import CPU, Device
+from weightscope.shapes import ShowsShapes
 
 # Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of
 # itself, rcond that of the triangle with unit columns. Here that is 1e-6.
@@ -152,8 +153,8 @@ def inner(a: Any, b: Any = None, device: Device = CPU) -> np.ndarray:
     return total
 
 
-@dataclass(frozen=True, eq=False)
-class Triangle:
+@dataclass(frozen=True, eq=False, repr=False)
+class Triangle(ShowsShapes):
     """R of factor = Q R, and the route it was found by.
 
     Attributes

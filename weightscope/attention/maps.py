@@ -9,6 +9,7 @@ import numpy as np
 from weightscope.attention.norms import Norm, rms
 from weightscope.device import Device, namespace
 from weightscope.half import Half, Weights
+from weightscope.shapes import ShowsShapes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,8 +133,8 @@ class Latent:
         return replace(self, first=self.first.after(w, b))
 
 
-@dataclass(frozen=True, eq=False)
-class InnerNorm:
+@dataclass(frozen=True, eq=False, repr=False)
+class InnerNorm(ShowsShapes):
     """A norm of queries, keys or values: gamma is folded, and what no matrix can hold is left, a number a token.
 
     Attributes

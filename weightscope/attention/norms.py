@@ -7,6 +7,7 @@ import numpy as np
 
 from weightscope.device import namespace
 from weightscope.half import Half, Weights
+from weightscope.shapes import ShowsShapes
 
 
 def sigma(x: Any, eps: float) -> Any:
@@ -84,8 +85,8 @@ def fold_rms_norm(
     return np.multiply(gamma[:, None], w, out=out), b
 
 
-@dataclass(frozen=True, eq=False)
-class Norm:
+@dataclass(frozen=True, eq=False, repr=False)
+class Norm(ShowsShapes):
     """A norm of the stream itself: all of it but sigma folds into the maps that follow.
 
     Attributes

@@ -5,9 +5,11 @@ from math import log
 
 import numpy as np
 
+from weightscope.shapes import ShowsShapes
 
-@dataclass(frozen=True, eq=False)
-class Slopes:
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Slopes(ShowsShapes):
     """ALiBi: -slope times how far back the key is, up to a term constant in the key.
 
     Attributes
@@ -25,8 +27,8 @@ class Slopes:
         return -np.multiply.outer(self.slopes, delta)
 
 
-@dataclass(frozen=True, eq=False)
-class Buckets:
+@dataclass(frozen=True, eq=False, repr=False)
+class Buckets(ShowsShapes):
     """T5's relative bias, both directions: small distances have a bucket each, larger ones share, logarithmically.
 
     Attributes

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.device import namespace
+from weightscope.shapes import ShowsShapes
 
 Delta = int | tuple[int, int]  # positions between query and key; rows and columns between patches
 
@@ -68,8 +69,8 @@ def llama3_frequencies(
     return (1 - smooth) * plain / factor + smooth * plain
 
 
-@dataclass(frozen=True, eq=False)
-class Rotation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Rotation(ShowsShapes):
     """Rotary embedding of one layer.
 
     Attributes

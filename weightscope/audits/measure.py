@@ -18,6 +18,7 @@ from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_sha
 from weightscope.metrics.sketch import probes, space_sketch
 from weightscope.metrics.value_output import affine_singular_values, eigenvalues
 from weightscope.parallel import in_threads
+from weightscope.shapes import ShowsShapes
 
 Arrays = Mapping[str, np.ndarray]  # what was measured of a layer (H, ...) or of all (L, H, ...), by name
 FORM = "qk_singular_values_"  # stands before the name of another form of W_QK: delta1, mean64, free, turning
@@ -25,8 +26,8 @@ LEADING = 8  # eigenvalues of the symmetric part that are kept
 TASKS = 8  # a layer's heads are handed out in at least about this many pieces
 
 
-@dataclass(frozen=True)
-class Projection:
+@dataclass(frozen=True, eq=False, repr=False)
+class Projection(ShowsShapes):
     """One head's (d, r) factor, the device it is multiplied on, and what is worked out of it once."""
 
     device: Device

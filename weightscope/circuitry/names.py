@@ -12,6 +12,7 @@ from weightscope.errors import CheckpointError
 from weightscope.families.feed_forward import ROWS
 from weightscope.model import Model
 from weightscope.progress import bar
+from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
 
 
@@ -77,8 +78,8 @@ COLUMNS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class HeadRoles:
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadRoles(ShowsShapes):
     """Scores of every head and the names they give.
 
     Attributes

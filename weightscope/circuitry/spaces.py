@@ -12,14 +12,15 @@ import numpy as np
 from weightscope.attention.factored import triangle
 from weightscope.attention.layer import Layer
 from weightscope.parallel import in_threads
+from weightscope.shapes import ShowsShapes
 
 # A direction counts if it is used this much of the strongest, times sqrt(d). Rounding a factor of low rank to float32
 # leaves singular values of about a thirtieth of that.
 LEAST_USED = float(np.finfo(np.float32).eps)
 
 
-@dataclass(frozen=True)
-class Spaces:
+@dataclass(frozen=True, eq=False, repr=False)
+class Spaces(ShowsShapes):
     """Spaces of A heads, or of A key-value heads that S query heads share, in a stream of width d.
 
     Attributes
@@ -96,8 +97,8 @@ def layer_spaces(layer: Layer, *, centred: bool) -> LayerSpaces:
     )
 
 
-@dataclass(frozen=True)
-class _Factor:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Factor(ShowsShapes):
     """A (d, r) matrix as Q R: Q = columns @ inverse has orthonormal columns, or zeros beyond the rank."""
 
     columns: np.ndarray
@@ -110,8 +111,8 @@ class _Factor:
         return (self.columns @ (self.inverse if turn is None else self.inverse @ turn)).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class _Used:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Used(ShowsShapes):
     """A factor's space, the directions in it that a matrix uses, and the share of each."""
 
     factor: _Factor

@@ -14,14 +14,15 @@ from weightscope.attention.layer import Layer
 from weightscope.errors import CheckpointError
 from weightscope.families.feed_forward import ACTIVATIONS, ROWS, FeedForward
 from weightscope.model import Model
+from weightscope.shapes import ShowsShapes
 
 N_TOKENS = 96  # of the vocabulary, drawn at random
 N_TOKENS_PLACED = 24  # where each stands at every position
 N_POSITIONS = 48
 
 
-@dataclass(frozen=True)
-class Stream:
+@dataclass(frozen=True, eq=False, repr=False)
+class Stream(ShowsShapes):
     """What enters one layer.
 
     Attributes

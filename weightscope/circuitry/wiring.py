@@ -25,14 +25,15 @@ from weightscope.folder import Files
 from weightscope.model import Model
 from weightscope.parallel import in_threads
 from weightscope.progress import bar
+from weightscope.shapes import ShowsShapes
 
 KINDS = ("q", "k", "v")
 WRITTEN_BYTES = 384 << 20  # bases of what is written that are held at a time; layers that read them pass by
 PRODUCT_BYTES = 8 << 20  # of one product: what is summed of it is still in the cache
 
 
-@dataclass(frozen=True)
-class Overlap:
+@dataclass(frozen=True, eq=False, repr=False)
+class Overlap(ShowsShapes):
     """What two spaces that lie anyhow towards each other have in common, on average, and how much that varies.
 
     For symmetric A and B and a rotation R drawn at random, tr(A R B R') has mean tr A tr B / d and variance
@@ -64,8 +65,8 @@ def random_overlap(trace_a: Any, square_a: Any, trace_b: Any, square_b: Any, d: 
     return Overlap(np.asarray(trace_a) * np.asarray(trace_b) / d, np.sqrt(variance))
 
 
-@dataclass(frozen=True, eq=False)
-class Wiring:
+@dataclass(frozen=True, eq=False, repr=False)
+class Wiring(ShowsShapes):
     """Both measures of all pairs, with what random matrices of the same kind would give.
 
     Attributes

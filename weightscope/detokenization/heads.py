@@ -21,6 +21,7 @@ from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve
 from weightscope.model import Model
 from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, progress_shown
+from weightscope.shapes import ShowsShapes
 from weightscope.sources import Source
 from weightscope.tables import Column, Table
 from weightscope.text.counts import Counts, load_counts
@@ -309,8 +310,8 @@ def _fingerprint(counts: Path | None) -> Fingerprint:
     return Fingerprint.of(counts=None if counts is None else file_identity(counts))
 
 
-@dataclass(frozen=True, eq=False)
-class TokenRoc:
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenRoc(ShowsShapes):
     """ROC curves of one current token (Fig. 2), a pair of arrays a head.
 
     Attributes

@@ -12,6 +12,7 @@ from weightscope.errors import CheckpointError
 from weightscope.folder import Files
 from weightscope.runner.runner import Activations, Runner, open_runner
 from weightscope.runner.tokenizer import framing_of
+from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
 from weightscope.text.inputs import Texts
 from weightscope.text.sequences import token_windows
@@ -20,8 +21,8 @@ PASSAGES = 50  # at most
 MOST_DIFFERENCE = 1e-4  # of an attention weight, between the model's and that of the six terms
 
 
-@dataclass(frozen=True, eq=False)
-class TextCheck:
+@dataclass(frozen=True, eq=False, repr=False)
+class TextCheck(ShowsShapes):
     """What the first layer's heads do on text.
 
     Attributes

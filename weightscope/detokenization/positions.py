@@ -15,14 +15,15 @@ from weightscope.detokenization.sigma import SigmaStatistics
 from weightscope.errors import CheckpointError
 from weightscope.folder import Files
 from weightscope.metrics.outliers import ROW_Z, norm_outliers, row_norms
+from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
 
 SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "recency", "near_mass")
 FEWEST = 8  # positions that a trend needs
 
 
-@dataclass(frozen=True, eq=False)
-class PositionTerms:
+@dataclass(frozen=True, eq=False, repr=False)
+class PositionTerms(ShowsShapes):
     """Position terms of all heads at one query position.
 
     Attributes

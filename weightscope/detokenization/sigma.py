@@ -8,6 +8,7 @@ import numpy as np
 
 from weightscope.device import CPU, Device, rows_that_fit
 from weightscope.parallel import in_threads
+from weightscope.shapes import ShowsShapes
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
 BYTES_A_SIGMA = 48  # on a device, where nothing is computed in place and rows are sorted whole
@@ -18,8 +19,8 @@ TokenBlocks = Callable[[], Iterable[tuple[int, np.ndarray]]]
 BlockOfSigma = tuple[np.ndarray, list[np.ndarray]]
 
 
-@dataclass(frozen=True)
-class SigmaStatistics:
+@dataclass(frozen=True, eq=False, repr=False)
+class SigmaStatistics(ShowsShapes):
     """sigma(e_t + p_j) summarised over every token t and position j, all float64.
 
     Attributes

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_softmax
 
+from weightscope.shapes import ShowsShapes
+
 TERMS = ("ee", "pp", "pe", "ep", "e", "p")
 
 
-@dataclass(frozen=True)
-class Parts:
+@dataclass(frozen=True, eq=False, repr=False)
+class Parts(ShowsShapes):
     """What queries or keys are the sum of: a token's part, its position's part, and the bias.
 
     Attributes
@@ -23,8 +25,8 @@ class Parts:
     b: np.ndarray
 
 
-@dataclass(frozen=True)
-class SixTerms:
+@dataclass(frozen=True, eq=False, repr=False)
+class SixTerms(ShowsShapes):
     """Eq. 14 for one head and one sequence, without 1/sqrt(d').
 
     Rows are the current token i, columns the previous token j.

@@ -18,6 +18,7 @@ from weightscope.attention.rotation import (
     yarn_temperature,
 )
 from weightscope.families.config import ModelConfig, Numbers
+from weightscope.shapes import ShowsShapes
 
 SMALLEST_BASE = 1.001  # with a base of 1 every pair turns alike, and YaRN divides by its logarithm
 
@@ -129,8 +130,8 @@ class Rope:
         return Rotation(interleaved=interleaved, start=start, **scaled.__dict__)
 
 
-@dataclass(frozen=True)
-class Scaled:
+@dataclass(frozen=True, eq=False, repr=False)
+class Scaled(ShowsShapes):
     """Frequencies and their exceptions, as Rotation takes them."""
 
     frequencies: np.ndarray

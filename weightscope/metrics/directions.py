@@ -8,13 +8,14 @@ import numpy as np
 from weightscope.attention.factored import Factored
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
 from weightscope.parallel import in_threads
+from weightscope.shapes import ShowsShapes
 
 STRIP = 256  # columns of a product that a thread makes
 WIDEST = 16  # directions: a longer block of near-equal singular values is named, its tokens are not looked for
 
 
-@dataclass(frozen=True)
-class Directions:
+@dataclass(frozen=True, eq=False, repr=False)
+class Directions(ShowsShapes):
     """One singular direction of a matrix, or a block of them whose singular values are nearly equal.
 
     Within a block only the space means anything: any rotation of its vectors serves the matrix as well.
@@ -52,8 +53,8 @@ def leading_directions(w: Factored, how_many: int) -> list[Directions]:
     return found
 
 
-@dataclass(frozen=True)
-class Nearest:
+@dataclass(frozen=True, eq=False, repr=False)
+class Nearest(ShowsShapes):
     """Rows of an embedding along one direction or in one space.
 
     Attributes

@@ -19,6 +19,7 @@ from weightscope.device import namespace, vecdot
 from weightscope.metrics.by_kind import counts_by_kind
 from weightscope.outlier_dimensions.stream import mask_of, over_all
 from weightscope.runner.runner import Activations, Runner
+from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds
 
@@ -94,7 +95,7 @@ def contributions_by_kind(keys: Any, queries: Any, w_k: Any, kinds: np.ndarray, 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Contributions:
+class Contributions(ShowsShapes):
     """Means of C (eq. 7) of every layer, head and dimension by the kind of the key, from a mean query each.
 
     Without 1/sqrt(d'), as in the paper.

@@ -9,11 +9,12 @@ from weightscope.metrics.outliers import robust_z
 from weightscope.model import Model
 from weightscope.outlier_dimensions.contributions import Contributions, key_maps, summed_contributions
 from weightscope.outlier_dimensions.stream import Stream
+from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table, crossed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Guess:
+class Guess(ShowsShapes):
     """What the weights say of every dimension before anything is run.
 
     Attributes

@@ -14,6 +14,7 @@ import numpy as np
 from weightscope.metrics.by_kind import MeanByKind
 from weightscope.metrics.outliers import robust_z
 from weightscope.runner.runner import Activations, Runner
+from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds
 
@@ -57,7 +58,7 @@ def over_all(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stream:
+class Stream(ShowsShapes):
     """Means over tokens by their K kinds; NaN for a kind without tokens.
 
     Attributes

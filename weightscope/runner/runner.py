@@ -18,13 +18,14 @@ from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, phase
 from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import first_line, import_torch, load_eager, room_for, torch_device
+from weightscope.shapes import ShowsShapes
 
 TOKENS_A_BATCH = 2048
 LARGEST_ERROR = 1e-4  # relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned
 
 
-@dataclass(frozen=True)
-class Activations:
+@dataclass(frozen=True, eq=False, repr=False)
+class Activations(ShowsShapes):
     """One attention layer at work on a batch of sequences of one length; nothing is padded.
 
     Attributes
@@ -58,8 +59,8 @@ class Activations:
 Observer = Callable[[Activations], np.ndarray | None]
 
 
-@dataclass(frozen=True)
-class Batch:
+@dataclass(frozen=True, eq=False, repr=False)
+class Batch(ShowsShapes):
     """Sequences of one length, or images of one size.
 
     Attributes

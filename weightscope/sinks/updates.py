@@ -20,6 +20,7 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.errors import CheckpointError
 from weightscope.runner.runner import Activations, Runner
+from weightscope.shapes import ShowsShapes
 from weightscope.sinks.strength import sink_strength
 from weightscope.tables import Column, Table
 
@@ -95,8 +96,8 @@ def mean_of_context(others: np.ndarray) -> np.ndarray:
     return others[1:] / np.arange(1, len(others), dtype=others.dtype)[:, None]
 
 
-@dataclass
-class _Part:
+@dataclass(eq=False, repr=False)
+class _Part(ShowsShapes):
     """Sums over rows of coefficients on the same directions: float64 sums of blocks in the rows' own precision."""
 
     directions: np.ndarray | None  # (m, d); None where coefficients are the vectors themselves
@@ -194,8 +195,8 @@ def normalised_variance(updates: Stack) -> float:
     return float(1 - updates.mean @ updates.mean / updates.mean_square)
 
 
-@dataclass
-class LayerUpdates:
+@dataclass(eq=False, repr=False)
+class LayerUpdates(ShowsShapes):
     """One layer's updates over all texts, as sums.
 
     Attributes
@@ -232,8 +233,8 @@ class LayerUpdates:
         return (self.sink.mean * self.sink.count + self.own) / (self.sink.count + len(self.strengths))
 
 
-@dataclass(frozen=True)
-class UpdateMeasures:
+@dataclass(frozen=True, eq=False, repr=False)
+class UpdateMeasures(ShowsShapes):
     """What eqs 2-6 say of L attention layers.
 
     Attributes

@@ -8,6 +8,7 @@ import numpy as np
 from weightscope.errors import CheckpointError
 from weightscope.families.config import Numbers
 from weightscope.model import Model
+from weightscope.shapes import ShowsShapes
 from weightscope.text.sequences import Framing, added_tokens
 from weightscope.text.tokenizer import token_text, vocab_size
 
@@ -18,8 +19,8 @@ PUNCTUATION = ".,"
 TEXT_KINDS = ("first", "special", "punctuation", "other")
 
 
-@dataclass(frozen=True)
-class TokenKinds:
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenKinds(ShowsShapes):
     """Which tokens are special, which are commas and periods, and which are any other.
 
     Attributes
@@ -104,8 +105,8 @@ class ImageTokens:
         return kind if self.leading.count(kind) == 1 else f"{kind} {self.leading[: position + 1].count(kind)}"
 
 
-@dataclass(frozen=True)
-class TextTokens:
+@dataclass(frozen=True, eq=False, repr=False)
+class TextTokens(ShowsShapes):
     """Tokens of a tokenizer.
 
     Attributes
