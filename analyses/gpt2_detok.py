@@ -93,11 +93,11 @@ def counts_file_of_openwebtext(tokenizer: Tokenizer) -> Path:
 
 def single_tokens(tokenizer: Tokenizer, counts: Counts, texts: Sequence[str]) -> dict[str, int]:
     """Ids, by their text, of those texts that are one token in this vocabulary and follow some token in the counts."""
-    found = {}
+    ids = {}
     for text in texts:
         with suppress(CheckpointError):
-            found[text] = token_id(tokenizer, text)
-    return {text: token for text, token in found.items() if len(counts.row(token)[0])}
+            ids[text] = token_id(tokenizer, text)
+    return {text: token for text, token in ids.items() if len(counts.row(token)[0])}
 
 
 def check_if_it_runs(first: FirstLayer, texts: Texts, query: int) -> TextCheck | None:

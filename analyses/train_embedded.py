@@ -21,7 +21,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel
 
-END_OF_TEXT = "<|endoftext|>"
+from weightscope.text.tokenizer import END_OF_TEXT
+
 CONTEXT = 256
 MICRO_BATCH = 8  # windows whose logits are alive at once: half again as fast as 32, which fall out of the cache
 # Half of the time the position embeddings are left out, so that a head has to find a token's partner by what it is:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from weightscope.audits.measures import MAPS
 from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.directions import Directions, Nearest, leading_directions, nearest_rows
 from weightscope.model import Model
-from weightscope.text.tokenizer import load_tokenizer, token_text
+from weightscope.text.tokenizer import token_text, tokenizer_if_any
 
 DEFAULT = 2  # directions or blocks of each map that are read unless another number is asked for
 AFFORDABLE = 4e11  # multiply-adds of reading them all, a few seconds; a larger model has to be asked
@@ -74,11 +75,8 @@ class HeadDirections:
 
 def token_names(folder: Path) -> Callable[[int], str]:
     """What to call a token: its text where the folder has a tokenizer that can be read, else its number."""
-    try:
-        tokenizer = load_tokenizer(folder)
-    except CheckpointError:
-        return lambda token: f"#{token}"
-    return lambda token: token_text(tokenizer, token)
+    tokenizer = tokenizer_if_any(folder)
+    return (lambda token: f"#{token}") if tokenizer is None else partial(token_text, tokenizer)
 
 
 def directions_of(

@@ -339,7 +339,7 @@ def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> 
     CheckpointError
         A token follows no token in the counts, so that it has no curve.
     """
-    found = []
+    rocs = []
     for text, token in tokens.items():
         previous, weights = counts.row(token)
         if not len(previous):
@@ -347,5 +347,5 @@ def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> 
             raise CheckpointError(problem, file=counts.file)
         with one_blas_thread():
             curves = [roc_curve(scores, previous, weights) for scores in first.token_scores(token)]
-        found.append(TokenRoc(text, curves))
-    return found
+        rocs.append(TokenRoc(text, curves))
+    return rocs

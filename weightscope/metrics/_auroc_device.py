@@ -53,14 +53,14 @@ def auroc_on_device(
             through = 2 * np.cumsum(_row_sums(weights, each[rows]))  # (n,)
             yield left[rows], through, row, positives + width * row, weights
 
-    found = []
+    auroc = []
     for rows, (block, *positives) in zip(parts, device.put_ahead(blocks()), strict=True):
         wins, own = (device.get(array) for array in _wins(device, block @ columns, *positives))
         pairs = 2 * _row_sums(_stored(counts, rows)[1], each[rows]) * (width - each[rows])
         with np.errstate(invalid="ignore"):  # 0 / 0 where all are positives
-            found.append((wins - _row_sums(own, each[rows])) / pairs)
+            auroc.append((wins - _row_sums(own, each[rows])) / pairs)
         progress(len(rows))
-    return np.concatenate(found)
+    return np.concatenate(auroc)
 
 
 def _wins(device: Device, scores: Any, through: Any, row: Any, place: Any, weight: Any) -> tuple[Any, Any]:

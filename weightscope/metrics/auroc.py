@@ -58,10 +58,10 @@ def weighted_auroc(scores: np.ndarray, positives: np.ndarray, weights: np.ndarra
     negatives = len(scores) - len(positives)
     if not len(positives) or not negatives:
         return np.nan
-    ranked, found = np.sort(scores), scores[positives]
-    among = np.sort(found)
-    below = ranked.searchsorted(found) - among.searchsorted(found)  # (k,) negatives below each positive
-    up_to = ranked.searchsorted(found, "right") - among.searchsorted(found, "right")  # and at most as high
+    ranked, own = np.sort(scores), scores[positives]
+    among = np.sort(own)
+    below = ranked.searchsorted(own) - among.searchsorted(own)  # (k,) negatives below each positive
+    up_to = ranked.searchsorted(own, "right") - among.searchsorted(own, "right")  # and at most as high
     return float(weights @ (below + up_to)) / float(2 * weights.sum() * negatives)
 
 
@@ -266,16 +266,16 @@ def _tile_auroc(
     """
     scores, each = tile[:, :width], np.diff(indptr)
     row = np.repeat(np.arange(len(tile)), each)  # (m,)
-    found = scores[row, positives]
-    rising = _rising_within_rows(row, found)
-    found, weights = found[rising], weights[rising]
+    own = scores[row, positives]
+    rising = _rising_within_rows(row, own)
+    own, weights = own[rising], weights[rising]
 
-    new = np.append(True, (found[1:] != found[:-1]) | (row[1:] != row[:-1]))  # runs of equal scores in a row
+    new = np.append(True, (own[1:] != own[:-1]) | (row[1:] != row[:-1]))  # runs of equal scores in a row
     start = np.flatnonzero(new)
     among = (start + np.append(start[1:], len(row)))[np.cumsum(new) - 1] - 2 * indptr[row]  # below plus up to
 
     scores.sort(axis=1)
-    edges = np.stack((found, np.nextafter(found, np.float32(np.inf))), axis=1).ravel()  # below the next: up to this
+    edges = np.stack((own, np.nextafter(own, np.float32(np.inf))), axis=1).ravel()  # below the next: up to this
     bounds = zip(scores, indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)
     ranks = np.concatenate([ranked.searchsorted(edges[2 * begin : 2 * end]) for ranked, begin, end in bounds])
     wins = np.add.reduceat(weights * (ranks[::2] + ranks[1::2] - among), indptr[:-1])
@@ -361,7 +361,7 @@ def tile_rows(width: int, threads: int) -> int:
 
 @cache
 def _numba_is_there() -> bool:
-    """numba is found and works with this NumPy."""
+    """numba is installed and works with this NumPy."""
     try:
         import weightscope.metrics._auroc_numba  # noqa: F401
     except ImportError:

@@ -65,7 +65,7 @@ def corpus_files(paths: Iterable[str | Path]) -> list[CorpusFile]:
     CheckpointError
         A path that is neither file nor folder, or a folder without any text.
     """
-    found: dict[Path, CorpusFile] = {}
+    once: dict[Path, CorpusFile] = {}
     for path in map(Path, paths):
         if path.is_dir():
             folder = path.resolve()
@@ -78,8 +78,8 @@ def corpus_files(paths: Iterable[str | Path]) -> list[CorpusFile]:
         else:
             raise CheckpointError(f"{path}: {'not a' if path.exists() else 'no such'} file or folder")
         for file, name in files:
-            found.setdefault(file.resolve(), CorpusFile(file, name, file.stat().st_size))
-    return list(found.values())
+            once.setdefault(file.resolve(), CorpusFile(file, name, file.stat().st_size))
+    return list(once.values())
 
 
 def documents(files: Iterable[CorpusFile], advance: Advance) -> Iterator[Document]:
@@ -119,10 +119,10 @@ def read_documents(paths: Iterable[str | Path], most: int = 10_000) -> list[str]
     CheckpointError
         A path is missing or unreadable, or there is no text.
     """
-    found = ["".join(document) for document in islice(documents(corpus_files(paths), lambda _: None), most)]
-    if not any(text.strip() for text in found):
+    texts = ["".join(document) for document in islice(documents(corpus_files(paths), lambda _: None), most)]
+    if not any(text.strip() for text in texts):
         raise CheckpointError("there is no text in what was given")
-    return found
+    return texts
 
 
 def _ending(path: Path) -> str:

@@ -70,8 +70,8 @@ class Counts:
 
     def row(self, token: int) -> tuple[Int64s, Int64s]:
         """The tokens that come before `token`, and how often."""
-        here = slice(self.indptr[token], self.indptr[token + 1])
-        return self.indices[here], self.data[here]
+        row = slice(self.indptr[token], self.indptr[token + 1])
+        return self.indices[row], self.data[row]
 
     def matrix(self, vocab_size: int) -> Any:
         """The counts as a scipy.sparse.csr_array of shape (vocab_size, vocab_size); further tokens occur nowhere."""

@@ -49,23 +49,23 @@ def read_texts(paths: Sequence[str | Path] = (), *, characters: int = 0, most: i
 
     Examples
     --------
-    >>> found = read_texts()
-    >>> len(found.texts), found.source
+    >>> read = read_texts()
+    >>> len(read.texts), read.source
     (8, '8 works in the public domain that come with weightscope')
     """
     if paths:
-        found = read_documents(paths, most)
+        texts = read_documents(paths, most)
         names = ", ".join(dict.fromkeys(Path(path).name or str(path) for path in paths))
-        return Texts(found, f"{len(found)} {'document' if len(found) == 1 else 'documents'} of {names}")
+        return Texts(texts, f"{len(texts)} {'document' if len(texts) == 1 else 'documents'} of {names}")
     works = read_documents(sorted(WORKS.glob("*.txt.gz")))
     source = f"{len(works)} works in the public domain that come with weightscope"
     if sum(map(len, works)) >= characters:
         return Texts(works, source)
     try:
-        found = read_documents(openwebtext(1), most)
+        texts = read_documents(openwebtext(1), most)
     except CheckpointError as error:
         return Texts(works, f"{source}, fewer than wanted ({error})")
-    return Texts(found, f"the first {len(found):,} documents of {OPENWEBTEXT} on the Hub")
+    return Texts(texts, f"the first {len(texts):,} documents of {OPENWEBTEXT} on the Hub")
 
 
 def read_sentences(paths: Sequence[str | Path] = (), *, characters: int = 0) -> Texts:
@@ -78,8 +78,8 @@ def read_sentences(paths: Sequence[str | Path] = (), *, characters: int = 0) -> 
     """
     tables = [Path(path) for path in paths]
     if tables and all(table.name.startswith("sts-") and table.suffix == ".csv" for table in tables):
-        found = [sentence for table in tables for sentence in _sts_sentences(table)]
-        return Texts(found, f"the first sentence of each pair in {', '.join(table.name for table in tables)}")
+        firsts = [sentence for table in tables for sentence in _sts_sentences(table)]
+        return Texts(firsts, f"the first sentence of each pair in {', '.join(table.name for table in tables)}")
     read = read_texts(paths, characters=characters)
     return Texts([sentence for text in read.texts for sentence in sentences(text)], f"the sentences of {read.source}")
 

@@ -124,9 +124,9 @@ class TextTokens(ShowsShapes):
         return TEXT_KINDS
 
     def kinds(self, sequence: np.ndarray, n: int) -> np.ndarray:
-        found = self.of_token[sequence]
-        found[0] = TEXT_KINDS.index("first")
-        return found
+        kinds = self.of_token[sequence]
+        kinds[0] = TEXT_KINDS.index("first")
+        return kinds
 
     def label(self, sequence: np.ndarray, position: int) -> str:
         return token_text(self.tokenizer, int(sequence[position]))

@@ -1,7 +1,7 @@
 """Text as the sequences that a model is run on."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -63,15 +63,19 @@ def added_tokens(tokenizer: "Tokenizer") -> tuple[int, ...]:
 
 def paragraphs(document: str) -> list[str]:
     """The paragraphs of plain text or Markdown: what blank lines part, in one line each, headings left out."""
-    blocks = (" ".join(block.split()) for block in document.replace("\r\n", "\n").split("\n\n"))
-    return [block for block in blocks if block[:1] not in ("#", "-", "=") and block.count(" ") >= FEWEST_WORDS - 1]
+    texts = (block for block in _blocks(document) if block[:1] not in ("#", "-", "="))
+    return [text for text in texts if text.count(" ") >= FEWEST_WORDS - 1]
 
 
 def sentences(document: str) -> list[str]:
     """The sentences of a text: what ends with . ! or ? before a capital or a number, and with every blank line."""
-    blocks = (" ".join(block.split()) for block in document.replace("\r\n", "\n").split("\n\n"))
-    found = (sentence for block in blocks for sentence in SENTENCE_END.split(block))
-    return [sentence for sentence in found if sentence.count(" ") >= FEWEST_IN_SENTENCE - 1]
+    parts = (part for block in _blocks(document) for part in SENTENCE_END.split(block))
+    return [part for part in parts if part.count(" ") >= FEWEST_IN_SENTENCE - 1]
+
+
+def _blocks(document: str) -> Iterator[str]:
+    """What blank lines part, in one line each."""
+    return (" ".join(block.split()) for block in document.replace("\r\n", "\n").split("\n\n"))
 
 
 def paragraph_pairs(
@@ -109,14 +113,15 @@ def paragraph_pairs(
 
 
 def sentence_sequences(
-    framing: Framing, found: Sequence[str], n: int, longest: int = 128, seed: int = 0
+    framing: Framing, texts: Sequence[str], n: int, longest: int = 128, seed: int = 0
 ) -> list[np.ndarray]:
     """Single sentences as inputs, in random order.
 
     Parameters
     ----------
     framing : Framing
-    found : sequence of str
+    texts : sequence of str
+        Sentences.
     n : int
         Sentences wanted, drawn without replacement; all there are where these are fewer.
     longest : int
@@ -132,7 +137,7 @@ def sentence_sequences(
     CheckpointError
         No sentence has a token.
     """
-    sequences = _encoded(framing, [(sentence,) for sentence in found], n, longest, seed)
+    sequences = _encoded(framing, [(sentence,) for sentence in texts], n, longest, seed)
     if not sequences:
         raise CheckpointError("there are no sentences in what was given")
     return sequences
@@ -165,7 +170,7 @@ def excerpts(texts: Sequence[str], n: int, characters: tuple[int, int], seed: in
     """
     fewest, most = characters
     whole = [paragraphs(text) for text in texts]
-    places = [(text, start) for text, found in enumerate(whole) for start in range(len(found))]
+    places = [(text, start) for text, own in enumerate(whole) for start in range(len(own))]
     passages = []
     for place in np.random.default_rng(seed).permutation(len(places)):
         text, start = places[place]
