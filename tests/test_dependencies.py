@@ -1,0 +1,54 @@
+"""What pyproject.toml declares is what weightscope imports, and each extra holds what its own modules import."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.imports import imports_of, imports_when_loaded
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted((ROOT / "weightscope").rglob("*.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGES = {
+    "PIL": "pillow",
+    "cupy": "cupy-cuda12x",
+    "cupyx": "cupy-cuda12x",
+    "dask": "distributed",
+    "huggingface_hub": "huggingface-hub",
+    "sklearn": "scikit-learn",
+}  # whose package has another name; dask is what distributed distributes
+FOR_OTHERS = {"accelerate"}  # transformers imports it
+OFFERED = {"pandas"}  # a table becomes a DataFrame where pandas is; nothing needs it
+EXTRA_OF = {"runner": "runner", "_auroc_numba.py": "fast"}  # folders and modules that are loaded with their extra only
+
+
+def declared(requirements: list[str]) -> set[str]:
+    return {re.match(r"[\w-]+", requirement)[0] for requirement in requirements}
+
+
+BASE = declared(PROJECT["dependencies"])
+EXTRAS = {name: declared(own) for name, own in PROJECT["optional-dependencies"].items() if name != "dev"}
+
+
+def packages(names: set[str]) -> set[str]:
+    """The packages of others that dotted names are of."""
+    tops = {name.split(".")[0] for name in names} - {"weightscope"} - sys.stdlib_module_names
+    return {PACKAGES.get(top, top) for top in tops}
+
+
+def test_what_is_declared_is_what_is_imported() -> None:
+    imported = packages({name for path in MODULES for name in imports_of(path)})
+    assert imported - OFFERED == BASE.union(*EXTRAS.values()) - FOR_OTHERS
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_module_loads_with_what_it_may_rely_on(path: Path) -> None:
+    extras = [EXTRAS[extra] for place, extra in EXTRA_OF.items() if place in path.parts]
+    assert packages(imports_when_loaded(path)) <= BASE.union(*extras)
+
+
+def test_what_every_installation_has_is_no_extra() -> None:
+    assert not BASE & set().union(*EXTRAS.values())
