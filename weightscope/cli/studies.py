@@ -1,5 +1,6 @@
 """Studies of what attention does on inputs: norms, outliers, sinks. The model is run by PyTorch, an optional extra."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,13 @@ longest_option = click.option(
 
 # Options of one question about sinks alone.
 OF_QUESTION = {"bias": ("evaluated", "paper", "own_first"), "kind": ("images", "seed")}
+
+
+def say(lines: Sequence[str], out: Path) -> None:
+    """The result, and where its page is."""
+    for line in lines:
+        click.echo(line)
+    click.echo(out / "report.html")
 
 
 @click.command()
@@ -30,23 +38,11 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], n: int, longest: int, s
 
     Tables, figures and report.html go into --out.
     """
-    from weightscope.folder import OutputFolder
-    from weightscope.norms.measure import measure_norms
-    from weightscope.norms.page import lead, write_report
-    from weightscope.runner import open_runner
-    from weightscope.runner.tokenizer import framing_of
+    from weightscope.norms.study import study_norms
     from weightscope.text.inputs import read_texts
-    from weightscope.text.kinds import token_kinds
-    from weightscope.text.sequences import paragraph_pairs
 
-    texts = read_texts(text)
-    framing = framing_of(model)
-    sequences = paragraph_pairs(framing, texts.texts, n, longest, seed)
-    measured = measure_norms(open_runner(model, device=device), sequences, token_kinds(framing), seed=seed)
-    with OutputFolder(out) as files:
-        measured.write(files)
-        write_report(files, measured, texts.source)
-    click.echo(f"{lead(measured, texts.source)}\n{measured.kinds.text()}\n{out / 'report.html'}")
+    lines = study_norms(model, read_texts(text), out, sequences=n, longest=longest, seed=seed, device=device)
+    say(lines, out)
 
 
 @click.command()
@@ -69,23 +65,11 @@ def outliers(
 
     Tables, figures and report.html go into --out. Of STS-B's sts-*.csv the first sentence of each pair is read.
     """
-    from weightscope.folder import OutputFolder
-    from weightscope.outlier_dimensions.measure import measure_outliers
-    from weightscope.outlier_dimensions.page import lead, write_report
-    from weightscope.runner import open_runner
-    from weightscope.runner.tokenizer import framing_of
+    from weightscope.outlier_dimensions.study import study_outliers
     from weightscope.text.inputs import read_sentences
-    from weightscope.text.kinds import token_kinds
-    from weightscope.text.sequences import sentence_sequences
 
-    texts = read_sentences(text)
-    framing = framing_of(model)
-    sequences = sentence_sequences(framing, texts.texts, n, longest, seed)
-    measured = measure_outliers(open_runner(model, device=device), sequences, token_kinds(framing), sampled)
-    with OutputFolder(out) as files:
-        measured.write(files)
-        write_report(files, measured, texts.source)
-    click.echo(f"{lead(measured, texts.source)}\n{out / 'report.html'}")
+    sizes = {"sentences": n, "sampled": sampled, "longest": longest, "seed": seed}
+    say([study_outliers(model, read_sentences(text), out, **sizes, device=device)], out)
 
 
 @click.command()
@@ -112,10 +96,7 @@ def sinks(model: Any, question: str, out: Path, **options: Any) -> None:
     for name in (name for other, names in OF_QUESTION.items() if other != question for name in names):
         if options.pop(name) not in (None, False):
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with --question {question}")
-    lines = _bias(model, out, **options) if question == "bias" else _kind(model, out, **options)
-    for line in lines:
-        click.echo(line)
-    click.echo(f"{out / 'report.html'}")
+    say(_bias(model, out, **options) if question == "bias" else _kind(model, out, **options), out)
 
 
 def _bias(
@@ -140,15 +121,8 @@ def _kind(
     model: Any, out: Path, *, text: tuple[Path, ...], images: Path | None, inputs: int | None, length: int | None,
     seed: int | None, device: str,
 ) -> list[str]:  # fmt: skip
-    from weightscope.folder import OutputFolder
-    from weightscope.runner import open_runner
     from weightscope.sinks.inputs import read_inputs
-    from weightscope.sinks.mechanisms import sink_mechanisms
-    from weightscope.sinks.page import mechanism_headline, write_mechanism_report
+    from weightscope.sinks.study import study_mechanisms
 
     chosen = read_inputs(model, text, images, n=inputs or 64, length=length or 256, seed=seed or 0)
-    sinks = sink_mechanisms(open_runner(model, device=device), chosen)
-    with OutputFolder(out) as files:
-        sinks.write(files)
-        write_mechanism_report(files, sinks)
-    return [chosen.note, *mechanism_headline(sinks)]
+    return study_mechanisms(model, chosen, out, device=device)
