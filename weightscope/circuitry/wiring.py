@@ -168,10 +168,10 @@ def wiring(
             for kind, own in {"o": spaces.written, **spaces.read}.items():
                 rank[kind][m] = own.of_heads(own.rank)
                 concentration[kind][m] = (own.use**2).sum(axis=-1).ravel()
-            there = {kind: device.put(read.basis) for kind, read in spaces.read.items()} if written else {}
+            there = {kind: as_columns(read, device) for kind, read in spaces.read.items()} if written else {}
             tasks = [
-                (earlier, kind, (own, spaces.read[kind], device, basis, there[kind]))
-                for earlier, basis, own in written
+                (earlier, kind, (own, spaces.read[kind], device, rows, there[kind]))
+                for earlier, rows, own in written
                 for kind in there
             ]
             found = in_threads(lambda task: pair_scores(*task[2]), tasks)
@@ -179,7 +179,7 @@ def wiring(
                 pk[kind][earlier, :, m], cs[kind][earlier, :, m] = pk_of_pair, cs_of_pair
             shown.update(len(written))
             if m in group:
-                written.append((m, device.put(spaces.written.basis), spaces.written))
+                written.append((m, as_rows(spaces.written, device), spaces.written))
     shown.close()
     width = model.config.d_model - centred
     return Wiring(np.array(indices), pk, cs, rank, concentration, model.config.n_kv_heads, width)
@@ -192,8 +192,18 @@ def _groups(n_layers: int, bytes_a_layer: int) -> Iterator[range]:
         yield range(start, min(start + size, n_layers))
 
 
+def as_rows(written: Spaces, device: Device) -> Any:
+    """The directions that heads write, one a row: (H r, d) on a device."""
+    return device.put(np.ascontiguousarray(written.basis.transpose(0, 2, 1)).reshape(-1, written.basis.shape[1]))
+
+
+def as_columns(read: Spaces, device: Device) -> Any:
+    """The directions that heads read, one a column: (d, G r) on a device."""
+    return device.put(np.ascontiguousarray(read.basis.transpose(1, 0, 2)).reshape(read.basis.shape[1], -1))
+
+
 def pair_scores(
-    written: Spaces, read: Spaces, device: Device = CPU, basis_a: Any = None, basis_b: Any = None
+    written: Spaces, read: Spaces, device: Device = CPU, rows: Any = None, columns: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """PK and CS of all heads a of one layer with all heads b of a later one.
 
@@ -202,18 +212,17 @@ def pair_scores(
     written, read : Spaces
         What the heads a write; what the heads b read by queries, keys or values.
     device : Device, optional
-    basis_a, basis_b : arrays, optional
-        The bases, where they lie on the device already.
+    rows, columns : arrays, optional
+        `as_rows` and `as_columns` of the two, where they are there already.
 
     Returns
     -------
     pk, cs : (H, H) arrays
     """
     xp = device.xp
-    basis_a = device.put(written.basis) if basis_a is None else basis_a  # (H, d, r_a)
-    basis_b = device.put(read.basis) if basis_b is None else basis_b  # (G, d, r_b)
-    (h, d, r_a), (g, _, r_b) = basis_a.shape, basis_b.shape
-    right = xp.reshape(xp.permute_dims(basis_b, (1, 0, 2)), (d, g * r_b))
+    rows = as_rows(written, device) if rows is None else rows
+    columns = as_columns(read, device) if columns is None else columns
+    (h, _, r_a), (g, _, r_b) = written.basis.shape, read.basis.shape
     # Rows that sum squares over the directions of a: all alike for PK, by their shares for CS.
     sums = np.stack([np.ones((h, r_a)), written.use[:, 0]], axis=1).astype(np.float32)  # (H, 2, r_a)
     use = device.put(read.use.astype(np.float32))  # (G, S, r_b)
@@ -222,9 +231,9 @@ def pair_scores(
     for start in range(0, h, at_once):
         heads = slice(start, min(start + at_once, h))
         n = heads.stop - start
-        left = xp.reshape(xp.permute_dims(basis_a[heads, ...], (0, 2, 1)), (n * r_a, d))
-        product, over_a = left @ right, device.put(sums[heads])
-        squares = xp.reshape(over_a @ xp.reshape(product**2, (n, r_a, g * r_b)), (n, 2, g, r_b))
+        product, over_a = rows[heads.start * r_a : heads.stop * r_a, ...] @ columns, device.put(sums[heads])
+        squared = xp.multiply(product, product)
+        squares = xp.reshape(over_a @ xp.reshape(squared, (n, r_a, g * r_b)), (n, 2, g, r_b))
         pk.append(device.get(xp.sum(squares[:, 0, ...], axis=-1)))  # (n, G)
         if read.turn is None:
             cs.append(device.get(xp.sum(squares[:, 1, :, None, :] * use, axis=-1)))  # (n, G, 1)
