@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from weightscope.checkpoint import open_checkpoint
 from weightscope.cli.command import EndsInOneLine
+from weightscope.families import as_published
 from weightscope.folder import Folder, check_writable
 from weightscope.progress import bar
 
@@ -33,14 +34,14 @@ def convert(gguf: Path, folder: Path, *, whole: bool = False) -> None:
     CheckpointError
         The file is not right, or of an architecture that is not read; the folder cannot be written to.
     """
-    checkpoint = open_checkpoint(gguf)
+    checkpoint = as_published(open_checkpoint(gguf))
     check_writable(folder)
     wanted = {name: tensor for name, tensor in checkpoint.items() if whole or not any(part in name for part in MLP)}
     tensors = {name: tensor.read() for name, tensor in bar(wanted.items(), "dequantising", "tensor", total=len(wanted))}
     files = Folder(folder)
     with files.open("model.safetensors") as file:
         save_file(tensors, file.name, metadata={"format": "pt"})
-    files.json("config.json", checkpoint.config)
+    files.json("config.json", dict(checkpoint.config))
 
 
 @click.command("gguf-to-safetensors", cls=EndsInOneLine)

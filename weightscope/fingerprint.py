@@ -48,7 +48,7 @@ class Fingerprint:
         return cls.of(
             versions={"weightscope": weightscope.__version__} | {name: version(name) for name in LIBRARIES},
             family=[family.name, family.tower, model.prefix + family.layer],
-            config=_digest(json.dumps(checkpoint.config, sort_keys=True, default=str).encode()),
+            config=_digest(json.dumps(dict(checkpoint.config), sort_keys=True, default=str).encode()),
             files=[_identity(file, checkpoint.folder) for file in checkpoint.files],
             **facts,
         )

@@ -14,8 +14,7 @@ from weightscope.checkpoint.source import existing
 from weightscope.embedded import resolved
 from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
-from weightscope.families import Family, LayerTensors, family_of, own_values, read_config
-from weightscope.families.config import Numbers
+from weightscope.families import Family, LayerTensors, as_published, family_of, own_part, read_config
 from weightscope.families.family import StoredNorm
 from weightscope.families.layer import read_layer
 from weightscope.on_demand import OnDemand
@@ -52,7 +51,7 @@ def open_model(
     Model(gpt2: 2 layers of 8 heads, width 256)
     """
     source = resolved(source)
-    checkpoint = open_checkpoint(source, revision)
+    checkpoint = as_published(open_checkpoint(source, revision))
     opened = f"{source}@{revision}" if revision else str(existing(source) or source)
     return Model(checkpoint, family_of(checkpoint, family, tower), opened)
 
@@ -81,10 +80,9 @@ class Model:
 
     def __init__(self, checkpoint: Checkpoint, family: Family, source: str = "") -> None:
         self.checkpoint, self.source, self._row = checkpoint, source or str(checkpoint.folder), family
-        self.file = checkpoint.folder / "config.json"
-        values = own_values(checkpoint.config, family, file=self.file)
-        self.family = family.configured(values)
-        self.config = read_config(values, self.family, file=self.file)
+        config = own_part(checkpoint.config, family)
+        self.family = family.configured(config)
+        self.config = read_config(config, self.family)
         self._last: Layer | None = None
 
     def __repr__(self) -> str:
@@ -139,7 +137,7 @@ class Model:
             raise CheckpointError(f"layer {index} is {kind}, not attention; {those} are", file=self.checkpoint.name)
         if self._last is None or self._last.index != index:
             self.checkpoint.prefetch(tensor.name for tensor in self.attention_tensors(index))
-            self._last = read_layer(self.tensors(), self.family, self.config, index, self.file)
+            self._last = read_layer(self.tensors(), self.family, self.config, index)
         return self._last
 
     @property
@@ -161,11 +159,11 @@ class Model:
     def rotations(self) -> dict[int, Rotation | None]:
         """How each attention layer rotates queries and keys, from the config alone; None where one does not."""
         rope = self.family.rope
-        return {i: rope.rotation(self.config, i, self.file) if rope else None for i in self.attention_layers}
+        return {i: rope.rotation(self.config, i) if rope else None for i in self.attention_layers}
 
     def attention_tensors(self, index: int) -> list[Tensor]:
         """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread."""
-        stem = self.prefix + self.family.stored_name(self.config, index, self.file)
+        stem = self.prefix + self.family.stored_name(self.config, index)
         modules = tuple(stem + module + "." for module in self.family.modules)
         names = (name for name in self.checkpoint if name.startswith(modules) or name == stem + self.family.sinks)
         return [self.checkpoint[name] for name in sorted(names)]
@@ -214,13 +212,13 @@ class Model:
         if index == 0:
             norm, inner = self.family.inputs.norm if self._after is None else None, ""
         else:
-            norm, inner = self.family.closing, self.family.stored_name(self.config, index - 1, self.file)
+            norm, inner = self.family.closing, self.family.stored_name(self.config, index - 1)
         return None if norm is None else norm.read(self.tensors(inner), self.config)
 
     @cached_property
     def embedding_width(self) -> int:
         """Columns of the token embedding: the model's width, unless a projection follows."""
-        return self._numbers.size_or(self.config.d_model, self.family.inputs.width)
+        return self.config.size(self.family.inputs.width, default=self.config.d_model)
 
     @cached_property
     def embeddings(self) -> Embeddings:
@@ -271,7 +269,7 @@ class Model:
         summed = self._before is not None and inputs.norm is not None
         width = self.embedding_width if inputs.norm is not None else self.config.d_model
         rows = self.tensors().read(inputs.positions, (None, width))
-        offset = inputs.offset if isinstance(inputs.offset, int) else self._numbers.count(inputs.offset) + 1
+        offset = inputs.offset if isinstance(inputs.offset, int) else self.config.count(inputs.offset) + 1
         return rows[offset:] @ self._before if summed and self._before is not None else rows[offset:]
 
     @property
@@ -300,8 +298,4 @@ class Model:
     @property
     def _scale(self) -> float:
         key = self.family.inputs.scale
-        return 1.0 if key is None else self.config.d_model**0.5 if key == "sqrt" else self._numbers.number(key)
-
-    @property
-    def _numbers(self) -> Numbers:
-        return Numbers(self.config.raw, self.file)
+        return 1.0 if key is None else self.config.d_model**0.5 if key == "sqrt" else self.config.number(key)

@@ -85,7 +85,7 @@ def test_layer_types_follow_from_a_pattern(tmp_path: Path) -> None:
     model = ws.open_model(rewritten(tmp_path, "qwen3_next", **few))
     assert model.attention_layers == (3, 7, 11)
     model = ws.open_model(rewritten(tmp_path, "smollm3", no_rope_layers="absent", **few | {"num_hidden_layers": 8}))
-    turns = [model.family.rope.rotation(model.config, i, "") is not None for i in range(8)]
+    turns = [model.family.rope.rotation(model.config, i) is not None for i in range(8)]
     assert turns == [True, True, True, False] * 2
 
 

@@ -95,15 +95,15 @@ def test_latent_attention_is_a_position_free_and_a_rotary_part(name: str) -> Non
     """The key's scalar is on the position-free part alone; the query's, where queries have a latent, on both."""
     it = fixture(name)
     layer = it.model.layer(1)
-    raw, x = it.model.config.raw, it.arrays["x1"].astype(np.float64)
+    config, x = it.model.config, it.arrays["x1"].astype(np.float64)
     z, scores = layer.normalised(x), layer.scores(x)
     of_query, of_key = layer.scalars(x)
     assert any("latents" in caveat for caveat in layer.caveats)
     for head in layer.heads:
         forms = head.forms()
         free = forms["free"]
-        assert free.rank_bound == raw["qk_nope_head_dim"]
-        assert forms["turning"].rank_bound == raw["qk_rope_head_dim"]
+        assert free.rank_bound == config["qk_nope_head_dim"]
+        assert forms["turning"].rank_bound == config["qk_rope_head_dim"]
         close(free.dense() + forms["turning"].dense(), head.qk.dense())
         if np.any(head.qk_bias) or np.any(head.key_bias_at(0)):
             continue

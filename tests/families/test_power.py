@@ -9,7 +9,7 @@ import pytest
 import weightscope as ws
 from tests.support.tiny_models import Fixture, centred, fixture
 from weightscope.families import family_of
-from weightscope.families.family import rms_norm, same_layer
+from weightscope.families.family import same_layer
 from weightscope.model import Model
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 1024}
@@ -40,7 +40,7 @@ CELLS = [
     ("glm4", {"rope__interleaved": False}),
     ("glm4_moe", {"rope__interleaved": True}),
     ("gemma", {"norm__offset": 0.0}),
-    ("gemma3", {"qk_norm__norm": rms_norm("")}),
+    ("gemma3", {"qk_norm__offset": 0.0}),
     ("olmo3", {"qk_norm__scope": "shared"}),
     ("bloom", {"additive": None}),
     ("mpnet", {"additive": None}),

@@ -135,7 +135,7 @@ def outlier_gains(model: Model, layers: list[int]) -> Iterator[Finding]:
         norm = model.family.norm_of(layer)
         if norm is None:
             continue
-        stem = model.family.stored_name(model.config, layer, model.file)
+        stem = model.family.stored_name(model.config, layer)
         gains = np.abs(norm.read(model.tensors(stem), model.config).gamma)  # (d,)
         usual = float(np.nanmedian(gains))
         z = robust_z(log_measure(gains))
@@ -158,7 +158,7 @@ def embedding_rows(model: Model) -> Iterator[Finding]:
     else:
         rows = max(1, BLOCK_BYTES // (4 * stored.shape[1]))
         norms = np.concatenate([row_norms(block) for _, block in stored.blocks(rows)])
-        padding = model.config.raw.get("pad_token_id")
+        padding = model.config.get("pad_token_id")
         yield from _rows("token", norms, padding if type(padding) is int else None)
     if model.positions is not None:
         yield from _rows("position", row_norms(model.positions), None)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.header import TensorEntry
 from weightscope.checkpoint.storage import Storage
 from weightscope.checkpoint.tensor import StoredTensor, Tensor
@@ -22,14 +23,14 @@ class Checkpoint(Mapping[str, Tensor]):
         The shards.
     tensors : dict of Tensor
         By name, over those files.
-    config : dict
-        config.json as it stands, or empty where there is none.
+    config : Config
+        config.json as it stands, or empty where there is none; the keys of a GGUF file.
     name : str
         How to call the checkpoint in messages.
     """
 
     def __init__(
-        self, folder: Path, files: Sequence[Storage], tensors: dict[str, Tensor], config: dict[str, Any], name: str
+        self, folder: Path, files: Sequence[Storage], tensors: Mapping[str, Tensor], config: Config, name: str
     ) -> None:
         self.folder, self.files, self.config, self.name = folder, files, config, name
         self._tensors = tensors
@@ -48,9 +49,9 @@ class Checkpoint(Mapping[str, Tensor]):
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.values())
 
-    def with_config(self, config: dict[str, Any]) -> "Checkpoint":
+    def with_config(self, values: dict[str, Any]) -> "Checkpoint":
         """The same tensors under another config."""
-        return Checkpoint(self.folder, self.files, self._tensors, config, self.name)
+        return Checkpoint(self.folder, self.files, self._tensors, Config(values, self.config.file), self.name)
 
     def unchecked(self) -> "Checkpoint":
         """The same checkpoint, its tensors read as they are: NaN and infinity are handed over and not refused."""

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.jsontext import read_json
 from weightscope.errors import CheckpointError
 
@@ -90,7 +91,7 @@ def lone_shard(names: list[str], *, where: object) -> str:
     raise CheckpointError(problem, file=where)
 
 
-def config_of(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> Config:
     """config.json, or nothing where there is none."""
     path = folder / "config.json"
-    return read_json(path) if os.path.lexists(path) else {}
+    return Config(read_json(path) if os.path.lexists(path) else {}, path)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.folder import HOW_TO_CONVERT, INDEX, PICKLED, config_of, shards_of
-from weightscope.checkpoint.gguf_file import GgufFile
+from weightscope.checkpoint.gguf_file import GgufFile, GgufTensor
 from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.local import LocalFile
 from weightscope.checkpoint.quantised import dequantised
@@ -55,7 +55,8 @@ def _open_file(path: Path) -> Checkpoint:
         raise CheckpointError(HOW_TO_CONVERT, file=path)
     if path.suffix == ".gguf":
         file = GgufFile(path)
-        return Checkpoint(path.parent, [file], file.present(), file.config, path.name)
+        tensors = {name: GgufTensor(name, entry, file) for name, entry in file.tensors.items()}
+        return Checkpoint(path.parent, [file], tensors, file.config, path.name)
     if path.suffix != ".safetensors":
         raise CheckpointError("is neither a .safetensors nor a .gguf file", file=path)
     return _of_safetensors(path.parent, [LocalFile(path)], {}, path.name)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from weightscope.checkpoint import dequantise
+from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.header import MAX_DIMENSIONS
 from weightscope.checkpoint.jsontext import parse_json
 from weightscope.checkpoint.storage import Storage
@@ -30,7 +31,7 @@ GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 BNB_STATES = ("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
 
 
-def dequantised(stored: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+def dequantised(stored: Mapping[str, StoredTensor], config: Config) -> dict[str, Tensor]:
     """The tensors by the names of the weights they make, everything that is not quantised as it stands.
 
     Raises
@@ -49,7 +50,7 @@ def dequantised(stored: Mapping[str, StoredTensor], config: Mapping[str, Any]) -
     return tensors
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(config: Config) -> dict[str, Any]:
     """quantization_config, wherever config.json keeps it, of a method that is known."""
     text = config.get("text_config")
     for level in (config, text if isinstance(text, dict) else {}):
@@ -60,11 +61,11 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
                 if method not in READ:
                     known = ", ".join(READ)
                     problem = f"says quantised with '{str(method)[:40]}', which is not read; read are {known}"
-                    raise CheckpointError(problem, file="config.json")
+                    raise CheckpointError(problem, file=config.file)
                 if method == "compressed-tensors" and settings.get("format") not in READ_FORMATS:
                     found, known = str(settings.get("format"))[:40], ", ".join(READ_FORMATS)
                     problem = f"says compressed-tensors in format '{found}', which is not read; read are {known}"
-                    raise CheckpointError(problem, file="config.json")
+                    raise CheckpointError(problem, file=config.file)
                 return settings
     return {}
 

@@ -220,7 +220,7 @@ def roles_table(wiring: Wiring, found: HeadRoles) -> Table:
 def _first_token(model: Model) -> int | None:
     """The token that a text begins with, as far as the config says."""
     for key in ("bos_token_id", "cls_token_id", "eos_token_id"):
-        token = model.config.raw.get(key)
+        token = model.config.get(key)
         if isinstance(token, int) and 0 <= token < model.embeddings.n_tokens:
             return token
     return None

@@ -113,11 +113,9 @@ def _inputs(model: Model, first_token: int) -> tuple[np.ndarray, np.ndarray]:
 def _rest_of_layer(model: Model, row: FeedForward, index: int, x: np.ndarray) -> np.ndarray:
     """What follows attention in a layer, (n, d) -> (n, d)."""
     tensors, d = model.tensors(_layer_name(model, index)), model.config.d_model
-    act = ACTIVATIONS.get(
-        model.config.raw.get("hidden_act", model.config.raw.get("activation_function", row.activation))
-    )
+    act = ACTIVATIONS.get(model.config.get("hidden_act", model.config.get("activation_function", row.activation)))
     if act is None:
-        raise CheckpointError("has an activation that is not known here", file=model.file)
+        raise CheckpointError("has an activation that is not known here", file=model.config.file)
 
     def mapped(module: str, x: np.ndarray, n_in: int | None, n_out: int | None) -> np.ndarray:
         shape = (n_in, n_out) if row.transposed else (n_out, n_in)
@@ -137,4 +135,4 @@ def _rest_of_layer(model: Model, row: FeedForward, index: int, x: np.ndarray) ->
 
 
 def _layer_name(model: Model, index: int) -> str:
-    return model.family.stored_name(model.config, index, model.file)
+    return model.family.stored_name(model.config, index)

@@ -1,7 +1,7 @@
 """Text encoders: BERT and its line, whose layers read an already normalised stream, and ModernBERT."""
 
 from weightscope.attention.position_bias import Buckets
-from weightscope.families.config import Every, ModelConfig, Numbers
+from weightscope.families.config import Every, ModelConfig
 from weightscope.families.family import Family, Inputs, When, biases, layer_norm
 from weightscope.families.layouts import grouped_with_loose_biases, separate, stacked
 from weightscope.families.rope import Rope
@@ -13,23 +13,23 @@ def deberta_scale(config: ModelConfig, layer: int) -> float:
 
     pos_att_type is a list of those kinds, or their names joined by "|".
     """
-    given = config.raw.get("pos_att_type") or []
+    given = config.get("pos_att_type") or []
     kinds = [kind for kind in given.split("|") if kind] if isinstance(given, str) else given
     if not isinstance(kinds, list):
-        raise Numbers(config.raw, "config.json").error("pos_att_type", "a list of kinds of position terms")
+        raise config.error("pos_att_type", "a list of kinds of position terms")
     return float((config.head_dim * (1 + len(kinds))) ** -0.5)
 
 
-def shared_groups(numbers: Numbers, n_layers: int, layer: int) -> int:
+def shared_groups(config: ModelConfig, layer: int) -> int:
     """ALBERT: layers in num_hidden_groups runs, each run one set of tensors."""
-    if numbers.size("inner_group_num") != 1:
-        raise numbers.error("inner_group_num", "1 (one attention layer a group)")
-    return layer * numbers.size("num_hidden_groups", largest=n_layers) // n_layers
+    if config.size("inner_group_num") != 1:
+        raise config.error("inner_group_num", "1 (one attention layer a group)")
+    return layer * config.size("num_hidden_groups", largest=config.n_layers) // config.n_layers
 
 
 def relative_buckets(tensors: LayerTensors, config: ModelConfig) -> Buckets:
     """MPNet's relative bias, one table for all layers."""
-    n_buckets = Numbers(config.raw, tensors.checkpoint.name).size("relative_attention_num_buckets")
+    n_buckets = config.size("relative_attention_num_buckets")
     table = tensors.read("encoder.relative_attention_bias.weight", (n_buckets, config.n_heads))
     return Buckets(table)
 

@@ -9,7 +9,7 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.attention.norms import Norm
 from weightscope.attention.position_bias import Buckets, Slopes
-from weightscope.families.config import LayerTypes, ModelConfig, Numbers, all_full
+from weightscope.families.config import LayerTypes, ModelConfig, all_full
 from weightscope.families.rope import GridRope, Rope
 from weightscope.families.tensors import LayerTensors
 
@@ -150,6 +150,25 @@ class Inputs:
 
 
 @dataclass(frozen=True)
+class Gguf:
+    """What converting an architecture to ggml's format does to its checkpoints.
+
+    Attributes
+    ----------
+    architecture : str
+        What such a file calls it.
+    modules : dict of str
+        ggml's names of modules, and theirs here; within a layer where ggml's name begins with `blk.3.`.
+    permuted : bool
+        Rows of queries and keys are put in another order.
+    """
+
+    architecture: str
+    modules: Mapping[str, str]
+    permuted: bool = False
+
+
+@dataclass(frozen=True)
 class Images:
     """How photographs are prepared for a model that sees them.
 
@@ -183,7 +202,7 @@ def default_scale(config: ModelConfig, layer: int) -> float:
     return float(config.head_dim**-0.5)
 
 
-def same_layer(numbers: Numbers, n_layers: int, layer: int) -> int:
+def same_layer(config: ModelConfig, layer: int) -> int:
     """Layer i has tensors of its own, under index i."""
     return layer
 
@@ -234,11 +253,11 @@ class Family:
         Number of key-value heads, or the config keys to try; none of them there means as many as query heads.
     head_dim : tuple of str
         Config keys that add up to a head's width; not all there means d / H.
-    layer_types : function of (Numbers, n_layers) -> tuple of str
+    layer_types : function of (Config, n_layers) -> tuple of str
         Every layer's type where the config does not list them.
     attention_types : tuple of str
         Types of layers that are attention; empty means all.
-    stored_layer : function of (Numbers, n_layers, layer index) -> int
+    stored_layer : function of (ModelConfig, layer index) -> int
         Under which index a layer's tensors stand.
     tower : str
         "text" or "vision" in models of two towers.
@@ -247,6 +266,8 @@ class Family:
     leading : tuple of (str, int or str)
         In a model that sees images, what stands before the patches: kinds of token, and how many there are of each or
         the config key that says so.
+    gguf : Gguf or None
+        None where such files are not read. Rows made from this one have it too; the first of them reads the files.
     images : Images or None
         None in a model that sees none.
     in_transformers : dict of str
@@ -286,10 +307,11 @@ class Family:
     head_dim: tuple[str, ...] = ()
     layer_types: LayerTypes = all_full
     attention_types: tuple[str, ...] = ()
-    stored_layer: Callable[[Numbers, int, int], int] = same_layer
+    stored_layer: Callable[[ModelConfig, int], int] = same_layer
     tower: str = ""
     nested: str = ""
     leading: tuple[tuple[str, int | str], ...] = ()
+    gguf: Gguf | None = None
     images: Images | None = None
     in_transformers: Mapping[str, str] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
@@ -309,9 +331,9 @@ class Family:
         """The norm that feeds attention in one layer."""
         return None if self.norm is None or layer in self.norm.without else self.norm
 
-    def stored_name(self, config: ModelConfig, layer: int, file: object) -> str:
+    def stored_name(self, config: ModelConfig, layer: int) -> str:
         """A layer's name in the file, before its modules."""
-        return self.layer.format(i=self.stored_layer(Numbers(config.raw, file), config.n_layers, layer))
+        return self.layer.format(i=self.stored_layer(config, layer))
 
     def but(self, **changes: Any) -> "Family":
         """The same row with some cells changed; `part__cell` reaches into a cell, `defaults` are added to."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from weightscope.attention.position_bias import Slopes
-from weightscope.families.config import ModelConfig, Numbers
+from weightscope.families.config import ModelConfig
 from weightscope.families.family import (
     Biases,
     Family,
@@ -20,8 +20,8 @@ from weightscope.families.tensors import LayerTensors
 
 def gpt2_scale(config: ModelConfig, layer: int) -> float:
     """1/sqrt(d') unless scale_attn_weights is off, divided by the layer's number where the config says so."""
-    scale = default_scale(config, layer) if config.raw.get("scale_attn_weights") else 1.0
-    return scale / (layer + 1) if config.raw.get("scale_attn_by_inverse_layer_idx") else scale
+    scale = default_scale(config, layer) if config.get("scale_attn_weights") else 1.0
+    return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx") else scale
 
 
 def unscaled(config: ModelConfig, layer: int) -> float:
@@ -31,11 +31,7 @@ def unscaled(config: ModelConfig, layer: int) -> float:
 
 def mpt_scale(config: ModelConfig, layer: int) -> float:
     """attn_config.softmax_scale, or 1/sqrt(d')."""
-    return (
-        Numbers(config.raw, "config.json")
-        .inside("attn_config")
-        .number_or(default_scale(config, layer), "softmax_scale")
-    )
+    return config.inside("attn_config").number("softmax_scale", default=default_scale(config, layer))
 
 
 def powers(heads: int) -> np.ndarray:

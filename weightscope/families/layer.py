@@ -8,12 +8,13 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.position_bias import Slopes
 from weightscope.attention.rotation import GridRotation
-from weightscope.families.config import ModelConfig, Numbers
+from weightscope.checkpoint.config import Config
+from weightscope.families.config import ModelConfig
 from weightscope.families.family import Family, QkNorm
 from weightscope.families.tensors import LayerTensors
 
 
-def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: int, file: object) -> Layer:
+def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: int) -> Layer:
     """One attention layer.
 
     Parameters
@@ -24,23 +25,21 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         As configured.
     config : ModelConfig
     index : int
-    file : path-like
-        The config's, named in errors.
 
     Raises
     ------
     CheckpointError
         Tensors are missing, misshapen or not finite, or the config's values absurd.
     """
-    tensors = replace(model, prefix=model.prefix + family.stored_name(config, index, file))
+    tensors = replace(model, prefix=model.prefix + family.stored_name(config, index))
     layer = replace(
         family.layout(tensors, family, config),
         index=index,
         scale=family.scale(config, index),
-        rotation=family.rope.rotation(config, index, file) if family.rope else None,
+        rotation=family.rope.rotation(config, index) if family.rope else None,
         additive=family.additive(model, config) if family.additive else None,
-        softcap=_softcap(family, config, file),
-        clip=_clip(family, config, file),
+        softcap=_softcap(family, config),
+        clip=_clip(family, config),
         sinks=tensors.read(family.sinks, (config.n_heads,)) if family.sinks else None,
     )
     norm = family.norm_of(index)
@@ -56,18 +55,19 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
     return replace(layer, caveats=(*caveats(layer), *family.caveats))
 
 
-def _softcap(family: Family, config: ModelConfig, file: object) -> float | None:
-    if not family.softcap or config.raw.get(family.softcap) is None:
+def _softcap(family: Family, config: ModelConfig) -> float | None:
+    if not family.softcap or not config.has(family.softcap):
         return None
-    return Numbers(config.raw, file).number(family.softcap, 1e-6)
+    return config.number(family.softcap, smallest=1e-6)
 
 
-def _clip(family: Family, config: ModelConfig, file: object) -> float | None:
-    numbers = Numbers(config.raw, file)
+def _clip(family: Family, config: ModelConfig) -> float | None:
+    if not family.clip:
+        return None
+    part: Config = config
     for outer in family.clip[:-1]:
-        numbers = numbers.inside(outer)
-    # 0 is no bound to MPT, whose code asks for the value's truth.
-    return numbers.number_or(0.0, family.clip[-1]) or None if family.clip else None
+        part = part.inside(outer)
+    return part.number(family.clip[-1], default=0) or None  # MPT's code asks for the value's truth: 0 is no bound
 
 
 def _normed(

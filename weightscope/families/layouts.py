@@ -9,7 +9,7 @@ import numpy as np
 
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
-from weightscope.families.config import ModelConfig, Numbers
+from weightscope.families.config import ModelConfig
 from weightscope.families.family import Family
 from weightscope.families.tensors import LayerTensors
 from weightscope.half import Weights
@@ -93,8 +93,8 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     key's scalar touches the position-free part and the values only.
     """
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    size = Numbers(config.raw, tensors.checkpoint.name).size
-    free, rotary, r_v, m = size("qk_nope_head_dim"), size("qk_rope_head_dim"), size("v_head_dim"), size("kv_lora_rank")
+    sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
+    free, rotary, r_v, m = (config.size(key) for key in sizes)
     biased = family.biases.query
 
     w, b = linear(tensors, config, "self_attn.kv_a_proj_with_mqa", (m + rotary, d), biased)
@@ -110,10 +110,10 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
 
     q: Affine | Latent
     q_norm = None
-    if config.raw.get("q_lora_rank") is None:
+    if config.get("q_lora_rank") is None:
         q = by_head(*linear(tensors, config, "self_attn.q_proj", (h * r, d), False), h)
     else:
-        m_q = size("q_lora_rank")
+        m_q = config.size("q_lora_rank")
         w, b = linear(tensors, config, "self_attn.q_a_proj", (m_q, d), biased)
         gamma = tensors.read("self_attn.q_a_layernorm.weight", (m_q,))
         from_q = by_head(*linear(tensors, config, "self_attn.q_b_proj", (h * r, m_q), False), h)
@@ -132,7 +132,7 @@ def linear(
 ) -> tuple[Weights, np.ndarray]:
     """A Linear's weight, [out, in] as stored, and its bias, zeros where it has none."""
     w = tensors.weights(module + ".weight", shape)
-    if config.raw.get(bias) if isinstance(bias, str) else bias:
+    if config.get(bias) if isinstance(bias, str) else bias:
         return w, tensors.read(module + ".bias", shape[:1])
     return w, np.zeros(shape[0], np.float32)
 

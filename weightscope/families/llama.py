@@ -1,10 +1,12 @@
 """Decoders of LLaMA's line: rotary positions, mostly RMSNorm and grouped queries."""
 
 from weightscope.attention.rotation import yarn_temperature
-from weightscope.families.config import Every, ModelConfig, Numbers
+from weightscope.checkpoint.config import Config
+from weightscope.families.config import Every, ModelConfig
 from weightscope.families.family import (
     Biases,
     Family,
+    Gguf,
     Inputs,
     QkNorm,
     When,
@@ -19,34 +21,52 @@ from weightscope.families.rope import Rope
 
 def query_scalar(config: ModelConfig, layer: int) -> float:
     """Gemma 2 and 3: 1/sqrt(query_pre_attn_scalar), which need not be the head's width."""
-    return float(Numbers(config.raw, "config.json").number("query_pre_attn_scalar", 1e-6) ** -0.5)
+    return float(config.number("query_pre_attn_scalar", smallest=1e-6) ** -0.5)
 
 
 def multiplier(config: ModelConfig, layer: int) -> float:
     """Granite: attention_multiplier, as it is."""
-    return Numbers(config.raw, "config.json").number("attention_multiplier")
+    return config.number("attention_multiplier")
 
 
 def deepseek_scale(config: ModelConfig, layer: int) -> float:
     """1/sqrt(d') times the square of YaRN's temperature where the scaling has mscale_all_dim."""
-    scaling = Numbers(config.rope[config.layer_types[layer]], "config.json")
-    weight = scaling.number_or(0.0, "mscale_all_dim")
-    if not weight or scaling.values["rope_type"] == "default":
+    scaling = config.rope[config.layer_types[layer]]
+    weight = scaling.number("mscale_all_dim", default=0)
+    if not weight or scaling["rope_type"] == "default":
         return default_scale(config, layer)
-    return default_scale(config, layer) * yarn_temperature(scaling.number("factor", 1e-6), weight) ** 2
+    return default_scale(config, layer) * yarn_temperature(scaling.number("factor", smallest=1e-6), weight) ** 2
 
 
-def smollm3_rotates(numbers: Numbers, layer: int) -> bool:
+def smollm3_rotates(config: Config, layer: int) -> bool:
     """no_rope_layers holds 1 for layers that do rotate; without it every fourth does not."""
-    listed = numbers.values.get("no_rope_layers")
+    listed = config.get("no_rope_layers")
     if listed is None:
-        return (layer + 1) % numbers.size("no_rope_layer_interval") != 0
+        return (layer + 1) % config.size("no_rope_layer_interval") != 0
     if not isinstance(listed, list) or len(listed) <= layer or listed[layer] not in (0, 1):
-        raise numbers.error("no_rope_layers", "a list with 0 or 1 for every layer")
+        raise config.error("no_rope_layers", "a list with 0 or 1 for every layer")
     return bool(listed[layer])
 
 
 OUTPUT_NORM = "the layer's output passes a norm before it joins the residual stream"
+
+# ggml's names of modules in llama's line.
+GGML_MODULES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 
 LLAMA = Family(
     name="llama",
@@ -64,6 +84,7 @@ LLAMA = Family(
     rope=Rope(),
     kv_heads=("num_key_value_heads",),
     head_dim=("head_dim",),
+    gguf=Gguf("llama", GGML_MODULES, permuted=True),  # Mistral's files say llama too: to ggml they are the same
     defaults={"rms_norm_eps": 1e-6, "attention_bias": False, "max_position_embeddings": 2048},
 )
 
@@ -100,6 +121,7 @@ SMOLLM3 = LLAMA.but(
 QWEN2 = LLAMA.but(
     name="qwen2",
     model_types=("qwen2",),
+    gguf=Gguf("qwen2", GGML_MODULES),
     biases=biases(True, False),
     defaults={"num_key_value_heads": 32, "max_position_embeddings": 32768},
 )
@@ -114,6 +136,7 @@ QWEN2_MOE = QWEN2.but(
 QWEN3 = LLAMA.but(
     name="qwen3",
     model_types=("qwen3",),
+    gguf=Gguf("qwen3", GGML_MODULES),
     qk_norm=QkNorm(),
     defaults={"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768},
 )

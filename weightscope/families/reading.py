@@ -1,34 +1,31 @@
 """From a config and a row to the numbers of one model; from no known row to advice."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from weightscope.checkpoint import Checkpoint
+from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
-from weightscope.families.config import KEYS, MOST_LAYERS, ModelConfig, Numbers
+from weightscope.families.config import KEYS, MOST_LAYERS, ModelConfig
 from weightscope.families.family import Family
 
 
-def own_values(raw: Mapping[str, Any], family: Family, *, file: object) -> dict[str, Any]:
-    """The part of config.json that describes this model, with the architecture's defaults for what it leaves out.
+def own_part(config: Config, family: Family) -> Config:
+    """The part of a config that describes this model, with the architecture's defaults for what it leaves out.
 
     A key that is there and null means null, as it does to transformers.
     """
-    part = Numbers(raw, file).inside(family.nested).values if family.nested in raw else raw
-    return {key: value for key, value in {**family.defaults, **part}.items() if value is not None}
+    part = config.inside(family.nested) if family.nested in config else config
+    values = {key: value for key, value in {**family.defaults, **part}.items() if value is not None}
+    return Config(values, config.file)
 
 
-def read_config(raw: Mapping[str, Any], family: Family, *, file: object) -> ModelConfig:
-    """Normalise the values of a config.json.
+def read_config(config: Config, family: Family) -> ModelConfig:
+    """Normalise the values of a config.
 
     Parameters
     ----------
-    raw : mapping
-        From `own_values`.
+    config : Config
+        From `own_part`.
     family : Family
-        As configured by them.
-    file : path-like
-        Named in errors.
+        As configured by it.
 
     Raises
     ------
@@ -36,31 +33,33 @@ def read_config(raw: Mapping[str, Any], family: Family, *, file: object) -> Mode
         A size is missing, is not a positive integer, or is absurd; heads do not divide into groups, or the width into
         heads.
     """
-    numbers = Numbers(raw, file)
-    n_layers = numbers.size(*KEYS["n_layers"], largest=MOST_LAYERS)
-    d_model, n_heads = numbers.size(*KEYS["d_model"]), numbers.size(*KEYS["n_heads"])
+
+    def optional(meaning: str) -> int | None:
+        return config.size(*KEYS[meaning]) if config.has(*KEYS[meaning]) else None
+
+    n_layers = config.size(*KEYS["n_layers"], largest=MOST_LAYERS)
+    d_model, n_heads = config.size(*KEYS["d_model"]), config.size(*KEYS["n_heads"])
     kv_heads = family.kv_heads
-    n_kv_heads = kv_heads if isinstance(kv_heads, int) else numbers.size_or(n_heads, *(kv_heads or ("",)))
+    n_kv_heads = kv_heads if isinstance(kv_heads, int) else config.size(*kv_heads, default=n_heads)
     if n_heads % n_kv_heads:
-        raise CheckpointError(f"{n_heads} heads do not divide into {n_kv_heads} key-value heads", file=file)
-    if family.head_dim and all(raw.get(key) is not None for key in family.head_dim):
-        head_dim = sum(numbers.size(key) for key in family.head_dim)
+        raise CheckpointError(f"{n_heads} heads do not divide into {n_kv_heads} key-value heads", file=config.file)
+    if family.head_dim and all(config.has(key) for key in family.head_dim):
+        head_dim = sum(config.size(key) for key in family.head_dim)
     elif d_model % n_heads:
-        raise CheckpointError(f"width {d_model} does not divide into {n_heads} heads", file=file)
+        raise CheckpointError(f"width {d_model} does not divide into {n_heads} heads", file=config.file)
     else:
         head_dim = d_model // n_heads
-    layer_types = (
-        numbers.strings("layer_types", n_layers) if "layer_types" in raw else family.layer_types(numbers, n_layers)
-    )
+    listed = "layer_types" in config
+    layer_types = config.strings("layer_types", n_layers) if listed else family.layer_types(config, n_layers)
     norm, eps = family.norm, 0.0
     if norm is not None and norm.eps is not None:
         eps = norm.eps
-    elif found := numbers.found(KEYS["norm_eps"]):
-        eps = numbers.number(found, 0.0, 1.0)
-    elif norm is not None:
-        raise numbers.error(KEYS["norm_eps"][0], "a number from 0 to 1")
+    elif norm is not None or config.has(*KEYS["norm_eps"]):
+        eps = config.number(*KEYS["norm_eps"], largest=1.0)
     return ModelConfig(
-        model_type=str(raw.get("model_type")),
+        raw=config.raw,
+        file=config.file,
+        model_type=str(config.get("model_type")),
         n_layers=n_layers,
         d_model=d_model,
         n_heads=n_heads,
@@ -69,10 +68,9 @@ def read_config(raw: Mapping[str, Any], family: Family, *, file: object) -> Mode
         norm="none" if norm is None else "layer_norm" if norm.centred else "rms_norm",
         norm_eps=eps,
         layer_types=layer_types,
-        rope={kind: family.rope.parameters(numbers, kind) for kind in set(layer_types)} if family.rope else {},
-        n_positions=numbers.size(*KEYS["n_positions"]) if numbers.found(KEYS["n_positions"]) else None,
-        vocab_size=numbers.size(*KEYS["vocab_size"]) if numbers.found(KEYS["vocab_size"]) else None,
-        raw=raw,
+        rope={kind: family.rope.parameters(config, kind) for kind in set(layer_types)} if family.rope else {},
+        n_positions=optional("n_positions"),
+        vocab_size=optional("vocab_size"),
     )
 
 

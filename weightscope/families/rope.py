@@ -17,17 +17,18 @@ from weightscope.attention.rotation import (
     yarn_frequencies,
     yarn_temperature,
 )
-from weightscope.families.config import ModelConfig, Numbers
+from weightscope.checkpoint.config import Config
+from weightscope.families.config import ModelConfig
 from weightscope.shapes import ShowsShapes
 
 SMALLEST_BASE = 1.001  # with a base of 1 every pair turns alike, and YaRN divides by its logarithm
 
 
-def _base(given: Numbers) -> float:
-    return given.number("rope_theta", SMALLEST_BASE)
+def _base(given: Config) -> float:
+    return given.number("rope_theta", smallest=SMALLEST_BASE)
 
 
-def always(numbers: Numbers, layer: int) -> bool:
+def always(config: Config, layer: int) -> bool:
     """Every layer rotates."""
     return True
 
@@ -56,7 +57,7 @@ class Rope:
         Key of how many dimensions come before those that rotate.
     interleaved_key : str
         Key that may switch interleaving off.
-    rotates : function of (Numbers, layer index) -> bool
+    rotates : function of (Config, layer index) -> bool
         Which layers rotate at all.
     scaled : str
         A kind of scaling that any scaling is read as.
@@ -72,10 +73,10 @@ class Rope:
     local_scaled: bool = True
     start_key: str = ""
     interleaved_key: str = ""
-    rotates: Callable[[Numbers, int], bool] = always
+    rotates: Callable[[Config, int], bool] = always
     scaled: str = ""
 
-    def parameters(self, numbers: Numbers, layer_type: str) -> dict[str, Any]:
+    def parameters(self, config: Config, layer_type: str) -> Config:
         """The rotary parameters of one layer type, under transformers 5's names.
 
         Raises
@@ -83,23 +84,24 @@ class Rope:
         CheckpointError
             They are not what they should be.
         """
-        key = "rope_parameters" if numbers.values.get("rope_parameters") else "rope_scaling"
-        given = numbers.inside(key)
-        nested = any(isinstance(value, Mapping) for value in given.values.values())
+        key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+        given = config.inside(key)
+        nested = any(isinstance(value, Mapping) for value in given.values())
         sliding = self.local is not None and layer_type == "sliding_attention"
-        if nested and layer_type not in given.values:
-            raise numbers.error(key, f"an entry for {layer_type} layers")
-        own = given.inside(layer_type).values if nested else given.values
+        if nested and layer_type not in given:
+            raise config.error(key, f"an entry for {layer_type} layers")
+        own: Mapping[str, Any] = given.inside(layer_type) if nested else given
         if sliding and not nested and not self.local_scaled:
             own = {}
         base_key, base = self.local if sliding and self.local else (self.theta_key, self.theta)
         flat = {
-            "rope_theta": numbers.number_or(base, base_key, SMALLEST_BASE),
-            "partial_rotary_factor": numbers.number_or(self.fraction, self.fraction_key, 0.0, 1.0),
+            "rope_theta": config.number(base_key, default=base, smallest=SMALLEST_BASE),
+            "partial_rotary_factor": config.number(self.fraction_key, default=self.fraction, largest=1.0),
+            "rope_type": own.get("type", "default"),
         }
-        return {**flat, "rope_type": own.get("type", "default"), **{k: v for k, v in own.items() if v is not None}}
+        return Config({**flat, **{k: v for k, v in own.items() if v is not None}}, config.file)
 
-    def rotation(self, config: ModelConfig, layer: int, file: object) -> Rotation | None:
+    def rotation(self, config: ModelConfig, layer: int) -> Rotation | None:
         """The rotation of one layer, or None where it does not rotate.
 
         Raises
@@ -107,25 +109,23 @@ class Rope:
         CheckpointError
             The parameters are absurd, or of a kind that is not known.
         """
-        raw = Numbers(config.raw, file)
-        if not self.rotates(raw, layer):
+        if not self.rotates(config, layer):
             return None
-        given = Numbers(config.rope[config.layer_types[layer]], file)
-        start = raw.size(self.start_key) if self.start_key else 0
-        width = int((config.head_dim - start) * given.number("partial_rotary_factor", 0.0, 1.0))
+        given = config.rope[config.layer_types[layer]]
+        start = config.size(self.start_key) if self.start_key else 0
+        width = int((config.head_dim - start) * given.number("partial_rotary_factor", largest=1.0))
         if self.dims_key:
-            width = raw.size(self.dims_key)
+            width = config.size(self.dims_key)
         if width % 2 or width < 2 or start + width > config.head_dim:
             raise given.error("partial_rotary_factor", f"an even number of the head's {config.head_dim} dimensions")
-        interleaved = raw.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
-        kind = given.values["rope_type"]
+        interleaved = config.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
+        kind = given["rope_type"]
         kind = self.scaled if self.scaled and kind != "default" else kind
         if not isinstance(kind, str) or kind not in SCALINGS:
             raise given.error("rope_type", "one of " + ", ".join(SCALINGS))
         # Where the config counts original positions at its top level (Phi-3), that number wins.
-        trained = raw.size_or(0, "original_max_position_embeddings") or given.size_or(
-            config.n_positions or 1, "original_max_position_embeddings"
-        )
+        original = "original_max_position_embeddings"
+        trained = (config if config.has(original) else given).size(original, default=config.n_positions or 1)
         scaled = SCALINGS[kind](given, _base(given), width, trained, config.n_positions or trained)
         return Rotation(interleaved=interleaved, start=start, **scaled.__dict__)
 
@@ -141,16 +141,16 @@ class Scaled(ShowsShapes):
 
 
 # Each takes the given parameters, the base, the rotated width, positions first trained on, positions now allowed.
-def _default(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+def _default(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
     return Scaled(inverse_powers(theta, width))
 
 
-def _linear(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    return Scaled(inverse_powers(theta, width) / given.number("factor", 1e-6))
+def _linear(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    return Scaled(inverse_powers(theta, width) / given.number("factor", smallest=1e-6))
 
 
-def _dynamic(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    factor = given.number("factor", 1e-6)
+def _dynamic(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    factor = given.number("factor", smallest=1e-6)
     if width == 2:
         raise given.error("rope_type", "one that a single pair can be scaled by")
     stretched = partial(_ntk, theta, width, factor, allowed)
@@ -161,30 +161,30 @@ def _ntk(theta: float, width: int, factor: float, trained: int, length: int) -> 
     return ntk_frequencies(theta, width, factor, length, trained)
 
 
-def _yarn(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    factor = given.number_or(allowed / trained, "factor", 1e-6)
-    weight, weight_all = given.number_or(0, "mscale"), given.number_or(0, "mscale_all_dim")
+def _yarn(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    factor = given.number("factor", default=allowed / trained, smallest=1e-6)
+    weight, weight_all = given.number("mscale", default=0), given.number("mscale_all_dim", default=0)
     usual = yarn_temperature(factor)
     if weight and weight_all:
         usual = yarn_temperature(factor, weight) / yarn_temperature(factor, weight_all)
     frequencies = yarn_frequencies(
         theta, width, factor, trained,
-        given.number_or(0, "beta_fast") or 32, given.number_or(0, "beta_slow") or 1,
-        whole=given.values.get("truncate", True) is not False,
+        given.number("beta_fast", default=0) or 32, given.number("beta_slow", default=0) or 1,
+        whole=given.get("truncate", True) is not False,
     )  # fmt: skip
-    return Scaled(frequencies, given.number_or(usual, "attention_factor"))
+    return Scaled(frequencies, given.number("attention_factor", default=usual))
 
 
-def _longrope(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    factor = given.number_or(allowed / trained, "factor", 1e-6)
+def _longrope(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    factor = given.number("factor", default=allowed / trained, smallest=1e-6)
     usual = sqrt(1 + log(factor) / log(trained)) if factor > 1 and trained > 1 else 1.0
     short, long = (_stretch(given, key, width // 2) for key in ("short_factor", "long_factor"))
     plain = inverse_powers(theta, width)
-    return Scaled(plain / short, given.number_or(usual, "attention_factor"), lambda length: plain / long, trained)
+    return Scaled(plain / short, given.number("attention_factor", default=usual), lambda length: plain / long, trained)
 
 
-def _stretch(given: Numbers, key: str, pairs: int) -> np.ndarray:
-    value = given.values.get(key)
+def _stretch(given: Config, key: str, pairs: int) -> np.ndarray:
+    value = given.get(key)
     wanted = f"a list of {pairs} positive numbers"
     if not isinstance(value, list) or len(value) != pairs or not all(type(v) in (int, float) for v in value):
         raise given.error(key, wanted)
@@ -194,14 +194,14 @@ def _stretch(given: Numbers, key: str, pairs: int) -> np.ndarray:
     return stretch
 
 
-def _llama3(given: Numbers, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    low, high = given.number("low_freq_factor", 1e-6), given.number("high_freq_factor", 1e-6)
+def _llama3(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    low, high = (given.number(key, smallest=1e-6) for key in ("low_freq_factor", "high_freq_factor"))
     if high <= low:
         raise given.error("high_freq_factor", "more than low_freq_factor")
-    return Scaled(llama3_frequencies(theta, width, given.number("factor", 1e-6), trained, low, high))
+    return Scaled(llama3_frequencies(theta, width, given.number("factor", smallest=1e-6), trained, low, high))
 
 
-SCALINGS: dict[str, Callable[[Numbers, float, int, int, int], Scaled]] = {
+SCALINGS: dict[str, Callable[[Config, float, int, int, int], Scaled]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
@@ -216,23 +216,24 @@ SCALINGS: dict[str, Callable[[Numbers, float, int, int, int], Scaled]] = {
 class GridRope:
     """DINOv3's rotation by row and column of a patch; class and register tokens do not turn."""
 
-    def parameters(self, numbers: Numbers, layer_type: str) -> dict[str, Any]:
+    def parameters(self, config: Config, layer_type: str) -> Config:
         """The base alone; nothing scales it."""
-        return {"rope_type": "default", "rope_theta": _base(numbers), "partial_rotary_factor": 1.0}
+        values = {"rope_type": "default", "rope_theta": _base(config), "partial_rotary_factor": 1.0}
+        return Config(values, config.file)
 
-    def rotation(self, config: ModelConfig, layer: int, file: object) -> Rotation:
+    def rotation(self, config: ModelConfig, layer: int) -> Rotation:
         """The same for every layer."""
-        numbers = Numbers(config.raw, file)
         if config.head_dim % 4:
-            raise numbers.error("hidden_size", "a head width that divides by 4, for rows and columns to turn in pairs")
-        rows, columns = (_sides(numbers, "image_size")[i] // _sides(numbers, "patch_size")[i] for i in (0, 1))
-        frequencies = _base(numbers) ** -np.arange(0, 1, 4 / config.head_dim)
-        registers = numbers.count("num_register_tokens")
-        return GridRotation(frequencies, grid=(max(rows, 1), max(columns, 1)), prefix=1 + registers)
+            raise config.error("hidden_size", "a head width that divides by 4, for rows and columns to turn in pairs")
+        image, patch = _sides(config, "image_size"), _sides(config, "patch_size")
+        rows, columns = (max(whole // part, 1) for whole, part in zip(image, patch, strict=True))
+        frequencies = _base(config) ** -np.arange(0, 1, 4 / config.head_dim)
+        return GridRotation(frequencies, grid=(rows, columns), prefix=1 + config.count("num_register_tokens"))
 
 
-def _sides(numbers: Numbers, key: str) -> tuple[int, int]:
+def _sides(config: Config, key: str) -> tuple[int, int]:
     """(height, width) of something that may be given as one number."""
-    value = numbers.values.get(key)
+    value = config.get(key)
     pair = value if isinstance(value, list) and len(value) == 2 else [value, value]
-    return Numbers({key: pair[0]}, numbers.file).size(key), Numbers({key: pair[1]}, numbers.file).size(key)
+    height, width = (Config({key: side}, config.file).size(key) for side in pair)
+    return height, width

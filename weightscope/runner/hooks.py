@@ -31,7 +31,7 @@ def blocks_of(network: Any, model: Model) -> list[Any]:
     seen = model.family.tower == "vision"
     modules = [(f".{name}.", m) for name, m in network.named_modules() if seen or not OTHER_TOWER.search(name)]
     for row in _rows(model.family):
-        names = [f".{row.stored_name(model.config, index, model.file)}" for index in range(model.config.n_layers)]
+        names = [f".{row.stored_name(model.config, index)}" for index in range(model.config.n_layers)]
         blocks = [next((m for name, m in modules if name.endswith(layer)), None) for layer in names]
         if None not in blocks:
             return blocks

@@ -16,7 +16,6 @@ from PIL import Image, ImageOps
 from weightscope.checkpoint.jsontext import MAX_BYTES, read_json
 from weightscope.checkpoint.source import locate
 from weightscope.errors import CheckpointError
-from weightscope.families.config import Numbers
 from weightscope.model import Model
 from weightscope.runner.loading import first_line, import_torch
 
@@ -107,8 +106,8 @@ def image_processor(model: Model) -> ImageProcessor:
     if images is None:
         raise CheckpointError(f"{model.family.name} does not take images", file=model.name)
     import_torch()
-    numbers = Numbers(model.config.raw, model.file)
-    side, channels = numbers.size("image_size", largest=LARGEST_SIDE), numbers.size_or(3, "num_channels")
+    side = model.config.size("image_size", largest=LARGEST_SIDE)
+    channels = model.config.size("num_channels", default=3)
     if channels not in (1, 3):
         raise CheckpointError(f"takes images of {channels} channels; photographs have 3, or 1", file=model.name)
     usual = _with_pillow(images.processor)

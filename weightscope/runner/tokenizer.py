@@ -25,7 +25,7 @@ def tokenizer_of(model: Model) -> "Tokenizer":
     """
     if not model.family.inputs.tokens:
         problem = f"a model of the family {model.family.name} sees images; this needs one that reads text"
-        raise CheckpointError(problem, file=model.file)
+        raise CheckpointError(problem, file=model.config.file)
     gguf = _gguf(model)
     return load_tokenizer(model.source) if gguf is None else _from_gguf(gguf).backend_tokenizer
 
@@ -55,17 +55,17 @@ def first_token(model: Model) -> int:
     """
     gguf = _gguf(model)
     if gguf is None:
-        named = [model.config.raw.get(key) for key in ("bos_token_id", "eos_token_id")]
+        named = [model.config.get(key) for key in ("bos_token_id", "eos_token_id")]
     else:
         tokenizer = _from_gguf(gguf)
         named = [tokenizer.bos_token_id, tokenizer.eos_token_id]
     found = [token for each in named for token in (each if isinstance(each, list) else [each]) if type(token) is int]
     if not found:
         problem = "neither 'bos_token_id' nor 'eos_token_id' is there, and a text needs a first token"
-        raise CheckpointError(problem, file=model.file)
+        raise CheckpointError(problem, file=model.config.file)
     if not 0 <= found[0] < model.embeddings.n_tokens:
         problem = f"the first token of texts is {found[0]}; the embedding has {model.embeddings.n_tokens} rows"
-        raise CheckpointError(problem, file=model.file)
+        raise CheckpointError(problem, file=model.config.file)
     return found[0]
 
 

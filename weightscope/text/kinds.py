@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from weightscope.errors import CheckpointError
-from weightscope.families.config import Numbers
 from weightscope.model import Model
 from weightscope.shapes import ShowsShapes
 from weightscope.text.sequences import Framing, added_tokens
@@ -142,10 +141,9 @@ def image_tokens(model: Model) -> ImageTokens:
     """
     if model.family.inputs.tokens:
         raise CheckpointError(f"{model.family.name} reads text and sees no images", file=model.name)
-    numbers = Numbers(model.config.raw, model.file)
-    counts = ((kind, n if isinstance(n, int) else numbers.count(n)) for kind, n in model.family.leading)
+    counts = ((kind, n if isinstance(n, int) else model.config.count(n)) for kind, n in model.family.leading)
     leading = tuple(kind for kind, count in counts for _ in range(count))
-    return ImageTokens(leading, numbers.size("patch_size"))
+    return ImageTokens(leading, model.config.size("patch_size"))
 
 
 def text_tokens(tokenizer: "Tokenizer") -> TextTokens:

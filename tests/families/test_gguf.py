@@ -5,10 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.errors import CheckpointError
+from weightscope.families import as_published, family_of
+from weightscope.model import Model
 
 gguf = pytest.importorskip("gguf")
+
+
+def opened(path: Path) -> Checkpoint:
+    """The file as the checkpoint that it was made of."""
+    return as_published(open_checkpoint(path))
+
 
 RANDOM = np.random.default_rng(0)
 D, HEADS, KV_HEADS, VOCABULARY, LAYERS = 64, 4, 2, 96, 2
@@ -86,7 +94,7 @@ def write_gguf(
 )
 def test_weights_come_back_as_they_went_in(architecture: str, biases: bool, tmp_path: Path) -> None:
     weights = hugging_face_weights(biases)
-    checkpoint = open_checkpoint(write_gguf(tmp_path / "model.gguf", weights, architecture))
+    checkpoint = opened(write_gguf(tmp_path / "model.gguf", weights, architecture))
     assert set(checkpoint) == set(weights)
     for name, w in weights.items():
         np.testing.assert_array_equal(checkpoint[name].read(), w)
@@ -96,7 +104,7 @@ def test_weights_come_back_as_they_went_in(architecture: str, biases: bool, tmp_
 
 
 def test_the_config_is_what_config_json_would_say(tmp_path: Path) -> None:
-    config = open_checkpoint(write_gguf(tmp_path / "model.gguf", hugging_face_weights())).config
+    config = opened(write_gguf(tmp_path / "model.gguf", hugging_face_weights())).config
     assert config == {
         "model_type": "llama",
         "num_hidden_layers": LAYERS,
@@ -112,11 +120,28 @@ def test_the_config_is_what_config_json_would_say(tmp_path: Path) -> None:
     }
 
 
+def test_the_file_itself_has_ggmls_names_and_keys(tmp_path: Path) -> None:
+    weights = hugging_face_weights()
+    file = open_checkpoint(write_gguf(tmp_path / "model.gguf", weights))
+    assert file.config["general.architecture"] == "llama" and file.config["llama.block_count"] == LAYERS
+    w = weights["model.layers.1.self_attn.q_proj.weight"]
+    np.testing.assert_array_equal(file["blk.1.attn_q.weight"].read(), permuted(w, HEADS))
+
+
+def test_a_config_that_cannot_be_names_the_gguf_file(tmp_path: Path) -> None:
+    """There is no config.json that an error could mean."""
+    path = write_gguf(tmp_path / "model.gguf", hugging_face_weights())
+    checkpoint = opened(path)
+    values = dict(checkpoint.config) | {"rope_theta": -1.0}
+    with pytest.raises(CheckpointError, match=r"^model\.gguf: 'rope_theta' is -1\.0; a number from 1"):
+        Model(checkpoint.with_config(values), family_of(checkpoint))
+
+
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_quantised_types_are_read_as_the_package_reads_them(kind: str, tmp_path: Path) -> None:
     weights = hugging_face_weights()
     path = write_gguf(tmp_path / "model.gguf", weights, kind=kind)
-    checkpoint, reader = open_checkpoint(path), gguf.GGUFReader(path)
+    checkpoint, reader = opened(path), gguf.GGUFReader(path)
     theirs = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
     np.testing.assert_array_equal(checkpoint["model.embed_tokens.weight"].read(), theirs["token_embd.weight"])
     np.testing.assert_array_equal(checkpoint["model.embed_tokens.weight"].rows(5, 8), theirs["token_embd.weight"][5:8])
@@ -129,7 +154,7 @@ def test_quantised_types_are_read_as_the_package_reads_them(kind: str, tmp_path:
 def test_rows_of_a_vector_in_blocks_are_its_elements(tmp_path: Path) -> None:
     weights = {"model.norm.weight": RANDOM.standard_normal(D).astype(np.float32)}
     path = write_gguf(tmp_path / "model.gguf", weights, kind="Q8_0", least_dimensions=1)
-    tensor = open_checkpoint(path)["model.norm.weight"]
+    tensor = opened(path)["model.norm.weight"]
     assert tensor.dtype == "Q8_0"
     np.testing.assert_array_equal(np.concatenate([block for _, block in tensor.blocks(7)]), tensor.read())
 
@@ -138,7 +163,7 @@ def test_an_unchecked_projection_is_read_as_it_is(tmp_path: Path) -> None:
     weights = hugging_face_weights()
     name = "model.layers.0.self_attn.q_proj.weight"
     weights[name][3, 4] = np.nan
-    tensor = open_checkpoint(write_gguf(tmp_path / "model.gguf", weights))[name]
+    tensor = opened(write_gguf(tmp_path / "model.gguf", weights))[name]
     np.testing.assert_array_equal(tensor.unchecked().read(), weights[name])
     with pytest.raises(CheckpointError, match="holds 1 values that are not finite"):
         tensor.read()
@@ -162,7 +187,7 @@ def llama3_factors(factor: float, theta: float = 500000.0, n: int = D // HEADS /
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_llama_3s_scaling_is_told_from_its_factors(factor: float, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", hugging_face_weights(), factors=llama3_factors(factor))
-    scaling = open_checkpoint(path).config["rope_scaling"]
+    scaling = opened(path).config["rope_scaling"]
     assert scaling == {
         "rope_type": "llama3",
         "factor": factor,
@@ -170,14 +195,14 @@ def test_llama_3s_scaling_is_told_from_its_factors(factor: float, tmp_path: Path
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    assert "rope_freqs.weight" not in open_checkpoint(path)
+    assert "rope_freqs.weight" not in opened(path)
 
 
 def test_another_scaling_is_refused(tmp_path: Path) -> None:
     factors = llama3_factors(8.0)
     factors[2] *= 1.5
     with pytest.raises(CheckpointError, match="not Llama 3's"):
-        open_checkpoint(write_gguf(tmp_path / "model.gguf", hugging_face_weights(), factors=factors))
+        opened(write_gguf(tmp_path / "model.gguf", hugging_face_weights(), factors=factors))
 
 
 def test_transformers_loads_the_same_weights(tmp_path: Path) -> None:
@@ -185,7 +210,7 @@ def test_transformers_loads_the_same_weights(tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     path = write_gguf(tmp_path / "model.gguf", hugging_face_weights(), kind="Q8_0")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
-    checkpoint = open_checkpoint(path)
+    checkpoint = opened(path)
     theirs = {name: w for name, w in model.state_dict().items() if name != "lm_head.weight"}
     assert set(theirs) == set(checkpoint)
     for name, w in theirs.items():
@@ -196,11 +221,11 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", hugging_face_weights())
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="cut short"):
-        open_checkpoint(path)
+        opened(path)
 
 
 def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "model.gguf", hugging_face_weights())
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     with pytest.raises(CheckpointError, match=r"pip install 'weightscope\[gguf\]'"):
-        open_checkpoint(path)
+        opened(path)
