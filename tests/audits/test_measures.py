@@ -6,20 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 import weightscope as ws
 from tests.support.files import bfloat16, write
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import shared
 from weightscope.attention.factored import Factored
+from weightscope.parallel import one_blas_thread
 
 FIXTURES = Path(__file__).parent.parent / "families" / "fixtures"
 
 
 def dense_singular_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Of the d x d product formed in float64."""
-    with threadpool_limits(1, "blas"):  # more are no faster at this size, and far slower beside other work
+    with one_blas_thread():  # more are no faster at this size, and far slower beside other work
         return np.linalg.svd(left.astype(np.float64) @ right.astype(np.float64).T, compute_uv=False)
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from threadpoolctl import threadpool_limits
+
+from weightscope.parallel import one_blas_thread
 
 
 @pytest.fixture(scope="package", autouse=True)
-def one_blas_thread() -> Iterator[None]:
+def witnesses_on_one_thread() -> Iterator[None]:
     """Dense witnesses on one BLAS thread: several are slowed down many times over where the cores are busy."""
-    with threadpool_limits(1, "blas"):
+    with one_blas_thread():
         yield

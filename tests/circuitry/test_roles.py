@@ -12,7 +12,6 @@ from weightscope.circuitry.names import ROLES, named
 from weightscope.circuitry.roles import (
     attention_by_position,
     content_scores,
-    found_first,
     identity,
     own_match,
     shares_by_distance,
@@ -108,10 +107,9 @@ def test_a_duplicate_token_head_and_an_identity_head_put_in_by_hand_are_named(
     assert found.roles.scores["identity"][0, 4] > 0.98
 
 
-def test_own_match_and_found_first_on_scores_that_are_known() -> None:
+def test_own_match_on_scores_that_are_known() -> None:
     scores = np.stack([np.eye(5), np.zeros((5, 5)), -np.eye(5)])
     assert own_match(scores) == pytest.approx([2, 0, -2])
-    assert found_first(scores)[0] == 1
 
 
 def test_shares_by_distance_of_a_head_that_looks_two_back() -> None:

@@ -70,7 +70,8 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
             if delta is None:
                 continue
             score = z[i] @ head.qk_at(delta).left @ (head.qk_at(delta).right.T @ z[j])
-            score += z[j] @ head.qk_bias_at(delta) + z[i] @ head.key_bias_at(delta) + head.bias_at(delta)
+            w_q, b_q = head.query_at(delta)
+            score += z[j] @ head.qk_bias_at(delta) + (z[i] @ w_q + b_q) @ head.b_k
             score *= head.scale * of_query[head.index, i] * of_key[head.kv_head, j]
             if layer.additive is not None:
                 score += layer.additive.times * layer.position_bias(apart[i, j])[head.index]
@@ -105,7 +106,7 @@ def test_latent_attention_is_a_position_free_and_a_rotary_part(name: str) -> Non
         assert free.rank_bound == config["qk_nope_head_dim"]
         assert forms["turning"].rank_bound == config["qk_rope_head_dim"]
         close(free.dense() + forms["turning"].dense(), head.qk.dense())
-        if np.any(head.qk_bias) or np.any(head.key_bias_at(0)):
+        if np.any(head.qk_bias) or np.any(head.query_at(0)[0] @ head.b_k):
             continue
         for i, j in np.ndindex(*scores.shape[1:]):
             of_latent, whole = (z[i] @ part @ z[j] for part in (free, head.qk_at(i - j)))

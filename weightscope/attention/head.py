@@ -151,14 +151,6 @@ class Head:
         """b_Q R(delta) W_K', (d,): the keys' term."""
         return self.w_k @ self.query_at(delta)[1]
 
-    def key_bias_at(self, delta: Delta) -> np.ndarray:
-        """W_Q R(delta) b_K', (d,): the queries' term, constant in the key unless rotation makes it depend on delta."""
-        return self.query_at(delta)[0] @ self.b_k
-
-    def bias_at(self, delta: Delta) -> float:
-        """b_Q R(delta) b_K': the term of neither token."""
-        return float(self.query_at(delta)[1] @ self.b_k)
-
     @property
     def vo(self) -> Factored:
         """W_VO = W_V W_O, (d, d)."""

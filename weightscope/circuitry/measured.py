@@ -24,17 +24,6 @@ RESAMPLES = 200
 # What a head must have done when run to count as having the role: a share of its attention, or standard deviations.
 HAD = {"previous_token": 0.25, "induction": 0.25, "duplicate_token": 0.25, "first_token": 0.5, "copying": 1.5}
 
-# GPT-2 small: classes of Wang et al. 2023 (arXiv 2211.00593, Fig. 2), and the five heads with the highest published
-# prefix-matching scores (0.91, 0.93, 0.91, 0.83, 0.91).
-GPT2_HEADS = {
-    "duplicate token": "0.1 0.10 3.0",
-    "previous token": "2.2 4.11",
-    "induction": "5.1 5.5 6.9 7.2 7.10",
-    "S-inhibition": "7.3 7.9 8.6 8.10",
-    "name mover": "9.9 9.6 10.0",
-    "negative name mover": "10.7 11.10",
-}
-
 
 @dataclass(frozen=True)
 class Accuracy:
@@ -163,15 +152,6 @@ def trivial_guesses(model: Model, layers: np.ndarray) -> dict[str, np.ndarray]:
         norms.append([layer.head(head).qk.frobenius() for head in range(layer.n_heads)])
     n_heads = model.config.n_heads
     return {"layer": np.repeat(np.asarray(layers, float)[:, None], n_heads, axis=1), "norm": np.array(norms)}
-
-
-def labelled(shape: tuple[int, int], heads: str) -> np.ndarray:
-    """Which heads "5.1 6.9" names, as a (L, H) array of bool."""
-    found = np.zeros(shape, bool)
-    for head in heads.split():
-        layer, index = map(int, head.split("."))
-        found[layer, index] = True
-    return found
 
 
 def accuracy(

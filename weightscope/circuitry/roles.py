@@ -5,6 +5,7 @@ rest on it are carried forward: what previous-token heads are found to write, in
 """
 
 import numpy as np
+from scipy.special import softmax
 
 from weightscope.attention.layer import Layer
 from weightscope.circuitry.stream import N_POSITIONS, Stream
@@ -30,8 +31,7 @@ def attention_by_position(stream: Stream, *, causal: bool) -> np.ndarray:
         scores = layer.softcap * np.tanh(scores / layer.softcap)
     if causal:
         scores = np.where(delta >= 0, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    return softmax(scores, axis=-1)
 
 
 def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -70,11 +70,6 @@ def own_match(scores: np.ndarray) -> np.ndarray:
     spread = scores.std(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(spread > 0, (own - scores.mean(axis=-1)) / spread, 0.0).mean(axis=-1)
-
-
-def found_first(scores: np.ndarray) -> np.ndarray:
-    """Share of the tokens whose highest score is with themselves: (H, T, T) -> (H,)."""
-    return (scores.argmax(axis=-1) == np.arange(scores.shape[-1])).mean(axis=-1)
 
 
 def content_scores(stream: Stream, keys: np.ndarray | None = None) -> np.ndarray:

@@ -8,7 +8,6 @@ import numpy as np
 MODELS = ("bert-base-uncased", "google-bert/bert-base-uncased")
 KINDS = ("[CLS]", "[SEP]", ". or ,", "other")
 LAYERS = (1, 5, 11)  # the paper's 2, 6 and 12
-DIMENSIONS = (308, 381, 180)
 
 # (layer, dimension): a row a kind, a column a head
 TABLE_1: dict[tuple[int, int], np.ndarray] = {
