@@ -194,7 +194,7 @@ TEXTS = [np.array([0, 7, 9, 2, 11, 3]), np.array([0, 8, 2, 12]), np.array([0, 2,
 def test_norms_and_contributions_of_running_models_are_the_same(name, tmp_path):
     """|f(x)| and C of eq. 7, worked out of a layer's own maps on the device, against the same on the cores."""
     pytest.importorskip("torch", reason="the runner needs the extra `runner`")
-    from tests.families.make_fixtures import random_model
+    from tests.support.random_models import random_model
     from weightscope.norms.measure import measure_norms
     from weightscope.outlier_dimensions.contributions import observe_contributions
     from weightscope.runner import open_runner

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.support import tasks
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
@@ -41,7 +40,7 @@ def is_kept(*arguments: object) -> bool:
     return "is kept" in result.stdout
 
 
-def test_other_weights_at_the_same_revision_of_the_hub_are_audited_anew(hub: Hub, tmp_path: Path) -> None:  # noqa: F811
+def test_other_weights_at_the_same_revision_of_the_hub_are_audited_anew(hub: Hub, tmp_path: Path) -> None:
     for seed in (1, 2):
         write_checkpoint(tmp_path / str(seed), gpt2_weights(seed=seed))
     hub.repositories["owner/model"] = content_of(tmp_path / "1")
@@ -54,7 +53,7 @@ def test_other_weights_at_the_same_revision_of_the_hub_are_audited_anew(hub: Hub
 
 
 def test_a_file_on_the_hub_is_known_by_endpoint_repository_and_etag(
-    hub: Hub,  # noqa: F811
+    hub: Hub,
     tiny_gpt2: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -71,7 +70,7 @@ def test_a_file_on_the_hub_is_known_by_endpoint_repository_and_etag(
 
 
 def test_a_remote_file_is_not_looked_for_in_the_working_directory(
-    hub: Hub,  # noqa: F811
+    hub: Hub,
     tiny_gpt2: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -92,3 +92,9 @@ def test_imports_are_seen_in_every_form(tmp_path: Path) -> None:
     path.write_text(written)
     assert imported(path) == {"cli", "sinks", "model"}
     assert "torch.nn" in imports_of(path)
+
+
+@pytest.mark.parametrize("path", modules("tests"), ids=str)
+def test_no_test_imports_another(path: Path) -> None:
+    parts = {part for name in imports_of(CHECKOUT / path) if name.startswith("tests.") for part in name.split(".")}
+    assert not {part for part in parts if part.startswith("test_") or part == "conftest"}

@@ -11,7 +11,7 @@ from weightscope.detokenization.first_layer import FirstLayer
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 
-from tests.families.make_fixtures import random_model  # noqa: E402
+from tests.support.random_models import random_model  # noqa: E402
 from weightscope.detokenization.on_text import check_on_text  # noqa: E402
 from weightscope.folder import Files  # noqa: E402
 from weightscope.runner import Runner  # noqa: E402

@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from analyses.gpt2_detok import SHARDS, main
-from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.folder import OutputFolder
@@ -43,7 +42,7 @@ def shard(number: int) -> bytes:
 
 
 def test_gpt2_and_openwebtext_come_from_the_hub(
-    hub: Hub, repository: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    hub: Hub, repository: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     hub.repositories["gpt2"] = repository

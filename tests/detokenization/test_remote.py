@@ -5,9 +5,8 @@ import json
 from click.testing import CliRunner
 
 import weightscope as ws
-from tests.checkpoint.conftest import hub  # noqa: F401
-from tests.checkpoint.test_hub import shape_of_70b
 from tests.support.hub_server import Hub
+from tests.support.large_models import shape_of_70b
 from weightscope.cli import main
 
 CONFIG = {
@@ -16,7 +15,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def test_inspect_prints_the_budget_of_a_70b_model(hub: Hub) -> None:  # noqa: F811
+def test_inspect_prints_the_budget_of_a_70b_model(hub: Hub) -> None:
     hub.repositories["big/model"] = shape_of_70b() | {"config.json": json.dumps(CONFIG).encode()}
     result = CliRunner().invoke(main, ["inspect", "big/model"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -26,7 +25,7 @@ def test_inspect_prints_the_budget_of_a_70b_model(hub: Hub) -> None:  # noqa: F8
     assert hub.sent < 300_000
 
 
-def test_a_layer_is_fetched_in_few_requests_and_little_more_than_its_bytes(hub: Hub) -> None:  # noqa: F811
+def test_a_layer_is_fetched_in_few_requests_and_little_more_than_its_bytes(hub: Hub) -> None:
     hub.repositories["big/model"] = shape_of_70b() | {"config.json": json.dumps(CONFIG).encode()}
     model = ws.open_model("big/model")
     asked, sent = len(hub.data_requests()), model.checkpoint.bytes_fetched

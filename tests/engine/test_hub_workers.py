@@ -7,7 +7,6 @@ import pytest
 from huggingface_hub import hf_hub_download
 
 import weightscope as ws
-from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.support import tasks
 from tests.support.hub_server import COMMIT, Hub
 from weightscope.audits import many
@@ -29,7 +28,7 @@ def tables(source: str, out: Path, engine: Engine) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
 
-def test_workers_fetch_their_own_tensors(hub: Hub, tiny_gpt2: Path, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
+def test_workers_fetch_their_own_tensors(hub: Hub, tiny_gpt2: Path, tmp_path: Path, monkeypatch) -> None:
     hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
     monkeypatch.setenv("HF_ENDPOINT", hub.hub)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "of the workers"))
@@ -39,7 +38,7 @@ def test_workers_fetch_their_own_tensors(hub: Hub, tiny_gpt2: Path, tmp_path: Pa
     assert ws.open_model("owner/tiny").checkpoint.bytes_to_fetch(["h.1.attn.c_attn.weight"])  # not by this process
 
 
-def test_a_worker_refuses_another_commit(hub: Hub, tiny_gpt2: Path) -> None:  # noqa: F811
+def test_a_worker_refuses_another_commit(hub: Hub, tiny_gpt2: Path) -> None:
     hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
     source = Source.named("owner/tiny")
     seen = source.as_seen(source.open())
@@ -53,7 +52,7 @@ def test_a_worker_refuses_another_commit(hub: Hub, tiny_gpt2: Path) -> None:  # 
 
 
 def test_what_one_machine_has_cached_is_the_same_as_what_another_fetches(
-    hub: Hub,  # noqa: F811
+    hub: Hub,
     tiny_gpt2: Path,
 ) -> None:
     hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}

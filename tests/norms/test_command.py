@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
 from analyses import norm_attention
-from tests.families.make_fixtures import random_model
+from tests.support.random_models import random_model
 from tests.support.word_models import WORDS, written_model
 from weightscope.cli import main
 

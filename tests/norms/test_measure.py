@@ -14,7 +14,7 @@ from tests.support.cases import CASES
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 
-from tests.families.make_fixtures import random_model  # noqa: E402
+from tests.support.random_models import random_model  # noqa: E402
 from weightscope.attention.maps import Affine  # noqa: E402
 from weightscope.folder import Files  # noqa: E402
 from weightscope.norms.measure import NormAnalysis, measure_norms, singular_values  # noqa: E402

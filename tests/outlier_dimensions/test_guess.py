@@ -11,7 +11,7 @@ from weightscope.outlier_dimensions.guess import extremity, guess, rank_agreemen
 
 torch = pytest.importorskip("torch", reason="tiny models are made with the extra `runner`")
 
-from tests.families.make_fixtures import random_model  # noqa: E402
+from tests.support.random_models import random_model  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
 

@@ -15,7 +15,7 @@ from weightscope.text.kinds import TokenKinds
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
-from tests.families.make_fixtures import random_model  # noqa: E402
+from tests.support.random_models import random_model  # noqa: E402
 from weightscope.outlier_dimensions.measure import measure_outliers  # noqa: E402
 from weightscope.runner import Runner  # noqa: E402
 

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 import weightscope as ws
-from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.support.cases import VIT
 from tests.support.hub_server import Hub
 from weightscope.families.family import Family
@@ -137,7 +136,7 @@ def test_a_file_that_is_not_right_is_refused(described: object, problem: str, tm
         image_processor(model)
 
 
-def test_the_hub_gives_the_file_where_there_is_one(hub: Hub, tmp_path: Path) -> None:  # noqa: F811
+def test_the_hub_gives_the_file_where_there_is_one(hub: Hub, tmp_path: Path) -> None:
     colour_model(tmp_path, "vit", {"size": 12})
     hub.repositories["someone/vit"] = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert image_processor(ws.open_model("someone/vit")).file == DESCRIPTION

@@ -12,7 +12,7 @@ from tests.support.cases import CASES, Case
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
-from tests.families.make_fixtures import inputs_of, random_model  # noqa: E402
+from tests.support.random_models import inputs_of, random_model  # noqa: E402
 from weightscope.attention.maps import Affine  # noqa: E402
 from weightscope.device import Device  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402

@@ -16,7 +16,7 @@ from tests.support.cases import CASES
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
-from tests.families.make_fixtures import random_model  # noqa: E402
+from tests.support.random_models import random_model  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
 from weightscope.sinks.patching import (  # noqa: E402
     constant,

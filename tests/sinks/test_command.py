@@ -45,7 +45,7 @@ def dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def saved(name: str, folder: Path) -> Path:
     pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
-    from tests.families.make_fixtures import random_model
+    from tests.support.random_models import random_model
 
     case: Case = next(case for case in CASES if case.name == name)
     random_model(case).save_pretrained(folder)

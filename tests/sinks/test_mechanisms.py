@@ -17,7 +17,7 @@ from tests.support.weights import shared
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
-from tests.families.make_fixtures import random_model  # noqa: E402
+from tests.support.random_models import random_model  # noqa: E402
 from weightscope.attention.layer import Layer  # noqa: E402
 from weightscope.attention.maps import Affine  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402

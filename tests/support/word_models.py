@@ -4,8 +4,8 @@ from pathlib import Path
 
 import tokenizers
 
-from tests.families.make_fixtures import random_model
 from tests.support.cases import CASES
+from tests.support.random_models import random_model
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.conftest import hub  # noqa: F401
 from tests.support.hub_server import Hub
 from weightscope.errors import CheckpointError
 from weightscope.text import inputs
@@ -42,7 +41,7 @@ def test_the_works_are_small_and_each_has_its_source() -> None:
         assert f"| {title} | {author} (" in sources
 
 
-def test_more_text_than_the_works_hold_comes_from_the_hub(hub: Hub, shard: bytes) -> None:  # noqa: F811
+def test_more_text_than_the_works_hold_comes_from_the_hub(hub: Hub, shard: bytes) -> None:
     hub.repositories[f"datasets/{OPENWEBTEXT}"] = {"plain_text/train-00000-of-00080.parquet": shard}
     found = read_texts(characters=10**9)
     assert found.texts == ["of the web", "and of it too"]

@@ -1,0 +1,39 @@
+"""Tiny random models of transformers, one a case of cases.py, and inputs for them."""
+
+import zlib
+
+import numpy as np
+import torch
+import transformers
+
+from tests.support.cases import Case
+
+
+def random_model(case: Case) -> torch.nn.Module:
+    """The case's model with every parameter drawn anew, norms and biases included."""
+    config = transformers.AutoConfig.for_model(case.model_type, **case.config)
+    auto = getattr(transformers, f"AutoModelFor{case.head}" if case.head else "AutoModel")
+    model = auto.from_config(config, attn_implementation="eager").eval()
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+    for name, parameter in model.named_parameters():
+        draw = np.asarray(rng.normal(size=tuple(parameter.shape)), np.float32)
+        is_norm = (parameter.ndim == 1 and name.endswith("weight")) or "lambda" in name
+        with torch.no_grad():
+            parameter.copy_(torch.tensor(1 + 0.3 * draw if is_norm else 0.4 * draw))
+    return model
+
+
+def inputs_of(case: Case) -> dict[str, torch.Tensor]:
+    """Tokens that are no special ones, and an image; whichever the model takes."""
+    rng = np.random.default_rng(len(case.name))
+    tokens = torch.from_numpy(rng.integers(3, 20, size=(1, case.length)))
+    if case.model_type in {"clip", "siglip"}:
+        side = case.config["vision_config"]["image_size"]
+        return {"input_ids": tokens, "pixel_values": torch.from_numpy(image(rng, side))}
+    if "image_size" in case.config:
+        return {"pixel_values": torch.from_numpy(image(rng, case.config["image_size"]))}
+    return {"input_ids": tokens}
+
+
+def image(rng: np.random.Generator, side: int) -> np.ndarray:
+    return rng.normal(size=(1, 1, side, side)).astype(np.float32)
