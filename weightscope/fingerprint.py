@@ -77,15 +77,15 @@ class Fingerprint:
         """
         if found == self:
             return
-        here, there = found.facts, self.facts
-        for package, wanted in there.get("versions", {}).items():
-            own = here["versions"][package]
+        worker, machine = found.facts, self.facts
+        for package, wanted in machine.get("versions", {}).items():
+            own = worker["versions"][package]
             if own != wanted:
                 raise CheckpointError(f"a worker has {package} {own}, the machine it works for has {wanted}")
-        differing = [key for key in there if here[key] != there[key]]
-        here_, there_ = (", ".join(_in_words(facts[key]) for key in differing) for facts in (here, there))
+        differing = [key for key in machine if worker[key] != machine[key]]
+        on_worker, on_machine = (", ".join(_in_words(facts[key]) for key in differing) for facts in (worker, machine))
         raise CheckpointError(
-            f"is not the same on a worker ({here_}) as on the machine it works for ({there_}); "
+            f"is not the same on a worker ({on_worker}) as on the machine it works for ({on_machine}); "
             "workers read a shared file system, or one commit of the Hub (SOURCE@COMMIT)",
             file=name,
         )

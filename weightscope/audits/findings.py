@@ -121,8 +121,8 @@ class Finding:
     @property
     def where(self) -> str:
         """`layer 3 head 7 qk`, as far as it is known."""
-        places = (("layer", self.layer), ("head", self.head))
-        parts = [f"{name} {index}" for name, index in places if index is not None]
+        indices = (("layer", self.layer), ("head", self.head))
+        parts = [f"{name} {index}" for name, index in indices if index is not None]
         return " ".join([*parts, *([self.map] if self.map else [])]) or "model"
 
     def __str__(self) -> str:

@@ -73,10 +73,10 @@ class Repository:
         from huggingface_hub import try_to_load_from_cache
 
         try:
-            found = try_to_load_from_cache(self.id, name, revision=self.revision)
+            path = try_to_load_from_cache(self.id, name, revision=self.revision)
         except (OSError, ValueError):
             return None
-        return Path(found) if isinstance(found, str) else None
+        return Path(path) if isinstance(path, str) else None
 
     def stat(self, name: str) -> RemoteStat | None:
         """What the Hub says of a file, or None where the repository has no such file.
@@ -89,13 +89,13 @@ class Repository:
         from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
         url = hf_hub_url(self.id, name, revision=self.revision)
-        found = self._asked(lambda: get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT))
-        if found is None:
+        metadata = self._asked(lambda: get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT))
+        if metadata is None:
             return None
-        if not found.etag or not found.commit_hash or found.size is None:
+        if not metadata.etag or not metadata.commit_hash or metadata.size is None:
             raise CheckpointError(f"the server does not answer as the Hub does for {name}", file=str(self))
         return RemoteStat(
-            hf_hub_url(self.id, name, revision=found.commit_hash), found.commit_hash, found.etag, found.size
+            hf_hub_url(self.id, name, revision=metadata.commit_hash), metadata.commit_hash, metadata.etag, metadata.size
         )
 
     def small_file(self, name: str, limit: int) -> Path | None:
@@ -113,10 +113,10 @@ class Repository:
             return None
         if stat.size > limit:
             raise CheckpointError(f"{name} has {stat.size} bytes; at most {limit} are read", file=str(self))
-        found = self._asked(
+        path = self._asked(
             lambda: hf_hub_download(self.id, name, revision=self.revision, etag_timeout=constants.HF_HUB_ETAG_TIMEOUT)
         )
-        return Path(found) if found else None
+        return Path(path) if path else None
 
     def file_names(self) -> list[str]:
         """All files of the repository; errors as for `stat`."""

@@ -164,8 +164,8 @@ def tile_auroc(tile: Any, width: Any, indptr: Any, positives: Any, weights: Any,
 
         wins = -among
         for run in range((blocks + BLOCKS_A_RUN - 1) // BLOCKS_A_RUN):
-            here = min(BLOCKS_A_RUN, blocks - BLOCKS_A_RUN * run)
-            for b in range(here):  # vector instructions only: this loop is where the time goes
+            in_run = min(BLOCKS_A_RUN, blocks - BLOCKS_A_RUN * run)
+            for b in range(in_run):  # vector instructions only: this loop is where the time goes
                 start = BLOCK * (BLOCKS_A_RUN * run + b)
                 block = row[start : start + BLOCK]
                 values, mask = np.int64(0), np.int64(0)
@@ -175,7 +175,7 @@ def tile_auroc(tile: Any, width: Any, indptr: Any, positives: Any, weights: Any,
                     mask |= (value >> np.int64(63)) & (np.int64(1) << np.int64(j))
                 wins += 2 * values
                 masks[b] = mask
-            for b in range(here):
+            for b in range(in_run):
                 mask = masks[b]
                 while mask != 0:
                     s = row[BLOCK * (BLOCKS_A_RUN * run + b) + _trailing_zeros(mask)]

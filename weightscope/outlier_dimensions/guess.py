@@ -47,16 +47,16 @@ class Guess(ShowsShapes):
         columns = [Column("layer", measured.layer_indices), *(Column(*named) for named in correlations.items())]
         return Table(columns, "Spearman's correlation over dimensions.")
 
-    def places(self, measured: Contributions, dimensions: np.ndarray) -> Table:
+    def ranks_of(self, measured: Contributions, dimensions: np.ndarray) -> Table:
         """The place of some dimensions among all, 1 the largest, by measure and by guess, by layer."""
-        placed = {
+        ranked = {
             "|C|, measured": ranks(measured.sizes),
             "extreme column": ranks(extremity(self.columns)),
             "gain": ranks(self.gains),
             "C at beta": ranks(self.contributions),
         }
         rows = crossed(layer=measured.layer_indices, dimension=dimensions)
-        columns = (Column(name, places[:, dimensions].ravel()) for name, places in placed.items())
+        columns = (Column(name, of_all[:, dimensions].ravel()) for name, of_all in ranked.items())
         d = self.columns.shape[1]
         caption = f"Place of the outlier dimensions among {d}, 1 the largest, by measure and by guess."
         return Table([*rows, *columns], caption)

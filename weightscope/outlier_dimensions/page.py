@@ -176,8 +176,8 @@ def _guess(files: Files, outliers: OutlierAnalysis, named: np.ndarray) -> Sectio
         save(figures.guess_figure(agreement), files, "guess"),
         "Rank correlation over dimensions between a guess and what is measured, layer by layer.",
     )
-    places = [outliers.guess.places(outliers.contributions, named)] if len(named) else []
-    return Section("What the weights alone would have said", text, [figure, agreement, *places])
+    ranked = [outliers.guess.ranks_of(outliers.contributions, named)] if len(named) else []
+    return Section("What the weights alone would have said", text, [figure, agreement, *ranked])
 
 
 def _paper(c: Contributions, model: str) -> Section:
