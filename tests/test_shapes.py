@@ -9,7 +9,7 @@ import pytest
 
 import weightscope as ws
 from weightscope.detokenization.terms import Parts
-from weightscope.metrics.directions import Nearest
+from weightscope.metrics.spaces import Nearest
 
 ROOT = Path(ws.__file__).parent
 ARRAYS = {"ndarray", "NDArray", "Int64s", "Half", "Weights"}

@@ -6,8 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weightscope.attention.factored import core_singular_values, orthonormal, triangle
-from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_share
-from weightscope.metrics.value_output import affine_singular_values, copying_score, eigenvalue_balance, eigenvalues
+from weightscope.metrics.spectra import (
+    affine_singular_values,
+    copying_score,
+    eigenvalue_balance,
+    eigenvalues,
+    symmetric_eigenvalues,
+    symmetric_share,
+)
 
 
 @st.composite

@@ -4,10 +4,19 @@ import numpy as np
 import pytest
 
 from weightscope.attention.factored import Factored
-from weightscope.metrics.change import difference, relative_change, space_angles
-from weightscope.metrics.directions import leading_directions, nearest_rows
 from weightscope.metrics.outliers import layer_medians, norm_outliers, off_trend, robust_z
-from weightscope.metrics.sketch import alike, frobenius_cosine, principal_angles, probes, space_sketch
+from weightscope.metrics.spaces import (
+    alike,
+    difference,
+    frobenius_cosine,
+    leading_directions,
+    nearest_rows,
+    principal_angles,
+    probes,
+    relative_change,
+    space_angles,
+    space_sketch,
+)
 
 D, R = 60, 8
 

@@ -15,7 +15,7 @@ from weightscope.audits.measure import Arrays
 from weightscope.audits.measures import MAPS, MeasuredHeads
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.folder import OutputFolder
-from weightscope.metrics.change import relative_change, space_angles
+from weightscope.metrics.spaces import relative_change, space_angles
 from weightscope.model import Model
 from weightscope.parallel import in_threads
 from weightscope.progress import bar, progress_shown

@@ -8,7 +8,7 @@ from typing import Any
 
 from weightscope.audits.measures import MAPS
 from weightscope.errors import CheckpointError, printable
-from weightscope.metrics.directions import Directions, Nearest, leading_directions, nearest_rows
+from weightscope.metrics.spaces import Directions, Nearest, leading_directions, nearest_rows
 from weightscope.model import Model
 from weightscope.text.tokenizer import token_text, tokenizer_if_any
 

@@ -14,9 +14,8 @@ import numpy as np
 from weightscope.attention.factored import Triangle, core_singular_values, inner, route_of, triangle
 from weightscope.attention.layer import Layer
 from weightscope.device import CPU, Device
-from weightscope.metrics.interaction import symmetric_eigenvalues, symmetric_share
-from weightscope.metrics.sketch import probes, space_sketch
-from weightscope.metrics.value_output import affine_singular_values, eigenvalues
+from weightscope.metrics.spaces import probes, space_sketch
+from weightscope.metrics.spectra import affine_singular_values, eigenvalues, symmetric_eigenvalues, symmetric_share
 from weightscope.parallel import in_threads
 from weightscope.shapes import ShowsShapes
 

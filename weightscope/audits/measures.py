@@ -7,7 +7,7 @@ import numpy as np
 
 from weightscope.audits.measure import FORM, Arrays
 from weightscope.metrics import spectra
-from weightscope.metrics.value_output import copying_score, eigenvalue_balance
+from weightscope.metrics.spectra import copying_score, eigenvalue_balance
 from weightscope.tables import Column, Table
 
 MAPS = {"qk": "W_QK", "vo": "W_VO"}  # the two maps of a head: what it looks for, and what it passes on

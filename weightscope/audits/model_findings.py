@@ -12,7 +12,7 @@ from weightscope.checkpoint import Tensor
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError
 from weightscope.metrics.outliers import ROW_Z, log_measure, norm_outliers, robust_z, row_norms
-from weightscope.metrics.sketch import alike, frobenius_cosine, principal_angles
+from weightscope.metrics.spaces import alike, frobenius_cosine, principal_angles
 from weightscope.model import Model
 
 WORTH_A_LOOK = 0.7  # correlation of sketches from which on the exact angles are computed; its own error is about 0.06

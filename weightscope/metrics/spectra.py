@@ -1,10 +1,12 @@
-"""What a spectrum says of a matrix: one number a question, each a function of the singular values alone.
+"""What a head's matrix is, by numbers: of its singular values, its eigenvalues, its symmetric part, and of f on [x 1].
 
-Every function takes singular values (..., r), descending, and gives an array of shape (...). The zero matrix and
-spectra that are not finite give NaN.
+Functions of a spectrum take singular values (..., r), descending, and give an array of shape (...). The zero matrix
+and spectra that are not finite give NaN.
 """
 
 import numpy as np
+
+from weightscope.attention.factored import Triangle, core_singular_values
 
 # Singular values nearer than this, relative to the larger, share a block of directions: a perturbation of that size
 # turns the vectors within it at will. Stored weights carry about as much: bfloat16 rounds by up to 0.4 %.
@@ -88,3 +90,132 @@ def _unit(s: np.ndarray) -> np.ndarray:
 def _divided(numerator: np.ndarray, denominator: np.ndarray | float) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(np.asarray(denominator) > 0, numerator / np.asarray(denominator), np.nan))
+
+
+# Symmetric and antisymmetric parts need r x r products alone. For W = L R' with A = L'L, B = R'R and C = R'L:
+# |W|_F^2 = <A, B> and tr W^2 = tr C^2.
+JITTER = 1e-13  # of the mean diagonal: keeps a Cholesky alive, moves a leading eigenvalue by no more than about itself
+
+
+def symmetric_share(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.ndarray) -> float:
+    """|(W + W')/2|_F^2 / |W|_F^2 = (1 + tr W^2 / |W|_F^2) / 2, from 0 (antisymmetric) to 1 (symmetric); NaN for zero.
+
+    The antisymmetric part has the rest: the two are orthogonal.
+
+    Parameters
+    ----------
+    gram_left, gram_right : (r, r) arrays
+        L'L and R'R.
+    cross : (r, r) array
+        R'L.
+    """
+    squared = float((gram_left * gram_right).sum())
+    if not squared > 0:
+        return float("nan")
+    return float(np.clip((1 + (cross * cross.T).sum() / squared) / 2, 0.0, 1.0))
+
+
+def symmetric_eigenvalues(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.ndarray) -> np.ndarray:
+    """Eigenvalues of (W + W')/2 that can be non-zero, largest magnitude first, shape (2r,).
+
+    (W + W')/2 = [L R] J [L R]' / 2 with J swapping the halves, so they are those of G'JG / 2 with GG' the Gram matrix
+    of [L R]. A positive one: tokens along that direction attend to their like; a negative one: to their opposite.
+
+    Parameters
+    ----------
+    gram_left, gram_right, cross : (r, r) arrays
+        L'L, R'R and R'L.
+    """
+    r = len(cross)
+    trace_left, trace_right = gram_left.trace(), gram_right.trace()
+    if not (np.isfinite(trace_left + trace_right) and np.isfinite(cross).all()):
+        return np.full(2 * r, np.nan)
+    if trace_left == 0 or trace_right == 0:
+        return np.zeros(2 * r)
+    balance = np.sqrt(trace_right / trace_left)  # L t and R / t give the same W; equal lengths round best
+    joint = np.block([[gram_left * balance, cross.T], [cross, gram_right / balance]])  # (2r, 2r)
+    joint[np.diag_indices(2 * r)] += JITTER * joint.trace() / (2 * r)
+    g = np.linalg.cholesky(joint)
+    upper = g[:r].T @ g[r:]  # G'JG = G1'G2 + G2'G1
+    values = np.linalg.eigvalsh((upper + upper.T) / 2)
+    return values[np.argsort(-np.abs(values), kind="stable")]
+
+
+def affine_singular_values(
+    value: Triangle, b_v: np.ndarray, output: Triangle, linear: np.ndarray | None = None
+) -> np.ndarray:
+    """Singular values of f as the linear map f~ on [x 1] (norm-based-attention paper, eqs 9-11 and Fig. 2).
+
+    f~ = W~_V W~_O with W~_V = [[W_V, 0], [b_V, 1]] and W~_O = [[W_O, 0], [0, 1]]. With W_V = Q_V R_V and W_O' = Q_O R_O
+    the orthonormal Q come out on both sides and an (r + 1) x (r + 1) core [[R_V R_O', 0], [b_V R_O', 1]] is left.
+
+    Parameters
+    ----------
+    value, output : Triangle
+        Of W_V (d, r) and of W_O' (d, r).
+    b_v : (r,) array
+    linear : (r,) array, optional
+        The singular values of the linear part, where they are known already.
+
+    Returns
+    -------
+    (r + 1,) array
+        Descending; the map that keeps the 1 contributes one, so without a bias they are the linear part's and a 1.
+    """
+    if not b_v.any():
+        return np.sort(np.append(core_singular_values(value, output) if linear is None else linear, 1.0))[::-1]
+    r = len(b_v)
+    if "none" in (value.route, output.route) or not np.isfinite(b_v).all():
+        return np.full(r + 1, np.nan)
+    core = np.zeros((r + 1, r + 1))
+    core[:r, :r] = value.r @ output.r.T
+    core[r, :r] = b_v.astype(np.float64) @ output.r.T
+    core[r, r] = 1.0
+    return np.linalg.svd(core, compute_uv=False)
+
+
+def eigenvalues(cross: np.ndarray) -> np.ndarray:
+    """The eigenvalues of W_V W_O that can be non-zero, from the (r, r) product W_O W_V; largest magnitude first.
+
+    Parameters
+    ----------
+    cross : (r, r) array
+        W_O W_V: a product and its reverse share the non-zero eigenvalues.
+
+    Returns
+    -------
+    complex (r,) array
+    """
+    if not np.isfinite(cross).all():
+        return np.full(len(cross), np.nan, np.complex128)
+    values = np.linalg.eigvals(cross).astype(np.complex128)
+    return values[np.lexsort((values.imag, values.real, -np.abs(values).round(12)))]
+
+
+def copying_score(values: np.ndarray) -> np.ndarray:
+    """Share of positive eigenvalue mass: sum of Re lambda over Re lambda > 0, divided by sum |lambda|.
+
+    Near 1 for a head that writes what it reads with its sign kept along every direction, as a copying head does; 0 for
+    one that only turns or inverts it. NaN for the zero map.
+
+    Parameters
+    ----------
+    values : complex (..., r) array
+    """
+    return _share(np.maximum(values.real, 0).sum(axis=-1), values)
+
+
+def eigenvalue_balance(values: np.ndarray) -> np.ndarray:
+    """sum Re lambda / sum |lambda|, from -1 to 1: Elhage et al. 2021's summary of how far a head copies.
+
+    Parameters
+    ----------
+    values : complex (..., r) array
+    """
+    return _share(values.real.sum(axis=-1), values)
+
+
+def _share(part: np.ndarray, values: np.ndarray) -> np.ndarray:
+    whole = np.abs(values).sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(whole > 0, part / whole, np.nan))

@@ -15,7 +15,7 @@ from weightscope.folder import Files
 from weightscope.metrics.by_kind import MeanByKind, counts_by_kind, sums_by_kind
 from weightscope.metrics.norms import output_triangles, value_norms
 from weightscope.metrics.rank_correlation import RankCorrelation, Spearman
-from weightscope.metrics.value_output import affine_singular_values
+from weightscope.metrics.spectra import affine_singular_values
 from weightscope.norms.statistics import MOMENTS, Moments, PairSample
 from weightscope.runner.runner import Activations, Runner
 from weightscope.tables import Column, Table, crossed

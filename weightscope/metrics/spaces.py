@@ -1,0 +1,267 @@
+"""The spaces that heads read and write: how alike two are, how far one has moved, which tokens lie along it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from weightscope.attention.factored import Factored, orthonormal
+from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
+from weightscope.parallel import in_threads
+from weightscope.shapes import ShowsShapes
+
+ROWS_AT_ONCE = 256  # heads compared with all others at a time
+PROBES = 24  # a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate by 0.06 or so, equal ones by 1
+
+
+def probes(d: int) -> np.ndarray:
+    """The fixed directions (PROBES, d) that every space of this width is sketched with."""
+    return (np.random.default_rng(d).standard_normal((PROBES, d)) / np.sqrt(d)).astype(np.float32)
+
+
+def space_sketch(factor: np.ndarray, r: np.ndarray, omega: np.ndarray) -> np.ndarray:
+    """Omega (P - (r/d) I) Omega' of the projection P onto the factor's columns, as a unit vector.
+
+    P = Q Q' with Q = factor R^-1, so P does not depend on how the columns are chosen within their space, and the inner
+    product of two sketches estimates the correlation of the two projections.
+
+    Parameters
+    ----------
+    factor : (d, r) array
+    r : (r, r) array
+        Its upper triangle, factor = Q R.
+    omega : (m, d) array
+
+    Returns
+    -------
+    (m (m + 1) / 2,) array
+        NaN where the columns are not independent, or are so many that every space is nearly the whole.
+    """
+    d, width = factor.shape
+    m = len(omega)
+    upper = np.triu_indices(m)
+    diagonal = np.abs(r.diagonal())
+    if width > 0.9 * d or not diagonal.min() > 1e-6 * diagonal.max():
+        return np.full(len(upper[0]), np.nan)
+    projected = (omega @ factor).astype(np.float64)  # (m, r); in the factor's own precision, which is enough for this
+    inside = solve_triangular(r, projected.T, trans="T")  # Q' Omega', (r, m)
+    centred = inside.T @ inside - width / d * (omega @ omega.T)  # (m, m)
+    sketch = (centred * np.where(np.eye(m, dtype=bool), 1.0, np.sqrt(2.0)))[upper]  # keeps the Frobenius inner product
+    return sketch / np.linalg.norm(sketch)
+
+
+def alike(first: np.ndarray, second: np.ndarray, least: float) -> np.ndarray:
+    """Pairs (i, j), i < j, that correlate by at least `least` in both of two sketches.
+
+    Parameters
+    ----------
+    first, second : (n, s) arrays
+        Of the two spaces of each head; rows with NaN are like nothing.
+
+    Returns
+    -------
+    (n_pairs, 2) int array
+    """
+    first, second = np.nan_to_num(first), np.nan_to_num(second)
+    pairs = [np.empty((0, 2), np.int64)]
+    for start in range(0, len(first), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        both = (first[rows] @ first.T >= least) & (second[rows] @ second.T >= least)  # (rows, n)
+        pairs.append(np.argwhere(np.triu(both, start + 1)) + np.array([start, 0]))
+    return np.concatenate(pairs)
+
+
+def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Principal angles between two column spaces in radians, ascending (Golub and Van Loan, section 6.4.3).
+
+    Parameters
+    ----------
+    a : (d, r) array
+    b : (d, s) array
+
+    Returns
+    -------
+    (min(r, s),) array
+    """
+    (q_a, _), (q_b, _) = orthonormal(a), orthonormal(b)
+    inside = q_a.T @ q_b
+    cosines = np.linalg.svd(inside, compute_uv=False)
+    # arccos loses small angles: cos 1e-8 is 1 in float64. Their sines are the singular values of what b has outside a,
+    # read off along its own right singular vectors so that they are not squared.
+    outside = q_b - q_a @ inside  # (d, s)
+    vectors = np.linalg.eigh(outside.T @ outside)[1]
+    sines = np.sort(np.linalg.norm(outside @ vectors, axis=0))[: len(cosines)]
+    return np.arctan2(sines, cosines)
+
+
+def frobenius_cosine(left_a: np.ndarray, right_a: np.ndarray, left_b: np.ndarray, right_b: np.ndarray) -> float:
+    """<A, B>_F / (|A|_F |B|_F) of A = left_a right_a' and B = left_b right_b'; NaN for a zero one."""
+    la, ra, lb, rb = (x.astype(np.float64) for x in (left_a, right_a, left_b, right_b))
+
+    def inner(l1: np.ndarray, r1: np.ndarray, l2: np.ndarray, r2: np.ndarray) -> float:
+        return float(((l1.T @ l2) * (r1.T @ r2)).sum())
+
+    lengths = np.sqrt(inner(la, ra, la, ra) * inner(lb, rb, lb, rb))
+    return inner(la, ra, lb, rb) / lengths if lengths > 0 else float("nan")
+
+
+def difference(a: Factored, b: Factored) -> Factored:
+    """B - A as a product of rank 2r: [L_B - L_A, L_A] [R_B, R_B - R_A]', exactly zero where nothing has changed."""
+    return Factored(
+        np.concatenate([b.left.astype(np.float64) - a.left, a.left], axis=1),
+        np.concatenate([b.right, b.right.astype(np.float64) - a.right], axis=1),
+    )
+
+
+def relative_change(a: Factored, b: Factored) -> float:
+    """|B - A|_F / |A|_F; infinite where A is zero and B is not, 0 where both are.
+
+    Unlike the change of W_Q and W_K apart, it is blind to a change of basis within the head, which changes no score.
+    """
+    moved, before = difference(a, b).frobenius(), a.frobenius()
+    if before == 0:
+        return float("inf") if moved > 0 else 0.0
+    return moved / before
+
+
+def space_angles(a: Factored, b: Factored) -> dict[str, float]:
+    """Largest and mean principal angle in radians between the left spaces and between the right spaces of two matrices.
+
+    Returns
+    -------
+    dict of float
+        left_angle, left_angle_mean, right_angle, right_angle_mean; NaN where a matrix is not finite.
+    """
+    found: dict[str, float] = {}
+    for side, x, y in (("left", a.left, b.left), ("right", a.right, b.right)):
+        known = bool(np.isfinite(x).all() and np.isfinite(y).all())
+        angles = principal_angles(x, y) if known else np.array([np.nan])
+        found |= {f"{side}_angle": float(angles.max()), f"{side}_angle_mean": float(angles.mean())}
+    return found
+
+
+STRIP = 256  # columns of a product that a thread makes
+WIDEST = 16  # directions: a longer block of near-equal singular values is named, its tokens are not looked for
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Directions(ShowsShapes):
+    """One singular direction of a matrix, or a block of them whose singular values are nearly equal.
+
+    Within a block only the space means anything: any rotation of its vectors serves the matrix as well.
+
+    Attributes
+    ----------
+    start, stop : int
+        Which singular values, [start, stop).
+    values : (stop - start,) array
+    left, right : (d, stop - start) arrays, or (d, 0) where the block is wider than `WIDEST`
+        Orthonormal columns; x @ left is how far x lies along them.
+    """
+
+    start: int
+    stop: int
+    values: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+
+    @property
+    def single(self) -> bool:
+        return self.stop == self.start + 1
+
+
+def leading_directions(w: Factored, how_many: int) -> list[Directions]:
+    """The first `how_many` directions of a matrix, near-equal ones as one; none where it is not finite."""
+    if not (np.isfinite(w.left).all() and np.isfinite(w.right).all()):
+        return []
+    left, s, right = w.leading(how_many * WIDEST)
+    kept = s[s > null_tolerance(s, w.shape[0])]
+    found = []
+    for start, stop in near_equal_blocks(kept)[:how_many]:
+        columns = slice(start, stop if stop - start <= WIDEST else start)
+        found.append(Directions(start, stop, s[start:stop], left[:, columns], right[:, columns]))
+    return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Nearest(ShowsShapes):
+    """Rows of an embedding along one direction or in one space.
+
+    Attributes
+    ----------
+    rows : (n,) int array
+        The nearest first.
+    cosines : (n,) array
+        Signed for a single direction; the length of the projection for a block.
+    """
+
+    rows: np.ndarray
+    cosines: np.ndarray
+
+
+def nearest_rows(
+    blocks: Iterable[tuple[int, np.ndarray]], spaces: Sequence[np.ndarray], how_many: int, centred: bool
+) -> list[tuple[Nearest, Nearest]]:
+    """For every space, the rows of an embedding that lie most along it, and for single directions most against it.
+
+    The rows are streamed: memory is one block and its products with all spaces.
+
+    Parameters
+    ----------
+    blocks : iterable of (first row, (n, d) array)
+    spaces : sequence of (d, k) arrays
+        Orthonormal columns; k = 1 for a single direction.
+    how_many : int
+    centred : bool
+        Take each row's mean off first, as a LayerNorm does.
+
+    Returns
+    -------
+    list of (Nearest, Nearest)
+        Along and against; for k > 1 the second is empty.
+    """
+    stacked = np.concatenate(spaces, axis=1).astype(np.float32)  # (d, sum of k)
+    ends = np.cumsum([space.shape[1] for space in spaces])
+    along = [_none() for _ in spaces]
+    against = [_none() for _ in spaces]
+    for first, block in blocks:
+        rows = block - block.mean(axis=1, keepdims=True) if centred else block
+        lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))
+        cosines = _product(rows, stacked)  # (n, sum of k)
+        cosines /= np.maximum(lengths, 1e-30)[:, None]
+        for i, (space, end) in enumerate(zip(spaces, ends, strict=True)):
+            own = cosines[:, end - space.shape[1] : end]
+            if space.shape[1] == 1:
+                along[i] = _merged(along[i], first, own[:, 0], how_many)
+                against[i] = _merged(against[i], first, -own[:, 0], how_many)
+            else:
+                along[i] = _merged(along[i], first, np.sqrt((own**2).sum(axis=1)), how_many)
+    return [(a, Nearest(b.rows, -b.cosines)) for a, b in zip(along, against, strict=True)]
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b in strips of fixed width, one BLAS thread each: all cores, and the same bits however many there are."""
+    found = np.empty((len(a), b.shape[1]), np.float32)
+
+    def strip(start: int) -> None:
+        columns = slice(start, start + STRIP)
+        np.matmul(a, b[:, columns], out=found[:, columns])
+
+    list(in_threads(strip, range(0, b.shape[1], STRIP)))
+    return found
+
+
+def _none() -> Nearest:
+    return Nearest(np.empty(0, np.int64), np.empty(0, np.float32))
+
+
+def _merged(best: Nearest, first: int, scores: np.ndarray, how_many: int) -> Nearest:
+    """The highest of what is known and a new block's scores; ties go to the lower row, NaN to nobody."""
+    scores = np.where(np.isfinite(scores), scores, -np.inf)
+    kept = min(how_many, len(scores))
+    candidates = np.argpartition(-scores, kept - 1)[:kept]
+    rows = np.concatenate([best.rows, candidates + first])
+    values = np.concatenate([best.cosines, scores[candidates]])
+    order = np.lexsort((rows, -values))[:how_many]
+    return Nearest(rows[order], values[order])
