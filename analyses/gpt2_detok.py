@@ -8,12 +8,9 @@ layer does on text (section 5, Fig. 4). Where there are no bigram counts, OpenWe
 the Hub cannot be reached, the checkpoint that comes with weightscope is analysed.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import click
-from tokenizers import Tokenizer
 
 from analyses.inputs import first_available, out_option
 from weightscope import CheckpointError
@@ -21,7 +18,7 @@ from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import device_option, text_option
 from weightscope.detokenization import paper
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import counts_for, measure_heads, roc_curves
+from weightscope.detokenization.heads import counts_for, measure_heads, roc_curves, single_tokens
 from weightscope.detokenization.neighbours import neighbours
 from weightscope.detokenization.on_text import TextCheck, run_on_texts
 from weightscope.detokenization.page import auroc_sections, neighbour_section, position_section, text_section
@@ -29,10 +26,9 @@ from weightscope.detokenization.positions import position_terms
 from weightscope.embedded import FOLDER
 from weightscope.folder import OutputFolder
 from weightscope.pages.page import write_page
-from weightscope.text.bigrams import count_bigrams
-from weightscope.text.counts import Counts
-from weightscope.text.inputs import Texts, openwebtext, read_texts
-from weightscope.text.tokenizer import load_tokenizer, token_id, tokenizer_hash
+from weightscope.text.bigrams import openwebtext_counts
+from weightscope.text.inputs import Texts, read_texts
+from weightscope.text.tokenizer import load_tokenizer
 
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 SHARDS = 2  # of OpenWebText
@@ -52,7 +48,7 @@ def main(source: str, counts_file: Path | None, text: tuple[Path, ...], out: Pat
     embedded = model.checkpoint.folder == FOLDER
     name = "the checkpoint that comes with weightscope" if embedded else model.name
     first, tokenizer = FirstLayer(model, device=device), load_tokenizer(model.source)
-    counts = counts_for(model, counts_file or (None if embedded else counts_file_of_openwebtext(tokenizer)))
+    counts = counts_for(model, counts_file or (None if embedded else openwebtext_counts(tokenizer, SHARDS)))
     tokens = single_tokens(tokenizer, counts, EMBEDDED_TOKENS if embedded else paper.TOKENS)
     texts = read_texts(text)
 
@@ -77,27 +73,6 @@ def main(source: str, counts_file: Path | None, text: tuple[Path, ...], out: Pat
         write_page(files, "report.html", f"Detokenization in the first attention layer of {name}", auroc.lead, sections)
     click.echo(auroc)
     click.echo(f"report: {out / 'report.html'}")
-
-
-def counts_file_of_openwebtext(tokenizer: Tokenizer) -> Path:
-    """Bigram counts of OpenWebText's first shards by this tokenizer, counted once and kept under counts/."""
-    file = Path(f"counts/openwebtext-{tokenizer_hash(tokenizer)[:12]}.npz")
-    if not file.exists():
-        try:
-            shards = openwebtext(SHARDS)
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}; give COUNTS= made by `weightscope bigrams`") from None
-        count_bigrams(shards, tokenizer).save(file)
-    return file
-
-
-def single_tokens(tokenizer: Tokenizer, counts: Counts, texts: Sequence[str]) -> dict[str, int]:
-    """Ids, by their text, of those texts that are one token in this vocabulary and follow some token in the counts."""
-    ids = {}
-    for text in texts:
-        with suppress(CheckpointError):
-            ids[text] = token_id(tokenizer, text)
-    return {text: token for text, token in ids.items() if len(counts.row(token)[0])}
 
 
 def check_if_it_runs(first: FirstLayer, texts: Texts, query: int) -> TextCheck | None:

@@ -1,6 +1,7 @@
 """Which heads put words together: T^ee against bigram counts (detokenization paper, section 3)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from html import escape
@@ -25,7 +26,7 @@ from weightscope.shapes import ShowsShapes
 from weightscope.sources import Source
 from weightscope.tables import Column, Table
 from weightscope.text.counts import Counts, load_counts
-from weightscope.text.tokenizer import tokenizer_hash, tokenizer_if_any
+from weightscope.text.tokenizer import token_id, tokenizer_hash, tokenizer_if_any
 
 PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
 FEWEST_ROWS = 8192  # of a block, so that laying out the keys for it stays below a hundredth of the work
@@ -322,6 +323,15 @@ class TokenRoc(ShowsShapes):
 
     text: str
     curves: list[tuple[np.ndarray, np.ndarray]]
+
+
+def single_tokens(tokenizer: Any, counts: Counts, texts: Sequence[str]) -> dict[str, int]:
+    """Ids, by their text, of those texts that are one token in this vocabulary and follow some token in the counts."""
+    ids = {}
+    for text in texts:
+        with suppress(CheckpointError):
+            ids[text] = token_id(tokenizer, text)
+    return {text: token for text, token in ids.items() if len(counts.row(token)[0])}
 
 
 def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> list[TokenRoc]:

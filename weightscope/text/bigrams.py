@@ -27,6 +27,7 @@ from weightscope.parallel import in_threads
 from weightscope.progress import bar, progress_shown
 from weightscope.text.corpus import Document, corpus_files, documents
 from weightscope.text.counts import Counts, Int64s
+from weightscope.text.inputs import openwebtext
 from weightscope.text.tokenizer import safe_cut, tokenizer_hash, vocab_size
 
 if TYPE_CHECKING:
@@ -96,6 +97,24 @@ def count_bigrams(
         documents=sums.documents,
         tokens=sums.tokens,
     )
+
+
+def openwebtext_counts(tokenizer: Tokenizer, shards: int, folder: str | Path = "counts") -> Path:
+    """The file with bigram counts of OpenWebText's first shards by this tokenizer: counted once and kept in a folder.
+
+    Raises
+    ------
+    CheckpointError
+        The Hub cannot be reached, or does not give the shards.
+    """
+    file = Path(folder, f"openwebtext-{tokenizer_hash(tokenizer)[:12]}.npz")
+    if not file.exists():
+        try:
+            files = openwebtext(shards)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; give COUNTS= made by `weightscope bigrams`") from None
+        count_bigrams(files, tokenizer).save(file)
+    return file
 
 
 def pieces(document: Document, cut: re.Pattern[str] | None) -> Iterator[str]:
