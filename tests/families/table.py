@@ -1,6 +1,6 @@
 """The README's table of families, from what the fixtures give.
 
-python tests/families/table.py        # rewrites the table between README.md's markers
+python -m tests.families.table        # rewrites the table between README.md's markers
 """
 
 import re

@@ -39,7 +39,7 @@ def test_the_table_says_what_the_fixtures_say(written: dict[str, list[str]], mad
     for name, line in made.items():
         for column, cell in enumerate(line):
             if column not in ERRORS:
-                assert written[name][column] == cell, f"{name}: run python tests/families/table.py"
+                assert written[name][column] == cell, f"{name}: run python -m tests.families.table"
 
 
 def test_every_family_is_right_to_1e_5(made: dict[str, list[str]]) -> None:
