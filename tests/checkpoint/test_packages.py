@@ -22,7 +22,10 @@ def install(site: Path, *files: str, package: str = "tiny_model") -> None:
     listed.mkdir()
     (listed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     (listed / "RECORD").write_text("".join(f"{name},,\n" for name in files))
-    (site / package).mkdir()
+    for name in files:  # a finder of Python 3.12 or of importlib_metadata leaves out files that are not there
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).touch()
+    (site / package).mkdir(exist_ok=True)
     (site / package / "__init__.py").write_text("raise RuntimeError('this package was run')\n")
     importlib.invalidate_caches()  # importlib.metadata remembers what a folder held
 
