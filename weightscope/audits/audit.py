@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from weightscope.folder import Files, OutputFolder
 from weightscope.model import Model
 from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, progress_shown
-from weightscope.tables import Column, Table
+from weightscope.tables import Column, Table, notebook
 
 SUMMED_UP = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that stand for a checkpoint
 
@@ -195,7 +194,7 @@ class Audit:
     def _repr_html_(self) -> str:
         mapped = [measure.name for measure in self.measured.measures if measure.scale]
         heads = self.heads.select("layer", "head", *mapped)
-        return f"<p>{escape(printable(self.lead))}</p>{self.findings._repr_html_()}{heads._repr_html_()}"
+        return notebook(self.lead, self.findings, heads)
 
     def ranges(self) -> Table:
         """Where the heads lie in the measures that sum a checkpoint up."""

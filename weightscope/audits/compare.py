@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from weightscope.metrics.spaces import relative_change, space_angles
 from weightscope.model import Model
 from weightscope.parallel import in_threads
 from weightscope.progress import bar, progress_shown
-from weightscope.tables import Column, Table
+from weightscope.tables import Column, Table, notebook
 
 SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim")  # what checkpoints must have in common
 SHOWN = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_effective_rank")  # measures beside the changes on pages
@@ -138,7 +137,7 @@ class Comparison:
         return "\n".join([printable(self.headline), moved.text(), *caveats])
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(printable(self.headline))}</p>{self.moved_most(PRINTED)._repr_html_()}"
+        return notebook(self.headline, self.moved_most(PRINTED))
 
     @property
     def headline(self) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from html import escape
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -24,7 +23,7 @@ from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, progress_shown
 from weightscope.shapes import ShowsShapes
 from weightscope.sources import Source
-from weightscope.tables import Column, Table
+from weightscope.tables import Column, Table, notebook
 from weightscope.text.counts import Counts, load_counts
 from weightscope.text.tokenizer import token_id, tokenizer_hash, tokenizer_if_any
 
@@ -90,7 +89,7 @@ class BigramAuroc:
         return "\n".join([self.ranked.text(), *(f"not in these numbers: {caveat}" for caveat in self.caveats)])
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self.lead)}</p>{self.ranked._repr_html_()}"
+        return notebook(self.lead, self.ranked)
 
     def write(self, out: str | Path) -> None:
         """Write tables, figures and report.html into a folder, as `weightscope detok` does.
