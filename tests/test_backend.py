@@ -43,7 +43,7 @@ class TestOpening:
 
     def test_no_cupy(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "cupy", None)
-        with pytest.raises(CheckpointError, match=r"^device cuda needs CuPy: pip install 'weightscope\[cuda\]'$"):
+        with pytest.raises(CheckpointError, match=r"^device cuda needs CuPy: pip install 'cupy-cuda12x\[ctk\]'$"):
             open_device("cuda")
 
     def test_a_cupy_that_cannot_be_imported_says_why(self, monkeypatch, tmp_path):

@@ -289,7 +289,7 @@ def test_a_missing_device_is_one_line_and_status_2(command, tmp_path, monkeypatc
     open_device.cache_clear()
     result = run(command[0], "nowhere", *command[1:], "--out", tmp_path / "out", "--device", "cuda")
     assert result.exit_code == 2
-    assert result.stderr == "weightscope: device cuda needs CuPy: pip install 'weightscope[cuda]'\n"
+    assert result.stderr == "weightscope: device cuda needs CuPy: pip install 'cupy-cuda12x[ctk]'\n"
     assert not (tmp_path / "out").exists()
 
 

@@ -42,7 +42,7 @@ __all__ = [
     "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc", "circuits", "compare",
     "first_layer", "load_counts", "open_model", "open_runner",
 ]  # fmt: skip
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "CheckpointError": "errors",

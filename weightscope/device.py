@@ -140,7 +140,7 @@ def _cuda() -> Cuda:
         import cupy
     except ImportError as error:
         why = "" if isinstance(error, ModuleNotFoundError) and error.name == "cupy" else f" ({_first_line(error)})"
-        raise CheckpointError(f"device cuda needs CuPy: pip install 'weightscope[cuda]'{why}") from None
+        raise CheckpointError(f"device cuda needs CuPy: pip install 'cupy-cuda12x[ctk]'{why}") from None
     try:
         if not cupy.cuda.runtime.getDeviceCount():
             raise RuntimeError("none found")

@@ -29,7 +29,7 @@ def test_a_missing_device_is_said_before_anything_is_read(name, tmp_path, monkey
     open_device.cache_clear()
     result = run(name, "--device", "cuda", "--text", tmp_path / "no.txt", "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert result.output == f"{name}: device cuda needs CuPy: pip install 'weightscope[cuda]'\n"
+    assert result.output == f"{name}: device cuda needs CuPy: pip install 'cupy-cuda12x[ctk]'\n"
     assert not (tmp_path / "out").exists()
 
 

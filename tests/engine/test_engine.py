@@ -89,7 +89,7 @@ def test_without_dask_a_line_says_how_to_get_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     monkeypatch.setitem(sys.modules, "dask", None)
     line = refused("--engine", "dask", "--scheduler", "tcp://127.0.0.1:8786")
-    assert line == "weightscope: --engine dask needs Dask: pip install 'weightscope[cluster]'\n"
+    assert line == "weightscope: --engine dask needs Dask: pip install distributed\n"
 
 
 @pytest.mark.parametrize("address", ["here", "tcp://", "http://host:1", "tcp://host", "a:b:c", "\x1b[31m"])

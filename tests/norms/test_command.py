@@ -142,7 +142,7 @@ def test_without_pytorch_one_line_says_what_to_install(
     monkeypatch.setitem(sys.modules, "torch", None)
     result = CliRunner().invoke(main, [command, "not/looked-at", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
-    assert "pip install 'weightscope[runner]'" in result.stderr and result.stderr.count("\n") == 1
+    assert "pip install torch transformers" in result.stderr and result.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

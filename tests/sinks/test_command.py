@@ -154,6 +154,6 @@ def test_without_pytorch_one_line_says_what_to_install(monkeypatch: pytest.Monke
     done = sinks("nowhere", "--question", "kind", "--out", tmp_path / "out")
     assert done.exit_code == 2
     assert done.output == (
-        "weightscope: running a model needs PyTorch and transformers: pip install 'weightscope[runner]'\n"
+        "weightscope: running a model needs PyTorch and transformers: pip install torch transformers\n"
     )
     assert not (tmp_path / "out").exists()

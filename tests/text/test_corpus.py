@@ -154,5 +154,5 @@ def test_a_missing_library_is_named_with_its_remedy(tmp_path, monkeypatch, name,
 
     (tmp_path / name).write_bytes(b"any")
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(CheckpointError, match=rf"{library} library: pip install 'weightscope\[bigrams\]'"):
+    with pytest.raises(CheckpointError, match=rf"{library} library: pip install {library}$"):
         read(tmp_path)

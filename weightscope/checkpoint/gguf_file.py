@@ -106,7 +106,7 @@ def _package() -> Any:
         import gguf
         import gguf.quants
     except ImportError:
-        raise CheckpointError("GGUF files need the gguf package: pip install 'weightscope[gguf]'") from None
+        raise CheckpointError("GGUF files need the gguf package: pip install gguf") from None
     return gguf
 
 

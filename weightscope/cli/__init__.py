@@ -2,6 +2,7 @@
 
 import click
 
+import weightscope
 from weightscope.cli.audits import audit_command, compare_command
 from weightscope.cli.circuits import circuits_command
 from weightscope.cli.command import Commands
@@ -11,7 +12,7 @@ from weightscope.cli.studies import norms, outliers, sinks
 
 
 @click.group("weightscope", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="weightscope")
+@click.version_option(weightscope.__version__, prog_name="weightscope")
 def main() -> None:
     """What a transformer checkpoint's attention heads are, from the weights alone.
 

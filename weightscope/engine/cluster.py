@@ -84,7 +84,7 @@ def connect(scheduler: str | None) -> Engine:
         from dask.utils import parse_timedelta
         from distributed import Client
     except ImportError:
-        raise CheckpointError("`engine='dask'` needs Dask: pip install 'weightscope[cluster]'") from None
+        raise CheckpointError("`engine='dask'` needs Dask: pip install distributed") from None
     address = scheduler or dask.config.get("scheduler-address", None)
     if not address:
         raise CheckpointError("`engine='dask'` needs `scheduler`, the tcp:// address that `dask scheduler` prints")

@@ -10,7 +10,7 @@ from weightscope.device import Device, open_device
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 
-INSTALL = "pip install 'weightscope[runner]'"
+INSTALL = "pip install torch transformers"
 # No code that a checkpoint brings along is run. Left unsaid, transformers would ask on the terminal whether it may.
 NO_CODE = {"trust_remote_code": False}
 # Parameters that stand after everything looked at here; a checkpoint may lack them.

@@ -27,7 +27,6 @@ from weightscope.errors import CheckpointError
 Document = Iterable[str]  # a document is its text in parts: a long file is never in memory at once
 Advance = Callable[[int], object]  # is told how many more bytes of a file have been read
 
-INSTALL = "pip install 'weightscope[bigrams]'"
 FIELD = "text"
 TEXT = (".txt", ".text", ".md")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -193,7 +192,7 @@ def _parquet_rows(file: CorpusFile, advance: Advance) -> Iterator[Document]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise CheckpointError(f"Parquet needs the pyarrow library: {INSTALL}", file=file.path) from error
+        raise CheckpointError("Parquet needs the pyarrow library: pip install pyarrow", file=file.path) from error
 
     row = 0
     try:
@@ -248,7 +247,7 @@ def _zstandard(path: Path) -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise CheckpointError(f".zst needs the zstandard library: {INSTALL}", file=path) from error
+        raise CheckpointError(".zst needs the zstandard library: pip install zstandard", file=path) from error
     return zstandard
 
 

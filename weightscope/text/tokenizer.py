@@ -17,7 +17,7 @@ from weightscope.errors import CheckpointError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-INSTALL = "pip install 'weightscope[bigrams]'"
+INSTALL = "pip install tokenizers"
 END_OF_TEXT = "<|endoftext|>"
 
 # Where a text may be cut so that its pieces have the tokens of the whole. Each row is a pre-tokenizer's pattern and the
