@@ -2,6 +2,8 @@
 
 import csv
 import io
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightscope.errors import CheckpointError
-from weightscope.tables import Column, Link, Table
+from weightscope.tables import Column, Link, Table, as_json
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
 
@@ -87,3 +89,15 @@ def test_pandas_is_named_where_it_is_missing(table: Table, monkeypatch: pytest.M
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(CheckpointError, match="pip install pandas"):
         table.to_pandas()
+
+
+def test_records_are_valid_json() -> None:
+    odd = Table(
+        [Column("n", [1, 2, 3]), Column("x", [np.nan, -np.inf, 0.5]), Column("t", ["a", Link("b.html", "b"), ""])]
+    )
+    assert json.loads(json.dumps(odd.records(), allow_nan=False)) == [
+        {"n": 1, "x": None, "t": "a"}, {"n": 2, "x": "-inf", "t": "b"}, {"n": 3, "x": 0.5, "t": ""},
+    ]  # fmt: skip
+    assert as_json({"shape": (np.int64(2), np.float32(0.5)), "path": Path("a"), "yes": True, "none": None}) == {
+        "shape": [2, 0.5], "path": "a", "yes": True, "none": None,
+    }  # fmt: skip

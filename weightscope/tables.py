@@ -2,10 +2,11 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from html import escape
+from math import isfinite, isnan
 from typing import Any
 from urllib.parse import quote
 
@@ -189,6 +190,10 @@ class Table:
         )
         return "\n".join(line.rstrip() for line in lines)
 
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as JSON has them, each cell by its column's name."""
+        return [dict(zip(self.names, as_json(row), strict=True)) for row in self.rows()]
+
     def to_pandas(self) -> Any:
         """A pandas DataFrame.
 
@@ -264,6 +269,19 @@ def csv_safe(text: object) -> str:
     """
     shown = printable(text)
     return "'" + shown if shown.startswith(FORMULA_STARTS) else shown
+
+
+def as_json(value: Any) -> Any:
+    """A value as JSON has it: NaN as null, infinities as text, arrays and tuples as lists, whatever else as text."""
+    if isinstance(value, Mapping):
+        return {str(key): as_json(own) for key, own in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [as_json(own) for own in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not isfinite(value):
+        return None if isnan(value) else str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def _csv_cell(value: Any) -> str:

@@ -51,3 +51,11 @@ def test_inner_products_by_blocks_of_rows_are_those_of_all_rows(d: int) -> None:
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     np.testing.assert_allclose(inner(a), wide_a.T @ wide_a, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(inner(a, b), wide_a.T @ wide_b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_the_norm_of_what_is_not_finite_is_not_a_number_from_0_up(broken: float) -> None:
+    left = np.ones((5, 2))
+    left[1, 1] = broken
+    assert not np.isfinite(Factored(left, np.ones((4, 2))).frobenius())
+    assert not np.isfinite(Factored(np.ones((4, 2)), left).frobenius())

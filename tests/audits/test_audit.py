@@ -18,7 +18,7 @@ from weightscope.folder import HIDDEN
 FIRST_COLUMNS = ["layer", "head", "kv_head", "qk_sigma1", "qk_sigma2"]
 NEEDED = ["qk_frobenius", "qk_stable_rank", "qk_effective_rank", "vo_sigma1", "vo_sigma2", "vo_frobenius",
           "vo_stable_rank", "vo_effective_rank"]  # fmt: skip
-RESULTS = ["heads.csv", "spectra.npz", "findings.json", "directions.json", "report.html",
+RESULTS = ["heads.csv", "spectra.npz", "findings.csv", "findings.json", "directions.json", "report.html",
            "heads.png", "heads.svg", "spectra.png", "spectra.svg", "depth.png", "depth.svg"]  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import shared
-from weightscope.audits.findings import KINDS, Findings
+from weightscope.audits.findings import KINDS, SEVERITIES, Finding, Findings, spans
+from weightscope.folder import Files
 
 Weights = dict[str, np.ndarray]
 Place = tuple[str, int | None, int | None, str | None]
@@ -138,7 +139,7 @@ def test_a_planted_fault_is_found_and_nothing_else(plant, place, vit, known, tmp
     assert places(found) - known == {place}
     (finding,) = (one for one in found if (one.kind, one.layer, one.head, one.map) == place)
     assert finding.text.endswith(".")
-    assert Findings([finding]).as_json()[0]["look_next"] == KINDS[place[0]][1]
+    assert Findings([finding]).as_json()[0]["look_next"] == KINDS[place[0]].look_next
 
 
 def test_the_text_of_a_finding_says_where_its_number_comes_from(vit, tmp_path) -> None:
@@ -213,3 +214,54 @@ def test_a_nan_in_an_embedding_that_was_read_before_is_a_finding(tmp_path: Path)
     assert [one.items for one in found if one.measure == "token_rows"] == [(7,)]
     with pytest.raises(ws.CheckpointError, match="not finite"):
         model.embeddings.tokens  # noqa: B018
+
+
+def test_heads_of_a_layer_that_collapse_for_one_reason_are_one_finding(tmp_path: Path) -> None:
+    weights = fresh_gpt2(3, 96, 0)
+    u, s, vt = np.linalg.svd(weights["h.1.attn.c_attn.weight"][:, 96:192])  # all keys of layer 1
+    weights["h.1.attn.c_attn.weight"][:, 96:192] = (u[:, :2] * s[:2]) @ vt[:2]
+    found = found_in(write_checkpoint(tmp_path, weights, n_head=8))
+    (finding,) = (one for one in found if one.kind == "rank_collapsed")
+    assert (finding.kind, finding.severity, finding.layer, finding.head) == ("rank_collapsed", "warning", 1, None)
+    assert finding.heads == list(finding.items) == list(range(8)) and finding.where == "layer 1 heads 0-7 qk"
+    assert finding.text.startswith("8 of 8 heads (0-7), the farthest head ")
+    rows = Findings([finding]).table
+    assert rows["head"].tolist() == rows["index"].tolist() == list(range(8))
+    assert set(rows["finding"]) == {1} and set(rows["severity"]) == {"warning"}
+    assert set(rows["number"]) <= {1, 2}  # singular values that count: each head's own
+
+
+def test_findings_name_tokens_and_all_their_rows_are_in_the_table(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")
+    weights = fresh_gpt2(1, 32, 0)
+    weights["wte.weight"][100:140] *= 1e-3
+    folder = write_checkpoint(tmp_path, weights)
+    words = tokenizers.models.WordLevel({f"word{i}": i for i in range(300)}, unk_token="word0")
+    tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))
+    audit = ws.audit(ws.open_model(folder), directions=0)
+    (finding,) = audit.findings
+    assert f"'word{finding.items[0]}'" in finding.text
+    rows = audit.findings.table
+    assert sorted(rows["index"]) == list(range(100, 140))
+    assert [f"word{row}" for row in rows["index"]] == rows["name"].tolist()
+    norms = np.linalg.norm(weights["wte.weight"][list(rows["index"])], axis=1)
+    np.testing.assert_allclose(rows["number"].astype(float), norms, rtol=1e-5)
+    files = Files()
+    audit.write_tables(files)
+    assert files.contents["findings.csv"].decode() == rows.csv()
+
+
+def test_the_gravest_findings_come_first_and_are_counted() -> None:
+    kinds = list(KINDS)
+    found = Findings(Finding(kind, 0, None, None, "", 1.0, None, "") for kind in reversed(kinds))
+    assert [one.severity for one in found] == sorted((kind.severity for kind in KINDS.values()), key=SEVERITIES.index)
+    errors = found.severities["error"]
+    assert (
+        found.headline.startswith(f"Findings: {errors} error") and "1 × weights that are not finite" in found.headline
+    )
+    assert sum(found.severities.values()) == len(kinds)
+    assert {one.severity for one in found.that_fail(["warning"])} == {"error", "warning"}
+    assert [one.kind for one in found.that_fail(["zero_head"])] == ["zero_head"]
+    assert found.that_fail(["note"]) == found and not found.that_fail([])
+    assert Findings().headline == "No findings." and len(Findings().table) == 0
+    assert spans([7, 2, 1, 0, 9, 10]) == "0-2, 7, 9-10"

@@ -123,8 +123,10 @@ class Factored:
         return values[np.argsort(-np.abs(values), kind="stable")].astype(np.complex128)
 
     def frobenius(self) -> float:
-        """Frobenius norm: |A B'|_F^2 is the sum of (A'A) * (B'B)."""
-        return float(np.sqrt(max(0.0, (inner(self.left) * inner(self.right)).sum())))
+        """Frobenius norm: |A B'|_F^2 is the sum of (A'A) * (B'B); NaN or infinite where an element is."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            squared = (inner(self.left) * inner(self.right)).sum()
+        return float(np.sqrt(np.maximum(0.0, squared)))  # np.maximum, which unlike max keeps a NaN
 
     def stable_rank(self) -> float:
         """|W|_F^2 / sigma_1^2, between 1 and r; NaN for the zero matrix."""

@@ -230,8 +230,9 @@ class Audit:
             self.write_report(folder)
 
     def write_tables(self, files: Files) -> None:
-        """Write heads.csv, spectra.npz, findings.json, and directions.json where tokens were read."""
+        """Write heads.csv, spectra.npz, findings.json and .csv, and directions.json where tokens were read."""
         files.table("heads.csv", self.heads)
+        files.table("findings.csv", self.findings.table)
         files.npz("spectra.npz", **self.measured.spectra())
         files.json("findings.json", self.findings.as_json())
         if self.directions:

@@ -1,19 +1,21 @@
 """Findings that need more than one head's numbers: broken tensors, equal spaces, outlier dimensions, embedding rows."""
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 
 import numpy as np
 
 from weightscope.attention.head import Head
-from weightscope.audits.findings import Finding, Findings, head_findings
+from weightscope.audits.findings import Finding, Findings, Member, spans
+from weightscope.audits.head_findings import head_findings
 from weightscope.audits.measures import MAPS, MeasuredHeads
 from weightscope.checkpoint import Tensor
 from weightscope.embeddings import BLOCK_BYTES
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.outliers import ROW_Z, log_measure, norm_outliers, robust_z, row_norms
 from weightscope.metrics.spaces import alike, frobenius_cosine, principal_angles
 from weightscope.model import Model
+from weightscope.text.tokenizer import token_text, tokenizer_if_any
 
 WORTH_A_LOOK = 0.7  # correlation of sketches from which on the exact angles are computed; its own error is about 0.06
 PARALLEL = 0.8  # mean squared cosine of principal angles, chance aside, from which on two spaces are called parallel
@@ -21,7 +23,8 @@ OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual d
 OUTSIZED_SHARE = 0.02  # and at least this much of the energy
 SHARE_THAT_EXPLAINS = 0.25  # of W_QK's energy in one residual dimension: it explains its layer's spikes and scale
 GAIN_Z, GAIN_FACTOR = 8.0, 8.0  # a gain far from the others: both
-NAMED = 20  # rows of an embedding that a finding lists
+NAMED = 20  # dimensions that the text of a finding lists; findings.csv has all
+TOKENS_NAMED = 6  # tokens that it names
 BLOCK_VALUES = 4 << 20  # of a tensor looked through at a time for those that are not finite
 
 
@@ -60,10 +63,11 @@ def broken_tensors(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         where = ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count)
         for name, reached in broken.items():
             if reached:
-                text = f"NaN or infinite weights ({where}) reach heads {', '.join(map(str, reached))}."
+                text = f"NaN or infinite weights ({where}) reach heads {spans(reached)}."
                 one = reached[0] if len(reached) == 1 else None
                 total = float(sum(counts.values()))
-                yield Finding("not_finite", layer, one, name, "values_not_finite", total, 0.0, text, tuple(reached))
+                members = tuple(Member("head", head) for head in reached)
+                yield Finding("not_finite", layer, one, name, "values_not_finite", total, 0.0, text, members)
 
 
 def count_not_finite(tensor: Tensor) -> int:
@@ -92,7 +96,8 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
                     f"Its spaces are those of layer {layers[j]} head {k}: mean cos² of principal angles {overlap:.3f}, "
                     f"the largest angle {np.degrees(angle):.1f}°, Frobenius cosine of the two maps {cosine:.3f}."
                 )
-                yield Finding("duplicate_heads", layers[i], h, name, "mean_cos2", overlap, None, text, (layers[j], k))
+                members = Member("head", h), Member("head", k, layers[j])
+                yield Finding("duplicate_heads", layers[i], h, name, "mean_cos2", overlap, None, text, members)
 
 
 def _compare(one: Head, other: Head, name: str) -> tuple[float, float, float] | None:
@@ -125,8 +130,8 @@ def outlier_dimensions(heads: MeasuredHeads) -> Iterator[Finding]:
                 f"Residual dimension {outsized[0]} carries {share:.1%} of W_QK's squared norm on the keys' side, "
                 f"{share / even:.0f} times its even share{others}."
             )
-            items = tuple(map(int, outsized[:NAMED]))
-            yield Finding("outlier_dimension", layer, None, "qk", "qk_column_share", share, even, text, items)
+            members = _dimensions(outsized, row)
+            yield Finding("outlier_dimension", layer, None, "qk", "qk_column_share", share, even, text, members)
 
 
 def outlier_gains(model: Model, layers: list[int]) -> Iterator[Finding]:
@@ -145,8 +150,12 @@ def outlier_gains(model: Model, layers: list[int]) -> Iterator[Finding]:
             gain, dimension = float(gains[outsized[0]]), int(outsized[0])
             others = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
             text = f"The norm before attention scales dimension {dimension} by {gain:.3g} (median {usual:.3g}){others}."
-            items = tuple(map(int, outsized[:NAMED]))
-            yield Finding("outlier_dimension", layer, None, None, "norm_gain", gain, usual, text, items)
+            members = _dimensions(outsized, gains)
+            yield Finding("outlier_dimension", layer, None, None, "norm_gain", gain, usual, text, members)
+
+
+def _dimensions(which: np.ndarray, values: np.ndarray) -> tuple[Member, ...]:
+    return tuple(Member("dimension", j, number=float(values[j])) for j in which.tolist())
 
 
 def embedding_rows(model: Model) -> Iterator[Finding]:
@@ -159,27 +168,47 @@ def embedding_rows(model: Model) -> Iterator[Finding]:
         rows = max(1, BLOCK_BYTES // (4 * stored.shape[1]))
         norms = np.concatenate([row_norms(block) for _, block in stored.blocks(rows)])
         padding = model.config.get("pad_token_id")
-        yield from _rows("token", norms, padding if type(padding) is int else None)
+        tokenizer = tokenizer_if_any(model.checkpoint.folder)
+        name = None if tokenizer is None else partial(token_text, tokenizer)
+        yield from _rows("token", norms, padding if type(padding) is int else None, name)
     if model.positions is not None:
         yield from _rows("position", row_norms(model.positions), None)
 
 
-def _rows(what: str, norms: np.ndarray, padding: int | None) -> Iterator[Finding]:
-    """Findings about one embedding; its padding row is zero by design."""
+def _rows(
+    what: str, norms: np.ndarray, padding: int | None, name: Callable[[int], str] | None = None
+) -> Iterator[Finding]:
+    """Findings about one embedding, its rows called by `name`; its padding row is zero by design."""
     if not len(norms):
         return
+
+    def members(rows: np.ndarray) -> tuple[Member, ...]:
+        return tuple(
+            Member(what, row, name=name(row) if name else "", number=float(norms[row])) for row in rows.tolist()
+        )
+
     kept = np.where(np.arange(len(norms)) == padding, np.nan, norms)
-    if broken := np.flatnonzero(~np.isfinite(norms)).tolist():
-        text = f"{len(broken):,} rows of the {what} embedding hold NaN or infinity, the first {broken[0]}."
-        yield Finding("not_finite", None, None, None, f"{what}_rows", len(broken), 0.0, text, tuple(broken[:NAMED]))
+    broken = np.flatnonzero(~np.isfinite(norms))
+    if len(broken):
+        of = members(broken)
+        text = f"{len(of):,} rows of the {what} embedding hold NaN or infinity, the first {broken[0]}{_named(of)}."
+        yield Finding("not_finite", None, None, None, f"{what}_rows", len(of), 0.0, text, of)
     low, high = norm_outliers(kept, ROW_Z)
     usual = float(np.nanmedian(kept))
     for kind, rows in (("undertrained_rows", low), ("oversized_rows", high)):
         if len(rows):
-            extreme = float(kept[rows[0]])
+            extreme, of = float(kept[rows[0]]), members(rows)
             side = "below" if kind == "undertrained_rows" else "above"
             text = (
                 f"{len(rows):,} of {len(norms):,} {what} rows have a norm far {side} the others'; "
-                f"the farthest is row {rows[0]} with {extreme:.3g} (median {usual:.3g})."
+                f"the farthest is row {rows[0]} with {extreme:.3g} (median {usual:.3g}){_named(of)}."
             )
-            yield Finding(kind, None, None, None, f"{what}_norm", extreme, usual, text, tuple(map(int, rows[:NAMED])))
+            yield Finding(kind, None, None, None, f"{what}_norm", extreme, usual, text, of)
+
+
+def _named(rows: Sequence[Member]) -> str:
+    """The first few rows by their names, for a sentence; nothing where they have none."""
+    names = [printable(repr(row.name)) for row in rows[:TOKENS_NAMED] if row.name]
+    if not names:
+        return ""
+    return f": {', '.join(names)}{' ...' if len(rows) > TOKENS_NAMED else ''}"

@@ -55,7 +55,7 @@ def _facts(audit: "Audit") -> dict[str, Any]:
         "spectra": {name: _plain(array, 4) for name, array in spectra.items()},
         "forms": forms_of(heads.arrays),
         "findings": [
-            {"layer": one.layer, "head": one.head, "title": one.title, "text": one.text} for one in audit.findings
+            {"layer": one.layer, "heads": one.heads, "title": one.title, "text": one.text} for one in audit.findings
         ],
         "directions": {f"{one.layer}.{one.head}": one.as_json()["lines"] for one in audit.directions},
     }

@@ -215,7 +215,7 @@ function showSpectra(i, head) {
 function showRemarks(layer, head) {
   byId("remarks").replaceChildren();
   for (const finding of facts.findings) {
-    const concerns = finding.layer === layer && (finding.head === head || finding.head === null);
+    const concerns = finding.layer === layer && (finding.heads.includes(head) || !finding.heads.length);
     if (concerns) make("li", byId("remarks"), `${finding.title}: ${finding.text}`);
   }
 }
