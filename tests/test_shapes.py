@@ -50,5 +50,5 @@ def test_six_terms_compare_and_are_shown_by_their_shapes(embedded: ws.Model) -> 
 
 
 def test_a_repr_is_short_whatever_the_arrays() -> None:
-    assert repr(Nearest(np.zeros((500, 10), int), np.zeros((500, 10)))) == "Nearest(rows=(500, 10), cosines=(500, 10))"
+    assert repr(Nearest(np.zeros((500, 10), int), np.zeros((500, 10)))) == "Nearest(rows=(500, 10), scores=(500, 10))"
     assert repr(Parts(*np.zeros((3, 4, 2)))) == "Parts(e=(4, 2), p=(4, 2), b=(4, 2))"

@@ -18,6 +18,7 @@ checkpoint attention
 metrics
 families
 embeddings
+unembedding
 model
 fingerprint
 sources text

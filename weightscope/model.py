@@ -1,5 +1,6 @@
 """A checkpoint seen through its family: embeddings, layers and heads, read when asked for."""
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from weightscope.families import Family, LayerTensors, as_published, family_of, 
 from weightscope.families.family import StoredNorm
 from weightscope.families.layer import read_layer
 from weightscope.on_demand import OnDemand
+from weightscope.unembedding import Unembedding
 
 __all__ = ["Embeddings", "Head", "Layer", "Model", "open_model"]
 
@@ -232,18 +234,21 @@ class Model:
         family, config, inputs = self.family, self.config, self.family.inputs
         if not inputs.tokens:
             raise CheckpointError(f"{family.name} has no token embedding: it sees images", file=self.checkpoint.name)
-        names = [prefix + inputs.tokens for prefix in family.prefixes]
-        if not any(name in self.checkpoint for name in names):
-            looked = f"no token embedding in this checkpoint (looked for {', '.join(names)})"
-            raise CheckpointError(looked, file=self.checkpoint.name)
         tensors, e = self.tensors(), self.embedding_width
+        stored = (
+            self._unembedding_name if self.tied and inputs.tokens not in tensors else tensors.prefix + inputs.tokens
+        )
+        if stored not in self.checkpoint:
+            names = ", ".join(prefix + inputs.tokens for prefix in family.prefixes)
+            looked = f"no token embedding in this checkpoint (looked for {names})"
+            raise CheckpointError(looked, file=self.checkpoint.name)
         before = self._before
         shift = tensors.read(inputs.types, (None, e))[0] if inputs.types else None
         folded = self._folded_norm
         first = folded or family.norm_of(0)
         own = inputs.norm if folded is None else None
         return Embeddings(
-            tensors.tensor(inputs.tokens, (None, e)),
+            replace(tensors, prefix="").tensor(stored, (None, e)),
             self.positions,
             None if first is None else first.unread(config),
             scale=self._scale,
@@ -271,6 +276,48 @@ class Model:
         rows = self.tensors().read(inputs.positions, (None, width))
         offset = inputs.offset if isinstance(inputs.offset, int) else self.config.count(inputs.offset) + 1
         return rows[offset:] @ self._before if summed and self._before is not None else rows[offset:]
+
+    @property
+    def tied(self) -> bool:
+        """The unembedding is the token embedding, as far as the config says; a file that has both has the last word."""
+        return self.family.outputs is not None and self.config.get("tie_word_embeddings", True) is True
+
+    @cached_property
+    def unembedding(self) -> Unembedding:
+        """What makes logits of the residual stream.
+
+        Raises
+        ------
+        CheckpointError
+            The family has no logits of tokens or makes them in another way, or the checkpoint has no unembedding.
+        """
+        outputs, tensors, config = self.family.outputs, self.tensors(), self.config
+        if outputs is None:
+            problem = f"{self.family.name} has no unembedding that is one matrix"
+            raise CheckpointError(problem, file=self.checkpoint.name)
+        own = self._unembedding_name
+        if not own and not self.tied:
+            problem = f"no unembedding in this checkpoint (looked for {' and '.join(outputs.tokens)})"
+            raise CheckpointError(problem, file=self.checkpoint.name)
+        stored, e = outputs.norm, self.embedding_width
+        lacking = stored is not None and stored.module != "" and f"{stored.module}.weight" not in tensors
+        lacks = f"{self.prefix}{stored.module}.weight" if stored and lacking else ""
+        norm = stored.read(tensors, config) if stored and not lacking else None
+        after = None
+        if outputs.after and e != config.d_model:
+            after = tensors.read(outputs.after + ".weight", (e, config.d_model)).T
+        rows = replace(tensors, prefix="").tensor(own, (None, e)) if own else self.embeddings.token_tensor
+        return Unembedding(rows, norm, after, not own, lacks)
+
+    @cached_property
+    def _unembedding_name(self) -> str:
+        """The unembedding's name in the file, under as much of the prefix as it has; empty where there is none."""
+        ends = [i + 1 for i, c in enumerate(self.prefix) if c == "."]
+        outputs = self.family.outputs
+        names = [
+            self.prefix[:end] + name for end in (*reversed(ends), 0) for name in (outputs.tokens if outputs else ())
+        ]
+        return next((name for name in names if name in self.checkpoint), "")
 
     @property
     def _folded_norm(self) -> StoredNorm | None:

@@ -129,7 +129,7 @@ def test_nearest_rows_are_those_of_one_product_whatever_the_blocks(centred: bool
     cosines = (seen @ single)[:, 0]
     assert along.rows.tolist() == np.argsort(-cosines)[:4].tolist()
     assert against.rows.tolist() == np.argsort(cosines)[:4].tolist()
-    np.testing.assert_allclose(against.cosines, np.sort(cosines)[:4], atol=1e-6)
+    np.testing.assert_allclose(against.scores, np.sort(cosines)[:4], atol=1e-6)
     lengths = np.linalg.norm(seen @ block, axis=1)
     assert within.rows.tolist() == np.argsort(-lengths)[:4].tolist()
     assert len(none.rows) == 0

@@ -1,10 +1,12 @@
-"""The tokens along every head's first singular directions, the embedding streamed once for a group of layers."""
+"""The tokens along every head's first singular directions, embeddings streamed once for a group of layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from weightscope.audits.measures import MAPS
 from weightscope.errors import CheckpointError, printable
@@ -16,7 +18,38 @@ DEFAULT = 2  # directions or blocks of each map that are read unless another num
 AFFORDABLE = 4e11  # multiply-adds of reading them all, a few seconds; a larger model has to be asked
 VECTOR_BYTES = 64 << 20  # of singular vectors held at a time
 TOKENS = 8  # named for each side
-SIDES = {"qk": ("query", "key"), "vo": ("reads", "writes")}
+WRITES = "writes"
+SIDES = {"qk": ("query", "key"), "vo": ("reads", WRITES)}
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """What one side of the heads' maps is read through: a row a token.
+
+    Attributes
+    ----------
+    tensor : str
+        The rows' name in the file.
+    n_tokens : int
+    blocks : function
+        Streams them, each block with the index of its first row.
+    unit : {"cosines", "logits"}
+        Rows count by direction alone, or are what a direction of length one adds to each logit.
+    centred : bool
+        Means are taken off first.
+    """
+
+    tensor: str
+    n_tokens: int
+    blocks: Callable[[], Iterable[tuple[int, np.ndarray]]]
+    unit: str = "cosines"
+    centred: bool = False
+
+    def nearest(self, spaces: Sequence[np.ndarray]) -> list[tuple[Nearest, Nearest]]:
+        """The rows along each space, and against it."""
+        if not spaces:
+            return []
+        return nearest_rows(self.blocks(), spaces, TOKENS, self.centred, by_cosine=self.unit == "cosines")
 
 
 @dataclass(frozen=True)
@@ -27,13 +60,13 @@ class Line:
     ----------
     map : {"qk", "vo"}
     directions : Directions
-    sides : tuple of (str, Nearest, list of str)
-        What the side is, the rows nearest, and their tokens.
+    sides : tuple of (str, TokenRows, Nearest, list of str)
+        What the side is, what it is read through, the rows nearest, and their tokens.
     """
 
     map: str
     directions: Directions
-    sides: tuple[tuple[str, Nearest, list[str]], ...]
+    sides: tuple[tuple[str, TokenRows, Nearest, list[str]], ...]
 
     @property
     def title(self) -> str:
@@ -50,11 +83,12 @@ class Line:
         sides = [
             {
                 "name": name,
+                "through": through.tensor,
                 "rows": nearest.rows.tolist(),
-                "cosines": [round(float(c), 3) for c in nearest.cosines],
+                through.unit: [float(f"{score:.3g}") for score in nearest.scores],
                 "tokens": tokens,
             }
-            for name, nearest, tokens in self.sides
+            for name, through, nearest, tokens in self.sides
         ]
         own = self.directions
         return {"map": self.map, "first": own.start + 1, "last": own.stop, "title": self.title, "sides": sides}
@@ -82,7 +116,9 @@ def token_names(folder: Path) -> Callable[[int], str]:
 def directions_of(
     model: Model, layers: Sequence[int], how_many: int | None
 ) -> tuple[list[HeadDirections], tuple[str, ...]]:
-    """For every head, the tokens along the first directions of W_QK and W_VO; where they are not read, a note of why.
+    """For every head, the tokens along the first directions of W_QK and W_VO, and notes of what they are read through.
+
+    Where they are not read, a note of why.
 
     Parameters
     ----------
@@ -93,23 +129,71 @@ def directions_of(
     """
     if how_many == 0:
         return [], ("Tokens along singular directions were not asked for.",)
-    try:
-        n_tokens = model.embeddings.n_tokens
-    except CheckpointError:
-        return [], ("No token embedding in this checkpoint, so its directions have no tokens.",)
-    vectors = 4 * len(layers) * model.config.n_heads  # two maps, two sides, of each direction
-    if how_many is None and n_tokens * model.config.d_model * DEFAULT * vectors > AFFORDABLE:
+    read, written, note = token_rows(model)
+    if read is None or written is None:
+        return [], (note,)
+    vectors = len(layers) * model.config.n_heads  # of each of four sides, for each direction
+    if (
+        how_many is None
+        and (3 * read.n_tokens + written.n_tokens) * model.config.d_model * DEFAULT * vectors > AFFORDABLE
+    ):
         return [], ("In a model of this size, tokens along singular directions are read only when they are asked for.",)
     how_many = how_many or DEFAULT
     name = token_names(model.checkpoint.folder)
     bytes_a_layer = 4 * how_many * model.config.n_heads * model.config.d_model * 8  # were all directions single
     group = max(1, VECTOR_BYTES // bytes_a_layer)
-    starts = range(0, len(layers), group)
-    return [one for start in starts for one in _read_group(model, layers[start : start + group], how_many, name)], ()
+    groups = (layers[start : start + group] for start in range(0, len(layers), group))
+    return [one for own in groups for one in _read_group(model, own, how_many, name, read, written)], (note,)
 
 
-def _read_group(model: Model, layers: Sequence[int], how_many: int, name: Callable[[int], str]) -> list[HeadDirections]:
-    """The directions of some layers' heads, for which the embedding is gone through once."""
+def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
+    """What heads read, and what they write, is read through, and a sentence that says so; None: neither is there."""
+    norm = model.layer(model.attention_layers[-1]).norm
+    centred = norm is not None and norm.centred
+    read = written = None
+    through, lacking = "", ""
+    try:
+        embeddings = model.embeddings
+        name = embeddings.token_tensor.name
+        read = TokenRows(name, embeddings.n_tokens, partial(_in_stream, model), centred=centred)
+    except CheckpointError as error:
+        lacking = _problem(model, error)
+    try:
+        unembedding = model.unembedding
+        written = TokenRows(unembedding.tensor.name, unembedding.n_tokens, unembedding.blocks, "logits")
+        through = unembedding.described
+    except CheckpointError as error:
+        lacking = lacking or _problem(model, error)
+    if read is not None and written is not None:
+        said = (
+            f"what heads read is compared with the input embedding ({read.tensor}); what they write is read as logits"
+        )
+        return read, written, f"Tokens: {said}, through {through}."
+    if read is not None:
+        return (
+            read,
+            read,
+            f"Tokens: the input embedding ({read.tensor}) for what heads read and for what they write: {lacking}.",
+        )
+    if written is not None:
+        return written, written, f"Tokens: {through}, for what heads write and for what they read: {lacking}."
+    return None, None, "No token embedding in this checkpoint, so its directions have no tokens."
+
+
+def _problem(model: Model, error: CheckpointError) -> str:
+    """An error's message without the checkpoint's name."""
+    return str(error).removeprefix(f"{model.checkpoint.name}: ")
+
+
+def _in_stream(model: Model) -> Iterable[tuple[int, np.ndarray]]:
+    """The token embedding as it enters the residual stream."""
+    return ((first, model.into_stream(block)) for first, block in model.embeddings.blocks())
+
+
+def _read_group(
+    model: Model, layers: Sequence[int], how_many: int, name: Callable[[int], str], read: TokenRows, written: TokenRows
+) -> list[HeadDirections]:
+    """The directions of some layers' heads, for which the rows are gone through once."""
     directions = [
         (layer, head.index, map_name, own)
         for layer in layers
@@ -117,18 +201,21 @@ def _read_group(model: Model, layers: Sequence[int], how_many: int, name: Callab
         for map_name in MAPS
         for own in leading_directions(getattr(head, map_name), how_many)
     ]
-    spaces = [space for *_, own in directions for space in (own.left, own.right) if space.shape[1]]
-    norm = model.layer(layers[-1]).norm
-    centred = norm is not None and norm.centred
-    rows = ((first, model.into_stream(block)) for first, block in model.embeddings.blocks())
-    nearest = iter(nearest_rows(rows, spaces, TOKENS, centred) if spaces else [])
+    sides = [
+        (written if side == WRITES else read, space)
+        for *_, map_name, own in directions
+        for side, space in zip(SIDES[map_name], (own.left, own.right), strict=True)
+        if space.shape[1]
+    ]
+    nearest = {rows: iter(rows.nearest([space for of, space in sides if of is rows])) for rows in {read, written}}
     lines: dict[tuple[int, int], list[Line]] = {(layer, h): [] for layer in layers for h in range(model.config.n_heads)}
     for layer, head, map_name, own in directions:
-        sides: list[tuple[str, Nearest, list[str]]] = []
+        found: list[tuple[str, TokenRows, Nearest, list[str]]] = []
         for side in SIDES[map_name] if own.left.shape[1] else ():
-            for pole, pairs in zip(("+", "−"), next(nearest), strict=True):
+            rows = written if side == WRITES else read
+            for pole, pairs in zip(("+", "−"), next(nearest[rows]), strict=True):
                 if len(pairs.rows):
                     tokens = [printable(name(int(row))) for row in pairs.rows]
-                    sides.append((f"{side} {pole}" if own.single else side, pairs, tokens))
-        lines[layer, head].append(Line(map_name, own, tuple(sides)))
+                    found.append((f"{side} {pole}" if own.single else side, rows, pairs, tokens))
+        lines[layer, head].append(Line(map_name, own, tuple(found)))
     return [HeadDirections(layer, head, tuple(own)) for (layer, head), own in lines.items()]

@@ -57,6 +57,7 @@ def _facts(audit: "Audit") -> dict[str, Any]:
         "findings": [
             {"layer": one.layer, "heads": one.heads, "title": one.title, "text": one.text} for one in audit.findings
         ],
+        "read_through": list(audit.notes) if audit.directions else [],
         "directions": {f"{one.layer}.{one.head}": one.as_json()["lines"] for one in audit.directions},
     }
 

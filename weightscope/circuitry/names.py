@@ -227,15 +227,8 @@ def _first_token(model: Model) -> int | None:
 
 
 def unembedding(model: Model, tokens: np.ndarray) -> np.ndarray:
-    """Directions of some tokens' logits in the stream, (T, d): rows of the unembedding, which may be the embedding."""
-    norm = ROWS[model.family.name].final_norm
+    """Directions of some tokens' logits in the stream, (T, d); rows of the embedding where there is no unembedding."""
     try:
-        rows = model.checkpoint["lm_head.weight"].read()[tokens]
-    except KeyError:
-        rows = model.embeddings.rows(tokens)
-    if norm is None or rows.shape[1] != model.config.d_model:
-        return rows
-    try:
-        return rows * norm.read(model.tensors(), model.config).gamma
+        return model.unembedding.rows(tokens)
     except CheckpointError:
-        return rows
+        return model.embeddings.rows(tokens)

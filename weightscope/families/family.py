@@ -150,6 +150,25 @@ class Inputs:
 
 
 @dataclass(frozen=True)
+class Outputs:
+    """How logits are made of what leaves the last layer, where that is a norm and one matrix.
+
+    Attributes
+    ----------
+    norm : StoredNorm or None
+        The final norm, its module named under the prefix that layers have.
+    tokens : tuple of str
+        Unembedding tensor, whichever of these there is, under that prefix or under the beginning of it.
+    after : str
+        Projection to the embedding's width, between norm and unembedding; there only where the widths differ.
+    """
+
+    norm: StoredNorm | None
+    tokens: tuple[str, ...] = ("lm_head.weight",)
+    after: str = ""
+
+
+@dataclass(frozen=True)
 class Gguf:
     """What converting an architecture to ggml's format does to its checkpoints.
 
@@ -231,6 +250,8 @@ class Family:
     others : tuple of str
         Further modules that the layout reads.
     inputs : Inputs
+    outputs : Outputs or None
+        None where there are no logits of tokens, or what makes them is not linear (masked language models).
     norm : StoredNorm or None
         The norm that feeds attention; None where attention reads the layer's input as it is.
     closing : StoredNorm or None
@@ -292,6 +313,7 @@ class Family:
     output: str
     inputs: Inputs
     norm: StoredNorm | None
+    outputs: Outputs | None = None
     closing: StoredNorm | None = None
     others: tuple[str, ...] = ()
     biases: Biases = Biases()

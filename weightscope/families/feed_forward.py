@@ -32,8 +32,6 @@ class FeedForward:
         Weights are stored as (in, out), as GPT-2's are.
     after_attention : StoredNorm or None
         Of post-norm models, between attention and the maps; the layer's own closing norm follows them.
-    final_norm : StoredNorm or None
-        The norm after the last layer, before the unembedding.
     causal : bool
         A token sees none that comes after it.
     """
@@ -46,18 +44,17 @@ class FeedForward:
     bias: bool = False
     transposed: bool = False
     after_attention: StoredNorm | None = None
-    final_norm: StoredNorm | None = None
     causal: bool = True
 
 
 _LLAMA = FeedForward(
     up="mlp.up_proj", down="mlp.down_proj", gate="mlp.gate_proj",
-    norm=rms_norm("post_attention_layernorm"), final_norm=rms_norm("norm"),
+    norm=rms_norm("post_attention_layernorm"),
 )  # fmt: skip
 ROWS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), _LLAMA),
     "gpt2": FeedForward(
-        up="mlp.c_fc", down="mlp.c_proj", norm=layer_norm("ln_2"), final_norm=layer_norm("ln_f"),
+        up="mlp.c_fc", down="mlp.c_proj", norm=layer_norm("ln_2"),
         activation="gelu_new", bias=True, transposed=True,
     ),
     "bert": FeedForward(

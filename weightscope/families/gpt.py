@@ -8,6 +8,7 @@ from weightscope.families.family import (
     Biases,
     Family,
     Inputs,
+    Outputs,
     When,
     biases,
     default_scale,
@@ -69,6 +70,7 @@ GPT2 = Family(
     biases=biases(True, True),
     norm=layer_norm("ln_1"),
     inputs=Inputs(tokens="wte.weight", positions="wpe.weight"),
+    outputs=Outputs(layer_norm("ln_f")),
     scale=gpt2_scale,
     defaults={
         "layer_norm_epsilon": 1e-5,
@@ -100,7 +102,7 @@ GPTJ = GPT_NEO.but(
     inputs=Inputs(tokens="wte.weight"),
     rope=Rope(interleaved=True, dims_key="rotary_dim"),
     scale=default_scale,
-    defaults={"rotary_dim": 64},
+    defaults={"tie_word_embeddings": False, "rotary_dim": 64},
 )
 
 GPT_NEOX = Family(
@@ -116,8 +118,14 @@ GPT_NEOX = Family(
     biases=biases("attention_bias", "attention_bias"),
     norm=layer_norm("input_layernorm"),
     inputs=Inputs(tokens="embed_in.weight"),
+    outputs=Outputs(layer_norm("final_layer_norm"), tokens=("embed_out.weight", "lm_head.weight")),
     rope=Rope(theta_key="rotary_emb_base", fraction_key="rotary_pct", fraction=0.25),
-    defaults={"layer_norm_eps": 1e-5, "attention_bias": True, "max_position_embeddings": 2048},
+    defaults={
+        "tie_word_embeddings": False,
+        "layer_norm_eps": 1e-5,
+        "attention_bias": True,
+        "max_position_embeddings": 2048,
+    },
 )
 
 OPT = Family(
@@ -139,9 +147,10 @@ OPT = Family(
         width="word_embed_proj_dim",
         before="project_in",
     ),
+    outputs=Outputs(layer_norm("final_layer_norm", eps=1e-5), after="project_out"),
     variants=(
-        When("layer_norm_elementwise_affine", False, norm__module=""),
-        When("do_layer_norm_before", False, norm=None, closing=layer_norm("final_layer_norm")),
+        When("layer_norm_elementwise_affine", False, norm__module="", outputs__norm=layer_norm("", eps=1e-5)),
+        When("do_layer_norm_before", False, norm=None, outputs__norm=None, closing=layer_norm("final_layer_norm")),
     ),
     defaults={"do_layer_norm_before": True, "enable_bias": True, "layer_norm_elementwise_affine": True},
 )
@@ -159,6 +168,7 @@ BLOOM = Family(
     biases=biases(True, True),
     norm=layer_norm("input_layernorm"),
     inputs=Inputs(tokens="word_embeddings.weight", norm=layer_norm("word_embeddings_layernorm")),
+    outputs=Outputs(layer_norm("ln_f")),
     additive=alibi,
     defaults={"layer_norm_epsilon": 1e-5},
 )
@@ -175,6 +185,7 @@ MPT = Family(
     output="attn.out_proj",
     norm=layer_norm("norm_1", bias=False),
     inputs=Inputs(tokens="wte.weight"),
+    outputs=Outputs(layer_norm("norm_f", bias=False)),
     additive=alibi,
     scale=mpt_scale,
     clip=("attn_config", "clip_qkv"),
@@ -195,6 +206,7 @@ FALCON = Family(
     biases=biases("bias", "bias"),
     norm=layer_norm("input_layernorm"),
     inputs=Inputs(tokens="word_embeddings.weight"),
+    outputs=Outputs(layer_norm("ln_f")),
     rope=Rope(),
     kv_heads=1,
     variants=(

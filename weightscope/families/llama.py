@@ -8,6 +8,7 @@ from weightscope.families.family import (
     Family,
     Gguf,
     Inputs,
+    Outputs,
     QkNorm,
     When,
     biases,
@@ -81,11 +82,17 @@ LLAMA = Family(
     biases=biases("attention_bias", "attention_bias"),
     norm=rms_norm("input_layernorm"),
     inputs=Inputs(tokens="embed_tokens.weight"),
+    outputs=Outputs(rms_norm("norm")),
     rope=Rope(),
     kv_heads=("num_key_value_heads",),
     head_dim=("head_dim",),
     gguf=Gguf("llama", GGML_MODULES, permuted=True),  # Mistral's files say llama too: to ggml they are the same
-    defaults={"rms_norm_eps": 1e-6, "attention_bias": False, "max_position_embeddings": 2048},
+    defaults={
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    },
 )
 
 MISTRAL = LLAMA.but(
@@ -115,7 +122,12 @@ SMOLLM3 = LLAMA.but(
     name="smollm3",
     model_types=("smollm3",),
     rope=Rope(theta=2e6, rotates=smollm3_rotates),
-    defaults={"num_key_value_heads": 4, "no_rope_layer_interval": 4, "max_position_embeddings": 32768},
+    defaults={
+        "num_key_value_heads": 4,
+        "no_rope_layer_interval": 4,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
 )
 
 QWEN2 = LLAMA.but(
@@ -157,6 +169,7 @@ QWEN3_NEXT = LLAMA.but(
     rope=Rope(fraction=0.25),
     layer_types=Every("full_attention_interval", -1, "full_attention", "linear_attention"),
     attention_types=("full_attention",),
+    outputs__norm=rms_norm("norm", offset=1),
     defaults={
         "num_key_value_heads": 2, "head_dim": 256, "full_attention_interval": 4, "max_position_embeddings": 32768
     },
@@ -167,7 +180,13 @@ GEMMA = LLAMA.but(
     model_types=("gemma",),
     norm=rms_norm("input_layernorm", offset=1),
     inputs__scale="sqrt",
-    defaults={"num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192},
+    outputs__norm=rms_norm("norm", offset=1),
+    defaults={
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
 )
 
 GEMMA2 = GEMMA.but(
@@ -210,6 +229,7 @@ PHI = LLAMA.but(
             qk_norm=QkNorm("self_attn.q_layernorm", "self_attn.k_layernorm", centred=True, bias=True),
         ),
     ),
+    outputs__norm=layer_norm("final_layernorm"),
     defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "qk_layernorm": False},
 )  # fmt: skip
 
@@ -230,6 +250,7 @@ OLMO = LLAMA.but(
     model_types=("olmo",),
     norm=layer_norm("", eps=1e-5),
     clip=("clip_qkv",),
+    outputs__norm=layer_norm("", eps=1e-5),
 )
 
 OLMO2 = LLAMA.but(
@@ -262,6 +283,7 @@ STABLELM = LLAMA.but(
             qk_norm=QkNorm("self_attn.q_layernorm", "self_attn.k_layernorm", "listed", centred=True),
         ),
     ),
+    outputs__norm=layer_norm("norm"),
     defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "use_qkv_bias": False, "qk_layernorm": False,
               "max_position_embeddings": 4096},
 )  # fmt: skip
@@ -271,8 +293,10 @@ STARCODER2 = LLAMA.but(
     model_types=("starcoder2",),
     biases=biases("use_bias", "use_bias"),
     norm=layer_norm("input_layernorm"),
+    outputs__norm=layer_norm("norm"),
     defaults={
         "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
         "rms_norm_eps": None,
         "use_bias": True,
         "num_key_value_heads": 2,
@@ -286,8 +310,10 @@ COHERE = LLAMA.but(
     norm=layer_norm("input_layernorm", bias=False),
     rope=Rope(interleaved=True, theta=5e5),
     variants=(When("use_qk_norm", True, qk_norm=QkNorm(scope="own", centred=True)),),
+    outputs__norm=layer_norm("norm", bias=False),
     defaults={
-        "layer_norm_eps": 1e-5, "rms_norm_eps": None, "use_qk_norm": False, "max_position_embeddings": 8192
+        "layer_norm_eps": 1e-5, "rms_norm_eps": None, "use_qk_norm": False, "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
     },
 )  # fmt: skip
 

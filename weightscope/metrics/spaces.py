@@ -192,16 +192,20 @@ class Nearest(ShowsShapes):
     ----------
     rows : (n,) int array
         The nearest first.
-    cosines : (n,) array
-        Signed for a single direction; the length of the projection for a block.
+    scores : (n,) array
+        Cosines, or products of whole rows; signed for a single direction, the length of the projection for a block.
     """
 
     rows: np.ndarray
-    cosines: np.ndarray
+    scores: np.ndarray
 
 
 def nearest_rows(
-    blocks: Iterable[tuple[int, np.ndarray]], spaces: Sequence[np.ndarray], how_many: int, centred: bool
+    blocks: Iterable[tuple[int, np.ndarray]],
+    spaces: Sequence[np.ndarray],
+    how_many: int,
+    centred: bool = False,
+    by_cosine: bool = True,
 ) -> list[tuple[Nearest, Nearest]]:
     """For every space, the rows of an embedding that lie most along it, and for single directions most against it.
 
@@ -215,6 +219,8 @@ def nearest_rows(
     how_many : int
     centred : bool
         Take each row's mean off first, as a LayerNorm does.
+    by_cosine : bool
+        Rows count by their direction alone; else a long row counts for more, as an unembedding's does in logits.
 
     Returns
     -------
@@ -227,17 +233,17 @@ def nearest_rows(
     against = [_none() for _ in spaces]
     for first, block in blocks:
         rows = block - block.mean(axis=1, keepdims=True) if centred else block
-        lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))
-        cosines = _product(rows, stacked)  # (n, sum of k)
-        cosines /= np.maximum(lengths, 1e-30)[:, None]
+        scores = _product(rows, stacked)  # (n, sum of k)
+        if by_cosine:
+            scores /= np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), 1e-30)[:, None]
         for i, (space, end) in enumerate(zip(spaces, ends, strict=True)):
-            own = cosines[:, end - space.shape[1] : end]
+            own = scores[:, end - space.shape[1] : end]
             if space.shape[1] == 1:
                 along[i] = _merged(along[i], first, own[:, 0], how_many)
                 against[i] = _merged(against[i], first, -own[:, 0], how_many)
             else:
                 along[i] = _merged(along[i], first, np.sqrt((own**2).sum(axis=1)), how_many)
-    return [(a, Nearest(b.rows, -b.cosines)) for a, b in zip(along, against, strict=True)]
+    return [(a, Nearest(b.rows, -b.scores)) for a, b in zip(along, against, strict=True)]
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -262,6 +268,6 @@ def _merged(best: Nearest, first: int, scores: np.ndarray, how_many: int) -> Nea
     kept = min(how_many, len(scores))
     candidates = np.argpartition(-scores, kept - 1)[:kept]
     rows = np.concatenate([best.rows, candidates + first])
-    values = np.concatenate([best.cosines, scores[candidates]])
+    values = np.concatenate([best.scores, scores[candidates]])
     order = np.lexsort((rows, -values))[:how_many]
     return Nearest(rows[order], values[order])

@@ -224,7 +224,10 @@ function showDirections(layer, head) {
   const panel = byId("directions");
   const directions = facts.directions[`${layer}.${head}`] || [];
   panel.replaceChildren();
-  if (directions.length) make("h3", panel, "Tokens along its first directions");
+  if (directions.length) {
+    make("h3", panel, "Tokens along its first directions");
+    for (const note of facts.read_through) make("p", panel, note);
+  }
   for (const direction of directions) {
     const paragraph = make("p", panel, `${direction.title} `);
     for (const side of direction.sides) {
