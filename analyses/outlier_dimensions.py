@@ -1,6 +1,6 @@
 """Outlier dimensions and the attention they make, end to end (paper: "outlier-dimensions", Maruta and Matsuzaki).
 
-    python -m analyses.outlier_dimensions --model bert-base-uncased --text sts-dev.csv --out figures/outlier-dimensions
+    python -m analyses.outlier_dimensions --model bert-base-uncased --text sts-dev.csv --out out/outlier-dimensions
 
 Runs a model on sentences and computes what the paper reports: the mean of every dimension of each layer's output and
 the outliers among them (Fig. 1), attention and outlier dimensions by kind of token (Figs 2, 3), and what each dimension
@@ -26,7 +26,7 @@ SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # as many as STS-B's dev 
 @click.command("outlier-dimensions", cls=EndsInOneLine)
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased or MiniLM]")
 @text_option
-@out_option("figures/outlier-dimensions")
+@out_option("out/outlier-dimensions")
 @click.option("--sentences", "n", default=SENTENCES, show_default=True, type=click.IntRange(1), help="How many.")
 @runner_device_option
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: str) -> None:

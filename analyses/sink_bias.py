@@ -1,6 +1,6 @@
 """Is an attention sink a bias? (paper: "Attention Sink as a bias term")
 
-    python -m analyses.sink_bias --model HuggingFaceTB/SmolLM2-135M --out figures/sink-bias
+    python -m analyses.sink_bias --model HuggingFaceTB/SmolLM2-135M --out out/sink-bias
 
 Takes each attention output apart into what token 0 writes and what the others write, and measures how constant the
 former is (Figs 2 to 5). Then Static Sink Patching: perplexity with the sink's update replaced by its mean over other
@@ -33,7 +33,7 @@ SIZES = Sizes(texts=40, tokens=512, evaluated=16)
 @click.option("--model", "sources", multiple=True, help="Folder, .safetensors or .gguf file, Hub id; may be repeated.")
 @text_option
 @click.option("--paper", is_flag=True, help="The paper's sizes: 100 texts of 512 tokens, 100 evaluated.")
-@out_option("figures/sink-bias")
+@out_option("out/sink-bias")
 @runner_device_option
 def main(sources: Sequence[str], text: tuple[Path, ...], paper: bool, out: Path, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""

@@ -32,7 +32,7 @@ DEFAULTS = {
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
 @click.option("--images", type=click.Path(path_type=Path), help="Folder of images, for a model that sees.")
 @text_option
-@out_option("figures/sink-mechanisms")
+@out_option("out/sink-mechanisms")
 @runner_device_option
 def main(
     source: str | None, tower: str | None, images: Path | None, text: tuple[Path, ...], out: Path, device: str

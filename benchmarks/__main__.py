@@ -43,7 +43,7 @@ def counting() -> list[Measured]:
 
 
 @click.command()
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder of the results.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/bench", help="Results.")
 @click.option("--only", multiple=True, help="Only these: auroc, sigma, bigrams, norms, contributions, audit, growth.")
 @click.option("--peer-python", default=sys.executable, help="An interpreter with transformer-lens or weightwatcher.")
 def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:

@@ -1,6 +1,6 @@
 """Toy models of the two sink mechanisms: trained, measured, drawn (two-sink-mechanisms paper, section 5, appendix A).
 
-    python -m analyses.sink_toys --out figures/sink-toys
+    python -m analyses.sink_toys --out out/sink-toys
     python -m analyses.sink_toys --only nop --paper-size --out elsewhere
 
 Trainings that OUT already holds, at the same sizes, are not repeated: an interrupted run goes on where it was.
@@ -134,7 +134,7 @@ def table_of(runs: Runs) -> Table:
 
 
 @click.command("sink-toys", cls=EndsInOneLine)
-@out_option("figures/sink-toys")
+@out_option("out/sink-toys")
 @click.option("--only", type=click.Choice(STAGES), multiple=True, help="Toys to train; all by default.")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Trainings of each model.")
 @click.option(
