@@ -107,7 +107,7 @@ class Model:
         inputs = self.family.inputs
         marks = tuple(filter(None, (self.family.layer.format(i=0), inputs.tokens, inputs.positions)))
         for prefix in self.family.prefixes:
-            if any(name.startswith(tuple(prefix + mark for mark in marks)) for name in self.checkpoint):
+            if any(self.checkpoint.names_under(prefix + mark) for mark in marks):
                 return prefix
         tried = ", ".join(prefix + marks[0] + "*" for prefix in self.family.prefixes)
         raise CheckpointError(f"has no layer of a {self.family.name} (looked for {tried})", file=self.checkpoint.name)
@@ -165,10 +165,14 @@ class Model:
 
     def attention_tensors(self, index: int) -> list[Tensor]:
         """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread."""
-        stem = self.prefix + self.family.stored_name(self.config, index)
-        modules = tuple(stem + module + "." for module in self.family.modules)
-        names = (name for name in self.checkpoint if name.startswith(modules) or name == stem + self.family.sinks)
-        return [self.checkpoint[name] for name in sorted(names)]
+        family, checkpoint = self.family, self.checkpoint
+        stem = self.prefix + family.stored_name(self.config, index)
+        names = {name for module in family.modules for name in checkpoint.names_under(f"{stem}{module}.")}
+        lone = (
+            *(stem + name for name in (*family.loose, family.sinks)),
+            *(self.prefix + name for name in family.shared),
+        )
+        return [checkpoint[name] for name in sorted(names | {name for name in lone if name in checkpoint})]
 
     @cached_property
     def first_layer(self) -> Layer:

@@ -103,8 +103,9 @@ def measure_task(get_model: Callable[[], Model], index: int, options: AuditOptio
     model = get_model()
     model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
     with one_blas_thread():
-        layer = model.unchecked().layer(index)  # of a copy, because a model keeps the last layer it was asked for
-        return measured_layer(layer, measured_forms(model, options), options)
+        unchecked = model.unchecked()  # a copy, because a model keeps the last layer it was asked for
+        measured = measured_layer(unchecked.layer(index), measured_forms(model, options), options)
+        return measured | {"broken": np.array(sorted(unchecked.checkpoint.noted or ()), dtype=str)}
 
 
 def measured_layer(layer: Layer, forms: Sequence[str], options: AuditOptions) -> dict[str, np.ndarray]:

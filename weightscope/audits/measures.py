@@ -153,13 +153,16 @@ class MeasuredHeads:
         One row a head: layer, head, kv_head and the measures, which is heads.csv.
     caveats : tuple of str
         What the matrices leave out of the heads' scores.
+    broken : dict of int to list of str
+        By layer the tensors in which NaN or infinity was read.
     """
 
     def __init__(self, layers: Mapping[int, Arrays], d: int) -> None:
         self.layers = np.array(list(layers))
         every = list(layers.values())
         self.caveats = tuple(dict.fromkeys(str(caveat) for arrays in every for caveat in arrays["caveats"]))
-        names = [name for name in every[0] if name not in {"caveats", "kv_head"}]
+        self.broken = {layer: [str(name) for name in arrays.get("broken", ())] for layer, arrays in layers.items()}
+        names = [name for name in every[0] if name not in {"caveats", "kv_head", "broken"}]
         self.arrays = {name: _stacked([arrays[name] for arrays in every]) for name in names}
         self.measures = measures_of(self.arrays)
         kv_heads = every[0]["kv_head"]  # (H,)

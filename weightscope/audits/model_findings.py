@@ -6,12 +6,12 @@ from functools import lru_cache, partial
 import numpy as np
 
 from weightscope.attention.head import Head
-from weightscope.audits.findings import Finding, Findings, Member, spans
+from weightscope.audits.broken import broken_elsewhere, broken_layers
+from weightscope.audits.findings import Finding, Findings, Member
 from weightscope.audits.head_findings import head_findings
-from weightscope.audits.measures import MAPS, MeasuredHeads
-from weightscope.checkpoint import Tensor
+from weightscope.audits.measures import MeasuredHeads
 from weightscope.embeddings import BLOCK_BYTES
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError, counted, printable
 from weightscope.metrics.outliers import ROW_Z, log_measure, norm_outliers, robust_z, row_norms
 from weightscope.metrics.spaces import alike, frobenius_cosine, principal_angles
 from weightscope.model import Model
@@ -25,7 +25,6 @@ SHARE_THAT_EXPLAINS = 0.25  # of W_QK's energy in one residual dimension: it exp
 GAIN_Z, GAIN_FACTOR = 8.0, 8.0  # a gain far from the others: both
 NAMED = 20  # dimensions that the text of a finding lists; findings.csv has all
 TOKENS_NAMED = 6  # tokens that it names
-BLOCK_VALUES = 4 << 20  # of a tensor looked through at a time for those that are not finite
 
 
 def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
@@ -37,45 +36,23 @@ def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
         Unchecked: values that are not finite are a finding.
     heads : MeasuredHeads
     """
-    dimensions = list(outlier_dimensions(heads))
+    dimensions, rows = list(outlier_dimensions(heads)), list(embedding_rows(model))
+    names = {"token_rows": model.family.inputs.tokens, "position_rows": model.family.inputs.positions}
     layers = heads.layers.tolist()
     explained = [layers.index(finding.layer) for finding in dimensions if finding.number >= SHARE_THAT_EXPLAINS]
     return Findings(
         [
-            *broken_tensors(model, heads),
+            *broken_layers(model, heads),
             *head_findings(heads, explained),
             *duplicates(model, heads),
             *dimensions,
             *outlier_gains(model, layers),
-            *embedding_rows(model),
+            *rows,
+            *broken_elsewhere(
+                model, heads, [model.prefix + names[one.measure] for one in rows if one.measure in names]
+            ),
         ]
     )
-
-
-def broken_tensors(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
-    """Which heads NaN or infinite weights reach, and in which tensors of their layers they stand."""
-    for i, layer in enumerate(heads.layers.tolist()):
-        norms = {name: heads.grid(f"{name}_frobenius")[i] for name in MAPS}
-        broken = {name: np.flatnonzero(~np.isfinite(norm)).tolist() for name, norm in norms.items()}
-        if not any(broken.values()):
-            continue
-        counts = {tensor.name: count_not_finite(tensor) for tensor in model.attention_tensors(layer)}
-        where = ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count)
-        for name, reached in broken.items():
-            if reached:
-                text = f"NaN or infinite weights ({where}) reach heads {spans(reached)}."
-                one = reached[0] if len(reached) == 1 else None
-                total = float(sum(counts.values()))
-                members = tuple(Member("head", head) for head in reached)
-                yield Finding("not_finite", layer, one, name, "values_not_finite", total, 0.0, text, members)
-
-
-def count_not_finite(tensor: Tensor) -> int:
-    """How many values of a tensor are NaN or infinite."""
-    if not tensor.shape:
-        return 0
-    rows = max(1, BLOCK_VALUES // max(1, int(np.prod(tensor.shape[1:]))))
-    return sum(int(np.count_nonzero(~np.isfinite(block))) for _, block in tensor.unchecked().blocks(rows))
 
 
 def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
@@ -169,29 +146,29 @@ def embedding_rows(model: Model) -> Iterator[Finding]:
         norms = np.concatenate([row_norms(block) for _, block in stored.blocks(rows)])
         padding = model.config.get("pad_token_id")
         tokenizer = tokenizer_if_any(model.checkpoint.folder)
-        name = None if tokenizer is None else partial(token_text, tokenizer)
-        yield from _rows("token", norms, padding if type(padding) is int else None, name)
+        called = None if tokenizer is None else partial(token_text, tokenizer)
+        yield from _rows("token", stored.name, norms, padding if type(padding) is int else None, called)
     if model.positions is not None:
-        yield from _rows("position", row_norms(model.positions), None)
+        yield from _rows("position", model.prefix + model.family.inputs.positions, row_norms(model.positions), None)
 
 
 def _rows(
-    what: str, norms: np.ndarray, padding: int | None, name: Callable[[int], str] | None = None
+    what: str, tensor: str, norms: np.ndarray, padding: int | None, called: Callable[[int], str] | None = None
 ) -> Iterator[Finding]:
-    """Findings about one embedding, its rows called by `name`; its padding row is zero by design."""
+    """Findings about one embedding, its rows `called` by their tokens; its padding row is zero by design."""
     if not len(norms):
         return
 
     def members(rows: np.ndarray) -> tuple[Member, ...]:
         return tuple(
-            Member(what, row, name=name(row) if name else "", number=float(norms[row])) for row in rows.tolist()
+            Member(what, row, name=called(row) if called else "", number=float(norms[row])) for row in rows.tolist()
         )
 
     kept = np.where(np.arange(len(norms)) == padding, np.nan, norms)
     broken = np.flatnonzero(~np.isfinite(norms))
     if len(broken):
         of = members(broken)
-        text = f"{len(of):,} rows of the {what} embedding hold NaN or infinity, the first {broken[0]}{_named(of)}."
+        text = f"{counted(len(of), 'row')} of {tensor} hold NaN or infinity, the first {broken[0]}{_named(of)}."
         yield Finding("not_finite", None, None, None, f"{what}_rows", len(of), 0.0, text, of)
     low, high = norm_outliers(kept, ROW_Z)
     usual = float(np.nanmedian(kept))

@@ -1,6 +1,9 @@
 """A checkpoint: named tensors over one or more files, wherever those lie."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +30,36 @@ class Checkpoint(Mapping[str, Tensor]):
         config.json as it stands, or empty where there is none; the keys of a GGUF file.
     name : str
         How to call the checkpoint in messages.
+
+    Attributes
+    ----------
+    noted : set of str or None
+        Of an unchecked checkpoint the names of tensors in which NaN or infinity has been read; None where such values
+        are refused.
     """
 
     def __init__(
         self, folder: Path, files: Sequence[Storage], tensors: Mapping[str, Tensor], config: Config, name: str
     ) -> None:
         self.folder, self.files, self.config, self.name = folder, files, config, name
-        self._tensors = tensors
+        self.noted: set[str] | None = None
+        self._tensors, self._in_order = tensors, sorted(tensors)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
+        tensor = self._tensors[name]
+        return tensor if self.noted is None else tensor.unchecked(self.noted)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def names_under(self, prefix: str) -> list[str]:
+        """The names that begin with `prefix`, in order, without a look at the others."""
+        start = bisect_left(self._in_order, prefix)
+        from_there = (self._in_order[i] for i in range(start, len(self._in_order)))
+        return list(takewhile(lambda name: name.startswith(prefix), from_there))
 
     @property
     def nbytes(self) -> int:
@@ -54,9 +71,10 @@ class Checkpoint(Mapping[str, Tensor]):
         return Checkpoint(self.folder, self.files, self._tensors, Config(values, self.config.file), self.name)
 
     def unchecked(self) -> "Checkpoint":
-        """The same checkpoint, its tensors read as they are: NaN and infinity are handed over and not refused."""
-        tensors = {name: tensor.unchecked() for name, tensor in self.items()}
-        return Checkpoint(self.folder, self.files, tensors, self.config, self.name)
+        """The same checkpoint, its tensors read as they are: NaN and infinity are handed over, and noted."""
+        same = copy(self)
+        same.noted = set()
+        return same
 
     @property
     def bytes_fetched(self) -> int:

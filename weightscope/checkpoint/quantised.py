@@ -6,7 +6,7 @@ refused by name, because integers taken for weights would give numbers that look
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NoReturn
@@ -112,7 +112,7 @@ class DequantisedTensor(WholeTensor):
     name: str
     by_key: dict[str, StoredTensor]
     settings: dict[str, Any]
-    checked: bool = True
+    noted: set[str] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.check()
@@ -125,9 +125,11 @@ class DequantisedTensor(WholeTensor):
     def parts(self) -> tuple[StoredTensor, ...]:
         return tuple(self.by_key.values())
 
-    def unchecked(self) -> Tensor:
-        by_key = {key: replace(part, checked=False) for key, part in self.by_key.items()}
-        return replace(self, by_key=by_key, checked=False)
+    def unchecked(self, noted: set[str]) -> Tensor:
+        by_key = {
+            key: replace(part, noted=set()) for key, part in self.by_key.items()
+        }  # what shows in the weight counts
+        return replace(self, by_key=by_key, noted=noted)
 
     @abstractmethod
     def check(self) -> None:

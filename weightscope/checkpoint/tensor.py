@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,13 +22,13 @@ class Tensor(ABC):
     shape : tuple of int
     file : Storage
         The file it lies in, or the one with its first part.
-    checked : bool
-        Whether values that are not finite are refused.
+    noted : set of str or None
+        None: values that are not finite are refused. Otherwise they are handed over, and the tensor's name is put here.
     """
 
     name: str
     file: Storage
-    checked: bool
+    noted: set[str] | None
 
     @property
     @abstractmethod
@@ -71,8 +71,8 @@ class Tensor(ABC):
         """Blocks of at most `n_rows` rows in order, each with the index of its first row; errors as for `read`."""
 
     @abstractmethod
-    def unchecked(self) -> "Tensor":
-        """The same tensor, read as it is: NaN and infinity are handed over and not refused."""
+    def unchecked(self, noted: set[str]) -> "Tensor":
+        """The same tensor, read as it is: NaN and infinity are handed over, and its name goes to `noted`."""
 
     def refuse(self, problem: str) -> CheckpointError:
         """The error that says `problem` of this tensor."""
@@ -87,13 +87,13 @@ class Tensor(ABC):
 
     def check_finite(self, block: np.ndarray, first_row: int = 0) -> np.ndarray:
         """The block, unless something in it is NaN or infinite; the message says where the first is."""
-        if not self.checked:
-            return block
         with np.errstate(invalid="ignore", over="ignore"):
             if np.isfinite(block.sum(dtype=np.float64)):  # one cheap pass; located only when there is something to say
                 return block
         broken = np.argwhere(~np.isfinite(block))
-        if len(broken):
+        if len(broken) and self.noted is not None:
+            self.noted.add(self.name)
+        elif len(broken):
             first = tuple(map(int, broken[0]))
             at = (first[0] + first_row, *first[1:]) if first else ()
             raise self.refuse(f"holds {len(broken)} values that are not finite, the first {block[first]} at {at}")
@@ -121,7 +121,7 @@ class StoredTensor(Tensor):
     name: str
     entry: TensorEntry
     file: Storage
-    checked: bool = True
+    noted: set[str] | None = field(default=None, compare=False)
 
     @property
     def dtype(self) -> str:
@@ -135,8 +135,8 @@ class StoredTensor(Tensor):
     def parts(self) -> "tuple[StoredTensor, ...]":
         return (self,)
 
-    def unchecked(self) -> Tensor:
-        return replace(self, checked=False)
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, noted=noted)
 
     def raw(self, start: int | None = None, stop: int | None = None) -> np.ndarray:
         """The stored bytes, or bytes [start, stop) of them, as uint8."""
@@ -150,9 +150,10 @@ class StoredTensor(Tensor):
         self.check_readable()
         raw = self.raw()
         kept = half(raw, self.dtype)
-        if kept is not None and (not self.checked or kept.is_finite()):
+        if kept is not None and kept.is_finite():
             return kept.reshape(self.shape)
-        return self.check_finite(self.decode(raw).reshape(self.shape))
+        whole = self.check_finite(self.decode(raw).reshape(self.shape))
+        return whole if kept is None else kept.reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         self.check_readable()

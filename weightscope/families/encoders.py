@@ -7,6 +7,8 @@ from weightscope.families.layouts import grouped_with_loose_biases, separate, st
 from weightscope.families.rope import Rope
 from weightscope.families.tensors import LayerTensors
 
+RELATIVE_BIAS = "encoder.relative_attention_bias.weight"  # MPNet's, one table for all layers
+
 
 def deberta_scale(config: ModelConfig, layer: int) -> float:
     """1/sqrt(d' times the number of terms: content and each kind of position term).
@@ -30,7 +32,7 @@ def shared_groups(config: ModelConfig, layer: int) -> int:
 def relative_buckets(tensors: LayerTensors, config: ModelConfig) -> Buckets:
     """MPNet's relative bias, one table for all layers."""
     n_buckets = config.size("relative_attention_num_buckets")
-    table = tensors.read("encoder.relative_attention_bias.weight", (n_buckets, config.n_heads))
+    table = tensors.read(RELATIVE_BIAS, (n_buckets, config.n_heads))
     return Buckets(table)
 
 
@@ -92,6 +94,7 @@ DEBERTA = BERT.but(
     model_types=("deberta",),
     prefixes=("deberta.", ""),
     layout=grouped_with_loose_biases,
+    loose=("attention.self.q_bias", "attention.self.v_bias"),
     query="attention.self.in_proj",
     key="attention.self.in_proj",
     value="attention.self.in_proj",
@@ -120,6 +123,7 @@ DEBERTA_V2 = DEBERTA.but(
     name="deberta-v2",
     model_types=("deberta-v2",),
     layout=separate,
+    loose=(),
     query="attention.self.query_proj",
     key="attention.self.key_proj",
     value="attention.self.value_proj",
@@ -138,6 +142,7 @@ MPNET = BERT.but(
     inputs__types="",
     inputs__offset=2,
     additive=relative_buckets,
+    shared=(RELATIVE_BIAS,),
     defaults={"relative_attention_num_buckets": 32},
 )
 

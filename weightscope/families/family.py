@@ -247,8 +247,10 @@ class Family:
         Reads the projections of a layer and splits them by head.
     query, key, value, output : str
         Modules of the projections within a layer; the three former are equal where one tensor holds all.
-    others : tuple of str
-        Further modules that the layout reads.
+    others, loose : tuple of str
+        Further modules that the layout reads, and further tensors of a layer that belong to no module.
+    shared : tuple of str
+        Tensors of the model that every layer reads.
     inputs : Inputs
     outputs : Outputs or None
         None where there are no logits of tokens, or what makes them is not linear (masked language models).
@@ -316,6 +318,8 @@ class Family:
     outputs: Outputs | None = None
     closing: StoredNorm | None = None
     others: tuple[str, ...] = ()
+    loose: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     biases: Biases = Biases()
     qk_norm: QkNorm | None = None
     rope: Rope | GridRope | None = None

@@ -161,11 +161,11 @@ class PermutedTensor(WholeTensor):
         return self.stored.parts
 
     @property
-    def checked(self) -> bool:  # type: ignore[override]
-        return self.stored.checked
+    def noted(self) -> set[str] | None:  # type: ignore[override]
+        return self.stored.noted
 
-    def unchecked(self) -> Tensor:
-        return replace(self, stored=self.stored.unchecked())
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted))
 
     def read(self) -> np.ndarray:
         rows = self.stored.read()
