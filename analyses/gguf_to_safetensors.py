@@ -14,8 +14,9 @@ from safetensors.numpy import save_file
 from weightscope.checkpoint import open_checkpoint
 from weightscope.cli.command import EndsInOneLine
 from weightscope.families import as_published
-from weightscope.folder import Folder, check_writable
+from weightscope.folder import Folder
 from weightscope.progress import bar
+from weightscope.writing import check_writable
 
 MLP = ("mlp.", "post_attention_layernorm.")
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
-from weightscope.folder import check_writable
+from weightscope.writing import check_writable
 
 TEXT = "the cat sat on the mat. the dog sat on the cat, and the mat was flat. a hat on a cat is that.\n" * 40
 

@@ -14,15 +14,9 @@ import pytest
 
 import weightscope as ws
 from weightscope.errors import CheckpointError
-from weightscope.folder import (
-    HIDDEN,
-    Files,
-    Folder,
-    OutputFolder,
-    check_writable,
-    new_file,
-)
+from weightscope.folder import HIDDEN, Files, Folder, OutputFolder
 from weightscope.tables import Column, Table
+from weightscope.writing import check_writable, new_file
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parents[1])}
 TABLE = Table([Column("head", [0, 1]), Column("auroc", [0.5, float("nan")])])

@@ -12,6 +12,7 @@ CHECKOUT = Path(__file__).parents[1]
 LONGEST = 400  # lines of a module
 FLOORS = """
 errors parallel progress embedded half on_demand shapes
+writing
 tables
 folder device engine
 checkpoint attention

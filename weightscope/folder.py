@@ -4,8 +4,6 @@ import errno
 import hashlib
 import io
 import json
-import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 
 from weightscope.errors import CheckpointError
 from weightscope.tables import Table
+from weightscope.writing import new_file, writing
 
 HIDDEN = ".weightscope"  # the one folder within OUT that holds what is no result
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # what some network file systems answer
@@ -284,74 +283,3 @@ def _locked(lock: Path, folder: Path) -> Any:
             raise CheckpointError(f"cannot be locked ({error.strerror})", file=folder) from None
         return None
     return held
-
-
-@contextmanager
-def new_file(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write into, which appears under its name when the block ends without an error.
-
-    Until then it has a name that nobody can guess, and is opened only if nothing has that name, not even a link. It is
-    on the disk before it gets its name, so that a machine that fails leaves no empty file.
-
-    Parameters
-    ----------
-    path : Path
-        Its folder is made if it is not there.
-    beside : Path, optional
-        Folder for the unfinished file, on the same disk; by default the file's own.
-
-    Raises
-    ------
-    CheckpointError
-        The file cannot be written.
-    """
-    partial = (beside or path.parent) / f".{secrets.token_hex(8)}.partial"
-    try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(partial, "x+b", opener=_open_no_link) as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-    finally:
-        with suppress(OSError):  # a folder that could not be made holds nothing to remove
-            partial.unlink()
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
-@contextmanager
-def writing(path: Path, done: str = "written") -> Iterator[None]:
-    """Work on a file or folder whose failure is that it cannot be written.
-
-    Raises
-    ------
-    CheckpointError
-        The system refused.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"cannot be {done} ({error.strerror})", file=path) from None
-
-
-def check_writable(folder: Path) -> None:
-    """Find out whether results can be written into a folder, before the work that makes them; nothing is made yet.
-
-    Raises
-    ------
-    CheckpointError
-        They cannot.
-    """
-    try:
-        nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
-        problem = error.strerror
-    else:
-        if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-            return
-        problem = os.strerror(errno.EACCES if nearest.is_dir() else errno.ENOTDIR)
-    raise CheckpointError(f"nothing can be written to {folder} ({problem})")

@@ -1,16 +1,25 @@
 """How many cores this process may use, and the one way to spread work over them."""
 
+import ctypes
 import os
+import signal
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
+from threading import Thread
 from typing import TypeVar
 
 from threadpoolctl import threadpool_limits
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+WATCH = 0.5  # seconds from one look at the parent to the next, where the system does not tell
 
 _share: int | None = None
 
@@ -25,6 +34,42 @@ def keep_to(share: int) -> None:
     """From now on this process spreads its work over `share` cores, because others work beside it."""
     global _share
     _share = max(1, share)
+
+
+def end_with_parent(parent: int) -> None:
+    """Let this process end when its parent does, in whatever way: nobody else would end it or close the pipes it holds.
+
+    Parameters
+    ----------
+    parent : int
+        The parent's process id, as the parent knows it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _end_without(parent)  # it has ended before the system was asked to tell
+    else:
+        Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while True:
+        _end_without(parent)
+        time.sleep(WATCH)
+
+
+def _end_without(parent: int) -> None:
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes that are started within the block do not hear what a terminal tells the group; their parent does."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def one_blas_thread() -> threadpool_limits:

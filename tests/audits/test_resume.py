@@ -67,7 +67,7 @@ def interrupted(checkpoint: Path, out: Path, *options: str) -> Result:
 
 def test_an_interrupted_audit_says_how_to_go_on_and_what_is_lost_otherwise(checkpoint: Path, tmp_path: Path) -> None:
     stopped = interrupted(checkpoint, tmp_path)
-    assert stopped.exit_code == 1
+    assert stopped.exit_code == 130
     assert stopped.stderr.startswith("weightscope: interrupted; the same command with --resume goes on\n")
     went_on = interrupted(checkpoint, tmp_path, "--resume")
     assert went_on.stderr == stopped.stderr
@@ -95,7 +95,7 @@ def test_a_finished_audit_is_kept_until_something_has_changed(checkpoint: Path, 
     (tmp_path / "heads.csv").write_text("head,auroc\n")  # as `detok` writes it
     assert not is_kept(), "another command has written there since"
     assert is_kept()
-    assert interrupted(checkpoint, tmp_path).exit_code == 1
+    assert interrupted(checkpoint, tmp_path).exit_code == 130
     assert not is_kept(), "what lies there may be of two audits"
     assert "is kept" not in audit_of(checkpoint, tmp_path).stdout
 
@@ -141,12 +141,12 @@ def test_finished_layers_are_not_measured_again_unless_something_has_changed(che
         measured.append(index)
         return whole(get_model, index, options)
 
-    assert interrupted(checkpoint, tmp_path).exit_code == 1
+    assert interrupted(checkpoint, tmp_path).exit_code == 130
     monkeypatch.setattr(many, "measure_task", counted)
     assert audit_of(checkpoint, tmp_path, "--resume").exit_code == 0
     assert measured == list(range(2, 12))
     measured.clear()
-    assert interrupted(checkpoint, tmp_path).exit_code == 1
+    assert interrupted(checkpoint, tmp_path).exit_code == 130
     measured.clear()
     assert audit_of(checkpoint, tmp_path, "--resume", "--window", "8").exit_code == 0
     assert measured == list(range(12))

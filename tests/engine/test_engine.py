@@ -59,8 +59,10 @@ def test_processes_share_the_cores_out_among_them(jobs: int) -> None:
 def test_ctrl_c_does_not_wait_for_tasks_that_run(tmp_path) -> None:
     with pytest.raises(KeyboardInterrupt), Processes(2) as engine:
         engine.submit("slow", tasks.touched_late, tmp_path / "late", 8.0)
-        engine.submit("begun", tasks.doubled, 1)
+        for number in range(40):  # more than are handed out at a time
+            engine.submit(number, tasks.doubled, number)
         engine.next()
+        engine.forget(lambda key: key == 39)
         raise KeyboardInterrupt
     assert not (tmp_path / "late").exists()
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from weightscope.errors import CheckpointError, counted
 from weightscope.fingerprint import Fingerprint
-from weightscope.folder import HIDDEN, new_file, writing
+from weightscope.folder import HIDDEN
+from weightscope.writing import new_file, writing
 
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 

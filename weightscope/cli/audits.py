@@ -1,8 +1,7 @@
 """All heads of a checkpoint, of many, and of one against another: audit, compare."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,28 +53,17 @@ def audit_command(
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
     options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device)
-    with _interruptible():
-        if is_list(source):
-            _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
+    if is_list(source):
+        _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
+        return
+    for outcome in audit_all([Job(named(source), out)], options, engine, resume, lambda job, line: _say(line)):
+        if outcome.error is not None:
+            raise outcome.error
+        if not outcome.text:
+            click.echo(f"{out / 'report.html'} is kept: an earlier run made it with these weights and options")
             return
-        for outcome in audit_all([Job(named(source), out)], options, engine, resume, lambda job, line: _say(line)):
-            if outcome.error is not None:
-                raise outcome.error
-            if not outcome.text:
-                click.echo(f"{out / 'report.html'} is kept: an earlier run made it with these weights and options")
-                return
-            click.echo(outcome.text)
-            click.echo(out / "report.html")
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """A work that Ctrl-C does not undo, and says so before the command is aborted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _say("interrupted; the same command with --resume goes on")
-        raise
+        click.echo(outcome.text)
+        click.echo(out / "report.html")
 
 
 def _say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""How a command ends when it cannot do what it was asked: one line on stderr, status 2."""
+"""How a command ends when it cannot do what it was asked, or no longer should: one line on stderr and a status."""
 
 import re
 import sys
@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from weightscope.cli.signals import ended_by_signals
 from weightscope.errors import CheckpointError
 from weightscope.progress import progress_shown
 
@@ -18,7 +19,7 @@ def in_options(message: str) -> str:
 
 
 class EndsInOneLine(click.Command):
-    """A command that says in one line what is wrong with its input, or that memory ran out."""
+    """A command that says in one line what is wrong with its input, that memory ran out or that it was interrupted."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -30,6 +31,15 @@ class EndsInOneLine(click.Command):
             problem = f"not enough memory: {(str(error).strip() or 'the system gave no more').splitlines()[0]}"
         click.echo(f"{self.name}: {problem}", err=True)
         sys.exit(2)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        def advice() -> str:
+            chosen: click.Command = getattr(self, "commands", {}).get(ctx.invoked_subcommand, self)
+            resumes = any(option.name == "resume" for option in chosen.params)
+            return "; the same command with --resume goes on" if resumes else ""
+
+        with ended_by_signals(advice):
+            return super().invoke(ctx)
 
 
 class Commands(EndsInOneLine, click.Group):

@@ -88,9 +88,9 @@ def neighbours(
     """The previous tokens that each head scores highest for TOKEN (write " Jackson" for one that opens a word)."""
     from weightscope.detokenization.first_layer import FirstLayer
     from weightscope.detokenization.neighbours import neighbours as rank
-    from weightscope.folder import new_file
     from weightscope.tables import Table
     from weightscope.text.tokenizer import load_tokenizer, token_id
+    from weightscope.writing import new_file
 
     first = FirstLayer(model, layer, delta)
     model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for

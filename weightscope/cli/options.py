@@ -9,13 +9,12 @@ from typing import Any
 import click
 
 from weightscope.errors import printable
+from weightscope.writing import check_writable
 
 
 def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     """A folder or file for results, once it is known that it can be written, before anything is computed."""
     if path is not None:
-        from weightscope.folder import check_writable
-
         check_writable(path.parent if isinstance(parameter.type, click.Path) and parameter.type.file_okay else path)
     return path
 

@@ -49,8 +49,11 @@ class Cluster(Engine):
             warnings.filterwarnings("ignore", "Sending large graph")  # the numbers that a page is drawn from
             super().submit(key, beside_others, 1, function, *arguments)
 
-    def close(self, *, at_once: bool = False) -> None:
+    def close(self) -> None:
         self._client.close(timeout=CLOSING)
+
+    def abandon(self) -> None:
+        self._client.close(timeout=0)
 
     def failure(self, error: Exception | None) -> CheckpointError:
         return CheckpointError(f"the Dask scheduler at {self._address} has gone away (`resume` goes on with an audit)")

@@ -3,15 +3,18 @@
 Here are tasks on this machine, in this process or in several; cluster.py has those on a Dask cluster.
 """
 
+import os
+import signal
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from weightscope.errors import CheckpointError
-from weightscope.parallel import keep_to, one_blas_thread, usable_cores
+from weightscope.parallel import deaf_children, end_with_parent, keep_to, one_blas_thread, usable_cores
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -63,7 +66,10 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.forget(lambda key: True)
-        self.close(at_once=isinstance(error, KeyboardInterrupt))
+        if isinstance(error, KeyboardInterrupt):
+            self.abandon()
+        else:
+            self.close()
 
     @property
     def busy(self) -> bool:
@@ -111,9 +117,13 @@ class Engine:
                 raise self.failure(error) from None
             return Finished(key, None, self.in_words(error))
 
-    def close(self, *, at_once: bool = False) -> None:
-        """Let go of the executor once the tasks that run have ended; at once, where they can be ended too."""
+    def close(self) -> None:
+        """Let go of the executor once the tasks that run have ended."""
         self._executor.shutdown(wait=True)
+
+    def abandon(self) -> None:
+        """Let go of the executor without waiting for the tasks that run."""
+        self._executor.shutdown(wait=False)
 
     def is_own(self, error: Exception) -> bool:
         """An error is the engine's, not the task's."""
@@ -152,15 +162,21 @@ class Processes(Engine):
     def __init__(self, jobs: int) -> None:
         from joblib.externals.loky import ProcessPoolExecutor
 
-        self._pool = ProcessPoolExecutor(jobs, env=ONE_THREAD)
+        with deaf_children():  # loky starts one here that keeps account of semaphores
+            self._pool = ProcessPoolExecutor(jobs, env=ONE_THREAD, initializer=end_with_parent, initargs=(os.getpid(),))
         super().__init__(self._pool, ahead=2 * jobs, elsewhere=True)
         self._cores = max(1, usable_cores() // jobs)
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
-        super().submit(key, beside_others, self._cores, function, *arguments)
+        with deaf_children():  # and here those that work
+            super().submit(key, beside_others, self._cores, function, *arguments)
 
-    def close(self, *, at_once: bool = False) -> None:
-        self._pool.shutdown(wait=True, kill_workers=at_once)
+    def abandon(self) -> None:
+        """End the processes. (Told to do so itself, loky loses its way where a task has been cancelled.)"""
+        for process in list((self._pool._processes or {}).values()):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        super().abandon()
 
     def is_own(self, error: Exception) -> bool:
         from joblib.externals.loky import BrokenProcessPool

@@ -1,0 +1,126 @@
+"""Commands that are asked to end, by signals that are really sent: a status that says so, and nobody left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import weightscope as ws
+from tests.support.audits import audit_of
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.folder import HIDDEN
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="the system has no /proc to look for survivors in"
+)
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parents[1])}
+PATIENCE = 60  # seconds; a hang, on however starved a machine
+
+
+def alive(group: int) -> list[int]:
+    """The processes of a group that have not ended."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of_group = status.read_text().rsplit(")", 1)[1].split()[:3]
+        except OSError:  # ended meanwhile
+            continue
+        if int(of_group) == group and state not in "ZX":
+            found.append(int(status.parent.name))
+    return found
+
+
+def started(*command: str, **environment: str) -> subprocess.Popen[str]:
+    """A process in a group of its own, as a shell starts one; whoever holds its pipes keeps `communicate` waiting."""
+    return subprocess.Popen(
+        [sys.executable, *command], env=ENVIRONMENT | environment, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The status and the last line on stderr of a process that was told to end, once nobody of its group is alive."""
+    try:
+        said = process.communicate(timeout=PATIENCE)[1]
+        until = time.monotonic() + PATIENCE
+        while alive(process.pid) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not alive(process.pid)
+        return process.returncode, (said.splitlines() or [""])[-1].strip()
+    finally:
+        if alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def forty_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """More layers than are handed out at a time."""
+    weights = gpt2_weights(n_layers=40, d=48, vocab=60)
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "forty", weights)
+
+
+GO_ON = "weightscope: interrupted{}; the same command with --resume goes on"
+ENDS = [  # signal, whether the whole group gets it, options, whether the source is a list; status and line
+    ("SIGINT", True, ["--jobs", "2"], False, 130, GO_ON.format("")),
+    ("SIGTERM", False, ["--jobs", "2"], True, 143, GO_ON.format(" by SIGTERM")),
+    ("SIGHUP", True, [], True, 129, GO_ON.format(" by SIGHUP")),
+    ("SIGKILL", False, ["--jobs", "2"], False, -9, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "group", "options", "of_list", "status", "line"), ENDS, ids=[end[0] for end in ENDS])
+def test_an_audit_that_is_asked_to_end_does_and_goes_on_later(
+    name: str, group: bool, options: list[str], of_list: bool, status: int, line: str | None,
+    forty_layers: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    source, out, temporary = forty_layers, tmp_path / "out", tmp_path / "tmp"
+    temporary.mkdir()
+    if of_list:
+        source = tmp_path / "list.txt"
+        source.write_text(f"{forty_layers}\n")
+    process = started("-m", "weightscope", "audit", str(source), "--out", str(out), *options, TMPDIR=str(temporary))
+    while process.poll() is None and not any(out.rglob("layer-*.npz")):
+        time.sleep(0.005)
+    (os.killpg if group else os.kill)(process.pid, getattr(signal, name))
+    code, said = ended(process)
+    assert code == status and (line is None or said == line)
+    assert not list(out.rglob("heads.csv")), "it ended by itself"
+    assert not list(temporary.iterdir())
+    if name != "SIGKILL":
+        assert not list(out.rglob("*.partial"))
+    if name == "SIGINT":
+        kept = len(list(out.rglob("layer-*.npz")))
+        assert audit_of(source, out, "--resume").exit_code == 0 and kept
+        assert not list((out / HIDDEN).glob("layers-*"))
+
+
+WAITING = """
+import sys, threading, time
+from weightscope.cli.signals import ended_by_signals
+with ended_by_signals(lambda: ""):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_what_cannot_be_interrupted_is_ended_all_the_same(name: str, status: int) -> None:
+    process = started("-c", WAITING)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(getattr(signal, name))
+    code, said = ended(process)
+    assert code == status and said.startswith("weightscope: interrupted")
+
+
+def test_a_signal_that_the_caller_wants_ignored_stays_so() -> None:
+    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + WAITING
+    process = started("-c", code)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 143
