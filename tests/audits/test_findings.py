@@ -204,6 +204,26 @@ def test_a_padding_row_is_zero_by_design(tmp_path) -> None:
     assert [(one.kind, one.items) for one in untold] == [("undertrained_rows", (7,))]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_where_most_positions_are_untrained_it_is_they_that_are_named(known: bool, tmp_path: Path) -> None:
+    """321 of 512 positions are as normal(0, 0.02) gave them; the 191 trained ones are nobody's outliers."""
+    weights = fresh_gpt2(1, 32, 0)
+    rng = np.random.default_rng(0)
+    trained = np.cumsum(rng.standard_normal((191, 32)), axis=0) * 0.05 + 1
+    weights["wpe.weight"] = np.concatenate([trained, 0.02 * rng.standard_normal((321, 32))]).astype(np.float32)
+    folder = write_checkpoint(tmp_path, weights, **({"initializer_range": 0.02} if known else {}))
+    (found,) = found_in(folder)
+    assert (found.kind, found.measure) == ("undertrained_rows", "position_norm")
+    assert found.text.startswith("321 of 512 position rows are as initialisation left them")
+    assert sorted(row.index for row in found.members) == [*range(191, 512)]
+    assert found.usual == pytest.approx(np.median(np.linalg.norm(trained, axis=1)), rel=1e-3)
+
+
+@pytest.mark.parametrize("value", ["0.02", -1, float("nan"), [0.02], True])
+def test_an_absurd_initializer_range_is_no_matter(value: object, tmp_path: Path) -> None:
+    assert found_in(write_checkpoint(tmp_path, fresh_gpt2(1, 16, 0), initializer_range=value)) == []
+
+
 def test_a_nan_in_an_embedding_that_was_read_before_is_a_finding(tmp_path: Path) -> None:
     """The audit reads everything anew: it shares nothing with what the model has read and checked."""
     weights = gpt2_weights()

@@ -1,22 +1,28 @@
 """Position curves: what is planted is found, and the real GPT-2 shows what the paper says of it."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weightscope as ws
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import shared
 from weightscope.attention.factored import Factored
+from weightscope.cli import main
 from weightscope.detokenization.positions import (
+    in_runs,
     near_mass,
     position_numerators,
     recency,
     spread_over_tokens,
     trends,
-    undertrained_rows,
 )
 from weightscope.detokenization.sigma import sigma_statistics
+from weightscope.metrics.untrained import undertrained_rows
 
 
 @settings(deadline=None, max_examples=60)
@@ -82,14 +88,6 @@ def test_numerators_are_the_bilinear_and_linear_forms() -> None:
     np.testing.assert_allclose(t_pp, [positions[17] @ qk.dense() @ p for p in positions])
 
 
-def test_undertrained_rows_are_found_and_fresh_ones_are_not() -> None:
-    fresh = 0.02 * np.random.default_rng(0).standard_normal((1024, 256))
-    assert len(undertrained_rows(fresh)) == 0
-    trained = fresh + np.linspace(1, 2, 1024)[:, None] * np.ones(256)
-    trained[[100, 1023]] = fresh[[100, 1023]]
-    assert undertrained_rows(trained).tolist() == [100, 1023]
-
-
 def test_gpt2s_head_7_is_as_fig_3_shows_it() -> None:
     """T^p rises with j, T^pp at 500 waves, and the last position was hardly ever trained."""
     model = ws.open_model(shared("gpt2-attention"))
@@ -100,3 +98,41 @@ def test_gpt2s_head_7_is_as_fig_3_shows_it() -> None:
     assert found.slope[0] > 0 and found.linear_share[0] > 0.9
     assert found.sinusoid_share[1] > 0.8 and 300 < found.period[1] < 501
     assert recency(t_p[:1023]) > 0.98
+
+
+def half_trained(folder: Path, trained: int) -> Path:
+    """A GPT-2 of whose 40 positions only the first were ever met."""
+    rng = np.random.default_rng(0)
+    weights = gpt2_weights(d=64, n_positions=40)
+    weights["wpe.weight"][trained:] = 0.02 * rng.standard_normal((40 - trained, 64))
+    return write_checkpoint(folder, weights, initializer_range=0.02)
+
+
+def test_an_untrained_query_position_is_warned_of_on_stderr_and_on_the_page(tmp_path: Path) -> None:
+    source, out = half_trained(tmp_path / "model", 15), tmp_path / "out"
+    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(out), "--query", "30"])
+    assert result.exit_code == 0, result.output
+    warning = "Query position 30 was hardly ever trained"
+    assert f"weightscope: {warning}" in result.stderr and "the last trained position is 14" in result.stderr
+    assert "25 positions hardly ever trained (15-39)" in result.stderr
+    assert warning in (out / "report.html").read_text()
+    assert np.load(out / "positions.npz")["undertrained"].tolist() == [*range(15, 40)]
+    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(out), "--query", "14"])
+    assert result.exit_code == 0 and "Query position" not in result.stderr + (out / "report.html").read_text()
+
+
+def test_too_few_trained_positions_for_a_trend_are_an_error_in_a_line(tmp_path: Path) -> None:
+    source = half_trained(tmp_path / "model", 10)
+    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(tmp_path / "out"), "--query", "7"])
+    assert result.exit_code == 0, result.output
+    weights = gpt2_weights(d=64, n_positions=40)
+    weights["wpe.weight"][[1, 2, 3, 4]] *= 1e-3
+    source = write_checkpoint(tmp_path / "early", weights)
+    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(tmp_path / "out"), "--query", "7"])
+    assert result.exit_code == 2
+    assert "only 4 of the positions up to 7 look trained, and a trend needs 8; untrained are 1-4" in result.stderr
+
+
+def test_indices_are_listed_in_runs() -> None:
+    assert in_runs(np.array([3, 191, 192, 193, 500])) == "3, 191-193, 500"
+    assert in_runs(np.arange(0, 99, 2)).endswith("22, ...")

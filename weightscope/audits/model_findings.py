@@ -12,8 +12,9 @@ from weightscope.audits.head_findings import head_findings
 from weightscope.audits.measures import MeasuredHeads
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError, counted, printable
-from weightscope.metrics.outliers import ROW_Z, log_measure, norm_outliers, robust_z, row_norms
+from weightscope.metrics.outliers import log_measure, robust_z, row_norms
 from weightscope.metrics.spaces import alike, frobenius_cosine, principal_angles
+from weightscope.metrics.untrained import Blocks, judged_rows
 from weightscope.model import Model
 from weightscope.text.tokenizer import token_text, tokenizer_if_any
 
@@ -136,26 +137,33 @@ def _dimensions(which: np.ndarray, values: np.ndarray) -> tuple[Member, ...]:
 
 
 def embedding_rows(model: Model) -> Iterator[Finding]:
-    """Token and position embeddings with norms far from the others'."""
+    """Token and position embeddings that training hardly met, or with norms far above the others'."""
     try:
         stored = model.embeddings.token_tensor
     except CheckpointError:  # the checkpoint has no token embedding
         pass
     else:
         rows = max(1, BLOCK_BYTES // (4 * stored.shape[1]))
-        norms = np.concatenate([row_norms(block) for _, block in stored.blocks(rows)])
         padding = model.config.get("pad_token_id")
         tokenizer = tokenizer_if_any(model.checkpoint.folder)
         called = None if tokenizer is None else partial(token_text, tokenizer)
-        yield from _rows("token", stored.name, norms, padding if type(padding) is int else None, called)
-    if model.positions is not None:
-        yield from _rows("position", model.prefix + model.family.inputs.positions, row_norms(model.positions), None)
+        padded = padding if type(padding) is int else None
+        yield from _rows("token", stored.name, lambda: stored.blocks(rows), model.config.initial_std, padded, called)
+    if (positions := model.positions) is not None:
+        name = model.prefix + model.family.inputs.positions
+        yield from _rows("position", name, lambda: [(0, positions)], model.config.initial_std)
 
 
 def _rows(
-    what: str, tensor: str, norms: np.ndarray, padding: int | None, called: Callable[[int], str] | None = None
+    what: str,
+    tensor: str,
+    blocks: Blocks,
+    initial_std: float | None,
+    padding: int | None = None,
+    called: Callable[[int], str] | None = None,
 ) -> Iterator[Finding]:
     """Findings about one embedding, its rows `called` by their tokens; its padding row is zero by design."""
+    norms = np.concatenate([np.empty(0), *(row_norms(block) for _, block in blocks())])
     if not len(norms):
         return
 
@@ -164,23 +172,30 @@ def _rows(
             Member(what, row, name=called(row) if called else "", number=float(norms[row])) for row in rows.tolist()
         )
 
-    kept = np.where(np.arange(len(norms)) == padding, np.nan, norms)
     broken = np.flatnonzero(~np.isfinite(norms))
     if len(broken):
         of = members(broken)
         text = f"{counted(len(of), 'row')} of {tensor} hold NaN or infinity, the first {broken[0]}{_named(of)}."
         yield Finding("not_finite", None, None, None, f"{what}_rows", len(of), 0.0, text, of)
-    low, high = norm_outliers(kept, ROW_Z)
-    usual = float(np.nanmedian(kept))
+    kept = np.where(np.isfinite(norms) & (np.arange(len(norms)) != padding), norms, np.nan)
+    low, high, usual, initial = judged_rows(kept, blocks, initial_std)
     for kind, rows in (("undertrained_rows", low), ("oversized_rows", high)):
-        if len(rows):
-            extreme, of = float(kept[rows[0]]), members(rows)
-            side = "below" if kind == "undertrained_rows" else "above"
-            text = (
-                f"{len(rows):,} of {len(norms):,} {what} rows have a norm far {side} the others'; "
-                f"the farthest is row {rows[0]} with {extreme:.3g} (median {usual:.3g}){_named(of)}."
+        if not len(rows):
+            continue
+        extreme, of = float(kept[rows[0]]), members(rows)
+        side = "below" if kind == "undertrained_rows" else "above"
+        if side == "below" and initial is not None:
+            says = (
+                f"are as initialisation left them, pointing anywhere with a norm of about {initial:.3g}, or hardly "
+                f"met; the trained rows' median is {usual:.3g}"
             )
-            yield Finding(kind, None, None, None, f"{what}_norm", extreme, usual, text, of)
+        else:
+            says = (
+                f"have a norm far {side} the others'; the farthest is row {rows[0]} with {extreme:.3g} "
+                f"(median {usual:.3g})"
+            )
+        text = f"{len(rows):,} of {len(norms):,} {what} rows {says}{_named(of)}."
+        yield Finding(kind, None, None, None, f"{what}_norm", extreme, usual, text, of)
 
 
 def _named(rows: Sequence[Member]) -> str:

@@ -156,8 +156,8 @@ def positions(
             check.write_tables(files)
             sections.append(text_section(files, check, terms))
         write_page(files, "report.html", f"Position terms of layer 0 of {model.name}", sections[0].text, sections)
-    if len(terms.undertrained):
-        click.echo(f"undertrained positions, left out of the trends: {', '.join(map(str, terms.undertrained))}")
+    for caution in terms.cautions:
+        click.echo(f"weightscope: {caution}", err=True)
     click.echo(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency").text())
     click.echo(out / "report.html")
 

@@ -65,10 +65,7 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
     parts.append(Figure(save(figures.all_heads_figure(terms), files, "positions-all-heads"), caption))
     near = np.count_nonzero(table["recency"] > 0)
     text = f"Position alone makes {near} of {len(table)} heads favour near tokens."
-    if len(terms.undertrained):
-        listed = ", ".join(map(str, terms.undertrained))
-        text += f" Positions {listed} were hardly ever trained and are left out of the trends."
-    return Section("What heads owe to position", text, [*parts, table.select(*SHOWN)])
+    return Section("What heads owe to position", " ".join([*terms.cautions, text]), [*parts, table.select(*SHOWN)])
 
 
 @phase("drawing figures")

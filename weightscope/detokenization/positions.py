@@ -12,14 +12,15 @@ from weightscope.attention.factored import Factored
 from weightscope.detokenization import paper
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.sigma import SigmaStatistics
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, counted
 from weightscope.folder import Files
-from weightscope.metrics.outliers import ROW_Z, norm_outliers, row_norms
+from weightscope.metrics.untrained import undertrained_rows
 from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
 
 SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "recency", "near_mass")
 FEWEST = 8  # positions that a trend needs
+RUNS = 12  # of positions that a sentence lists
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,7 +38,7 @@ class PositionTerms(ShowsShapes):
     sigma : SigmaStatistics or None
         None where only the numerators can be had or were asked for.
     undertrained : int array
-        Positions whose embedding training hardly touched.
+        Positions whose embedding training hardly touched, in order.
     """
 
     query: int
@@ -62,6 +63,22 @@ class PositionTerms(ShowsShapes):
     def attention(self) -> np.ndarray:
         """softmax_j((T^p + T^pp) / sqrt(d')) over j = 0 .. i, (n_heads, i + 1): Fig. 3, lower right."""
         return softmax((self.t_p + self.t_pp)[:, : self.query + 1] * self.scale, axis=-1)
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What a reader must know of positions that training hardly touched, in sentences."""
+        if not len(self.undertrained):
+            return ()
+        count, listed = len(self.undertrained), in_runs(self.undertrained)
+        left_out = f"{counted(count, 'position')} hardly ever trained ({listed}), left out of the trends."
+        if self.query not in self.undertrained:
+            return (left_out,)
+        trained = np.setdiff1d(np.arange(self.t_p.shape[1]), self.undertrained)
+        return (
+            f"Query position {self.query} was hardly ever trained: T^pp and attention are those of a row near its "
+            f"random start; the last trained position is {trained[-1]}.",
+            left_out,
+        )
 
     @cached_property
     def heads(self) -> Table:
@@ -128,10 +145,22 @@ def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool =
     if not FEWEST - 1 <= query < len(positions):
         problem = f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the model's positions"
         raise CheckpointError(problem, file=model.checkpoint.name)
+    undertrained = undertrained_rows(positions, model.config.initial_std)
+    trained = np.setdiff1d(np.arange(query + 1), undertrained)
+    if len(trained) < FEWEST:
+        problem = f"only {len(trained)} of the positions up to {query} look trained, and a trend needs {FEWEST}"
+        raise CheckpointError(f"{problem}; untrained are {in_runs(undertrained)}", file=model.checkpoint.name)
     sigma = None if unscaled else first.sigma
     numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
     t_p, t_pp = (np.stack(terms).astype(np.float64) for terms in zip(*numerators, strict=True))
-    return PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained_rows(positions))
+    return PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained)
+
+
+def in_runs(indices: np.ndarray) -> str:
+    """Indices in order as a person lists them: 3, 191-511."""
+    runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
+    shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:RUNS] if len(run)]
+    return ", ".join([*shown, *(["..."] if len(runs) > RUNS else [])])
 
 
 def position_numerators(
@@ -275,22 +304,3 @@ def near_mass(attention: np.ndarray, share: float = 0.1) -> np.ndarray:
     (...) array
     """
     return attention[..., -max(1, round(share * attention.shape[-1])) :].sum(axis=-1)
-
-
-def undertrained_rows(embedding: np.ndarray) -> np.ndarray:
-    """Rows whose norm is far below the others': positions or tokens that training hardly ever met.
-
-    A robust z-score of the log norm (median and MAD, the latter at least 2 %) below -8. GPT-2's last position is one:
-    its norm is 0.12, the others' median 3.37.
-
-    Parameters
-    ----------
-    embedding : (n, d) array
-
-    Returns
-    -------
-    int array
-        Their indices.
-    """
-    low, _ = norm_outliers(row_norms(embedding), ROW_Z)
-    return np.sort(low)

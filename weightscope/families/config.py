@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from weightscope.checkpoint.config import Config
+from weightscope.errors import CheckpointError
 
 # Meaning -> keys to try in order.
 KEYS: dict[str, tuple[str, ...]] = {
@@ -13,6 +14,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
     "n_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
     "vocab_size": ("vocab_size",),
+    "initial_std": ("initializer_range", "init_std"),
 }
 MOST_LAYERS = 10**4
 
@@ -50,6 +52,14 @@ class ModelConfig(Config):
     rope: Mapping[str, Config] = field(repr=False)
     n_positions: int | None
     vocab_size: int | None
+
+    @property
+    def initial_std(self) -> float | None:
+        """Of the normal distribution that embeddings began with; None where the config does not say it, or absurdly."""
+        try:
+            return self.number(*KEYS["initial_std"], smallest=1e-6, largest=100.0)
+        except CheckpointError:
+            return None
 
 
 @dataclass(frozen=True)
