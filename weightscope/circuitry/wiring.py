@@ -1,16 +1,10 @@
 """Which heads read what other heads write: projection kernel and composition score of all pairs, in one pass.
 
 Head a writes in the space of W_O(a), an earlier layer's; head b reads by X, one of Q, K and V, in the space of W_X(b).
-With bases U and V of the two, chosen along the singular directions of W_VO(a) and of the matrix that X belongs to, and
-N = U'V, which is r x r:
-
-    PK = sum_ij N_ij^2                  the sum of the squared cosines of the angles between the two spaces, from 0 to r
-                                        (Yamagiwa, Takase and Shimodaira 2026, arXiv 2601.10266)
-    CS^2 = sum_ij p_i N_ij^2 q_j        with p and q the shares of each direction in |W_VO(a)|_F^2 and in |W(b)|_F^2,
-                                        which is |W_VO(a) W(b)|_F^2 / (|W_VO(a)|_F^2 |W(b)|_F^2) for W = W_QK, W_QK' and
-                                        W_VO (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits")
-
-so the products U'V of whole layers serve both, and nothing of size d x d is made.
+The projection kernel PK is the sum of the squared cosines of the angles between the two spaces, from 0 to r (Yamagiwa,
+Takase and Shimodaira 2026, arXiv 2601.10266). The composition score CS is |W_VO(a) W(b)|_F / (|W_VO(a)|_F |W(b)|_F) for
+W = W_QK, W_QK' and W_VO (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"). The products of
+whole layers serve both (`products`), and nothing of size d x d is made.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.circuitry.spaces import Spaces, layer_spaces
+from weightscope.circuitry.products import Written, pair_scores
+from weightscope.circuitry.spaces import layer_spaces
 from weightscope.device import CPU, Device
 from weightscope.folder import Files
 from weightscope.model import Model
@@ -29,7 +24,6 @@ from weightscope.shapes import ShowsShapes
 
 KINDS = ("q", "k", "v")
 WRITTEN_BYTES = 384 << 20  # bases of what is written that are held at a time; layers that read them pass by
-PRODUCT_BYTES = 8 << 20  # of one product: what is summed of it is still in the cache
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -162,24 +156,24 @@ def wiring(
     centred = model.family.norm is not None and model.family.norm.centred
     shown = bar(what="wiring", unit="pair of layers", total=n * (n - 1) // 2)
     for group in _groups(n, h * model.config.head_dim * model.config.d_model * 4):
-        written: list[tuple[int, Any, Spaces]] = []
+        written: list[tuple[int, Written]] = []
         for m in range(group.start, n):
             spaces = layer_spaces(model.layer(indices[m]), centred=centred)
             for kind, own in {"o": spaces.written, **spaces.read}.items():
                 rank[kind][m] = own.of_heads(own.rank)
                 concentration[kind][m] = (own.use**2).sum(axis=-1).ravel()
-            there = {kind: as_columns(read, device) for kind, read in spaces.read.items()} if written else {}
+            there = {kind: device.put(read.directions) for kind, read in spaces.read.items()} if written else {}
             tasks = [
-                (earlier, kind, (own, spaces.read[kind], device, rows, there[kind]))
-                for earlier, rows, own in written
+                (earlier, kind, (rows, spaces.read[kind], device, there[kind]))
+                for earlier, rows in written
                 for kind in there
             ]
             found = in_threads(lambda task: pair_scores(*task[2]), tasks)
-            for (earlier, kind, _), (pk_of_pair, cs_of_pair) in zip(tasks, found, strict=True):
-                pk[kind][earlier, :, m], cs[kind][earlier, :, m] = pk_of_pair, cs_of_pair
+            for (earlier, kind, _), (pk_of_pair, squared) in zip(tasks, found, strict=True):
+                pk[kind][earlier, :, m], cs[kind][earlier, :, m] = pk_of_pair, np.sqrt(np.maximum(squared, 0))
             shown.update(len(written))
             if m in group:
-                written.append((m, as_rows(spaces.written, device), spaces.written))
+                written.append((m, Written.whole(spaces.written, device)))
     shown.close()
     width = model.config.d_model - centred
     return Wiring(np.array(indices), pk, cs, rank, concentration, model.config.n_kv_heads, width)
@@ -190,62 +184,3 @@ def _groups(n_layers: int, bytes_a_layer: int) -> Iterator[range]:
     size = max(1, WRITTEN_BYTES // bytes_a_layer)
     for start in range(0, max(1, n_layers - 1), size):
         yield range(start, min(start + size, n_layers))
-
-
-def as_rows(written: Spaces, device: Device) -> Any:
-    """The directions that heads write, one a row: (H r, d) on a device."""
-    return device.put(np.ascontiguousarray(written.basis.transpose(0, 2, 1)).reshape(-1, written.basis.shape[1]))
-
-
-def as_columns(read: Spaces, device: Device) -> Any:
-    """The directions that heads read, one a column: (d, G r) on a device."""
-    return device.put(np.ascontiguousarray(read.basis.transpose(1, 0, 2)).reshape(read.basis.shape[1], -1))
-
-
-def pair_scores(
-    written: Spaces, read: Spaces, device: Device = CPU, rows: Any = None, columns: Any = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """PK and CS of all heads a of one layer with all heads b of a later one.
-
-    Parameters
-    ----------
-    written, read : Spaces
-        What the heads a write; what the heads b read by queries, keys or values.
-    device : Device, optional
-    rows, columns : arrays, optional
-        `as_rows` and `as_columns` of the two, where they are there already.
-
-    Returns
-    -------
-    pk, cs : (H, H) arrays
-    """
-    xp = device.xp
-    rows = as_rows(written, device) if rows is None else rows
-    columns = as_columns(read, device) if columns is None else columns
-    (h, _, r_a), (g, _, r_b) = written.basis.shape, read.basis.shape
-    # Rows that sum squares over the directions of a: all alike for PK, by their shares for CS.
-    sums = np.stack([np.ones((h, r_a)), written.use[:, 0]], axis=1).astype(np.float32)  # (H, 2, r_a)
-    use = device.put(read.use.astype(np.float32))  # (G, S, r_b)
-    pk, cs = [], []
-    at_once = max(1, PRODUCT_BYTES // (4 * r_a * g * r_b))
-    for start in range(0, h, at_once):
-        heads = slice(start, min(start + at_once, h))
-        n = heads.stop - start
-        product, over_a = rows[heads.start * r_a : heads.stop * r_a, ...] @ columns, device.put(sums[heads])
-        squared = xp.multiply(product, product)
-        squares = xp.reshape(over_a @ xp.reshape(squared, (n, r_a, g * r_b)), (n, 2, g, r_b))
-        pk.append(device.get(xp.sum(squares[:, 0, ...], axis=-1)))  # (n, G)
-        if read.turn is None:
-            cs.append(device.get(xp.sum(squares[:, 1, :, None, :] * use, axis=-1)))  # (n, G, 1)
-            continue
-        # Every query head weighs the shared space's directions in its own coordinates.
-        product = xp.permute_dims(xp.reshape(product, (n * r_a, g, r_b)), (1, 0, 2))  # (G, n r_a, r_b)
-        of_query = []
-        for s in range(read.use.shape[1]):
-            turned = xp.reshape((product @ device.put(read.turn[:, s])) ** 2, (g, n, r_a, r_b))
-            by_direction = xp.sum(turned * use[:, s, None, None, :], axis=-1)  # (G, n, r_a)
-            of_query.append(device.get(xp.sum(by_direction * over_a[:, 1, :], axis=-1)).T)  # (n, G)
-        cs.append(np.stack(of_query, axis=-1))
-    pk_of_space = np.concatenate(pk)  # (H, G)
-    composed = np.concatenate(cs).reshape(h, -1)
-    return np.repeat(pk_of_space, read.use.shape[1], axis=1), np.sqrt(np.maximum(composed, 0))
