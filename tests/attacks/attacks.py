@@ -244,6 +244,8 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "a list of lists": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 9, 1))), "list of type 9"),
     "a list of 2**62 numbers": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 4, 2**62))), "cut short"),
     "a list of 2**62 strings": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 8, 2**62))), "strings"),
+    "lists of 2 million numbers": (
+        gguf(0, 200, b"".join(key(b"%d" % i, 9, struct.pack("<IQ", 0, 10_000) + b"\0" * 10_000) for i in range(200))), "1010000 numbers"),
     "a million empty strings, one missing": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 8, 1_000_000) + b"\0" * 7_999_992)), "cut short"),
     "no architecture": (gguf(), "architecture 'None'"),
     "an architecture nobody reads": (gguf(0, 1, key(b"general.architecture", 8, text(b"\x1b[2J"))), "\\x1b[2J"),

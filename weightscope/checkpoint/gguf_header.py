@@ -16,6 +16,7 @@ MAX_HEADER_BYTES = 64_000_000  # vocabularies and their merges lie in the header
 MAX_KEYS = 10_000
 MAX_TENSORS = 50_000
 MAX_STRINGS = 1_000_000
+MAX_NUMBERS = 1_000_000  # kept of lists, all together: a byte of one may cost thirty of memory
 LONGEST_LIST = 10_000  # a longer one is skipped: vocabularies, which are not read here
 MAX_DIMENSIONS = 4
 
@@ -37,7 +38,7 @@ class _Cursor:
     """Reads a header from its start; nothing past its end is ever believed."""
 
     def __init__(self, text: bytes, file: object) -> None:
-        self.text, self.file, self.at, self.strings = text, file, 0, 0
+        self.text, self.file, self.at, self.strings, self.numbers = text, file, 0, 0, 0
 
     def refuse(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{problem} (at byte {self.at} of the header)", file=self.file)
@@ -77,6 +78,9 @@ class _Cursor:
             start = self.skip(length * size)
             if length > LONGEST_LIST:
                 return None
+            self.numbers += length
+            if self.numbers > MAX_NUMBERS:
+                raise self.refuse(f"GGUF header has lists of {self.numbers} numbers; at most {MAX_NUMBERS} are read")
             return list(struct.unpack_from(f"<{length}{SCALARS[kind]}", self.text, start))
         if kind != STRING:
             raise self.refuse(f"GGUF header has a list of type {kind}, which is not read")

@@ -1,0 +1,84 @@
+"""The table of limits in docs/limits.md has the numbers and the words of the code, and leaves out none."""
+
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import weightscope
+
+PACKAGE = Path(weightscope.__file__).parent
+TABLE = Path(__file__).parents[1] / "docs" / "limits.md"
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST|WIDEST)_")
+# Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
+NO_LIMITS = {
+    "audits.page.MOST_OPEN", "checkpoint.gguf_header.LONGEST_LIST", "checkpoint.local.LARGEST_READ",
+    "checkpoint.ranges.LONGEST_WAIT",
+    "checkpoint.remote.LARGEST_REQUEST", "detokenization.on_text.MOST_DIFFERENCE", "metrics._auroc_device.MOST_SCORES",
+    "outlier_dimensions.figures.MOST_IN_LEGEND", "outlier_dimensions.figures.MOST_NAMED", "runner.runner.LARGEST_ERROR",
+    "text.served_tokenizer.MOST_CHILDREN",
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    what: str
+    limit: str
+    why: str
+    said: str
+    constant: str
+
+
+ROWS = [
+    Row(*(cell.strip() for cell in line.strip("|").split(" | ")))
+    for line in TABLE.read_text(encoding="utf-8").splitlines()
+    if re.match(r"\| (?!what \||--- \|)", line)
+]
+
+
+def number(text: str) -> int:
+    """The number that a cell begins with: "16,000,000 bytes", "4 GiB", "2^63 − 1"."""
+    if power := re.match(r"2\^(\d+)( − 1)?", text):
+        return 2 ** int(power[1]) - (1 if power[2] else 0)
+    found = re.match(r"([\d,.]+)( [KMG]iB)?", text)
+    assert found, text
+    return int(found[1].replace(",", "")) * UNITS.get((found[2] or "").strip(), 1)
+
+
+def named(constant: str) -> object:
+    module, name = constant.strip("`").rsplit(".", 1)
+    return getattr(import_module(f"weightscope.{module}"), name)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.constant)
+def test_the_table_has_the_codes_numbers(row: Row) -> None:
+    assert named(row.constant) == number(row.limit)
+    assert row.what and row.why
+
+
+def test_what_is_said_is_what_the_code_says() -> None:
+    texts = [node.value for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Constant) and isinstance(node.value, str)]  # fmt: skip
+    spoken = "\n".join(texts)
+    for row in ROWS:
+        for words in re.findall(r"`([^`]+)`", row.said):
+            missing = [part for part in words.split("…") if part.strip() and part not in spoken]
+            assert not missing, f"{row.what}: nothing in the code says {missing}"
+
+
+def test_every_limit_is_in_the_table() -> None:
+    """A constant that is called like a limit is one, or is said here to be none."""
+    constants = {
+        f"{'.'.join(path.relative_to(PACKAGE).with_suffix('').parts)}.{target.id}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and LIKE_A_LIMIT.match(target.id)
+    }
+    in_table = {row.constant.strip("`") for row in ROWS}
+    assert constants - in_table == NO_LIMITS & constants
+    assert constants >= NO_LIMITS and not NO_LIMITS & in_table
