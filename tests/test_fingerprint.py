@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,10 @@ from tests.support import tasks
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
+from weightscope.audits.audit import AuditOptions
+from weightscope.audits.many import layers_fingerprint, results_fingerprint
 from weightscope.cli import main
-from weightscope.fingerprint import Fingerprint, tokenizer_identity
+from weightscope.fingerprint import DRAWN_WITH, TOKENIZER_FILES, Fingerprint, tokenizer_identity
 
 FIXTURES = Path(__file__).parent / "families" / "fixtures"
 
@@ -159,6 +163,68 @@ def test_another_tokenizer_names_other_tokens(tmp_path: Path) -> None:
     (embedded / "tokenizer.json").unlink()
     assert not is_kept(embedded, "--out", tmp_path / "out")
     assert (tmp_path / "out" / "directions.json").read_bytes() != before
+
+
+def test_a_tokenizer_that_is_added_later_names_the_tokens(tmp_path: Path) -> None:
+    embedded = shutil.copytree(ws.embedded.FOLDER, tmp_path / "model", ignore=shutil.ignore_patterns("*.npz", "__*"))
+    tokenizer = (embedded / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    assert not is_kept(embedded, "--out", tmp_path / "out")
+    assert '"#4' in (tmp_path / "out" / "directions.json").read_text()
+    tokenizer.rename(embedded / "tokenizer.json")
+    assert not is_kept(embedded, "--out", tmp_path / "out")
+    assert '"#4' not in (tmp_path / "out" / "directions.json").read_text()
+    assert is_kept(embedded, "--out", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", TOKENIZER_FILES)
+def test_any_file_of_a_tokenizer_that_appears_makes_other_results(name: str, tiny_gpt2: Path, tmp_path: Path) -> None:
+    model = ws.open_model(shutil.copytree(tiny_gpt2, tmp_path / "model"))
+    before, layers = results_fingerprint(model, AuditOptions()), layers_fingerprint(model, AuditOptions())
+    (tmp_path / "model" / name).write_text("{}")
+    assert results_fingerprint(model, AuditOptions()) != before
+    assert layers_fingerprint(model, AuditOptions()) == layers  # measured layers stay good
+
+
+@pytest.mark.parametrize("library", DRAWN_WITH)
+def test_a_library_that_draws_and_is_installed_later_makes_other_results(
+    library: str, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, real = ws.open_model(tiny_gpt2), ws.fingerprint.version
+    before = results_fingerprint(model, AuditOptions())
+
+    def without(name: str) -> str:
+        if name == library:
+            raise PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr("weightscope.fingerprint.version", without)
+    assert results_fingerprint(model, AuditOptions()) != before
+
+
+def test_a_checkpoint_of_another_name_has_another_page(tiny_gpt2: Path, tmp_path: Path) -> None:
+    one = shutil.copytree(tiny_gpt2, tmp_path / "one")
+    before = results_fingerprint(ws.open_model(one), AuditOptions())
+    assert results_fingerprint(ws.open_model(one.rename(tmp_path / "other")), AuditOptions()) != before
+
+
+# What an option of a command that resumes is: of the source, of the audit, or of how it is run, which no result shows.
+OF_SOURCE = {"source", "revision", "family", "tower"}
+OF_RUN = {"out", "resume", "engine", "scheduler", "jobs"}
+OTHERS = {
+    "layers": (1,), "deltas": (0, 3), "window": 5, "directions": 1, "device": "cuda",
+}  # fmt: skip
+
+
+def test_every_option_of_a_command_that_resumes_is_in_the_fingerprint(tiny_gpt2: Path) -> None:
+    resuming = {name: {option.name for option in command.params} for name, command in main.commands.items()}
+    resuming = {name: options for name, options in resuming.items() if "resume" in options}
+    assert resuming == {"audit": OF_SOURCE | OF_RUN | set(OTHERS)}
+    assert {field.name for field in fields(AuditOptions)} == set(OTHERS)
+    model = ws.open_model(tiny_gpt2)
+    results = [AuditOptions(), *(AuditOptions(**{name: value}) for name, value in OTHERS.items())]
+    assert len({results_fingerprint(model, options).digest for options in results}) == len(results)
+    whole = AuditOptions(layers=tuple(model.attention_layers))
+    assert results_fingerprint(model, whole) == results_fingerprint(model, AuditOptions())
 
 
 def test_a_tokenizer_is_known_by_the_content_of_its_files(tmp_path: Path) -> None:

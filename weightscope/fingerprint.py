@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ from weightscope.errors import CheckpointError
 from weightscope.model import Model
 
 LIBRARIES = ("numpy", "scipy")  # another version changes last digits
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+DRAWN_WITH = (
+    "matplotlib",
+    "jinja2",
+    "tokenizers",
+)  # another version changes pages; without the last there are no tokens
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
 PACKAGES = ("site-packages", "dist-packages")
 FEW = 3  # files that a message names
 
@@ -67,6 +76,11 @@ class Fingerprint:
         """With more facts."""
         return Fingerprint.of(**self.facts, **facts)
 
+    def of_pages(self, model: Model, **facts: Any) -> "Fingerprint":
+        """With what a page shows beside numbers: the checkpoint's name, its tokens, and the libraries that draw."""
+        tokenizer = tokenizer_identity(model.checkpoint.folder)
+        return self.also(name=model.name, tokenizer=tokenizer, drawn_with=_versions(DRAWN_WITH), **facts)
+
     def refuse_other(self, found: "Fingerprint", name: str) -> None:
         """Refuse to work, on a worker, on something else than the machine that it works for.
 
@@ -89,6 +103,17 @@ class Fingerprint:
             "workers read a shared file system, or one commit of the Hub (SOURCE@COMMIT)",
             file=name,
         )
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """Of packages that may not be installed."""
+    found: dict[str, str | None] = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def file_identity(path: Path) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.measure import Arrays
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, printable
-from weightscope.fingerprint import Fingerprint, tokenizer_identity
+from weightscope.fingerprint import Fingerprint
 from weightscope.folder import HIDDEN, Files, OutputFolder
 from weightscope.model import Model
 from weightscope.progress import Bar, bar, phase
@@ -154,8 +154,7 @@ def _run(
     try:
         model = job.source.open()
         of_layers = layers_fingerprint(model, options)
-        tokenizer = tokenizer_identity(model.checkpoint.folder)
-        of_all = of_layers.also(directions=options.directions, tokenizer=tokenizer)
+        of_all = results_fingerprint(model, options)
         digest, folder = of_all.digest, OutputFolder(job.out, of_all.facts)
         if resume and folder.is_finished():
             return Outcome(job, digest, json.loads((job.out / KEPT).read_text(encoding="utf-8")))
@@ -205,6 +204,12 @@ def layers_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
         window=options.window,
         device=options.device,
     )
+
+
+def results_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
+    """Everything that an audit's tables and page depend on, to tell whether finished ones may be kept."""
+    asked = asdict(options) | {"layers": options.layers_of(model)}
+    return layers_fingerprint(model, options).of_pages(model, asked=asked)
 
 
 def audit_list(
