@@ -39,6 +39,8 @@ class Embeddings(ShowsShapes):
         Added to every row.
     norm : Norm or None
         A norm of the rows themselves.
+    lacks : str
+        Why there are no positions in a model that has them; empty where nothing is missing.
     """
 
     token_tensor: Tensor
@@ -48,6 +50,7 @@ class Embeddings(ShowsShapes):
     projection: np.ndarray | None = None
     shift: np.ndarray | None = None
     norm: Norm | None = None
+    lacks: str = ""
 
     @property
     def n_tokens(self) -> int:
@@ -119,9 +122,11 @@ class Embeddings(ShowsShapes):
         Raises
         ------
         CheckpointError
-            There is no such token or position.
+            There is no such token or position, or the checkpoint lacks its position embedding.
         """
         rows = self.rows(tokens)  # (..., d)
+        if positions is not None and self.lacks:
+            raise CheckpointError(self.lacks)
         if positions is not None and self.positions is not None:
             positions, known = np.asarray(positions), len(self.positions)
             if (wrong := outside(positions, known)) is not None:

@@ -18,6 +18,7 @@ from weightscope.errors import CheckpointError
 from weightscope.families import Family, LayerTensors, as_published, family_of, own_part, read_config
 from weightscope.families.family import StoredNorm
 from weightscope.families.layer import read_layer
+from weightscope.families.nesting import prefixes_of
 from weightscope.on_demand import OnDemand
 from weightscope.unembedding import Unembedding
 
@@ -82,7 +83,7 @@ class Model:
 
     def __init__(self, checkpoint: Checkpoint, family: Family, source: str = "") -> None:
         self.checkpoint, self.source, self._row = checkpoint, source or str(checkpoint.folder), family
-        config = own_part(checkpoint.config, family)
+        config = own_part(checkpoint, family)
         self.family = family.configured(config)
         self.config = read_config(config, self.family)
         self._last: Layer | None = None
@@ -109,6 +110,13 @@ class Model:
         for prefix in self.family.prefixes:
             if any(self.checkpoint.names_under(prefix + mark) for mark in marks):
                 return prefix
+        if len(found := prefixes_of(self.checkpoint, self.family)) == 1:
+            return found[0]
+        if found:
+            several = ", ".join(prefix + marks[0] for prefix in found)
+            raise CheckpointError(
+                f"has several models of family {self.family.name} ({several})", file=self.checkpoint.name
+            )
         tried = ", ".join(prefix + marks[0] + "*" for prefix in self.family.prefixes)
         raise CheckpointError(f"has no layer of a {self.family.name} (looked for {tried})", file=self.checkpoint.name)
 
@@ -243,7 +251,7 @@ class Model:
             self._unembedding_name if self.tied and inputs.tokens not in tensors else tensors.prefix + inputs.tokens
         )
         if stored not in self.checkpoint:
-            names = ", ".join(prefix + inputs.tokens for prefix in family.prefixes)
+            names = ", ".join(prefix + inputs.tokens for prefix in dict.fromkeys((self.prefix, *family.prefixes)))
             looked = f"no token embedding in this checkpoint (looked for {names})"
             raise CheckpointError(looked, file=self.checkpoint.name)
         before = self._before
@@ -251,14 +259,19 @@ class Model:
         folded = self._folded_norm
         first = folded or family.norm_of(0)
         own = inputs.norm if folded is None else None
+        try:
+            positions, lacks = self.positions, ""
+        except CheckpointError as error:  # tokens can be read without them
+            positions, lacks = None, str(error)
         return Embeddings(
             replace(tensors, prefix="").tensor(stored, (None, e)),
-            self.positions,
+            positions,
             None if first is None else first.unread(config),
             scale=self._scale,
             projection=before,
             shift=shift if before is None or shift is None else shift @ before,
             norm=None if own is None else own.read(tensors, config),
+            lacks=lacks,
         )
 
     @cached_property

@@ -12,7 +12,7 @@ from weightscope.audits.directions import HeadDirections, directions_of
 from weightscope.audits.findings import Findings
 from weightscope.audits.measure import Arrays, measure_layer
 from weightscope.audits.measures import MeasuredHeads
-from weightscope.audits.model_findings import findings_of
+from weightscope.audits.model_findings import findings_of, positions_of
 from weightscope.device import open_device
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.folder import Files, OutputFolder
@@ -130,6 +130,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     heads = MeasuredHeads(layers, model.config.d_model)
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads.layers.tolist(), options.directions)
+        notes += tuple(filter(None, positions_of(unchecked)[1:]))
         return Audit(
             model.name, model.family.name, model.config.d_model, heads, findings_of(unchecked, heads), directions, notes
         )

@@ -177,7 +177,7 @@ def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
         )
     if written is not None:
         return written, written, f"Tokens: {through}, for what heads write and for what they read: {lacking}."
-    return None, None, "No token embedding in this checkpoint, so its directions have no tokens."
+    return None, None, f"Directions have no tokens: {lacking}."
 
 
 def _problem(model: Model, error: CheckpointError) -> str:

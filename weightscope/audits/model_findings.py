@@ -149,9 +149,18 @@ def embedding_rows(model: Model) -> Iterator[Finding]:
         called = None if tokenizer is None else partial(token_text, tokenizer)
         padded = padding if type(padding) is int else None
         yield from _rows("token", stored.name, lambda: stored.blocks(rows), model.config.initial_std, padded, called)
-    if (positions := model.positions) is not None:
+    positions, _ = positions_of(model)
+    if positions is not None:
         name = model.prefix + model.family.inputs.positions
         yield from _rows("position", name, lambda: [(0, positions)], model.config.initial_std)
+
+
+def positions_of(model: Model) -> tuple[np.ndarray | None, str]:
+    """The position embedding, None where there is none, and what to say where there should be one."""
+    try:
+        return model.positions, ""
+    except CheckpointError as error:
+        return None, f"Position rows were not looked at: {error}."
 
 
 def _rows(

@@ -113,8 +113,11 @@ def head_roles(model: Model, wiring: Wiring) -> HeadRoles:
     place = {int(layer): i for i, layer in enumerate(wiring.layers)}
     lacking = why_no_stream(model)
     if lacking is None:
-        n_layers = len(model.attention_layers)
-        for layer, found in bar(token_scores(model), "roles", "layer", total=n_layers):
+        try:
+            by_layer = list(bar(token_scores(model), "roles", "layer", total=len(model.attention_layers)))
+        except CheckpointError as error:  # a later layer lacks what the first has
+            lacking, by_layer = str(error), []
+        for layer, found in by_layer:
             for name, values in found.items():
                 if layer in place:
                     scores[name][place[layer]] = values

@@ -50,7 +50,7 @@ def why_no_stream(model: Model) -> str | None:
     if row is None:
         return f"where the feed-forward network of a {model.family.name} stands is not known here"
     try:
-        _ = model.embeddings
+        _ = model.embeddings, model.positions
     except CheckpointError as error:
         return str(error)
     inner = model.tensors(_layer_name(model, 0))

@@ -167,7 +167,7 @@ class FirstLayer:
     def token_scores(self, token: int) -> np.ndarray:
         """T^ee of one current token with every previous token type, for every head: float32 (n_heads, vocab)."""
         embeddings, layer = self.model.embeddings, self.attention
-        current = embeddings.tokens[token] / self.divisor[token]  # (d,)
+        current = embeddings.rows(np.array([token]))[0] / self.divisor[token]  # (d,)
         queries = np.stack([current @ head.query_at(self.delta)[0] for head in self.heads])  # (H, r)
         if layer.q_norm is not None:
             queries[:, : layer.q_norm.dims] *= layer.q_norm.scalars(current[None])

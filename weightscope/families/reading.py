@@ -1,19 +1,27 @@
 """From a config and a row to the numbers of one model; from no known row to advice."""
 
+from typing import Any
+
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
 from weightscope.families.config import KEYS, MOST_LAYERS, ModelConfig
 from weightscope.families.family import Family
+from weightscope.families.nesting import SIZE_KEYS, USUAL, part_of, parts, prefixes_of
 
 
-def own_part(config: Config, family: Family) -> Config:
+def own_part(checkpoint: Checkpoint, family: Family) -> Config:
     """The part of a config that describes this model, with the architecture's defaults for what it leaves out.
 
     A key that is there and null means null, as it does to transformers.
     """
-    part = config.inside(family.nested) if family.nested in config else config
-    values = {key: value for key, value in {**family.defaults, **part}.items() if value is not None}
+    part, config = part_of(checkpoint, family), checkpoint.config
+    inherited: dict[str, Any] = {}
+    if part.raw is not config.raw:  # a wrapper's part: it may leave its sizes to the architecture, too
+        inherited = dict(zip(SIZE_KEYS, USUAL.get(family.name, ()), strict=False))
+        if config.get("tie_word_embeddings") is True:
+            inherited["tie_word_embeddings"] = True
+    values = {key: value for key, value in {**family.defaults, **inherited, **part}.items() if value is not None}
     return Config(values, config.file)
 
 
@@ -99,6 +107,10 @@ def choose_family(
         known = ", ".join(sorted({row.name for row in families}))
         raise CheckpointError(f"no family is called '{name}'; known are {known}")
     if not rows:
+        rows = _within(families, checkpoint, tower)
+        if len(rows) == 1:
+            return rows[0]
+    if not rows:
         found = "no config.json says which model_type this is" if wanted is None else f"unknown model_type '{wanted}'"
         raise CheckpointError(found + _advice(families, checkpoint), file=checkpoint.name)
     # A language model in a wrapper (Gemma 3) may be called its text tower.
@@ -113,6 +125,18 @@ def choose_family(
         raise CheckpointError(problem, file=checkpoint.name)
     choices = " or ".join(f"`tower='{tower}'`" for tower in towers)
     raise CheckpointError(f"{rows[0].name} has several towers: say {choices}", file=checkpoint.name)
+
+
+def _within(families: tuple[Family, ...], checkpoint: Checkpoint, tower: str | None) -> list[Family]:
+    """The rows whose model_type a part of a wrapper's config has and whose tensors there are.
+
+    Unless a tower is asked for, those of models of tokens stand for a wrapper, and others only where there are none.
+    """
+    kinds = {part.get("model_type") for _, part in parts(checkpoint.config)}
+    rows = [row for row in families if kinds & {*row.model_types} and prefixes_of(checkpoint, row)]
+    sees = [row for row in rows if not row.inputs.tokens]
+    reads = [row for row in rows if row.inputs.tokens]
+    return {"text": reads, "vision": sees, None: reads or sees}[tower]
 
 
 def _advice(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
@@ -143,6 +167,9 @@ def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]
     if family.sinks:
         names.add(layer + family.sinks)
     names.discard("")
-    found = {p: sorted(p + name for name in names if p + name in checkpoint) for p in family.prefixes}
+    found = {
+        p: sorted(p + name for name in names if p + name in checkpoint)
+        for p in (*family.prefixes, *prefixes_of(checkpoint, family))
+    }
     best = max(found.values(), key=len)
     return family, len(best) - 2 * (len(names) - len(best)), best[0] if best else ""

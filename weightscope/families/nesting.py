@@ -1,0 +1,93 @@
+"""Where a model stands within a checkpoint that wraps it: before which tensors' names, and in which part of a config.
+
+Language models that see, hear or are tuned carry their decoder under a name of the wrapper's choice, and its config
+under another. Both are told by what is there, not by what wrappers are known.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from weightscope.checkpoint import Checkpoint
+from weightscope.checkpoint.config import Config
+from weightscope.errors import CheckpointError
+from weightscope.families.config import KEYS
+from weightscope.families.family import Family
+
+DEEPEST = 3  # objects within objects of a config that are looked into
+SIZES = ("n_layers", "d_model", "n_heads")
+# What the part of a wrapper's config may leave out because transformers has these values by default (LLaVA 1.5 does).
+SIZE_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+USUAL = {
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3"), (4096, 32, 32)),
+    "gemma": (3072, 28, 16),
+    "gemma2": (2304, 26, 8),
+    "phi": (2048, 24, 32),
+    "phi3": (3072, 32, 32),
+    "opt": (768, 12, 12),
+    "bert": (768, 12, 12),
+    "vit": (768, 12, 12),
+}
+
+
+def prefixes_of(checkpoint: Checkpoint, family: Family) -> list[str]:
+    """Every beginning of names under which some layer has all the projections of a row, the row's own first."""
+    modules = {family.key, family.value, family.output}
+    layer = re.escape(family.layer).replace(re.escape("{i}"), r"\d+")
+    named = re.compile(rf"((?:.*\.)?){layer}({'|'.join(map(re.escape, modules))})\.", re.ASCII)
+    found: dict[str, set[str]] = {}
+    for name in checkpoint:
+        if match := named.match(name):
+            found.setdefault(match[1], set()).add(match[2])
+    complete = [prefix for prefix, seen in found.items() if seen == modules]
+    with_tokens = [prefix for prefix in complete if prefix + family.inputs.tokens in checkpoint]
+    return sorted(with_tokens or complete, key=lambda prefix: (prefix not in family.prefixes, prefix))
+
+
+def parts(config: Config) -> Iterator[tuple[str, Config]]:
+    """The objects within a config that may describe a model, outer ones first, each with the keys that lead to it."""
+    level: list[tuple[str, Mapping[str, object]]] = [("", config.raw)]
+    for _ in range(DEEPEST):
+        level = [
+            (f"{path}.{key}" if path else key, value)
+            for path, outer in level
+            for key, value in outer.items()
+            if isinstance(value, Mapping)
+        ]
+        yield from ((path, Config(value, config.file)) for path, value in level)
+
+
+def part_of(checkpoint: Checkpoint, family: Family) -> Config:
+    """The part of a checkpoint's config that describes the model of a row: all of it, unless that is a wrapper's.
+
+    Raises
+    ------
+    CheckpointError
+        Several parts might, and neither their model_type nor the tensors' sizes tells which does.
+    """
+    config = checkpoint.config
+    if family.nested in config:
+        return config.inside(family.nested)
+    if config.get("model_type") in family.model_types:
+        return config
+    inner = list(parts(config))
+    named = [(path, part) for path, part in inner if part.get("model_type") in family.model_types]
+    if not named and all(config.has(*KEYS[size]) for size in SIZES):
+        return config
+    fitting = named if len(named) == 1 else [own for own in named or inner if _fits(checkpoint, family, own[1])]
+    if len(fitting) > 1:
+        paths = ", ".join(path for path, _ in fitting)
+        raise CheckpointError(f"several parts could be the {family.name}'s: {paths}", file=config.file)
+    return fitting[0][1] if fitting else config
+
+
+def _fits(checkpoint: Checkpoint, family: Family, part: Config) -> bool:
+    """Whether a part of a config has the sizes of the tensors: as many layers, and as wide."""
+    n_layers, d_model, n_heads = (next((part.get(key) for key in KEYS[size] if part.has(key)), None) for size in SIZES)
+    if not isinstance(n_layers, int) or n_heads is None:
+        return False
+    for prefix in prefixes_of(checkpoint, family):
+        last, after = (prefix + family.layer.format(i=i) + family.output + "." for i in (n_layers - 1, n_layers))
+        own = [name for name in checkpoint if name.startswith(last)]
+        if own and d_model in checkpoint[own[0]].shape and not any(name.startswith(after) for name in checkpoint):
+            return True
+    return False
