@@ -16,6 +16,7 @@ from weightscope.checkpoint.tensor import StoredTensor
 from weightscope.errors import CheckpointError
 
 PLAIN = ("F32", "F16", "F64", "BF16")
+BLOCKS_AT_ONCE = 4096  # as one row: the gguf package takes 16 rows at a time, whose overhead outweighs short ones
 
 
 class GgufFile(OpenFile):
@@ -96,8 +97,9 @@ class GgufTensor(StoredTensor):
         package = _package()
         kind = package.constants.GGMLQuantizationType[self.dtype]
         block_bytes = package.constants.GGML_QUANT_SIZES[kind][1]
+        pieces = np.split(raw, range(BLOCKS_AT_ONCE * block_bytes, len(raw), BLOCKS_AT_ONCE * block_bytes))
         with np.errstate(over="ignore", invalid="ignore"):  # hostile scales; what comes of them is found and named
-            return package.quants.dequantize(raw.reshape(-1, block_bytes), kind).reshape(-1)
+            return np.concatenate([package.quants.dequantize(piece[None], kind)[0] for piece in pieces])
 
 
 def _package() -> Any:
