@@ -50,6 +50,14 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
 
 
+def sized(n_bytes: int) -> str:
+    """Bytes in decimal units, as disks and networks count: "4.19 MB"."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.3g} {unit}"
+    return f"{n_bytes} bytes"
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things: "1 head", "12 heads", "1,024 heads"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

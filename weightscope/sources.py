@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.checkpoint.source import existing
+from weightscope.embedded import resolved
 from weightscope.errors import CheckpointError, printable
 from weightscope.fingerprint import Fingerprint
 from weightscope.model import Model, open_model
@@ -50,6 +52,10 @@ class Source:
     def open(self) -> Model:
         """The model; see `open_model`."""
         return open_model(self.source, self.revision, self.family, self.tower)
+
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint as it is stored, whatever its family; see `open_checkpoint`."""
+        return open_checkpoint(resolved(self.source), self.revision)
 
     def as_seen(self, model: Model) -> "Source":
         """The same, to be opened elsewhere only if it is the same checkpoint there."""

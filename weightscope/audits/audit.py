@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Layer
+from weightscope.audits.coverage import attention_only, tensors_of_heads
 from weightscope.audits.directions import HeadDirections, directions_of
 from weightscope.audits.findings import Findings
 from weightscope.audits.measure import Arrays, measure_layer
 from weightscope.audits.measures import MeasuredHeads
 from weightscope.audits.model_findings import findings_of, positions_of
+from weightscope.audits.tensor_findings import tensor_findings
+from weightscope.audits.tensors import Everything, read_everything
 from weightscope.device import open_device
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.folder import Files, OutputFolder
@@ -33,6 +36,7 @@ class AuditOptions:
     window: int = 64
     directions: int | None = None
     device: str = "cpu"
+    all_tensors: bool = False
 
     def __post_init__(self) -> None:
         if self.layers == ():
@@ -54,6 +58,7 @@ def audit(
     window: int = 64,
     directions: int | None = None,
     device: str = "cpu",
+    all_tensors: bool = False,
     progress: bool = False,
 ) -> "Audit":
     """Measure every head, and say what stands out.
@@ -74,6 +79,8 @@ def audit(
         Singular directions of each map to read through the tokens; by default two where that takes seconds, else none.
     device : {"cpu", "cuda"}
         Where Gram matrices and other products of whole factors are computed.
+    all_tensors : bool
+        Read every tensor of the checkpoint too, attention or not; see `read_everything`.
     progress : bool
         Show a bar.
 
@@ -91,11 +98,13 @@ def audit(
     >>> audit.heads["qk_sigma1"].shape
     (16,)
     """
-    options = AuditOptions(None if layers is None else tuple(layers), tuple(deltas), window, directions, device)
+    options = AuditOptions(
+        None if layers is None else tuple(layers), tuple(deltas), window, directions, device, all_tensors
+    )
     with progress_shown(progress):
         indices = bar(options.layers_of(model), "layers", "layer")
         measured = {index: measure_task(lambda: model, index, options) for index in indices}
-    return conclude(model, measured, options)
+        return conclude(model, measured, options)
 
 
 def measure_task(get_model: Callable[[], Model], index: int, options: AuditOptions) -> dict[str, np.ndarray]:
@@ -128,12 +137,20 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     """What stands out in layers that have been measured, and the tokens along their heads' directions."""
     unchecked = model.unchecked()  # the embeddings too may hold a NaN, which is a finding, not the end
     heads = MeasuredHeads(layers, model.config.d_model)
+    indices = heads.layers.tolist()
     with one_blas_thread():
-        directions, notes = directions_of(unchecked, heads.layers.tolist(), options.directions)
+        directions, notes = directions_of(unchecked, indices, options.directions)
         notes += tuple(filter(None, positions_of(unchecked)[1:]))
-        return Audit(
-            model.name, model.family.name, model.config.d_model, heads, findings_of(unchecked, heads), directions, notes
-        )
+        findings = findings_of(unchecked, heads)
+    everything = read_everything(model.checkpoint) if options.all_tensors else None
+    if everything is not None:
+        padding = model.config.get("pad_token_id")
+        judged = tensors_of_heads(unchecked, indices)
+        findings = Findings([*findings, *tensor_findings(everything, judged, padding)])
+    coverage = attention_only(unchecked, indices) if everything is None else everything.lead
+    return Audit(
+        model.name, model.family.name, model.config.d_model, heads, findings, directions, notes, coverage, everything
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -153,6 +170,10 @@ class Audit:
         The tokens along every head's first singular directions; empty where no tokens were read.
     notes : tuple of str
         What was left out, and why, in sentences.
+    coverage : str
+        How much of the checkpoint was read, in a sentence.
+    everything : Everything or None
+        All tensors, attention or not, where that was asked for.
     """
 
     name: str
@@ -162,6 +183,8 @@ class Audit:
     findings: Findings
     directions: list[HeadDirections]
     notes: tuple[str, ...]
+    coverage: str = ""
+    everything: Everything | None = None
 
     @property
     def heads(self) -> Table:
@@ -182,7 +205,8 @@ class Audit:
         routes = [*self.heads["qk_route"], *self.heads["vo_route"]]
         by_qr = [f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route."] if "qr" in routes else []
         sizes = f"{counted(len(heads.layers), 'layer')} of {counted(heads.n_heads, 'head')}{kv}, width {self.d_model}."
-        return " ".join([f"{self.family}, {sizes}", self.findings.headline, *by_qr, *self.notes])
+        read = [self.coverage] if self.coverage else []
+        return " ".join([f"{self.family}, {sizes}", *read, self.findings.headline, *by_qr, *self.notes])
 
     def __repr__(self) -> str:
         heads = self.measured
@@ -232,11 +256,13 @@ class Audit:
             self.write_report(folder)
 
     def write_tables(self, files: Files) -> None:
-        """Write heads.csv, spectra.npz, findings.json and .csv, and directions.json where tokens were read."""
+        """Write the tables: heads, findings, spectra; directions, and those of all tensors, where they were read."""
         files.table("heads.csv", self.heads)
         files.table("findings.csv", self.findings.table)
         files.npz("spectra.npz", **self.measured.spectra())
         files.json("findings.json", self.findings.as_json())
+        if self.everything is not None:
+            self.everything.write(files)
         if self.directions:
             files.json("directions.json", [one.as_json() for one in self.directions])
 

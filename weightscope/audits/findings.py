@@ -53,6 +53,21 @@ KINDS: dict[str, Kind] = {
         "Look at its spectrum in the report and at the singular values of its two factors: which one collapsed?",
         "warning",
     ),
+    "zero_tensor": Kind(
+        "tensor of zeros",
+        "Check whether it is meant: a conversion that missed it leaves zeros too.",
+        "warning",
+    ),
+    "duplicate_layers": Kind(
+        "layers with the same tensors",
+        "Check whether the layers were copied on purpose, to make a model deeper; if so, expect them to do the same.",
+        "warning",
+    ),
+    "odd_dtype": Kind(
+        "unexpected dtype",
+        "Check how the checkpoint was saved: one tensor kept in another precision is often a slip.",
+        "warning",
+    ),
     "duplicate_heads": Kind(
         "duplicate heads",
         "Compare the two heads' attention on text; copied layers and unbroken symmetry look like this.",
@@ -69,6 +84,18 @@ KINDS: dict[str, Kind] = {
     "layer_off_trend": Kind(
         "layer off the trend",
         "Compare the layer with its neighbours: another scale here means another norm gain, learning rate or merge.",
+    ),
+    "norm_off_role": Kind(
+        "tensor off its role's norms",
+        "Compare it with the same tensor of the layers beside it, and with an earlier checkpoint.",
+    ),
+    "duplicate_tensors": Kind(
+        "tensors with the same values",
+        "Tied weights are meant to be equal, and buffers often are; other copies waste memory.",
+    ),
+    "constant_rows": Kind(
+        "rows of one value",
+        "See what the rows are for: padding and tokens that training never met are usual, pruned neurons too.",
     ),
     "outlier_dimension": Kind(
         "outlier dimension",

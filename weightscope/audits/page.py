@@ -38,6 +38,7 @@ def write_audit_page(files: Files, audit: "Audit") -> None:
         kinds=[list(findings) for _, findings in groupby(audit.findings, key=lambda finding: finding.kind)],
         most_open=MOST_OPEN,
         measures=[measure for measure in heads.measures if measure.scale],
+        everything=audit.everything,
         facts=_facts(audit),
     )
 

@@ -1,4 +1,4 @@
-"""Everything in a checkpoint's files, attention or not: each tensor read once, in blocks, and told in a row of numbers."""
+"""Everything in a checkpoint's files, attention or not: each tensor read once, in blocks, and told in numbers."""
 
 import hashlib
 import re
@@ -15,6 +15,7 @@ from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.blocks import Block, blocks_of, row_width, streamed
 from weightscope.checkpoint.tensor import StoredTensor
 from weightscope.errors import CheckpointError, counted, printable
+from weightscope.folder import Files
 from weightscope.parallel import in_threads
 from weightscope.progress import bar
 from weightscope.tables import Column, Table
@@ -22,7 +23,7 @@ from weightscope.tables import Column, Table
 NAMED = 20  # rows of a tensor that are listed by index
 LONG_ROW = 1 << 14  # values: sums of squares over longer rows, and over vectors, are taken in float64
 TINY = 1e-30  # a float32 sum of squares below it has lost digits and is taken again in float64
-NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole part of a name between dots
+NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")  # a whole part of a name between dots
 
 
 def role_of(name: str) -> tuple[str, tuple[int, ...]]:
@@ -191,8 +192,8 @@ class Everything:
         """What was read, and what was not, in a sentence or two."""
         said = f"Every value of {counted(len(self.facts), 'tensor')} was read."
         if self.unread:
-            name, why = next(iter(self.unread.items()))
-            said += f" {counted(len(self.unread), 'tensor')} could not be: {printable(name)} {why}."
+            why = next(iter(self.unread.values()))
+            said += f" {counted(len(self.unread), 'tensor')} could not be: {printable(why)}."
         return said
 
     @cached_property
@@ -212,13 +213,18 @@ class Everything:
         for role, members in by_role(self.facts).items():
             norms = np.array([one.rms for one in members])
             known = norms[np.isfinite(norms)] if np.isfinite(norms).any() else np.array([np.nan])
-            kinds = (
-                ", ".join(dict.fromkeys(of)) for of in zip(*((one.dtype, shown_shape(one.shape)) for one in members))
-            )
-            rows.append((role, len(members), *kinds, sum(one.nbytes for one in members), float(np.median(known)),
-                         known.min(), known.max(), sum(one.not_finite for one in members),
-                         sum(one.zero_rows for one in members)))  # fmt: skip
+            stored = zip(*((one.dtype, shown_shape(one.shape)) for one in members), strict=True)
+            dtype, shape = (", ".join(dict.fromkeys(found)) for found in stored)
+            totals = (sum(getattr(one, name) for one in members) for name in ("nbytes", "not_finite", "zero_rows"))
+            n_bytes, not_finite, zero_rows = totals
+            spread = float(np.median(known)), known.min(), known.max()
+            rows.append((role, len(members), dtype, shape, n_bytes, *spread, not_finite, zero_rows))
         return Table.of_rows(ROLE_COLUMNS, rows)
+
+    def write(self, files: Files) -> None:
+        """Write tensors.csv, a row a tensor, and roles.csv."""
+        files.table("tensors.csv", self.table)
+        files.table("roles.csv", self.roles)
 
 
 TENSOR_COLUMNS = (

@@ -35,7 +35,7 @@ def row_width(shape: tuple[int, ...]) -> int:
         width *= size
         if width >= SHORT:
             break
-    return width if 1 < width <= BLOCK and prod(shape) else 0
+    return width if 1 < width <= BLOCK and 0 not in shape else 0
 
 
 @dataclass(frozen=True)

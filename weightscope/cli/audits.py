@@ -27,6 +27,7 @@ from weightscope.cli.options import (
     help="Distances over which a rotated W_QK is averaged.",
 )  # fmt: skip
 @click.option("--directions", type=click.IntRange(0), help="Singular directions a map to read through the tokens.")
+@click.option("--all", "all_tensors", is_flag=True, help="Read every tensor of the file too, attention or not.")
 @click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted; keep one that is finished.")
 @device_option
 @with_engine
@@ -38,6 +39,7 @@ def audit_command(
     deltas: str,
     window: int,
     directions: int | None,
+    all_tensors: bool,
     resume: bool,
     device: str,
     engine: Any,
@@ -52,7 +54,7 @@ def audit_command(
     from weightscope.sources import is_list, read_list
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
-    options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device)
+    options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device, all_tensors)
     if is_list(source):
         _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
         return

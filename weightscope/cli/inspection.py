@@ -2,30 +2,61 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from weightscope.cli.options import with_model
-from weightscope.errors import printable
+from weightscope.cli.options import with_source
+from weightscope.errors import printable, sized
 
 if TYPE_CHECKING:
+    from weightscope.checkpoint import Checkpoint
     from weightscope.model import Model
+    from weightscope.sources import Source
 
 
 @click.command()
-@with_model
-def inspect(model: "Model") -> None:
+@with_source
+@click.option("--check", is_flag=True, help="Read every tensor once and say what stands out; of any architecture.")
+def inspect(named: Any, source: str, check: bool) -> None:
     """Family, shapes, dtypes, and the bytes an audit would read."""
-    click.echo("\n".join(describe(model)))  # all of it or an error, not half of it and then one
+    lines = checked(named(source)) if check else describe(named(source).open())
+    click.echo("\n".join(lines))  # all of it or an error, not half of it and then one
+
+
+def checked(source: "Source") -> Iterator[str]:
+    """Lines for a person: what is in the file, by role, and what stands out; no family needs to know it."""
+    from weightscope.audits.findings import Findings
+    from weightscope.audits.tensor_findings import tensor_findings
+    from weightscope.audits.tensors import read_everything
+    from weightscope.errors import CheckpointError
+
+    try:
+        checkpoint = source.open().checkpoint
+    except CheckpointError:  # of no known family, or not whole
+        checkpoint = source.checkpoint()
+    yield from _stored(checkpoint)
+    began = perf_counter()
+    everything = read_everything(checkpoint)
+    seconds = perf_counter() - began
+    findings = Findings(tensor_findings(everything, padding=checkpoint.config.get("pad_token_id")))
+    rate = f"{sized(everything.nbytes)} in {seconds:.2f} s, {sized(int(everything.nbytes / seconds))}/s"
+    yield f"{everything.lead} {findings.headline} ({rate})"
+    yield everything.roles.text()
+    yield from map(str, findings)
+
+
+def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
+    dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
+    yield f"checkpoint  {printable(checkpoint.name)}: {len(checkpoint)} tensors, {sized(checkpoint.nbytes)}"
+    yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
 
 
 def describe(model: "Model") -> Iterator[str]:
     """Lines for a person: family, sizes, dtypes, embeddings, bytes."""
     checkpoint, config, family = model.checkpoint, model.config, model.family
-    dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
-    yield f"checkpoint  {printable(checkpoint.name)}: {len(checkpoint)} tensors, {_size(checkpoint.nbytes)}"
-    yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
+    yield from _stored(checkpoint)
     yield f"family      {family.name} (model_type {printable(config.model_type)})"
     yield f"layers      {config.n_layers}, width {config.d_model}"
     others = [i for i in range(config.n_layers) if i not in model.attention_layers]
@@ -45,10 +76,10 @@ def _budget(model: "Model") -> Iterator[str]:
     everything = {name for of_layer in names.values() for name in of_layer}  # ALBERT's layers share theirs
     for label, chosen in (("audit reads", everything), (f"layer {layers[0]:<5}", set(names[layers[0]]))):
         of_qk = {name for name in chosen if any(f".{m}." in f".{name}" for m in (model.family.query, model.family.key))}
-        whole, share = (_size(checkpoint.bytes_to_read(those)) for those in (chosen, of_qk))
-        yield f"{label} {whole} of {_size(checkpoint.nbytes)}, {share} of it queries and keys"
+        whole, share = (sized(checkpoint.bytes_to_read(those)) for those in (chosen, of_qk))
+        yield f"{label} {whole} of {sized(checkpoint.nbytes)}, {share} of it queries and keys"
     if checkpoint.bytes_fetched or checkpoint.bytes_to_fetch(everything):
-        headers, rest = _size(checkpoint.bytes_fetched), _size(checkpoint.bytes_to_fetch(everything))
+        headers, rest = sized(checkpoint.bytes_fetched), sized(checkpoint.bytes_to_fetch(everything))
         yield f"network     {headers} fetched for the headers; an audit fetches {rest}"
     for name in names[layers[0]]:
         yield f"  {printable(name)}  {checkpoint[name].dtype}  {checkpoint[name].shape}"
@@ -62,11 +93,3 @@ def _embedding(model: "Model", name: str) -> str:
         return f"not in this checkpoint (looked for {full})"
     tensor = model.checkpoint[full]
     return f"{printable(full)}  {tensor.dtype}  {tensor.shape}"
-
-
-def _size(n_bytes: int) -> str:
-    """Bytes in decimal units, as disks and networks count."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= scale:
-            return f"{n_bytes / scale:.3g} {unit}"
-    return f"{n_bytes} bytes"
