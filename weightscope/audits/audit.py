@@ -146,8 +146,9 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     if everything is not None:
         padding = model.config.get("pad_token_id")
         judged = tensors_of_heads(unchecked, indices)
+        judged += [member.name for one in findings for member in one.members if member.what == "tensor"]
         findings = Findings([*findings, *tensor_findings(everything, judged, padding)])
-    coverage = attention_only(unchecked, indices) if everything is None else everything.lead
+    coverage = attention_only(unchecked, indices, bool(directions)) if everything is None else everything.lead
     return Audit(
         model.name, model.family.name, model.config.d_model, heads, findings, directions, notes, coverage, everything
     )

@@ -1,26 +1,34 @@
 """What of a checkpoint an audit of its heads reads, and what it therefore says nothing of."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from weightscope.errors import CheckpointError, sized
 from weightscope.model import Model
 
 
-def tensors_of_heads(model: Model, layers: Sequence[int]) -> list[str]:
-    """The tensors that are read to measure the heads of these layers and the embeddings, by name."""
+def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = False) -> list[str]:
+    """The tensors that are read to measure the heads of these layers and the embeddings, by name.
+
+    Parameters
+    ----------
+    model : Model
+    layers : sequence of int
+    tokens_read : bool
+        The tokens that heads write were read too, through the unembedding.
+    """
     names = [tensor.name for index in layers for tensor in model.attention_tensors(index)]
-    inputs, prefix = model.family.inputs, ""
-    try:
-        prefix = model.prefix
+    names.append(model.prefix + model.family.inputs.positions)
+    with suppress(CheckpointError):  # the checkpoint has no token embedding
         names.append(model.embeddings.token_tensor.name)
-    except CheckpointError:  # the checkpoint has no token embedding
-        pass
-    return [name for name in dict.fromkeys([*names, prefix + inputs.positions]) if name in model.checkpoint]
+    with suppress(CheckpointError):  # nor an unembedding
+        names += [model.unembedding.tensor.name] if tokens_read else []
+    return [name for name in dict.fromkeys(names) if name in model.checkpoint]
 
 
-def attention_only(model: Model, layers: Sequence[int]) -> str:
-    """How little was read, in a sentence; empty where it was all there is."""
-    names, checkpoint = tensors_of_heads(model, layers), model.checkpoint
+def attention_only(model: Model, layers: Sequence[int], tokens_read: bool = False) -> str:
+    """How little was read, in a sentence; empty where it was all there is. Parameters as of `tensors_of_heads`."""
+    names, checkpoint = tensors_of_heads(model, layers, tokens_read), model.checkpoint
     if len(names) == len(checkpoint):
         return ""
     share = f"{sized(checkpoint.bytes_to_read(names))} of {sized(checkpoint.nbytes)}"

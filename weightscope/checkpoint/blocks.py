@@ -66,7 +66,7 @@ class Block:
         CheckpointError
             They cannot be read, or are of a dtype whose values are not known.
         """
-        tensor, size = self.tensor.unchecked(), prod(self.tensor.shape)
+        tensor, size = self.tensor.unchecked(set()), prod(self.tensor.shape)
         if isinstance(tensor, StoredTensor):
             return _native(tensor, tensor.raw(*(at * tensor.nbytes // max(size, 1) for at in (self.start, self.stop))))
         if isinstance(tensor, WholeTensor):
