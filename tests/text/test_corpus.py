@@ -5,13 +5,16 @@ import gzip
 import json
 import os
 import re
+from collections import deque
 from pathlib import Path
 
 import pytest
 
 from weightscope.errors import CheckpointError
 from weightscope.text import corpus
-from weightscope.text.corpus import corpus_files, documents
+from weightscope.text.bigrams import pieces
+from weightscope.text.corpus import corpus_files, documents, read_documents
+from weightscope.text.tokenizer import GPT2, SAFE_CUTS
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the 'bigrams' extra")
 parquet = pytest.importorskip("pyarrow.parquet", reason="needs the 'bigrams' extra")
@@ -88,9 +91,9 @@ def test_progress_adds_up_to_the_size_on_disk(tmp_path, monkeypatch, name):
     assert sum(read_bytes) == (tmp_path / name).stat().st_size
 
 
-def table(**columns) -> bytes:
+def table(options=None, **columns) -> bytes:
     stream = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.table(columns), stream)
+    parquet.write_table(pyarrow.table(columns), stream, **(options or {}))
     return stream.getvalue().to_pybytes()
 
 
@@ -123,6 +126,42 @@ ATTACKS = {
     "Parquet with invalid UTF-8": ("a.parquet", table(text=BROKEN_STRINGS), "a.parquet: unreadable Parquet"),
     "a name that drives a terminal": ("\x1b[2J.txt", b"\xff", "\\x1b[2J.txt: invalid UTF-8"),
 }
+
+
+# Small files that unpack to hundreds of megabytes, some of them to one line or one word.
+LONG = "a" * 34_000_000
+MANY = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 150, pyarrow.int32()), [LONG[:200_000]])
+ZSTD = {"compression": "zstd"}
+PLAIN = ZSTD | {"use_dictionary": False}
+BOMBS = {
+    "a long word": ("a.txt", LONG.encode(), "more than 33554432 characters without a place"),
+    "a long run of spaces": ("a.txt.gz", gzip.compress(b" " * len(LONG)), "33554432 characters without a place"),
+    "a long line": ("a.jsonl.gz", gzip.compress(b"\n" + LONG.encode()), "a.jsonl.gz:2: has more than 33554432 bytes"),
+    "short words": ("a.txt.zst", zstandard.compress(b"a " * 2_000_000), "a.txt.zst: unpacks to more than 200 times"),
+    "a long row": ("a.parquet", table(ZSTD, text=[LONG]), "a.parquet:1: has more than 33554432 bytes in a row"),
+    "one row 150 times": ("a.parquet", table(ZSTD, text=MANY), "a.parquet: unpacks to more than 200 times"),
+    "rows alike": ("a.parquet", table(PLAIN, text=[LONG[:200_000]] * 50), "a.parquet: unpacks to more than 200"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_file_does_not_become_gigabytes(tmp_path, monkeypatch, bomb):
+    name, content, message = BOMBS[bomb]
+    if "unpacks" in message:  # the others are refused before that
+        monkeypatch.setattr(corpus, "ALWAYS_UNPACKED", 1 << 20)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        for document in documents(corpus_files([tmp_path]), lambda read: None):
+            deque(pieces(document, SAFE_CUTS[GPT2]), maxlen=0)
+
+
+def test_what_is_read_to_run_a_model_on_fits_in_memory(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "b.txt").write_text("some more")
+    assert read_documents([tmp_path]) == ["some text", "some more"]
+    monkeypatch.setattr(corpus, "MOST_CHARACTERS", 17)
+    with pytest.raises(CheckpointError, match="more than 17 characters of text; give fewer"):
+        read_documents([tmp_path])
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

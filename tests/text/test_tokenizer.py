@@ -152,6 +152,20 @@ def test_the_text_of_sentencepiece_tokens():
     assert token_text(tokenizer, 0, 1) == " there"
 
 
+def test_a_token_of_kilobytes_is_shown_cut():
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a" * 200: 0, "b" * 20_000: 1}, unk_token="?"))
+    assert token_text(tokenizer, 0) == "a" * 200
+    assert token_text(tokenizer, 1) == "b" * 200 + "…"
+    assert len(token_text(tokenizer, 0, 1)) == 401
+
+
+def test_a_file_of_gigabytes_is_not_read(tmp_path):
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(3 << 30)  # a hole, which takes no room
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: has more than 100000000 bytes; no more are read"):
+        load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -12,6 +12,7 @@ from weightscope.runner.tokenizer import framing_of
 from weightscope.text.inputs import Texts, read_texts
 from weightscope.text.kinds import Tokens, image_tokens, text_tokens
 from weightscope.text.sequences import paragraph_pairs, token_windows
+from weightscope.text.tokenizer import shortened
 
 CHARACTERS_A_TOKEN = 5  # of English
 
@@ -92,7 +93,7 @@ def _text_inputs(model: Model, texts: Texts, n: int, length: int, seed: int) -> 
     sequences = (paragraph_pairs if framing.takes_pairs else token_windows)(framing, texts.texts, n, length, seed)
     if not sequences:
         raise CheckpointError(f"the texts are too short for inputs of {length} tokens")
-    first = framing.tokenizer.id_to_token(int(sequences[0][0]))
+    first = shortened(str(framing.tokenizer.id_to_token(int(sequences[0][0]))))
     shape = f"at most {length} tokens each, pairs of paragraphs" if framing.takes_pairs else f"{length} tokens each"
     note = f"Run on {len(sequences)} texts, {shape}, beginning with {first}, from {texts.source}."
     return Inputs({f"text {index}": each for index, each in enumerate(sequences)}, text_tokens(framing.tokenizer), note)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PIECE = 4 << 10  # characters: short enough for an encoding to stay in the cache
+LONGEST_PIECE = 1 << 25  # characters without a place to cut; encoding one takes fifty to two hundred bytes
 BATCH = 256 << 10  # characters
 BATCH_PIECES = 2 << 10
 BUFFER = 4 << 20  # pairs
@@ -119,19 +120,25 @@ def openwebtext_counts(tokenizer: Tokenizer, shards: int, folder: str | Path = "
 
 def pieces(document: Document, cut: re.Pattern[str] | None) -> Iterator[str]:
     """A document in pieces of about `PIECE` characters that start where `cut` matches; whole when it is None."""
-    if cut is None:
-        document = ["".join(document)]
     text = ""
     for part in document:
         searched = len(text)  # no cut before it but one that is too close to the piece's start
         text += part
         start = 0
         while cut and (match := cut.search(text, max(start + PIECE, searched))):
-            yield text[start : match.start()]
+            yield _checked(text[start : match.start()])
             start = match.start()
-        text = text[start:]
+        text = _checked(text[start:])
     if text:
         yield text
+
+
+def _checked(text: str) -> str:
+    """A text that is encoded at once, if it is not too long for that."""
+    if len(text) > LONGEST_PIECE:
+        problem = f"a text of more than {LONGEST_PIECE} characters without a place where this tokenizer is certain to"
+        raise CheckpointError(f"{problem} cut it; split it into documents, a line of JSON each")
+    return text
 
 
 def batched(documents: Iterable[Document], cut: re.Pattern[str] | None) -> Iterator[list[Piece]]:

@@ -6,7 +6,8 @@
 | JSON lines | a line, its field "text" | .jsonl, .ndjson, .json |
 | Parquet | a row, its column "text" | .parquet |
 
-Text and JSON lines may be compressed (.gz, .zst). Text is UTF-8, taken as it stands: no newline is translated.
+Text and JSON lines may be compressed (.gz, .zst). Text is UTF-8, taken as it stands: no newline is translated. A few
+hundred bytes can unpack to gigabytes; what is no text is refused before it is in memory.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ COMPRESSED = (".gz", ".zst")
 BLOCK = 1 << 20
 ZSTD_BLOCK = 4 << 10  # of compressed bytes: a few of them can stand for megabytes
 ROWS = 256
+LONGEST_DOCUMENT = 32 << 20  # bytes of a line or a row, which is in memory whole; the longest books have 5 MB
+MOST_CHARACTERS = 1 << 28  # of documents that are read to run a model on: all of them are in memory
+LARGEST_EXPANSION = 200  # times what is on disk; compressed text unpacks to ten times that
+ALWAYS_UNPACKED = 64 << 20  # bytes, whatever the expansion
 
 
 @dataclass(frozen=True)
@@ -116,9 +121,17 @@ def read_documents(paths: Iterable[str | Path], most: int = 10_000) -> list[str]
     Raises
     ------
     CheckpointError
-        A path is missing or unreadable, or there is no text.
+        A path is missing or unreadable, or there is no text, or too much.
     """
-    texts = ["".join(document) for document in islice(documents(corpus_files(paths), lambda _: None), most)]
+    texts, left = [], MOST_CHARACTERS
+    for document in islice(documents(corpus_files(paths), lambda _: None), most):
+        parts = []
+        for part in document:
+            parts.append(part)
+            left -= len(part)
+            if left < 0:
+                raise CheckpointError(f"more than {MOST_CHARACTERS} characters of text; give fewer or shorter files")
+        texts.append("".join(parts))
     if not any(text.strip() for text in texts):
         raise CheckpointError("there is no text in what was given")
     return texts
@@ -156,7 +169,7 @@ def _decoded(path: Path, advance: Advance) -> Iterator[str]:
 
 
 def _json_lines(path: Path, advance: Advance) -> Iterator[Document]:
-    for number, line in enumerate(_lines(_blocks(path, advance)), start=1):
+    for number, line in enumerate(_lines(path, _blocks(path, advance)), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
@@ -175,15 +188,20 @@ def _json_lines(path: Path, advance: Advance) -> Iterator[Document]:
         yield (text,)
 
 
-def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def _lines(path: Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
     rest: list[bytes] = []
+    number, size = 1, 0
     for block in blocks:
         first, *others = block.split(b"\n")
         rest.append(first)
+        size += len(first)
+        if size > LONGEST_DOCUMENT:
+            raise CheckpointError(f"has more than {LONGEST_DOCUMENT} bytes in a line", file=f"{path}:{number}")
         if others:
             yield b"".join(rest)
             yield from others[:-1]
-            rest = [others[-1]]
+            rest, size = [others[-1]], len(others[-1])
+            number += len(others)
     yield b"".join(rest)
 
 
@@ -194,20 +212,43 @@ def _parquet_rows(file: CorpusFile, advance: Advance) -> Iterator[Document]:
     except ImportError as error:
         raise CheckpointError("Parquet needs the pyarrow library: pip install pyarrow", file=file.path) from error
 
-    row = 0
+    row = unpacked = 0
     try:
-        # buffered: a page at a time, not a row group
-        with parquet.ParquetFile(file.path, buffer_size=BLOCK, pre_buffer=False) as source:
-            _check_column(source.schema_arrow, file.path)
+        _check_column(parquet.read_schema(file.path), file.path)
+        # buffered: a page at a time, not a row group; as a dictionary, so that equal rows are in memory once
+        with parquet.ParquetFile(file.path, buffer_size=BLOCK, pre_buffer=False, read_dictionary=[FIELD]) as source:
+            _check_expansion(_declared(source.metadata), file.size, file.path)
             rows = max(source.metadata.num_rows, 1)
             for batch in source.iter_batches(batch_size=ROWS, columns=[FIELD], use_threads=False):
-                for text in batch.column(0).to_pylist():
+                texts = batch.column(0).dictionary
+                for index in batch.column(0).indices.to_pylist():
                     row += 1
-                    if text is not None:
-                        yield (text,)
+                    if index is None:
+                        continue
+                    if len(texts[index].as_buffer()) > LONGEST_DOCUMENT:
+                        problem = f"has more than {LONGEST_DOCUMENT} bytes in a row"
+                        raise CheckpointError(problem, file=f"{file.path}:{row}")
+                    text = texts[index].as_py()
+                    unpacked += len(text)
+                    _check_expansion(unpacked, file.size, file.path)
+                    yield (text,)
                 advance(file.size * row // rows - file.size * (row - len(batch)) // rows)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise CheckpointError(f"unreadable Parquet after row {row}: {error}", file=file.path) from error
+
+
+def _declared(metadata: Any) -> int:
+    """Bytes that the column's pages have when they are unpacked, as the file says."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    columns = (group.column(number) for group in groups for number in range(group.num_columns))
+    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == FIELD)
+
+
+def _check_expansion(unpacked: int, packed: int, path: Path) -> None:
+    if unpacked > ALWAYS_UNPACKED + LARGEST_EXPANSION * packed:
+        raise CheckpointError(
+            f"unpacks to more than {LARGEST_EXPANSION} times its size, which text never does", file=path
+        )
 
 
 def _check_column(schema: Any, path: Path) -> None:
@@ -234,11 +275,13 @@ def _blocks(path: Path, advance: Advance) -> Iterator[bytes]:
             else:
                 stream = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
                 blocks = iter(lambda: stream.read(BLOCK), b"")
-            read = 0
+            read = unpacked = 0
             for block in blocks:
                 yield block
+                unpacked += len(block)
                 advance(raw.tell() - read)
                 read = raw.tell()
+                _check_expansion(unpacked, read, path)
     except tuple(broken) as error:
         raise CheckpointError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from error
 
@@ -257,8 +300,8 @@ def _unzstd(raw: IO[bytes], decompressor: Any) -> Iterator[bytes]:
     while block := raw.read(ZSTD_BLOCK):
         while block:
             frame = frame or decompressor.decompressobj()
-            if text := frame.decompress(block):
-                yield text
+            text = frame.decompress(block)
+            yield from (text[start : start + BLOCK] for start in range(0, len(text), BLOCK))
             block = frame.unused_data
             if frame.eof:
                 frame = None

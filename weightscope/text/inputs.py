@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from weightscope.checkpoint.jsontext import read_small
 from weightscope.errors import CheckpointError
 from weightscope.text.corpus import read_documents
 from weightscope.text.sequences import sentences
 
 WORKS = Path(__file__).parent / "public_domain"
+LARGEST_TABLE = 16_000_000  # bytes of a table of STS-B, of which the largest has one
 OPENWEBTEXT = "Skylion007/openwebtext"
 
 
@@ -87,8 +89,8 @@ def read_sentences(paths: Sequence[str | Path] = (), *, characters: int = 0) -> 
 def _sts_sentences(table: Path) -> list[str]:
     """The first sentence of every pair: column 6 of STS-B's tab-separated tables."""
     try:
-        rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
+        rows = [line.split("\t") for line in read_small(table, LARGEST_TABLE).decode().splitlines()]
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"cannot be read: {error}", file=table) from None
     short = [number for number, row in enumerate(rows, 1) if len(row) < 7]
     if short:

@@ -9,7 +9,7 @@ from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.shapes import ShowsShapes
 from weightscope.text.sequences import Framing, added_tokens
-from weightscope.text.tokenizer import token_text, vocab_size
+from weightscope.text.tokenizer import shortened, token_text, vocab_size
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -55,7 +55,8 @@ def token_kinds(framing: Framing) -> TokenKinds:
         of_token[token] = len(special)
     for kind, token in enumerate(special):
         of_token[token] = kind
-    return TokenKinds((*(str(tokenizer.id_to_token(token)) for token in special), ". or ,", "other"), of_token)
+    names = (shortened(str(tokenizer.id_to_token(token))) for token in special)
+    return TokenKinds((*names, ". or ,", "other"), of_token)
 
 
 class Tokens(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install tokenizers"
 END_OF_TEXT = "<|endoftext|>"
+LONGEST_TOKEN = 200  # characters that are shown; a page shows thousands of tokens, and a file may have them of 20 kB
 
 # Where a text may be cut so that its pieces have the tokens of the whole. Each row is a pre-tokenizer's pattern and the
 # places between its words: no alternative of the pattern matches a non-space followed by that space, so a word always
@@ -160,10 +162,21 @@ def token_id(tokenizer: Tokenizer, text: str) -> int:
 
 
 def token_text(tokenizer: Tokenizer, *ids: int) -> str:
-    """The text that tokens stand for, one after the other, spaces kept.
+    """The text that tokens stand for, one after the other, spaces kept; one of kilobytes ends in an ellipsis.
 
     Bytes that are no whole character are spelled out ("\\xe9"), and so is an id without a token ("<id 50300>").
     """
+    return shortened(_text(tokenizer, ids), len(ids))
+
+
+def shortened(text: str, n_tokens: int = 1) -> str:
+    """The text of so many tokens, as long as a page can show it."""
+    longest = LONGEST_TOKEN * n_tokens
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """All of it."""
     tokens = [tokenizer.id_to_token(index) or f"<id {index}>" for index in ids]
     if any(part["type"] == "ByteLevel" for part in _parts(tokenizer.decoder) + _parts(tokenizer.pre_tokenizer)):
         return b"".join(map(_byte_level_bytes, tokens)).decode(errors="backslashreplace")
