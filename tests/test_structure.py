@@ -21,7 +21,7 @@ families
 embeddings
 unembedding
 model
-fingerprint
+overflow fingerprint
 sources text
 runner
 pages

@@ -35,6 +35,10 @@ class CheckpointError(Exception):
         super().__init__(f"{where}{what}{_short(problem, LONGEST_PROBLEM)}")
 
 
+class TooLargeError(CheckpointError):
+    """Numbers that leave the range of their type; whoever knows the weights they come of says which those are."""
+
+
 def _short(text: str, longest: int) -> str:
     """Printable, and cut in the middle where a hostile name would bury the message."""
     if len(text) > longest:

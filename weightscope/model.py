@@ -182,6 +182,15 @@ class Model:
         )
         return [checkpoint[name] for name in sorted(names | {name for name in lone if name in checkpoint})]
 
+    @property
+    def embedding_tensors(self) -> list[Tensor]:
+        """What `embeddings` and `positions` are read from: rows, and the norm and projection after them; unread."""
+        inputs, checkpoint = self.family.inputs, self.checkpoint
+        rows = (self.prefix + name for name in (inputs.tokens, inputs.positions, inputs.types) if name)
+        modules = filter(None, (inputs.norm and inputs.norm.module, inputs.before, inputs.after))
+        after = (name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}."))
+        return [checkpoint[name] for name in (*rows, *after) if name in checkpoint]
+
     @cached_property
     def first_layer(self) -> Layer:
         """The first attention layer as a function of the embeddings: its heads act on (e_t + p_p) / sigma(e_t + p_p).

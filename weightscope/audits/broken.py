@@ -1,4 +1,4 @@
-"""Findings about weights that no number comes of: NaN and infinity, by the tensors in which they stand."""
+"""Findings about weights that no number comes of: NaN, infinity, and what overflows, by the tensors they stand in."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,8 +8,9 @@ from weightscope.audits.findings import Finding, Member, spans
 from weightscope.audits.measures import MAPS, MeasuredHeads
 from weightscope.checkpoint import Tensor
 from weightscope.model import Model
+from weightscope.overflow import BLOCK_VALUES, largest_weight
 
-BLOCK_VALUES = 4 << 20  # of a tensor looked through at a time for those that are not finite
+SQUARE_OVERFLOWS = 1.8e19  # in float32; larger weights are never meant
 
 
 def broken_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
@@ -33,7 +34,7 @@ def broken_elsewhere(model: Model, heads: MeasuredHeads, told: Iterable[str]) ->
     of_layers = {name for names in heads.broken.values() for name in names}
     for name in sorted((model.checkpoint.noted or set()) - of_layers - set(told)):
         counts = {name: count_not_finite(model.checkpoint[name])}
-        yield _finding(None, None, counts, f"NaN or infinite weights ({_where(counts)}) stand before the first layer.")
+        yield _finding(None, None, counts, f"NaN or infinite weights ({_where(counts)}) stand outside the layers.")
 
 
 def _finding(
@@ -44,6 +45,23 @@ def _finding(
     one = members[0].index if len(reached or ()) == 1 else None
     total = float(sum(counts.values()))
     return Finding("not_finite", layer, one, map_name, "values_not_finite", total, 0.0, text, tuple(members))
+
+
+def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
+    """Layers with heads that have no numbers because finite weights are too large to compute with."""
+    for i, layer in enumerate(heads.layers.tolist()):
+        without = {name: heads_without_numbers(heads, i, name) for name in MAPS}
+        if not any(without.values()):
+            continue
+        largest, tensor = largest_weight(model.attention_tensors(layer))
+        if heads.broken[layer] and largest < SQUARE_OVERFLOWS:
+            continue  # NaN and infinity are the reason, and told of
+        for name, those in without.items():
+            if those:
+                text = f"Weights as large as {largest:.3g}, in {tensor}, overflow: {_heads(those)} cannot be measured."
+                members = (*(Member("head", head) for head in those), Member("tensor", None, name=tensor))
+                one = those[0] if len(those) == 1 else None
+                yield Finding("overflow", layer, one, name, "largest_weight", largest, None, text, members)
 
 
 def heads_without_numbers(heads: MeasuredHeads, i: int, map_name: str) -> list[int]:

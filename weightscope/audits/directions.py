@@ -76,7 +76,7 @@ class Line:
         if own.single:
             return f"{w}, σ{first} = {values[0]:.3g}"
         block = f"{w}, σ{first} to σ{last} = {values[0]:.3g} to {values[-1]:.3g}: near-equal, one space"
-        return block if self.sides else f"{block} of {len(values)} directions, too wide to name tokens"
+        return block if own.left.shape[1] else f"{block} of {len(values)} directions, too wide to name tokens"
 
     def as_json(self) -> dict[str, Any]:
         """As directions.json has it."""

@@ -38,6 +38,11 @@ KINDS: dict[str, Kind] = {
         "Read the tensor again from its source; if it is the same there, the training run or the conversion broke it.",
         "error",
     ),
+    "overflow": Kind(
+        "weights that overflow",
+        "Read the tensor again from its source; if it is the same there, the run diverged or a scale is wrong.",
+        "error",
+    ),
     "zero_head": Kind(
         "zero head",
         "Check whether the head was pruned on purpose; if not, compare with the checkpoint before it.",

@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from weightscope.attention.head import Head
-from weightscope.audits.broken import broken_elsewhere, broken_layers
+from weightscope.audits.broken import SQUARE_OVERFLOWS, broken_elsewhere, broken_layers, overflowing_layers
 from weightscope.audits.findings import Finding, Findings, Member
 from weightscope.audits.head_findings import head_findings
 from weightscope.audits.measures import MeasuredHeads
@@ -44,6 +44,7 @@ def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
     return Findings(
         [
             *broken_layers(model, heads),
+            *overflowing_layers(model, heads),
             *head_findings(heads, explained),
             *duplicates(model, heads),
             *dimensions,
@@ -186,6 +187,11 @@ def _rows(
         of = members(broken)
         text = f"{counted(len(of), 'row')} of {tensor} hold NaN or infinity, the first {broken[0]}{_named(of)}."
         yield Finding("not_finite", None, None, None, f"{what}_rows", len(of), 0.0, text, of)
+    huge = np.flatnonzero(np.isfinite(norms) & (norms > SQUARE_OVERFLOWS))
+    if len(huge):
+        of, largest = members(huge), float(norms[huge].max())
+        text = f"{counted(len(of), 'row')} of {tensor} are too long for float32, the longest {largest:.3g}{_named(of)}."
+        yield Finding("overflow", None, None, None, f"{what}_norm", largest, None, text, of)
     kept = np.where(np.isfinite(norms) & (np.arange(len(norms)) != padding), norms, np.nan)
     low, high, usual, initial = judged_rows(kept, blocks, initial_std)
     for kind, rows in (("undertrained_rows", low), ("oversized_rows", high)):

@@ -243,5 +243,8 @@ def channel_ranks(model: Model, wired: Wiring, edges: Sequence[Edge]) -> np.ndar
                     head, vo = second.head(edge.b), written[edge.a]
                     read = {"q": head.qk, "k": Factored(head.qk.right, head.qk.left), "v": head.vo}[edge.kind]
                     channel = Factored(vo.left @ (vo.right.T @ read.left), read.right)
+                    if not np.isfinite(channel.left).all():  # it overflows float32
+                        wide = vo.right.T.astype(np.float64) @ read.left
+                        channel = Factored(vo.left.astype(np.float64) @ wide, read.right)
                     found[at] = participation_ratio(channel.svdvals())
     return found

@@ -8,7 +8,7 @@ import numpy as np
 from weightscope.circuitry import roles
 from weightscope.circuitry.stream import sample_tokens, streams, why_no_stream
 from weightscope.circuitry.wiring import Wiring
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.families.feed_forward import ROWS
 from weightscope.model import Model
 from weightscope.progress import bar
@@ -150,6 +150,8 @@ def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         found["copying"] = roles.own_match(outputs - outputs.mean(axis=1, keepdims=True))
         if first is not None:
             found["first_token"] = roles.first_excess(stream)
+        if not all(np.isfinite(values).all() for values in found.values()):
+            raise TooLargeError(f"following tokens up to layer {stream.layer.index} overflows")
         carried = carried + np.einsum("h,htd->td", previous, written)
         yield stream.layer.index, found
 

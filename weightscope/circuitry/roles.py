@@ -64,12 +64,12 @@ def own_match(scores: np.ndarray) -> np.ndarray:
     Returns
     -------
     (H,) array
-        The mean over tokens; 0 for a head that does not look at what a token is.
+        The mean over tokens; 0 for a head that does not look at what a token is, NaN where a score is not finite.
     """
     own = np.diagonal(scores, axis1=-2, axis2=-1)  # (H, T)
     spread = scores.std(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(spread > 0, (own - scores.mean(axis=-1)) / spread, 0.0).mean(axis=-1)
+        return np.where(spread == 0, 0.0, (own - scores.mean(axis=-1)) / spread).mean(axis=-1)
 
 
 def content_scores(stream: Stream, keys: np.ndarray | None = None) -> np.ndarray:

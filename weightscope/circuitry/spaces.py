@@ -11,6 +11,7 @@ import numpy as np
 
 from weightscope.attention.factored import triangle
 from weightscope.attention.layer import Layer
+from weightscope.errors import TooLargeError
 from weightscope.parallel import in_threads
 from weightscope.shapes import ShowsShapes
 
@@ -142,6 +143,8 @@ class _Factor(ShowsShapes):
 def _factor(w: np.ndarray) -> _Factor:
     """The columns of w, (d, r), made orthonormal."""
     wide = w.astype(np.float64)
+    if not np.isfinite(wide).all():
+        raise TooLargeError("a projection")
     d, width = wide.shape
     found = triangle(wide, wide.T @ wide)
     if found.route == "gram":

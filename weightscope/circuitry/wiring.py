@@ -16,8 +16,10 @@ import numpy as np
 from weightscope.circuitry.products import Written, pair_scores
 from weightscope.circuitry.spaces import layer_spaces
 from weightscope.device import CPU, Device
+from weightscope.errors import TooLargeError
 from weightscope.folder import Files
 from weightscope.model import Model
+from weightscope.overflow import overflow
 from weightscope.parallel import in_threads
 from weightscope.progress import bar
 from weightscope.shapes import ShowsShapes
@@ -158,7 +160,10 @@ def wiring(
     for group in _groups(n, h * model.config.head_dim * model.config.d_model * 4):
         written: list[tuple[int, Written]] = []
         for m in range(group.start, n):
-            spaces = layer_spaces(model.layer(indices[m]), centred=centred)
+            try:
+                spaces = layer_spaces(model.layer(indices[m]), centred=centred)
+            except TooLargeError as error:
+                raise overflow(model, f"{error} of layer {indices[m]}", indices[m]) from None
             for kind, own in {"o": spaces.written, **spaces.read}.items():
                 rank[kind][m] = own.of_heads(own.rank)
                 concentration[kind][m] = (own.use**2).sum(axis=-1).ravel()

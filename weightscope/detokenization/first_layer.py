@@ -16,6 +16,7 @@ from weightscope.detokenization.terms import Parts, SixTerms, six_terms
 from weightscope.device import open_device
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.overflow import overflow
 from weightscope.parallel import in_threads
 from weightscope.progress import bar
 
@@ -76,7 +77,7 @@ class FirstLayer:
         if embeddings.first_norm is None:
             return SigmaStatistics.of_no_norm(embeddings.n_tokens, len(positions))
         with bar(what="sigma", unit="position", total=len(positions)) as done:
-            return sigma_statistics(
+            statistics = sigma_statistics(
                 embeddings.blocks,
                 embeddings.n_tokens,
                 positions,
@@ -84,6 +85,8 @@ class FirstLayer:
                 done.update,
                 open_device(self.device),
             )
+        self.check_finite("sigma of tokens at positions", statistics.token_mean)
+        return statistics
 
     @cached_property
     def divisor(self) -> np.ndarray:
@@ -96,7 +99,9 @@ class FirstLayer:
             return self.sigma.token_mean.astype(np.float32)
         if embeddings.first_norm is None:
             return np.ones(embeddings.n_tokens, np.float32)
-        return np.concatenate([embeddings.first_norm.sigma(block) for _, block in embeddings.blocks()])
+        sigma = np.concatenate([embeddings.first_norm.sigma(block) for _, block in embeddings.blocks()])
+        self.check_finite("sigma of tokens", sigma)
+        return sigma
 
     def query_factor(self, head: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """E~ W_Q R(delta) of one head, the left factor of T^ee between all token types (eq. 14).
@@ -104,12 +109,27 @@ class FirstLayer:
         float32 (vocab, r), or its rows start .. stop - 1 alone.
         """
         w, norm = self.heads[head].query_at(self.delta)[0], self.attention.q_norm
-        return self._projected(w, norm and norm.of(head), start, stop)
+        factor = self._projected(w, norm and norm.of(head), start, stop)
+        self.check_finite(f"the query side of T^ee of head {head}", factor, self.layer)
+        return factor
 
     def key_factor(self, kv_head: int) -> np.ndarray:
         """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
         w, norm = self.attention.k.of(kv_head)[0], self.attention.k_norm
-        return self._projected(w, norm and norm.of(kv_head))
+        factor = self._projected(w, norm and norm.of(kv_head))
+        self.check_finite(f"the key side of T^ee of key-value head {kv_head}", factor, self.layer)
+        return factor
+
+    def check_finite(self, what: str, values: np.ndarray, layer: int | None = None) -> None:
+        """Refuse what overflowed: zeros and NaN that came of it would be ranked as if they were scores."""
+        if not np.isfinite(values).all():
+            raise overflow(self.model, what, layer)
+
+    def _scalars(self, norm: InnerNorm, x: np.ndarray) -> np.ndarray:
+        """What a norm of queries or keys multiplies those of x (n, d) by, (heads, n)."""
+        scalars = norm.scalars(x)
+        self.check_finite("a q/k-norm", 1 / scalars, self.layer)  # of squares that are infinite, which leave nothing
+        return scalars
 
     def _projected(self, w: np.ndarray, norm: InnerNorm | None, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Scaled token rows times w (d, r), and times the scalars of a norm of them: (stop - start, r).
@@ -128,7 +148,7 @@ class FirstLayer:
             rows = slice(first - start, first - start + len(tokens))
             np.matmul(scaled, w, out=factor[rows])
             if norm is not None:
-                factor[rows, : norm.dims] *= norm.scalars(scaled)[0][:, None]
+                factor[rows, : norm.dims] *= self._scalars(norm, scaled)[0][:, None]
 
         pieces = (
             (first + i, block[i : i + PIECE])
@@ -166,14 +186,22 @@ class FirstLayer:
 
     def token_scores(self, token: int) -> np.ndarray:
         """T^ee of one current token with every previous token type, for every head: float32 (n_heads, vocab)."""
-        embeddings, layer = self.model.embeddings, self.attention
-        current = embeddings.rows(np.array([token]))[0] / self.divisor[token]  # (d,)
+        layer = self.attention
+        current = self.model.embeddings.rows(np.array([token]))[0] / self.divisor[token]  # (d,)
         queries = np.stack([current @ head.query_at(self.delta)[0] for head in self.heads])  # (H, r)
         if layer.q_norm is not None:
-            queries[:, : layer.q_norm.dims] *= layer.q_norm.scalars(current[None])
+            queries[:, : layer.q_norm.dims] *= self._scalars(layer.q_norm, current[None])
         if layer.k_norm is not None:  # a scalar a key: keys have to be made before they are compared
             keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
-            return np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])
+            scores = np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])  # (H, V)
+        else:
+            scores = self._scores_of_queries(queries)
+        self.check_finite("T^ee", scores, self.layer)
+        return scores
+
+    def _scores_of_queries(self, queries: np.ndarray) -> np.ndarray:
+        """T^ee of a query a head, (H, r), with every token as a key: (H, vocab)."""
+        embeddings = self.model.embeddings
         maps = np.stack([head.w_k @ queries[head.index] for head in self.heads], axis=1)  # (d, H)
         scores = np.empty((embeddings.n_tokens, len(self.heads)), np.float32)  # (V, H)
         for first, block in embeddings.blocks():
@@ -213,6 +241,7 @@ class FirstLayer:
 
         kv_head = layer.head(head).kv_head
         terms = six_terms(parts(*layer.q.of(head)), parts(*layer.k.of(kv_head)))
+        self.check_finite(f"a term of head {head}", terms.total(), self.layer)
         if layer.additive is None:
             return terms
         by_distance = layer.position_bias(positions[:, None] - positions)[head] * layer.additive.times / layer.scale

@@ -14,11 +14,12 @@ from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.device import open_device
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError, TooLargeError, printable
 from weightscope.fingerprint import Fingerprint, file_identity
 from weightscope.folder import Files, OutputFolder
 from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve
 from weightscope.model import Model
+from weightscope.overflow import overflow
 from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, progress_shown
 from weightscope.shapes import ShowsShapes
@@ -250,7 +251,10 @@ class Scorer:
         with self._making:
             keys = self._key_factor(self._first.heads[head].kv_head)
         queries, device = self._first.query_factor(head, start, stop), open_device(self._first.device)
-        return auroc_by_token(queries, keys, self._matrix[start:stop], device=device)
+        try:
+            return auroc_by_token(queries, keys, self._matrix[start:stop], device=device)
+        except TooLargeError:
+            raise overflow(self._first.model, f"T^ee of head {head}", self._first.layer) from None
 
     def _key_factor(self, kv_head: int) -> np.ndarray:
         """Of the key-value head asked for last, which is kept: rows and heads that share it come one after another."""

@@ -153,7 +153,10 @@ def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool =
     sigma = None if unscaled else first.sigma
     numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
     t_p, t_pp = (np.stack(terms).astype(np.float64) for terms in zip(*numerators, strict=True))
-    return PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained)
+    terms = PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained)
+    for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):
+        first.check_finite(what, values, first.layer)
+    return terms
 
 
 def in_runs(indices: np.ndarray) -> str:

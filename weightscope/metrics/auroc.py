@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weightscope.device import CPU, Device
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.metrics._auroc_device import auroc_on_device
 from weightscope.parallel import in_threads, usable_cores
 
@@ -314,7 +314,7 @@ def _score_bound(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         bound = np.abs(left) @ np.abs(right).max(axis=0, initial=0) * np.float32(1.0001)  # rounding included
     if bound.max(initial=0) > LARGEST_SCORE:
-        raise CheckpointError(f"scores may be as large as {bound.max():.1e}, more than float32 carries through")
+        raise TooLargeError(f"scores may be as large as {bound.max():.1e}, more than float32 carries through")
     return bound.astype(np.float64)
 
 

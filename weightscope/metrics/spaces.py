@@ -235,7 +235,8 @@ def nearest_rows(
         rows = block - block.mean(axis=1, keepdims=True) if centred else block
         scores = _product(rows, stacked)  # (n, sum of k)
         if by_cosine:
-            scores /= np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), 1e-30)[:, None]
+            lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))
+            scores /= np.where(np.isfinite(lengths), np.maximum(lengths, 1e-30), np.nan)[:, None]
         for i, (space, end) in enumerate(zip(spaces, ends, strict=True)):
             own = scores[:, end - space.shape[1] : end]
             if space.shape[1] == 1:
@@ -270,4 +271,5 @@ def _merged(best: Nearest, first: int, scores: np.ndarray, how_many: int) -> Nea
     rows = np.concatenate([best.rows, candidates + first])
     values = np.concatenate([best.scores, scores[candidates]])
     order = np.lexsort((rows, -values))[:how_many]
+    order = order[np.isfinite(values[order])]
     return Nearest(rows[order], values[order])

@@ -1,0 +1,82 @@
+"""Every command that reads weights, as a user types it, over the tiny models of tests/families; undrawn if asked."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from matplotlib.figure import Figure
+from safetensors.numpy import load_file, save_file
+
+from tests.support.tiny_models import fixture
+from weightscope.cli import main
+
+WORDS = 24  # the vocabulary of every fixture
+Weights = dict[str, np.ndarray]
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Figures are made and come out empty, which saves a second each."""
+
+    def savefig(figure: Figure, file: Any, format: str, **options: Any) -> None:
+        file.write(b"<svg/>" if format == "svg" else b"")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", savefig)
+        yield
+
+
+def with_tokenizer(name: str, folder: Path, change: Callable[[Weights], None] | None = None) -> Path:
+    """A fixture in a folder with a tokenizer of words, its weights changed first."""
+    import tokenizers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(fixture(name).folder / "config.json", folder)
+    weights = load_file(fixture(name).folder / "model.safetensors")
+    if change is not None:
+        change(weights)
+    save_file(weights, folder / "model.safetensors")
+    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0")
+    made = tokenizers.Tokenizer(words)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_counts(folder: Path) -> Path:
+    """Bigrams counted in a text of those words; `folder` has the tokenizer."""
+    drawn = np.random.default_rng(0).integers(0, WORDS, (30, 40))
+    (folder / "corpus.txt").write_text("\n".join(" ".join(f"w{i}" for i in line) for line in drawn))
+    counts = folder / "counts.npz"
+    result = run("bigrams", folder / "corpus.txt", "--tokenizer", folder, "--out", counts)
+    assert result.exit_code == 0, result.output
+    return counts
+
+
+def commands(source: Path, counts: Path, out: Path, *options: str) -> dict[str, list[object]]:
+    """Each command's arguments by a name for it."""
+    return {
+        "inspect": ["inspect", source, *options],
+        "audit": ["audit", source, "--out", out / "audit", *options],
+        "compare": ["compare", source, source, "--out", out / "compare", *options],
+        "circuits": ["circuits", source, "--out", out / "circuits", *options],
+        "detok": ["detok", source, "--counts", counts, "--out", out / "detok", *options],
+        "neighbours": ["neighbours", source, "w5", "--top", "3", *options],
+        "positions": ["positions", source, "--out", out / "positions", *options],
+        "unscaled": ["positions", source, "--unscaled", "--out", out / "unscaled", *options],
+    }
+
+
+def run(*arguments: object) -> Result:
+    """A command in this process, an exception that it lets through kept in the result."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def is_one_line(result: Result) -> bool:
+    """It was refused as every bad input is: status 2, one line on stderr, nothing on stdout."""
+    return result.exit_code == 2 and not result.stdout and result.stderr.count("\n") == 1
