@@ -11,7 +11,7 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.norms import Norm
 from weightscope.attention.rotation import Rotation
 from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
-from weightscope.checkpoint.source import existing
+from weightscope.checkpoint.source import existing, from_url
 from weightscope.embedded import resolved
 from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
@@ -53,9 +53,9 @@ def open_model(
     >>> ws.open_model("embedded")
     Model(gpt2: 2 layers of 8 heads, width 256)
     """
-    source = resolved(source)
+    source = from_url(resolved(source))
     checkpoint = as_published(open_checkpoint(source, revision))
-    opened = f"{source}@{revision}" if revision else str(existing(source) or source)
+    opened = f"{source}@{revision}" if revision and "@" not in str(source) else str(existing(source) or source)
     return Model(checkpoint, family_of(checkpoint, family, tower), opened)
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from weightscope.checkpoint import Checkpoint, open_checkpoint
-from weightscope.checkpoint.source import existing
+from weightscope.checkpoint.source import existing, from_url
 from weightscope.embedded import resolved
 from weightscope.errors import CheckpointError, printable
 from weightscope.fingerprint import Fingerprint
@@ -47,7 +47,7 @@ class Source:
         path = None
         with suppress(CheckpointError):  # it cannot be looked at; opening it says why
             path = existing(source)
-        return cls(str(path or source), revision, family, tower)
+        return cls(str(path or from_url(source)), revision, family, tower)
 
     def open(self) -> Model:
         """The model; see `open_model`."""

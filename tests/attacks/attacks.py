@@ -118,8 +118,8 @@ HEADERS: dict[str, tuple[bytes, str]] = {
         whole(b"{" + b",".join(b'"%07d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(49_000))
               + b',"z":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}}'), "needs 4"),
     "95 MB of header": (whole(b" " * 95_000_000), "header of 95000000 bytes"),
-    "a pickle": (b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00touch\x85R.", "header of"),
-    "a zip": (b"PK\x03\x04" + b"\0" * 60, "header of"),
+    "a pickle": (b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00touch\x85R.", "pickled files"),
+    "a zip": (b"PK\x03\x04" + b"\0" * 60, "pickled files"),
 }  # fmt: skip
 
 

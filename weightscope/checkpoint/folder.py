@@ -1,23 +1,17 @@
 """A checkpoint's files in a folder on this machine."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.jsontext import read_json
+from weightscope.checkpoint.others import BY_SUFFIX, other_folder, refuse_pipeline
 from weightscope.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 LONE = "model.safetensors"
 MAX_SHARDS = 1000  # the largest published have 200; each is held open
-# What people have instead, and what to do about it. Pickled files run code when they are loaded: they are never opened.
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-OTHER_WEIGHTS = (*PICKLED, ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".ot")
-HOW_TO_CONVERT = (
-    "pickled files can run any code when they are loaded, so weightscope does not open them; convert where you trust "
-    "the file: transformers' AutoModel.from_pretrained(...).save_pretrained(FOLDER) writes .safetensors"
-)
 
 
 def shards_of(folder: Path) -> tuple[list[Path], dict[str, str]]:
@@ -39,7 +33,18 @@ def shards_of(folder: Path) -> tuple[list[Path], dict[str, str]]:
         if missing is not None:
             raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / INDEX)
         return shards, weight_map
+    if LONE not in names:
+        refuse_pipeline(folder)
     return [folder / lone_shard(names, where=folder)], {}
+
+
+def lone_gguf(folder: Path) -> Path | None:
+    """The one .gguf file of a folder that has no .safetensors file; None where there are others or none."""
+    try:
+        found = [path for path in folder.iterdir() if path.suffix in (".gguf", ".safetensors")]
+    except OSError:  # whoever lists the shards says why
+        return None
+    return found[0] if len(found) == 1 and found[0].suffix == ".gguf" else None
 
 
 def parse_index(index: dict[str, Any], *, file: object) -> dict[str, str]:
@@ -70,6 +75,8 @@ def lone_shard(names: list[str], *, where: object) -> str:
     """
     if LONE in names:
         return LONE
+    if other := other_folder(names):
+        raise CheckpointError(other, file=where)
     found = [name for name in names if name.endswith(".safetensors") and "/" not in name]
     if len(found) == 1:
         return found[0]
@@ -78,14 +85,14 @@ def lone_shard(names: list[str], *, where: object) -> str:
         raise CheckpointError(
             f"several .safetensors files ({listed} ...) and no {INDEX} to say which belong together", file=where
         )
-    others = [name for name in names if name.endswith(OTHER_WEIGHTS)]
+    others = [name for name in names if name.endswith((".gguf", *BY_SUFFIX))]
     problem = "no .safetensors file here"
     if others:
         problem += f"; there is {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}"
         if any(name.endswith(".gguf") for name in others):
             problem += ": a .gguf file is read when it is named itself, on this machine"
-        elif any(name.endswith(PICKLED) for name in others):
-            problem += f": {HOW_TO_CONVERT}"
+        else:
+            problem += f": {BY_SUFFIX[PurePath(others[0]).suffix]}"
     else:
         problem += f"; there is {', '.join(names[:4]) or 'nothing'}{' ...' if len(names) > 4 else ''}"
     raise CheckpointError(problem, file=where)

@@ -12,6 +12,7 @@ from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf_header import MAX_HEADER_BYTES, GgufEntry, parse_gguf
 from weightscope.checkpoint.header import MAX_OFFSET, TensorEntry
 from weightscope.checkpoint.local import OpenFile
+from weightscope.checkpoint.others import START, refuse_other
 from weightscope.checkpoint.tensor import StoredTensor
 from weightscope.errors import CheckpointError
 
@@ -41,6 +42,8 @@ class GgufFile(OpenFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         text = self.read(0, min(self.size, MAX_HEADER_BYTES)).tobytes()
+        if not text.startswith(b"GGUF"):
+            refuse_other(path, text[:START], self.size)
         keys, entries, data_start = parse_gguf(text, file=path)
         self.config = Config(keys, path)
         self.tensors = {name: self._locate(name, entry, data_start) for name, entry in entries.items()}

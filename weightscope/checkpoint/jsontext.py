@@ -18,6 +18,7 @@ MAX_OBJECTS = 50_000  # a header has one for each tensor
 MAX_LISTS = 100_000  # and two of these: shape and data_offsets
 MAX_ITEMS = 500_000  # commas: some five for each tensor of a header, one for each of an index
 MAX_DEPTH = 50
+POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
@@ -72,7 +73,20 @@ def read_small(path: Path, limit: int) -> bytes:
         text = file.read(limit + 1)
     if len(text) > limit:
         raise CheckpointError(f"has more than {limit} bytes; no more are read", file=path)
+    refuse_pointer(text, path)
     return text
+
+
+def refuse_pointer(start: bytes, file: object) -> None:
+    """Refuse what Git leaves in a clone in a large file's place."""
+    if start.startswith(POINTER):
+        size = next((line[5:] for line in start.splitlines() if line.startswith(b"size ")), b"?").decode(
+            errors="replace"
+        )
+        problem = (
+            f"is a Git LFS pointer that stands for a file of {size} bytes; `git lfs pull` in its folder fetches it"
+        )
+        raise CheckpointError(problem, file=file)
 
 
 def open_regular(path: Path) -> int:

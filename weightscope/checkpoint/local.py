@@ -19,6 +19,7 @@ import numpy as np
 from weightscope.checkpoint.header import TensorEntry, header_length, parse_header
 from weightscope.checkpoint.hub import cached_identity
 from weightscope.checkpoint.jsontext import open_regular
+from weightscope.checkpoint.others import START, refuse_other
 from weightscope.errors import CheckpointError
 
 LARGEST_READ = 1 << 30  # systems return less than 2 GB at a time
@@ -116,6 +117,11 @@ class LocalFile(OpenFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        prefix = self.read(0, min(8, self.size)).tobytes()
-        text = self.read(8, 8 + header_length(prefix, self.size, file=path)).tobytes()
+        start = self.read(0, min(START, self.size)).tobytes()
+        try:
+            length = header_length(start[:8], self.size, file=path)
+        except CheckpointError:
+            refuse_other(path, start, self.size)
+            raise
+        text = self.read(8, 8 + length).tobytes()
         self.tensors, self.metadata = parse_header(text, self.size, file=path)

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weightscope.checkpoint.checkpoint import Checkpoint
-from weightscope.checkpoint.folder import HOW_TO_CONVERT, INDEX, PICKLED, config_of, shards_of
+from weightscope.checkpoint.folder import INDEX, config_of, lone_gguf, shards_of
 from weightscope.checkpoint.gguf_file import GgufFile, GgufTensor
 from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.local import LocalFile
+from weightscope.checkpoint.local import LocalFile, OpenFile
+from weightscope.checkpoint.others import ADAPTER_WEIGHTS, NEEDS_ITS_BASE, START, refuse_other
 from weightscope.checkpoint.quantised import dequantised
 from weightscope.checkpoint.source import cached_snapshot, locate, remote_shards
 from weightscope.checkpoint.storage import Storage
@@ -45,19 +46,23 @@ def _open_repository(repository: Repository) -> Checkpoint:
 
 
 def _open_folder(folder: Path, name: str = "") -> Checkpoint:
+    if (file := lone_gguf(folder)) is not None:
+        return _open_file(file)
     shards, weight_map = shards_of(folder)
     files = [LocalFile(shard) for shard in shards]
     return _of_safetensors(folder, files, weight_map, name or (shards[0] if len(shards) == 1 else folder).name)
 
 
 def _open_file(path: Path) -> Checkpoint:
-    if path.suffix in PICKLED:
-        raise CheckpointError(HOW_TO_CONVERT, file=path)
+    if path.name == ADAPTER_WEIGHTS:
+        raise CheckpointError(NEEDS_ITS_BASE, file=path)
     if path.suffix == ".gguf":
         file = GgufFile(path)
         tensors = {name: GgufTensor(name, entry, file) for name, entry in file.tensors.items()}
         return Checkpoint(path.parent, [file], tensors, file.config, path.name)
     if path.suffix != ".safetensors":
+        other = OpenFile(path)
+        refuse_other(path, other.read(0, min(START, other.size)).tobytes(), other.size)
         raise CheckpointError("is neither a .safetensors nor a .gguf file", file=path)
     return _of_safetensors(path.parent, [LocalFile(path)], {}, path.name)
 

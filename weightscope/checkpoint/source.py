@@ -1,14 +1,17 @@
 """Where a checkpoint is: a folder or file on this machine, an installed package, or a repository on the Hub."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 from weightscope.checkpoint.blockcache import BlockCache
 from weightscope.checkpoint.folder import INDEX, LONE, lone_shard, parse_index
 from weightscope.checkpoint.hub import RemoteStat, Repository, file_identity
 from weightscope.checkpoint.jsontext import MAX_BYTES, read_json
 from weightscope.checkpoint.local import LocalFile
+from weightscope.checkpoint.others import transformer_in
 from weightscope.checkpoint.ranges import RangedFile
 from weightscope.checkpoint.remote import CONNECTIONS, RemoteFile
 from weightscope.errors import CheckpointError, printable
@@ -17,6 +20,27 @@ from weightscope.errors import CheckpointError, printable
 SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 LARGEST_SMALL_FILE = 100_000_000  # the tokenizer.json of a vocabulary of 256,000 has a third of it
 PACKAGE = "pypi:"  # what the name of an installed package begins with
+# A page of the Hub as a browser shows its address; what follows a revision says which file, which is of no matter.
+HUB_URL = re.compile(
+    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?P<kind>(?:datasets|spaces)/)?(?P<id>[^/?#]+(?:/[^/?#]+)?)/?"
+    r"(?:(?:tree|blob|resolve|commit)/(?P<revision>[^/?#]+)(?:/[^?#]*)?)?(?:[?#].*)?"
+)
+
+
+def from_url(source: str | Path) -> str | Path:
+    """The id, with its revision, of a model whose address on the Hub was pasted whole; anything else as it is.
+
+    Raises
+    ------
+    CheckpointError
+        It is the address of something else on the Hub.
+    """
+    if not (found := HUB_URL.fullmatch(str(source))):
+        return source
+    name, revision = found["id"], found["revision"]
+    if found["kind"]:
+        raise CheckpointError(f"{printable(source)} is among the Hub's {found['kind'][:-1]}, not its models")
+    return f"{name}@{unquote(revision)}" if revision else name
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path | Repository:
@@ -30,13 +54,17 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
         is asked for.
     """
     path = existing(source)
+    if path is not None and path.is_dir():
+        path = transformer_in(path)
     if path is None and str(source).startswith(PACKAGE):
         path = packaged(str(source).removeprefix(PACKAGE))
     if path is not None and revision is not None:
         raise CheckpointError(f"is on this machine; a revision ({revision}) is one of the Hub's", file=path)
     if path is not None:
         return path
-    name, _, tag = str(source).partition("@")
+    name, _, tag = str(from_url(source)).partition("@")
+    if tag and revision not in (None, tag):
+        raise CheckpointError(f"{printable(source)} says revision {tag}, and {revision} is asked for")
     if not _may_be_hub_id(name):
         raise CheckpointError(f"no such file or folder: {source}")
     return Repository(name, revision or tag or "main")

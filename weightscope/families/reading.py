@@ -111,8 +111,12 @@ def choose_family(
         if len(rows) == 1:
             return rows[0]
     if not rows:
-        found = "no config.json says which model_type this is" if wanted is None else f"unknown model_type '{wanted}'"
-        raise CheckpointError(found + _advice(families, checkpoint), file=checkpoint.name)
+        found = f"unknown model_type '{wanted}'" if wanted is not None else "has no model_type"
+        missing = wanted is None and not checkpoint.config
+        raise CheckpointError(
+            ("no config.json says which model_type this is" if missing else found) + _advice(families, checkpoint),
+            file=checkpoint.config.file if wanted is None and not missing else checkpoint.name,
+        )
     # A language model in a wrapper (Gemma 3) may be called its text tower.
     fitting = [row for row in rows if tower in (None, row.tower) or (not row.tower and row.nested == f"{tower}_config")]
     if len(fitting) == 1:

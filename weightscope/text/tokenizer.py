@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weightscope.checkpoint.jsontext import read_small
-from weightscope.checkpoint.source import LARGEST_SMALL_FILE
+from weightscope.checkpoint.others import transformer_in
+from weightscope.checkpoint.source import LARGEST_SMALL_FILE, from_url, resolve_folder
 from weightscope.embedded import FOLDER, resolved
 from weightscope.errors import CheckpointError
 from weightscope.text.served_tokenizer import served
@@ -98,17 +99,15 @@ def tokenizer_if_any(source: str | Path) -> Tokenizer | None:
 
 def _tokenizer_files(source: str | Path, revision: str | None) -> tuple[Path | None, Path, Path]:
     """Where tokenizer.json (None: there is none), vocab.json and merges.txt are."""
-    path = Path(resolved(source))
+    path = Path(resolved(from_url(source)))
     if path.is_file() and path.suffix == ".json" and path.name != "vocab.json":
         return path, path, path
     if path.is_dir():
-        folder = path
+        folder = transformer_in(path)
     elif path.is_file():
         folder = path.parent
     else:
-        from weightscope.checkpoint.source import resolve_folder
-
-        folder = resolve_folder(str(source), revision)
+        folder = resolve_folder(source, revision)
     described, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     if described.is_file():
         return described, vocab, merges

@@ -1,0 +1,170 @@
+"""What people have instead of a checkpoint: each is told for what it is, in one line, or opened."""
+
+import json
+import pickle
+import re
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import weightscope as ws
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.checkpoint.source import locate
+from weightscope.cli import main
+from weightscope.embedded import FOLDER
+from weightscope.text.tokenizer import load_tokenizer
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n"
+
+
+def pointer_to(name: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        (folder / name).write_bytes(POINTER)
+        if name.endswith(".json"):
+            write_checkpoint(folder, gpt2_weights())
+            (folder / name).write_bytes(POINTER)
+        return folder / name if name.endswith(".gguf") else folder
+
+    return write
+
+
+def file(name: str, content: bytes, beside: str = "") -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        if beside:
+            (folder / beside).write_text("{}")
+        return folder / name
+
+    return write
+
+
+def in_folder(**contents: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        for name, content in contents.items():
+            (folder / name.replace("__", ".")).write_text(content)
+        return folder
+
+    return write
+
+
+def llama2_c(shared: bool) -> bytes:
+    d, hidden, layers, heads, kv, vocabulary, positions = 8, 12, 2, 2, 1, 16, 4
+    floats = vocabulary * d * (1 if shared else 2) + d + positions * (d // heads)
+    floats += layers * (2 * d + 2 * d * d + 2 * d * (d // heads) * kv + 3 * d * hidden)
+    sizes = d, hidden, layers, heads, kv, vocabulary if shared else -vocabulary, positions
+    return struct.pack("<7i", *sizes) + bytes(4 * floats)
+
+
+def torch_saved(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "weights.safetensors", "w") as archive:
+        archive.writestr("archive/data.pkl", b"")
+    return folder / "weights.safetensors"
+
+
+UNNAMED = {"n_layer": 2, "n_head": 4, "n_embd": 24, "n_positions": 32}
+PIPELINE = {
+    "_class_name": "StableDiffusionPipeline",
+    "text_encoder": ["transformers", "CLIPTextModel"],
+    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "unet": ["diffusers", "UNet2DConditionModel"],
+}
+
+
+def without_model_type(folder: Path) -> Path:
+    write_checkpoint(folder, gpt2_weights())
+    (folder / "config.json").write_text(json.dumps(UNNAMED))
+    return folder
+
+
+CASES = {
+    "a pointer to weights": (
+        pointer_to("model.safetensors"),
+        "is a Git LFS pointer .* file of 548105171 bytes; `git lfs",
+    ),
+    "a pointer to a config": (pointer_to("config.json"), r"config\.json: is a Git LFS pointer"),
+    "a pointer to ggml's": (pointer_to("model.gguf"), "is a Git LFS pointer"),
+    "an adapter": (
+        in_folder(adapter_config__json="{}", adapter_model__safetensors=""),
+        "is a LoRA adapter: .*`weightscope audit ADAPTER --base BASE`",
+    ),
+    "an adapter's file": (file("adapter_model.safetensors", b""), "is a LoRA adapter"),
+    "a pipeline": (
+        in_folder(model_index__json=json.dumps(PIPELINE)),
+        r"is a pipeline of diffusers, .*: text_encoder \(CLIPTextModel\)$",
+    ),
+    "no model_type": (without_model_type, r"config\.json: has no model_type; its tensors .* try --family gpt2"),
+    "an onnx file": (file("model.onnx", b"\x08\x07"), "is an ONNX graph"),
+    "an onnx folder": (in_folder(model__onnx="x"), r"there is model\.onnx: is an ONNX graph"),
+    "llama2.c": (file("stories15M.bin", llama2_c(True)), "is a checkpoint of llama2.c"),
+    "llama2.c untied": (file("stories15M.bin", llama2_c(False)), r"is a checkpoint of llama2.c.*--version -1"),
+    "llama2.c versioned": (file("model.bin", b"24ka" + bytes(60)), "is a checkpoint of llama2.c"),
+    "a pickle": (file("pytorch_model.bin", pickle.dumps({})), "pickled files can run any code"),
+    "a .pt": (file("model.pt", b"x"), "pickled files"),
+    "a .pth": (file("model.pth", b"x"), "pickled files"),
+    "a .ckpt": (file("model.ckpt", b"x"), "pickled files"),
+    "torch.save under another name": (torch_saved, "pickled files"),
+    "keras": (file("tf_model.h5", b"\x89HDF\r\n\x1a\n"), r"holds TensorFlow's weights.*from_tf=True"),
+    "flax": (file("flax_model.msgpack", b"\x81"), r"holds Flax's weights.*from_flax=True"),
+    "ggml of old": (file("ggml-model.bin", b"tjgg" + bytes(20)), "from before GGUF"),
+    "a web page": (file("model.safetensors", b"<!DOCTYPE html><html>"), "is a web page"),
+    "something": (file("notes.md", b"# hello"), r"is neither a \.safetensors nor a \.gguf file"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_it_is_is_said_in_one_line(case: str, tmp_path: Path) -> None:
+    write, said = CASES[case]
+    result = CliRunner().invoke(main, ["inspect", str(write(tmp_path))])
+    assert result.exit_code == 2 and not result.stdout
+    assert result.stderr.count("\n") == 1
+    assert re.search(said, result.stderr.strip()), result.stderr
+
+
+def test_a_root_of_sentence_transformers_opens_its_transformer(tmp_path: Path) -> None:
+    inner = write_checkpoint(tmp_path / "0_Transformer", gpt2_weights())
+    (inner / "tokenizer.json").write_text((FOLDER / "tokenizer.json").read_text())
+    modules = [
+        {"idx": 0, "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    opened = ws.open_model(tmp_path)
+    assert np.array_equal(opened.layer(1).head(0).w_q, ws.open_model(inner).layer(1).head(0).w_q)
+    assert load_tokenizer(tmp_path).get_vocab_size() == 8000
+    (tmp_path / "modules.json").write_text(json.dumps(modules[1:]))
+    with pytest.raises(ws.CheckpointError, match=r"names no Transformer among .* \(Pooling\)"):
+        ws.open_model(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps([modules[0] | {"path": "../0_Transformer"}]))
+    with pytest.raises(ws.CheckpointError, match="outside its folder"):
+        ws.open_model(tmp_path)
+
+
+URLS = {
+    "https://huggingface.co/openai-community/gpt2": "openai-community/gpt2",
+    "https://huggingface.co/gpt2/": "gpt2",
+    "http://www.huggingface.co/openai-community/gpt2?library=transformers": "openai-community/gpt2",
+    "https://hf.co/openai-community/gpt2/tree/v2": "openai-community/gpt2@v2",
+    "https://huggingface.co/a/b/tree/refs%2Fpr%2F7/onnx": "a/b@refs/pr/7",
+    "https://huggingface.co/a/b/blob/main/model.safetensors#x": "a/b",
+    "https://huggingface.co/a/b/resolve/0123abc/config.json?download=true": "a/b@0123abc",
+    "hf://a/b": "a/b",
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_an_address_on_the_hub_is_its_id(url: str) -> None:
+    assert str(locate(url)) == URLS[url]
+
+
+def test_other_addresses_are_refused() -> None:
+    with pytest.raises(ws.CheckpointError, match="among the Hub's datasets, not its models"):
+        locate("https://huggingface.co/datasets/a/b")
+    with pytest.raises(ws.CheckpointError, match="says revision v2, and v3 is asked for"):
+        locate("https://huggingface.co/a/b/tree/v2", "v3")
+    with pytest.raises(ws.CheckpointError, match="no such file or folder: https://example"):
+        locate("https://example.org/a/b")
