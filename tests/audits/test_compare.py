@@ -2,17 +2,24 @@
 
 import csv
 import shutil
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.audits import undrawn
 from tests.support.browser import Page
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
+from weightscope.audits.compare import Comparison
 from weightscope.cli import main
 
 WIDTH, HEADS = 24, 4  # of the tiny GPT-2; its heads are 6 wide
@@ -87,7 +94,10 @@ def test_compare_writes_tables_spectra_figures_and_a_page(out: Path) -> None:
         assert spectra["qk_singular_values"].shape == (3, 2, HEADS, WIDTH // HEADS)
     names = {path.name for path in out.iterdir() if path.is_file()}
     figures = {f"{name}.{kind}" for name in ("changes", "spectra", "trajectories") for kind in ("png", "svg")}
-    assert names == {"heads.csv", "trajectory.csv", "spectra.npz", "report.html"} | figures
+    assert (
+        names
+        == {"findings.csv", "findings.json", "heads.csv", "trajectory.csv", "spectra.npz", "report.html"} | figures
+    )
 
 
 def test_two_checkpoints_leave_no_trajectories_of_three(out: Path, run: list[Path], tmp_path: Path) -> None:
@@ -133,10 +143,176 @@ def test_a_comparison_shows_itself(run: list[Path], out: Path) -> None:
 @pytest.mark.parametrize("names", [("modernbert_biases", "bert"), ("bert", "modernbert_biases")])
 def test_a_model_that_rotates_is_compared_with_one_that_does_not(names: tuple[str, str], tmp_path: Path) -> None:
     """Distances are measured of both; without a rotation W_QK is the same at all of them."""
-    found = ws.compare(*(fixture(name).model for name in names))
+    found = ws.compare(*(fixture(name).model for name in names), across_families=True)
     with undrawn():
         found.write(tmp_path)
     with np.load(tmp_path / "spectra.npz") as spectra:
         apart = spectra["qk_singular_values_delta1"] - spectra["qk_singular_values"]  # (2, L, H, r)
     moved = dict(zip(names, np.abs(apart).max(axis=(1, 2, 3)), strict=True))
     assert moved["bert"] < 1e-12 and moved["modernbert_biases"] > 1e-3
+
+
+@lru_cache(None)
+def real() -> dict[str, np.ndarray]:
+    """The attention of the checkpoint that comes with weightscope, which was trained: two layers of eight heads."""
+    weights = load_file(Path(ws.__file__).parent / "embedded" / "model.safetensors")
+    return {
+        name.removeprefix("transformer."): values.astype(np.float32)
+        for name, values in weights.items()
+        if "wte" not in name and "mlp" not in name
+    }
+
+
+def of_heads(part: int, heads: Iterable[int]) -> np.ndarray:
+    """The columns of c_attn that are queries (0), keys (1) or values (2) of the embedded checkpoint's heads."""
+    return np.concatenate([np.arange(256 * part + 32 * h, 256 * part + 32 * h + 32) for h in heads])
+
+
+def permuted(weights: dict[str, np.ndarray], layer: int, order: Sequence[int]) -> dict[str, np.ndarray]:
+    """The same functions: head `order[h]` stands where head h stood."""
+    own = {name: values.copy() for name, values in weights.items()}
+    stem = f"h.{layer}.attn."
+    columns = np.concatenate([of_heads(part, order) for part in range(3)])
+    own[f"{stem}c_attn.weight"] = own[f"{stem}c_attn.weight"][:, columns]
+    own[f"{stem}c_attn.bias"] = own[f"{stem}c_attn.bias"][columns]
+    own[f"{stem}c_proj.weight"] = own[f"{stem}c_proj.weight"][of_heads(0, order)]
+    return own
+
+
+def gauged(weights: dict[str, np.ndarray], layer: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """The same functions: W_Q R and W_K R^-T in every head of a layer, and so for values and outputs."""
+    own = {name: values.astype(np.float64) for name, values in weights.items()}
+    stem = f"h.{layer}.attn."
+    for head in range(8):
+        turns, stretch = np.linalg.qr(rng.standard_normal((32, 32)))[0], np.exp(rng.uniform(-1, 1, 32))
+        query, value = turns * stretch, turns / stretch
+        for part, gauge in ((0, query), (1, np.linalg.inv(query).T), (2, value)):
+            columns = of_heads(part, [head])
+            own[f"{stem}c_attn.weight"][:, columns] @= gauge
+            own[f"{stem}c_attn.bias"][columns] @= gauge
+        rows = of_heads(0, [head])
+        own[f"{stem}c_proj.weight"][rows] = np.linalg.inv(value) @ own[f"{stem}c_proj.weight"][rows]
+    return {name: values.astype(np.float32) for name, values in own.items()}
+
+
+def compared(before: dict[str, np.ndarray], *after: dict[str, np.ndarray], n_head: int = 8) -> Comparison:
+    with TemporaryDirectory() as folder:
+        paths = [
+            write_checkpoint(Path(folder) / str(step), weights, n_head=n_head)
+            for step, weights in enumerate((before, *after))
+        ]
+        return ws.compare(*map(ws.open_model, paths))
+
+
+@settings(max_examples=3, deadline=None)
+@given(order=st.permutations(range(8)), seed=st.integers(0, 1000))
+def test_the_same_heads_in_another_order_and_another_basis_have_not_moved(order, seed) -> None:
+    other = gauged(permuted(real(), 1, order), 1, np.random.default_rng(seed))
+    found = compared(real(), other)
+    assert max(values.max() for name, values in found.from_first.items() if "change" in name) < 1e-5
+    assert found.unmoved.all() and found.headline == "No head moved." and len(found.moved_most(10)) == 0
+    assert found.order[-1].tolist() == [list(range(8)), np.argsort(order).tolist()]
+    places = [h for h in range(8) if order[h] != h]
+    if places:
+        (finding,) = found.findings
+        assert (finding.kind, finding.layer, list(finding.items)) == ("permuted_heads", 1, places)
+    else:
+        assert not found.findings
+    here, there = (found.measured[k].grid("vo_copying_score") for k in (0, 1))
+    np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-4)  # measures are of the same heads
+
+
+def test_a_head_that_moved_among_permuted_ones_is_compared_with_itself() -> None:
+    """One head gets other values, then all are permuted; a later step keeps the order and changes another head."""
+    moved = {name: values.copy() for name, values in real().items()}
+    stem = "h.0.attn.c_attn."
+    moved[f"{stem}weight"][:, of_heads(2, [3])] *= 1.5
+    order = [1, 2, 3, 4, 5, 6, 7, 0]
+    later = {name: values.copy() for name, values in moved.items()}
+    later[f"{stem}weight"][:, of_heads(2, [5])] *= 3
+    found = compared(real(), permuted(moved, 0, order), permuted(later, 0, order))
+    assert found.order[:, 0].tolist() == [np.argsort(order).tolist()] * 2
+    assert found.from_first["vo_change"][:, 0, 3] == pytest.approx([0.5, 0.5], rel=1e-5)
+    assert found.from_previous["vo_change"][1, 0, 5] == pytest.approx(2, rel=1e-5)
+    assert (found.unmoved == [[h not in {3, 5} for h in range(8)], [True] * 8]).all()
+    by_kind = {one.kind: one for one in found.findings}
+    assert by_kind["permuted_heads"].items == (0, 1, 2, 4, 6, 7)
+    assert by_kind["unmoved_layers"].items == (1,)
+    assert "head_b" in found.heads
+
+
+def test_permuted_key_value_groups_are_found_with_their_queries(tmp_path: Path) -> None:
+    it = fixture("llama")
+    weights, config = load_file(it.folder / "model.safetensors"), it.model.config
+    shared = config.n_heads // config.n_kv_heads
+    order = np.roll(np.arange(config.n_heads), shared)  # whole groups, one on
+    groups = np.roll(np.arange(config.n_kv_heads), 1)
+    for name, own, axis in (("q", order, 0), ("k", groups, 0), ("v", groups, 0), ("o", order, 1)):
+        rows = np.concatenate([np.arange(config.head_dim * h, config.head_dim * (h + 1)) for h in own])
+        for stored in (f"model.layers.1.self_attn.{name}_proj.{kind}" for kind in ("weight", "bias")):
+            if stored in weights and (weights[stored].ndim > axis):
+                weights[stored] = np.ascontiguousarray(np.take(weights[stored], rows, axis=axis))
+    shutil.copy(it.folder / "config.json", tmp_path)
+    save_file(weights, tmp_path / "model.safetensors")
+    found = ws.compare(it.model, ws.open_model(tmp_path))
+    assert found.order[-1, 1].tolist() == np.argsort(order).tolist()
+    assert found.unmoved.all() and [one.kind for one in found.findings] == ["permuted_heads"]
+    assert "qk_change_delta1" in found.heads  # under rotation a head is looked at a distance on as well
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_head_that_is_not_finite_has_not_changed_by_0(which: int, broken: float) -> None:
+    both = [gpt2_weights(), gpt2_weights()]
+    both[which]["h.1.attn.c_attn.weight"][3, 2 * WIDTH + 7] = broken  # a value of head 1
+    found = compared(*both, n_head=HEADS)
+    assert not np.isfinite(found.from_first["vo_change"][0, 1, 1])
+    assert found.from_first["qk_change"].max() == 0 and found.from_first["vo_change"][0, 0].max() == 0
+    first = found.findings[0]
+    assert (first.kind, first.severity, first.layer, first.head, first.map) == ("not_finite", "error", 1, 1, "vo")
+    assert f"head 1 of {which}" in first.text and first.text in str(found)
+    assert "not finite in 1 head" in found.headline and "changed by 0" not in str(found)
+    assert not found.unmoved[1, 1] and np.isnan(found.largest_change())
+    assert (found.heads["layer"][0], found.heads["head"][0]) == (1, 1)  # stands first
+    assert found.heads.csv().splitlines()[1].startswith("1,1,1,0,")
+
+
+def test_a_head_of_zeros_that_becomes_nan_has_not_changed_by_0() -> None:
+    zero, broken = gpt2_weights(), gpt2_weights()
+    for weights, value in ((zero, 0.0), (broken, np.nan)):
+        weights["h.0.attn.c_proj.weight"][:6] = value
+    assert np.isnan(compared(zero, broken, n_head=HEADS).from_first["vo_change"][0, 0, 0])
+
+
+def test_what_stands_out_between_checkpoints() -> None:
+    """Every head of 11 layers moves a little; one much farther, one becomes zero, and one bias alone moves."""
+    before, after = (gpt2_weights(n_layers=12) for _ in range(2))
+    rng = np.random.default_rng(0)
+    for i in range(1, 12):
+        weights = after[f"h.{i}.attn.c_attn.weight"]
+        weights *= (1 + 0.01 * rng.standard_normal(weights.shape)).astype(np.float32)
+    after["h.4.attn.c_attn.weight"][:, 6:12] *= 3
+    after["h.6.attn.c_proj.weight"][12:18] = 0
+    after["h.0.attn.c_attn.bias"][2 * WIDTH : 2 * WIDTH + 6] *= 2
+    found = compared(before, after, n_head=HEADS)
+    at = {(one.kind, one.layer, one.head, one.map) for one in found.findings}
+    assert {("moved_most", 4, 1, "qk"), ("zero_head", 6, 2, "vo")} <= at
+    assert not found.unmoved[0, 0] and found.unmoved[0, 1:].all()
+    assert found.from_first["vo_bias_change"][0, 0, 0] > 0.1 and found.from_first["vo_change"][0, 0, 0] == 0
+    assert "3 of 48 heads did not move." in found.headline
+    assert len(found.moved_most(100)) == 45
+
+
+def test_checkpoints_of_different_families_compare_only_when_asked(tmp_path: Path) -> None:
+    one, other = (fixture(name) for name in ("llama", "qwen2"))
+    with pytest.raises(ws.CheckpointError, match="`across_families`"):
+        ws.compare(one.model, other.model)
+    arguments = ["compare", str(one.folder), str(other.folder), "--out", str(tmp_path)]
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code == 2 and "--across-families" in refused.stderr and refused.stderr.count("\n") == 1
+    with undrawn():
+        assert CliRunner().invoke(main, [*arguments, "--across-families"]).exit_code == 0
+    (finding,) = (
+        row for row in csv.DictReader((tmp_path / "findings.csv").open()) if row["kind"] == "different_families"
+    )
+    assert finding["severity"] == "warning"

@@ -3,13 +3,15 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from math import inf, log
 from typing import Any, NamedTuple
 
 from weightscope.errors import CheckpointError, counted, printable
-from weightscope.tables import Column, Table, as_json
+from weightscope.tables import Column, Table, as_json, templates
 
 SHOWN = 12  # findings on a terminal
+MOST_OPEN = 12  # findings of a kind that a page shows without a click
 SEVERITIES = ("error", "warning", "note")  # the gravest first
 
 
@@ -77,6 +79,23 @@ KINDS: dict[str, Kind] = {
         "duplicate heads",
         "Compare the two heads' attention on text; copied layers and unbroken symmetry look like this.",
         "warning",
+    ),
+    "different_families": Kind(
+        "checkpoints of different families",
+        "Check that the heads are meant to be compared: norms, positions and biases may enter them differently.",
+        "warning",
+    ),
+    "permuted_heads": Kind(
+        "permuted heads",
+        "The layer computes what it did; undo the order before weights are averaged, merged or subtracted.",
+    ),
+    "moved_most": Kind(
+        "head that moved beyond the others",
+        "Compare its spectra before and after, and the tokens along its first directions in the two audits.",
+    ),
+    "unmoved_layers": Kind(
+        "layers that did not move",
+        "Check that they were frozen on purpose.",
     ),
     "spectral_spike": Kind(
         "spectral spike",
@@ -205,10 +224,9 @@ class Finding:
     def where(self) -> str:
         """`layer 3 head 7 qk`, as far as it is known."""
         parts = [] if self.layer is None else [f"layer {self.layer}"]
-        if self.head is not None:
-            parts.append(f"head {self.head}")
-        elif self.heads:
-            parts.append(f"heads {spans(self.heads)}")
+        heads = self.heads if self.head is None else [self.head]
+        if heads:
+            parts.append(indexed("head", heads))
         return " ".join([*parts, *([self.map] if self.map else [])]) or "model"
 
     def __str__(self) -> str:
@@ -248,6 +266,11 @@ class Findings(list[Finding]):
             return "<p>no findings</p>"
         rows = [(finding.severity, finding.title, finding.where, finding.text) for finding in self]
         return Table.of_rows(("severity", "finding", "where", "what"), rows)._repr_html_()
+
+    def html(self, buttons: bool = False) -> str:
+        """The findings by kind, as a page shows them; with buttons to the heads where the page has a panel for them."""
+        kinds = [list(own) for _, own in groupby(self, key=lambda finding: finding.kind)]
+        return templates().get_template("findings.html").render(kinds=kinds, most_open=MOST_OPEN, buttons=buttons)
 
     @property
     def kinds(self) -> Counter[str]:
@@ -330,6 +353,11 @@ def checked_limits(limits: Iterable[str]) -> tuple[str, ...]:
             known = f"{', '.join(SEVERITIES)}, or a kind of finding: {', '.join(KINDS)}"
             raise CheckpointError(f"`fail_on` is {limit!r}; it is {known}")
     return limits
+
+
+def indexed(noun: str, indices: Collection[int]) -> str:
+    """`head 7`, `heads 0-3, 7`."""
+    return f"{noun}{'' if len(indices) == 1 else 's'} {spans(indices)}"
 
 
 def spans(indices: Iterable[int]) -> str:

@@ -1,6 +1,5 @@
 """The pages of an audit, of a comparison and of a list of audits, with their figures. One file each, no network."""
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from weightscope.audits.audit import Audit
     from weightscope.audits.compare import Comparison
 
-MOST_OPEN = 12  # findings of a kind that are shown without a click
 LISTED = 40  # heads in the table of a comparison
 
 
@@ -35,8 +33,7 @@ def write_audit_page(files: Files, audit: "Audit") -> None:
         title=f"The heads of {audit.name}",
         lead=audit.lead,
         caveats=audit.caveats,
-        kinds=[list(findings) for _, findings in groupby(audit.findings, key=lambda finding: finding.kind)],
-        most_open=MOST_OPEN,
+        findings=audit.findings.html(buttons=True),
         measures=[measure for measure in heads.measures if measure.scale],
         everything=audit.everything,
         facts=_facts(audit),
@@ -78,6 +75,7 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
     changes = save(figures.changes(comparison), files, "changes")
     spectra = save(figures.spectra_before_and_after(comparison), files, "spectra")
     sections = [
+        Section("Findings", parts=[comparison.findings]),
         Section(
             "How far each head moved",
             "|B − A| / |A| in the Frobenius norm, of the products W_QK and W_VO themselves: a change of basis within a "
@@ -95,7 +93,7 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
         drawn = save(figures.trajectories(comparison), files, "trajectories")
         along = Figure(drawn, "Median of each layer, early layers dark.")
         sections.append(Section("Along the run", ", ".join(comparison.labels), [along]))
-    write_page(files, "report.html", f"From {first} to {last}", comparison.headline, sections)
+    write_page(files, "report.html", f"From {first} to {last}", comparison.headline, sections, comparison.caveats)
 
 
 def write_summary_page(files: Files, summary: Table) -> None:

@@ -103,7 +103,10 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
 @out_option
 @click.option("--family", help="Read the checkpoints as this family, whatever their configs say.")
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
-def compare_command(sources: tuple[str, ...], out: Path, family: str | None, tower: str | None) -> None:
+@click.option("--across-families", is_flag=True, help="Compare heads of different families too.")
+def compare_command(
+    sources: tuple[str, ...], out: Path, family: str | None, tower: str | None, across_families: bool
+) -> None:
     """How every head moves from A to B, or along a run of checkpoints in the order given."""
     from weightscope.audits.compare import compare
     from weightscope.progress import phase
@@ -112,7 +115,7 @@ def compare_command(sources: tuple[str, ...], out: Path, family: str | None, tow
     if len(sources) < 2:
         raise click.UsageError("compare needs two checkpoints or more")
     models = [Source(source, None, family, tower).open() for source in sources]
-    comparison = compare(*models, labels=sources)
+    comparison = compare(*models, labels=sources, across_families=across_families)
     with phase("drawing figures"):
         comparison.write(out)
     click.echo(str(comparison))

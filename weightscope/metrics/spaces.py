@@ -115,13 +115,13 @@ def difference(a: Factored, b: Factored) -> Factored:
 
 
 def relative_change(a: Factored, b: Factored) -> float:
-    """|B - A|_F / |A|_F; infinite where A is zero and B is not, 0 where both are.
+    """|B - A|_F / |A|_F; infinite where A is zero and B is not, 0 where both are, NaN where one is not finite.
 
     Unlike the change of W_Q and W_K apart, it is blind to a change of basis within the head, which changes no score.
     """
     moved, before = difference(a, b).frobenius(), a.frobenius()
     if before == 0:
-        return float("inf") if moved > 0 else 0.0
+        return float("inf") if moved > 0 else moved  # 0 or NaN
     return moved / before
 
 

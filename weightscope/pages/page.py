@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from markupsafe import Markup
 
 from weightscope.folder import Files
-from weightscope.tables import Table, templates
+from weightscope.tables import templates
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,30 @@ class Figure:
         return templates().get_template("figure.html").render(drawing=drawing, caption=self.caption)
 
 
+class Part(Protocol):
+    """What a section shows: a table, a figure, a list of findings."""
+
+    def html(self) -> str:
+        """Its markup, all that came out of a file escaped."""
+
+
 @dataclass(frozen=True)
 class Section:
-    """A heading, a paragraph or none, and figures and tables in order."""
+    """A heading, a paragraph or none, and figures, tables and findings in order."""
 
     title: str
     text: str = ""
-    parts: Sequence[Table | Figure] = ()
+    parts: Sequence[Part] = ()
 
 
-def write_page(files: Files, name: str, title: str, lead: str, sections: Sequence[Section] = ()) -> None:
+def write_page(
+    files: Files,
+    name: str,
+    title: str,
+    lead: str,
+    sections: Sequence[Section] = (),
+    caveats: Sequence[str] = (),
+) -> None:
     """Write a page; every name and token in it is shown as text.
 
     Parameters
@@ -43,13 +57,15 @@ def write_page(files: Files, name: str, title: str, lead: str, sections: Sequenc
     title, lead : str
         What it is, and what it says in a sentence or two.
     sections : sequence of Section
+    caveats : sequence of str
+        What the numbers leave out.
 
     Raises
     ------
     CheckpointError
         The file cannot be written.
     """
-    write_template(files, name, "page.html", title=title, lead=lead, sections=sections)
+    write_template(files, name, "page.html", title=title, lead=lead, sections=sections, caveats=caveats)
 
 
 def write_template(files: Files, name: str, template: str, **values: Any) -> None:
