@@ -277,6 +277,14 @@ def test_a_head_that_is_not_finite_has_not_changed_by_0(which: int, broken: floa
     assert found.heads.csv().splitlines()[1].startswith("1,1,1,0,")
 
 
+def test_a_nan_that_reaches_no_number_is_a_finding_all_the_same() -> None:
+    broken = gpt2_weights()
+    broken["h.1.attn.c_proj.bias"][3] = np.nan
+    (finding,) = compared(gpt2_weights(), broken, n_head=HEADS).findings
+    assert (finding.kind, finding.severity, finding.layer) == ("not_finite", "error", None)
+    assert "h.1.attn.c_proj.bias of 1" in finding.text
+
+
 def test_a_head_of_zeros_that_becomes_nan_has_not_changed_by_0() -> None:
     zero, broken = gpt2_weights(), gpt2_weights()
     for weights, value in ((zero, 0.0), (broken, np.nan)):

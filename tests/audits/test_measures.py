@@ -170,3 +170,14 @@ def test_a_layer_of_16_bits_costs_what_it_costs_on_disk(tmp_path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1.6 * 4 * d * d * 2
+
+
+def test_every_number_of_a_layer_without_a_finite_head_is_nan(tmp_path: Path) -> None:
+    weights = gpt2_weights()
+    weights["h.1.attn.c_attn.weight"][5] = np.nan
+    weights["h.1.attn.c_attn.bias"][:] = 0
+    weights["h.1.ln_1.bias"][:] = 0
+    found = ws.audit(ws.open_model(write_checkpoint(tmp_path, weights)), directions=0).measured
+    for name, values in found.arrays.items():
+        if values.dtype.kind in "fc":
+            assert np.isnan(values[1]).all() and np.isfinite(values[0]).any(), name

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from weightscope.audits.findings import Finding, Member, spans
+from weightscope.audits.findings import Finding, Member, indexed
 from weightscope.audits.measures import MAPS, MeasuredHeads
 from weightscope.checkpoint import Tensor
 from weightscope.model import Model
@@ -22,7 +22,7 @@ def broken_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         reached = {name: heads_without_numbers(heads, i, name) for name in MAPS}
         for name, those in reached.items():
             if those:
-                text = f"NaN or infinite weights ({_where(counts)}) reach {_heads(those)}."
+                text = f"NaN or infinite weights ({_where(counts)}) reach {indexed('head', those)}."
                 yield _finding(layer, name, counts, text, those)
         if not any(reached.values()):
             text = f"NaN or infinite weights ({_where(counts)}) reach no number here, but the layer's attention."
@@ -81,7 +81,3 @@ def count_not_finite(tensor: Tensor) -> int:
 
 def _where(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} in {name}" for name, count in counts.items())
-
-
-def _heads(those: list[int]) -> str:
-    return f"head {those[0]}" if len(those) == 1 else f"heads {spans(those)}"

@@ -90,7 +90,8 @@ def compare(
     left_out = set() if forms else {"qk_change_delta1"}  # without a rotation every distance is alike
     families = [model.family.name for model in models]
     changes = _stacked(from_first, left_out), _stacked(from_previous, left_out)
-    return Comparison(named, families, heads, *changes, np.array(orders))
+    broken = [sorted(model.checkpoint.noted or ()) for model in unchecked]
+    return Comparison(named, families, heads, *changes, np.array(orders), broken)
 
 
 def _stacked(changes: list[list[Arrays]], left_out: set[str]) -> dict[str, np.ndarray]:
@@ -128,6 +129,8 @@ class Comparison:
         radians, from the first and from the previous checkpoint to each later one; NaN where a head is not finite.
     order : (n - 1, L, H) int array
         Which head of each later checkpoint was compared with each head of the first.
+    broken : list of lists of str
+        Tensors of each checkpoint that hold NaN or infinity.
     """
 
     labels: list[str]
@@ -136,6 +139,7 @@ class Comparison:
     from_first: dict[str, np.ndarray]
     from_previous: dict[str, np.ndarray]
     order: np.ndarray
+    broken: list[list[str]]
 
     def __repr__(self) -> str:
         sizes = f"{counted(len(self.measured[0].layers), 'layer')} of {counted(self.measured[0].n_heads, 'head')}"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightscope.audits.broken import heads_without_numbers
 from weightscope.audits.changes import SAME, unmoved
 from weightscope.audits.findings import Finding, Findings, Member, aggregated, indexed
 from weightscope.audits.head_findings import HEAD_FACTOR, HEAD_Z
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from weightscope.audits.compare import Comparison
 
 FEW = 0.1  # of all heads: where no more than these moved, each of them stands out
-NAMED = 8  # heads whose new place a sentence names
+NAMED = 8  # heads or tensors that a sentence names
 
 
 def comparison_findings(comparison: "Comparison") -> Findings:
@@ -34,23 +35,26 @@ def comparison_findings(comparison: "Comparison") -> Findings:
 
 
 def _not_finite(comparison: "Comparison") -> Iterator[Finding]:
-    """Heads of which a map or its bias is NaN or infinite in some checkpoint: how far that moved is unknown."""
+    """Heads of which a map or its bias is NaN or infinite in some checkpoint, and the tensors in which that stands."""
     for name, w in MAPS.items():
-        norms = [heads.grid(f"{name}_frobenius") + heads.grid(f"{name}_bias_norm") for heads in comparison.measured]
-        broken = ~np.isfinite(norms)  # (n, L, H)
         for i, layer in enumerate(comparison.measured[0].layers.tolist()):
-            reached = np.flatnonzero(broken[:, i].any(axis=0)).tolist()
+            broken = [heads_without_numbers(heads, i, name) for heads in comparison.measured]
+            reached = sorted(set().union(*broken))
             if not reached:
                 continue
-            where = "; ".join(
-                f"{indexed('head', np.flatnonzero(own[i]).tolist())} of {label}"
-                for label, own in zip(comparison.labels, broken, strict=True)
-                if own[i].any()
-            )
+            labelled = zip(comparison.labels, broken, strict=True)
+            where = "; ".join(f"{indexed('head', own)} of {label}" for label, own in labelled if own)
             text = f"{w} or its bias is NaN or infinite in {where}: how far that moved is unknown."
             members = tuple(Member("head", head) for head in reached)
             one = reached[0] if len(reached) == 1 else None
             yield Finding("not_finite", layer, one, name, "heads_not_finite", len(reached), 0.0, text, members)
+    for label, tensors in zip(comparison.labels, comparison.broken, strict=True):
+        if tensors:
+            text = (
+                f"NaN or infinity stands in {', '.join(tensors[:NAMED])}{' ...' * (len(tensors) > NAMED)} of {label}."
+            )
+            members = tuple(Member("tensor", None, name=tensor) for tensor in tensors)
+            yield Finding("not_finite", None, None, None, "tensors_not_finite", len(tensors), 0.0, text, members)
 
 
 def _families(comparison: "Comparison") -> Iterator[Finding]:

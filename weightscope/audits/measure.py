@@ -84,6 +84,8 @@ def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device 
         parts = list(in_threads(lambda task: _measure_heads(layer, *task, forms, omega, device), tasks))
     heads = [head for of_task, _ in parts for head in of_task]
     columns = np.sum([column for _, column in parts], axis=0)  # (d,)
+    if columns.sum() == 0 and any(head["qk_route"] == "none" for head in heads):
+        columns = np.full_like(columns, np.nan)  # no head is finite: nothing is known of the shares
     return {name: np.stack([head[name] for head in heads]) for name in heads[0]} | {
         "qk_column_share": columns / columns.sum() if columns.sum() > 0 else columns,
         "kv_head": np.repeat(np.arange(n_kv), shared_by),

@@ -162,11 +162,11 @@ def affine_singular_values(
     (r + 1,) array
         Descending; the map that keeps the 1 contributes one, so without a bias they are the linear part's and a 1.
     """
-    if not b_v.any():
-        return np.sort(np.append(core_singular_values(value, output) if linear is None else linear, 1.0))[::-1]
     r = len(b_v)
     if "none" in (value.route, output.route) or not np.isfinite(b_v).all():
         return np.full(r + 1, np.nan)
+    if not b_v.any():
+        return np.sort(np.append(core_singular_values(value, output) if linear is None else linear, 1.0))[::-1]
     core = np.zeros((r + 1, r + 1))
     core[:r, :r] = value.r @ output.r.T
     core[r, :r] = b_v.astype(np.float64) @ output.r.T
