@@ -11,6 +11,7 @@ from weightscope.audits.measure import Arrays
 from weightscope.audits.measures import MAPS
 from weightscope.metrics.spaces import relative_change, space_angles
 from weightscope.parallel import in_threads, one_blas_thread
+from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column
 
 SAME = 1e-5  # a relative change up to here is float32's rounding: the head is the same
@@ -22,7 +23,7 @@ MOVED = ("qk_change", "qk_change_delta1", "qk_bias_change", "vo_change", "vo_bia
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stage:
+class Stage(ShowsShapes):
     """A layer in one checkpoint.
 
     Attributes
