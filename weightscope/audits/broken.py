@@ -58,7 +58,8 @@ def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
             continue  # NaN and infinity are the reason, and told of
         for name, those in without.items():
             if those:
-                text = f"Weights as large as {largest:.3g}, in {tensor}, overflow: {indexed('head', those)} cannot be measured."
+                reached = indexed("head", those)
+                text = f"Weights as large as {largest:.3g}, in {tensor}, overflow: {reached} cannot be measured."
                 members = (*(Member("head", head) for head in those), Member("tensor", None, name=tensor))
                 one = those[0] if len(those) == 1 else None
                 yield Finding("overflow", layer, one, name, "largest_weight", largest, None, text, members)
