@@ -18,7 +18,7 @@ LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST|WIDEST)_")
 NO_LIMITS = {
     "audits.page.MOST_OPEN", "checkpoint.gguf_header.LONGEST_LIST", "checkpoint.local.LARGEST_READ",
     "checkpoint.ranges.LONGEST_WAIT",
-    "checkpoint.remote.LARGEST_REQUEST", "detokenization.on_text.MOST_DIFFERENCE", "metrics._auroc_device.MOST_SCORES",
+    "checkpoint.ranges.LARGEST_REQUEST", "detokenization.on_text.MOST_DIFFERENCE", "metrics._auroc_device.MOST_SCORES",
     "outlier_dimensions.figures.MOST_IN_LEGEND", "outlier_dimensions.figures.MOST_NAMED", "runner.runner.LARGEST_ERROR",
     "text.served_tokenizer.MOST_CHILDREN",
 }  # fmt: skip

@@ -2,7 +2,9 @@
 """What a hostile file may try: one line each. Every one ends in a CheckpointError, fast and in little memory.
 
 HEADERS are whole .safetensors files, GGUFS whole .gguf files, INDEXES and CONFIGS are the JSON beside a good one,
-LAYOUTS are things done to a folder, TOKENIZERS are tokenizer.json files that are loaded and split a text. The second item of a line is a part of the message that the reader must see.
+LAYOUTS are things done to a folder, TOKENIZERS are tokenizer.json files that are loaded and split a text, HUBS what
+whoever answers at HF_ENDPOINT does (see tests/support/hub_server.py). The second item of a line is a part of the message
+that the reader must see.
 """
 
 import json
@@ -10,6 +12,7 @@ import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}  # one honest tensor of 8 bytes
 TWO = {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}
@@ -314,4 +317,34 @@ TOKENIZERS: dict[str, tuple[bytes, str]] = {
     "a pattern without end": (tokenizer(**split("(a|a)*(a|aa)+$b")), "retry-limit"),
     "a text that grows": (tokenizer(normalizer=grown(5000)), "its answer has"),
     "no unknown token": (tokenizer({"type": "WordPiece", "unk_token": "x", "continuing_subword_prefix": "#", "max_input_chars_per_word": 9}), "Missing [UNK] token"),
+}  # fmt: skip
+
+
+HUBS: dict[str, tuple[dict[str, Any], str]] = {
+    "a commit that climbs": ({"headers": {"X-Repo-Commit": "../../../../owned"}}, "its commit is '../../../../owned'"),
+    "an absolute commit": ({"headers": {"X-Repo-Commit": "/tmp/owned"}}, "its commit is"),
+    "a commit that is a branch": ({"headers": {"X-Repo-Commit": "main"}}, "its commit is 'main'"),
+    "no commit": ({"headers": {"X-Repo-Commit": ""}}, "its commit is ''"),
+    "an etag that climbs": ({"headers": {"ETag": '"../../../../owned"'}}, "its etag is '../../../../owned'"),
+    "an absolute etag": ({"headers": {"ETag": '"/tmp/owned"', "X-Linked-Etag": '"/tmp/owned"'}}, "its etag is '/tmp/owned'"),
+    "an etag of 10,000 letters": ({"headers": {"ETag": "e" * 10_000}}, "its etag is"),
+    "a size that is no number": ({"headers": {"X-Linked-Size": "1e9"}}, "its size is '1e9'"),
+    "a size below zero": ({"headers": {"X-Linked-Size": "-1"}}, "its size is '-1'"),
+    "a size of 10**16": ({"headers": {"X-Linked-Size": "1" + "0" * 16}}, "its size is"),
+    "a size of a terabyte": ({"headers": {"X-Linked-Size": "1" + "0" * 12}}, "at most 16000000 are read"),
+    "one byte, says HEAD": ({"headers": {"X-Linked-Size": "1"}}, "'bytes 0-0/1' was asked for"),
+    "weights at http on another host": ({"location": "http://127.0.0.2:9/w"}, "only https, or the same host"),
+    "weights in a file": ({"location": "file:///etc/passwd"}, "only https, or the same host"),
+    "weights at half an address": ({"location": "http://[::1"}, "to what is no address"),
+    "weights at a port of letters": ({"location": "http://127.0.0.1:x/"}, "to what is no address"),
+    "weights at nobody's": ({"location": "https:///w"}, "only https, or the same host"),
+    "redirects without end": ({"location": "?again"}, "redirects more than 5 times"),
+    "a config under gzip": ({"small_faults": ["encoded"]}, "an encoded body"),
+    "a config of another size than HEAD said": ({"small_faults": ["other size"]}, "was asked for"),
+    "a config of another range": ({"small_faults": ["other range"]}, "was asked for"),
+    "a config of another etag": ({"small_faults": ["other etag"]}, "has changed on the server"),
+    "a config that goes on": ({"small_faults": ["longer"]}, "more bytes than were asked for"),
+    "a config that trickles": ({"small_faults": ["trickles"]}, "a second are expected"),
+    "weights that trickle": ({"faults": ["trickles"], "forever": True}, "a second are expected"),
+    "headers that trickle": ({"trickles": True}, "a second are expected"),
 }  # fmt: skip

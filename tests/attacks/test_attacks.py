@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, INDEXES, LAYOUTS, ONE, TOKENIZERS, whole
-from weightscope.checkpoint import open_checkpoint
+from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, HUBS, INDEXES, LAYOUTS, ONE, TOKENIZERS, whole
+from tests.support.hub_server import COMMIT, Hub
+from weightscope.checkpoint import exchange, open_checkpoint
 from weightscope.errors import CheckpointError
 from weightscope.families import as_published
 from weightscope.text.tokenizer import load_tokenizer
@@ -100,6 +101,23 @@ def test_layout(attack: str, folder: Path) -> None:
     assert expected in refused(folder)
 
 
+@pytest.mark.parametrize("attack", HUBS)
+def test_hub(attack: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written anywhere but in the Hub's cache, and nothing there but under commits."""
+    changes, expected = HUBS[attack]
+    hub.repositories["owner/model"] = {"model.safetensors": whole({"w": ONE}), "config.json": b'{"model_type": "gpt2"}'}
+    monkeypatch.setattr(exchange, "PATIENCE", 0.3)
+    monkeypatch.setattr(exchange, "LEAST_RATE", 10**9)
+    for name, value in changes.items():
+        setattr(hub, name, value)
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint("owner/model")["w"].read()
+    assert expected in str(caught.value) and str(caught.value).isprintable()
+    written = {path.relative_to(tmp_path).parts[:4] for path in tmp_path.rglob("*") if path.is_file()}
+    kept = ("hub", "models--owner--model")
+    assert written <= {(*kept, "snapshots", COMMIT), (*kept, "refs", "main")}
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells no process its peak memory")
 def test_memory_of_the_costliest(tmp_path: Path) -> None:
     """The peak memory of a process that meets them one after another, interpreter and NumPy included."""
@@ -113,7 +131,7 @@ def test_memory_of_the_costliest(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from weightscope.checkpoint import open_checkpoint
+        from weightscope.checkpoint import exchange, open_checkpoint
         from weightscope.errors import CheckpointError
         refused = 0
         for folder in Path(sys.argv[1]).iterdir():

@@ -14,7 +14,9 @@ import pytest
 from tests.support.files import encode, write_shards
 from tests.support.hub_server import COMMIT, Hub
 from tests.support.large_models import GB, shape_of_70b
-from weightscope.checkpoint import open_checkpoint, resolve_folder
+from weightscope.checkpoint import exchange, open_checkpoint, resolve_folder
+from weightscope.checkpoint.hub import Repository
+from weightscope.checkpoint.source import downloaded
 from weightscope.errors import CheckpointError
 
 RANDOM = np.random.default_rng(0)
@@ -269,6 +271,42 @@ def test_redirects_without_end_are_reported(remote: Hub) -> None:
     remote.storage = remote.hub + "/owner/model/resolve/main/model-00001-of-00002.safetensors?"
     with pytest.raises(CheckpointError, match="redirects more than"):
         checkpoint[QUERIES_AND_KEYS[0]].read()
+
+
+def test_a_page_that_redirects_is_not_decoded(remote: Hub, local: Path) -> None:
+    """92 kB of gzip are 234 MB of a page that nobody sees."""
+    remote.page_headers = {"Content-Encoding": "gzip"}  # which it is not, so that decoding it would fail
+    name = QUERIES_AND_KEYS[0]
+    np.testing.assert_array_equal(open_checkpoint("owner/model")[name].read(), open_checkpoint(local)[name].read())
+
+
+def test_a_transfer_takes_no_longer_than_its_deadline(remote: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast the little is that comes."""
+    checkpoint = open_checkpoint("owner/model")
+    monkeypatch.setattr(exchange, "LEAST_RATE", 1e-3)
+    monkeypatch.setattr(exchange, "DEADLINE", 0.5)
+    remote.faults, remote.forever = ["trickles"], True
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00002.safetensors: the server sent \d+ bytes in"):
+        checkpoint[QUERIES_AND_KEYS[0]].read()
+
+
+@pytest.mark.parametrize("revision", ["../../../x", "/x", "a//b", "a..b", "\x1b[2J", "-x"])
+def test_a_revision_that_git_could_not_have_is_refused(revision: str, remote: Hub) -> None:
+    with pytest.raises(CheckpointError, match="no revision of owner/model can be called"):
+        open_checkpoint(f"owner/model@{revision}")
+    assert not remote.requests
+
+
+def test_a_whole_repository_comes_through_the_same_reader(remote: Hub) -> None:
+    """For PyTorch, which reads files. The Hub's own client finds them where it would have put them itself."""
+    from huggingface_hub import hf_hub_download
+
+    folder = downloaded(Repository("owner/model"))
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == sorted(name for name in remote.repositories["owner/model"] if name != "README.md")
+    for name in names:
+        assert (folder / name).read_bytes() == remote.repositories["owner/model"][name]
+        assert hf_hub_download("owner/model", name) == str(folder / name)
 
 
 @pytest.mark.parametrize("revision", ["v1", COMMIT])

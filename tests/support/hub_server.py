@@ -60,6 +60,16 @@ class Hub:
         Whether weights lie on the other server.
     faults : list
         What the next requests for weights meet, one each; None is an honest answer. The last one stays when `forever`.
+    small_faults : list
+        The same for all other files, the first one staying.
+    headers : dict of str
+        What HEAD and GET say of every file, in place of the truth.
+    location : str
+        Where weights are redirected to, in place of the other server.
+    page_headers : dict of str
+        Of the page that redirects.
+    trickles : bool
+        Headers come a byte at a time, without end.
     """
 
     repositories: dict[str, dict[str, bytes | Hole]] = field(default_factory=dict)
@@ -67,16 +77,23 @@ class Hub:
     private: set[str] = field(default_factory=set)
     redirect: bool = True
     faults: list[str | None] = field(default_factory=list)
+    small_faults: list[str | None] = field(default_factory=list)
     forever: bool = False
     head_faults: list[int] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+    location: str = ""
+    page_headers: dict[str, str] = field(default_factory=dict)
+    trickles: bool = False
     requests: list[Request] = field(default_factory=list)
     sent: int = 0
     hub: str = ""
     storage: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def next_fault(self) -> str | None:
+    def next_fault(self, path: str) -> str | None:
         with self.lock:
+            if not path.endswith(".safetensors"):
+                return self.small_faults[0] if self.small_faults else None
             if not self.faults:
                 return None
             return self.faults[0] if self.forever and len(self.faults) == 1 else self.faults.pop(0)
@@ -108,11 +125,9 @@ class _Handler(BaseHTTPRequestHandler):
             state.requests.append(
                 Request(self.command, path, self.headers.get("Range"), self.headers.get("Authorization"))
             )
-        if path.startswith("/api/models/"):
-            repository, _, revision = path.removeprefix("/api/models/").partition("/revision/")
-            return self.listing(repository, revision or "main")
-        if path.startswith("/api/datasets/"):
-            return self.tree(*path.removeprefix("/api/").split("/tree/"))
+        if path.startswith("/api/"):
+            repository, _, revision = path.removeprefix("/api/").removeprefix("models/").partition("/revision/")
+            return self.listing(repository, revision)
         if path.startswith("/storage/"):
             repository, _, name = path.removeprefix("/storage/").partition("//")
             return self.content(state.repositories[repository][name], {"ETag": '"of-the-storage"'})
@@ -140,12 +155,6 @@ class _Handler(BaseHTTPRequestHandler):
             body = json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode()
             self.reply(200, {"Content-Type": "application/json"}, body)
 
-    def tree(self, repository: str, revision: str) -> None:
-        if not self.refused(repository, revision):
-            files = self.state.repositories[repository].items()
-            entries = [{"type": "file", "path": name, "size": len(content), "oid": COMMIT} for name, content in files]
-            self.reply(200, {"Content-Type": "application/json"}, json.dumps(entries).encode())
-
     def file(self, repository: str, revision: str, name: str) -> None:
         state = self.state
         if state.head_faults and self.command == "HEAD":
@@ -158,16 +167,18 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             return self.refuse(404, "EntryNotFound")
         etag = content.etag if isinstance(content, Hole) else hashlib.sha256(content).hexdigest()
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'}
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'} | state.headers
+        if self.command == "HEAD" and state.trickles:
+            return self.trickle(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000)
         if name.endswith(".safetensors") and state.redirect:
-            headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(content))}
-            headers |= {"Location": f"{state.storage}/storage/{repository}//{name}"}
-            return self.reply(302, headers, b"")
+            headers = {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(content))} | headers
+            headers |= {"Location": state.location or f"{state.storage}/storage/{repository}//{name}"}
+            return self.reply(302, headers | state.page_headers, b"a page" if state.page_headers else b"")
         return self.content(content, headers)
 
     def content(self, content: bytes | Hole, headers: dict[str, str]) -> None:
         span = self.headers.get("Range")
-        fault = self.state.next_fault() if span and self.command == "GET" else None
+        fault = self.state.next_fault(self.path) if span and self.command == "GET" else None
         headers = {"Accept-Ranges": "bytes", **headers}
         if fault in {"500", "503", "429", "403", "404", "416"}:
             return self.reply(int(fault), {"Retry-After": "0"}, b"an error's own text")
@@ -201,11 +212,19 @@ class _Handler(BaseHTTPRequestHandler):
             )
         if fault == "slow":
             time.sleep(2)
+        if fault == "trickles":
+            self.reply(206, headers, b"", length=len(body))
+            return self.trickle(body)
         if fault == "breaks off":
             self.reply(206, headers, body[: len(body) * 2 // 3], length=len(body))
             self.close_connection = True
             return None
         return self.reply(206, headers, body)
+
+    def trickle(self, content: bytes) -> None:
+        for byte in content:
+            self.wfile.write(bytes([byte]))
+            time.sleep(0.05)
 
     def reply(self, status: int, headers: dict[str, str], body: bytes, length: int | None = None) -> None:
         self.send_response(status)

@@ -1,21 +1,38 @@
-"""The Hugging Face Hub, through its own client: what a repository has, and its small files.
+"""The Hugging Face Hub: what a repository has, and its files in the Hub's cache.
 
-HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HOME and HF_HUB_ETAG_TIMEOUT are the client's and mean what they mean to it.
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HOME and HF_HUB_ETAG_TIMEOUT are its client's and mean what they mean to it.
+Whoever answers at HF_ENDPOINT is not believed: what becomes part of a path or an address is checked first.
 """
 
+import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import quote
 
-from weightscope.checkpoint.ranges import RETRIED
+from weightscope.checkpoint.exchange import exchange, redirects
+from weightscope.checkpoint.jsontext import MAX_BYTES, parse_json
+from weightscope.checkpoint.ranges import LARGEST_REQUEST, RETRIED, RangedFile, bare_etag, coalesce, first_line
 from weightscope.errors import CheckpointError
+from weightscope.writing import new_file
 
 ATTEMPTS = 3
 FIRST_WAIT = 0.5  # seconds; doubles from one attempt to the next
-
-T = TypeVar("T")
+SPAN = 1 << 20  # what is written at a time, and after a failure fetched again
+FORMS = {
+    "commit": re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?"),
+    "etag": re.compile(r"[0-9A-Za-z_=+-]{1,128}"),
+    "size": re.compile(r"[0-9]{1,15}"),
+}
+FILE_NAME = re.compile(r"(?!.*\.\.)(\w[\w.+=-]*/)*\w[\w.+=-]*")
+REFUSED = {
+    "GatedRepo": "is gated: accept its terms on the Hub and set HF_TOKEN to a token of yours",
+    "RepoNotFound": "is neither a local path nor a repository on the Hub (a private one needs HF_TOKEN)",
+    "RevisionNotFound": "the repository has no revision '{revision}'",
+}
+NO_SUCH_FILE = "EntryNotFound"
 
 
 @dataclass(frozen=True)
@@ -52,7 +69,7 @@ def cached_identity(path: Path, size: int) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Repository:
-    """A model repository at a revision.
+    """A repository at a revision.
 
     Attributes
     ----------
@@ -60,10 +77,12 @@ class Repository:
         `owner/name` or `name`.
     revision : str
         Branch, tag or commit.
+    kind : {"model", "dataset"}
     """
 
     id: str
     revision: str = "main"
+    kind: str = "model"
 
     def __str__(self) -> str:
         return self.id if self.revision == "main" else f"{self.id}@{self.revision}"
@@ -73,7 +92,7 @@ class Repository:
         from huggingface_hub import try_to_load_from_cache
 
         try:
-            path = try_to_load_from_cache(self.id, name, revision=self.revision)
+            path = try_to_load_from_cache(self.id, name, revision=self.revision, repo_type=self.kind)
         except (OSError, ValueError):
             return None
         return Path(path) if isinstance(path, str) else None
@@ -84,94 +103,111 @@ class Repository:
         Raises
         ------
         CheckpointError
-            The Hub cannot be reached or refuses, or there is no such repository or revision.
+            The Hub cannot be reached or refuses, there is no such repository or revision, or what it says of the file
+            is not what the Hub would say.
         """
-        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-
-        url = hf_hub_url(self.id, name, revision=self.revision)
-        metadata = self._asked(lambda: get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT))
-        if metadata is None:
+        answer, _ = self._ask("HEAD", self._url(name, self.revision))
+        headers = answer.headers
+        if headers.get("x-error-code") == NO_SUCH_FILE:
             return None
-        if not metadata.etag or not metadata.commit_hash or metadata.size is None:
-            raise CheckpointError(f"the server does not answer as the Hub does for {name}", file=str(self))
-        return RemoteStat(
-            hf_hub_url(self.id, name, revision=metadata.commit_hash), metadata.commit_hash, metadata.etag, metadata.size
-        )
+        found = {
+            "commit": headers.get("x-repo-commit", ""),
+            "etag": bare_etag(headers.get("x-linked-etag") or headers.get("etag", "")),
+            "size": headers.get("x-linked-size") or ("" if redirects(answer) else headers.get("content-length", "")),
+        }
+        for what, value in found.items():
+            if not FORMS[what].fullmatch(value):
+                problem = f"the server does not answer as the Hub does for {name}: its {what} is '{value[:80]}'"
+                raise CheckpointError(problem, file=str(self))
+        return RemoteStat(self._url(name, found["commit"]), found["commit"], found["etag"], int(found["size"]))
 
-    def small_file(self, name: str, limit: int) -> Path | None:
-        """A small file, from the server into the Hub's cache; None where the repository has no such file.
+    def file(self, name: str, limit: int) -> Path | None:
+        """A file, from the server into the Hub's cache; None where the repository has no such file.
+
+        The cache is laid out as the Hub's own client has it.
 
         Raises
         ------
         CheckpointError
-            As for `stat`, or the file has more than `limit` bytes.
+            As for `stat`, the file has more than `limit` bytes, or the server does not give what it said.
         """
-        from huggingface_hub import constants, hf_hub_download
-
+        if not FILE_NAME.fullmatch(name):
+            raise CheckpointError(f"the server lists a file that is called '{name[:80]}'", file=str(self))
         stat = self.stat(name)
         if stat is None:
             return None
         if stat.size > limit:
             raise CheckpointError(f"{name} has {stat.size} bytes; at most {limit} are read", file=str(self))
-        path = self._asked(
-            lambda: hf_hub_download(self.id, name, revision=self.revision, etag_timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        )
-        return Path(path) if path else None
+        cache = Path(_constants().HF_HUB_CACHE) / "--".join([f"{self.kind}s", *self.id.split("/")])
+        path = cache / "snapshots" / stat.commit / name
+        if not path.is_file():
+            source = RangedFile(stat.url, stat.etag, stat.size, name)
+            spans = list(pairwise([*range(0, stat.size, SPAN), stat.size]))
+            with new_file(path) as file:
+                for group in coalesce(spans, LARGEST_REQUEST):
+                    source.fetch(group, lambda _, content: file.write(content))
+        if self.revision != stat.commit:
+            with new_file(cache / "refs" / self.revision) as ref:
+                ref.write(stat.commit.encode())
+        return path
 
     def file_names(self) -> list[str]:
         """All files of the repository; errors as for `stat`."""
-        from huggingface_hub import HfApi, constants
+        url = f"{_constants().ENDPOINT}/api/{self.kind}s/{self.id}/revision/{quote(self.revision, safe='')}"
+        listing = parse_json(self._ask("GET", url)[1], file=str(self), what="the Hub's list of its files ")
+        files = listing.get("siblings")
+        names = [file.get("rfilename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+        return sorted(name for name in names if isinstance(name, str))
 
-        info = self._asked(
-            lambda: HfApi().model_info(self.id, revision=self.revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        )
-        return sorted(file.rfilename for file in (info.siblings if info else None) or [])
+    def _url(self, name: str, revision: str) -> str:
+        from huggingface_hub import hf_hub_url
 
-    def _asked(self, ask: Callable[[], T]) -> T | None:
-        """What the client answers, or None for no such file; its own errors are turned into ours.
+        return hf_hub_url(self.id, name, revision=revision, repo_type=self.kind)
 
-        A server that stumbles is asked again.
-        """
-        from huggingface_hub.errors import (  # type: ignore[attr-defined]
-            GatedRepoError,
-            HfHubHTTPError,
-            HTTPError,
-            OfflineModeIsEnabled,
-            RemoteEntryNotFoundError,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
+    def _ask(self, method: str, url: str) -> tuple[Any, bytes]:
+        """The Hub's answer and its body, no longer than JSON may be. A server that stumbles is asked again."""
+        for attempt in range(ATTEMPTS):
+            answer, body = self._asked_once(method, url)
+            status, headers = answer.status_code, answer.headers
+            code = headers.get("x-error-code") or ("RepoNotFound" if status == 401 else "")
+            if body and headers.get("content-encoding", "identity") != "identity":
+                raise self._refusal("the Hub sent an encoded answer")
+            if status < 400 or code == NO_SUCH_FILE:
+                return answer, body
+            if code in REFUSED:
+                raise self._refusal(REFUSED[code].format(revision=self.revision))
+            if status not in RETRIED:
+                raise self._refusal(f"the Hub answered {status}")
+            time.sleep(FIRST_WAIT * 2**attempt)
+        raise self._refusal(f"the Hub answered {status}, {ATTEMPTS} times in a row; try again later")
 
-        def refuse(problem: str) -> CheckpointError:
-            return CheckpointError(f"{self}: {problem}")
+    def _asked_once(self, method: str, url: str) -> tuple[Any, bytes]:
+        """An answer of whatever status; the client's errors are turned into ours."""
+        from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return ask()
-            except GatedRepoError:
-                raise refuse("is gated: accept its terms on the Hub and set HF_TOKEN to a token of yours") from None
-            except RepositoryNotFoundError:
-                raise refuse(
-                    "is neither a local path nor a repository on the Hub (a private one needs HF_TOKEN)"
-                ) from None
-            except RevisionNotFoundError:
-                raise refuse(f"the repository has no revision '{self.revision}'") from None
-            except OfflineModeIsEnabled:
-                raise refuse("is not in the Hub's cache, and HF_HUB_OFFLINE is set") from None
-            except RemoteEntryNotFoundError:
-                return None
-            except HfHubHTTPError as error:
-                status = error.response.status_code
-                if status not in RETRIED:
-                    raise refuse(f"the Hub answered {status}") from None
-                problem = f"the Hub answered {status}, {attempt} times in a row; try again later"
-            except (HTTPError, OSError) as error:
-                first = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise refuse(
-                    f"is not a local path, not in the Hub's cache, and the Hub cannot be reached ({first})"
-                ) from None
-            except Exception as error:  # a client of another version, or one fed something it did not expect
-                first = str(error).splitlines()[0] if str(error) else ""
-                raise refuse(f"the Hub's client ended in {type(error).__name__} {first}") from None
-            time.sleep(FIRST_WAIT * 2 ** (attempt - 1))
-        raise refuse(problem)
+        answers: list[Any] = []
+        body, timeout = bytearray(), _constants().HF_HUB_ETAG_TIMEOUT
+        try:
+            for piece in exchange(method, url, lambda *answer: answers.append(answer[0]), str(self), timeout):
+                body += piece
+                if len(body) > MAX_BYTES:
+                    raise self._refusal(f"the Hub answered more than {MAX_BYTES} bytes")
+        except CheckpointError:
+            raise
+        except OfflineModeIsEnabled:
+            raise self._refusal("is not in the Hub's cache, and HF_HUB_OFFLINE is set") from None
+        except (HTTPError, OSError) as error:
+            problem = "is not a local path, not in the Hub's cache, and the Hub cannot be reached"
+            raise self._refusal(f"{problem} ({first_line(error) or type(error).__name__})") from None
+        except Exception as error:  # a client of another version, or one fed something it did not expect
+            raise self._refusal(f"the Hub's client ended in {type(error).__name__} {first_line(error)}") from None
+        return answers[-1], bytes(body)
+
+    def _refusal(self, problem: str) -> CheckpointError:
+        return CheckpointError(f"{self}: {problem}")
+
+
+def _constants() -> Any:
+    from huggingface_hub import constants
+
+    return constants

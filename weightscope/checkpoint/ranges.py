@@ -7,11 +7,11 @@ and reported when it keeps coming. What arrived whole before a failure is kept.
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any
-from urllib.parse import urljoin, urlsplit
 
+from weightscope.checkpoint.exchange import exchange, redirects
 from weightscope.errors import CheckpointError
 
 Range = tuple[int, int]  # [start, stop)
@@ -19,8 +19,7 @@ Range = tuple[int, int]  # [start, stop)
 ATTEMPTS = 5  # in a row that bring nothing
 FIRST_WAIT = 0.5  # seconds; doubles from one attempt to the next
 LONGEST_WAIT = 30.0
-MAX_REDIRECTS = 5
-PIECE = 1 << 20
+LARGEST_REQUEST = 32 << 20
 RETRIED = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -58,7 +57,7 @@ class RangedFile:
         self._lock = threading.Lock()
         self._etag_elsewhere: str | None = None
 
-    def fetch(self, wanted: Sequence[Range], deliver: Callable[[Range, bytes], None]) -> None:
+    def fetch(self, wanted: Sequence[Range], deliver: Callable[[Range, bytes], object]) -> None:
         """One request from the first range's start to the last one's stop, asked again from where it broke.
 
         Parameters
@@ -99,7 +98,7 @@ class RangedFile:
         todo = iter(wanted)
         span = next(todo)
         held = bytearray()
-        with self._answer(position, stop) as pieces:
+        with closing(self._answer(position, stop)) as pieces:
             for piece in pieces:
                 with self._lock:
                     self.bytes_fetched += len(piece)
@@ -118,39 +117,21 @@ class RangedFile:
         if position < stop:
             raise _BadAnswerError(f"the server sent {stop - position} bytes too few")
 
-    @contextmanager
-    def _answer(self, start: int, stop: int) -> Iterator[Iterator[bytes]]:
+    def _answer(self, start: int, stop: int) -> Generator[bytes, None, None]:
         """The body of an answer that says it is bytes [start, stop) of the file."""
         from huggingface_hub import constants
-        from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
-        headers = build_hf_headers(library_name="weightscope")
-        headers |= {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        url = self.url
-        for _ in range(MAX_REDIRECTS):
-            request = get_session().stream(
-                "GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, follow_redirects=False
-            )
-            with request as response:
-                if response.status_code in {301, 302, 303, 307, 308} and "location" in response.headers:
-                    self._check_etag(response.headers.get("x-linked-etag"))
-                    target = urljoin(url, response.headers["location"])
-                    if urlsplit(target).scheme not in {"https", urlsplit(url).scheme}:
-                        raise CheckpointError("the server redirects from https to something else", file=self.name)
-                    if _origin(target) != _origin(self.url):
-                        headers.pop("authorization", None)
-                    if len(response.headers.get("content-length", "")) in range(1, 6):
-                        response.read()  # a short page that nobody sees: read, so that the connection can be kept
-                    url = target
-                    continue
-                self._check(response, start, stop, elsewhere=_origin(url) != _origin(self.url))
-                yield response.iter_raw(PIECE)
-                return
-        raise CheckpointError(f"the server redirects more than {MAX_REDIRECTS} times", file=self.name)
+        def look(response: Any, elsewhere: bool) -> None:
+            self._check(response, start, stop, elsewhere)
+
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        return exchange("GET", self.url, look, self.name, timeout, range=f"bytes={start}-{stop - 1}")
 
     def _check(self, response: Any, start: int, stop: int, elsewhere: bool) -> None:
         """Refuse an answer whose status or headers are not those of bytes [start, stop)."""
         status, headers = response.status_code, response.headers
+        if redirects(response):
+            return self._check_etag(headers.get("x-linked-etag"))
         if status in RETRIED:
             retry_after = headers.get("retry-after", "")
             raise _BadAnswerError(
@@ -192,17 +173,17 @@ def bare_etag(etag: str) -> str:
     return etag.removeprefix("W/").strip('"')
 
 
-def _origin(url: str) -> tuple[str, str | None, int]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
-
-
 def _reason(error: Exception) -> str:
     """What went wrong, for a person."""
     if isinstance(error, _BadAnswerError):
         return str(error)
-    first = str(error).splitlines()[0] if str(error) else ""
+    first = first_line(error)
     return f"the server cannot be reached ({type(error).__name__}{': ' if first else ''}{first})"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an error says; empty where it says nothing."""
+    return (str(error).splitlines() or [""])[0]
 
 
 def coalesce(wanted: Sequence[Range], largest: int) -> list[list[Range]]:

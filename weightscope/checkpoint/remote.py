@@ -10,11 +10,10 @@ import numpy as np
 
 from weightscope.checkpoint.blockcache import BlockCache
 from weightscope.checkpoint.header import TensorEntry, header_length, parse_header
-from weightscope.checkpoint.ranges import Range, RangedFile, coalesce
+from weightscope.checkpoint.ranges import LARGEST_REQUEST, Range, RangedFile, coalesce
 from weightscope.errors import CheckpointError
 
 BLOCK = 8 << 20  # what is cached and, after a failure, fetched again; a tensor's last block is what is left of it
-LARGEST_REQUEST = 32 << 20
 CONNECTIONS = 8
 ENTRY_BYTES = 110  # of a header, for each tensor, besides its name
 UNKNOWN_HEADER = 16_384  # enough for the header of a small model in one file

@@ -1,7 +1,9 @@
 """Where a checkpoint is: a folder or file on this machine, an installed package, or a repository on the Hub."""
 
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
@@ -19,6 +21,8 @@ from weightscope.errors import CheckpointError, printable
 # What is downloaded of a repository besides tensors; nothing of it is run.
 SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 LARGEST_SMALL_FILE = 100_000_000  # the tokenizer.json of a vocabulary of 256,000 has a third of it
+LARGEST_SHARD = 100_000_000_000  # bytes; those that are published have up to 50 GB
+REVISION = re.compile(r"(?!.*(\.\.|//))[\w][\w.+/-]*[\w+-]|\w")  # of a branch, tag or commit, as git has them
 PACKAGE = "pypi:"  # what the name of an installed package begins with
 # A page of the Hub as a browser shows its address; what follows a revision says which file, which is of no matter.
 HUB_URL = re.compile(
@@ -67,7 +71,10 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
         raise CheckpointError(f"{printable(source)} says revision {tag}, and {revision} is asked for")
     if not _may_be_hub_id(name):
         raise CheckpointError(f"no such file or folder: {source}")
-    return Repository(name, revision or tag or "main")
+    wanted = revision or tag or "main"
+    if not REVISION.fullmatch(wanted):
+        raise CheckpointError(f"no revision of {name} can be called '{wanted[:80]}'")
+    return Repository(name, wanted)
 
 
 def existing(source: str | Path) -> Path | None:
@@ -138,14 +145,24 @@ def resolve_folder(source: str | Path, revision: str | None = None) -> Path:
     if all(cached):
         return next(path.parent for path in cached if path)
     try:
-        found = [where.small_file(name, LARGEST_SMALL_FILE) for name in SMALL_FILES]
+        folder = small_files(where, SMALL_FILES, LARGEST_SMALL_FILE)
     except CheckpointError:
-        found = [where.cached(name) for name in SMALL_FILES]
-        if not any(found):
+        folder = next((path.parent for path in map(where.cached, SMALL_FILES) if path), None)
+        if folder is None:
             raise
-    folder = next((path.parent for path in found if path), None)
     if folder is None:
         raise CheckpointError(f"{where}: the repository has none of {', '.join(SMALL_FILES)}")
+    return folder
+
+
+def small_files(repository: Repository, names: Sequence[str], limit: int) -> Path | None:
+    """The folder of a repository's small files, all of one commit; None where it has none of them."""
+    folder = None
+    for name in names:
+        path = repository.file(name, limit)
+        if path is not None and folder is None:
+            folder = path.parent
+            repository = replace(repository, revision=folder.name)
     return folder
 
 
@@ -159,6 +176,28 @@ def cached_snapshot(repository: Repository) -> Path | None:
     return lone.parent if lone is not None else None
 
 
+def downloaded(repository: Repository) -> Path:
+    """The folder of a repository's weights and config in the Hub's cache, once they are there complete.
+
+    Raises
+    ------
+    CheckpointError
+        The Hub does not give them, or they are not right.
+    """
+    snapshot = cached_snapshot(repository)
+    if snapshot is not None:
+        return snapshot
+    folder = small_files(repository, (INDEX, "config.json"), MAX_BYTES)
+    if folder is None:
+        raise CheckpointError("the repository has no config.json", file=repository)
+    index, pinned = folder / INDEX, replace(repository, revision=folder.name)
+    shards = sorted(set(parse_index(read_json(index), file=index).values())) if index.is_file() else [LONE]
+    for shard in shards:
+        if pinned.file(shard, LARGEST_SHARD) is None:
+            raise CheckpointError(f"the repository has no {shard}", file=repository)
+    return folder
+
+
 def remote_shards(repository: Repository) -> tuple[list[LocalFile | RemoteFile], dict[str, str], Path]:
     """The shards of a repository on the Hub, its index's map (empty without one) and the folder of its small files.
 
@@ -169,22 +208,21 @@ def remote_shards(repository: Repository) -> tuple[list[LocalFile | RemoteFile],
     CheckpointError
         The Hub does not give them, there are none, or they are not right.
     """
-    index = repository.small_file(INDEX, MAX_BYTES)
-    config = repository.small_file("config.json", MAX_BYTES)
+    folder = small_files(repository, (INDEX, "config.json"), MAX_BYTES)
+    # The small files are of one commit, which is what their folder is called; the shards have to be of the same.
+    pinned = replace(repository, revision=folder.name) if folder else repository
+    index = folder / INDEX if folder and (folder / INDEX).is_file() else None
     weight_map = parse_index(read_json(index), file=index) if index else {}
-    if not index and repository.stat(LONE) is None:
-        shards = [lone_shard(repository.file_names(), where=repository)]
+    if not index and pinned.stat(LONE) is None:
+        shards = [lone_shard(pinned.file_names(), where=repository)]
     else:
         shards = sorted(set(weight_map.values())) or [LONE]
     names: dict[str, list[str]] = {shard: [] for shard in shards}
     for tensor, shard in weight_map.items():
         names[shard].append(tensor)
-    folder = next((path.parent for path in (config, index) if path), Path(repository.id))
-    # The small files are of one commit, which is what their folder is called; the shards have to be of the same.
-    pinned = Repository(repository.id, folder.name) if config or index else repository
     with ThreadPoolExecutor(min(CONNECTIONS, len(shards))) as pool:
         files = list(pool.map(lambda shard: _open_shard(pinned, shard, names[shard]), shards))
-    return files, weight_map, folder
+    return files, weight_map, folder or Path(repository.id)
 
 
 def _open_shard(repository: Repository, name: str, tensors: list[str]) -> LocalFile | RemoteFile:

@@ -162,7 +162,7 @@ def _small_file(model: Model, name: str) -> Path | None:
     if isinstance(where, Path):
         return (where if where.is_dir() else where.parent) / name
     try:
-        return where.small_file(name, MAX_BYTES)
+        return where.file(name, MAX_BYTES)
     except CheckpointError:  # the Hub cannot be asked: what its cache has is all there is
         return where.cached(name)
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weightscope.checkpoint.source import locate
+from weightscope.checkpoint.source import downloaded, locate
 from weightscope.device import Device, open_device
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
@@ -122,7 +122,7 @@ def _location(model: Model) -> tuple[str, dict[str, Any]]:
     """What to give from_pretrained for where the checkpoint is."""
     where = locate(model.source)
     if not isinstance(where, Path):
-        return where.id, {"revision": where.revision, "use_safetensors": True}
+        where = downloaded(where)
     if where.suffix == ".gguf":
         return str(where.parent), {"gguf_file": where.name, "local_files_only": True}
     folder = where if where.is_dir() else where.parent

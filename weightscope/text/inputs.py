@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.jsontext import read_small
 from weightscope.errors import CheckpointError
 from weightscope.text.corpus import read_documents
@@ -12,6 +13,7 @@ from weightscope.text.sequences import sentences
 WORKS = Path(__file__).parent / "public_domain"
 LARGEST_TABLE = 16_000_000  # bytes of a table of STS-B, of which the largest has one
 OPENWEBTEXT = "Skylion007/openwebtext"
+LARGEST_SHARD = 2_000_000_000  # bytes; its shards have a sixth of them
 
 
 @dataclass(frozen=True)
@@ -106,17 +108,9 @@ def openwebtext(shards: int) -> list[Path]:
     CheckpointError
         The Hub cannot be reached, or does not give them.
     """
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.utils import logging
-
-    # The client would report each of its retries; the error below says what came of them.
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        listed = HfApi().list_repo_files(OPENWEBTEXT, repo_type="dataset")
-        names = sorted(name for name in listed if name.endswith(".parquet"))[:shards]
-        files = [Path(hf_hub_download(OPENWEBTEXT, name, repo_type="dataset")) for name in names]
-    except Exception as error:  # the client's errors differ by version; none of them may surface as a traceback
-        raise CheckpointError(f"{OPENWEBTEXT} cannot be had from the Hub ({type(error).__name__})") from None
+    repository = Repository(OPENWEBTEXT, kind="dataset")
+    names = [name for name in repository.file_names() if name.endswith(".parquet")][:shards]
+    files = [path for name in names if (path := repository.file(name, LARGEST_SHARD)) is not None]
     if not files:
         raise CheckpointError(f"{OPENWEBTEXT} holds no Parquet files")
     return files
