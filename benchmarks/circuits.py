@@ -14,7 +14,8 @@ import numpy as np
 
 import weightscope as ws
 from weightscope.attention.head import Head
-from weightscope.circuitry.wiring import KINDS, wiring
+from weightscope.circuitry.passes import wiring
+from weightscope.circuitry.wiring import KINDS
 
 
 def dense(a: Head, b: Head) -> tuple[float, float]:

@@ -28,6 +28,7 @@ from weightscope.attention.factored import inner
 from weightscope.audits.audit import AuditOptions
 from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.many import layers_fingerprint
+from weightscope.circuitry import passes
 from weightscope.cli import main
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import ScorerOnWorker, measure_heads
@@ -266,6 +267,17 @@ def test_audit_from_end_to_end(folder, tmp_path, cuda_is_strict):
     findings = [json.loads((tmp_path / device / "findings.json").read_text()) for device in ("cpu", "cuda")]
     assert len(findings[0]) == len(findings[1])
     assert table(tmp_path / "cpu" / "heads.csv")[0] == table(tmp_path / "cuda" / "heads.csv")[0]
+
+
+def test_circuits_from_end_to_end_are_exact_whatever_their_size(tmp_path, cuda_is_strict, monkeypatch):
+    result = run("circuits", "embedded", "--out", tmp_path / "cpu")
+    monkeypatch.setattr(passes, "EXACT_UP_TO", 0)
+    result = run("circuits", "embedded", "--out", tmp_path / "cuda", "--device", "cuda")
+    assert result.exit_code == 0, result.output
+    here, there = (np.load(tmp_path / device / "wiring.npz") for device in ("cpu", "cuda"))
+    for name in here.files:
+        np.testing.assert_allclose(there[name], here[name], rtol=1e-5)
+    assert there["exact_ok"][0, :, 1].all()
 
 
 def test_an_audit_is_not_resumed_on_another_device(folder, tmp_path):

@@ -13,10 +13,10 @@ import weightscope as ws
 from tests.support.browser import Page
 from tests.support.tiny_models import fixture
 from tests.support.weights import shared
-from weightscope.circuitry.circuits import strongest
+from weightscope.circuitry.edges import strongest
 from weightscope.circuitry.figures import ROLE_COLOURS
 from weightscope.circuitry.names import ROLES, ROLES_BY_WIRING
-from weightscope.circuitry.wiring import wiring
+from weightscope.circuitry.passes import wiring
 from weightscope.cli import main
 from weightscope.folder import Files
 

@@ -6,7 +6,8 @@ import pytest
 import weightscope as ws
 from tests.support.heads_by_hand import dense_scores
 from tests.support.weights import shared
-from weightscope.circuitry.wiring import Wiring, wiring
+from weightscope.circuitry.passes import wiring
+from weightscope.circuitry.wiring import Wiring
 
 INDUCTION = [(5, 1), (6, 9), (5, 5), (7, 2), (7, 10)]  # published scores 0.91, 0.91, 0.93, 0.83, 0.91
 

@@ -10,7 +10,7 @@ import weightscope as ws
 from tests.support.weights import package, shared
 from weightscope.circuitry.measured import accuracy, behaviour, repeated, trivial_guesses
 from weightscope.circuitry.names import ROLES_BY_WIRING, by_wiring
-from weightscope.circuitry.wiring import wiring
+from weightscope.circuitry.passes import wiring
 from weightscope.cli import main
 
 

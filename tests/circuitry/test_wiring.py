@@ -14,11 +14,11 @@ from tests.support.heads_by_hand import dense_scores, layer_of, random_layer
 from tests.support.tiny_models import NAMES, fixture
 from weightscope.attention.layer import Layer
 from weightscope.attention.rotation import Rotation, inverse_powers
-from weightscope.circuitry import products
-from weightscope.circuitry import wiring as wiring_module
+from weightscope.circuitry import passes, products
+from weightscope.circuitry.passes import wiring
 from weightscope.circuitry.products import Written, pair_scores
 from weightscope.circuitry.spaces import Spaces, layer_spaces
-from weightscope.circuitry.wiring import KINDS, random_overlap, wiring
+from weightscope.circuitry.wiring import KINDS, random_overlap
 from weightscope.device import CPU, Device, open_device
 from weightscope.folder import Files
 from weightscope.model import Model
@@ -187,7 +187,7 @@ def test_wiring_npz_holds_what_people_s_scripts_read(embedded: ws.Model) -> None
 def test_a_checkpoint_that_does_not_fit_is_gone_through_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     model = fixture("gpt2").model
     whole = wiring(model)
-    monkeypatch.setattr(wiring_module, "WRITTEN_BYTES", 1)
+    monkeypatch.setattr(passes, "WRITTEN_BYTES", 1)
     monkeypatch.setattr(products, "PRODUCT_BYTES", 1)
     in_parts = wiring(model)
     for kind in KINDS:

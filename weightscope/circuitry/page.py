@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.circuitry.circuits import READS, Circuits, strongest
+from weightscope.circuitry.circuits import READS, Circuits
+from weightscope.circuitry.edges import strongest
 from weightscope.circuitry.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, diagram
 from weightscope.circuitry.names import COLUMNS
 from weightscope.circuitry.wiring import KINDS, Wiring

@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from weightscope.cli.options import device_option, out_option, say_caveats, whole_numbers, with_model
+from weightscope.cli.options import device_option, out_option, say_caveats, whole_numbers, with_engine, with_source
 
 
 @click.command("circuits")
-@with_model
+@with_source
 @out_option
 @click.option("--layers", help="Only these, as in 0-3 or 0,5,7-9; all that have attention by default.")
 @click.option(
@@ -21,16 +21,28 @@ from weightscope.cli.options import device_option, out_option, say_caveats, whol
     help="Text that it is run on, a file or a folder; public-domain prose by default.",
 )  # fmt: skip
 @device_option
+@with_engine
 def circuits_command(
-    model: Any, out: Path, layers: str | None, top: int, measure: bool, texts: tuple[Path, ...], device: str
+    named: Any,
+    source: str,
+    out: Path,
+    layers: str | None,
+    top: int,
+    measure: bool,
+    texts: tuple[Path, ...],
+    device: str,
+    engine: Any,
 ) -> None:
     """Name every head by what it does, and find which heads read what others write, as tables and a page."""
     from weightscope.circuitry.circuits import circuits
     from weightscope.folder import OutputFolder
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
+    opened = named(source)
+    model = opened.open()
+    on_worker = opened.as_seen(model).elsewhere if engine.elsewhere else None
     with OutputFolder(out) as folder:
-        found = circuits(model, chosen, top, device)
+        found = circuits(model, chosen, top, device, engine, on_worker)
         if measure:
             from weightscope.circuitry.measured import measured
 
