@@ -26,6 +26,7 @@ from weightscope.model import Model
 from weightscope.overflow import overflow
 from weightscope.parallel import in_threads
 from weightscope.progress import bar
+from weightscope.shapes import ShowsShapes
 
 WRITTEN_BYTES = 224 << 20  # of what is written, held at a time
 TASKS_ELSEWHERE = 8  # at least, where other processes share the work
@@ -82,8 +83,8 @@ def multiplications(model: Model, n_layers: int) -> int:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Pass:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Pass(ShowsShapes):
     """What a pass found: the wiring, and the largest shares of directions that bound its estimates."""
 
     wiring: Wiring
