@@ -17,10 +17,11 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from weightscope.folder import Folder
 from weightscope.text.tokenizer import END_OF_TEXT
 
 CONTEXT = 256
@@ -110,10 +111,10 @@ def write(model: GPT2LMHeadModel, out: Path, record: dict) -> None:
         for name, tensor in model.state_dict().items()
         if name != "lm_head.weight"
     }
-    for name, text in (("training.json", json.dumps(record, indent=1)), ("config.json", config_text(model))):
-        (out / name).write_text(text + "\n")
-    save_file(weights, out / "model.safetensors.partial", metadata={"format": "pt"})
-    (out / "model.safetensors.partial").replace(out / "model.safetensors")
+    files = Folder(out)
+    files.json("training.json", record)
+    files.text("config.json", config_text(model) + "\n")
+    files.bytes("model.safetensors", save(weights, metadata={"format": "pt"}))
 
 
 def config_text(model: GPT2LMHeadModel) -> str:
@@ -140,7 +141,7 @@ def main(corpus: Path, out: Path, steps: int, batch: int, rate: float, vocab: in
     files = sorted(corpus.rglob("*.txt"))
     texts = [file.read_text(encoding="utf-8") for file in files]
     tokenizer = train_tokenizer(texts, vocab)
-    tokenizer.save(str(out / "tokenizer.json"), pretty=False)
+    Folder(out).text("tokenizer.json", tokenizer.to_str())
     documents = [np.array(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     train, held_out = split(documents, end_of_text)

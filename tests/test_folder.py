@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 import weightscope as ws
+from weightscope.audits.finished_layers import FinishedLayers
+from weightscope.checkpoint.blockcache import BlockCache
 from weightscope.errors import CheckpointError
+from weightscope.fingerprint import Fingerprint
 from weightscope.folder import HIDDEN, Files, Folder, OutputFolder
 from weightscope.tables import Column, Table
 from weightscope.writing import check_writable, new_file
@@ -81,7 +84,7 @@ def test_what_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path
         raise ZeroDivisionError
     assert (tmp_path / "table.csv").read_text() == "table.csv"
     assert names_in(tmp_path) == ["table.csv"]
-    assert not list((tmp_path / HIDDEN).glob(".*.partial"))
+    assert not list(tmp_path.rglob(".*.partial"))
 
 
 def test_a_file_is_as_others_may_read_it(tmp_path: Path) -> None:
@@ -100,6 +103,34 @@ def test_nobody_can_lay_a_link_where_the_unfinished_file_will_be(tmp_path: Path,
     with pytest.raises(CheckpointError, match=r"^a\.csv: cannot be written"), new_file(tmp_path / "out" / "a.csv"):
         pass
     assert victim.read_text() == "mine"
+
+
+def test_what_others_have_not_finished_is_theirs(tmp_path: Path) -> None:
+    """A download of somebody else's that is under way, wherever it is put; only what a killed run of ours left goes."""
+    run(tmp_path, "a.txt")
+    theirs = [tmp_path / "model.download.partial", tmp_path / HIDDEN / ".x.download.partial"]
+    for path in theirs:
+        path.touch()
+    killed = tmp_path / HIDDEN / "unfinished" / ".0123456789abcdef.partial"
+    killed.parent.mkdir()
+    killed.touch()
+    run(tmp_path, "a.txt")
+    assert all(path.exists() for path in theirs) and not killed.exists()
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes it: results, the manifest, a layer that is finished, a block that was fetched."""
+    done: list[str] = []
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append("on the disk") or sync(descriptor))
+    monkeypatch.setattr(Path, "replace", lambda path, to: done.append("named") or replace(path, to))
+    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    run(tmp_path / "out", "a.txt")
+    FinishedLayers(tmp_path / "out", Fingerprint.of(), [0], resume=False).put(0, {"x": np.ones(2)})
+    blocks = BlockCache("endpoint", "repository")
+    blocks.put("0-3", b"abc")
+    assert blocks.get("0-3") == b"abc"
+    assert done == ["on the disk", "named"] * (len(done) // 2) and len(done) > 8
 
 
 def test_what_an_earlier_run_left_goes_when_the_next_has_ended_well(tmp_path: Path) -> None:

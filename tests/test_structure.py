@@ -1,5 +1,6 @@
 """Imports go down only: whoever reads a module needs to know those below it and no others."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,16 @@ def test_what_is_heavy_is_imported_in_its_place_alone(path: Path) -> None:
     heavy = {name.split(".")[0] for name in imports_of(CHECKOUT / path)} & set(HEAVY)
     misplaced = {name for name in heavy if not any(place in path.as_posix() for place in HEAVY[name])}
     assert not misplaced, f"{path} imports {', '.join(sorted(misplaced))}"
+
+
+# By a name that others can guess, or in steps that others can see: weightscope/writing.py alone does neither.
+WRITES = re.compile(r"\.write_(text|bytes)\(|mkstemp|mkdtemp|NamedTemp|TemporaryDir|open\([^)]*[\"'][wax]b?\+?[\"']")
+
+
+@pytest.mark.parametrize("path", modules("weightscope", "analyses"), ids=str)
+def test_files_are_written_in_one_place(path: Path) -> None:
+    found = WRITES.search((CHECKOUT / path).read_text(encoding="utf-8"))
+    assert not found or path.name == "writing.py", f"{path} has {found and found[0]}"
 
 
 def test_no_module_is_long() -> None:

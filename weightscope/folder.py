@@ -4,6 +4,7 @@ import errno
 import hashlib
 import io
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -136,6 +137,7 @@ class OutputFolder(Folder):
     def __init__(self, path: Path, fingerprint: Mapping[str, Any] | None = None) -> None:
         super().__init__(path)
         self.hidden = path / HIDDEN
+        self._unfinished = self.hidden / "unfinished"
         self._fingerprint = dict(fingerprint or {})
         self._written: dict[str, str] = {}  # digests by name
         self._earlier: frozenset[tuple[str, str]] = frozenset()  # names and digests of what earlier runs have written
@@ -161,8 +163,8 @@ class OutputFolder(Folder):
         self._lock = _locked(self.hidden / "lock", self.path)
         try:
             with writing(self.hidden):
-                for abandoned in self.hidden.glob("*.partial"):  # by a run that was killed
-                    abandoned.unlink(missing_ok=True)
+                if self._unfinished.is_dir():  # of a run that was killed
+                    shutil.rmtree(self._unfinished)
             manifest = self._manifest()
             self._written = {}
             self._earlier = manifest.earlier | set(manifest.files.items())
@@ -187,6 +189,8 @@ class OutputFolder(Folder):
 
     def release(self) -> None:
         """Let other runs in; what was not finished stays as it is."""
+        with suppress(OSError):  # nothing was written, or another run writes where the file system has no locks
+            self._unfinished.rmdir()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -194,7 +198,7 @@ class OutputFolder(Folder):
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
         """A new file to write into, under its name once the block ends without an error."""
-        with new_file(self.path / name, beside=self.hidden) as file:
+        with new_file(self.path / name, beside=self._unfinished) as file:
             yield file
             self._written[name] = _digest(file)
             self._note(finished=False)  # before the file appears, so that no kill leaves one that is not listed
@@ -238,7 +242,7 @@ class OutputFolder(Folder):
             "files": self._written,
             "earlier": sorted(self._earlier),
         }
-        with new_file(self.hidden / "manifest.json") as file:
+        with new_file(self.hidden / "manifest.json", beside=self._unfinished) as file:
             file.write((json.dumps(manifest, indent=1) + "\n").encode())
 
 

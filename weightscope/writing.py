@@ -25,7 +25,7 @@ def new_file(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
     path : Path
         Its folder is made if it is not there.
     beside : Path, optional
-        Folder for the unfinished file, on the same disk; by default the file's own.
+        Folder for the unfinished file, on the same disk; by default the file's own. Made likewise.
 
     Raises
     ------
@@ -36,7 +36,8 @@ def new_file(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
     _unfinished.add(partial)
     try:
         with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (path.parent, partial.parent):
+                folder.mkdir(parents=True, exist_ok=True)
             with open(partial, "x+b", opener=_open_no_link) as file:
                 yield file
                 file.flush()

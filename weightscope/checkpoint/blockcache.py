@@ -2,9 +2,10 @@
 
 import contextlib
 import hashlib
-import os
-import tempfile
 from pathlib import Path
+
+from weightscope.errors import CheckpointError
+from weightscope.writing import new_file
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -47,14 +48,6 @@ class BlockCache:
 
     def put(self, key: str, content: bytes) -> None:
         """Keep a block; it appears under its name complete or not at all."""
-        with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix=".")
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
-                    file.write(hashlib.sha256(content).digest())
-                Path(temporary).replace(self._folder / key)
-            except OSError:
-                Path(temporary).unlink(missing_ok=True)
-                raise
+        with contextlib.suppress(CheckpointError), new_file(self._folder / key) as file:
+            file.write(content)
+            file.write(hashlib.sha256(content).digest())
