@@ -29,11 +29,16 @@ def shared_groups(config: ModelConfig, layer: int) -> int:
     return layer * config.size("num_hidden_groups", largest=config.n_layers) // config.n_layers
 
 
+MPNET_BUCKETS = 32  # those that its code asks for, however many the table has
+
+
 def relative_buckets(tensors: LayerTensors, config: ModelConfig) -> Buckets:
     """MPNet's relative bias, one table for all layers."""
     n_buckets = config.size("relative_attention_num_buckets")
+    if n_buckets < MPNET_BUCKETS:
+        raise config.error("relative_attention_num_buckets", f"{MPNET_BUCKETS} or more: so many are asked for")
     table = tensors.read(RELATIVE_BIAS, (n_buckets, config.n_heads))
-    return Buckets(table)
+    return Buckets(table[:MPNET_BUCKETS])
 
 
 BERT = Family(

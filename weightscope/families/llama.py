@@ -202,6 +202,7 @@ GEMMA3 = GEMMA2.but(
     name="gemma3",
     model_types=("gemma3", "gemma3_text"),
     nested="text_config",
+    softcap="",  # its config has one, its code does not ask for it
     qk_norm=QkNorm(offset=1),
     rope=Rope(theta=1e6, local=("rope_local_base_freq", 1e4), local_scaled=False),
     layer_types=Every("sliding_window_pattern", -1, "full_attention", "sliding_attention"),
@@ -210,7 +211,6 @@ GEMMA3 = GEMMA2.but(
         "num_hidden_layers": 26,
         "num_attention_heads": 8,
         "sliding_window_pattern": 6,
-        "attn_logit_softcapping": None,
         "max_position_embeddings": 131072,
     },
 )
@@ -241,7 +241,7 @@ PHI3 = LLAMA.but(
     key="self_attn.qkv_proj",
     value="self_attn.qkv_proj",
     biases=Biases(),
-    rope=Rope(scaled="longrope"),
+    rope=Rope(scaled="longrope", fraction=1.0),
     defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096, "max_position_embeddings": 4096},
 )
 

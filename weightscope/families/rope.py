@@ -47,8 +47,10 @@ class Rope:
     theta_key, fraction_key, dims_key : str
         Flat keys of the base, of the share of a head that rotates, and, where the config counts the dimensions
         instead, of their number.
-    theta, fraction : float
+    theta : float
         What holds where the config says nothing.
+    fraction : float or None
+        Likewise; None where the architecture turns whole heads and its code asks for no share.
     local : (str, float) or None
         Flat key and usual value of the base in sliding-window layers, where it differs.
     local_scaled : bool
@@ -67,7 +69,7 @@ class Rope:
     theta_key: str = "rope_theta"
     theta: float = 10000.0
     fraction_key: str = "partial_rotary_factor"
-    fraction: float = 1.0
+    fraction: float | None = None
     dims_key: str = ""
     local: tuple[str, float] | None = None
     local_scaled: bool = True
@@ -96,10 +98,17 @@ class Rope:
         base_key, base = self.local if sliding and self.local else (self.theta_key, self.theta)
         flat = {
             "rope_theta": config.number(base_key, default=base, smallest=SMALLEST_BASE),
-            "partial_rotary_factor": config.number(self.fraction_key, default=self.fraction, largest=1.0),
+            "partial_rotary_factor": config.number(self.fraction_key, default=self.fraction or 1.0, largest=1.0),
             "rope_type": own.get("type", "default"),
         }
-        return Config({**flat, **{k: v for k, v in own.items() if v is not None}}, config.file)
+        merged = Config({**flat, **{k: v for k, v in own.items() if v is not None}}, config.file)
+        return self._of_whole_heads(merged) if self.fraction is None else merged
+
+    def _of_whole_heads(self, given: Config) -> Config:
+        """transformers' code of these families turns whole heads whatever the config says, unless something scales."""
+        if given["rope_type"] != "default" and given.number("partial_rotary_factor") != 1.0:
+            raise given.error("partial_rotary_factor", "1: this architecture turns whole heads")
+        return Config({**given, "partial_rotary_factor": 1.0}, given.file)
 
     def rotation(self, config: ModelConfig, layer: int) -> Rotation | None:
         """The rotation of one layer, or None where it does not rotate.
@@ -116,6 +125,8 @@ class Rope:
         width = int((config.head_dim - start) * given.number("partial_rotary_factor", largest=1.0))
         if self.dims_key:
             width = config.size(self.dims_key)
+            if self.start_key and config.has("head_dim") and config.size("head_dim") != width:
+                raise config.error("head_dim", f"{width}: with {self.start_key}, the part of a head that turns")
         if width % 2 or width < 2 or start + width > config.head_dim:
             raise given.error("partial_rotary_factor", f"an even number of the head's {config.head_dim} dimensions")
         interleaved = config.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
