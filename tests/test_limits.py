@@ -16,7 +16,7 @@ UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST|WIDEST)_")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
-    "audits.page.MOST_OPEN", "checkpoint.gguf_header.LONGEST_LIST", "checkpoint.local.LARGEST_READ",
+    "audits.findings.MOST_OPEN", "checkpoint.gguf_header.LONGEST_LIST", "checkpoint.local.LARGEST_READ",
     "checkpoint.ranges.LONGEST_WAIT",
     "checkpoint.ranges.LARGEST_REQUEST", "detokenization.on_text.MOST_DIFFERENCE", "metrics._auroc_device.MOST_SCORES",
     "outlier_dimensions.figures.MOST_IN_LEGEND", "outlier_dimensions.figures.MOST_NAMED", "runner.runner.LARGEST_ERROR",

@@ -15,7 +15,15 @@ from weightscope.checkpoint.source import existing, from_url
 from weightscope.embedded import resolved
 from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
-from weightscope.families import Family, LayerTensors, as_published, family_of, own_part, read_config
+from weightscope.families import (
+    Family,
+    LayerTensors,
+    as_published,
+    family_of,
+    own_part,
+    read_config,
+    refuse_endless_embeddings,
+)
 from weightscope.families.family import StoredNorm
 from weightscope.families.layer import read_layer
 from weightscope.families.nesting import prefixes_of
@@ -56,7 +64,9 @@ def open_model(
     source = from_url(resolved(source))
     checkpoint = as_published(open_checkpoint(source, revision))
     opened = f"{source}@{revision}" if revision and "@" not in str(source) else str(existing(source) or source)
-    return Model(checkpoint, family_of(checkpoint, family, tower), opened)
+    row = family_of(checkpoint, family, tower)
+    refuse_endless_embeddings(checkpoint, row)
+    return Model(checkpoint, row, opened)
 
 
 class Model:
@@ -100,7 +110,9 @@ class Model:
 
     def unchecked(self) -> "Model":
         """The same model, nothing of it read yet; values that are not finite are handed over, not refused."""
-        return Model(self.checkpoint.unchecked(), self._row, self.source)
+        same = Model(self.checkpoint.unchecked(), self._row, self.source)
+        same.prefix = self.prefix  # which may have taken a look at every name
+        return same
 
     @cached_property
     def prefix(self) -> str:

@@ -140,7 +140,10 @@ class Layer:
             return identity if rotation is None else rotation.rotate_at(identity, delta)
 
         forms = {f"delta{delta}": turned(delta) for delta in deltas if delta}
-        forms[f"mean{window}"] = np.mean([turned(delta) for delta in range(window)], axis=0)
+        total = np.zeros_like(identity)
+        for delta in range(window if rotation is not None else 1):  # summed as they come: a window may be long
+            total += turned(delta)
+        forms[f"mean{window}"] = total / (window if rotation is not None else 1)
         return forms | {"free": np.diag(1.0 - turns), "turning": np.diag(1.0 * turns)}
 
     def on(self, device: Device) -> "Layer":

@@ -24,6 +24,8 @@ from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table, notebook
 
+LONGEST_WINDOW = 131_072  # distances: each is turned and summed by itself, and no model was trained on longer texts
+MOST_DELTAS = 256  # distances, each with spectra of its own for every head
 SUMMED_UP = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that stand for a checkpoint
 
 
@@ -41,8 +43,11 @@ class AuditOptions:
     def __post_init__(self) -> None:
         if self.layers == ():
             raise CheckpointError("layers is empty: there is nothing to audit")
-        if self.window < 1:
-            raise CheckpointError(f"window is {self.window}; an average needs one distance or more")
+        if not 1 <= self.window <= LONGEST_WINDOW:
+            problem = f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances"
+            raise CheckpointError(problem)
+        if len(self.deltas) > MOST_DELTAS:
+            raise CheckpointError(f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured")
         if self.directions is not None and self.directions < 0:
             raise CheckpointError(f"directions is {self.directions}; it is how many to read")
 

@@ -1,25 +1,22 @@
-"""Findings that need more than one head's numbers: broken tensors, equal spaces, outlier dimensions, embedding rows."""
+"""Findings that need more than one head's numbers: outlier dimensions, gains, embedding rows."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 
-from weightscope.attention.head import Head
 from weightscope.audits.broken import SQUARE_OVERFLOWS, broken_elsewhere, broken_layers, overflowing_layers
+from weightscope.audits.duplicates import duplicates
 from weightscope.audits.findings import Finding, Findings, Member
 from weightscope.audits.head_findings import head_findings
 from weightscope.audits.measures import MeasuredHeads
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.metrics.outliers import log_measure, robust_z, row_norms
-from weightscope.metrics.spaces import alike, frobenius_cosine, principal_angles
 from weightscope.metrics.untrained import Blocks, judged_rows
 from weightscope.model import Model
 from weightscope.text.tokenizer import token_text, tokenizer_if_any
 
-WORTH_A_LOOK = 0.7  # correlation of sketches from which on the exact angles are computed; its own error is about 0.06
-PARALLEL = 0.8  # mean squared cosine of principal angles, chance aside, from which on two spaces are called parallel
 OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual dimension an outlier
 OUTSIZED_SHARE = 0.02  # and at least this much of the energy
 SHARE_THAT_EXPLAINS = 0.25  # of W_QK's energy in one residual dimension: it explains its layer's spikes and scale
@@ -55,44 +52,6 @@ def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
             ),
         ]
     )
-
-
-def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
-    """Pairs of heads that read and write, or ask and answer, in nearly the same spaces.
-
-    Sketches of all heads are compared with each other; the pairs that look alike are then compared exactly.
-    """
-    layers, n_heads = heads.layers.tolist(), heads.n_heads
-    layer_of = lru_cache(maxsize=2)(model.layer)
-    for name, (first, second) in {"qk": ("q_sketch", "k_sketch"), "vo": ("v_sketch", "o_sketch")}.items():
-        a, b = (heads.arrays[sketch].reshape(len(layers) * n_heads, -1) for sketch in (first, second))
-        for one, other in alike(a, b, WORTH_A_LOOK):
-            (i, h), (j, k) = divmod(int(one), n_heads), divmod(int(other), n_heads)
-            compared = _compare(layer_of(layers[i]).head(h), layer_of(layers[j]).head(k), name)
-            if compared is not None:
-                overlap, angle, cosine = compared
-                text = (
-                    f"Its spaces are those of layer {layers[j]} head {k}: mean cos² of principal angles {overlap:.3f}, "
-                    f"the largest angle {np.degrees(angle):.1f}°, Frobenius cosine of the two maps {cosine:.3f}."
-                )
-                members = Member("head", h), Member("head", k, layers[j])
-                yield Finding("duplicate_heads", layers[i], h, name, "mean_cos2", overlap, None, text, members)
-
-
-def _compare(one: Head, other: Head, name: str) -> tuple[float, float, float] | None:
-    """Mean squared cosine and largest of the principal angles, the maps' cosine; None where not parallel."""
-    a, b = (head.qk if name == "qk" else head.vo for head in (one, other))
-    overlaps, largest = [], []
-    for x, y in ((a.left, b.left), (a.right, b.right)):
-        d, r = x.shape
-        angles = principal_angles(x, y)
-        by_chance = r / d
-        squared = float((np.cos(angles) ** 2).mean())
-        if (squared - by_chance) / (1 - by_chance) < PARALLEL:
-            return None
-        overlaps.append(squared)
-        largest.append(float(angles[-1]))
-    return min(overlaps), max(largest), frobenius_cosine(a.left, a.right, b.left, b.right)
 
 
 def outlier_dimensions(heads: MeasuredHeads) -> Iterator[Finding]:

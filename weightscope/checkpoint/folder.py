@@ -1,17 +1,40 @@
 """A checkpoint's files in a folder on this machine."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.jsontext import read_json
 from weightscope.checkpoint.others import BY_SUFFIX, other_folder, refuse_pipeline
+from weightscope.checkpoint.storage import Storage
 from weightscope.errors import CheckpointError
+
+Opened = TypeVar("Opened", bound=Storage)
 
 INDEX = "model.safetensors.index.json"
 LONE = "model.safetensors"
+MAX_TENSORS = 250_000  # of all shards: empty ones take no room in a file; the largest published have 150,000
 MAX_SHARDS = 1000  # the largest published have 200; each is held open
+
+
+def opened(files: Iterable[Opened], where: object) -> list[Opened]:
+    """The files of a checkpoint, refused as soon as those opened so far have too many tensors.
+
+    Raises
+    ------
+    CheckpointError
+        They have.
+    """
+    found: list[Opened] = []
+    tensors = 0
+    for file in files:
+        found.append(file)
+        tensors += len(file.tensors)
+        if tensors > MAX_TENSORS:
+            raise CheckpointError(f"has over {tensors - 1} tensors; at most {MAX_TENSORS} are read", file=where)
+    return found
 
 
 def shards_of(folder: Path) -> tuple[list[Path], dict[str, str]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weightscope.checkpoint.checkpoint import Checkpoint
-from weightscope.checkpoint.folder import INDEX, config_of, lone_gguf, shards_of
+from weightscope.checkpoint.folder import INDEX, config_of, lone_gguf, opened, shards_of
 from weightscope.checkpoint.gguf_file import GgufFile, GgufTensor
 from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.local import LocalFile, OpenFile
@@ -49,7 +49,7 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
     if (file := lone_gguf(folder)) is not None:
         return _open_file(file)
     shards, weight_map = shards_of(folder)
-    files = [LocalFile(shard) for shard in shards]
+    files = opened(map(LocalFile, shards), folder)
     return _of_safetensors(folder, files, weight_map, name or (shards[0] if len(shards) == 1 else folder).name)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from weightscope.checkpoint.blockcache import BlockCache
-from weightscope.checkpoint.folder import INDEX, LONE, lone_shard, parse_index
+from weightscope.checkpoint.folder import INDEX, LONE, lone_shard, opened, parse_index
 from weightscope.checkpoint.hub import RemoteStat, Repository, file_identity
 from weightscope.checkpoint.jsontext import MAX_BYTES, read_json
 from weightscope.checkpoint.local import LocalFile
@@ -221,7 +221,7 @@ def remote_shards(repository: Repository) -> tuple[list[LocalFile | RemoteFile],
     for tensor, shard in weight_map.items():
         names[shard].append(tensor)
     with ThreadPoolExecutor(min(CONNECTIONS, len(shards))) as pool:
-        files = list(pool.map(lambda shard: _open_shard(pinned, shard, names[shard]), shards))
+        files = opened(pool.map(lambda shard: _open_shard(pinned, shard, names[shard]), shards), repository)
     return files, weight_map, folder or Path(repository.id)
 
 

@@ -9,6 +9,25 @@ from weightscope.families.config import KEYS, MOST_LAYERS, ModelConfig
 from weightscope.families.family import Family
 from weightscope.families.nesting import SIZE_KEYS, USUAL, part_of, parts, prefixes_of
 
+MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
+
+
+def refuse_endless_embeddings(checkpoint: Checkpoint, family: Family) -> None:
+    """Refuse rows by the thousand million, which a file of holes has for nothing; norms are kept of every row.
+
+    Raises
+    ------
+    CheckpointError
+        An embedding or unembedding has more rows than any vocabulary and any context.
+    """
+    inputs, outputs = family.inputs, family.outputs
+    names = (inputs.tokens, inputs.positions, inputs.types, *(outputs.tokens if outputs else ()))
+    prefixes = (*family.prefixes, *prefixes_of(checkpoint, family))
+    for name in (prefix + name for prefix in prefixes for name in names if name):
+        rows = max(checkpoint[name].shape[:-1], default=0) if name in checkpoint else 0
+        if rows > MOST_ROWS:
+            raise checkpoint[name].refuse(f"has {rows} rows; no vocabulary has more than {MOST_ROWS}")
+
 
 def own_part(checkpoint: Checkpoint, family: Family) -> Config:
     """The part of a config that describes this model, with the architecture's defaults for what it leaves out.

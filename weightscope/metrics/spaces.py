@@ -1,6 +1,6 @@
 """The spaces that heads read and write: how alike two are, how far one has moved, which tokens lie along it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,25 +51,30 @@ def space_sketch(factor: np.ndarray, r: np.ndarray, omega: np.ndarray) -> np.nda
     return sketch / np.linalg.norm(sketch)
 
 
-def alike(first: np.ndarray, second: np.ndarray, least: float) -> np.ndarray:
-    """Pairs (i, j), i < j, that correlate by at least `least` in both of two sketches.
+def alike(first: np.ndarray, second: np.ndarray, least: float) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """For each row the later rows that correlate with it by at least `least` in both of two sketches.
 
     Parameters
     ----------
     first, second : (n, s) arrays
         Of the two spaces of each head; rows with NaN are like nothing.
 
-    Returns
-    -------
-    (n_pairs, 2) int array
+    Yields
+    ------
+    i : int
+    j : (k,) int array
+        Greater than i; rows without any are left out.
+    correlations : (k,) array
+        The lower of the two.
     """
     first, second = np.nan_to_num(first), np.nan_to_num(second)
-    pairs = [np.empty((0, 2), np.int64)]
     for start in range(0, len(first), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        both = (first[rows] @ first.T >= least) & (second[rows] @ second.T >= least)  # (rows, n)
-        pairs.append(np.argwhere(np.triu(both, start + 1)) + np.array([start, 0]))
-    return np.concatenate(pairs)
+        lower = np.minimum(first[rows] @ first.T, second[rows] @ second.T)  # (rows, n)
+        for i, row in enumerate(lower, start):
+            later = np.flatnonzero(row[i + 1 :] >= least) + i + 1
+            if len(later):
+                yield i, later, row[later]
 
 
 def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
