@@ -130,7 +130,7 @@ def facts_of(block: Block) -> TensorFacts:
         return nothing
     rows = values.reshape(-1, width or len(values))
     with np.errstate(all="ignore"):
-        squares, broken = _squares(rows)
+        squares, broken = row_squares(rows)
         zero, constant = _constant_rows(rows, squares) if width else (np.empty(0, int), np.empty(0, int))
         first = block.start // width if width else 0
         return replace(
@@ -146,7 +146,7 @@ def facts_of(block: Block) -> TensorFacts:
         )
 
 
-def _squares(rows: np.ndarray) -> tuple[np.ndarray, int]:
+def row_squares(rows: np.ndarray) -> tuple[np.ndarray, int]:
     """Sums of the squares of rows, in float64, and how many values are not finite."""
     narrow = rows.dtype == np.float32 and rows.shape[1] < LONG_ROW
     wide = rows if narrow else rows.astype(np.float64, copy=False)
@@ -272,7 +272,7 @@ def read_everything(checkpoint: Checkpoint) -> Everything:
     CheckpointError
         A file cannot be read. A tensor of a dtype that holds no known numbers is no error: it is listed as unread.
     """
-    unread = {name: why for name, tensor in checkpoint.items() if (why := _unreadable(tensor))}
+    unread = {name: why for name, tensor in checkpoint.items() if (why := why_unread(tensor))}
     names = [name for name in checkpoint if name not in unread]
     found: dict[str, TensorFacts] = {}
     with bar(what="tensors", unit="B", total=sum(checkpoint[name].nbytes for name in names), unit_scale=True) as moved:
@@ -287,7 +287,7 @@ def _facts_and_bytes(block: Block) -> tuple[TensorFacts, int]:
     return facts_of(block), tensor.nbytes * (block.stop - block.start) // max(1, prod(tensor.shape))
 
 
-def _unreadable(tensor: Tensor) -> str:
+def why_unread(tensor: Tensor) -> str:
     """Why a stored tensor's values cannot be read; empty where they can."""
     try:
         if isinstance(tensor, StoredTensor):

@@ -1,9 +1,10 @@
 """Every value of a checkpoint once, in blocks of bounded size, whatever a tensor's dtype and size."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,6 +37,9 @@ def row_width(shape: tuple[int, ...]) -> int:
         if width >= SHORT:
             break
     return width if 1 < width <= BLOCK and 0 not in shape else 0
+
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -97,18 +101,20 @@ def blocks_of(tensor: Tensor) -> list[Block]:
 
 def streamed(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[Block]:
     """The blocks of these tensors in order; those of a file on a server come in few, large requests."""
-    batch: list[str] = []
-    asked = 0
-    for name in names:
-        batch.append(name)
-        asked += checkpoint[name].nbytes
-        if asked >= AHEAD:
-            yield from _fetched(checkpoint, batch)
-            batch, asked = [], 0
-    yield from _fetched(checkpoint, batch)
+    for batch in batches(names, lambda name: checkpoint[name].nbytes):
+        checkpoint.prefetch(batch)
+        for name in batch:
+            yield from blocks_of(checkpoint[name])
 
 
-def _fetched(checkpoint: Checkpoint, names: list[str]) -> Iterator[Block]:
-    checkpoint.prefetch(names)
-    for name in names:
-        yield from blocks_of(checkpoint[name])
+def batches(items: Iterable[Item], n_bytes: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Items in order, in lists of about as many bytes as are worth one request to a server."""
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += n_bytes(item)
+        if total >= AHEAD:
+            yield batch
+            batch, total = [], 0
+    yield batch
