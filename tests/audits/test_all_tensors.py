@@ -1,15 +1,21 @@
 """Every tensor of two checkpoints: which changed and what kind of change it is, planted and found."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 import weightscope as ws
+from tests.support import files
+from tests.support.audits import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits.all_tensors import TensorChanges, compare_tensors
 from weightscope.checkpoint import blocks
+from weightscope.cli import main
 from weightscope.metrics.low_rank import low_rank
 from weightscope.metrics.rounding import CASTS, casts_between
 
@@ -27,7 +33,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def base() -> Weights:
-    return gpt2_weights(n_layers=3, d=D, vocab=300)
+    return gpt2_weights(n_layers=3, d=D, vocab=300) | {"extra": np.arange(5, dtype=np.float32) + 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +97,7 @@ def grow(w: Weights) -> None:
 
 
 def lose_and_gain(w: Weights) -> None:
-    del w["h.0.ln_1.bias"]
+    del w["extra"]
     w["lm_head.weight"] = w["wte.weight"].copy()
 
 
@@ -104,18 +110,18 @@ def break_one(w: Weights) -> None:
 
 
 CASES: list[tuple[Callable[[Weights], None], dict[str, int], str]] = [
-    (lambda w: None, {"identical": 20}, "Every tensor is identical, 20 tensors in all."),
-    (round_all, {"rounded": 20}, "20 the same after rounding (A to BF16)"),
-    (halve_precision, {"rounded": 20}, "20 the same after rounding (A to F16)"),
-    (quantise, {"quantised": 1, "identical": 19}, "values or so in 32 neighbours)"),
-    (merge_lora, {"low rank": 2, "identical": 18}, "low rank, as by a merged LoRA (rank 4, 8). They changed in 2 of 3"),
-    (fine_tune, {"changed": 20}, "They changed in every layer and in 2 tensors outside the layers."),
-    (fine_tune_a_layer, {"changed": 6, "identical": 14}, "They changed in 1 of 3 layers, 2."),
-    (move_rows, {"few rows": 1, "identical": 19}, "(2 of 300 rows)"),
-    (grow, {"resized": 1, "identical": 19}, "(300 rows to 304; those that both have: identical)"),
-    (lose_and_gain, {"missing": 1, "new": 1, "identical": 19}, "1 missing in the last, 1 new in the last"),
-    (reshape, {"reshaped": 1, "identical": 19}, "1 of another shape"),
-    (break_one, {"not finite": 1, "identical": 19}, "1 changed by nobody knows what: NaN or infinity"),
+    (lambda w: None, {"identical": 21}, "Every tensor is identical, 21 tensors in all."),
+    (round_all, {"rounded": 21}, "21 the same after rounding (A to BF16)"),
+    (halve_precision, {"rounded": 21}, "21 the same after rounding (A to F16)"),
+    (quantise, {"quantised": 1, "identical": 20}, "values or so in 32 neighbours)"),
+    (merge_lora, {"low rank": 2, "identical": 19}, "low rank, as by a merged LoRA (rank 4, 8). They changed in 2 of 3"),
+    (fine_tune, {"changed": 21}, "They changed in every layer and in 3 tensors outside the layers."),
+    (fine_tune_a_layer, {"changed": 6, "identical": 15}, "They changed in 1 of 3 layers, 2."),
+    (move_rows, {"few rows": 1, "identical": 20}, "(2 of 300 rows)"),
+    (grow, {"resized": 1, "identical": 20}, "(300 rows to 304; those that both have: identical)"),
+    (lose_and_gain, {"missing": 1, "new": 1, "identical": 20}, "1 missing in the last, 1 new in the last"),
+    (reshape, {"reshaped": 1, "identical": 20}, "1 of another shape"),
+    (break_one, {"not finite": 1, "identical": 20}, "1 changed by nobody knows what: NaN or infinity"),
 ]  # fmt: skip
 
 
@@ -153,12 +159,9 @@ def test_the_rank_of_a_merge_is_found_up_to_the_rounding_of_what_it_is_saved_in(
     stored = {name: np.asarray(save(w)) for name, w in base.items()}
     merged = stored | {MATRIX: np.asarray(save(stored[MATRIX].astype(np.float64) + lora(base[MATRIX].shape, 4)))}
     if save is bfloat16:  # in files that say so
-        from tests.support.files import bfloat16 as entry
-        from tests.support.files import write
-
         for name, weights in (("a", stored), ("b", merged)):
             write_checkpoint(tmp_path / name, weights)
-            write(tmp_path / name / "model.safetensors", {key: entry(w) for key, w in weights.items()})
+            files.write(tmp_path / name / "model.safetensors", {key: files.bfloat16(w) for key, w in weights.items()})
         found = compare_tensors(*(ws.open_model(tmp_path / name) for name in ("a", "b")))
     else:
         found = compared(write_checkpoint(tmp_path / "a", stored), merged, tmp_path)
@@ -169,11 +172,9 @@ def test_the_rank_of_a_merge_is_found_up_to_the_rounding_of_what_it_is_saved_in(
 def test_names_are_matched_whatever_stands_before_them(base: Weights, base_folder: Path, tmp_path: Path) -> None:
     prefixed = {f"transformer.{name}": w for name, w in base.items()}
     folder = write_checkpoint(tmp_path / "b", base)
-    from safetensors.numpy import save_file
-
     save_file(prefixed, folder / "model.safetensors")
     found = compare_tensors(ws.open_model(base_folder), ws.open_model(folder))
-    assert dict(found.kinds) == {"identical": 20}
+    assert dict(found.kinds) == {"identical": 21}
 
 
 FLOATS = [("BF16", "bfloat16"), ("F16", "float16"), ("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")]
@@ -194,3 +195,26 @@ def test_a_low_rank_is_exact_and_any_other_is_none(rank: int) -> None:
     noise = 1e-6 * RNG.standard_normal(w.shape)
     assert low_rank(lambda: np.split(w + noise, 6), w.shape, 1e-6) == rank
     assert low_rank(lambda: np.split(w + 30 * noise, 6), w.shape, 1e-6) is None  # more is left than the errors
+
+
+# The command
+
+
+def test_compare_says_first_what_it_did_not_read(base: Weights, base_folder: Path, tmp_path: Path) -> None:
+    weights = {name: w.copy() for name, w in base.items()}
+    merge_lora(weights)
+    lose_and_gain(weights)
+    other = write_checkpoint(tmp_path / "b", weights)
+    with undrawn():
+        result = CliRunner().invoke(main, ["compare", str(base_folder), str(other), "--out", str(tmp_path / "out")])
+        assert "Attention only: 18 of 21 tensors were read" in result.output.splitlines()[0], result.output
+        assert not (tmp_path / "out" / "tensors.csv").exists()
+        command = ["compare", str(base_folder), str(other), "--all", "--out", str(tmp_path / "out")]
+        result = CliRunner().invoke(main, command)
+    first = result.output.splitlines()[0]
+    assert "Attention only" not in first and "low rank, as by a merged LoRA (rank 4, 8)" in first
+    assert len((tmp_path / "out" / "tensors.csv").read_text().splitlines()) == 23
+    assert "Everything in the files" in (tmp_path / "out" / "report.html").read_text()
+    found = json.loads((tmp_path / "out" / "findings.json").read_text())
+    (finding,) = (one for one in found if one["kind"] == "tensor_missing")
+    assert [one["name"] for one in finding["members"]] == ["extra", "lm_head.weight"]

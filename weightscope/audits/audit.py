@@ -153,7 +153,9 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         judged = tensors_of_heads(unchecked, indices)
         judged += [member.name for one in findings for member in one.members if member.what == "tensor"]
         findings = Findings([*findings, *tensor_findings(everything, judged, padding)])
-    coverage = attention_only(unchecked, indices, bool(directions)) if everything is None else everything.lead
+    read = tensors_of_heads(unchecked, indices, bool(directions))
+    only = attention_only(model.checkpoint, read, ", embeddings included")
+    coverage = only if everything is None else everything.lead
     return Audit(
         model.name, model.family.name, model.config.d_model, heads, findings, directions, notes, coverage, everything
     )

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.audits.all_tensors import TensorChanges, compare_tensors
 from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer
 from weightscope.audits.changes import SAME, change_column, followed, stage, unmoved
 from weightscope.audits.comparison_findings import comparison_findings
+from weightscope.audits.coverage import attention_only
 from weightscope.audits.findings import Findings
 from weightscope.audits.measure import Arrays
 from weightscope.audits.measures import MAPS, MeasuredHeads
@@ -31,6 +33,7 @@ def compare(
     *more: Model,
     labels: Sequence[str] | None = None,
     across_families: bool = False,
+    all_tensors: bool = False,
     progress: bool = False,
 ) -> "Comparison":
     """Measure every head of every checkpoint, and how far it moved.
@@ -46,6 +49,8 @@ def compare(
         What to call them; their names by default.
     across_families : bool
         Compare heads of different families too.
+    all_tensors : bool
+        Compare every tensor of the first checkpoint with the last one's too, attention or not; see `compare_tensors`.
     progress : bool
         Show a bar.
 
@@ -91,7 +96,11 @@ def compare(
     families = [model.family.name for model in models]
     changes = _stacked(from_first, left_out), _stacked(from_previous, left_out)
     broken = [sorted(model.checkpoint.noted or ()) for model in unchecked]
-    return Comparison(named, families, heads, *changes, np.array(orders), broken)
+    with progress_shown(progress):
+        everything = compare_tensors(a, models[-1]) if all_tensors else None
+    read = list(dict.fromkeys(tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)))
+    coverage = attention_only(a.checkpoint, read) if everything is None else everything.lead
+    return Comparison(named, families, heads, *changes, np.array(orders), broken, coverage, everything)
 
 
 def _stacked(changes: list[list[Arrays]], left_out: set[str]) -> dict[str, np.ndarray]:
@@ -131,6 +140,10 @@ class Comparison:
         Which head of each later checkpoint was compared with each head of the first.
     broken : list of lists of str
         Tensors of each checkpoint that hold NaN or infinity.
+    coverage : str
+        What was read, in a sentence.
+    everything : TensorChanges or None
+        All tensors of the first and the last checkpoint, where that was asked for.
     """
 
     labels: list[str]
@@ -140,6 +153,8 @@ class Comparison:
     from_previous: dict[str, np.ndarray]
     order: np.ndarray
     broken: list[list[str]]
+    coverage: str = ""
+    everything: TensorChanges | None = None
 
     def __repr__(self) -> str:
         sizes = f"{counted(len(self.measured[0].layers), 'layer')} of {counted(self.measured[0].n_heads, 'head')}"
@@ -147,13 +162,15 @@ class Comparison:
 
     def __str__(self) -> str:
         moved = self.moved_most(PRINTED)
-        parts = [printable(self.headline), *([repr(self.findings)] if self.findings else [])]
+        parts = [printable(self.lead), *([repr(self.findings)] if self.findings else [])]
         if len(moved):
             parts.append(moved.select("layer", "head", "qk_change", "vo_change").text())
+        if self.everything is not None and any(one.kind != "identical" for one in self.everything.changes):
+            parts.append(self.everything.moved_most(PRINTED).text())
         return "\n".join([*parts, *(f"not in these numbers: {caveat}" for caveat in self.caveats)])
 
     def _repr_html_(self) -> str:
-        return notebook(self.headline, self.findings, self.moved_most(PRINTED))
+        return notebook(self.lead, self.findings, self.moved_most(PRINTED))
 
     @property
     def caveats(self) -> tuple[str, ...]:
@@ -169,6 +186,11 @@ class Comparison:
     def unmoved(self) -> np.ndarray:
         """Heads that are in the last checkpoint what they were in the first, but for rounding, (L, H)."""
         return unmoved({name: values[-1] for name, values in self.from_first.items()})
+
+    @property
+    def lead(self) -> str:
+        """How heads moved, and what was read for it."""
+        return f"{self.headline} {self.coverage}".strip()
 
     @property
     def headline(self) -> str:
@@ -282,6 +304,8 @@ class Comparison:
             folder.json("findings.json", self.findings.as_json())
             stacked = {name: np.stack([one[name] for one in spectra]) for name in spectra[0]}
             folder.npz("spectra.npz", **stacked | {"layers": self.measured[0].layers})
+            if self.everything is not None:
+                self.everything.write(folder)
             write_comparison_page(folder, self)
 
     def plot(self) -> Any:

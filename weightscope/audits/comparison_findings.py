@@ -30,6 +30,7 @@ def comparison_findings(comparison: "Comparison") -> Findings:
             *aggregated(single, comparison.measured[0].n_heads),
             *_permuted(comparison),
             *_unmoved_layers(comparison),
+            *(comparison.everything.findings if comparison.everything else ()),
         ]
     )
 

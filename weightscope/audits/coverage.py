@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 
+from weightscope.checkpoint import Checkpoint
 from weightscope.errors import CheckpointError, sized
 from weightscope.model import Model
 
@@ -26,13 +27,21 @@ def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = Fa
     return [name for name in dict.fromkeys(names) if name in model.checkpoint]
 
 
-def attention_only(model: Model, layers: Sequence[int], tokens_read: bool = False) -> str:
-    """How little was read, in a sentence; empty where it was all there is. Parameters as of `tensors_of_heads`."""
-    names, checkpoint = tensors_of_heads(model, layers, tokens_read), model.checkpoint
+def attention_only(checkpoint: Checkpoint, names: Sequence[str], included: str = "") -> str:
+    """How little was read, in a sentence; empty where it was all there is.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    names : sequence of str
+        What was read.
+    included : str
+        What of it is not attention's.
+    """
     if len(names) == len(checkpoint):
         return ""
     share = f"{sized(checkpoint.bytes_to_read(names))} of {sized(checkpoint.nbytes)}"
     return (
-        f"Attention only: {len(names)} of {len(checkpoint)} tensors were read ({share}, embeddings included); "
+        f"Attention only: {len(names)} of {len(checkpoint)} tensors were read ({share}{included}); "
         "--all reads every tensor."
     )

@@ -89,11 +89,14 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
             [Figure(spectra, "Singular values before and after."), comparison.moved_most(LISTED)],
         ),
     ]
+    if comparison.everything is not None:
+        parts = [comparison.everything.moved_most(LISTED)] if len(comparison.everything.moved_most(1)) else []
+        sections.append(Section("Everything in the files", comparison.everything.lead, parts))
     if len(comparison.labels) > 2:
         drawn = save(figures.trajectories(comparison), files, "trajectories")
         along = Figure(drawn, "Median of each layer, early layers dark.")
         sections.append(Section("Along the run", ", ".join(comparison.labels), [along]))
-    write_page(files, "report.html", f"From {first} to {last}", comparison.headline, sections, comparison.caveats)
+    write_page(files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats)
 
 
 def write_summary_page(files: Files, summary: Table) -> None:

@@ -104,8 +104,14 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
 @click.option("--family", help="Read the checkpoints as this family, whatever their configs say.")
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
 @click.option("--across-families", is_flag=True, help="Compare heads of different families too.")
+@click.option("--all", "all_tensors", is_flag=True, help="Compare every tensor of the files too, attention or not.")
 def compare_command(
-    sources: tuple[str, ...], out: Path, family: str | None, tower: str | None, across_families: bool
+    sources: tuple[str, ...],
+    out: Path,
+    family: str | None,
+    tower: str | None,
+    across_families: bool,
+    all_tensors: bool,
 ) -> None:
     """How every head moves from A to B, or along a run of checkpoints in the order given."""
     from weightscope.audits.compare import compare
@@ -115,7 +121,7 @@ def compare_command(
     if len(sources) < 2:
         raise click.UsageError("compare needs two checkpoints or more")
     models = [Source(source, None, family, tower).open() for source in sources]
-    comparison = compare(*models, labels=sources, across_families=across_families)
+    comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
     with phase("drawing figures"):
         comparison.write(out)
     click.echo(str(comparison))
