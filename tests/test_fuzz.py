@@ -1,26 +1,31 @@
-"""A smaller run of the fuzz target; `python -m tests.fuzz 200000` is the large one."""
+"""A smaller run of every target; `python -m tests.fuzz 200000` is the large one."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz import GOLDEN, GOOD, GOOD_GGUF, fuzz, meet
+pytest.importorskip("gguf", reason="needs the extra `gguf`")
+pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
+
+from tests.fuzz.checkpoints import GOLDEN, GOOD, GOOD_GGUF, meet
+from tests.fuzz.run import TARGETS, fuzz
 from tests.support.files import encode
+
+FEW = {"tokenizer.json": 12, "a worker's answer": 20}  # whose trials take long
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "outcome"),
-    [("model.safetensors", encode(GOOD), "read"), ("model.gguf", GOOD_GGUF, "read"),
-     ("bitsandbytes.safetensors", GOLDEN.read_bytes(), "read")],
+    ("name", "content"),
+    [("model.safetensors", encode(GOOD)), ("model.gguf", GOOD_GGUF),
+     ("bitsandbytes.safetensors", GOLDEN.read_bytes())],
 )  # fmt: skip
-def test_what_mutants_start_from_is_good(name: str, content: bytes, outcome: str, tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
-    assert meet(tmp_path, name, content) == outcome
+def test_what_mutants_start_from_is_good(name: str, content: bytes, tmp_path: Path) -> None:
+    assert meet(name, tmp_path, content) == "read"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_mutants_are_read_or_refused(seed: int) -> None:
-    pytest.importorskip("gguf")
-    outcomes = fuzz(1500, seed)
-    assert sum(outcomes.values()) == 1500
-    assert sum(count for outcome, count in outcomes.items() if not outcome.endswith(": refused")) > 200  # some pass
+@pytest.mark.parametrize("name", TARGETS)
+def test_mutants_are_read_or_refused(name: str) -> None:
+    n = FEW.get(name, 200)
+    outcomes = fuzz(n, 1, [name])
+    assert sum(outcomes.values()) == n
+    assert sum(count for outcome, count in outcomes.items() if not outcome.endswith(": refused")) > n / 50  # some pass

@@ -90,7 +90,7 @@ def test_another_working_directory_has_no_other_tokenizer(named: str | Path, tmp
 
 
 def test_what_cannot_be_looked_at_is_one_error_when_it_is_opened() -> None:
-    for named in ("~nobody-of-that-name/model", "a" * 300 + "/model"):
+    for named in ("~nobody-of-that-name/model", "a" * 300 + "/model", "~\0"):
         with pytest.raises(CheckpointError, match="cannot be read"):
             Source.named(named).open()
     assert is_list("a" * 300 + ".txt")

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from weightscope.audits.answers import arrays_of, report_of
 from weightscope.audits.audit import AuditOptions, conclude, measure_task
 from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.measure import Arrays
@@ -169,10 +170,10 @@ def _run(
                 engine.submit((number, index), measure_task, get_model, index, options)
             while left:
                 index, measured = _value_of((yield))
-                finished.put(index, measured)
+                finished.put(index, arrays_of(measured, index))
                 layers.update()
             engine.submit((number, REPORT), report_task, get_model, finished.all(), options)
-            _, report = _value_of((yield))
+            report = report_of(_value_of((yield))[1], Report)
             folder.add(report.files)
             folder.json(KEPT, report.summary)
             finished.clear()

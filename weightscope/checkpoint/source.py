@@ -91,7 +91,7 @@ def existing(source: str | Path) -> Path | None:
     try:
         path = path.expanduser().absolute()
         return path if str(source) and path.exists() else None
-    except (OSError, RuntimeError) as error:  # a name too long, no permission, a home that nobody has
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no permission, nobody's home, a null byte
         raise CheckpointError(f"cannot be read ({error})", file=path) from None
 
 

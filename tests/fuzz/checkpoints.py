@@ -1,20 +1,8 @@
-"""Mutated headers, indexes, configs and GGUF files: each is opened and read, or refused; nothing else may happen.
-
-    python -m tests.fuzz 200000 [SEED]
-
-A mutation starts from a good file and from the attacks, and cuts, repeats, flips and splices bytes, or replaces values
-in the JSON and repairs the lengths around it, so that some pass every check and are read.
-"""
+"""Headers, indexes, configs and GGUF files: values in the JSON are replaced and the lengths around it repaired."""
 
 import json
 import random
 import struct
-import sys
-import tempfile
-import time
-import traceback
-import warnings
-from collections import Counter
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, INDEXES, gguf_tensor, key, llama, text
+from tests.fuzz.mutate import mutated_bytes, mutated_value
 from tests.support.files import encode
 from weightscope.checkpoint import open_checkpoint
 from weightscope.checkpoint.dtypes import BITS
@@ -30,7 +19,7 @@ from weightscope.families import FAMILIES, as_published
 from weightscope.model import open_model
 
 LARGEST_SEED = 20_000  # of the attacks; the large ones are slow and their own test
-GOLDEN = Path(__file__).parent / "checkpoint" / "golden" / "bitsandbytes.safetensors"
+GOLDEN = Path(__file__).parents[1] / "checkpoint" / "golden" / "bitsandbytes.safetensors"
 
 GOOD: dict[str, Any] = {
     "a": np.ones((3, 4), np.float32),
@@ -76,61 +65,6 @@ SEEDS: dict[str, tuple[bytes, list[bytes]]] = {
     "bitsandbytes.safetensors": (GOLDEN.read_bytes(), []),
 }
 MODEL_TYPES = sorted({model_type for family in FAMILIES for model_type in family.model_types})
-VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 3, 4, 8, 16, 127, 128, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63),
-    10**30, 0.0, 0.5, -0.0, 1e308, float("inf"), float("nan"), "", "F32", "BF16", "F16", "F64", "U8", "I32", "F4",
-    "F8_E4M3", "I8", "../x", "/etc/passwd", "model.safetensors", "\0", "\ud800", "\x1b[2J", "x" * 300, [], {}, [0, 0],
-    [0, 8], [[]], {"a": {}}, [2**62, 4], [0], "awq", "gptq", "fp8", "bitsandbytes", "mxfp4", "gptq_v2", "gpt2", "llama",
-]  # fmt: skip
-
-
-def mutated_bytes(content: bytes, rng: random.Random, other: bytes) -> bytes:
-    """Some cuts, flips, repeats and splices."""
-    text = bytearray(content)
-    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
-        at = rng.randrange(len(text) + 1)
-        to = min(len(text), at + rng.choice((1, 1, 2, 4, 8, 32)))
-        match rng.randrange(7):
-            case 0:
-                del text[at:to]
-            case 1:
-                text[at:at] = rng.randbytes(rng.choice((1, 2, 8)))
-            case 2:
-                text[at:to] = rng.randbytes(to - at)
-            case 3:
-                text[at:at] = text[at:to] * rng.choice((1, 2, 20))
-            case 4 if at < len(text):
-                text[at] ^= 1 << rng.randrange(8)
-            case 5:
-                text[at:to] = struct.pack("<Q", rng.choice((0, 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)))[
-                    : to - at
-                ]
-            case 6:
-                start = rng.randrange(len(other) + 1)
-                text[at:to] = other[start : start + 32]
-    return bytes(text)
-
-
-def mutated_value(value: Any, rng: random.Random, depth: int = 0) -> Any:
-    """The same JSON with something in it replaced, dropped, renamed or doubled."""
-    if depth > 6 or not isinstance(value, dict | list) or not value or rng.random() < 0.15:
-        return rng.choice(VALUES)
-    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-    key, copy = rng.choice(keys), value.copy()
-    match rng.randrange(8):
-        case 0:
-            del copy[key]
-        case 1 if isinstance(copy, dict):
-            copy[
-                rng.choice(
-                    ["a", "b", "q.weight", "q.weight_scale", "p.qweight", "__metadata__", "\x1b", "", "p.weight"]
-                )
-            ] = copy.pop(key)
-        case 2 if isinstance(copy, list):
-            copy.append(copy[key])
-        case _:
-            copy[key] = mutated_value(value[key], rng, depth + 1)
-    return copy
 
 
 def repaired(header: dict[str, Any], rng: random.Random) -> tuple[dict[str, Any], bytes]:
@@ -150,13 +84,12 @@ def repaired(header: dict[str, Any], rng: random.Random) -> tuple[dict[str, Any]
     return out, body
 
 
-def mutant(rng: random.Random) -> tuple[str, bytes]:
-    """A file's name and content, two times in three made from a good one."""
-    name = rng.choice(list(SEEDS))
+def mutant(name: str, rng: random.Random) -> bytes:
+    """A file's content, two times in three made from a good one."""
     good, attacks = SEEDS[name]
     content, other = (good if rng.random() < 0.67 or not attacks else rng.choice(attacks)), rng.choice([good, *attacks])
     if name.endswith(".gguf") or rng.random() < 0.3:
-        return name, mutated_bytes(content, rng, other)
+        return mutated_bytes(content, rng, other)
     head, text, body = b"", content, b""
     if name.endswith(".safetensors"):
         length = int.from_bytes(content[:8], "little")
@@ -164,7 +97,7 @@ def mutant(rng: random.Random) -> tuple[str, bytes]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return name, mutated_bytes(content, rng, other)
+        return mutated_bytes(content, rng, other)
     if name == "config.json" and content is good and isinstance(value, dict):
         value["model_type"] = rng.choice(MODEL_TYPES)
     if head and content is good and rng.random() < 0.5:
@@ -177,10 +110,10 @@ def mutant(rng: random.Random) -> tuple[str, bytes]:
     text = json.dumps(value).encode()
     if rng.random() < 0.1:
         text = mutated_bytes(text, rng, other)
-    return name, (struct.pack("<Q", len(text)) if head else b"") + text + body
+    return (struct.pack("<Q", len(text)) if head else b"") + text + body
 
 
-def meet(folder: Path, name: str, content: bytes) -> str:
+def meet(name: str, folder: Path, content: bytes) -> str:
     """What becomes of a file: "read" or "refused". Any other exception is the caller's to catch."""
     (folder / "model.safetensors").write_bytes(encode(GOOD))
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -208,39 +141,3 @@ def meet(folder: Path, name: str, content: bytes) -> str:
             assert str(error).isprintable()
             outcome = "a tensor refused"
     return outcome
-
-
-def fuzz(n: int, seed: int) -> Counter[str]:
-    """Meet n mutants; what became of them. Raises what is neither read nor refused."""
-    rng, outcomes = random.Random(seed), Counter[str]()
-    with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        folder = Path(temporary)
-        for number in range(n):
-            name, content = mutant(rng)
-            started = time.process_time()
-            try:
-                outcomes[f"{name}: {meet(folder, name, content)}"] += 1
-            except Exception as error:
-                raise AssertionError(f"mutant {number} of seed {seed}, {name}: {content[:3000]!r}") from error
-            assert time.process_time() - started < 1, f"mutant {number} of seed {seed}, {name}, takes too long"
-            if name not in {"model.safetensors", "config.json"}:
-                (folder / name).unlink()
-    return outcomes
-
-
-def main() -> None:
-    n, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    started = time.monotonic()
-    try:
-        outcomes = fuzz(n, seed)
-    except AssertionError:
-        traceback.print_exc()
-        sys.exit(1)
-    for outcome, count in sorted(outcomes.items()):
-        print(f"{count:8} {outcome}")
-    print(f"{n} mutants of seed {seed}, no other exception, {time.monotonic() - started:.0f} s")
-
-
-if __name__ == "__main__":
-    main()

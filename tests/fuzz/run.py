@@ -1,0 +1,65 @@
+"""What is mutated, how often, and what is done with it."""
+
+import random
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.fuzz import checkpoints, gguf, lists, tokenizers, workers
+
+
+class Target(NamedTuple):
+    """Something that strangers write.
+
+    Attributes
+    ----------
+    share : int
+        How often it is tried, in relation to the others; less where a trial takes long.
+    mutant : function of a random generator
+        What is read.
+    meet : function of a folder and of that
+        Reads it, and says in a few words what became of it. Raises whatever is neither.
+    """
+
+    share: int
+    mutant: Callable[[random.Random], bytes]
+    meet: Callable[[Path, bytes], str]
+
+
+TARGETS = {
+    name: Target(200, partial(checkpoints.mutant, name), partial(checkpoints.meet, name)) for name in checkpoints.SEEDS
+} | {
+    "keys and tensors.gguf": Target(200, gguf.mutant, partial(checkpoints.meet, "model.gguf")),
+    "list.txt": Target(200, lists.mutant, lists.meet),
+    "a worker's answer": Target(50, workers.mutant, workers.meet),
+    "tokenizer.json": Target(12, tokenizers.mutant, tokenizers.meet),  # each in a process of its own
+}
+SECONDS = 1  # of processor time for one
+
+
+def fuzz(n: int, seed: int, names: list[str] | None = None) -> Counter[str]:
+    """Meet n mutants, of the targets named or of all; what became of them. Raises what is neither read nor refused."""
+    rng, outcomes = random.Random(seed), Counter[str]()
+    names = names or list(TARGETS)
+    shares = [TARGETS[name].share for name in names]
+    with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        folders = {name: Path(temporary, str(number)) for number, name in enumerate(names)}
+        for folder in folders.values():
+            folder.mkdir()
+        for number in range(n):
+            (name,) = rng.choices(names, shares)
+            content = TARGETS[name].mutant(rng)
+            started = time.process_time()
+            try:
+                outcomes[f"{name}: {TARGETS[name].meet(folders[name], content)}"] += 1
+            except BaseException as error:
+                raise AssertionError(f"mutant {number} of seed {seed}, {name}: {content[:1000]!r}") from error
+            took = time.process_time() - started
+            assert took < SECONDS, f"mutant {number} of seed {seed}, {name}, takes {took:.1f} s: {content[:1000]!r}"
+    return outcomes
