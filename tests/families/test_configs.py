@@ -120,7 +120,7 @@ def test_layernorms_may_have_their_old_names(tmp_path: Path) -> None:
         ("llama", {"rope_parameters": {"rope_type": ["yarn"]}}, "'rope_type' is"),
         ("llama", {"rope_parameters": {"rope_theta": -1.0}}, "'rope_theta' is -1.0; a number from 1"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "'factor' is None; a number"),
-        ("phi", {"rope_parameters": {"partial_rotary_factor": 0.3}}, "an even number of the head's 4 dimensions"),
+        ("phi", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "an even number of the head's 8 dimensions"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},
          "'partial_rotary_factor' is 0.5; 1: this architecture turns whole heads"),
         ("phi3_longrope", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1], "long_factor": [1, 1]}},
