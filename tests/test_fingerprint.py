@@ -20,6 +20,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
 from weightscope.audits.audit import AuditOptions
 from weightscope.audits.many import layers_fingerprint, results_fingerprint
+from weightscope.audits.reference import OWN
 from weightscope.cli import main
 from weightscope.fingerprint import DRAWN_WITH, TOKENIZER_FILES, Fingerprint, tokenizer_identity
 
@@ -211,7 +212,8 @@ def test_a_checkpoint_of_another_name_has_another_page(tiny_gpt2: Path, tmp_path
 OF_SOURCE = {"source", "revision", "family", "tower"}
 OF_RUN = {"out", "resume", "engine", "scheduler", "jobs"}
 OTHERS = {
-    "layers": (1,), "deltas": (0, 3), "window": 5, "directions": 1, "device": "cuda",
+    "layers": (1,), "deltas": (0, 3), "window": 5, "directions": 1, "device": "cuda", "all_tensors": True,
+    "reference": str(OWN),
 }  # fmt: skip
 
 

@@ -124,19 +124,37 @@ def file_identity(path: Path) -> dict[str, Any] | None:
     return {"name": path.name, "size": status.st_size, "modified": status.st_mtime_ns}
 
 
+def weights_digest(model: Model) -> str:
+    """SHA-256 of a checkpoint's weights: of a single file its own, of several that of their digests, a line each.
+
+    Files on this machine are read through for it; the Hub's etag of a large file is its digest.
+    """
+    of_files = [
+        str(file.identity.get("etag") or content_identity(Path(file.path)).get("sha256"))
+        for file in model.checkpoint.files
+    ]
+    return of_files[0] if len(of_files) == 1 else _digest("\n".join(of_files).encode())
+
+
+def weights_size(model: Model) -> int:
+    """Bytes of a checkpoint's files of weights."""
+    return sum(file.identity["size"] for file in model.checkpoint.files)
+
+
 def tokenizer_identity(folder: Path) -> list[dict[str, Any]]:
     """The files that make a tokenizer, known by their content."""
-    return [_by_content(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()]
+    return [content_identity(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()]
 
 
 def _identity(file: Storage, folder: Path) -> dict[str, Any]:
     """A file of an installed package is known by its content: each machine has installed it at another time."""
     if folder == FOLDER or any(part in PACKAGES for part in folder.parts):
-        return _by_content(Path(file.path))
+        return content_identity(Path(file.path))
     return dict(file.identity)
 
 
-def _by_content(path: Path) -> dict[str, Any]:
+def content_identity(path: Path) -> dict[str, Any]:
+    """Name, size and digest of a file on this machine."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

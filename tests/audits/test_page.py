@@ -96,6 +96,18 @@ def test_a_head_that_is_not_finite_has_no_spectrum_and_breaks_nothing(tab: Page,
     assert tab.complaints == []
 
 
+def test_a_number_stands_beside_those_of_other_checkpoints(tab: Page, page_file: Path) -> None:
+    tab.open(page_file, 1280)
+    tab.run("choose(0, 2, false)")
+    row = "[...document.querySelectorAll('#measures tbody tr')].find(row => row.cells[0].textContent === 'vo_sigma1')"
+    short, words = tab.run(f"(cell => [cell.textContent, cell.title])({row}.cells[2])")
+    assert short and re.fullmatch(r"(\d+(st|nd|rd|th) percentile|(above|below) all heads) of \d+ checkpoints", words)
+    column = tab.run("facts.measures.findIndex(measure => measure.name === 'vo_sigma1')") + 2
+    in_table = f"document.querySelector('#rows tr[data-at=\"0.2\"]').cells[{column}].title"
+    assert tab.run(in_table) == words
+    assert tab.complaints == []
+
+
 def test_arrow_keys_on_the_maps_go_from_head_to_head(tab: Page, page_file: Path) -> None:
     tab.open(page_file, 1280)
     tab.run("choose(0, 4); document.getElementById('maps').focus()")

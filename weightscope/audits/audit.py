@@ -14,6 +14,8 @@ from weightscope.audits.findings import Findings
 from weightscope.audits.measure import Arrays, measure_layer
 from weightscope.audits.measures import MeasuredHeads
 from weightscope.audits.model_findings import findings_of, positions_of
+from weightscope.audits.reference import OWN, Reference
+from weightscope.audits.standing import Standing
 from weightscope.audits.tensor_findings import tensor_findings
 from weightscope.audits.tensors import Everything, read_everything
 from weightscope.device import open_device
@@ -39,6 +41,7 @@ class AuditOptions:
     directions: int | None = None
     device: str = "cpu"
     all_tensors: bool = False
+    reference: str | None = None
 
     def __post_init__(self) -> None:
         if self.layers == ():
@@ -50,6 +53,8 @@ class AuditOptions:
             raise CheckpointError(f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured")
         if self.directions is not None and self.directions < 0:
             raise CheckpointError(f"directions is {self.directions}; it is how many to read")
+        if self.reference is not None:
+            Reference.load(self.reference)  # refused before the work, not after it
 
     def layers_of(self, model: Model) -> list[int]:
         """The layers to measure."""
@@ -64,6 +69,7 @@ def audit(
     directions: int | None = None,
     device: str = "cpu",
     all_tensors: bool = False,
+    reference: str | Path | None = None,
     progress: bool = False,
 ) -> "Audit":
     """Measure every head, and say what stands out.
@@ -86,6 +92,8 @@ def audit(
         Where Gram matrices and other products of whole factors are computed.
     all_tensors : bool
         Read every tensor of the checkpoint too, attention or not; see `read_everything`.
+    reference : path, optional
+        What the heads are compared with, as `weightscope reference` writes it; by default what comes with the package.
     progress : bool
         Show a bar.
 
@@ -99,12 +107,18 @@ def audit(
     >>> import weightscope as ws
     >>> audit = ws.audit(ws.open_model("embedded"), directions=0)
     >>> audit
-    Audit(embedded: 2 layers of 8 heads, 4 findings)
+    Audit(embedded: 2 layers of 8 heads, 2 findings)
     >>> audit.heads["qk_sigma1"].shape
     (16,)
     """
     options = AuditOptions(
-        None if layers is None else tuple(layers), tuple(deltas), window, directions, device, all_tensors
+        None if layers is None else tuple(layers),
+        tuple(deltas),
+        window,
+        directions,
+        device,
+        all_tensors,
+        None if reference is None else str(reference),
     )
     with progress_shown(progress):
         indices = bar(options.layers_of(model), "layers", "layer")
@@ -156,8 +170,18 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     read = tensors_of_heads(unchecked, indices, bool(directions))
     only = attention_only(model.checkpoint, read, ", embeddings included")
     coverage = only if everything is None else everything.lead
+    standing = Standing(model, heads, Reference.load(options.reference or OWN))
     return Audit(
-        model.name, model.family.name, model.config.d_model, heads, findings, directions, notes, coverage, everything
+        model.name,
+        model.family.name,
+        model.config.d_model,
+        heads,
+        findings,
+        directions,
+        notes,
+        standing,
+        coverage,
+        everything,
     )
 
 
@@ -178,6 +202,8 @@ class Audit:
         The tokens along every head's first singular directions; empty where no tokens were read.
     notes : tuple of str
         What was left out, and why, in sentences.
+    standing : Standing
+        Where the heads stand among those of other checkpoints.
     coverage : str
         How much of the checkpoint was read, in a sentence.
     everything : Everything or None
@@ -191,6 +217,7 @@ class Audit:
     findings: Findings
     directions: list[HeadDirections]
     notes: tuple[str, ...]
+    standing: Standing
     coverage: str = ""
     everything: Everything | None = None
 
@@ -198,6 +225,11 @@ class Audit:
     def heads(self) -> Table:
         """A row a head: layer, head, kv_head, and every measure; its csv() is heads.csv."""
         return self.measured.table
+
+    @property
+    def percentiles(self) -> Table:
+        """A row a head: where it stands in each measure among the heads of other checkpoints; see `Reference`."""
+        return self.standing.table
 
     @property
     def caveats(self) -> tuple[str, ...]:
@@ -266,6 +298,7 @@ class Audit:
     def write_tables(self, files: Files) -> None:
         """Write the tables: heads, findings, spectra; directions, and those of all tensors, where they were read."""
         files.table("heads.csv", self.heads)
+        files.table("percentiles.csv", self.percentiles)
         files.table("findings.csv", self.findings.table)
         files.npz("spectra.npz", **self.measured.spectra())
         files.json("findings.json", self.findings.as_json())

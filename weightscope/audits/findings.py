@@ -1,7 +1,7 @@
 """What stands out in a checkpoint: the kinds of findings, how grave each is, and their list."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from math import inf, log
@@ -146,10 +146,14 @@ class Findings(list[Finding]):
         rows = [(finding.severity, finding.title, finding.where, finding.text) for finding in self]
         return Table.of_rows(("severity", "finding", "where", "what"), rows)._repr_html_()
 
-    def html(self, buttons: bool = False) -> str:
-        """The findings by kind, as a page shows them; with buttons to the heads where the page has a panel for them."""
+    def html(self, buttons: bool = False, stands: Callable[[Finding], str] = lambda finding: "") -> str:
+        """The findings by kind, as a page shows them.
+
+        With buttons where it has a panel for heads, and with what `stands` says of a finding's number beside others.
+        """
         kinds = [list(own) for _, own in groupby(self, key=lambda finding: finding.kind)]
-        return templates().get_template("findings.html").render(kinds=kinds, most_open=MOST_OPEN, buttons=buttons)
+        template = templates().get_template("findings.html")
+        return template.render(kinds=kinds, most_open=MOST_OPEN, buttons=buttons, stands=stands)
 
     @property
     def kinds(self) -> Counter[str]:

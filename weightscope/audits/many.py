@@ -13,9 +13,10 @@ from weightscope.audits.answers import arrays_of, report_of
 from weightscope.audits.audit import AuditOptions, conclude, measure_task
 from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.measure import Arrays
+from weightscope.audits.reference import OWN
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, printable
-from weightscope.fingerprint import Fingerprint
+from weightscope.fingerprint import Fingerprint, content_identity
 from weightscope.folder import HIDDEN, Files, OutputFolder
 from weightscope.model import Model
 from weightscope.progress import Bar, bar, phase
@@ -210,7 +211,8 @@ def layers_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
 def results_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
     """Everything that an audit's tables and page depend on, to tell whether finished ones may be kept."""
     asked = asdict(options) | {"layers": options.layers_of(model)}
-    return layers_fingerprint(model, options).of_pages(model, asked=asked)
+    reference = content_identity(Path(options.reference or OWN))
+    return layers_fingerprint(model, options).of_pages(model, asked=asked, reference=reference)
 
 
 def audit_list(

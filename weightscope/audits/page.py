@@ -33,9 +33,10 @@ def write_audit_page(files: Files, audit: "Audit") -> None:
         title=f"The heads of {audit.name}",
         lead=audit.lead,
         caveats=audit.caveats,
-        findings=audit.findings.html(buttons=True),
+        findings=audit.findings.html(buttons=True, stands=audit.standing.of),
         measures=[measure for measure in heads.measures if measure.scale],
         everything=audit.everything,
+        standing=audit.standing,
         facts=_facts(audit),
     )
 
@@ -49,6 +50,8 @@ def _facts(audit: "Audit") -> dict[str, Any]:
         "heads": heads.n_heads,
         "kv_heads": heads.grid("kv_head")[0].tolist(),
         "measures": [{"name": m.name, "log": m.scale == "log"} for m in heads.measures if m.scale],
+        "percentiles": {name: _plain(np.round(grid), 3) for name, grid in audit.standing.grids.items()},
+        "compared_with": {name: count.tolist() for name, count in audit.standing.counts.items()},
         "columns": {m.name: _plain(heads.grid(m.name), 6) for m in heads.measures},
         "spectra": {name: _plain(array, 4) for name, array in spectra.items()},
         "forms": forms_of(heads.arrays),

@@ -3,7 +3,7 @@
 import click
 
 import weightscope
-from weightscope.cli.audits import audit_command, compare_command
+from weightscope.cli.audits import audit_command, compare_command, reference_command
 from weightscope.cli.circuits import circuits_command
 from weightscope.cli.command import Commands
 from weightscope.cli.first_layer import bigrams, detok, neighbours, positions
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 for command in (
-    inspect, audit_command, compare_command, circuits_command, detok, neighbours, positions, bigrams,
+    inspect, audit_command, compare_command, reference_command, circuits_command, detok, neighbours, positions, bigrams,
     norms, outliers, sinks,
 ):  # fmt: skip
     main.add_command(command)

@@ -14,6 +14,7 @@ from weightscope.cli.options import (
     whole_numbers,
     with_engine,
     with_source,
+    writable,
 )
 
 
@@ -28,6 +29,10 @@ from weightscope.cli.options import (
 )  # fmt: skip
 @click.option("--directions", type=click.IntRange(0), help="Singular directions a map to read through the tokens.")
 @click.option("--all", "all_tensors", is_flag=True, help="Read every tensor of the file too, attention or not.")
+@click.option(
+    "--reference", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What numbers are compared with (see `weightscope reference`); by default what comes with the package.",
+)  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted; keep one that is finished.")
 @device_option
 @with_engine
@@ -40,6 +45,7 @@ def audit_command(
     window: int,
     directions: int | None,
     all_tensors: bool,
+    reference: Path | None,
     resume: bool,
     device: str,
     engine: Any,
@@ -54,7 +60,8 @@ def audit_command(
     from weightscope.sources import is_list, read_list
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
-    options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device, all_tensors)
+    compared = None if reference is None else str(reference.absolute())
+    options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device, all_tensors, compared)
     if is_list(source):
         _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
         return
@@ -126,3 +133,26 @@ def compare_command(
         comparison.write(out)
     click.echo(str(comparison))
     click.echo(out / "report.html")
+
+
+@click.command("reference")
+@click.argument("listed", metavar="LIST", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, callback=writable,
+    help="REF.npz to write; REF.csv, which says of what it is made, goes beside it.",
+)  # fmt: skip
+def reference_command(listed: Path, out: Path) -> None:
+    """How measures are distributed over the heads of the checkpoints in LIST, for `audit --reference`.
+
+    LIST is a text file with a source a line, or a .csv with the column source and, as far as known, name, licence,
+    origin and sha256.
+    """
+    from weightscope.audits.reference_list import make_reference
+    from weightscope.writing import new_file
+
+    reference = make_reference(listed)
+    reference.save(out)
+    with new_file(out.with_suffix(".csv")) as file:
+        file.write(reference.table.csv().encode())
+    click.echo(reference.table.select("name", "family", "layers", "heads", "d_model", "licence").text())
+    click.echo(out)

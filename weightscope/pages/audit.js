@@ -38,6 +38,20 @@ function shown(value) {
   return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : value.toPrecision(4);
 }
 
+// Where a head stands among those of other checkpoints: its percentile, and in words; empty where that is unknown.
+function standing(name, i, head) {
+  const percentile = (facts.percentiles[name] || [])[i]?.[head] ?? null;
+  if (percentile === null) return { short: "", words: "" };
+  const count = facts.compared_with[name][i];
+  const of = `${count} checkpoint${count === 1 ? "" : "s"}`;
+  if (percentile === 0 || percentile === 100) {
+    return { short: percentile ? "above all" : "below all", words: `${percentile ? "above" : "below"} all heads of ${of}` };
+  }
+  const last = percentile % 10;
+  const ending = percentile > 10 && percentile < 14 ? "th" : { 1: "st", 2: "nd", 3: "rd" }[last] || "th";
+  return { short: `${percentile}${ending}`, words: `${percentile}${ending} percentile of ${of}` };
+}
+
 // ---- Heat maps: one canvas pixel a head, enlarged by the style sheet.
 
 function cividis(share) {
@@ -89,7 +103,8 @@ function drawHeatMap({ name, log }) {
   map.addEventListener("click", event => choose(...headAt(event), true));
   map.addEventListener("mousemove", event => {
     const [i, head] = headAt(event);
-    map.title = `layer ${facts.layers[i]} head ${head}: ${shown(values[i][head])}`;
+    const { words } = standing(name, i, head);
+    map.title = `layer ${facts.layers[i]} head ${head}: ${shown(values[i][head])}${words && `, ${words}`}`;
   });
 }
 
@@ -242,9 +257,12 @@ function showDirections(layer, head) {
 }
 
 function showMeasures(i, head) {
-  const { rows } = byId("measures");
-  Object.values(facts.columns).forEach((values, k) => {
+  const { rows } = byId("measures").tBodies[0];
+  Object.entries(facts.columns).forEach(([name, values], k) => {
+    const { short, words } = standing(name, i, head);
     rows[k].cells[1].textContent = shown(values[i][head]);
+    rows[k].cells[2].textContent = short;
+    rows[k].cells[2].title = words;
   });
 }
 
@@ -278,7 +296,10 @@ function fillTable() {
   for (const { i, head, cells } of table.rows.slice(0, table.length)) {
     const row = make("tr", body);
     row.dataset.at = `${i}.${head}`;
-    for (const cell of cells) make("td", row, shown(cell), "number");
+    cells.forEach((cell, column) => {
+      const measure = facts.measures[column - 2]; // the first two are layer and head
+      make("td", row, shown(cell), "number").title = measure ? standing(measure.name, i, head).words : "";
+    });
     row.addEventListener("click", () => choose(i, head, true));
   }
   byId("more").hidden = table.rows.length <= table.length;
