@@ -11,7 +11,7 @@ from typing import Any
 
 import weightscope
 from weightscope.checkpoint.storage import Storage
-from weightscope.embedded import FOLDER
+from weightscope.embedded import FOLDER, resolved
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 
@@ -78,8 +78,10 @@ class Fingerprint:
 
     def of_pages(self, model: Model, **facts: Any) -> "Fingerprint":
         """With what a page shows beside numbers: the checkpoint's name, its tokens, and the libraries that draw."""
-        tokenizer = tokenizer_identity(model.checkpoint.folder)
-        return self.also(name=model.name, tokenizer=tokenizer, drawn_with=_versions(DRAWN_WITH), **facts)
+        apart = model.tokenizer != model.source
+        tokenizer = tokenizer_identity(Path(resolved(model.tokenizer)) if apart else model.checkpoint.folder)
+        named = {"tokenizer_at": model.tokenizer} if apart else {}
+        return self.also(name=model.name, tokenizer=tokenizer, drawn_with=_versions(DRAWN_WITH), **named, **facts)
 
     def refuse_other(self, found: "Fingerprint", name: str) -> None:
         """Refuse to work, on a worker, on something else than the machine that it works for.
@@ -142,7 +144,9 @@ def weights_size(model: Model) -> int:
 
 
 def tokenizer_identity(folder: Path) -> list[dict[str, Any]]:
-    """The files that make a tokenizer, known by their content."""
+    """The files of a folder that make a tokenizer, or the file that is one, known by their content."""
+    if folder.is_file():
+        return [content_identity(folder)]
     return [content_identity(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()]
 
 

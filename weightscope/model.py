@@ -34,7 +34,11 @@ __all__ = ["Embeddings", "Head", "Layer", "Model", "open_model"]
 
 
 def open_model(
-    source: str | Path, revision: str | None = None, family: str | None = None, tower: str | None = None
+    source: str | Path,
+    revision: str | None = None,
+    family: str | None = None,
+    tower: str | None = None,
+    tokenizer: str | None = None,
 ) -> "Model":
     """Open a checkpoint as a model. Headers and config are read, no tensor data.
 
@@ -49,6 +53,8 @@ def open_model(
         Read the checkpoint as this family, whatever its config says.
     tower : {"text", "vision"}, optional
         Which half of a two-tower model.
+    tokenizer : str, optional
+        Where the tokenizer is, if not with the checkpoint; see `load_tokenizer`.
 
     Raises
     ------
@@ -66,7 +72,7 @@ def open_model(
     opened = f"{source}@{revision}" if revision and "@" not in str(source) else str(existing(source) or source)
     row = family_of(checkpoint, family, tower)
     refuse_endless_embeddings(checkpoint, row)
-    return Model(checkpoint, row, opened)
+    return Model(checkpoint, row, opened, tokenizer or "")
 
 
 class Model:
@@ -79,7 +85,9 @@ class Model:
         The row as this checkpoint's config makes it.
     config : ModelConfig
     source : str
-        What was opened: an absolute path, or a Hub id with its revision. The tokenizer is looked for there too.
+        What was opened: an absolute path, or a Hub id with its revision.
+    tokenizer : str
+        Where its tokenizer is looked for: there too, if no other place was named.
 
     Examples
     --------
@@ -91,8 +99,9 @@ class Model:
     Factored(256 x 256, rank <= 32)
     """
 
-    def __init__(self, checkpoint: Checkpoint, family: Family, source: str = "") -> None:
+    def __init__(self, checkpoint: Checkpoint, family: Family, source: str = "", tokenizer: str = "") -> None:
         self.checkpoint, self.source, self._row = checkpoint, source or str(checkpoint.folder), family
+        self.tokenizer = tokenizer or self.source
         config = own_part(checkpoint, family)
         self.family = family.configured(config)
         self.config = read_config(config, self.family)
@@ -110,7 +119,7 @@ class Model:
 
     def unchecked(self) -> "Model":
         """The same model, nothing of it read yet; values that are not finite are handed over, not refused."""
-        same = Model(self.checkpoint.unchecked(), self._row, self.source)
+        same = Model(self.checkpoint.unchecked(), self._row, self.source, self.tokenizer)
         same.prefix = self.prefix  # which may have taken a look at every name
         return same
 

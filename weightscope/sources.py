@@ -27,7 +27,7 @@ class Source:
     ----------
     source : str
         As the user wrote it, a path on this machine made absolute.
-    revision, family, tower : str or None
+    revision, family, tower, tokenizer : str or None
         As in `open_model`.
     seen : Fingerprint or None
         Of the checkpoint when it was first opened; None until `as_seen`.
@@ -37,21 +37,27 @@ class Source:
     revision: str | None = None
     family: str | None = None
     tower: str | None = None
+    tokenizer: str | None = None
     seen: Fingerprint | None = None
 
     @classmethod
     def named(
-        cls, source: str, revision: str | None = None, family: str | None = None, tower: str | None = None
+        cls,
+        source: str,
+        revision: str | None = None,
+        family: str | None = None,
+        tower: str | None = None,
+        tokenizer: str | None = None,
     ) -> "Source":
         """Of what a user wrote."""
         path = None
         with suppress(CheckpointError):  # it cannot be looked at; opening it says why
             path = existing(source)
-        return cls(str(path or from_url(source)), revision, family, tower)
+        return cls(str(path or from_url(source)), revision, family, tower, tokenizer)
 
     def open(self) -> Model:
         """The model; see `open_model`."""
-        return open_model(self.source, self.revision, self.family, self.tower)
+        return open_model(self.source, self.revision, self.family, self.tower, self.tokenizer)
 
     def checkpoint(self) -> Checkpoint:
         """The checkpoint as it is stored, whatever its family; see `open_checkpoint`."""

@@ -3,8 +3,6 @@
 import builtins
 import json
 import shutil
-import sys
-import types
 
 import pytest
 
@@ -90,8 +88,7 @@ def test_any_other_source_is_resolved(folder, monkeypatch):
         asked.append((source, revision))
         return folder / "apart"
 
-    found = types.SimpleNamespace(resolve_folder=resolve_folder)
-    monkeypatch.setitem(sys.modules, "weightscope.checkpoint.source", found)
+    monkeypatch.setattr("weightscope.text.tokenizer.resolve_folder", resolve_folder)
     assert vocab_size(load_tokenizer("someone/model", "main")) == 280
     assert asked == [("someone/model", "main")]
 
@@ -186,7 +183,7 @@ def test_no_text_is_cut_where_a_token_might_reach_over(changed):
 
 
 ATTACKS = {
-    "nothing": ({}, "no tokenizer in .*looked for tokenizer.json, and for vocab.json with merges.txt"),
+    "nothing": ({}, "no tokenizer in .*looked for tokenizer.json, vocab.json with merges.txt"),
     "half of two files": ({"vocab.json": "{}"}, "no tokenizer in "),
     "not JSON": ({"tokenizer.json": "{"}, "tokenizer.json: the tokenizers library cannot read it"),
     "not a tokenizer": ({"tokenizer.json": "{}"}, "tokenizer.json: the tokenizers library cannot read it"),
@@ -217,6 +214,7 @@ def test_a_missing_library_is_named_with_its_remedy(tmp_path, monkeypatch):
             raise ImportError(module)
         return importing(module, *arguments)
 
+    (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(CheckpointError, match=r"tokenizers library: pip install tokenizers$"):
         load_tokenizer(tmp_path)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from weightscope.audits.measures import MAPS
 from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.spaces import Directions, Nearest, leading_directions, nearest_rows
 from weightscope.model import Model
-from weightscope.text.tokenizer import token_text, tokenizer_if_any
+from weightscope.text.tokenizer import token_names, tokenizer_at_hand
 
 DEFAULT = 2  # directions or blocks of each map that are read unless another number is asked for
 AFFORDABLE = 4e11  # multiply-adds of reading them all, a few seconds; a larger model has to be asked
@@ -107,12 +106,6 @@ class HeadDirections:
         return {"layer": self.layer, "head": self.head, "lines": [line.as_json() for line in self.lines]}
 
 
-def token_names(folder: Path) -> Callable[[int], str]:
-    """What to call a token: its text where the folder has a tokenizer that can be read, else its number."""
-    tokenizer = tokenizer_if_any(folder)
-    return (lambda token: f"#{token}") if tokenizer is None else partial(token_text, tokenizer)
-
-
 def directions_of(
     model: Model, layers: Sequence[int], how_many: int | None
 ) -> tuple[list[HeadDirections], tuple[str, ...]]:
@@ -139,7 +132,7 @@ def directions_of(
     ):
         return [], ("In a model of this size, tokens along singular directions are read only when they are asked for.",)
     how_many = how_many or DEFAULT
-    name = token_names(model.checkpoint.folder)
+    name = token_names(tokenizer_at_hand(model))
     bytes_a_layer = 4 * how_many * model.config.n_heads * model.config.d_model * 8  # were all directions single
     group = max(1, VECTOR_BYTES // bytes_a_layer)
     groups = (layers[start : start + group] for start in range(0, len(layers), group))

@@ -15,7 +15,7 @@ from weightscope.errors import CheckpointError, counted, printable
 from weightscope.metrics.outliers import log_measure, robust_z, row_norms
 from weightscope.metrics.untrained import Blocks, judged_rows
 from weightscope.model import Model
-from weightscope.text.tokenizer import token_text, tokenizer_if_any
+from weightscope.text.tokenizer import token_text, tokenizer_at_hand
 
 OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual dimension an outlier
 OUTSIZED_SHARE = 0.02  # and at least this much of the energy
@@ -105,7 +105,7 @@ def embedding_rows(model: Model) -> Iterator[Finding]:
     else:
         rows = max(1, BLOCK_BYTES // (4 * stored.shape[1]))
         padding = model.config.get("pad_token_id")
-        tokenizer = tokenizer_if_any(model.checkpoint.folder)
+        tokenizer = tokenizer_at_hand(model)
         called = None if tokenizer is None else partial(token_text, tokenizer)
         padded = padding if type(padding) is int else None
         yield from _rows("token", stored.name, lambda: stored.blocks(rows), model.config.initial_std, padded, called)

@@ -1,6 +1,6 @@
 """A GGUF file as it is: its keys, and its tensors under ggml's names and in ggml's order."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,6 +18,19 @@ from weightscope.errors import CheckpointError
 
 PLAIN = ("F32", "F16", "F64", "BF16")
 BLOCKS_AT_ONCE = 4096  # as one row: the gguf package takes 16 rows at a time, whose overhead outweighs short ones
+
+
+def header_bytes(file: OpenFile) -> bytes:
+    """A file's start, long enough to hold the header, once it is known to be GGUF."""
+    text = file.read(0, min(file.size, MAX_HEADER_BYTES)).tobytes()
+    if not text.startswith(b"GGUF"):
+        refuse_other(file.path, text[:START], file.size)
+    return text
+
+
+def header_of(path: Path, lists: Collection[str] = ()) -> dict[str, Any]:
+    """The keys of a GGUF file, with those lists of strings; the gguf package is not needed for them."""
+    return parse_gguf(header_bytes(OpenFile(path)), file=path, lists=lists)[0]
 
 
 class GgufFile(OpenFile):
@@ -41,10 +54,7 @@ class GgufFile(OpenFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        text = self.read(0, min(self.size, MAX_HEADER_BYTES)).tobytes()
-        if not text.startswith(b"GGUF"):
-            refuse_other(path, text[:START], self.size)
-        keys, entries, data_start = parse_gguf(text, file=path)
+        keys, entries, data_start = parse_gguf(header_bytes(self), file=path)
         self.config = Config(keys, path)
         self.tensors = {name: self._locate(name, entry, data_start) for name, entry in entries.items()}
         self._refuse_overlaps(self.tensors)

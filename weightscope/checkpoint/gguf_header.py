@@ -5,6 +5,7 @@ gguf package has a reader, which maps the file and believes what its counts say;
 """
 
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -63,8 +64,8 @@ class _Cursor:
         except UnicodeDecodeError:
             raise self.refuse("GGUF header has a name that is not UTF-8") from None
 
-    def value(self) -> Any:
-        """A value; a list too long to be of use is stepped over and is None."""
+    def value(self, strings: bool = False) -> Any:
+        """A value; a list too long to be of use is stepped over and is None, and so is one of strings unless asked."""
         kind = self.number("I")
         if kind in SCALARS:
             return self.number(SCALARS[kind])
@@ -87,12 +88,16 @@ class _Cursor:
         self.strings += length
         if self.strings > MAX_STRINGS:
             raise self.refuse(f"GGUF header has {self.strings} strings; at most {MAX_STRINGS} are read")
+        if strings:
+            return [self.string() for _ in range(length)]
         for _ in range(length):
             self.skip(self.number("Q"))
         return None
 
 
-def parse_gguf(text: bytes, *, file: object) -> tuple[dict[str, Any], dict[str, GgufEntry], int]:
+def parse_gguf(
+    text: bytes, *, file: object, lists: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, GgufEntry], int]:
     """Keys, tensors and where the data start.
 
     Parameters
@@ -101,6 +106,8 @@ def parse_gguf(text: bytes, *, file: object) -> tuple[dict[str, Any], dict[str, 
         The file's start, long enough to hold the header.
     file : path-like
         Named in errors.
+    lists : collection of str
+        Keys whose lists of strings are wanted.
 
     Raises
     ------
@@ -122,7 +129,7 @@ def parse_gguf(text: bytes, *, file: object) -> tuple[dict[str, Any], dict[str, 
         name = cursor.string()
         if name in keys:
             raise cursor.refuse(f"GGUF header has key '{name[:100]}' twice")
-        keys[name] = cursor.value()
+        keys[name] = cursor.value(name in lists)
     tensors: dict[str, GgufEntry] = {}
     for _ in range(n_tensors):
         name, n_dimensions = cursor.string(), cursor.number("I")

@@ -20,6 +20,7 @@ from weightscope.errors import CheckpointError, printable
 
 # What is downloaded of a repository besides tensors; nothing of it is run.
 SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+OLDER_TOKENIZERS = ("vocab.txt", "tokenizer.model")  # asked for where there is none of the others
 LARGEST_SMALL_FILE = 100_000_000  # the tokenizer.json of a vocabulary of 256,000 has a third of it
 LARGEST_SHARD = 100_000_000_000  # bytes; those that are published have up to 50 GB
 REVISION = re.compile(r"(?!.*(\.\.|//))[\w][\w.+/-]*[\w+-]|\w")  # of a branch, tag or commit, as git has them

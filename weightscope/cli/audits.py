@@ -11,6 +11,7 @@ from weightscope.cli.command import in_options
 from weightscope.cli.options import (
     device_option,
     out_option,
+    tokenizer_option,
     whole_numbers,
     with_engine,
     with_source,
@@ -20,6 +21,7 @@ from weightscope.cli.options import (
 
 @click.command("audit")
 @with_source
+@tokenizer_option
 @out_option
 @click.option("--layers", help="Only these, as in 0-3 or 0,5,7-9; all that have attention by default.")
 @click.option("--deltas", default="0,1", show_default=True, help="Distances i - j at which a rotated W_QK is measured.")

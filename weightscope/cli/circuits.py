@@ -5,11 +5,20 @@ from typing import Any
 
 import click
 
-from weightscope.cli.options import device_option, out_option, say_caveats, whole_numbers, with_engine, with_source
+from weightscope.cli.options import (
+    device_option,
+    out_option,
+    say_caveats,
+    tokenizer_option,
+    whole_numbers,
+    with_engine,
+    with_source,
+)
 
 
 @click.command("circuits")
 @with_source
+@tokenizer_option
 @out_option
 @click.option("--layers", help="Only these, as in 0-3 or 0,5,7-9; all that have attention by default.")
 @click.option(

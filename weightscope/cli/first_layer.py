@@ -1,5 +1,6 @@
 """The first layer as a function of tokens and positions: detok, neighbours, positions; bigrams for it to be held to."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from weightscope.cli.options import (
     out_option,
     say_caveats,
     text_option,
+    token_id_option,
+    tokenizer_option,
     with_engine,
     with_model,
     with_source,
@@ -31,6 +34,8 @@ from weightscope.errors import CheckpointError
 @delta_option
 @device_option
 @click.option("--token", "tokens", multiple=True, help="Draw this token's ROC curves; may be repeated.")
+@token_id_option
+@tokenizer_option
 @with_engine
 def detok(
     named: Any,
@@ -41,6 +46,7 @@ def detok(
     delta: int,
     device: str,
     tokens: tuple[str, ...],
+    token_ids: tuple[int, ...],
     engine: Any,
 ) -> None:
     """Bigram AUROC of every head over the full vocabulary, as tables, figures and a page."""
@@ -48,7 +54,6 @@ def detok(
     from weightscope.detokenization.heads import ScorerOnWorker, counts_for, measure_heads, roc_curves
     from weightscope.embedded import FOLDER
     from weightscope.folder import OutputFolder
-    from weightscope.text.tokenizer import load_tokenizer, token_id
 
     opened = named(source)
     model = opened.open()
@@ -58,10 +63,8 @@ def detok(
         )
     first = FirstLayer(model, layer, delta, device)
     bigrams = counts_for(model, counts)
-    chosen = {}
-    if tokens:
-        tokenizer = load_tokenizer(model.source)
-        chosen = {text: token_id(tokenizer, text) for text in tokens}
+    chosen = dict(zip(*_tokens(model, tokens, token_ids)[:2], strict=True))
+    _say_bare(first)
     curves = roc_curves(first, bigrams, chosen)
     auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts))
     with OutputFolder(out) as files:
@@ -73,7 +76,9 @@ def detok(
 
 @click.command()
 @with_model
-@click.argument("token")
+@click.argument("token", required=False)
+@token_id_option
+@tokenizer_option
 @click.option("--head", "heads", type=int, multiple=True, help="Only this head; may be repeated.")
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Previous tokens a head.")
 @layer_option
@@ -83,26 +88,37 @@ def detok(
     help="Write the table here too.",
 )  # fmt: skip
 def neighbours(
-    model: Any, token: str, heads: tuple[int, ...], top: int, layer: int, delta: int, csv_file: Path | None
+    model: Any,
+    token: str | None,
+    token_ids: tuple[int, ...],
+    heads: tuple[int, ...],
+    top: int,
+    layer: int,
+    delta: int,
+    csv_file: Path | None,
 ) -> None:
     """The previous tokens that each head scores highest for TOKEN (write " Jackson" for one that opens a word)."""
     from weightscope.detokenization.first_layer import FirstLayer
     from weightscope.detokenization.neighbours import neighbours as rank
     from weightscope.tables import Table
-    from weightscope.text.tokenizer import load_tokenizer, token_id
     from weightscope.writing import new_file
 
+    if token is None and not token_ids:
+        raise click.UsageError("a TOKEN is needed, or --token-id")
     first = FirstLayer(model, layer, delta)
     model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for
-    tokenizer = load_tokenizer(model.source)
+    _, ids, tokenizer = _tokens(model, () if token is None else (token,), token_ids)
     for head in heads:
         first.attention.head(head)
-    table = rank(first, tokenizer, [token_id(tokenizer, token)], top, heads or None)
+    _say_bare(first)
+    table = rank(first, tokenizer, ids, top, heads or None)
     if csv_file is not None:
         with new_file(csv_file) as file:
             file.write(table.csv().encode())
     columns = table.select("head", "rank", "score", "token", "joined").columns
     quoted = [replace(own, values=[*map(repr, own.values)]) if own.name == "token" else own for own in columns]
+    if first.bare:
+        quoted = [replace(own, symbol="score of bare embeddings") if own.name == "score" else own for own in quoted]
     click.echo(Table(quoted).text())  # quotes show a space that begins a token
     say_caveats(first.attention.caveats)
 
@@ -113,6 +129,7 @@ def neighbours(
 @click.option("--query", type=int, help="The query position i; 500 by default, or the last of a shorter model.")
 @click.option("--unscaled", is_flag=True, help="Bare numerators, no sigma: needs no token embedding.")
 @click.option("--head", "heads", type=int, multiple=True, help="Draw Fig. 3 of this head; may be repeated.")
+@tokenizer_option
 @click.option("--on-text", is_flag=True, help="Beside it the layer's attention on text, and Fig. 4 (needs PyTorch).")
 @text_option
 @device_option
@@ -162,10 +179,39 @@ def positions(
     click.echo(out / "report.html")
 
 
+def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[str], list[int], Any]:
+    """Tokens that were named by text or by id: their names and ids, and the tokenizer, which ids alone can do without.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such token, or a text and no tokenizer.
+    """
+    from weightscope.text.tokenizer import load_tokenizer, token_id, token_names
+
+    tokenizer: Any = None
+    try:
+        tokenizer = load_tokenizer(model.tokenizer) if texts or ids else None
+    except CheckpointError:
+        if texts or model.tokenizer != model.source:
+            raise
+    found = [token_id(tokenizer, text) for text in texts] + list(ids)
+    if found:
+        model.embeddings.rows(found)  # says which is not there
+    return [*texts, *map(token_names(tokenizer), ids)], found, tokenizer
+
+
+def _say_bare(first: Any) -> None:
+    if first.bare:
+        click.echo(f"weightscope: {first.bare}", err=True)
+
+
 @click.command()
 @click.argument("corpus", nargs=-1, required=True)
 @click.option(
-    "--tokenizer", required=True, help="SOURCE of the tokenizer: tokenizer.json, or vocab.json and merges.txt."
+    "--tokenizer",
+    required=True,
+    help="SOURCE of the tokenizer: tokenizer.json, vocab.json with merges.txt, or vocab.txt.",
 )
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, callback=writable,

@@ -62,8 +62,19 @@ text_option = click.option(
 )  # fmt: skip
 
 
+tokenizer_option = click.option(
+    "--tokenizer", help="SOURCE of the tokenizer that names tokens, if it is not with the checkpoint."
+)
+token_id_option = click.option(
+    "--token-id", "token_ids", type=click.IntRange(0), multiple=True, help="A token by its id; may be repeated."
+)
+
+
 def with_source(command: Callable[..., None]) -> Callable[..., None]:
-    """A command on SOURCE and how to read it, called with a function from one source to a Source, and the text."""
+    """A command on SOURCE and how to read it, called with a function from one source to a Source, and the text.
+
+    With `tokenizer_option` the Source knows that place too.
+    """
 
     @click.argument("source")
     @click.option("--revision", help="Branch, tag or commit on the Hub.")
@@ -73,7 +84,8 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
     def named(source: str, revision: str | None, family: str | None, tower: str | None, **options: Any) -> None:
         from weightscope.sources import Source
 
-        command(lambda text: Source.named(text, revision, family, tower), source, **options)
+        tokenizer = options.pop("tokenizer", None)
+        command(lambda text: Source.named(text, revision, family, tower, tokenizer), source, **options)
 
     return named
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from weightscope.cli.options import out_option, runner_device_option, text_option, with_model
+from weightscope.cli.options import out_option, runner_device_option, text_option, tokenizer_option, with_model
 
 longest_option = click.option(
     "--longest", default=128, show_default=True, type=click.IntRange(8), help="Tokens of a sequence."
@@ -25,6 +25,7 @@ def say(lines: Sequence[str], out: Path) -> None:
 
 @click.command()
 @with_model
+@tokenizer_option
 @out_option
 @text_option
 @click.option("--sequences", "n", default=992, show_default=True, type=click.IntRange(1), help="Pairs of paragraphs.")
@@ -47,6 +48,7 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], n: int, longest: int, s
 
 @click.command()
 @with_model
+@tokenizer_option
 @out_option
 @text_option
 @click.option(
@@ -74,6 +76,7 @@ def outliers(
 
 @click.command()
 @with_model
+@tokenizer_option
 @click.option(
     "--question", type=click.Choice(["bias", "kind"]), required=True,
     help="bias: is what token 0 writes a constant? kind: what are the sinks, and do they write nothing or broadcast?",

@@ -57,6 +57,11 @@ class FirstLayer:
         """The layer on embeddings divided by their sigma, whatever norms and projections stand between."""
         return self.model.first_layer if self.layer == 0 else self.model.layer(self.layer)
 
+    @property
+    def bare(self) -> str:
+        """What has to be said of scores in another layer than the first; empty for that."""
+        return bare_embeddings(self.layer)
+
     @cached_property
     def heads(self) -> list[Head]:
         return list(self.attention.heads)
@@ -246,6 +251,16 @@ class FirstLayer:
             return terms
         by_distance = layer.position_bias(positions[:, None] - positions)[head] * layer.additive.times / layer.scale
         return replace(terms, rest=terms.rest + by_distance)
+
+
+def bare_embeddings(layer: int) -> str:
+    """What has to be said of a layer's scores of token embeddings; empty for the first layer, which does see them."""
+    if not layer:
+        return ""
+    return (
+        f"These are scores of bare token embeddings, which are not what reaches layer {layer}: "
+        f"{'the layer before it adds' if layer == 1 else f'the {layer} layers before it add'} to them."
+    )
 
 
 def first_layer(model: Model, layer: int = 0, delta: int = 1, device: str = "cpu") -> FirstLayer:

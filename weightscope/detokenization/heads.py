@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.detokenization.first_layer import FirstLayer
+from weightscope.detokenization.first_layer import FirstLayer, bare_embeddings
 from weightscope.device import open_device
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess
@@ -26,6 +26,7 @@ from weightscope.shapes import ShowsShapes
 from weightscope.sources import Source
 from weightscope.tables import Column, Table, notebook
 from weightscope.text.counts import Counts, load_counts
+from weightscope.text.token_list import TokenList
 from weightscope.text.tokenizer import token_id, tokenizer_hash, tokenizer_if_any
 
 PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
@@ -58,14 +59,16 @@ class BigramAuroc:
     @cached_property
     def heads(self) -> Table:
         """Table 2, a row a head."""
+        symbol = "AUROC of bare embeddings" if self.layer else "AUROC"
         auroc, auroc_paper, scored = zip(*map(mean_auroc, self.auroc), strict=True)
         columns = [
             Column("head", np.arange(len(self.auroc))),
-            Column("auroc", auroc, "AUROC", meaning="mean over the tokens scored", format=".3f"),
+            Column("auroc", auroc, symbol, meaning="mean over the tokens scored", format=".3f"),
             Column("auroc_paper", auroc_paper, "AUROC, paper's mean", meaning="mean over all tokens", format=".3f"),
             Column("tokens_scored", scored, "tokens scored", meaning="those that follow some token in the counts"),
         ]
-        return Table(columns, "Table 2. The paper's mean counts a token that follows no token as 0.")
+        caption = "Table 2. The paper's mean counts a token that follows no token as 0."
+        return Table(columns, " ".join(filter(None, (caption, bare_embeddings(self.layer)))))
 
     @property
     def ranked(self) -> Table:
@@ -79,6 +82,7 @@ class BigramAuroc:
         return (
             f"Head {head[0]} ranks previous tokens that occur in text above those that do not with AUROC "
             f"{auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is chance."
+            f"{' ' * bool(self.layer)}{bare_embeddings(self.layer)}"
         )
 
     def __repr__(self) -> str:
@@ -176,7 +180,9 @@ def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
         raise CheckpointError(problem, file=model.name)
     if not isinstance(counts, Counts):
         counts = load_counts(counts or COUNTS)
-    tokenizer = tokenizer_if_any(model.source)
+    tokenizer = tokenizer_if_any(model.tokenizer)
+    if isinstance(tokenizer, TokenList):  # it may be padded to the embedding
+        tokenizer = None
     counts.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
     return counts
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.tables import Column, Table
-from weightscope.text.tokenizer import token_text
+from weightscope.text.tokenizer import token_names
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,14 +25,19 @@ HEADER = (
 
 
 def neighbours(
-    first: FirstLayer, tokenizer: Tokenizer, tokens: Sequence[int], top: int = 10, heads: Sequence[int] | None = None
+    first: FirstLayer,
+    tokenizer: Tokenizer | None,
+    tokens: Sequence[int],
+    top: int = 10,
+    heads: Sequence[int] | None = None,
 ) -> Table:
     """Rank the vocabulary as previous tokens of some current tokens.
 
     Parameters
     ----------
     first : FirstLayer
-    tokenizer : Tokenizer
+    tokenizer : Tokenizer or None
+        None: tokens are called by their ids.
     tokens : sequence of int
         Ids of the current tokens.
     top : int
@@ -45,12 +50,12 @@ def neighbours(
     Table
         A row a current token, head and rank.
     """
-    rows = []
+    rows, name = [], token_names(tokenizer)
     for token in tokens:
         scores = first.token_scores(token)  # (H, V)
         for head in range(len(scores)) if heads is None else heads:
             best = np.argsort(-scores[head], kind="stable")[:top]
             for rank, previous in enumerate(best.tolist(), start=1):
-                text, joined = token_text(tokenizer, previous), token_text(tokenizer, previous, token)
-                rows.append((head, rank, previous, text, float(scores[head, previous]), joined))
-    return Table.of_rows(HEADER, rows, "Tables 1 and 3.")
+                score = float(scores[head, previous])
+                rows.append((head, rank, previous, name(previous), score, name(previous, token)))
+    return Table.of_rows(HEADER, rows, " ".join(filter(None, ("Tables 1 and 3.", first.bare))))

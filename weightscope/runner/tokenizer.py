@@ -27,8 +27,8 @@ def tokenizer_of(model: Model) -> "Tokenizer":
     if not model.family.inputs.tokens:
         problem = f"a model of the family {model.family.name} sees images; this needs one that reads text"
         raise CheckpointError(problem, file=model.config.file)
-    gguf = _gguf(model)
-    return load_tokenizer(model.source) if gguf is None else _from_gguf(gguf)
+    gguf = _gguf(model) if model.tokenizer == model.source else None
+    return load_tokenizer(model.tokenizer) if gguf is None else _from_gguf(gguf)
 
 
 def framing_of(model: Model) -> Framing:

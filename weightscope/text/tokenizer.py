@@ -9,23 +9,33 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightscope.checkpoint.jsontext import read_small
+from weightscope.checkpoint.folder import lone_gguf
+from weightscope.checkpoint.jsontext import read_json, read_small
 from weightscope.checkpoint.others import transformer_in
 from weightscope.checkpoint.source import LARGEST_SMALL_FILE, from_url, resolve_folder
 from weightscope.embedded import FOLDER, resolved
 from weightscope.errors import CheckpointError
 from weightscope.text.served_tokenizer import served
-from weightscope.text.tokenizer_child import byte_level_bpe, from_json
+from weightscope.text.symbols import bytes_of
+from weightscope.text.token_list import of_gguf, of_lines, of_sentencepiece
+from weightscope.text.tokenizer_child import byte_level_bpe, from_json, word_piece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from weightscope.model import Model
+
 INSTALL = "pip install tokenizers"
 END_OF_TEXT = "<|endoftext|>"
+# Those that split as BERT's does.
+LIKE_BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
+# Where tokenizers are, the most telling first; a GGUF file's own list is the last resort.
+FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",), ("tokenizer.model",))
 LONGEST_TOKEN = 200  # characters that are shown; a page shows thousands of tokens, and a file may have them of 20 kB
 
 # Where a text may be cut so that its pieces have the tokens of the whole. Each row is a pre-tokenizer's pattern and the
@@ -52,17 +62,18 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> Tokenizer
     Parameters
     ----------
     source : str or path
-        A folder with tokenizer.json, or with vocab.json and merges.txt (byte-level BPE, as GPT-2's); a file of such a
-        folder; a tokenizer.json by any name; or a Hub id.
+        A folder with tokenizer.json, with vocab.json and merges.txt (byte-level BPE, as GPT-2's), with vocab.txt
+        (WordPiece, as BERT's) or with SentencePiece's tokenizer.model; a file of such a folder; a tokenizer.json or
+        .model by any name; a .gguf file; or a Hub id.
     revision : str, optional
         Of a Hub id.
 
     Returns
     -------
-    ServedTokenizer
-        Whose methods are those of `tokenizers.Tokenizer`, which it keeps in a child process; of the checkpoint that
-        comes with weightscope, the library's own. Truncation and padding are switched off: documents are read to
-        their end.
+    ServedTokenizer or TokenList
+        Of a SentencePiece model and of a GGUF file a list of tokens, which cannot split texts. Of anything else what
+        has the methods of `tokenizers.Tokenizer`, which it keeps in a child process; of the checkpoint that comes with
+        weightscope the library's own. Truncation and padding are switched off: documents are read to their end.
 
     Raises
     ------
@@ -70,23 +81,58 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> Tokenizer
         No tokenizer there, one that cannot be read or ends the process that reads it, one too large, or the
         `tokenizers` library is not installed.
     """
+    file = tokenizer_file(source, revision)
+    tokenizer: Any = _of_file(file)
+    if not tokenizer.get_vocab_size():
+        raise CheckpointError("the tokenizer's vocabulary is empty", file=file)
+    return tokenizer
+
+
+def _of_file(file: Path) -> Any:
+    """The tokenizer that a file describes, with those beside it that belong to it."""
+    if file.suffix == ".gguf":
+        return of_gguf(file)
+    content = read_small(file, LARGEST_SMALL_FILE)
+    if file.suffix == ".model":
+        return of_sentencepiece(content, file)
+    settings = word_piece_settings(file.parent) if file.name == "vocab.txt" else ()
+    if settings is None:
+        return of_lines(content, file)
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise CheckpointError(f"a tokenizer needs the tokenizers library: {INSTALL}") from error
+    if file.parent == FOLDER:  # ours, so that it needs no child
+        return Tokenizer.from_file(str(file))
+    if file.name == "vocab.txt":
+        return served(file, word_piece, content, *settings)
+    if file.name == "vocab.json":
+        return served(
+            file, byte_level_bpe, content, read_small(file.with_name("merges.txt"), LARGEST_SMALL_FILE), END_OF_TEXT
+        )
+    return served(file, from_json, content)
 
-    described, vocab, merges = _tokenizer_files(source, revision)
-    if described is not None and described.parent == FOLDER:  # ours, so that it needs no child
-        return Tokenizer.from_file(str(described))
-    tokenizer: Any
-    if described is None:
-        contents = (read_small(file, LARGEST_SMALL_FILE) for file in (vocab, merges))
-        tokenizer = served(vocab, byte_level_bpe, *contents, END_OF_TEXT)
-    else:
-        tokenizer = served(described, from_json, read_small(described, LARGEST_SMALL_FILE))
-    if not tokenizer.get_vocab_size():
-        raise CheckpointError("the tokenizer's vocabulary is empty", file=described or vocab)
-    return tokenizer
+
+def tokenizer_at_hand(model: Model) -> Tokenizer | None:
+    """A model's tokenizer as far as it is on this machine, or is named; None where none can be read."""
+    if model.tokenizer != model.source:
+        return load_tokenizer(model.tokenizer)
+    file = Path(model.checkpoint.files[0].path)
+    return tokenizer_if_any(file if file.suffix == ".gguf" else model.checkpoint.folder)
+
+
+def word_piece_settings(folder: Path) -> tuple[bool, bool | None, bool] | None:
+    """How a vocab.txt's tokenizer treats case, accents and Chinese characters; None where it is not of BERT's kind."""
+    path = folder / "tokenizer_config.json"
+    said = read_json(path) if path.is_file() else {}
+    if str(said.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast") not in LIKE_BERTS:
+        return None
+    accents = said.get("strip_accents")
+    return (
+        said.get("do_lower_case", True) is True,
+        accents if isinstance(accents, bool) else None,
+        said.get("tokenize_chinese_chars", True) is True,
+    )
 
 
 def tokenizer_if_any(source: str | Path) -> Tokenizer | None:
@@ -97,24 +143,28 @@ def tokenizer_if_any(source: str | Path) -> Tokenizer | None:
         return None
 
 
-def _tokenizer_files(source: str | Path, revision: str | None) -> tuple[Path | None, Path, Path]:
-    """Where tokenizer.json (None: there is none), vocab.json and merges.txt are."""
+def tokenizer_file(source: str | Path, revision: str | None = None) -> Path:
+    """The file that says most of a source's tokenizer.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, or no such source.
+    """
     path = Path(resolved(from_url(source)))
-    if path.is_file() and path.suffix == ".json" and path.name != "vocab.json":
-        return path, path, path
-    if path.is_dir():
-        folder = transformer_in(path)
-    elif path.is_file():
-        folder = path.parent
-    else:
-        folder = resolve_folder(source, revision)
-    described, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
-    if described.is_file():
-        return described, vocab, merges
-    if not (vocab.is_file() and merges.is_file()):
-        looked = "looked for tokenizer.json, and for vocab.json with merges.txt"
-        raise CheckpointError(f"no tokenizer in {source} ({looked})")
-    return None, vocab, merges
+    if not path.exists():
+        path = resolve_folder(source, revision)
+    if path.is_file() and path.name != "vocab.json" and path.suffix in (".json", ".model"):
+        return path
+    folder = transformer_in(path) if path.is_dir() else path.parent
+    for name, *beside in FILES:
+        if all((folder / each).is_file() for each in (name, *beside)):
+            return folder / name
+    gguf = path if path.suffix == ".gguf" else lone_gguf(folder)
+    if gguf is None:
+        looked = ", ".join(" with ".join(names) for names in FILES)
+        raise CheckpointError(f"no tokenizer in {source} (looked for {looked})")
+    return gguf
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
@@ -178,12 +228,19 @@ def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """All of it."""
     tokens = [tokenizer.id_to_token(index) or f"<id {index}>" for index in ids]
     if any(part["type"] == "ByteLevel" for part in _parts(tokenizer.decoder) + _parts(tokenizer.pre_tokenizer)):
-        return b"".join(map(_byte_level_bytes, tokens)).decode(errors="backslashreplace")
+        return b"".join(map(bytes_of, tokens)).decode(errors="backslashreplace")
     if getattr(tokenizer.model, "name", type(tokenizer.model).__name__) == "WordPiece":
         prefix = tokenizer.model.continuing_subword_prefix
         words = [token.removeprefix(prefix) if token.startswith(prefix) else f" {token}" for token in tokens[1:]]
         return "".join(tokens[:1] + words)
     return "".join(tokens).replace("▁", " ")
+
+
+def token_names(tokenizer: Tokenizer | None) -> Callable[..., str]:
+    """What to call tokens: their text, or their ids where no tokenizer is known."""
+    if tokenizer is None:
+        return lambda *ids: " ".join(f"#{index}" for index in ids)
+    return partial(token_text, tokenizer)
 
 
 def safe_cut(tokenizer: Tokenizer) -> re.Pattern[str] | None:
@@ -218,20 +275,3 @@ def _parts(component: Any) -> list[dict[str, Any]]:
     if described["type"] != "Sequence":
         return [described]
     return next(value for key, value in described.items() if key != "type")
-
-
-def _bytes_of_symbols() -> dict[str, int]:
-    """GPT-2's spelling of bytes: a printable byte is its Latin-1 character, the others follow from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTES = _bytes_of_symbols()
-
-
-def _byte_level_bytes(token: str) -> bytes:
-    """The bytes of a token in GPT-2's spelling; an added token may be plain text instead."""
-    if all(symbol in _BYTES for symbol in token):
-        return bytes(_BYTES[symbol] for symbol in token)
-    return token.encode()

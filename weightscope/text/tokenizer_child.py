@@ -18,6 +18,7 @@ from typing import Any
 from weightscope.errors import CheckpointError
 
 LONGEST_REASON = 500  # characters of what the library says is wrong
+OF_BERT = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 REPLY = struct.Struct("<Q?")  # before each: its length, and whether all went well
 
 
@@ -93,6 +94,24 @@ def byte_level_bpe(vocab: bytes, merges: bytes, end_of_text: str) -> Loaded:
     tokenizer.decoder = decoders.ByteLevel()
     if end_of_text in tokens:
         tokenizer.add_special_tokens([AddedToken(end_of_text, special=True, normalized=False)])
+    return tokenizer, {}
+
+
+def word_piece(vocab: bytes, lowercase: bool, strip_accents: bool | None, chinese: bool) -> Loaded:
+    """BERT's tokenizer, from the file that lists its tokens and what its config says."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    lines = vocab.decode().removesuffix("\n").split("\n")
+    ids = {line.rstrip("\r"): index for index, line in enumerate(lines)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in OF_BERT if token in ids])
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    if {"[CLS]", "[SEP]"} <= ids.keys():
+        tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     return tokenizer, {}
 
 
