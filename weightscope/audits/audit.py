@@ -24,7 +24,7 @@ from weightscope.folder import Files, OutputFolder
 from weightscope.model import Model
 from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, progress_shown
-from weightscope.tables import Column, Table, notebook
+from weightscope.tables import Column, Table, as_json, notebook
 
 LONGEST_WINDOW = 131_072  # distances: each is turned and summed by itself, and no model was trained on longer texts
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
@@ -280,8 +280,15 @@ class Audit:
             "heads": self.measured.n_heads,
             "d_model": self.d_model,
             "findings": len(self.findings),
+            **{f"{severity}s": count for severity, count in self.findings.severities.items()},
             **{name: float(np.median(known)) if len(known) else np.nan for name, known in medians.items()},
         }
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole result as `weightscope audit --json` prints it; NaN as null."""
+        said = {name: getattr(self, name) for name in ("name", "lead", "caveats", "notes", "coverage")}
+        whole = said | {"summary": self.summary(), "findings": self.findings.as_json(), "heads": self.heads.records()}
+        return dict(as_json(whole))
 
     def write(self, out: str | Path) -> None:
         """Write tables, figures and report.html into a folder, as `weightscope audit` does.

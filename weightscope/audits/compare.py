@@ -20,7 +20,7 @@ from weightscope.errors import CheckpointError, counted, printable
 from weightscope.folder import OutputFolder
 from weightscope.model import Model
 from weightscope.progress import bar, progress_shown
-from weightscope.tables import Column, Table, notebook
+from weightscope.tables import Column, Table, as_json, notebook
 
 SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim")  # what checkpoints must have in common
 SHOWN = ("qk_sigma1", "vo_sigma1")  # measures beside the changes on pages
@@ -221,7 +221,12 @@ class Comparison:
         return np.lexsort((-largest, ~np.isnan(largest)))
 
     def largest_change(self) -> float:
-        """The farthest that W_QK or W_VO of a head is from the first checkpoint in any later one; NaN where unknown."""
+        """The farthest that W_QK or W_VO of a head is from the first checkpoint in any later one.
+
+        NaN where that is unknown: where a tensor of a checkpoint holds NaN or infinity.
+        """
+        if any(self.broken):
+            return float("nan")
         return float(np.max([self.from_first[f"{name}_change"] for name in MAPS]))
 
     @cached_property
@@ -283,6 +288,12 @@ class Comparison:
             for column in table.columns
         ]
         return Table(columns, "The rest are in heads.csv.")
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole result as `weightscope compare --json` prints it; NaN as null."""
+        said = {name: getattr(self, name) for name in ("labels", "families", "headline", "caveats")}
+        found = {"largest_change": self.largest_change(), "findings": self.findings.as_json()}
+        return dict(as_json(said | found | {"heads": self.heads.records()}))
 
     def write(self, out: str | Path) -> None:
         """Write tables, findings, spectra.npz, figures and report.html into a folder, as the command does.

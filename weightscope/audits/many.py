@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Any
 
 from weightscope.audits.answers import arrays_of, report_of
 from weightscope.audits.audit import AuditOptions, conclude, measure_task
+from weightscope.audits.findings import SEVERITIES, fails
 from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.measure import Arrays
 from weightscope.audits.reference import OWN
@@ -24,7 +25,7 @@ from weightscope.sources import Source, folder_names
 from weightscope.tables import Column, Link, Table
 
 REPORT = -1  # stands for a layer in the key of the task that ends an audit
-KEPT = f"{HIDDEN}/summary.json"  # a checkpoint's row in a list's summary, for a later run that keeps its results
+KEPT = f"{HIDDEN}/result.json"  # for a later run that keeps the results: what it says of them
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ class Report:
         The results by name, in the order in which they are written.
     text : str
         The audit on a terminal.
-    summary : dict
-        The checkpoint in a row of numbers.
+    result : dict
+        The audit as JSON has it.
     """
 
     files: dict[str, bytes]
     text: str
-    summary: dict[str, Any]
+    result: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Outcome:
     job : Job
     digest : str
         Of all that the results depend on; empty where the checkpoint could not be opened.
-    summary : dict or None
-        None where it failed.
+    result : dict or None
+        The audit as JSON has it; None where it failed.
     text : str
         The audit on a terminal; empty where an earlier run's results are kept.
     error : Exception or None
@@ -72,9 +73,19 @@ class Outcome:
 
     job: Job
     digest: str
-    summary: dict[str, Any] | None = None
+    result: dict[str, Any] | None = None
     text: str = ""
     error: Exception | None = None
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The checkpoint in a row of numbers; None where it failed."""
+        return None if self.result is None else dict(self.result["summary"])
+
+    def findings_that_fail(self, limits: Collection[str]) -> list[dict[str, Any]]:
+        """Its findings that a gate does not let through, as JSON has them."""
+        findings = [] if self.result is None else self.result["findings"]
+        return [finding for finding in findings if fails(finding["kind"], limits)]
 
     @property
     def problem(self) -> str:
@@ -90,7 +101,7 @@ def report_task(get_model: Callable[[], Model], layers: Mapping[int, Arrays], op
     audit, files = conclude(get_model(), layers, options), Files()
     audit.write_tables(files)
     audit.write_report(files)
-    return Report(files.contents, str(audit), audit.summary())
+    return Report(files.contents, str(audit), audit.as_json())
 
 
 def audit_all(
@@ -176,9 +187,9 @@ def _run(
             engine.submit((number, REPORT), report_task, get_model, finished.all(), options)
             report = report_of(_value_of((yield))[1], Report)
             folder.add(report.files)
-            folder.json(KEPT, report.summary)
+            folder.json(KEPT, report.result)
             finished.clear()
-        return Outcome(job, digest, report.summary, report.text)
+        return Outcome(job, digest, report.result, report.text)
     except Exception as error:
         engine.forget(lambda key: key[0] == number)
         layers.total -= len(left)
@@ -225,7 +236,7 @@ def audit_list(
 ) -> Iterator[Outcome]:
     """Audit every source into OUT/NAME, and say of each how it went as soon as it has ended.
 
-    summary.csv has a row for each that has ended, in the order of the sources; summary.html is written at the end.
+    summary.csv has a row for each that has ended, the gravest first; summary.html is written at the end.
 
     Raises
     ------
@@ -247,22 +258,33 @@ def audit_list(
         write_summary_page(folder, summary)
 
 
+GRAVEST = [f"{severity}s" for severity in SEVERITIES]  # columns by which a summary is sorted
 SUMMARY = (
     Column("name", symbol="checkpoint"), Column("source"), Column("status"), Column("family"), Column("layers"),
-    Column("heads"), Column("d_model", symbol="width"), Column("findings"), Column("qk_sigma1", symbol="σ₁(W_QK)"),
+    Column("heads"), Column("d_model", symbol="width"), Column("findings"), *map(Column, GRAVEST),
+    Column("qk_sigma1", symbol="σ₁(W_QK)"),
     Column("qk_effective_rank", symbol="erank(W_QK)"), Column("vo_sigma1", symbol="σ₁(W_VO)"),
     Column("vo_copying_score", symbol="copying score"), Column("error", symbol="what was wrong"), Column("plan"),
 )  # fmt: skip
 
 
 def summary_of(outcomes: Sequence[Outcome]) -> Table:
-    """A row a checkpoint: how its audit ended, its sizes, and medians over its heads. Its csv() is summary.csv."""
+    """A row a checkpoint: how its audit ended, its sizes, and medians over its heads. Its csv() is summary.csv.
+
+    Those that failed come first, then those with most errors, most warnings, most notes.
+    """
+
+    def gravity(outcome: Outcome) -> tuple[int, ...]:
+        counts = outcome.summary
+        return (1,) if counts is None else (0, *(counts[column] for column in GRAVEST))
+
     cells = []
-    for outcome in outcomes:
+    for outcome in sorted(outcomes, key=gravity, reverse=True):
         name, source = outcome.job.out.name, outcome.job.source.source
         own = {
             "name": Link(f"{name}/report.html", name), "source": source, "error": outcome.problem,
             "status": "failed" if outcome.summary is None else "ok", "plan": outcome.digest,
         } | (outcome.summary or {})  # fmt: skip
-        cells.append([own.get(column.name, "") for column in SUMMARY])
+        row = [own.get(column.name, "") for column in SUMMARY]
+        cells.append([float("nan") if cell is None else cell for cell in row])
     return Table.of_rows(SUMMARY, cells)

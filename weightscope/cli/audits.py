@@ -1,5 +1,6 @@
 """All heads of a checkpoint, of many, and of one against another: audit, compare."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,22 @@ from weightscope.cli.options import (
 )
 
 
+def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[str, ...]) -> tuple[str, ...]:
+    """What a gate fails on, once it is known that there are such findings, before anything is read."""
+    if limits:
+        from weightscope.audits.findings import checked_limits
+
+        checked_limits(limits)
+    return limits
+
+
+fail_on_option = click.option(
+    "--fail-on", multiple=True, callback=_checked, metavar="error|warning|note|KIND",
+    help="End with status 3 where a finding is as grave as this, or of this kind; may be repeated.",
+)  # fmt: skip
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
+
+
 @click.command("audit")
 @with_source
 @tokenizer_option
@@ -36,6 +53,8 @@ from weightscope.cli.options import (
     help="What numbers are compared with (see `weightscope reference`); by default what comes with the package.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on with an audit that was interrupted; keep one that is finished.")
+@fail_on_option
+@json_option
 @device_option
 @with_engine
 def audit_command(
@@ -49,6 +68,8 @@ def audit_command(
     all_tensors: bool,
     reference: Path | None,
     resume: bool,
+    fail_on: tuple[str, ...],
+    as_json: bool,
     device: str,
     engine: Any,
 ) -> None:
@@ -56,6 +77,8 @@ def audit_command(
 
     SOURCE may be a text file (.txt) with a source a line: each is audited into a folder of its own within --out, beside
     a summary of all. One that fails is reported, and the others finish.
+
+    With --fail-on the status is 3 where a finding is as grave as that; the results are written all the same.
     """
     from weightscope.audits.audit import AuditOptions
     from weightscope.audits.many import Job, audit_all
@@ -65,16 +88,43 @@ def audit_command(
     compared = None if reference is None else str(reference.absolute())
     options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device, all_tensors, compared)
     if is_list(source):
-        _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume)
+        _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume, fail_on, as_json)
         return
-    for outcome in audit_all([Job(named(source), out)], options, engine, resume, lambda job, line: _say(line)):
-        if outcome.error is not None:
-            raise outcome.error
-        if not outcome.text:
-            click.echo(f"{out / 'report.html'} is kept: an earlier run made it with these weights and options")
-            return
+    (outcome,) = audit_all([Job(named(source), out)], options, engine, resume, lambda job, line: _say(line))
+    if outcome.error is not None:
+        raise outcome.error
+    if as_json:
+        _print_json(outcome.result)
+    elif not outcome.text:
+        click.echo(f"{out / 'report.html'} is kept: an earlier run made it with these weights and options")
+    else:
         click.echo(outcome.text)
         click.echo(out / "report.html")
+    _gate(_told(outcome.findings_that_fail(fail_on), fail_on))
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, allow_nan=False))
+
+
+def _told(findings: Sequence[dict[str, Any]], limits: Sequence[str]) -> str:
+    """What a gate does not let through, in a line; nothing where it lets all through."""
+    from weightscope.errors import counted, printable
+
+    if not findings:
+        return ""
+    first = findings[0]
+    more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
+    return printable(
+        f"{counted(len(findings), 'finding')} of {' or '.join(limits)}: {first['title']}: {first['text']}{more}"
+    )
+
+
+def _gate(*problems: str) -> None:
+    """End with a line and status 3 where there is a problem; what was found is written by then."""
+    if told := "; ".join(filter(None, problems)):
+        _say(told)
+        sys.exit(3)
 
 
 def _say(line: str) -> None:
@@ -85,7 +135,15 @@ def _say(line: str) -> None:
         click.echo(f"weightscope: {in_options(line)}", err=True)
 
 
-def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, resume: bool) -> None:
+def _audit_list(
+    sources: Sequence[Any],
+    out: Path,
+    options: Any,
+    engine: Any,
+    resume: bool,
+    fail_on: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """A line for each as it ends; status 2 if any failed."""
     from tqdm import tqdm
 
@@ -93,18 +151,32 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
     from weightscope.errors import counted
 
     failed = 0
+    stopped: list[str] = []
+    results: list[dict[str, Any]] = []
     for outcome in audit_list(sources, out, options, engine, resume, say=_say):
         name, row = outcome.job.out.name, outcome.summary
+        if told := _told(outcome.findings_that_fail(fail_on), fail_on):
+            stopped.append(f"{name}: {told}")
+        if as_json:
+            own = {key: value for key, value in (outcome.result or {}).items() if key != "heads"}  # in its own folder
+            results.append({"name": name, "source": outcome.job.source.source, "error": outcome.problem or None} | own)
         if row is None:
             failed += 1
             _say(outcome.problem if outcome.problem.startswith(f"{name}: ") else f"{name}: {outcome.problem}")
-            continue
-        sizes = f"{counted(row['layers'], 'layer')} of {counted(row['heads'], 'head')}"
-        with tqdm.external_write_mode():
-            click.echo(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
-    click.echo(out / "summary.html")
+        elif not as_json:
+            sizes = f"{counted(row['layers'], 'layer')} of {counted(row['heads'], 'head')}"
+            with tqdm.external_write_mode():
+                click.echo(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
+    if as_json:
+        order = [source.source for source in sources]
+        _print_json(sorted(results, key=lambda result: order.index(result["source"])))
+    else:
+        click.echo(out / "summary.html")
     if failed:
         sys.exit(2)
+    if stopped:
+        more = f"; and {len(stopped) - 1} more of {len(sources)} checkpoints" if len(stopped) > 1 else ""
+        _gate(f"{stopped[0]}{more}")
 
 
 @click.command("compare")
@@ -114,6 +186,12 @@ def _audit_list(sources: Sequence[Any], out: Path, options: Any, engine: Any, re
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
 @click.option("--across-families", is_flag=True, help="Compare heads of different families too.")
 @click.option("--all", "all_tensors", is_flag=True, help="Compare every tensor of the files too, attention or not.")
+@click.option(
+    "--max-change", type=click.FloatRange(0),
+    help="End with status 3 where W_QK or W_VO of a head changed by more than this share of itself.",
+)  # fmt: skip
+@fail_on_option
+@json_option
 def compare_command(
     sources: tuple[str, ...],
     out: Path,
@@ -121,8 +199,14 @@ def compare_command(
     tower: str | None,
     across_families: bool,
     all_tensors: bool,
+    max_change: float | None,
+    fail_on: tuple[str, ...],
+    as_json: bool,
 ) -> None:
-    """How every head moves from A to B, or along a run of checkpoints in the order given."""
+    """How every head moves from A to B, or along a run of checkpoints in the order given.
+
+    With --max-change or --fail-on the status is 3 where they do not hold; the results are written all the same.
+    """
     from weightscope.audits.compare import compare
     from weightscope.progress import phase
     from weightscope.sources import Source
@@ -133,8 +217,19 @@ def compare_command(
     comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
     with phase("drawing figures"):
         comparison.write(out)
-    click.echo(str(comparison))
-    click.echo(out / "report.html")
+    if as_json:
+        _print_json(comparison.as_json())
+    else:
+        click.echo(str(comparison))
+        click.echo(out / "report.html")
+    farthest = comparison.largest_change()
+    moved = ""
+    if max_change is not None and not farthest <= max_change:  # NaN is no change that is known to be small
+        moved = f"the largest change of a head is {farthest:.3g}, over --max-change {max_change:g}"
+        if farthest != farthest:
+            moved = f"a head is not finite, so that no change of it is within --max-change {max_change:g}"
+    failing = comparison.findings.that_fail(fail_on)
+    _gate(moved, _told(failing.as_json(), fail_on))
 
 
 @click.command("reference")
