@@ -14,6 +14,7 @@ from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.sources import Source
 
+FINDING = {"kind": "zero_head", "title": "zero head", "text": "W_QK is exactly zero.", "members": [{"index": 1}]}
 SUMMARY = {"family": "gpt2", "layers": 2, "qk_sigma1": float("nan")}
 
 
@@ -38,7 +39,9 @@ def test_no_file_lies_outside_the_results(name: object) -> None:
 @pytest.mark.parametrize(
     "report",
     [None, Report([], "", SUMMARY), Report({"a": "text"}, "", SUMMARY), Report({}, "\x1b[2J", SUMMARY),
-     Report({}, "", []), Report({}, "", {"a": []})],
+     Report({}, "", []), Report({}, "", {"a": []}), Report({}, "", SUMMARY, {"heads": [float("nan")]}),
+     Report({}, "", SUMMARY, {"findings": [{"kind": "none"}]}), Report({}, "", SUMMARY, {1: 2}),
+     Report({}, "", SUMMARY, {"findings": 5}), Report({}, "", SUMMARY, {"findings": [{"kind": []}]})],
     ids=repr,
 )  # fmt: skip
 def test_a_report_is_what_it_says(report: object) -> None:
@@ -47,7 +50,7 @@ def test_a_report_is_what_it_says(report: object) -> None:
 
 
 def test_an_honest_report_is_taken_as_it_is() -> None:
-    report = Report({"heads.csv": b"1", "figures/a.png": b"2"}, "two lines,\nσ₁ too", SUMMARY)
+    report = Report({"heads.csv": b"1", "figures/a.png": b"2"}, "two lines,\nσ₁ too", SUMMARY, {"findings": [FINDING]})
     assert report_of(report, Report) is report
 
 

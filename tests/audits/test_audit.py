@@ -24,7 +24,12 @@ RESULTS = ["heads.csv", "spectra.npz", "percentiles.csv", "findings.csv", "findi
 
 def test_an_audit_leaves_its_results_and_nothing_else(out: Path) -> None:
     assert names_in(out) == sorted(RESULTS)
-    assert sorted(path.name for path in (out / HIDDEN).iterdir()) == ["lock", "manifest.json", "result.json"]
+    assert sorted(path.name for path in (out / HIDDEN).iterdir()) == [
+        "lock",
+        "manifest.json",
+        "result.json",
+        "summary.json",
+    ]
 
 
 def test_heads_csv_has_a_row_a_head_and_the_columns_promised(out: Path) -> None:

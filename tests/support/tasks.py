@@ -53,7 +53,7 @@ def tables_alone(get_model: Callable[[], Model], layers: Mapping[int, Arrays], o
     results, files = conclude(get_model(), layers, options), Files()
     results.write_tables(files)
     files.text("report.html", "")
-    return Report(files.contents, str(results), results.as_json())
+    return Report(files.contents, str(results), results.summary(), results.as_json())
 
 
 def audit_undrawn(scheduler: str, checkpoint: str, out: str) -> None:

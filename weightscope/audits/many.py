@@ -4,15 +4,16 @@ import json
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from weightscope.audits.answers import arrays_of, report_of
 from weightscope.audits.audit import AuditOptions, conclude, measure_task
-from weightscope.audits.findings import SEVERITIES, fails
+from weightscope.audits.findings import fails
 from weightscope.audits.finished_layers import FinishedLayers
+from weightscope.audits.kinds import SEVERITIES
 from weightscope.audits.measure import Arrays
 from weightscope.audits.reference import OWN
 from weightscope.engine import Engine
@@ -25,7 +26,8 @@ from weightscope.sources import Source, folder_names
 from weightscope.tables import Column, Link, Table
 
 REPORT = -1  # stands for a layer in the key of the task that ends an audit
-KEPT = f"{HIDDEN}/result.json"  # for a later run that keeps the results: what it says of them
+KEPT = f"{HIDDEN}/summary.json"  # a checkpoint's row in a list's summary, for a later run that keeps its results
+RESULT = f"{HIDDEN}/result.json"  # and the whole as JSON, for the gate and for programs
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,16 @@ class Report:
         The results by name, in the order in which they are written.
     text : str
         The audit on a terminal.
+    summary : dict
+        The checkpoint in a row of numbers.
     result : dict
         The audit as JSON has it.
     """
 
     files: dict[str, bytes]
     text: str
-    result: dict[str, Any]
+    summary: dict[str, Any]
+    result: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,28 +69,25 @@ class Outcome:
     job : Job
     digest : str
         Of all that the results depend on; empty where the checkpoint could not be opened.
-    result : dict or None
-        The audit as JSON has it; None where it failed.
+    summary : dict or None
+        None where it failed.
     text : str
         The audit on a terminal; empty where an earlier run's results are kept.
     error : Exception or None
+    result : dict
+        The audit as JSON has it; empty where it failed.
     """
 
     job: Job
     digest: str
-    result: dict[str, Any] | None = None
+    summary: dict[str, Any] | None = None
     text: str = ""
     error: Exception | None = None
-
-    @property
-    def summary(self) -> dict[str, Any] | None:
-        """The checkpoint in a row of numbers; None where it failed."""
-        return None if self.result is None else dict(self.result["summary"])
+    result: dict[str, Any] = field(default_factory=dict)
 
     def findings_that_fail(self, limits: Collection[str]) -> list[dict[str, Any]]:
         """Its findings that a gate does not let through, as JSON has them."""
-        findings = [] if self.result is None else self.result["findings"]
-        return [finding for finding in findings if fails(finding["kind"], limits)]
+        return [finding for finding in self.result.get("findings", ()) if fails(finding["kind"], limits)]
 
     @property
     def problem(self) -> str:
@@ -101,7 +103,7 @@ def report_task(get_model: Callable[[], Model], layers: Mapping[int, Arrays], op
     audit, files = conclude(get_model(), layers, options), Files()
     audit.write_tables(files)
     audit.write_report(files)
-    return Report(files.contents, str(audit), audit.as_json())
+    return Report(files.contents, str(audit), audit.summary(), audit.as_json())
 
 
 def audit_all(
@@ -170,7 +172,8 @@ def _run(
         of_all = results_fingerprint(model, options)
         digest, folder = of_all.digest, OutputFolder(job.out, of_all.facts)
         if resume and folder.is_finished():
-            return Outcome(job, digest, json.loads((job.out / KEPT).read_text(encoding="utf-8")))
+            summary, result = (json.loads((job.out / name).read_text(encoding="utf-8")) for name in (KEPT, RESULT))
+            return Outcome(job, digest, summary, result=result)
         get_model = job.source.as_seen(model).elsewhere if engine.elsewhere else partial(_itself, model)
         with folder:
             finished = FinishedLayers(job.out, of_layers, options.layers_of(model), resume)
@@ -187,9 +190,10 @@ def _run(
             engine.submit((number, REPORT), report_task, get_model, finished.all(), options)
             report = report_of(_value_of((yield))[1], Report)
             folder.add(report.files)
-            folder.json(KEPT, report.result)
+            folder.json(KEPT, report.summary)
+            folder.json(RESULT, report.result)
             finished.clear()
-        return Outcome(job, digest, report.result, report.text)
+        return Outcome(job, digest, report.summary, report.text, result=report.result)
     except Exception as error:
         engine.forget(lambda key: key[0] == number)
         layers.total -= len(left)
@@ -275,8 +279,10 @@ def summary_of(outcomes: Sequence[Outcome]) -> Table:
     """
 
     def gravity(outcome: Outcome) -> tuple[int, ...]:
-        counts = outcome.summary
-        return (1,) if counts is None else (0, *(counts[column] for column in GRAVEST))
+        if outcome.summary is None:
+            return (1,)
+        counts = (outcome.summary.get(column) for column in GRAVEST)
+        return 0, *(count if isinstance(count, int) else 0 for count in counts)
 
     cells = []
     for outcome in sorted(outcomes, key=gravity, reverse=True):
@@ -285,6 +291,5 @@ def summary_of(outcomes: Sequence[Outcome]) -> Table:
             "name": Link(f"{name}/report.html", name), "source": source, "error": outcome.problem,
             "status": "failed" if outcome.summary is None else "ok", "plan": outcome.digest,
         } | (outcome.summary or {})  # fmt: skip
-        row = [own.get(column.name, "") for column in SUMMARY]
-        cells.append([float("nan") if cell is None else cell for cell in row])
+        cells.append([own.get(column.name, "") for column in SUMMARY])
     return Table.of_rows(SUMMARY, cells)
