@@ -19,6 +19,7 @@ NO_LIMITS = {
     "audits.findings.MOST_OPEN", "checkpoint.gguf_header.LONGEST_LIST", "checkpoint.local.LARGEST_READ",
     "checkpoint.ranges.LONGEST_WAIT",
     "checkpoint.ranges.LARGEST_REQUEST", "detokenization.on_text.MOST_DIFFERENCE", "metrics._auroc_device.MOST_SCORES",
+    "circuitry.passes.MOST_PAIRS", "metrics.low_rank.MOST_RANK",
     "outlier_dimensions.figures.MOST_IN_LEGEND", "outlier_dimensions.figures.MOST_NAMED", "runner.runner.LARGEST_ERROR",
     "text.served_tokenizer.MOST_CHILDREN",
 }  # fmt: skip

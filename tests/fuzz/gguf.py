@@ -2,9 +2,12 @@
 
 import random
 import struct
+from pathlib import Path
 
 from tests.attacks.attacks import gguf, gguf_tensor, key, text
+from tests.fuzz import checkpoints
 from tests.fuzz.mutate import mutated_bytes
+from tests.fuzz.tokenizers import used
 from weightscope.checkpoint.gguf_header import ARRAY, SCALARS, STRING
 
 ARCHITECTURES = (b"llama", b"gemma", b"gemma2", b"gemma3", b"phi3", b"gpt2", b"gptneox", b"falcon", b"qwen2", b"bert")
@@ -36,6 +39,12 @@ def mutant(rng: random.Random) -> bytes:
         keys[architecture + b"." + name] = 4, struct.pack("<I", value)
     for name in rng.sample([*(architecture + b"." + own for own in OWN), *COMMON], rng.randrange(6)):
         keys[name] = _value(rng)
+    if rng.random() < 0.5:
+        keys[b"tokenizer.ggml.model"] = STRING, text(rng.choice((b"llama", b"gpt2", b"bert", b"t5", b"none")))
+        words = rng.choices(WORDS[:-3], k=rng.choice((0, 1, 8, 40)))
+        keys[b"tokenizer.ggml.tokens"] = ARRAY, struct.pack("<IQ", STRING, len(words)) + b"".join(map(text, words))
+        if rng.random() < 0.2:
+            keys[b"tokenizer.ggml.tokens"] = _value(rng)
     for name in [name for name in keys if rng.random() < 0.03]:
         del keys[name]
     tensors, body = [], b""
@@ -56,6 +65,12 @@ def mutant(rng: random.Random) -> bytes:
     file = gguf(len(tensors), len(keys), header)
     file += bytes(-len(file) % 32) + body
     return mutated_bytes(file, rng, file) if rng.random() < 0.2 else file
+
+
+def meet(folder: Path, content: bytes) -> str:
+    """Open it, read its tensors, and name its tokens."""
+    outcome = checkpoints.meet("model.gguf", folder, content)
+    return f"{outcome}, tokens {used(folder / 'model.gguf')}"
 
 
 def _value(rng: random.Random) -> tuple[int, bytes]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fuzz import checkpoints, gguf, lists, tokenizers, workers
+from tests.fuzz import checkpoints, gguf, lists, tokenizers, vocabularies, workers
 
 
 class Target(NamedTuple):
@@ -34,10 +34,12 @@ class Target(NamedTuple):
 TARGETS = {
     name: Target(200, partial(checkpoints.mutant, name), partial(checkpoints.meet, name)) for name in checkpoints.SEEDS
 } | {
-    "keys and tensors.gguf": Target(200, gguf.mutant, partial(checkpoints.meet, "model.gguf")),
+    "keys and tensors.gguf": Target(200, gguf.mutant, gguf.meet),
+    "tokenizer.model": Target(200, vocabularies.sentencepiece, vocabularies.meet_sentencepiece),
     "list.txt": Target(200, lists.mutant, lists.meet),
-    "a worker's answer": Target(50, workers.mutant, workers.meet),
-    "tokenizer.json": Target(12, tokenizers.mutant, tokenizers.meet),  # each in a process of its own
+    "a worker's answer": Target(50, workers.mutant, workers.meet),  # writes files
+    "tokenizer.json": Target(12, tokenizers.mutant, tokenizers.meet),  # in a process of its own
+    "vocab.txt": Target(12, vocabularies.vocab, vocabularies.meet_vocab),  # likewise
 }
 SECONDS = 1  # of processor time for one
 

@@ -97,10 +97,14 @@ def mutant(rng: random.Random) -> bytes:
 
 
 def meet(folder: Path, content: bytes) -> str:
-    """Load it, name all of its tokens, and split texts."""
     (folder / "tokenizer.json").write_bytes(content)
+    return used(folder)
+
+
+def used(source: Path) -> str:
+    """Load a tokenizer, name all of its tokens, and split texts."""
     try:
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(source)
     except CheckpointError as error:
         assert str(error).isprintable() and len(str(error)) < 2500
         return "refused"

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
+from tests.attacks.attacks import key, llama
 from tests.support.audits import audit_of
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
@@ -100,7 +101,16 @@ def test_a_sentencepiece_model_cut_anywhere_is_refused_or_shorter(length: int) -
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff" * 20, b"\x0b", b"\x08\x01", b"\x0a\xff\xff\xff\xff\x0f", b"{}", b"\x0a\x02\x0a\x00\x00"]
+    "content",
+    [
+        b"\xff" * 20,
+        b"\x0b",
+        b"\x08\x01",
+        b"\x0a\xff\xff\xff\xff\x0f",
+        b"{}",
+        b"\x0a\x02\x0a\x00\x00",
+        b"\x0a\x03\x12\x01a",
+    ],
 )
 def test_what_is_no_sentencepiece_model_is_refused(content: bytes) -> None:
     with pytest.raises(ws.CheckpointError, match=r"tokenizer\.model: (is not a SentencePiece model|lists 0 tokens)"):
@@ -130,6 +140,13 @@ def test_the_list_in_a_gguf_file_names_tokens(kind: str, tokens: list[str], text
         assert token_text(tokenizer, token_id(tokenizer, text)) == text
     if kind == "bert":
         assert token_text(tokenizer, 1, 2) == "cats" and tokenizer.id_to_token(3) == "[X]"
+
+
+def test_a_gguf_files_tokens_are_text(tmp_path: Path) -> None:
+    numbers = key(b"tokenizer.ggml.tokens", 9, struct.pack("<IQII", 4, 2, 7, 8))
+    (tmp_path / "model.gguf").write_bytes(llama(keys=numbers, n_keys=1))
+    with pytest.raises(ws.CheckpointError, match=r"model\.gguf: has no list of tokens"):
+        load_tokenizer(tmp_path / "model.gguf")
 
 
 @pytest.fixture

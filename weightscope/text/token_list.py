@@ -91,7 +91,7 @@ def of_gguf(path: Path) -> TokenList:
     """
     keys = Config(header_of(path, (TOKENS,)), path)
     tokens, kind = keys.get(TOKENS), str(keys.get(KIND))
-    if not isinstance(tokens, list):
+    if not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
         raise CheckpointError("has no list of tokens", file=path)
     if kind == "bert":
         tokens = [_as_word_piece(token) for token in tokens]
@@ -128,7 +128,7 @@ def of_sentencepiece(content: bytes, file: object) -> TokenList:
     try:
         pieces = [_piece(value) for field, value in _fields(content) if field == 1]
         tokens = [piece.decode() for piece in pieces]
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, StopIteration):  # the last: a piece without a text
         raise CheckpointError("is not a SentencePiece model", file=file) from None
     return TokenList(file, tokens, "Unigram")
 
