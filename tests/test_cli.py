@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
+from weightscope.folder import OutputFolder
 from weightscope.writing import check_writable
 
 TEXT = "the cat sat on the mat. the dog sat on the cat, and the mat was flat. a hat on a cat is that.\n" * 40
@@ -243,3 +244,21 @@ def test_inspect_says_nothing_before_it_knows_everything() -> None:
 def test_the_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "weightscope", "inspect", "embedded"]
     assert "family      gpt2" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "work"),
+    [
+        (["compare", "embedded", "embedded"], "weightscope.audits.compare.compare"),
+        (["detok", "embedded"], "weightscope.detokenization.heads.measure_heads"),
+        (["circuits", "embedded"], "weightscope.circuitry.circuits.circuits"),
+    ],
+)
+def test_a_folder_that_another_run_writes_into_is_refused_before_the_work(
+    command: list[str], work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, None)
+    with OutputFolder(tmp_path):
+        result = CliRunner().invoke(main, [*command, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "another run is writing into this folder" in result.stderr and result.stderr.count("\n") == 1

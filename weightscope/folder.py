@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 
 from weightscope.errors import CheckpointError
+from weightscope.regular import regular_file
 from weightscope.tables import Table
 from weightscope.writing import new_file, writing
 
@@ -217,22 +218,23 @@ class OutputFolder(Folder):
         try:
             path = self.path / name
             inside = path.parent.resolve().is_relative_to(self.path.resolve())
-            with path.open("rb") as file:
+            with regular_file(path) as file:
                 return inside and _digest(file) == digest
-        except (OSError, ValueError):  # not there, or no file's name
+        except (OSError, ValueError, CheckpointError):  # not there, or no file's name
             return False
 
     def _manifest(self) -> "_Manifest":
         """What the last run has noted; nothing where there is no manifest, or a broken one."""
         try:
-            found = json.loads((self.hidden / "manifest.json").read_text(encoding="utf-8"))
+            with regular_file(self.hidden / "manifest.json") as file:
+                found = json.load(file)
             return _Manifest(
                 found["finished"] is True,
                 found["fingerprint"],
                 {str(name): str(digest) for name, digest in found["files"].items()},
                 frozenset((str(name), str(digest)) for name, digest in found["earlier"]),
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, CheckpointError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return _Manifest()
 
     def _note(self, *, finished: bool) -> None:

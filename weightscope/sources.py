@@ -1,5 +1,6 @@
 """What a user calls SOURCE, in a form that another process can open, and lists of it."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from weightscope.checkpoint import Checkpoint, open_checkpoint
+from weightscope.checkpoint.jsontext import MAX_BYTES, read_small
 from weightscope.checkpoint.source import existing, from_url
 from weightscope.embedded import resolved
 from weightscope.errors import CheckpointError, printable
@@ -104,13 +106,11 @@ def read_list(path: Path) -> list[str]:
     CheckpointError
         The file is not there, cannot be read, names nothing, or names a source twice.
     """
+    if not os.path.lexists(path):
+        raise CheckpointError("there is no such list; a SOURCE in .txt is a file with a source a line", file=path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise CheckpointError(
-            "there is no such list; a SOURCE in .txt is a file with a source a line", file=path
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_small(path, MAX_BYTES).decode("utf-8-sig").splitlines()  # Windows' editors write a mark first
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"cannot be read as a list of sources ({error})", file=path) from None
     sources = [found for line in lines if (found := re.sub(r"(^|\s)#.*", "", line).strip())]
     if not sources:

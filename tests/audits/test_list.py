@@ -13,6 +13,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
 from weightscope.cli import main
 from weightscope.folder import HIDDEN, OutputFolder
+from weightscope.sources import read_list
 
 
 def run(*arguments: object) -> Result:
@@ -131,6 +132,25 @@ def test_a_failure_names_its_source_once_and_leaves_no_bar(work: Path, tmp_path:
     again = run("audit", tmp_path / "List.TXT", "--out", tmp_path / "out", "--resume")
     assert again.exit_code == 2
     assert again.stderr == "weightscope: empty: no .safetensors file here; there is nothing\n"
+
+
+def test_names_that_a_spreadsheet_would_take_for_formulas_are_kept_like_others(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("=a", "+b", "@c"):
+        (tmp_path / name).symlink_to(work / "step1")
+    (tmp_path / "list.txt").write_text("=a\n+b\n@c\n")
+    monkeypatch.chdir(tmp_path)
+    assert run("audit", "list.txt", "--out", "out").exit_code == 0
+    assert [row["name"] for row in table(tmp_path / "out")] == ["'=a", "'+b", "'@c"]
+    monkeypatch.setattr(many, "measure_task", None)  # not called
+    assert run("audit", "list.txt", "--out", "out", "--resume").exit_code == 0
+    assert [row["status"] for row in table(tmp_path / "out")] == ["ok"] * 3
+
+
+def test_a_list_may_begin_with_the_mark_that_some_editors_write(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_bytes(b"\xef\xbb\xbf# steps\r\nowner/model\r\n")
+    assert read_list(tmp_path / "list.txt") == ["owner/model"]
 
 
 def test_a_list_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:

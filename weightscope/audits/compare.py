@@ -17,7 +17,8 @@ from weightscope.audits.findings import Findings
 from weightscope.audits.measure import Arrays
 from weightscope.audits.measures import MAPS, MeasuredHeads
 from weightscope.errors import CheckpointError, counted, printable
-from weightscope.folder import OutputFolder
+from weightscope.folder import Files, OutputFolder
+from weightscope.metrics.medians import known_median
 from weightscope.model import Model
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table, as_json, notebook
@@ -211,7 +212,7 @@ class Comparison:
                 continue
             i, h = np.unravel_index(int(np.nanargmax(change)), change.shape)
             most = f"most in layer {self.measured[0].layers[i]} head {h}: {change[i, h]:.3g}"
-            sentences.append(f"{w} changed by {np.nanmedian(change):.3g} in the median head, {most}.")
+            sentences.append(f"{w} changed by {known_median(change):.3g} in the median head, {most}.")
         return " ".join(sentences)
 
     @cached_property
@@ -305,19 +306,23 @@ class Comparison:
         CheckpointError
             It cannot be written to, or another run is writing into it.
         """
+        with OutputFolder(Path(out)) as folder:
+            self.write_files(folder)
+
+    def write_files(self, files: Files) -> None:
+        """Write the same into a folder that is at hand, or into memory."""
         from weightscope.audits.page import write_comparison_page
 
+        files.table("heads.csv", self.heads)
+        files.table("trajectory.csv", self.trajectory)
+        files.table("findings.csv", self.findings.table)
+        files.json("findings.json", self.findings.as_json())
         spectra = [heads.spectra() for heads in self.measured]
-        with OutputFolder(Path(out)) as folder:
-            folder.table("heads.csv", self.heads)
-            folder.table("trajectory.csv", self.trajectory)
-            folder.table("findings.csv", self.findings.table)
-            folder.json("findings.json", self.findings.as_json())
-            stacked = {name: np.stack([one[name] for one in spectra]) for name in spectra[0]}
-            folder.npz("spectra.npz", **stacked | {"layers": self.measured[0].layers})
-            if self.everything is not None:
-                self.everything.write(folder)
-            write_comparison_page(folder, self)
+        stacked = {name: np.stack([one[name] for one in spectra]) for name in spectra[0]}
+        files.npz("spectra.npz", **stacked | {"layers": self.measured[0].layers})
+        if self.everything is not None:
+            self.everything.write(files)
+        write_comparison_page(files, self)
 
     def plot(self) -> Any:
         """Layers against heads, how far each moved: a matplotlib Figure."""

@@ -11,6 +11,7 @@ from weightscope.audits.findings import Finding, Findings, Member, aggregated, i
 from weightscope.audits.head_findings import HEAD_FACTOR, HEAD_Z
 from weightscope.audits.measures import MAPS
 from weightscope.errors import counted
+from weightscope.metrics.medians import known_median
 from weightscope.metrics.outliers import log_measure, robust_z
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _moved_most(comparison: "Comparison") -> Iterator[Finding]:
             logs = log_measure(np.where(moved & np.isfinite(change), change, np.nan))
             if not np.isfinite(logs).any():
                 continue
-            usual = float(np.exp(np.nanmedian(logs)))
+            usual = float(np.exp(known_median(logs)))
             far = (robust_z(logs) >= HEAD_Z) & (change >= HEAD_FACTOR * usual)
             beyond, others = far | np.isposinf(change), f"the median of those that moved is {usual:.3g}"
         for i, h in np.argwhere(beyond).tolist():

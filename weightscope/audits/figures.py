@@ -10,6 +10,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
 from weightscope.audits.measures import MAPS, Measure, MeasuredHeads
+from weightscope.metrics.medians import known_median
 from weightscope.metrics.outliers import layer_medians
 from weightscope.pages.style import COLOURS, COLUMN, in_our_style, layer_bar, layer_colours, subplots
 
@@ -73,7 +74,9 @@ def spectra(heads: MeasuredHeads) -> Figure:
     """
     figure, (axis_qk, axis_vo) = subplots(1, 2, figsize=(2 * COLUMN, 2.4))
     qk, vo = heads.arrays["qk_singular_values"], heads.arrays["vo_affine_singular_values"]
-    for axis, values in ((axis_qk, qk / qk[..., :1]), (axis_vo, vo)):
+    with np.errstate(invalid="ignore", divide="ignore"):  # a head of zeros has no largest value
+        relative = qk / qk[..., :1]
+    for axis, values in ((axis_qk, relative), (axis_vo, vo)):
         curves = np.where(values > 0, values, np.nan)  # (L, H, r)
         for of_layer, colour in zip(curves, layer_colours(heads.layers), strict=True):
             axis.plot(np.arange(1, curves.shape[2] + 1), of_layer.T, color=colour, linewidth=0.5, alpha=0.7)
@@ -152,7 +155,7 @@ def trajectories(comparison: "Comparison") -> Figure:
         if first.measure(name).scale == "log":
             axis.set_yscale("log")
     for name, dash, colour in zip(MAPS, ("-", "--"), COLOURS, strict=False):
-        typical = [np.nanmedian(change) for change in comparison.from_previous[f"{name}_change"]]
+        typical = [known_median(change) for change in comparison.from_previous[f"{name}_change"]]
         axes[-1].plot(steps[1:], typical, dash, color=colour, label=name.upper())
     axes[-1].set_title("step to step change")
     axes[-1].legend()

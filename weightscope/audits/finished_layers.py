@@ -11,9 +11,10 @@ import numpy as np
 from weightscope.errors import CheckpointError, counted
 from weightscope.fingerprint import Fingerprint
 from weightscope.folder import HIDDEN
+from weightscope.regular import regular_file
 from weightscope.writing import new_file, writing
 
-UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
 class FinishedLayers:
@@ -69,7 +70,7 @@ class FinishedLayers:
     def get(self, layer: int) -> dict[str, np.ndarray] | None:
         """What was measured of a layer, or None where it is not finished; a file cut short since does not count."""
         try:
-            with np.load(self._file(layer), allow_pickle=False) as stored:
+            with regular_file(self._file(layer)) as file, np.load(file, allow_pickle=False) as stored:
                 return dict(stored)
         except UNREADABLE:
             return None

@@ -6,6 +6,7 @@ import numpy as np
 
 from weightscope.audits.findings import Finding, Member, aggregated
 from weightscope.audits.measures import MAPS, MeasuredHeads
+from weightscope.metrics.medians import known_median
 from weightscope.metrics.outliers import layer_medians, log_measure, off_trend, robust_z
 from weightscope.metrics.spectra import effective_rank
 
@@ -49,7 +50,7 @@ def _faulty_heads(heads: MeasuredHeads, name: str, explained: Collection[int]) -
         fault = _fault(MAPS[name], s[np.isfinite(s)], float(norms[i, h]), usual)
         gap, wide = float(gaps[i, h]), np.isfinite(s).sum()
         if fault is None and gap >= SPIKE * max(1.0, WIDE / wide) and i not in explained:
-            rest = float(np.nanmedian(gaps))
+            rest = known_median(gaps)
             text = (
                 f"The first singular value of {MAPS[name]} is {gap:.1f} times the second (the median head: {rest:.2f})."
             )

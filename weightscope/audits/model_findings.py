@@ -12,6 +12,7 @@ from weightscope.audits.head_findings import head_findings
 from weightscope.audits.measures import MeasuredHeads
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError, counted, printable
+from weightscope.metrics.medians import known_median
 from weightscope.metrics.outliers import log_measure, robust_z, row_norms
 from weightscope.metrics.untrained import Blocks, judged_rows
 from weightscope.model import Model
@@ -80,7 +81,7 @@ def outlier_gains(model: Model, layers: list[int]) -> Iterator[Finding]:
             continue
         stem = model.family.stored_name(model.config, layer)
         gains = np.abs(norm.read(model.tensors(stem), model.config).gamma)  # (d,)
-        usual = float(np.nanmedian(gains))
+        usual = known_median(gains)
         z = robust_z(log_measure(gains))
         order = np.argsort(-gains, kind="stable")
         outsized = order[(z[order] > GAIN_Z) & (gains[order] > GAIN_FACTOR * usual)]

@@ -5,6 +5,7 @@ import hashlib
 from pathlib import Path
 
 from weightscope.errors import CheckpointError
+from weightscope.regular import regular_file
 from weightscope.writing import new_file
 
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -40,8 +41,9 @@ class BlockCache:
     def get(self, key: str) -> bytes | None:
         """The block, or None where there is none or its content is not what was kept."""
         try:
-            kept = (self._folder / key).read_bytes()
-        except OSError:
+            with regular_file(self._folder / key) as file:
+                kept = file.read()
+        except (OSError, CheckpointError):
             return None
         content, digest = kept[:-DIGEST_BYTES], kept[-DIGEST_BYTES:]
         return content if hashlib.sha256(content).digest() == digest else None

@@ -6,12 +6,11 @@ thousand; the limits leave room above both and keep the worst text that passes u
 """
 
 import json
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from weightscope.errors import CheckpointError
+from weightscope.regular import regular_file
 
 MAX_BYTES = 16_000_000
 MAX_OBJECTS = 50_000  # a header has one for each tensor
@@ -69,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_small(path: Path, limit: int) -> bytes:
     """All bytes of a regular file of at most `limit` bytes."""
-    with os.fdopen(open_regular(path), "rb") as file:
+    with regular_file(path) as file:
         text = file.read(limit + 1)
     if len(text) > limit:
         raise CheckpointError(f"has more than {limit} bytes; no more are read", file=path)
@@ -87,26 +86,6 @@ def refuse_pointer(start: bytes, file: object) -> None:
             f"is a Git LFS pointer that stands for a file of {size} bytes; `git lfs pull` in its folder fetches it"
         )
         raise CheckpointError(problem, file=file)
-
-
-def open_regular(path: Path) -> int:
-    """A descriptor of a regular file, opened without waiting for the other end of a pipe.
-
-    Raises
-    ------
-    CheckpointError
-        It cannot be opened, or is a folder, pipe or device.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckpointError(f"cannot be read ({error.strerror})", file=path) from None
-    except ValueError as error:  # a name that no file can have: null bytes, lone surrogates
-        raise CheckpointError(f"cannot be a file's name ({error})", file=path) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError("is not a regular file", file=path)
-    return descriptor
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -18,9 +18,9 @@ import numpy as np
 
 from weightscope.checkpoint.header import TensorEntry, header_length, parse_header
 from weightscope.checkpoint.hub import cached_identity
-from weightscope.checkpoint.jsontext import open_regular
 from weightscope.checkpoint.others import START, refuse_other
 from weightscope.errors import CheckpointError
+from weightscope.regular import open_regular
 
 LARGEST_READ = 1 << 30  # systems return less than 2 GB at a time
 

@@ -208,15 +208,17 @@ def compare_command(
     With --max-change or --fail-on the status is 3 where they do not hold; the results are written all the same.
     """
     from weightscope.audits.compare import compare
+    from weightscope.folder import OutputFolder
     from weightscope.progress import phase
     from weightscope.sources import Source
 
     if len(sources) < 2:
         raise click.UsageError("compare needs two checkpoints or more")
     models = [Source(source, None, family, tower).open() for source in sources]
-    comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
-    with phase("drawing figures"):
-        comparison.write(out)
+    with OutputFolder(out) as folder:
+        comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
+        with phase("drawing figures"):
+            comparison.write_files(folder)
     if as_json:
         _print_json(comparison.as_json())
     else:

@@ -1,7 +1,11 @@
 """How a command ends when it cannot do what it was asked, or no longer should: one line on stderr and a status."""
 
+import logging
 import re
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -18,12 +22,29 @@ def in_options(message: str) -> str:
     return ARGUMENT.sub(lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] else ""), message)
 
 
+@contextmanager
+def libraries_silent() -> Iterator[None]:
+    """Nothing that NumPy, Matplotlib and the like warn of reaches the terminal, unless Python was told to (-W).
+
+    What a person should know of broken weights, findings and lines of the command itself say.
+    """
+    root, nowhere = logging.getLogger(), logging.NullHandler()
+    root.addHandler(nowhere)  # where nobody listens, logging prints warnings itself
+    try:
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.removeHandler(nowhere)
+
+
 class EndsInOneLine(click.Command):
     """A command that says in one line what is wrong with its input, that memory ran out or that it was interrupted."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            with progress_shown():
+            with progress_shown(), libraries_silent():
                 return super().main(*args, **kwargs)
         except CheckpointError as error:
             problem = in_options(str(error))

@@ -66,8 +66,8 @@ def detok(
     chosen = dict(zip(*_tokens(model, tokens, token_ids)[:2], strict=True))
     _say_bare(first)
     curves = roc_curves(first, bigrams, chosen)
-    auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts))
     with OutputFolder(out) as files:
+        auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts))
         auroc.write_tables(files)
         auroc.write_report(files, curves)
     click.echo(auroc)

@@ -151,7 +151,8 @@ def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool =
         problem = f"only {len(trained)} of the positions up to {query} look trained, and a trend needs {FEWEST}"
         raise CheckpointError(f"{problem}; untrained are {in_runs(undertrained)}", file=model.checkpoint.name)
     sigma = None if unscaled else first.sigma
-    numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
+    with np.errstate(over="ignore", invalid="ignore"):  # found and named below
+        numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
     t_p, t_pp = (np.stack(terms).astype(np.float64) for terms in zip(*numerators, strict=True))
     terms = PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained)
     for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):

@@ -15,6 +15,7 @@ from typing import Any
 
 from weightscope.engine.engine import Engine, beside_others
 from weightscope.errors import CheckpointError, printable
+from weightscope.regular import regular_file
 
 CLOSING = 10  # seconds to take leave
 ADDRESS = re.compile(r"((tcp|tls|ws|wss|ucx)://)?(\[[0-9a-fA-F:.%]+\]|[\w.-]+):\d{1,5}/?")
@@ -108,8 +109,8 @@ def _address(scheduler: str) -> str:
     """An address, or the one in the file that `dask scheduler --scheduler-file` wrote."""
     if ADDRESS.fullmatch(scheduler):
         return scheduler
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(Path(scheduler).read_text(encoding="utf-8"))["address"]
+    with suppress(OSError, CheckpointError, ValueError, KeyError, TypeError), regular_file(Path(scheduler)) as file:
+        found = json.load(file)["address"]
         if ADDRESS.fullmatch(found):
             return str(found)
     problem = "is neither tcp://HOST:PORT nor a file that a scheduler wrote its address to"

@@ -17,6 +17,7 @@ from weightscope.errors import CheckpointError
 from weightscope.parallel import deaf_children, end_with_parent, keep_to, one_blas_thread, usable_cores
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+SILENT = {"PYTHONWARNINGS": "ignore"}  # whoever started the processes says what there is to say
 
 
 class Finished(NamedTuple):
@@ -163,7 +164,9 @@ class Processes(Engine):
         from joblib.externals.loky import ProcessPoolExecutor
 
         with deaf_children():  # loky starts one here that keeps account of semaphores
-            self._pool = ProcessPoolExecutor(jobs, env=ONE_THREAD, initializer=end_with_parent, initargs=(os.getpid(),))
+            self._pool = ProcessPoolExecutor(
+                jobs, env=ONE_THREAD | SILENT, initializer=end_with_parent, initargs=(os.getpid(),)
+            )
         super().__init__(self._pool, ahead=2 * jobs, elsewhere=True)
         self._cores = max(1, usable_cores() // jobs)
 

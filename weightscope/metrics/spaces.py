@@ -237,7 +237,8 @@ def nearest_rows(
     along = [_none() for _ in spaces]
     against = [_none() for _ in spaces]
     for first, block in blocks:
-        rows = block - block.mean(axis=1, keepdims=True) if centred else block
+        with np.errstate(invalid="ignore"):  # a row with an infinity is of no direction
+            rows = block - block.mean(axis=1, keepdims=True) if centred else block
         scores = _product(rows, stacked)  # (n, sum of k)
         if by_cosine:
             lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))

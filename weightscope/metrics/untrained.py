@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.metrics.medians import known_median
 from weightscope.metrics.outliers import ROW_Z, norm_outliers, row_norms
 
 SAMPLING = 5.0  # standard deviations within which a norm is still that of a random row
@@ -65,7 +66,7 @@ def judged_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = N
     return JudgedRows(
         undertrained[np.argsort(norms[undertrained], kind="stable")],
         high,
-        float(np.nanmedian(trained)),
+        known_median(trained),
         float(np.median(norms[untrained])) if untrained.any() else None,
     )
 

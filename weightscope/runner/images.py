@@ -17,6 +17,7 @@ from weightscope.checkpoint.jsontext import MAX_BYTES, read_json
 from weightscope.checkpoint.source import locate
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.regular import regular_file
 from weightscope.runner.loading import first_line, import_torch
 
 DESCRIPTION = "preprocessor_config.json"
@@ -196,7 +197,7 @@ def read_images(path: str | Path, most: int) -> dict[str, np.ndarray]:
 
 def _read(file: Path) -> np.ndarray:
     try:
-        with Image.open(file) as picture:
+        with regular_file(file) as opened, Image.open(opened) as picture:
             return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise CheckpointError(f"cannot be read as an image ({error})", file=file) from None
