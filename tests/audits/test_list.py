@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import weightscope as ws
 from tests.attacks.attacks import TOKENIZERS
 from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
+from weightscope.audits.directions import directions_of
 from weightscope.cli import main
 from weightscope.folder import HIDDEN, OutputFolder
 from weightscope.sources import read_list
@@ -184,3 +186,5 @@ def test_a_tokenizer_that_would_end_the_process_costs_its_source_token_names_alo
     assert result.exit_code == 0, result.output
     assert [row["status"] for row in table(tmp_path / "out")] == ["ok", "ok"]
     assert '"#0"' in (tmp_path / "out" / "first" / "directions.json").read_text()
+    _, note = directions_of(ws.open_model(tmp_path / "first"), [0], 1)[1]
+    assert note.startswith("Tokens have numbers for names: tokenizer.json: the tokenizers library does not survive it")

@@ -11,7 +11,7 @@ from weightscope.audits.measures import MAPS
 from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.spaces import Directions, Nearest, leading_directions, nearest_rows
 from weightscope.model import Model
-from weightscope.text.tokenizer import token_names, tokenizer_at_hand
+from weightscope.text.tokenizer import token_names, tokenizer_at_hand, unread_tokenizer
 
 DEFAULT = 2  # directions or blocks of each map that are read unless another number is asked for
 AFFORDABLE = 4e11  # multiply-adds of reading them all, a few seconds; a larger model has to be asked
@@ -132,11 +132,14 @@ def directions_of(
     ):
         return [], ("In a model of this size, tokens along singular directions are read only when they are asked for.",)
     how_many = how_many or DEFAULT
-    name = token_names(tokenizer_at_hand(model))
+    tokenizer = tokenizer_at_hand(model)
+    name = token_names(tokenizer)
+    problem = "" if tokenizer is not None else unread_tokenizer(model)
+    notes = (note, f"Tokens have numbers for names: {problem}.") if problem else (note,)
     bytes_a_layer = 4 * how_many * model.config.n_heads * model.config.d_model * 8  # were all directions single
     group = max(1, VECTOR_BYTES // bytes_a_layer)
     groups = (layers[start : start + group] for start in range(0, len(layers), group))
-    return [one for own in groups for one in _read_group(model, own, how_many, name, read, written)], (note,)
+    return [one for own in groups for one in _read_group(model, own, how_many, name, read, written)], notes
 
 
 def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:

@@ -117,8 +117,26 @@ def tokenizer_at_hand(model: Model) -> Tokenizer | None:
     """A model's tokenizer as far as it is on this machine, or is named; None where none can be read."""
     if model.tokenizer != model.source:
         return load_tokenizer(model.tokenizer)
+    return tokenizer_if_any(_beside(model))
+
+
+def unread_tokenizer(model: Model) -> str:
+    """What is wrong with a model's tokenizer, where it has one and it cannot be read; else nothing."""
+    try:
+        tokenizer_file(_beside(model))
+    except CheckpointError:
+        return ""
+    try:
+        load_tokenizer(_beside(model))
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def _beside(model: Model) -> Path:
+    """Where a model's own tokenizer is: in its file or its folder."""
     file = Path(model.checkpoint.files[0].path)
-    return tokenizer_if_any(file if file.suffix == ".gguf" else model.checkpoint.folder)
+    return file if file.suffix == ".gguf" else model.checkpoint.folder
 
 
 def word_piece_settings(folder: Path) -> tuple[bool, bool | None, bool] | None:
