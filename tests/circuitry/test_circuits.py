@@ -13,12 +13,15 @@ import weightscope as ws
 from tests.support.browser import Page
 from tests.support.tiny_models import fixture
 from tests.support.weights import shared
+from weightscope.circuitry.channels import channel_tokens, channels
 from weightscope.circuitry.edges import strongest
-from weightscope.circuitry.figures import ROLE_COLOURS
-from weightscope.circuitry.names import ROLES, ROLES_BY_WIRING
+from weightscope.circuitry.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED
+from weightscope.circuitry.names import ROLES, ROLES_BY_WIRING, SAMPLED
 from weightscope.circuitry.passes import wiring
 from weightscope.cli import main
+from weightscope.embedded import FOLDER
 from weightscope.folder import Files
+from weightscope.text.tokenizer import token_names, tokenizer_at_hand
 
 FILES = {"wiring.npz", "edges.csv", "roles.csv", "circuits.png", "circuits.svg", "report.html"}
 
@@ -73,8 +76,41 @@ def test_heads_that_share_a_key_value_head_stand_once_among_the_edges() -> None:
     assert len({(i, a, j, b // shared_by) for i, a, j, b in pairs}) == len(pairs)
 
 
-def test_every_name_has_a_colour() -> None:
+def test_every_name_has_a_colour_of_its_own_which_no_line_has() -> None:
     assert {role.name for role in (*ROLES, *ROLES_BY_WIRING)} == set(ROLE_COLOURS)
+    colours = [*ROLE_COLOURS.values(), UNNAMED, *KIND_COLOURS.values()]
+    assert len(set(colours)) == len(colours)
+
+
+def test_a_channel_is_the_first_singular_direction_of_what_passes_between_two_heads(embedded: ws.Model) -> None:
+    wired = wiring(embedded)
+    edge = strongest(wired, "k", "pk", 1)[0]
+    (found,) = channels(embedded, wired, [edge])
+    a, b = embedded.layer(0).head(edge.a), embedded.layer(1).head(edge.b)
+    left, s, _ = np.linalg.svd(a.vo.dense().astype(np.float64) @ b.qk.dense().T)
+    passed = left[:, 0] @ a.vo.dense()
+    assert abs(found.direction @ passed) / np.linalg.norm(passed) == pytest.approx(1, abs=1e-5)
+    assert found.share == pytest.approx(s[0] ** 2 / (s**2).sum(), rel=1e-5)
+    (tokens,) = channel_tokens(embedded, [found.direction])
+    raised, lowered = (side.split(" ") for side in tokens.split(" | "))
+    logits = np.concatenate([rows for _, rows in embedded.unembedding.blocks()]) @ found.direction
+    name = token_names(tokenizer_at_hand(embedded))
+    assert tokens.startswith(repr(name(int(logits.argmax())))) and len(raised) >= 5 <= len(lowered)
+
+
+def test_bigram_counts_name_detokenization_heads(embedded: ws.Model) -> None:
+    found = ws.circuits(embedded, counts=FOLDER / "counts.npz")
+    scores = found.roles.scores["detokenization"]
+    assert scores[0, 6] == pytest.approx(0.805, abs=5e-4) and np.isnan(scores[1]).all()
+    assert "0.6" in found.named["detokenization"]
+
+
+def test_scores_of_sampled_tokens_have_intervals(embedded: ws.Model) -> None:
+    table = ws.circuits(embedded).heads
+    for name in SAMPLED:
+        known = np.isfinite(table[name])
+        low, middle, high = (table[column][known] for column in (f"{name}_low", name, f"{name}_high"))
+        assert known.any() and (low <= middle).all() and (middle <= high).all() and (low < high).any()
 
 
 def test_gpt2_s_heads_are_named_by_their_wiring(tmp_path: Path) -> None:

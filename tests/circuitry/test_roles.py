@@ -13,6 +13,7 @@ from weightscope.circuitry.roles import (
     attention_by_position,
     content_scores,
     identity,
+    interval,
     own_match,
     shares_by_distance,
 )
@@ -109,7 +110,15 @@ def test_a_duplicate_token_head_and_an_identity_head_put_in_by_hand_are_named(
 
 def test_own_match_on_scores_that_are_known() -> None:
     scores = np.stack([np.eye(5), np.zeros((5, 5)), -np.eye(5)])
-    assert own_match(scores) == pytest.approx([2, 0, -2])
+    assert own_match(scores).mean(axis=1) == pytest.approx([2, 0, -2])
+
+
+def test_intervals_over_sampled_tokens_hold_the_mean_of_all_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    of_tokens = rng.exponential(size=(400, 96)) + 1
+    low, high = interval(of_tokens, 10**5)
+    assert 0.9 < ((low <= 2) & (high >= 2)).mean() < 0.98
+    assert (interval(of_tokens, 96) == of_tokens.mean(axis=1)).all()
 
 
 def test_shares_by_distance_of_a_head_that_looks_two_back() -> None:

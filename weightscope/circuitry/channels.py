@@ -1,6 +1,7 @@
 """What passes between two heads: edges.csv, with the directions that carry each edge."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,23 @@ from weightscope.attention.factored import Factored
 from weightscope.circuitry.edges import MEASURES, Edge, strongest
 from weightscope.circuitry.names import HeadRoles
 from weightscope.circuitry.wiring import KINDS, Wiring
+from weightscope.errors import CheckpointError, printable
+from weightscope.metrics.spaces import nearest_rows
 from weightscope.metrics.spectra import participation_ratio
 from weightscope.model import Model
+from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
+from weightscope.text.tokenizer import token_names, tokenizer_at_hand
+
+TOKENS = 5  # named for each end of a channel's first direction
+AFFORDABLE = 4e11  # multiply-adds of reading the directions through the tokens: a few seconds
 
 
 def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Table:
     """edges.csv: the `top` strongest pairs of each kind by PK and by CS."""
     edges = [edge for kind in KINDS for measure in MEASURES for edge in strongest(wired, kind, measure, top)]
-    ranks = channel_ranks(model, wired, edges)
+    through = channels(model, wired, edges)
+    tokens = channel_tokens(model, [channel.direction for channel in through])
     random = {kind: np.broadcast_to(wired.random_pk(kind).mean, wired.pk[kind].shape) for kind in KINDS}
     z = {
         (measure, kind): (wired.pk_z if measure == "pk" else wired.cs_z)(kind) for measure in MEASURES for kind in KINDS
@@ -50,8 +59,16 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
             ),
             Column("cs_z", of(lambda e: float(z["cs", e.kind][e.pair])), symbol="z of CS²"),
             Column(
-                "channel_rank", ranks, symbol="rank of channel", format=".1f",
+                "channel_rank", [channel.rank for channel in through], symbol="rank of channel", format=".1f",
                 meaning="participation ratio of the singular values of W_VO(a) W(b): how many directions carry it",
+            ),
+            Column(
+                "channel_share", [channel.share for channel in through], symbol="first direction", format=".2f",
+                meaning="share of the first of them in the sum of their squares",
+            ),
+            Column(
+                "channel_tokens", list(map(printable, tokens)), symbol="tokens of the first direction",
+                meaning="whose logits it raises most | lowers most; the sign of a direction means nothing",
             ),
             Column("from_role", of(lambda e: found.names[e.i, e.a])),
             Column("to_role", of(lambda e: found.names[e.j, e.b])),
@@ -59,21 +76,63 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
     )  # fmt: skip
 
 
-def channel_ranks(model: Model, wired: Wiring, edges: Sequence[Edge]) -> np.ndarray:
-    """How many directions carry each edge: the participation ratio of the singular values of W_VO(a) W(b)."""
-    found = np.full(len(edges), np.nan)
-    for i in sorted({edge.i for edge in edges}):
-        first = model.layer(int(wired.layers[i]))
-        written = {edge.a: first.head(edge.a).vo for edge in edges if edge.i == i}
-        for j in sorted({edge.j for edge in edges if edge.i == i}):
-            second = model.layer(int(wired.layers[j]))
-            for at, edge in enumerate(edges):
-                if (edge.i, edge.j) == (i, j):
-                    head, vo = second.head(edge.b), written[edge.a]
-                    read = {"q": head.qk, "k": Factored(head.qk.right, head.qk.left), "v": head.vo}[edge.kind]
-                    channel = Factored(vo.left @ (vo.right.T @ read.left), read.right)
-                    if not np.isfinite(channel.left).all():  # it overflows float32
-                        wide = vo.right.T.astype(np.float64) @ read.left
-                        channel = Factored(vo.left.astype(np.float64) @ wide, read.right)
-                    found[at] = participation_ratio(channel.svdvals())
-    return found
+@dataclass(frozen=True, eq=False, repr=False)
+class Channel(ShowsShapes):
+    """What carries an edge: the singular directions of W_VO(a) W(b).
+
+    Attributes
+    ----------
+    rank : float
+        Participation ratio of the singular values: how many directions carry it.
+    share : float
+        Of the first direction in the sum of their squares.
+    direction : (d,) float32 array
+        What a writes along the first, a unit vector of the stream.
+    """
+
+    rank: float
+    share: float
+    direction: np.ndarray
+
+
+def channels(model: Model, wired: Wiring, edges: Sequence[Edge]) -> list[Channel]:
+    """The channel of every edge; each layer is read once, and of earlier ones the heads that write are held."""
+    written: dict[tuple[int, int], Factored] = {}
+    found: dict[int, Channel] = {}
+    for m in sorted({place for edge in edges for place in (edge.i, edge.j)}):
+        layer = model.layer(int(wired.layers[m]))
+        for at, edge in enumerate(edges):
+            if edge.j == m:
+                head = layer.head(edge.b)
+                read = {"q": head.qk, "k": head.qk.T, "v": head.vo}[edge.kind]
+                found[at] = _channel(written[edge.i, edge.a], read)
+        for a in {edge.a for edge in edges if edge.i == m}:
+            vo = layer.head(a).vo
+            written[m, a] = Factored(vo.left.copy(), vo.right.copy())  # views would hold the whole layer
+    return [found[at] for at in range(len(edges))]
+
+
+def _channel(vo: Factored, read: Factored) -> Channel:
+    middle = vo.right.T @ read.left
+    channel = Factored(vo.left @ middle, read.right)
+    if not np.isfinite(channel.left).all():  # it overflows float32
+        channel = Factored(vo.left.astype(np.float64) @ (vo.right.T.astype(np.float64) @ read.left), read.right)
+    left, s, _ = channel.leading(1)  # (d, 1), (r,)
+    passed = (left[:, 0] @ vo.left) @ vo.right.T
+    length, total = np.linalg.norm(passed), (s**2).sum()
+    direction = passed / length if length > 0 else np.zeros_like(passed)
+    share = float(s[0] ** 2 / total) if total > 0 else float("nan")
+    return Channel(float(participation_ratio(s)), share, direction.astype(np.float32))
+
+
+def channel_tokens(model: Model, directions: Sequence[np.ndarray]) -> list[str]:
+    """The tokens whose logits each direction raises, and those it lowers, as far as there is an unembedding."""
+    try:
+        unembedding = model.unembedding
+    except CheckpointError:
+        return [""] * len(directions)
+    if not directions or unembedding.n_tokens * model.config.d_model * len(directions) > AFFORDABLE:
+        return [""] * len(directions)
+    nearest = nearest_rows(unembedding.blocks(), [x[:, None] for x in directions], TOKENS, by_cosine=False)
+    name = token_names(tokenizer_at_hand(model))
+    return [" | ".join(" ".join(repr(name(int(row))) for row in side.rows) for side in both) for both in nearest]

@@ -108,6 +108,7 @@ def circuits(
     layers: Sequence[int] | None = None,
     top: int = TOP,
     device: str = "cpu",
+    counts: str | Path | None = None,
     engine: Engine | None = None,
     on_worker: GetModel | None = None,
 ) -> Circuits:
@@ -122,6 +123,8 @@ def circuits(
         Edges of each kind, by each of the two measures.
     device : {"cpu", "cuda"}
         Where the products are computed.
+    counts : str or Path, optional
+        Bigram counts (`weightscope bigrams`), by which heads of the first layer can be named detokenization heads.
     engine : Engine, optional
         Where tasks run; in this process if not given.
     on_worker : function returning the model, optional
@@ -146,7 +149,7 @@ def circuits(
             model.layer(layer)  # says why not
             raise CheckpointError(f"no attention layer {layer}", file=model.name)
     wired = wiring(model, layers, device, top, engine, on_worker)
-    found = head_roles(model, wired)
+    found = head_roles(model, wired, counts)
     caveats = list(model.layer(model.attention_layers[-1]).caveats)
     caveats += [POST_NORM] * (model.family.closing is not None) + [PARALLEL] * (model.family.name in PARALLEL_FAMILIES)
     if found.lacking:

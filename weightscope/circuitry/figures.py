@@ -11,13 +11,14 @@ from weightscope.circuitry.circuits import READS, Circuits
 from weightscope.circuitry.wiring import KINDS
 from weightscope.pages.style import in_our_style, subplots
 
-# Okabe and Ito's colours; a role has the same in the figure and on the page.
+# Colours that the colour-blind can tell apart, most of them Okabe and Ito's, and that show on white and on black. A
+# role has the same in the figure and on the page, and no line has the colour of a head.
 ROLE_COLOURS = {
-    "previous token": "#0072B2", "feeds keys": "#0072B2", "induction": "#D55E00", "duplicate token": "#CC79A7",
-    "identity": "#E69F00", "copying": "#009E73", "anti-copying": "#8C6D00",
+    "previous token": "#0072B2", "feeds keys": "#56B4E9", "induction": "#D55E00", "duplicate token": "#CC79A7",
+    "detokenization": "#7F3C8D", "identity": "#E69F00", "copying": "#009E73", "anti-copying": "#66707A",
 }  # fmt: skip
 UNNAMED = "#C4C9CF"
-KIND_COLOURS = {"q": "#56B4E9", "k": "#D55E00", "v": "#009E73"}
+KIND_COLOURS = {"q": "#7B5FC7", "k": "#9C5A1A", "v": "#999933"}
 THICKEST = 2.6  # points
 
 

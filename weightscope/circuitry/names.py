@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from weightscope.circuitry import roles
 from weightscope.circuitry.stream import sample_tokens, streams, why_no_stream
 from weightscope.circuitry.wiring import Wiring
+from weightscope.detokenization.heads import bigram_auroc
 from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.families.feed_forward import ROWS
 from weightscope.model import Model
@@ -45,6 +47,7 @@ ROLES = (
     Role("previous token", "previous_token", 0.25, 0.64),
     Role("induction", "induction", 1.7, 0.75),
     Role("duplicate token", "duplicate_token", 2.4, 0.6),
+    Role("detokenization", "detokenization", 0.75, None),
     Role("identity", "identity", 0.8, None),
     Role("copying", "copying", 1.5, 0.64),
     Role("anti-copying", "anti_copying", 1.5, 0.5),
@@ -56,6 +59,7 @@ ROLES_BY_WIRING = (
 )
 NO_NAME = ""
 LEAST_Z = 20.0  # standard deviations; shares of spaces that random ones could have in common do not count
+SAMPLED = ("duplicate_token", "induction", "copying")  # means over a sample of the vocabulary
 COLUMNS = {
     "previous_token": ("previous token", "share of the mean query's attention that the mean key one place back gets"),
     "distance": ("distance", "positions back at which that share is largest"),
@@ -63,6 +67,10 @@ COLUMNS = {
     "induction": (
         "induction",
         "the same with keys that hold what previous-token heads bring: a query finds the place after its token",
+    ),
+    "detokenization": (
+        "detokenization",
+        "bigram AUROC of a first-layer head, where counts are given: tokens that come before it score higher",
     ),
     "copying": ("copying", "how far the token itself stands out among tokens in what the head writes for it"),
     "first_token": ("first token", "logits by which the mean query prefers the first token of a text"),
@@ -85,7 +93,7 @@ class HeadRoles(ShowsShapes):
     Attributes
     ----------
     scores : dict of (L, H) arrays
-        NaN where a score cannot be had.
+        NaN where a score cannot be had. Those of `SAMPLED` have a 95 % interval beside them, _low and _high.
     names : (L, H) array of str
         Empty for a head without one.
     sure : (L, H) array
@@ -99,7 +107,7 @@ class HeadRoles(ShowsShapes):
     lacking: str | None
 
 
-def head_roles(model: Model, wiring: Wiring) -> HeadRoles:
+def head_roles(model: Model, wiring: Wiring, counts: str | Path | None = None) -> HeadRoles:
     """Every score that the checkpoint allows, and the names.
 
     Parameters
@@ -107,8 +115,11 @@ def head_roles(model: Model, wiring: Wiring) -> HeadRoles:
     model : Model
     wiring : Wiring
         Of the same model.
+    counts : str or Path, optional
+        Bigram counts, for the role of detokenization.
     """
-    scores = {name: np.full((len(wiring.layers), wiring.n_heads), np.nan) for name in COLUMNS}
+    intervals = [f"{name}_{end}" for name in SAMPLED for end in ("low", "high")]
+    scores = {name: np.full((len(wiring.layers), wiring.n_heads), np.nan) for name in (*COLUMNS, *intervals)}
     scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring)
     place = {int(layer): i for i, layer in enumerate(wiring.layers)}
     lacking = why_no_stream(model)
@@ -123,6 +134,8 @@ def head_roles(model: Model, wiring: Wiring) -> HeadRoles:
                     scores[name][place[layer]] = values
     for layer, i in place.items():
         scores["identity"][i] = roles.identity(model.layer(layer))
+    if counts is not None and 0 in place:
+        scores["detokenization"][place[0]] = bigram_auroc(model, counts).heads["auroc"]
     return HeadRoles(scores, *named(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking)
 
 
@@ -139,15 +152,18 @@ def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         found = {
             "previous_token": previous,
             "distance": distances[shares.argmax(axis=1)].astype(float),
-            "duplicate_token": roles.own_match(roles.content_scores(stream)),
         }
+        sampled = {"duplicate_token": roles.own_match(roles.content_scores(stream))}
         if depth and causal:
             keys = roles.carried_keys(stream, np.asarray(carried))
-            found["induction"] = roles.own_match(roles.content_scores(stream, keys))
+            sampled["induction"] = roles.own_match(roles.content_scores(stream, keys))
         if directions is None:
             directions = unembedding(model, sample_tokens(model, len(stream.x)))
         outputs = written @ directions.T  # (H, T, T)
-        found["copying"] = roles.own_match(outputs - outputs.mean(axis=1, keepdims=True))
+        sampled["copying"] = roles.own_match(outputs - outputs.mean(axis=1, keepdims=True))
+        for name, of_tokens in sampled.items():
+            found[name] = of_tokens.mean(axis=1)
+            found[f"{name}_low"], found[f"{name}_high"] = roles.interval(of_tokens, model.embeddings.n_tokens)
         if first is not None:
             found["first_token"] = roles.first_excess(stream)
         if not all(np.isfinite(values).all() for values in found.values()):
@@ -214,12 +230,19 @@ def roles_table(wiring: Wiring, found: HeadRoles) -> Table:
                 "sure", found.sure.ravel(), format=".2f",
                 meaning="share of heads with such a score that had the role when the models measured here were run",
             ),
-            *(
-                Column(name, found.scores[name].ravel(), symbol=symbol, meaning=meaning, format=".2f")
-                for name, (symbol, meaning) in COLUMNS.items()
-            ),
+            *(column for name in COLUMNS for column in _columns(name, found)),
         ]
     )  # fmt: skip
+
+
+def _columns(name: str, found: HeadRoles) -> Iterator[Column]:
+    """A score, and its interval where it has one."""
+    symbol, meaning = COLUMNS[name]
+    yield Column(name, found.scores[name].ravel(), symbol=symbol, meaning=meaning, format=".2f")
+    for end in ("low", "high") if name in SAMPLED else ():
+        said = f"{end} end of a 95 % interval over the tokens that were drawn (bootstrap)"
+        values = found.scores[f"{name}_{end}"].ravel()
+        yield Column(f"{name}_{end}", values, symbol=f"{symbol}, {end}", meaning=said, format=".2f")
 
 
 def _first_token(model: Model) -> int | None:

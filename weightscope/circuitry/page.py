@@ -22,6 +22,7 @@ MEANINGS = {
     "feeds keys": "writes what keys of later heads read, as previous-token heads do for induction heads",
     "induction": "finds where its own token stood before and looks at what came after it",
     "duplicate token": "attends to earlier places of its own token",
+    "detokenization": "puts the tokens of a split word together: it looks for what comes before its token in text",
     "identity": "passes on what it reads, multiplied by one number",
     "copying": "raises the logit of the token it attends to",
     "anti-copying": "lowers the logit of the token it attends to",
@@ -64,7 +65,7 @@ def facts(found: Circuits) -> dict[str, Any]:
         "kinds": [{"name": name, "colour": KIND_COLOURS[kind]} for kind, name in READS.items()],
         "role": [[roles.index(name) if name else -1 for name in row] for row in found.roles.names],
         "sure": _json(found.roles.sure),
-        "scores": {name: _json(values) for name, values in found.roles.scores.items() if np.isfinite(values).any()},
+        "scores": {name: _json(values) for name in COLUMNS if np.isfinite(values := found.roles.scores[name]).any()},
         "edges": page_edges(found.wiring),
         "top": int(found.edges["rank"].max(initial=0)),
     }

@@ -10,6 +10,8 @@ from scipy.special import softmax
 from weightscope.attention.layer import Layer
 from weightscope.circuitry.stream import N_POSITIONS, Stream
 
+RESAMPLES = 400
+
 
 def attention_by_position(stream: Stream, *, causal: bool) -> np.ndarray:
     """Attention of the mean query to the mean key, whatever the tokens: (H, P, P), queries along the second axis.
@@ -54,6 +56,27 @@ def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarr
     return distances, attention[:, queries[:, None], keys].mean(axis=1)
 
 
+def interval(of_tokens: np.ndarray, n_tokens: int) -> np.ndarray:
+    """A 95 % interval for the mean over all tokens of which some were drawn, by resampling those.
+
+    Parameters
+    ----------
+    of_tokens : (H, T) array
+    n_tokens : int
+        How many there are. Where all were drawn the interval is the mean itself.
+
+    Returns
+    -------
+    (2, H) array
+        Its ends.
+    """
+    n = of_tokens.shape[1]
+    if n >= n_tokens:
+        return np.repeat(of_tokens.mean(axis=1)[None], 2, axis=0)
+    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n  # how often each is drawn
+    return np.quantile(of_tokens @ drawn.T, (0.025, 0.975), axis=1)
+
+
 def own_match(scores: np.ndarray) -> np.ndarray:
     """How far a token's score with itself stands out among its scores with all tokens, in standard deviations.
 
@@ -63,13 +86,13 @@ def own_match(scores: np.ndarray) -> np.ndarray:
 
     Returns
     -------
-    (H,) array
-        The mean over tokens; 0 for a head that does not look at what a token is, NaN where a score is not finite.
+    (H, T) array
+        0 for a head that does not look at what a token is, NaN where a score is not finite.
     """
     own = np.diagonal(scores, axis1=-2, axis2=-1)  # (H, T)
     spread = scores.std(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(spread == 0, 0.0, (own - scores.mean(axis=-1)) / spread).mean(axis=-1)
+        return np.where(spread == 0, 0.0, (own - scores.mean(axis=-1)) / spread)
 
 
 def content_scores(stream: Stream, keys: np.ndarray | None = None) -> np.ndarray:

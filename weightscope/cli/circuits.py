@@ -24,6 +24,10 @@ from weightscope.cli.options import (
 @click.option(
     "--top", type=click.IntRange(1), default=20, show_default=True, help="Edges of each kind, by either measure."
 )
+@click.option(
+    "--counts", type=click.Path(dir_okay=False, path_type=Path),
+    help="Bigram counts (see `weightscope bigrams`), for detokenization heads of the first layer.",
+)  # fmt: skip
 @click.option("--measure", is_flag=True, help="Run the model too, and say how well the names hold (PyTorch).")
 @click.option(
     "--text", "texts", type=click.Path(exists=True, path_type=Path), multiple=True,
@@ -37,6 +41,7 @@ def circuits_command(
     out: Path,
     layers: str | None,
     top: int,
+    counts: Path | None,
     measure: bool,
     texts: tuple[Path, ...],
     device: str,
@@ -51,7 +56,7 @@ def circuits_command(
     model = opened.open()
     on_worker = opened.as_seen(model).elsewhere if engine.elsewhere else None
     with OutputFolder(out) as folder:
-        found = circuits(model, chosen, top, device, engine, on_worker)
+        found = circuits(model, chosen, top, device, counts, engine, on_worker)
         if measure:
             from weightscope.circuitry.measured import measured
 
