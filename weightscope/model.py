@@ -10,23 +10,14 @@ from weightscope.attention.head import Head
 from weightscope.attention.layer import Layer
 from weightscope.attention.norms import Norm
 from weightscope.attention.rotation import Rotation
-from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
-from weightscope.checkpoint.source import existing, from_url
-from weightscope.embedded import resolved
+from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
-from weightscope.families import (
-    Family,
-    LayerTensors,
-    as_published,
-    family_of,
-    own_part,
-    read_config,
-    refuse_endless_embeddings,
-)
+from weightscope.families import Family, LayerTensors, own_part, read_config
 from weightscope.families.family import StoredNorm
 from weightscope.families.layer import read_layer
 from weightscope.families.nesting import prefixes_of
+from weightscope.families.opening import open_source
 from weightscope.on_demand import OnDemand
 from weightscope.unembedding import Unembedding
 
@@ -39,6 +30,7 @@ def open_model(
     family: str | None = None,
     tower: str | None = None,
     tokenizer: str | None = None,
+    base: str | Path | None = None,
 ) -> "Model":
     """Open a checkpoint as a model. Headers and config are read, no tensor data.
 
@@ -55,11 +47,14 @@ def open_model(
         Which half of a two-tower model.
     tokenizer : str, optional
         Where the tokenizer is, if not with the checkpoint; see `load_tokenizer`.
+    base : str or Path, optional
+        Of a LoRA adapter the model that it changes; by default the one that its adapter_config.json names.
 
     Raises
     ------
     CheckpointError
-        The source is not there, is broken, or is of no known family.
+        The source is not there, is broken, or is of no known family; or it is an adapter that cannot be read exactly,
+        or not one for this base.
 
     Examples
     --------
@@ -67,12 +62,8 @@ def open_model(
     >>> ws.open_model("embedded")
     Model(gpt2: 2 layers of 8 heads, width 256)
     """
-    source = from_url(resolved(source))
-    checkpoint = as_published(open_checkpoint(source, revision))
-    opened = f"{source}@{revision}" if revision and "@" not in str(source) else str(existing(source) or source)
-    row = family_of(checkpoint, family, tower)
-    refuse_endless_embeddings(checkpoint, row)
-    return Model(checkpoint, row, opened, tokenizer or "")
+    checkpoint, row, opened, with_base = open_source(source, revision, family, tower, base)
+    return Model(checkpoint, row, opened, tokenizer or with_base)
 
 
 class Model:

@@ -29,7 +29,7 @@ class Source:
     ----------
     source : str
         As the user wrote it, a path on this machine made absolute.
-    revision, family, tower, tokenizer : str or None
+    revision, family, tower, tokenizer, base : str or None
         As in `open_model`.
     seen : Fingerprint or None
         Of the checkpoint when it was first opened; None until `as_seen`.
@@ -40,6 +40,7 @@ class Source:
     family: str | None = None
     tower: str | None = None
     tokenizer: str | None = None
+    base: str | None = None
     seen: Fingerprint | None = None
 
     @classmethod
@@ -50,16 +51,21 @@ class Source:
         family: str | None = None,
         tower: str | None = None,
         tokenizer: str | None = None,
+        base: str | None = None,
     ) -> "Source":
         """Of what a user wrote."""
-        path = None
-        with suppress(CheckpointError):  # it cannot be looked at; opening it says why
-            path = existing(source)
-        return cls(str(path or from_url(source)), revision, family, tower, tokenizer)
+
+        def found(text: str) -> str:
+            path = None
+            with suppress(CheckpointError):  # it cannot be looked at; opening it says why
+                path = existing(text)
+            return str(path or from_url(text))
+
+        return cls(found(source), revision, family, tower, tokenizer, base and found(base))
 
     def open(self) -> Model:
         """The model; see `open_model`."""
-        return open_model(self.source, self.revision, self.family, self.tower, self.tokenizer)
+        return open_model(self.source, self.revision, self.family, self.tower, self.tokenizer, self.base)
 
     def checkpoint(self) -> Checkpoint:
         """The checkpoint as it is stored, whatever its family; see `open_checkpoint`."""

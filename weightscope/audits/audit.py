@@ -160,6 +160,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     with one_blas_thread():
         directions, notes = directions_of(unchecked, indices, options.directions)
         notes += tuple(filter(None, positions_of(unchecked)[1:]))
+        notes = (model.checkpoint.note, *notes) if model.checkpoint.note else notes
         findings = findings_of(unchecked, heads)
     everything = read_everything(model.checkpoint) if options.all_tensors else None
     if everything is not None:

@@ -7,9 +7,10 @@ import numpy as np
 
 from weightscope.attention.head import Head
 from weightscope.attention.layer import Layer
+from weightscope.audits.lora import qk_difference, rank_of, vo_difference
 from weightscope.audits.measure import Arrays
 from weightscope.audits.measures import MAPS
-from weightscope.metrics.spaces import relative_change, space_angles
+from weightscope.metrics.spaces import relative_change, relative_size, space_angles
 from weightscope.parallel import in_threads, one_blas_thread
 from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column
@@ -33,25 +34,35 @@ class Stage(ShowsShapes):
         As `measure_layer` gives them.
     order : (H,) int array
         Which of its heads stands for each head of the first checkpoint.
+    added : (Layer, Layer) or None
+        A layer that this one is a LoRA of, and what it adds to that; see `added_to`.
     """
 
     layer: Layer
     measured: Arrays
     order: np.ndarray
+    added: tuple[Layer, Layer] | None = None
 
     def in_order(self) -> dict[str, np.ndarray]:
         """What was measured, heads in the first checkpoint's order."""
         return {name: values if name in OF_THE_LAYER else values[self.order] for name, values in self.measured.items()}
 
 
-def stage(layer: Layer, measured: Arrays) -> Stage:
-    """A layer whose heads are where they were."""
-    return Stage(layer, measured, np.arange(layer.n_heads))
+def stage(layer: Layer, measured: Arrays, base: Layer | None = None, added: Layer | None = None) -> Stage:
+    """A layer whose heads are where they were; `base` and what was `added` to it, where it is a LoRA."""
+    pair = None if base is None or added is None else (base, added)
+    return Stage(layer, measured, np.arange(layer.n_heads), pair)
 
 
 def layer_changes(a: Stage, b: Stage) -> dict[str, np.ndarray]:
     """How far every head of a layer moved: (H,) arrays, qk_change, qk_left_angle ... vo_bias_change."""
-    heads = list(in_threads(lambda h: _head_changes(a.layer.head(h[0]), b.layer.head(h[1])), _pairs(a, b)))
+    added = b.added[1] if b.added is not None and b.added[0] is a.layer else None
+
+    def head_changes(pair: tuple[int, int]) -> dict[str, float]:
+        one, other = a.layer.head(pair[0]), b.layer.head(pair[1])
+        return _head_changes(one, other, added.head(pair[0]) if added is not None and pair[0] == pair[1] else None)
+
+    heads = list(in_threads(head_changes, _pairs(a, b)))
     return {name: np.array([head[name] for head in heads]) for name in heads[0]}
 
 
@@ -59,14 +70,22 @@ def _pairs(a: Stage, b: Stage) -> Sequence[tuple[int, int]]:
     return list(zip(a.order.tolist(), b.order.tolist(), strict=True))
 
 
-def _head_changes(a: Head, b: Head) -> dict[str, float]:
+def _head_changes(a: Head, b: Head, added: Head | None) -> dict[str, float]:
     moves = _moves(a, b)
+    ranks = {f"{name}_change_rank": float("nan") for name in MAPS}
+    if added is not None:
+        exact = {"qk": qk_difference(a, added), "vo": vo_difference(a, added)}
+        for name, change in exact.items():
+            moves[f"{name}_change"] = relative_size(change, getattr(a, name))
+            ranks[f"{name}_change_rank"] = rank_of(change)
+        turned = qk_difference(a, added, 1) if a.layer.rotation is not None else exact["qk"]
+        moves["qk_change_delta1"] = relative_size(turned, a.qk_at(1))
     changes: dict[str, float] = {}
     for name in MAPS:
         angles = space_angles(getattr(a, name), getattr(b, name))
         changes[f"{name}_change"] = moves.pop(f"{name}_change")
         changes |= {f"{name}_{angle}": value for angle, value in angles.items()}
-    return changes | moves
+    return changes | moves | ranks
 
 
 def _moves(a: Head, b: Head) -> dict[str, float]:
@@ -155,6 +174,9 @@ def change_column(name: str, values: np.ndarray, since: str = "") -> Column:
     """A column of changes or of angles, by its name: qk_change, vo_left_angle_mean; `since` ends the name."""
     map_name, what, *more = name.split("_")
     w = MAPS[map_name]
+    if "rank" in more:
+        meaning = "Of the change that a LoRA is, from its factors; empty where it is not known by factors."
+        return Column(name + since, values, f"rank Δ{w}", meaning=meaning, format=".0f")
     if "change" in name:
         vector = what == "bias"
         subject = f"b_{map_name.upper()}" if vector else f"{w}(1)" if more else w

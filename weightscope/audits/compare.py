@@ -14,6 +14,7 @@ from weightscope.audits.changes import SAME, change_column, followed, stage, unm
 from weightscope.audits.comparison_findings import comparison_findings
 from weightscope.audits.coverage import attention_only
 from weightscope.audits.findings import Findings
+from weightscope.audits.lora import added_to
 from weightscope.audits.measure import Arrays
 from weightscope.audits.measures import MAPS, MeasuredHeads
 from weightscope.errors import CheckpointError, counted, printable
@@ -81,11 +82,12 @@ def compare(
     with progress_shown(progress):
         indices = bar(a.attention_layers, "layers", "layer")
     for index in indices:
-        layers = (model.layer(index) for model in unchecked)  # one after the other
-        stages = (stage(layer, measured_layer(layer, forms, options)) for layer in layers)
-        first = previous = next(stages)
+        one = unchecked[0].layer(index)
+        first = previous = stage(one, measured_layer(one, forms, options))
         measured[0][index] = first.measured
-        for k, current in enumerate(stages):
+        for k, model in enumerate(unchecked[1:]):
+            other = model.layer(index)
+            current = stage(other, measured_layer(other, forms, options), one, added_to(a, models[k + 1], index))
             current, since_first, since_previous = followed(first, previous, current)
             measured[k + 1][index] = current.in_order()
             from_first[k].append(since_first)
@@ -94,6 +96,8 @@ def compare(
             previous = current
     heads = [MeasuredHeads(layers, a.config.d_model) for layers in measured]
     left_out = set() if forms else {"qk_change_delta1"}  # without a rotation every distance is alike
+    if not any(np.isfinite(layer["qk_change_rank"]).any() for own in from_first for layer in own):
+        left_out |= {f"{name}_change_rank" for name in MAPS}
     families = [model.family.name for model in models]
     changes = _stacked(from_first, left_out), _stacked(from_previous, left_out)
     broken = [sorted(model.checkpoint.noted or ()) for model in unchecked]

@@ -36,6 +36,8 @@ class Checkpoint(Mapping[str, Tensor]):
     noted : set of str or None
         Of an unchecked checkpoint the names of tensors in which NaN or infinity has been read; None where such values
         are refused.
+    note : str
+        What a person should know of how it is put together, in a sentence; empty where it is as it is stored.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Checkpoint(Mapping[str, Tensor]):
     ) -> None:
         self.folder, self.files, self.config, self.name = folder, files, config, name
         self.noted: set[str] | None = None
+        self.note = ""
         self._tensors, self._in_order = tensors, sorted(tensors)
 
     def __getitem__(self, name: str) -> Tensor:

@@ -184,6 +184,7 @@ def _audit_list(
 @out_option
 @click.option("--family", help="Read the checkpoints as this family, whatever their configs say.")
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
+@click.option("--base", help="What LoRA adapters among them change; the first of the checkpoints if not given.")
 @click.option("--across-families", is_flag=True, help="Compare heads of different families too.")
 @click.option("--all", "all_tensors", is_flag=True, help="Compare every tensor of the files too, attention or not.")
 @click.option(
@@ -197,6 +198,7 @@ def compare_command(
     out: Path,
     family: str | None,
     tower: str | None,
+    base: str | None,
     across_families: bool,
     all_tensors: bool,
     max_change: float | None,
@@ -208,13 +210,18 @@ def compare_command(
     With --max-change or --fail-on the status is 3 where they do not hold; the results are written all the same.
     """
     from weightscope.audits.compare import compare
+    from weightscope.checkpoint.adapter import adapter_in
     from weightscope.folder import OutputFolder
     from weightscope.progress import phase
     from weightscope.sources import Source
 
     if len(sources) < 2:
         raise click.UsageError("compare needs two checkpoints or more")
-    models = [Source(source, None, family, tower).open() for source in sources]
+    adapters = {source for source in sources if adapter_in(source)}
+    if base is not None and not adapters:
+        raise click.UsageError("--base goes with a LoRA adapter; none of these is one")
+    base = base or (sources[0] if sources[0] not in adapters else None)
+    models = [Source(one, None, family, tower, base=base if one in adapters else None).open() for one in sources]
     with OutputFolder(out) as folder:
         comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
         with phase("drawing figures"):

@@ -80,12 +80,15 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--revision", help="Branch, tag or commit on the Hub.")
     @click.option("--family", help="Read the checkpoint as this family, whatever its config says.")
     @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
+    @click.option("--base", help="Of a LoRA adapter the model that it changes, where its settings do not name it.")
     @wraps(command)
-    def named(source: str, revision: str | None, family: str | None, tower: str | None, **options: Any) -> None:
+    def named(
+        source: str, revision: str | None, family: str | None, tower: str | None, base: str | None, **options: Any
+    ) -> None:
         from weightscope.sources import Source
 
         tokenizer = options.pop("tokenizer", None)
-        command(lambda text: Source.named(text, revision, family, tower, tokenizer), source, **options)
+        command(lambda text: Source.named(text, revision, family, tower, tokenizer, base), source, **options)
 
     return named
 

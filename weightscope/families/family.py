@@ -270,6 +270,8 @@ class Family:
         Config keys, outermost first, of the bound q, k and v are clipped to.
     sinks : str
         Tensor of learned sink logits in a layer; empty where there is none.
+    transposed : tuple of str
+        Last parts of the names of modules whose weights are stored as (in, out).
     output_scale : str
         Tensor that multiplies the layer's output (LayerScale).
     kv_heads : int or tuple of str
@@ -328,6 +330,7 @@ class Family:
     softcap: str = ""
     clip: tuple[str, ...] = ()
     sinks: str = ""
+    transposed: tuple[str, ...] = ()
     output_scale: str = ""
     kv_heads: int | tuple[str, ...] = ()
     head_dim: tuple[str, ...] = ()

@@ -63,6 +63,7 @@ GPT2 = Family(
     prefixes=("transformer.", ""),
     layer="h.{i}.",
     layout=conv1d_fused,
+    transposed=("c_attn", "c_proj", "c_fc"),
     query="attn.c_attn",
     key="attn.c_attn",
     value="attn.c_attn",

@@ -124,7 +124,12 @@ def relative_change(a: Factored, b: Factored) -> float:
 
     Unlike the change of W_Q and W_K apart, it is blind to a change of basis within the head, which changes no score.
     """
-    moved, before = difference(a, b).frobenius(), a.frobenius()
+    return relative_size(difference(a, b), a)
+
+
+def relative_size(change: Factored, a: Factored) -> float:
+    """|change|_F / |A|_F; infinite where A is zero and the change is not, 0 where both are, NaN where unknown."""
+    moved, before = change.frobenius(), a.frobenius()
     if before == 0:
         return float("inf") if moved > 0 else moved  # 0 or NaN
     return moved / before

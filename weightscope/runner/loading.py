@@ -120,6 +120,9 @@ def load_eager(model: Model, *, language: bool) -> Any:
 
 def _location(model: Model) -> tuple[str, dict[str, Any]]:
     """What to give from_pretrained for where the checkpoint is."""
+    if model.checkpoint.note:
+        problem = "is a LoRA adapter on a base; transformers runs what peft's merge_and_unload makes of the two"
+        raise CheckpointError(problem, file=model.name)
     where = locate(model.source)
     if not isinstance(where, Path):
         where = downloaded(where)
