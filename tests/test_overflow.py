@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.commands import Weights, commands, is_one_line, run, undrawn, with_tokenizer, write_counts
+from tests.support.commands import Weights, commands, is_one_line, run, studies, undrawn, with_tokenizer, write_counts
 from weightscope.metrics.spaces import nearest_rows
 
 pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")
@@ -98,7 +98,7 @@ def with_feed_forward(weights: Weights) -> None:
     rng, d = np.random.default_rng(0), 16
     for layer in (0, 1):
         stem = f"transformer.h.{layer}.mlp"
-        for module, shape in (("c_fc", (d, 2 * d)), ("c_proj", (2 * d, d))):
+        for module, shape in (("c_fc", (d, 4 * d)), ("c_proj", (4 * d, d))):
             weights[f"{stem}.{module}.weight"] = rng.standard_normal(shape).astype(np.float32)
             weights[f"{stem}.{module}.bias"] = np.zeros(shape[1], np.float32)
         weights |= {f"transformer.h.{layer}.ln_2.{part}": np.ones(d, np.float32) for part in ("weight", "bias")}
@@ -109,6 +109,16 @@ def test_heads_are_named_by_their_wiring_where_streams_overflow(tmp_path: Path) 
     found = ws.circuits(ws.open_model(with_tokenizer("gpt2", tmp_path, with_feed_forward)))
     assert any("following tokens up to layer 1 overflows" in caveat for caveat in found.caveats)
     assert np.isnan(found.heads["copying"]).all() and np.isfinite(found.heads["identity"]).all()
+
+
+def test_a_run_that_overflows_says_so(counts: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch comes with the extra `runner`")
+    source = with_tokenizer("gpt2", tmp_path / "source", with_feed_forward)
+    for arguments in studies(source, counts.parent / "corpus.txt", tmp_path).values():
+        result = run(*arguments)
+        assert is_one_line(result), result.output
+        assert "attention's output in layer 1 overflows: its largest weight is" in result.stderr
+        assert "in transformer.h.0.mlp.c_fc.weight" in result.stderr
 
 
 def test_rows_without_a_direction_are_nearest_to_nothing() -> None:

@@ -1,8 +1,11 @@
 """Every command that reads weights, as a user types it, over the tiny models of tests/families; undrawn if asked."""
 
+import inspect
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +17,41 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.tiny_models import fixture
 from weightscope.cli import main
+from weightscope.folder import Files
 
 WORDS = 24  # the vocabulary of every fixture
 Weights = dict[str, np.ndarray]
 
 
 @contextmanager
-def undrawn() -> Iterator[None]:
-    """Figures are made and come out empty, which saves a second each."""
+def unsaved() -> Iterator[None]:
+    """Figures are put together and come out empty: what takes seconds is to draw them."""
 
     def savefig(figure: Figure, file: Any, format: str, **options: Any) -> None:
         file.write(b"<svg/>" if format == "svg" else b"")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", savefig)
+        yield
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Figures are not even put together, and nobody waits for the disk."""
+
+    def save(figure: None, files: Files, name: str) -> str:
+        files.text(f"{name}.svg", "<svg/>")
+        return "<svg/>"
+
+    with pytest.MonkeyPatch.context() as patch:
+        for room in ("audits", "circuitry", "detokenization"):
+            figures, page = (import_module(f"weightscope.{room}.{part}") for part in ("figures", "page"))
+            for name, function in inspect.getmembers(figures, inspect.isfunction):
+                if function.__module__ == figures.__name__:
+                    for module in (figures, page):
+                        patch.setattr(module, name, lambda *things, **options: None, raising=False)
+            patch.setattr(page, "save", save)
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
@@ -51,7 +75,7 @@ def with_tokenizer(name: str, folder: Path, change: Callable[[Weights], None] | 
 def write_counts(folder: Path) -> Path:
     """Bigrams counted in a text of those words; `folder` has the tokenizer."""
     drawn = np.random.default_rng(0).integers(0, WORDS, (30, 40))
-    (folder / "corpus.txt").write_text("\n".join(" ".join(f"w{i}" for i in line) for line in drawn))
+    (folder / "corpus.txt").write_text("\n\n".join(" ".join(f"w{i}" for i in line) for line in drawn))
     counts = folder / "counts.npz"
     result = run("bigrams", folder / "corpus.txt", "--tokenizer", folder, "--out", counts)
     assert result.exit_code == 0, result.output
@@ -70,6 +94,16 @@ def commands(source: Path, counts: Path, out: Path, *options: str) -> dict[str, 
         "positions": ["positions", source, "--out", out / "positions", *options],
         "unscaled": ["positions", source, "--unscaled", "--out", out / "unscaled", *options],
     }
+
+
+def studies(source: Path, text: Path, out: Path, *options: str) -> dict[str, list[object]]:
+    """The arguments of the commands that run the model."""
+    few = {
+        "norms": ["norms", "--sequences", "2", "--longest", "16"],
+        "outliers": ["outliers", "--sentences", "4", "--sampled", "2", "--longest", "16"],
+        "sinks": ["sinks", "--question", "kind", "--inputs", "2", "--length", "16"],
+    }
+    return {name: [*own, source, "--text", text, "--out", out / name, *options] for name, own in few.items()}
 
 
 def run(*arguments: object) -> Result:

@@ -14,6 +14,7 @@ from weightscope.device import CPU, Device, open_device
 from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError, counted
 from weightscope.model import Model
+from weightscope.overflow import overflow
 from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, phase
 from weightscope.runner.hooks import blocks_of, tower_of, watched
@@ -301,6 +302,8 @@ class Runner:
             return
         expected = seen.layer.output(seen.attention[0].astype(np.float64), seen.x[0].astype(np.float64))
         error = np.linalg.norm(seen.output[0] - expected) / max(float(np.linalg.norm(expected)), 1e-30)
+        if not np.isfinite(error):
+            raise overflow(self.model, f"attention's output in layer {index}", anywhere=True)
         if not error < LARGEST_ERROR:
             found = f"layer {index}: attention's output differs from what its weights give by {error:.1e} of its size"
             raise CheckpointError(f"{found}; rounding explains no more than {LARGEST_ERROR:g}", file=self.model.name)
