@@ -239,6 +239,13 @@ def test_a_tokenizer_is_known_by_the_content_of_its_files(tmp_path: Path) -> Non
     assert tokenizer_identity(tmp_path) != one
 
 
+def test_a_tokenizer_that_is_too_large_to_be_read_is_not_read_for_its_identity(tmp_path: Path) -> None:
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(3 << 30)  # a hole, which takes no room
+    (identity,) = tokenizer_identity(tmp_path)
+    assert identity["size"] == 3 << 30 and "sha256" not in identity
+
+
 def test_facts_come_back_and_their_order_is_no_matter() -> None:
     assert Fingerprint.of(a=1, b=(2, 3)).facts == {"a": 1, "b": [2, 3]}
     assert Fingerprint.of(a=1, b=2) == Fingerprint.of(b=2, a=1) == Fingerprint.of(b=2).also(a=1)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import weightscope
+from weightscope.checkpoint.source import LARGEST_SMALL_FILE
 from weightscope.checkpoint.storage import Storage
 from weightscope.embedded import FOLDER, resolved
 from weightscope.errors import CheckpointError
@@ -145,9 +146,14 @@ def weights_size(model: Model) -> int:
 
 def tokenizer_identity(folder: Path) -> list[dict[str, Any]]:
     """The files of a folder that make a tokenizer, or the file that is one, known by their content."""
-    if folder.is_file():
-        return [content_identity(folder)]
-    return [content_identity(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()]
+    files = [folder] if folder.is_file() else [folder / name for name in TOKENIZER_FILES]
+    return [_small_identity(file) for file in files if file.is_file()]
+
+
+def _small_identity(path: Path) -> dict[str, Any]:
+    """Of a file that is read whole; one too large for that, or a GGUF file with its weights, by its size and time."""
+    large = path.stat().st_size > LARGEST_SMALL_FILE
+    return (file_identity(path) if large else None) or content_identity(path)
 
 
 def _identity(file: Storage, folder: Path) -> dict[str, Any]:

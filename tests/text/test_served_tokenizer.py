@@ -91,6 +91,12 @@ def test_time_and_memory_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         slow.encode("a")
 
 
+def test_a_vocabulary_is_no_larger_than_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_tokenizer, "MOST_TOKENS", 2)
+    with pytest.raises(CheckpointError, match="x: has 3 tokens; at most 2 are read"):
+        ServedTokenizer("x", from_json, GOOD)
+
+
 def test_a_file_is_loaded_and_refused_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
     monkeypatch.setattr(served_tokenizer, "_Child", lambda own=served_tokenizer._Child: begun.append(1) or own())

@@ -22,13 +22,15 @@ OF_BERT = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 REPLY = struct.Struct("<Q?")  # before each: its length, and whether all went well
 
 
-def serve(memory: int) -> None:
+def serve(memory: int, most_tokens: int) -> None:
     """Answer requests until the parent closes its end. The first one loads, and is answered by a description.
 
     Parameters
     ----------
     memory : int
         Bytes that this process may take.
+    most_tokens : int
+        Past which a vocabulary is refused, and ids are.
     """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no reply
@@ -47,6 +49,7 @@ def serve(memory: int) -> None:
             answer = function(*loaded, *arguments)
             if not loaded:
                 tokenizer, facts = answer
+                _check_vocabulary(tokenizer.get_vocab(), most_tokens)
                 loaded, answer = (tokenizer,), json.dumps(description(tokenizer) | facts).encode()
             reply = True, answer
         except BaseException as error:  # the library's panics are no Exceptions
@@ -55,6 +58,15 @@ def serve(memory: int) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(REPLY.pack(len(reply[1]), reply[0]) + reply[1])
         replies.flush()
+
+
+def _check_vocabulary(tokens: dict[str, int], most: int) -> None:
+    """Refuse here what would take the parent's memory."""
+    if len(tokens) > most:
+        raise CheckpointError(f"has {len(tokens)} tokens; at most {most} are read")
+    largest = max(tokens, key=tokens.__getitem__, default=None)
+    if largest is not None and tokens[largest] >= most:
+        raise CheckpointError(f"token {largest[:40]!r} has the id {tokens[largest]}; ids below {most} are read")
 
 
 def told(error: BaseException) -> str:
