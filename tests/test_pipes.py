@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from weightscope.audits.finished_layers import FinishedLayers
+from weightscope.audits.reference import Reference
+from weightscope.audits.reference_list import read_checkpoints
 from weightscope.checkpoint import open_checkpoint
 from weightscope.checkpoint.blockcache import BlockCache
 from weightscope.cli import main
@@ -65,6 +67,8 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
     "image in a folder": ("a.png", _image),
     "scheduler": ("scheduler.json", _scheduler),
     "results": ("heads.csv", _written),
+    "reference": ("reference.npz", Reference.load),
+    "reference's list": ("list.csv", read_checkpoints),
 }
 
 

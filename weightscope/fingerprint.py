@@ -15,6 +15,7 @@ from weightscope.checkpoint.storage import Storage
 from weightscope.embedded import FOLDER, resolved
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.regular import regular_file
 
 LIBRARIES = ("numpy", "scipy")  # another version changes last digits
 DRAWN_WITH = (
@@ -166,11 +167,11 @@ def _identity(file: Storage, folder: Path) -> dict[str, Any]:
 def content_identity(path: Path) -> dict[str, Any]:
     """Name, size and digest of a file on this machine."""
     try:
-        with path.open("rb") as file:
+        with regular_file(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"name": path.name, "size": path.stat().st_size, "sha256": digest}
-    except OSError as error:  # whoever needs the file says so
-        return {"name": path.name, "unreadable": error.strerror}
+    except (OSError, CheckpointError) as error:  # whoever needs the file says so
+        return {"name": path.name, "unreadable": str(error)}
 
 
 def _digest(content: bytes) -> str:

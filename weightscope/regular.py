@@ -2,8 +2,8 @@
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from weightscope.errors import CheckpointError
 
@@ -28,6 +28,6 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def regular_file(path: Path) -> BinaryIO:
+def regular_file(path: Path) -> BufferedReader:
     """A regular file, open to read; errors as for `open_regular`."""
     return os.fdopen(open_regular(path), "rb")

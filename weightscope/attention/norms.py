@@ -60,7 +60,8 @@ def fold_layer_norm(
     -------
     array of shape (..., d, r), array of shape (..., r)
     """
-    shifted = beta @ w + b
+    with np.errstate(over="ignore", invalid="ignore"):  # what is broken is found and named where it is read
+        shifted = beta @ w + b
     scaled = np.multiply(gamma[:, None], w, out=out)  # (..., d, r)
     return np.subtract(scaled, scaled.mean(axis=-2, keepdims=True), out=out), shifted
 

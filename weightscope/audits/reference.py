@@ -18,6 +18,7 @@ import numpy as np
 
 from weightscope.audits.measures import MeasuredHeads
 from weightscope.errors import CheckpointError
+from weightscope.regular import regular_file
 from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
 from weightscope.writing import new_file
@@ -96,7 +97,7 @@ class Reference(ShowsShapes):
         try:
             if path.stat().st_size > LARGEST:
                 raise CheckpointError(f"has more than {LARGEST >> 20} MB; a reference is far smaller", file=path)
-            with np.load(path, allow_pickle=False) as stored:
+            with regular_file(path) as file, np.load(file, allow_pickle=False) as stored:
                 known = tuple(Known(**one) for one in json.loads(str(stored["checkpoints"])))
                 measures, quantiles = tuple(map(str, stored["measures"])), stored["quantiles"]
         except FileNotFoundError:
@@ -201,7 +202,8 @@ def share_below(quantiles: np.ndarray, values: np.ndarray) -> np.ndarray:
         At `SHARES`, ascending.
     values : array
     """
-    rounded = np.asarray(values, np.float32)  # as quantiles are, so that equal is equal
+    with np.errstate(over="ignore"):  # what is past float32 is past all that it holds
+        rounded = np.asarray(values, np.float32)  # as quantiles are, so that equal is equal
     left, right = (np.searchsorted(quantiles, rounded, side) for side in ("left", "right"))
     low, high = np.maximum(left - 1, 0), np.minimum(left, len(quantiles) - 1)
     step = quantiles[high] - quantiles[low]

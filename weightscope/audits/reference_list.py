@@ -1,6 +1,7 @@
 """A reference made of a list of checkpoints: each opened, measured, and known by the digest of its weights."""
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from weightscope.errors import CheckpointError, printable
 from weightscope.fingerprint import weights_digest, weights_size
 from weightscope.model import Model
 from weightscope.progress import bar
+from weightscope.regular import regular_file
 from weightscope.sources import Source, folder_names, read_list
 
 COLUMNS = tuple(field.name for field in fields(Known))
@@ -30,7 +32,7 @@ def read_checkpoints(path: Path) -> list[dict[str, str]]:
         rows = [{"source": source} for source in read_list(path)]
     else:
         try:
-            with path.open(encoding="utf-8", newline="") as file:
+            with io.TextIOWrapper(regular_file(path), encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file, strict=True)
                 columns = list(reader.fieldnames or [])
                 rows = [{name: value or "" for name, value in row.items() if name in COLUMNS} for row in reader]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from weightscope.errors import CheckpointError
+from weightscope.regular import regular_file
 
 Document = Iterable[str]  # a document is its text in parts: a long file is never in memory at once
 Advance = Callable[[int], object]  # is told how many more bytes of a file have been read
@@ -267,7 +268,7 @@ def _blocks(path: Path, advance: Advance) -> Iterator[bytes]:
     """The bytes of a file, decompressed, in blocks that are never empty."""
     broken: Sequence[type[Exception]] = (OSError, EOFError, zlib.error)
     try:
-        with path.open("rb") as raw:
+        with regular_file(path) as raw:
             if path.suffix.lower() == ".zst":
                 zstandard = _zstandard(path)
                 broken = (*broken, zstandard.ZstdError)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from weightscope.errors import CheckpointError
 from weightscope.folder import Folder
+from weightscope.regular import regular_file
 
 # Counts of 40 MB of books unpack to 6.5 times their file. An archive that promises far more is refused unread.
 LARGEST_EXPANSION = 50
@@ -157,7 +158,7 @@ def load_counts(path: str | Path) -> Counts:
     if not path.is_file():
         raise CheckpointError("no such file; expected bigram counts (COUNTS.npz)", file=path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with regular_file(path) as file, zipfile.ZipFile(file) as archive:
             _check_expansion(archive, path)
             indptr, indices, data = (_integers(archive, name) for name in ("indptr", "indices", "data"))
             meta = _meta(archive)
