@@ -116,6 +116,7 @@ def test_the_config_is_what_config_json_would_say(tmp_path: Path) -> None:
         "rms_norm_eps": 1e-5,
         "rope_theta": 500000.0,
         "vocab_size": VOCABULARY,
+        "attention_bias": False,
         "tie_word_embeddings": True,
     }
 

@@ -1,6 +1,7 @@
 """Text encoders: BERT and its line, whose layers read an already normalised stream, and ModernBERT."""
 
 from weightscope.attention.position_bias import Buckets
+from weightscope.families import ggml
 from weightscope.families.config import Every, ModelConfig
 from weightscope.families.family import Family, Inputs, When, biases, layer_norm
 from weightscope.families.layouts import grouped_with_loose_biases, separate, stacked
@@ -44,6 +45,7 @@ def relative_buckets(tensors: LayerTensors, config: ModelConfig) -> Buckets:
 BERT = Family(
     name="bert",
     model_types=("bert",),
+    gguf=ggml.BERT,
     prefixes=("bert.", ""),
     layer="encoder.layer.{i}.",
     layout=separate,

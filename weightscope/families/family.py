@@ -1,6 +1,6 @@
 """What a family of architectures is: a row of data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +9,9 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.attention.norms import Norm
 from weightscope.attention.position_bias import Buckets, Slopes
+from weightscope.checkpoint.config import Config
 from weightscope.families.config import LayerTypes, ModelConfig, all_full
+from weightscope.families.ggml_order import Undo
 from weightscope.families.rope import GridRope, Rope
 from weightscope.families.tensors import LayerTensors
 
@@ -178,13 +180,22 @@ class Gguf:
         What such a file calls it.
     modules : dict of str
         ggml's names of modules, and theirs here; within a layer where ggml's name begins with `blk.3.`.
-    permuted : bool
-        Rows of queries and keys are put in another order.
+    undo : dict of function
+        How the weights of some modules here become what they were.
+    config : function of (a Config of the file's keys, ggml's names of the modules there are) -> dict
+        What of config.json stands under a key of its own, or in no key at all.
+    renamed : dict of dict
+        Modules that are others where the file has a module of this name.
+    experts : bool
+        Feed-forward networks may be mixtures; attention is the same.
     """
 
     architecture: str
     modules: Mapping[str, str]
-    permuted: bool = False
+    undo: Mapping[str, Undo] = field(default_factory=dict)
+    config: Callable[[Config, Collection[str]], dict[str, Any]] = lambda keys, modules: {}
+    renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    experts: bool = False
 
 
 @dataclass(frozen=True)

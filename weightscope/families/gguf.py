@@ -5,7 +5,7 @@ neighbouring coordinates, Hugging Face the two halves of a head.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from weightscope.checkpoint.gguf_file import GgufFile, GgufTensor
 from weightscope.checkpoint.tensor import StoredTensor, WholeTensor
 from weightscope.errors import CheckpointError
 from weightscope.families.family import Family, Gguf
+from weightscope.families.ggml_order import Undo, in_groups, keys_in_halves, queries_in_halves, turned
+from weightscope.families.rope import Rope
 
 # Meaning in config.json -> key after the architecture's name.
 KEYS = {
@@ -28,9 +30,12 @@ KEYS = {
     "max_position_embeddings": "context_length",
     "head_dim": "attention.key_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
     "rope_theta": "rope.freq_base",
 }
-ROPE_FACTORS = "rope_freqs.weight"
+EPSILONS = ("layer_norm_epsilon", "norm_epsilon", "norm_eps")  # other names that rows have for it
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+MOST_FACTORS = 4096
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192  # of the rotations of every Llama 3; only the factor differs
 
 
@@ -50,55 +55,86 @@ def as_published(checkpoint: Checkpoint, families: Sequence[Family]) -> Checkpoi
     if row is None or gguf is None:
         known = ", ".join(dict.fromkeys(gguf.architecture for _, gguf in rows))
         raise CheckpointError(f"is of architecture '{str(named)[:40]}'; read are {known}", file=file)
-    config = {"model_type": row.model_types[0], **_config(checkpoint.config, gguf.architecture)}
-    n_heads = {row.query: config["num_attention_heads"], row.key: config["num_key_value_heads"]}
+    present = {name.split(".", 2)[2] if name.startswith("blk.") else name for name in checkpoint}
+    config = {"model_type": row.model_types[0], **_config(checkpoint.config, row, gguf, present)}
+    heads = config["num_attention_heads"], config["num_key_value_heads"]
+    modules = dict(gguf.modules)
+    for module, others in gguf.renamed.items():
+        modules |= others if f"{module}.weight" in present else {}
     tensors: dict[str, Tensor] = {}
     for name, stored in checkpoint.items():
-        if name == ROPE_FACTORS:
-            config["rope_scaling"] = _llama3_scaling(stored.read(), Config(config, file))
+        if name in ROPE_FACTORS:
             continue
-        module, full = _published_name(name, row, gguf)
+        module, full = _published_name(name, row, modules)
         if full in tensors:
             raise CheckpointError("has two tensors that mean the same", file=file, tensor=name)
         renamed = replace(stored, name=full) if isinstance(stored, GgufTensor) else stored
-        tensors[full] = PermutedTensor(renamed, n_heads[module]) if gguf.permuted and module in n_heads else renamed
+        undo = gguf.undo.get(module) if len(stored.shape) > (gguf.undo.get(module) is turned) else None
+        tensors[full] = renamed if undo is None else RestoredTensor(renamed, undo, *heads)
+    config |= _factors(checkpoint, Config(config, file))
     tokens = tensors.get(row.prefixes[0] + row.inputs.tokens)
     config["vocab_size"] = tokens.shape[0] if tokens is not None and tokens.shape else None
-    config["tie_word_embeddings"] = "lm_head.weight" not in tensors
+    config["tie_word_embeddings"] = "output.weight" not in present
     return Checkpoint(checkpoint.folder, checkpoint.files, tensors, Config(config, file), checkpoint.name)
 
 
-def _published_name(name: str, row: Family, gguf: Gguf) -> tuple[str, str]:
+def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple[str, str]:
     """`blk.3.attn_q.weight`: self_attn.q_proj, model.layers.3.self_attn.q_proj.weight; unknown names as they are."""
     parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)\.(weight|bias)", name, re.ASCII)
-    if not parts or parts[2] not in gguf.modules:
+    if not parts or parts[2] not in modules:
         return "", name
-    module = gguf.modules[parts[2]]
+    module = modules[parts[2]]
     layer = row.prefixes[0] + row.layer.format(i=int(parts[1])) if parts[1] else ""
     return module, f"{layer}{module}.{parts[3]}"
 
 
-def _config(keys: Config, architecture: str) -> dict[str, Any]:
+def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[str, Any]:
     """What config.json would say."""
-
-    def given(key: str) -> Any:
-        return keys.get(f"{architecture}.{key}")
-
-    values = {meaning: _shortest(given(key)) for meaning, key in KEYS.items() if given(key) is not None}
+    start = gguf.architecture + "."
+    own = {key.removeprefix(start): value for key, value in keys.items() if key.startswith(start)}
+    values = {meaning: _shortest(own[key]) for meaning, key in KEYS.items() if own.get(key) is not None}
     config = Config(values, keys.file)
     heads = config.size("num_attention_heads")
-    values["num_key_value_heads"] = config.size("num_key_value_heads", default=heads)
+    kv_heads = config.size("num_key_value_heads", default=heads if row.kv_heads != 1 else 1)
+    values["num_key_value_heads"] = kv_heads
     head_dim = config.size("head_dim", default=config.size("hidden_size") // heads)
-    scaling = given("rope.scaling.type") or "none"
+    if isinstance(row.rope, Rope) and row.rope.theta_key not in ("", "rope_theta") and "rope_theta" in values:
+        values[row.rope.theta_key] = values.pop("rope_theta")
+    scaling = own.get("rope.scaling.type") or "none"
     if scaling == "linear":
-        values["rope_scaling"] = {"rope_type": "linear", "factor": given("rope.scaling.factor")}
-    elif scaling != "none":
+        values["rope_scaling"] = {"rope_type": "linear", "factor": own.get("rope.scaling.factor")}
+    elif scaling not in ("none", "longrope"):
         raise CheckpointError(f"scales its rotations by '{str(scaling)[:40]}', which is not read", file=keys.file)
-    if (given("rope.dimension_count") or head_dim) != head_dim:
-        raise CheckpointError("rotates a part of each head alone, which is not read", file=keys.file)
-    if given("expert_count"):
+    turning = Config(own, keys.file).size("rope.dimension_count", default=head_dim, largest=head_dim)
+    if turning != head_dim:
+        if not isinstance(row.rope, Rope) or row.rope.fraction is None:
+            raise CheckpointError("rotates a part of each head alone, which is not read", file=keys.file)
+        values[row.rope.fraction_key] = turning / head_dim
+    elif isinstance(row.rope, Rope) and row.rope.fraction is not None:
+        values[row.rope.fraction_key] = 1.0
+    if own.get("expert_count") and not gguf.experts:
         raise CheckpointError("has experts; mixtures under this architecture are not read", file=keys.file)
-    return values
+    stored = {row.biases.query: ("attn_q.bias", "attn_qkv.bias"), row.biases.output: ("attn_output.bias",)}
+    values |= {key: bool(present & {*names}) for key, names in reversed(stored.items()) if isinstance(key, str)}
+    if (eps := values.get("layer_norm_eps")) is not None:
+        values |= {key: eps for key in EPSILONS if key in row.defaults}
+    return values | gguf.config(Config({**keys, "own": own}, keys.file), present)
+
+
+def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
+    """How rotations are scaled where tensors say so: Llama 3's, and Phi-3's two lists of factors."""
+    whole, short, long = (checkpoint.get(name) for name in ROPE_FACTORS)
+    if whole is not None:
+        return {"rope_scaling": _llama3_scaling(whole.read(), config)}
+    if short is None or long is None:
+        return {}
+    for tensor in (short, long):
+        if np.prod(tensor.shape) > MOST_FACTORS:
+            raise tensor.refuse(f"has shape {tensor.shape}; a factor for each pair of a head's dimensions was expected")
+    lists = {"short_factor": short.read().reshape(-1).tolist(), "long_factor": long.read().reshape(-1).tolist()}
+    key = f"{checkpoint.config.get('general.architecture')}.rope.scaling.original_context_length"
+    original = checkpoint.config.get(key) or config.get("max_position_embeddings")
+    return {"rope_scaling": {"rope_type": "longrope", **lists}, "original_max_position_embeddings": original}
 
 
 def _shortest(value: Any) -> Any:
@@ -123,22 +159,32 @@ def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class PermutedTensor(WholeTensor):
-    """Q or K (or its bias), its rows put back: within a head ggml has them 0, r/2, 1, r/2 + 1 ...
+class RestoredTensor(WholeTensor):
+    """A tensor as it was before it was converted.
 
     Attributes
     ----------
     stored : Tensor
-    n_heads : int
-        Heads of this projection: key-value heads for K.
+    undo : function
+        See `ggml_order`.
+    n_heads, n_kv_heads : int
     """
 
     stored: Tensor
+    undo: Undo
     n_heads: int
+    n_kv_heads: int
 
     def __post_init__(self) -> None:
-        if not self.shape or self.shape[0] % (2 * self.n_heads):
-            raise self.stored.refuse(f"has shape {self.shape}, which {self.n_heads} heads do not divide")
+        divided: dict[Undo, int] = {
+            queries_in_halves: 2 * self.n_heads,
+            keys_in_halves: 2 * self.n_kv_heads,
+            in_groups: self.n_heads + 2 * self.n_kv_heads,
+        }
+        parts = divided.get(self.undo, 1)
+        if self.stored.shape[0] % parts:
+            counts = f"{self.n_heads} heads of {self.n_kv_heads} keys and values"
+            raise self.stored.refuse(f"has shape {self.stored.shape}, which {counts} do not divide")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -154,7 +200,7 @@ class PermutedTensor(WholeTensor):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
+        return self.stored.shape[::-1] if self.undo is turned else self.stored.shape
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
@@ -168,6 +214,4 @@ class PermutedTensor(WholeTensor):
         return replace(self, stored=self.stored.unchecked(noted))
 
     def read(self) -> np.ndarray:
-        rows = self.stored.read()
-        pairs = rows.reshape(self.n_heads, self.shape[0] // (2 * self.n_heads), 2, *self.shape[1:])  # (H, r/2, 2, in)
-        return pairs.swapaxes(1, 2).reshape(self.shape)
+        return np.ascontiguousarray(self.undo(self.stored.read(), self.n_heads, self.n_kv_heads))

@@ -3,6 +3,7 @@
 import numpy as np
 
 from weightscope.attention.position_bias import Slopes
+from weightscope.families import ggml
 from weightscope.families.config import ModelConfig
 from weightscope.families.family import (
     Biases,
@@ -60,6 +61,7 @@ def alibi_falcon(tensors: LayerTensors, config: ModelConfig) -> Slopes:
 GPT2 = Family(
     name="gpt2",
     model_types=("gpt2",),
+    gguf=ggml.GPT2,
     prefixes=("transformer.", ""),
     layer="h.{i}.",
     layout=conv1d_fused,
@@ -109,6 +111,7 @@ GPTJ = GPT_NEO.but(
 GPT_NEOX = Family(
     name="gpt_neox",
     model_types=("gpt_neox",),
+    gguf=ggml.GPT_NEOX,
     prefixes=("gpt_neox.", ""),
     layer="layers.{i}.",
     layout=grouped,
@@ -159,6 +162,7 @@ OPT = Family(
 BLOOM = Family(
     name="bloom",
     model_types=("bloom",),
+    gguf=ggml.BLOOM,
     prefixes=("transformer.", ""),
     layer="h.{i}.",
     layout=grouped,
@@ -177,6 +181,7 @@ BLOOM = Family(
 MPT = Family(
     name="mpt",
     model_types=("mpt",),
+    gguf=ggml.MPT,
     prefixes=("transformer.", ""),
     layer="blocks.{i}.",
     layout=stacked,
@@ -197,6 +202,7 @@ MPT = Family(
 FALCON = Family(
     name="falcon",
     model_types=("falcon", "RefinedWeb", "RefinedWebModel"),
+    gguf=ggml.FALCON,
     prefixes=("transformer.", ""),
     layer="h.{i}.",
     layout=grouped,

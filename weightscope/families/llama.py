@@ -2,11 +2,11 @@
 
 from weightscope.attention.rotation import yarn_temperature
 from weightscope.checkpoint.config import Config
+from weightscope.families import ggml
 from weightscope.families.config import Every, ModelConfig
 from weightscope.families.family import (
     Biases,
     Family,
-    Gguf,
     Inputs,
     Outputs,
     QkNorm,
@@ -51,24 +51,6 @@ def smollm3_rotates(config: Config, layer: int) -> bool:
 
 OUTPUT_NORM = "the layer's output passes a norm before it joins the residual stream"
 
-# ggml's names of modules in llama's line.
-GGML_MODULES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
 LLAMA = Family(
     name="llama",
     model_types=("llama",),
@@ -86,7 +68,7 @@ LLAMA = Family(
     rope=Rope(),
     kv_heads=("num_key_value_heads",),
     head_dim=("head_dim",),
-    gguf=Gguf("llama", GGML_MODULES, permuted=True),  # Mistral's files say llama too: to ggml they are the same
+    gguf=ggml.LLAMA,
     defaults={
         "rms_norm_eps": 1e-6,
         "attention_bias": False,
@@ -133,7 +115,7 @@ SMOLLM3 = LLAMA.but(
 QWEN2 = LLAMA.but(
     name="qwen2",
     model_types=("qwen2",),
-    gguf=Gguf("qwen2", GGML_MODULES),
+    gguf=ggml.QWEN2,
     biases=biases(True, False),
     defaults={"num_key_value_heads": 32, "max_position_embeddings": 32768},
 )
@@ -141,6 +123,7 @@ QWEN2 = LLAMA.but(
 QWEN2_MOE = QWEN2.but(
     name="qwen2_moe",
     model_types=("qwen2_moe",),
+    gguf=ggml.QWEN2_MOE,
     biases=biases("qkv_bias", False),
     defaults={"num_key_value_heads": 16, "qkv_bias": True},
 )
@@ -148,7 +131,7 @@ QWEN2_MOE = QWEN2.but(
 QWEN3 = LLAMA.but(
     name="qwen3",
     model_types=("qwen3",),
-    gguf=Gguf("qwen3", GGML_MODULES),
+    gguf=ggml.QWEN3,
     qk_norm=QkNorm(),
     defaults={"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768},
 )
@@ -156,6 +139,7 @@ QWEN3 = LLAMA.but(
 QWEN3_MOE = LLAMA.but(
     name="qwen3_moe",
     model_types=("qwen3_moe",),
+    gguf=ggml.QWEN3_MOE,
     qk_norm=QkNorm(),
     defaults={"num_key_value_heads": 4, "max_position_embeddings": 32768},
 )
@@ -178,6 +162,7 @@ QWEN3_NEXT = LLAMA.but(
 GEMMA = LLAMA.but(
     name="gemma",
     model_types=("gemma",),
+    gguf=ggml.GEMMA,
     norm=rms_norm("input_layernorm", offset=1),
     inputs__scale="sqrt",
     outputs__norm=rms_norm("norm", offset=1),
@@ -192,6 +177,7 @@ GEMMA = LLAMA.but(
 GEMMA2 = GEMMA.but(
     name="gemma2",
     model_types=("gemma2",),
+    gguf=ggml.GEMMA2,
     scale=query_scalar,
     softcap="attn_logit_softcapping",
     caveats=(OUTPUT_NORM,),
@@ -201,6 +187,7 @@ GEMMA2 = GEMMA.but(
 GEMMA3 = GEMMA2.but(
     name="gemma3",
     model_types=("gemma3", "gemma3_text"),
+    gguf=ggml.GEMMA3,
     nested="text_config",
     softcap="",  # its config has one, its code does not ask for it
     qk_norm=QkNorm(offset=1),
@@ -236,6 +223,7 @@ PHI = LLAMA.but(
 PHI3 = LLAMA.but(
     name="phi3",
     model_types=("phi3",),
+    gguf=ggml.PHI3,
     layout=stacked,
     query="self_attn.qkv_proj",
     key="self_attn.qkv_proj",
@@ -273,6 +261,7 @@ OLMO3 = OLMO2.but(
 STABLELM = LLAMA.but(
     name="stablelm",
     model_types=("stablelm",),
+    gguf=ggml.STABLELM,
     biases=biases("use_qkv_bias", False),
     norm=layer_norm("input_layernorm"),
     rope=Rope(fraction=0.25),
@@ -291,6 +280,7 @@ STABLELM = LLAMA.but(
 STARCODER2 = LLAMA.but(
     name="starcoder2",
     model_types=("starcoder2",),
+    gguf=ggml.STARCODER2,
     biases=biases("use_bias", "use_bias"),
     norm=layer_norm("input_layernorm"),
     outputs__norm=layer_norm("norm"),

@@ -1,0 +1,222 @@
+"""Every architecture that is read from GGUF: tiny models of transformers, converted as llama.cpp does, come back.
+
+The names are the gguf package's own map; the conversion of matrices is llama.cpp's convert_hf_to_gguf.py, told again.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import weightscope as ws
+from tests.support.tiny_models import FIXTURES, fixture
+from weightscope.families import FAMILIES
+from weightscope.families.config import KEYS
+
+gguf = pytest.importorskip("gguf")
+
+
+def grouped(w: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
+    """FalconModel, GPTNeoXModel and BloomModel: queries first, then keys, then values."""
+    r = len(w) // (heads + 2 * kv_heads)
+    parts = w.reshape(kv_heads, heads // kv_heads + 2, r, *w.shape[1:])
+    own = (parts[:, :-2], parts[:, -2], parts[:, -1])
+    return np.concatenate([part.reshape(-1, *w.shape[1:]) for part in own])
+
+
+def permuted(w: np.ndarray, heads: int) -> np.ndarray:
+    """LlamaModel.permute."""
+    return w.reshape(heads, 2, len(w) // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+def converted(name: str, w: np.ndarray, kind: str, heads: int, kv_heads: int) -> np.ndarray:
+    """What the converter of an architecture does to one tensor."""
+    if kind == "llama" and ".q_proj" in name:
+        return permuted(w, heads)
+    if kind == "llama" and ".k_proj" in name:
+        return permuted(w, kv_heads)
+    if kind in ("falcon", "gptneox", "bloom") and "query_key_value" in name:
+        return grouped(w, heads, kv_heads if kind == "falcon" else heads)
+    if kind == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+        return w.T
+    return w + 1 if kind.startswith("gemma") and name.endswith("norm.weight") else w
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A fixture, the architecture that its GGUF file says, what its converter writes besides, what no key can say."""
+
+    fixture: str
+    architecture: str
+    keys: dict[str, object] = field(default_factory=dict)
+    unsaid: dict[str, object] = field(default_factory=dict)
+
+
+CASES = (
+    Converted("llama", "llama"),
+    Converted("mistral", "llama", {"attention.key_length": 6}),
+    Converted("qwen2", "qwen2"),
+    Converted("qwen2_moe", "qwen2moe", {"expert_count": 2}),
+    Converted("qwen3", "qwen3", {"attention.key_length": 6}),
+    Converted("qwen3_moe", "qwen3moe", {"expert_count": 2}),
+    Converted("gemma", "gemma", {"attention.key_length": 8}),
+    Converted(
+        "gemma2", "gemma2", {"attention.key_length": 8, "attn_logit_softcapping": 2.0}, {"query_pre_attn_scalar": 8}
+    ),
+    Converted(
+        "gemma3", "gemma3", {"attention.key_length": 8, "rope.freq_base": 1000.0},
+        {"query_pre_attn_scalar": 8, "layer_types": ["sliding_attention"] * 3,
+         "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    ),
+    Converted("phi3", "phi3"),
+    Converted("starcoder2", "starcoder2"),
+    Converted("stablelm", "stablelm", {"rope.dimension_count": 4}),
+    Converted("gpt2", "gpt2"),
+    Converted("gpt_neox", "gptneox", {"rope.dimension_count": 4}),
+    Converted("bloom", "bloom"),
+    Converted("mpt", "mpt", {"attention.clamp_kqv": 0.8}),
+    Converted("falcon_multi_query", "falcon"),
+    Converted("falcon_grouped", "falcon"),
+    Converted("falcon_one_norm", "falcon"),
+    Converted("bert", "bert"),
+)  # fmt: skip
+
+
+def size(config: dict[str, object], *names: str) -> int | None:
+    return next((config[name] for name in names if config.get(name) is not None), None)  # type: ignore[return-value]
+
+
+def written(case: Converted, path: Path, **others: np.ndarray) -> Path:
+    """The fixture as a GGUF file, as llama.cpp would write it; with other tensors, or some in others' places."""
+    config = json.loads((FIXTURES / case.fixture / "config.json").read_text())
+    n_layers, d, heads = (size(config, *KEYS[name]) for name in ("n_layers", "d_model", "n_heads"))
+    one = config.get("multi_query") and not config.get("new_decoder_architecture")
+    kv_heads = 1 if one else size(config, "num_kv_heads", "num_key_value_heads") or heads
+    writer = gguf.GGUFWriter(path, case.architecture)
+    writer.add_block_count(n_layers)
+    writer.add_embedding_length(d)
+    writer.add_head_count(heads)
+    writer.add_feed_forward_length(size(config, "intermediate_size") or 4 * d)
+    writer.add_context_length(size(config, *KEYS["n_positions"]) or 64)
+    if case.architecture not in ("gpt2", "gptneox", "mpt"):
+        writer.add_head_count_kv(kv_heads)
+    rms = config.get("rms_norm_eps")
+    (writer.add_layer_norm_eps if rms is None else writer.add_layer_norm_rms_eps)(
+        rms or size(config, *KEYS["norm_eps"])
+    )
+    theta = (config.get("rope_parameters") or {}).get("rope_theta")
+    for key, value in {**({"rope.freq_base": theta} if theta else {}), **case.keys}.items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{case.architecture}.{key}", value)
+    spelled = "bert" if case.architecture == "bert" and "token_types.weight" not in others else "llama"
+    writer.add_tokenizer_model(spelled)
+    writer.add_token_list([f"t{i}" for i in range(24)])
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == case.architecture)
+    names = gguf.get_tensor_name_map(arch, n_layers)
+    for name, w in load_file(FIXTURES / case.fixture / "model.safetensors").items():
+        asked = name.removeprefix({"bert": "bert.", "bloom": "transformer."}.get(case.architecture, ""))
+        ggml = names.get_name(asked, try_suffixes=(".weight", ".bias"))
+        assert ggml, name
+        stored = converted(name, w, case.architecture, heads, kv_heads)
+        writer.add_tensor(ggml, np.ascontiguousarray(others.pop(ggml, stored)))
+    for name, w in others.items():
+        writer.add_tensor(name, w)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def named(case: Converted) -> str:
+    return case.fixture
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_weights_and_scores_come_back(case: Converted, tmp_path: Path) -> None:
+    """Weights bit for bit (gains of 1 + w to a rounding), and the scores that fixtures are held to transformers by."""
+    opened, original = ws.open_model(written(case, tmp_path / "model.gguf")), fixture(case.fixture).model
+    theirs = {name: tensor.read() for name, tensor in original.checkpoint.items()}
+    assert set(opened.checkpoint) == set(theirs)
+    for name, w in theirs.items():
+        rounding = 2e-7 if case.architecture.startswith("gemma") and "norm" in name else 0
+        np.testing.assert_allclose(opened.checkpoint[name].read(), w, rtol=0, atol=rounding, err_msg=name)
+        assert opened.checkpoint[name].shape == w.shape
+    said = dict(original.checkpoint.config) | case.unsaid
+    same = ws.model.Model(original.checkpoint.with_config(said), original._row)
+    assert opened.attention_layers == same.attention_layers
+    assert opened.family.name == {"mistral": "llama"}.get(same.family.name, same.family.name)
+    for index in opened.attention_layers:
+        x = fixture(case.fixture).arrays[f"x{index}"]
+        np.testing.assert_allclose(opened.layer(index).scores(x), same.layer(index).scores(x), atol=1e-5)
+        np.testing.assert_allclose(opened.layer(index).values(x), same.layer(index).values(x), atol=1e-5)
+
+
+OWN_READER = (
+    "llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "starcoder2", "stablelm", "gpt2", "bloom",
+    "falcon_multi_query",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.fixture in OWN_READER], ids=named)
+def test_transformers_own_reader_finds_the_same_weights(case: Converted, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    path = written(case, tmp_path / "model.gguf")
+    config = transformers.AutoConfig.from_pretrained(FIXTURES / case.fixture)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    theirs = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
+    ours = ws.open_model(path).checkpoint
+    assert set(theirs) == set(ours)
+    for name, w in theirs.items():
+        np.testing.assert_array_equal(ours[name].read(), w.numpy(), err_msg=name)
+
+
+def test_every_row_of_gguf_is_tried() -> None:
+    rows = {row.gguf.architecture for row in FAMILIES if row.gguf is not None}
+    assert rows == {case.architecture for case in CASES}
+
+
+def factors(short: np.ndarray, long: np.ndarray) -> dict[str, np.ndarray]:
+    return {"rope_factors_short.weight": np.float32(short), "rope_factors_long.weight": np.float32(long)}
+
+
+def test_phi_3s_factors_are_read(tmp_path: Path) -> None:
+    case = Converted("phi3", "phi3", {"rope.scaling.original_context_length": 16})
+    path = written(case, tmp_path / "model.gguf", **factors(np.array([1, 2]), np.array([3, 4])))
+    config = ws.open_model(path).config
+    assert config["rope_scaling"] == {"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [3, 4]}
+    assert config["original_max_position_embeddings"] == 16 and config["max_position_embeddings"] == 64
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+REFUSED = {
+    "half a rotation": (Converted("llama", "llama", {"rope.dimension_count": 2}), {}, "rotates a part of each head"),
+    "a wide rotation": (Converted("stablelm", "stablelm", {"rope.dimension_count": 9}), {}, "from 1 to 8 was expected"),
+    "experts": (Converted("llama", "llama", {"expert_count": 2}), {}, "has experts"),
+    "norms": (
+        Converted("stablelm", "stablelm"),
+        {"blk.0.attn_q_norm.weight": ones(8)},
+        "has norms of queries and keys",
+    ),
+    "another encoder": (Converted("bert", "bert"), {"token_types.weight": ones(2, 16)}, "other tokens than BERT's"),
+    "odd heads": (Converted("gpt_neox", "gptneox"), {"blk.0.attn_qkv.weight": ones(97, 32)}, "values do not divide"),
+    "endless factors": (Converted("phi3", "phi3"), factors(ones(5000), ones(5000)), "a factor for each pair"),
+    "another architecture": (Converted("llama", "mamba"), {}, "read are gpt2, gptneox, bloom, mpt, falcon, llama"),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_what_is_not_known_is_refused(refused: str, tmp_path: Path) -> None:
+    case, tensors, said = REFUSED[refused]
+    path = written(Converted(case.fixture, "llama"), tmp_path / "m.gguf") if refused == "another architecture" else None
+    if path is not None:
+        path.write_bytes(path.read_bytes().replace(b"llama", b"mamba"))
+    with pytest.raises(ws.CheckpointError, match=said):
+        ws.open_model(path or written(case, tmp_path / "model.gguf", **tensors))
