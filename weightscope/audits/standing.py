@@ -43,12 +43,14 @@ class Standing:
         self._thirds = thirds_of(heads.layers.tolist(), model.attention_layers)
         self.grids: dict[str, np.ndarray] = {}
         self.counts: dict[str, np.ndarray] = {}
+        thirds = np.array(self._thirds)
         for name in compared(heads):
-            rows = zip(self._thirds, comparable(heads, name), strict=True)
-            of_layers = [self.reference.percentiles(name, third, row) for third, row in rows]
-            if any(count for _, count in of_layers):
-                self.grids[name] = np.stack([row for row, _ in of_layers])
-                self.counts[name] = np.array([count for _, count in of_layers])
+            values, grid, counts = comparable(heads, name), np.full((len(thirds), heads.n_heads), np.nan), 0 * thirds
+            for third in set(self._thirds):
+                rows = thirds == third
+                grid[rows], counts[rows] = self.reference.percentiles(name, third, values[rows])
+            if counts.any():
+                self.grids[name], self.counts[name] = grid, counts
 
     @property
     def table(self) -> Table:
