@@ -56,6 +56,31 @@ def test_a_bar_without_a_delay_is_drawn_at_once() -> None:
         assert "0/3" in stream.getvalue()
 
 
+def told(total: int, taken: float, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a bar has said whose first part took some seconds, and those after it a tenth of them."""
+    stream, now = io.StringIO(), [0.0]
+    with Bar(total=total, desc="passes", file=stream, delay=2, leave=False) as own:
+        monkeypatch.setattr(own, "_time", lambda: own.start_t + now[0])
+        for part in range(3):
+            now[0] += taken / (1 if part == 0 else 10)
+            own.update()
+    return stream.getvalue()
+
+
+def test_work_of_minutes_is_said_to_be_once_its_first_part_has_been_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(101, 6.0, monkeypatch).count("passes: about 10 min to go\n") == 1
+    assert told(4001, 6.0, monkeypatch).count("passes: about 6.7 h to go\n") == 1
+    assert "about" not in told(10, 6.0, monkeypatch)  # 54 seconds
+    assert "about" not in told(10, 0.1, monkeypatch)
+
+
+def test_a_bar_that_is_turned_off_estimates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    with Bar(total=1000, file=stream, disable=True, delay=0, leave=False) as own:
+        own.update()
+    assert stream.getvalue() == ""
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
