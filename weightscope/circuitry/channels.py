@@ -14,6 +14,7 @@ from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.spaces import nearest_rows
 from weightscope.metrics.spectra import participation_ratio
 from weightscope.model import Model
+from weightscope.progress import bar
 from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
 from weightscope.text.tokenizer import token_names, tokenizer_at_hand
@@ -99,7 +100,7 @@ def channels(model: Model, wired: Wiring, edges: Sequence[Edge]) -> list[Channel
     """The channel of every edge; each layer is read once, and of earlier ones the heads that write are held."""
     written: dict[tuple[int, int], Factored] = {}
     found: dict[int, Channel] = {}
-    for m in sorted({place for edge in edges for place in (edge.i, edge.j)}):
+    for m in bar(sorted({place for edge in edges for place in (edge.i, edge.j)}), "channels", "layer"):
         layer = model.layer(int(wired.layers[m]))
         for at, edge in enumerate(edges):
             if edge.j == m:

@@ -11,6 +11,7 @@ from weightscope.circuitry.names import unembedding
 from weightscope.circuitry.stream import sample_tokens
 from weightscope.families.feed_forward import ROWS
 from weightscope.model import Model
+from weightscope.progress import phase
 from weightscope.runner.runner import Activations, open_runner
 from weightscope.runner.tokenizer import framing_of
 from weightscope.tables import Column, Table
@@ -144,6 +145,7 @@ def repeated(model: Model, framing: Framing) -> list[np.ndarray]:
     return found
 
 
+@phase("norms of all heads")
 def trivial_guesses(model: Model, layers: np.ndarray) -> dict[str, np.ndarray]:
     """What any score should beat: the layer's index, and |W_QK|; (L, H) arrays."""
     norms = []
@@ -154,6 +156,7 @@ def trivial_guesses(model: Model, layers: np.ndarray) -> dict[str, np.ndarray]:
     return {"layer": np.repeat(np.asarray(layers, float)[:, None], n_heads, axis=1), "norm": np.array(norms)}
 
 
+@phase("how well names hold")
 def accuracy(
     scores: Mapping[str, np.ndarray],
     compared: Sequence[tuple[str, str, np.ndarray]],

@@ -12,6 +12,7 @@ from weightscope.circuitry.wiring import KINDS, Wiring
 from weightscope.folder import Files
 from weightscope.pages.page import write_template
 from weightscope.pages.style import save
+from weightscope.progress import phase
 from weightscope.tables import Table
 
 ON_PAGE = 300  # edges of each kind that can be shown at once
@@ -29,6 +30,7 @@ MEANINGS = {
 }
 
 
+@phase("drawing figures")
 def write_report(found: Circuits, files: Files) -> None:
     """Write report.html, circuits.png and circuits.svg."""
     save(diagram(found), files, "circuits")

@@ -21,7 +21,7 @@ from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve
 from weightscope.model import Model
 from weightscope.overflow import overflow
 from weightscope.parallel import one_blas_thread
-from weightscope.progress import bar, progress_shown
+from weightscope.progress import bar, phase, progress_shown
 from weightscope.shapes import ShowsShapes
 from weightscope.sources import Source
 from weightscope.tables import Column, Table, notebook
@@ -343,6 +343,7 @@ def single_tokens(tokenizer: Any, counts: Counts, texts: Sequence[str]) -> dict[
     return {text: token for text, token in ids.items() if len(counts.row(token)[0])}
 
 
+@phase("ROC curves")
 def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> list[TokenRoc]:
     """ROC curves of every head for chosen current tokens (Fig. 2).
 

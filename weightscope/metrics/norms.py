@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.device import namespace, vecdot
+from weightscope.parallel import one_blas_thread
 
 
 def output_triangles(w_o: np.ndarray) -> np.ndarray:
@@ -24,7 +25,8 @@ def output_triangles(w_o: np.ndarray) -> np.ndarray:
     (H, r, min(r, d)) float64 array
         R'.
     """
-    return np.asarray(np.linalg.qr(w_o.astype(np.float64).transpose(0, 2, 1), mode="r")).transpose(0, 2, 1)
+    with one_blas_thread():  # several would wait for each other longer than they work on matrices as small
+        return np.asarray(np.linalg.qr(w_o.astype(np.float64).transpose(0, 2, 1), mode="r")).transpose(0, 2, 1)
 
 
 def value_norms(v: Any, triangles: Any) -> Any:

@@ -17,6 +17,7 @@ from weightscope.metrics.norms import output_triangles, value_norms
 from weightscope.metrics.rank_correlation import RankCorrelation, Spearman
 from weightscope.metrics.spectra import affine_singular_values
 from weightscope.norms.statistics import MOMENTS, Moments, PairSample
+from weightscope.progress import bar
 from weightscope.runner.runner import Activations, Runner
 from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds
@@ -170,9 +171,10 @@ def measure_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenK
     layers, n = list(runner.layers.values()), len(sequences)
     totals = _Totals(runner, sequences, kinds, seed)
     runner.observe(sequences, totals)
+    stretched = np.stack([singular_values(layer) for layer in bar(layers, "singular values of f", "layer")])
     return NormAnalysis(
         runner.model.name, np.array(list(runner.layers)), kinds.names, n, sum(map(len, sequences)),
-        totals.f, totals.x, totals.ranks.results(), np.stack([singular_values(layer) for layer in layers]),
+        totals.f, totals.x, totals.ranks.results(), stretched,
         totals.sample.pairs(), totals.alpha / n, totals.alpha_f / n,
         np.stack([means.mean for means in totals.f_by_kind]), any(layer.gate is not None for layer in layers), seed,
     )  # fmt: skip
@@ -197,7 +199,7 @@ class _Totals:
         self.row = {index: row for row, index in enumerate(runner.layers)}
         self.on_device = {
             index: (layer.on(self.device), self.device.put(output_triangles(np.asarray(layer.w_o))))
-            for index, layer in runner.layers.items()
+            for index, layer in bar(runner.layers.items(), "lengths after W_O", "layer", total=len(runner.layers))
         }
         n_layers, n_heads = len(runner.layers), runner.model.config.n_heads
         self.f, self.x = Moments((n_layers, n_heads)), Moments((n_layers,))

@@ -9,6 +9,7 @@ from weightscope.metrics.outliers import robust_z
 from weightscope.model import Model
 from weightscope.outlier_dimensions.contributions import Contributions, key_maps, summed_contributions
 from weightscope.outlier_dimensions.stream import Stream
+from weightscope.progress import bar
 from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table, crossed
 
@@ -70,7 +71,7 @@ def guess(model: Model) -> Guess:
     CheckpointError
         A tensor is missing or broken.
     """
-    of_layers = [_of_layer(model, index) for index in model.attention_layers]
+    of_layers = [_of_layer(model, index) for index in bar(model.attention_layers, "what weights tell", "layer")]
     return Guess(*(np.stack(arrays) for arrays in zip(*of_layers, strict=True)))
 
 

@@ -9,6 +9,7 @@ from weightscope.checkpoint.source import downloaded, locate
 from weightscope.device import Device, open_device
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.progress import phase
 
 INSTALL = "pip install torch transformers"
 # No code that a checkpoint brings along is run. Left unsaid, transformers would ask on the terminal whether it may.
@@ -26,8 +27,9 @@ def import_torch() -> Any:
         PyTorch or transformers is not installed.
     """
     try:
-        import torch
-        import transformers
+        with phase("loading PyTorch"):
+            import torch
+            import transformers
     except ImportError as error:
         raise CheckpointError(f"running a model needs PyTorch and transformers: {INSTALL}") from error
     transformers.logging.set_verbosity_error()

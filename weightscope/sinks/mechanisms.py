@@ -258,7 +258,7 @@ class SinkObserver:
     def __init__(self, layers: Sequence[Layer], inputs: Inputs) -> None:
         self.inputs, self.sequences = inputs, list(inputs.sequences.values())
         self.at = {layer.index: at for at, layer in enumerate(layers)}
-        self.reduced = {layer.index: own_coordinates(layer) for layer in layers}
+        self.reduced = {layer.index: own_coordinates(layer) for layer in bar(layers, "lengths after W_O", "layer")}
         self.arrays: dict[str, np.ndarray] = {}  # by the names of `SinkMechanisms`
 
     def __call__(self, seen: Activations) -> None:
