@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -367,3 +368,31 @@ def test_what_cannot_be_removed_is_one_clear_error(tmp_path: Path, monkeypatch: 
         patch.setattr(Path, "unlink", refuse)
         with pytest.raises(CheckpointError, match=r"^old\.txt: cannot be removed \(Permission denied\)"):
             run(tmp_path / "out")
+
+
+def test_a_file_that_no_run_has_written_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "heads.csv").write_text("mine")
+    for names in ((), ("heads.csv",)):
+        with (
+            pytest.raises(CheckpointError, match=r"^heads\.csv: is there already, and no run of weightscope wrote it"),
+            OutputFolder(tmp_path, names=names) as folder,
+        ):
+            folder.text("heads.csv", "ours")
+        assert (tmp_path / "heads.csv").read_text() == "mine"
+        assert (tmp_path / HIDDEN).exists() == (names == ())  # what is known beforehand is looked for beforehand
+        shutil.rmtree(tmp_path / HIDDEN, ignore_errors=True)
+    (tmp_path / "heads.csv").unlink()
+    for text in ("ours", "ours again"):
+        with OutputFolder(tmp_path, names=("heads.csv",)) as folder:
+            folder.text("heads.csv", text)
+            folder.text("heads.csv", text)
+    (tmp_path / "heads.csv").write_text("ours, with a note")  # its name stays ours
+    with OutputFolder(tmp_path) as folder:
+        folder.text("heads.csv", "ours")
+    assert (tmp_path / "heads.csv").read_text() == "ours"
+
+
+def test_a_link_that_leads_nowhere_is_somebody_elses_too(tmp_path: Path) -> None:
+    (tmp_path / "report.html").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="no run of weightscope wrote it"):
+        OutputFolder(tmp_path).begin()

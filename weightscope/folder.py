@@ -4,8 +4,9 @@ import errno
 import hashlib
 import io
 import json
+import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -111,7 +112,8 @@ class OutputFolder(Folder):
     Each file appears under its name at once, whole or not at all. A lock keeps a second run out until the block ends.
     When it ends without an error, the files of earlier runs that this run did not write again are removed: they would
     lie beside results that they do not belong to. A file is removed only if weightscope wrote it and nobody has changed
-    it since. A run that is killed leaves a list of its files behind, so that the next run can remove them.
+    it since. A run that is killed leaves a list of its files behind, so that the next run can remove them. A file that
+    no run has listed is somebody else's: it is not written over.
 
     What is no result lies in `.weightscope` within the folder: the lock, the manifest, and what a run keeps in order to
     go on later.
@@ -122,6 +124,8 @@ class OutputFolder(Folder):
         Made on entry if it is not there.
     fingerprint : mapping, optional
         Everything that the results depend on, as JSON has it.
+    names : sequence of str
+        Results that it will write, as far as they are known: if one is there and somebody else's, nothing is begun.
 
     Attributes
     ----------
@@ -132,11 +136,15 @@ class OutputFolder(Folder):
     Raises
     ------
     CheckpointError
-        On entry: the folder cannot be written to, or another run is writing into it.
+        On entry: the folder cannot be written to, holds a file that a result would be written over, or another run is
+        writing into it.
     """
 
-    def __init__(self, path: Path, fingerprint: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path, fingerprint: Mapping[str, Any] | None = None, names: Sequence[str] = ("report.html",)
+    ) -> None:
         super().__init__(path)
+        self._names = names
         self.hidden = path / HIDDEN
         self._unfinished = self.hidden / "unfinished"
         self._fingerprint = dict(fingerprint or {})
@@ -159,6 +167,7 @@ class OutputFolder(Folder):
 
     def begin(self) -> None:
         """Keep other runs out, and note that one has begun."""
+        self.refuse_foreign()
         with writing(self.path):
             self.hidden.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self.hidden / "lock", self.path)
@@ -196,9 +205,29 @@ class OutputFolder(Folder):
             self._lock.release()
             self._lock = None
 
+    def refuse_foreign(self) -> None:
+        """Look for files that the results would be written over.
+
+        Raises
+        ------
+        CheckpointError
+            There is one, and no run has written it.
+        """
+        manifest = self._manifest()
+        listed = {*manifest.files, *(name for name, _ in manifest.earlier)}
+        for name in self._names:
+            self._refuse_foreign(name, listed)
+
+    def _refuse_foreign(self, name: str, listed: Collection[str]) -> None:
+        path = self.path / name
+        if name not in listed and HIDDEN not in path.parts and os.path.lexists(path):
+            problem = "is there already, and no run of weightscope wrote it: move it away, or choose another folder"
+            raise CheckpointError(problem, file=path)
+
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
         """A new file to write into, under its name once the block ends without an error."""
+        self._refuse_foreign(name, {*self._written, *(earlier for earlier, _ in self._earlier)})
         with new_file(self.path / name, beside=self._unfinished) as file:
             yield file
             self._written[name] = _digest(file)

@@ -155,3 +155,13 @@ def test_the_recipe_names_kinds_and_options_that_there_are() -> None:
         assert kind in KINDS
     for command, option in re.findall(r"`(audit|compare) (--[a-z-]+)", text):
         assert option in {name for parameter in main.commands[command].params for name in parameter.opts}
+
+
+@pytest.mark.parametrize("command", [["audit", "good"], ["compare", "good", "none"]])
+def test_somebody_elses_file_is_refused_before_anything_is_read(work: Path, tmp_path: Path, command) -> None:
+    (tmp_path / "heads.csv").write_text("mine")
+    result = run(command[0], *(work / name for name in command[1:]), "--out", tmp_path)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("weightscope: heads.csv: is there already")
+    assert [path.name for path in tmp_path.iterdir()] == ["heads.csv"]
+    assert (tmp_path / "heads.csv").read_text() == "mine"

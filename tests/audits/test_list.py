@@ -171,6 +171,7 @@ def test_a_folder_named_like_a_list_is_a_checkpoint(work: Path, tmp_path: Path) 
 
 def test_a_broken_summary_is_as_none(work: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(f"{work}/step1\n")
+    run("audit", tmp_path / "one.txt", "--out", tmp_path)
     (tmp_path / "summary.csv").write_text("name,status\nstep1,ok\n")
     assert run("audit", tmp_path / "one.txt", "--out", tmp_path, "--resume").exit_code == 0
     assert [row["status"] for row in table(tmp_path)] == ["ok"]

@@ -30,6 +30,11 @@ LONGEST_WINDOW = 131_072  # distances: each is turned and summed by itself, and 
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
 SUMMED_UP = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that stand for a checkpoint
 
+RESULTS = (
+    "heads.csv", "percentiles.csv", "findings.csv", "findings.json", "spectra.npz", "directions.json", "report.html",
+    *(f"{figure}.{kind}" for figure in ("heads", "spectra", "depth") for kind in ("png", "svg")),
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class AuditOptions:
@@ -299,7 +304,7 @@ class Audit:
         CheckpointError
             It cannot be written to, or another run is writing into it.
         """
-        with OutputFolder(Path(out)) as folder:
+        with OutputFolder(Path(out), names=RESULTS) as folder:
             self.write_tables(folder)
             self.write_report(folder)
 

@@ -26,6 +26,10 @@ from weightscope.tables import Column, Table, as_json, notebook
 
 SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim")  # what checkpoints must have in common
 SHOWN = ("qk_sigma1", "vo_sigma1")  # measures beside the changes on pages
+RESULTS = (
+    "heads.csv", "trajectory.csv", "findings.csv", "findings.json", "spectra.npz", "report.html",
+    *(f"{figure}.{kind}" for figure in ("changes", "spectra", "trajectories") for kind in ("png", "svg")),
+)  # fmt: skip
 PRINTED = 10  # heads on a terminal
 
 
@@ -310,7 +314,7 @@ class Comparison:
         CheckpointError
             It cannot be written to, or another run is writing into it.
         """
-        with OutputFolder(Path(out)) as folder:
+        with OutputFolder(Path(out), names=RESULTS) as folder:
             self.write_files(folder)
 
     def write_files(self, files: Files) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weightscope.audits.answers import arrays_of, report_of
-from weightscope.audits.audit import AuditOptions, conclude, measure_task
+from weightscope.audits.audit import RESULTS, AuditOptions, conclude, measure_task
 from weightscope.audits.findings import fails
 from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.kinds import SEVERITIES
@@ -170,7 +170,7 @@ def _run(
         model = job.source.open()
         of_layers = layers_fingerprint(model, options)
         of_all = results_fingerprint(model, options)
-        digest, folder = of_all.digest, OutputFolder(job.out, of_all.facts)
+        digest, folder = of_all.digest, OutputFolder(job.out, of_all.facts, RESULTS)
         if resume and folder.is_finished():
             summary, result = (json.loads((job.out / name).read_text(encoding="utf-8")) for name in (KEPT, RESULT))
             return Outcome(job, digest, summary, result=result)
@@ -253,7 +253,7 @@ def audit_list(
     names = folder_names([source.source for source in sources])
     jobs = [Job(source, out / name) for source, name in zip(sources, names, strict=True)]
     ended: dict[Job, Outcome] = {}
-    with OutputFolder(out) as folder:
+    with OutputFolder(out, names=("summary.csv", "summary.html")) as folder:
         for outcome in audit_all(jobs, options, engine, resume, lambda job, line: say(f"{job.out.name}: {line}")):
             ended[outcome.job] = outcome
             summary = summary_of([ended[job] for job in jobs if job in ended])

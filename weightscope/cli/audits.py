@@ -209,7 +209,7 @@ def compare_command(
 
     With --max-change or --fail-on the status is 3 where they do not hold; the results are written all the same.
     """
-    from weightscope.audits.compare import compare
+    from weightscope.audits.compare import RESULTS, compare
     from weightscope.checkpoint.adapter import adapter_in
     from weightscope.folder import OutputFolder
     from weightscope.progress import phase
@@ -217,12 +217,14 @@ def compare_command(
 
     if len(sources) < 2:
         raise click.UsageError("compare needs two checkpoints or more")
+    folder = OutputFolder(out, names=RESULTS)
+    folder.refuse_foreign()
     adapters = {source for source in sources if adapter_in(source)}
     if base is not None and not adapters:
         raise click.UsageError("--base goes with a LoRA adapter; none of these is one")
     base = base or (sources[0] if sources[0] not in adapters else None)
     models = [Source(one, None, family, tower, base=base if one in adapters else None).open() for one in sources]
-    with OutputFolder(out) as folder:
+    with folder:
         comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
         with phase("drawing figures"):
             comparison.write_files(folder)
