@@ -293,7 +293,12 @@ class Audit:
     def as_json(self) -> dict[str, Any]:
         """The whole result as `weightscope audit --json` prints it; NaN as null."""
         said = {name: getattr(self, name) for name in ("name", "lead", "caveats", "notes", "coverage")}
-        whole = said | {"summary": self.summary(), "findings": self.findings.as_json(), "heads": self.heads.records()}
+        every = {} if self.everything is None else {"tensors": self.everything.table.records()}
+        whole = (
+            said
+            | every
+            | {"summary": self.summary(), "findings": self.findings.as_json(), "heads": self.heads.records()}
+        )
         return dict(as_json(whole))
 
     def write(self, out: str | Path) -> None:

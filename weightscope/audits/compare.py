@@ -300,9 +300,10 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """The whole result as `weightscope compare --json` prints it; NaN as null."""
-        said = {name: getattr(self, name) for name in ("labels", "families", "headline", "caveats")}
+        said = {name: getattr(self, name) for name in ("labels", "families", "headline", "coverage", "caveats")}
+        every = {} if self.everything is None else {"tensors": self.everything.table.records()}
         found = {"largest_change": self.largest_change(), "findings": self.findings.as_json()}
-        return dict(as_json(said | found | {"heads": self.heads.records()}))
+        return dict(as_json(said | found | every | {"heads": self.heads.records()}))
 
     def write(self, out: str | Path) -> None:
         """Write tables, findings, spectra.npz, figures and report.html into a folder, as the command does.

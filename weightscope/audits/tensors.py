@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod, sqrt
 from typing import Any
 
@@ -26,6 +26,7 @@ TINY = 1e-30  # a float32 sum of squares below it has lost digits and is taken a
 NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")  # a whole part of a name between dots
 
 
+@lru_cache(maxsize=1 << 17)
 def role_of(name: str) -> tuple[str, tuple[int, ...]]:
     """A tensor's name with its numbers taken out, and the numbers: of its layer, and of its expert.
 

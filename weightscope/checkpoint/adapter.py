@@ -39,8 +39,8 @@ IDLE = {
 }  # fmt: skip
 INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base's own weights too
 EMBEDDINGS = ("embed_tokens", "lm_head")  # which PEFT saves whole where the vocabulary has grown
-LARGEST = 8 << 30  # bytes of an adapter that are fetched; one of rank 64 on all of a 70B model has 3.3 GB
-LONGEST = 300  # characters of a module's name or of a pattern for names
+LARGEST_ADAPTER = 8 << 30  # bytes of an adapter that are fetched; one of rank 64 on all of a 70B model has 3.3 GB
+LONGEST_MODULE = 300  # characters of a module's name, or of a pattern for such names
 FEW = 3  # quantifiers in a pattern
 
 
@@ -64,7 +64,7 @@ def adapter_from(repository: Repository) -> Path | None:
     """
     settings = repository.file(ADAPTER, MAX_BYTES)
     if settings is not None:
-        replace(repository, revision=settings.parent.name).file(ADAPTER_WEIGHTS, LARGEST)
+        replace(repository, revision=settings.parent.name).file(ADAPTER_WEIGHTS, LARGEST_ADAPTER)
     return settings and settings.parent
 
 
@@ -142,7 +142,7 @@ class Adapter:
         found = {}
         for name, entry in self.file.tensors.items():
             tensor = StoredTensor(name, entry, self.file)
-            if not name.startswith(PREFIX) or len(name) > LONGEST:
+            if not name.startswith(PREFIX) or len(name) > LONGEST_MODULE:
                 raise tensor.refuse(f"is not named as PEFT names what it saves ({PREFIX}...)")
             found[name.removeprefix(PREFIX)] = tensor
         return found
@@ -178,7 +178,7 @@ def _simple(pattern: str, config: Config) -> str:
         re.compile(pattern)
     except re.error:
         nested = True  # type: ignore[assignment]
-    if nested or len(pattern) > LONGEST or len(re.findall(r"[*+{]", pattern)) > FEW:
+    if nested or len(pattern) > LONGEST_MODULE or len(re.findall(r"[*+{]", pattern)) > FEW:
         raise CheckpointError(f"the pattern '{pattern[:40]}' for names is not read", file=config.file)
     return pattern
 

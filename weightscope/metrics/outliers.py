@@ -53,7 +53,9 @@ def off_trend(medians: np.ndarray) -> np.ndarray:
     finite = np.flatnonzero(np.isfinite(medians))
     differences = np.full(len(medians), np.nan)
     for i, median in enumerate(medians):
-        others = finite[finite != i]
+        at = int(np.searchsorted(finite, i))
+        others = finite[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1]  # the nearest are among these
+        others = others[others != i]
         nearest = others[np.argsort(np.abs(others - i), kind="stable")][:NEIGHBOURS]
         if len(nearest):
             differences[i] = median - np.median(medians[nearest])
