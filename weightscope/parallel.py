@@ -48,13 +48,20 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         _end_without(parent)  # it has ended before the system was asked to tell
     else:
-        Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
+        watch_parent(parent)
 
 
-def _watch(parent: int) -> None:
-    while True:
-        _end_without(parent)
-        time.sleep(WATCH)
+def watch_parent(parent: int) -> None:
+    """The same by looking now and then: for a child that outlives the thread it was started from, which is its parent
+    to the system. It does not look while a library keeps the interpreter to itself.
+    """
+
+    def look() -> None:
+        while True:
+            _end_without(parent)
+            time.sleep(WATCH)
+
+    Thread(target=look, name="parent", daemon=True).start()
 
 
 def _end_without(parent: int) -> None:

@@ -118,3 +118,14 @@ def test_a_task_that_kills_its_workers_is_the_fault_of_that_task_alone() -> None
     engine = object.__new__(cluster.Cluster)
     said = engine.in_words(distributed.KilledWorker("task", None, 3))
     assert isinstance(said, CheckpointError) and "4 workers died at one of its tasks" in str(said)
+
+
+def test_a_cluster_of_which_leave_cannot_be_taken_in_time_is_left() -> None:
+    class Client:
+        def close(self, timeout: float) -> None:
+            raise TimeoutError(f"timed out after {timeout} s.")
+
+    engine = object.__new__(cluster.Cluster)
+    engine._client, engine._under_way = Client(), {}
+    with pytest.raises(KeyboardInterrupt), engine:
+        raise KeyboardInterrupt

@@ -124,3 +124,22 @@ def test_a_signal_that_the_caller_wants_ignored_stays_so() -> None:
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGTERM)
     assert ended(process)[0] == 143
+
+
+SERVED = """
+import threading, time
+from weightscope.text.served_tokenizer import _Child
+child = _Child()
+threading.Thread(target=child.call, args=(time.sleep, (600,), 600.0, 9), daemon=True).start()
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_tokenizers_process_ends_with_the_one_that_it_serves() -> None:
+    """In the middle of a request too, where it does not see that its input has ended."""
+    process = started("-c", SERVED)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    time.sleep(0.5)
+    process.kill()
+    assert ended(process)[0] == -signal.SIGKILL

@@ -31,7 +31,7 @@ LARGEST_DESCRIPTION = 400_000_000  # bytes: what may be read of a tokenizer.json
 IDS_A_CHARACTER = 64  # the longest that a normaliser makes of one has 33 bytes, and each may be a token
 IDS_ADDED = 4096  # special tokens around a text
 MOST_CHILDREN = 16  # each has the vocabulary in memory; more threads wait for one to be free
-PROGRAM = "from weightscope.text.tokenizer_child import serve; serve({}, {})"
+PROGRAM = "from weightscope.text.tokenizer_child import serve; serve({}, {}, {})"
 
 
 class Added(NamedTuple):
@@ -198,7 +198,7 @@ class _Child:
     def __init__(self) -> None:
         path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", PROGRAM.format(MEMORY, MOST_TOKENS)],
+            [sys.executable, "-P", "-c", PROGRAM.format(MEMORY, MOST_TOKENS, os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # panics print there

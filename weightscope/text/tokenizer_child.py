@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weightscope.errors import CheckpointError
+from weightscope.parallel import watch_parent
 
 LONGEST_REASON = 500  # characters of what the library says is wrong
 OF_BERT = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 REPLY = struct.Struct("<Q?")  # before each: its length, and whether all went well
 
 
-def serve(memory: int, most_tokens: int) -> None:
+def serve(memory: int, most_tokens: int, parent: int) -> None:
     """Answer requests until the parent closes its end. The first one loads, and is answered by a description.
 
     Parameters
@@ -31,7 +32,10 @@ def serve(memory: int, most_tokens: int) -> None:
         Bytes that this process may take.
     most_tokens : int
         Past which a vocabulary is refused, and ids are.
+    parent : int
+        The process that it serves and ends with, in the middle of a request too.
     """
+    watch_parent(parent)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
