@@ -209,12 +209,38 @@ def test_a_checkpoint_of_another_name_has_another_page(tiny_gpt2: Path, tmp_path
 
 
 # What an option of a command that resumes is: of the source, of the audit, or of how it is run, which no result shows.
-OF_SOURCE = {"source", "revision", "family", "tower", "tokenizer"}
-OF_RUN = {"out", "resume", "engine", "scheduler", "jobs"}
+OF_SOURCE = {"source", "revision", "family", "tower", "tokenizer", "base"}
+OF_RUN = {"out", "resume", "engine", "scheduler", "jobs", "fail_on", "as_json"}
 OTHERS = {
     "layers": (1,), "deltas": (0, 3), "window": 5, "directions": 1, "device": "cuda", "all_tensors": True,
     "reference": str(OWN),
 }  # fmt: skip
+
+
+def test_a_tokenizer_that_is_named_is_known_by_its_content_however_it_is_named(tiny_gpt2: Path, tmp_path: Path) -> None:
+    """A folder, weights beside it, the file itself, a file by a name of its own, a sentence-transformers root."""
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "other")
+    root = tmp_path / "root"
+    (root / "0_Transformer").mkdir(parents=True)
+    (root / "modules.json").write_text(
+        '[{"idx": 0, "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]'
+    )
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(folder / name, root / "0_Transformer" / name)
+    places = {
+        folder: folder / "tokenizer.json",
+        folder / "model.safetensors": folder / "tokenizer.json",
+        folder / "tokenizer.json": folder / "tokenizer.json",
+        tmp_path / "named.json": tmp_path / "named.json",
+        root: root / "0_Transformer" / "tokenizer.json",
+    }
+    own = results_fingerprint(ws.open_model(tiny_gpt2), AuditOptions())
+    for source, file in places.items():
+        file.write_text("{}")
+        model = ws.open_model(tiny_gpt2, tokenizer=str(source))
+        before = results_fingerprint(model, AuditOptions())
+        file.write_text("[]")
+        assert len({before, own, results_fingerprint(model, AuditOptions())}) == 3, source
 
 
 def test_every_option_of_a_command_that_resumes_is_in_the_fingerprint(tiny_gpt2: Path) -> None:

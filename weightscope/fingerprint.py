@@ -12,7 +12,7 @@ from typing import Any
 import weightscope
 from weightscope.checkpoint.source import LARGEST_SMALL_FILE
 from weightscope.checkpoint.storage import Storage
-from weightscope.embedded import FOLDER, resolved
+from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.regular import regular_file
@@ -78,10 +78,13 @@ class Fingerprint:
         """With more facts."""
         return Fingerprint.of(**self.facts, **facts)
 
-    def of_pages(self, model: Model, **facts: Any) -> "Fingerprint":
-        """With what a page shows beside numbers: the checkpoint's name, its tokens, and the libraries that draw."""
+    def of_pages(self, model: Model, tokenizer_at: Path, **facts: Any) -> "Fingerprint":
+        """With what a page shows beside numbers: the checkpoint's name, its tokens, and the libraries that draw.
+
+        Its tokenizer is the one at `tokenizer_at`, a folder or a file.
+        """
         apart = model.tokenizer != model.source
-        tokenizer = tokenizer_identity(Path(resolved(model.tokenizer)) if apart else model.checkpoint.folder)
+        tokenizer = tokenizer_identity(tokenizer_at)
         named = {"tokenizer_at": model.tokenizer} if apart else {}
         return self.also(name=model.name, tokenizer=tokenizer, drawn_with=_versions(DRAWN_WITH), **named, **facts)
 

@@ -24,6 +24,7 @@ from weightscope.model import Model
 from weightscope.progress import Bar, bar, phase
 from weightscope.sources import Source, folder_names
 from weightscope.tables import Column, Link, Table
+from weightscope.text.tokenizer import tokenizer_at
 
 REPORT = -1  # stands for a layer in the key of the task that ends an audit
 KEPT = f"{HIDDEN}/summary.json"  # a checkpoint's row in a list's summary, for a later run that keeps its results
@@ -227,7 +228,7 @@ def results_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
     """Everything that an audit's tables and page depend on, to tell whether finished ones may be kept."""
     asked = asdict(options) | {"layers": options.layers_of(model)}
     reference = content_identity(Path(options.reference or OWN))
-    return layers_fingerprint(model, options).of_pages(model, asked=asked, reference=reference)
+    return layers_fingerprint(model, options).of_pages(model, tokenizer_at(model), asked=asked, reference=reference)
 
 
 def audit_list(

@@ -20,6 +20,7 @@ from weightscope.checkpoint.others import transformer_in
 from weightscope.checkpoint.source import LARGEST_SMALL_FILE, from_url, resolve_folder
 from weightscope.embedded import FOLDER, resolved
 from weightscope.errors import CheckpointError
+from weightscope.fingerprint import TOKENIZER_FILES
 from weightscope.text.served_tokenizer import served
 from weightscope.text.symbols import bytes_of
 from weightscope.text.token_list import of_gguf, of_lines, of_sentencepiece
@@ -118,6 +119,20 @@ def tokenizer_at_hand(model: Model) -> Tokenizer | None:
     if model.tokenizer != model.source:
         return load_tokenizer(model.tokenizer)
     return tokenizer_if_any(_beside(model))
+
+
+def tokenizer_at(model: Model) -> Path:
+    """Where a model's tokenizer is or would be: a folder, or a file by a name of its own.
+
+    Raises
+    ------
+    CheckpointError
+        The one that was named is not there.
+    """
+    if model.tokenizer == model.source:
+        return model.checkpoint.folder
+    file = tokenizer_file(model.tokenizer)
+    return file.parent if file.name in TOKENIZER_FILES else file
 
 
 def unread_tokenizer(model: Model) -> str:
