@@ -13,12 +13,13 @@ import weightscope
 PACKAGE = Path(weightscope.__file__).parent
 TABLE = Path(__file__).parents[1] / "docs" / "limits.md"
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST|WIDEST)_")
+LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
     "audits.findings.MOST_OPEN", "checkpoint.gguf_header.LONGEST_LIST", "checkpoint.local.LARGEST_READ",
     "checkpoint.ranges.LONGEST_WAIT",
-    "checkpoint.ranges.LARGEST_REQUEST", "detokenization.on_text.MOST_DIFFERENCE", "metrics._auroc_device.MOST_SCORES",
+    "checkpoint.ranges.LARGEST_REQUEST", "detokenization.on_text.MOST_DIFFERENCE",
+    "families.ggml.LARGEST_GEMMAS", "metrics._auroc_device.MOST_SCORES",
     "circuitry.passes.MOST_PAIRS", "metrics.low_rank.MOST_RANK",
     "outlier_dimensions.figures.MOST_IN_LEGEND", "outlier_dimensions.figures.MOST_NAMED", "runner.runner.LARGEST_ERROR",
     "text.served_tokenizer.MOST_CHILDREN",

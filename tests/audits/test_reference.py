@@ -1,7 +1,9 @@
 """Whether a number is usual: percentiles of checkpoints, the package's own reference, and references of one's own."""
 
 import csv
+import io
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -167,7 +169,16 @@ def test_the_package_has_a_reference_without_being_asked() -> None:
     assert f"Percentiles are of {count} checkpoints." in audit.standing.described
 
 
+def zeros(member: int) -> bytes:
+    """An archive of a kilobyte or so that unpacks to many megabytes."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("checkpoints.npy", bytes(member))
+    return content.getvalue()
+
+
 BROKEN = {
+    "zeros that unpack to much": (zeros(65 << 20), "has more than 64 MB"),
     "nothing": (b"", "is no reference"),
     "text": (b"qk_sigma1,3\n", "is no reference"),
 }

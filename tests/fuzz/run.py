@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fuzz import checkpoints, gguf, lists, tokenizers, vocabularies, workers
+from tests.fuzz import adapters, checkpoints, gguf, lists, tokenizers, vocabularies, workers
 
 
 class Target(NamedTuple):
@@ -36,6 +36,7 @@ TARGETS = {
 } | {
     "keys and tensors.gguf": Target(200, gguf.mutant, gguf.meet),
     "tokenizer.model": Target(200, vocabularies.sentencepiece, vocabularies.meet_sentencepiece),
+    "adapter": Target(100, adapters.mutant, adapters.meet),
     "list.txt": Target(200, lists.mutant, lists.meet),
     "a worker's answer": Target(50, workers.mutant, workers.meet),  # writes files
     "tokenizer.json": Target(12, tokenizers.mutant, tokenizers.meet),  # in a process of its own

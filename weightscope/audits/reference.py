@@ -27,8 +27,10 @@ THIRDS = ("first", "middle", "last")  # of a checkpoint's attention layers
 SHARES = np.linspace(0, 1, 21)  # of a checkpoint's heads, at which its distribution is kept
 OF_WIDTH = ("stable_rank", "effective_rank", "participation_ratio")  # compared as shares of a head's width
 OWN = Path(__file__).with_name("reference.npz")  # what comes with the package; reference.csv beside it is its list
-LARGEST = 64 << 20  # bytes of such a file
-UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error)
+LARGEST = 64 << 20  # bytes of such a file, packed and unpacked
+UNREADABLE = (
+    OSError, EOFError, ValueError, KeyError, TypeError, MemoryError, RecursionError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,10 @@ class Reference(ShowsShapes):
         """
         path = Path(path)
         try:
-            if path.stat().st_size > LARGEST:
-                raise CheckpointError(f"has more than {LARGEST >> 20} MB; a reference is far smaller", file=path)
+            with regular_file(path) as file, zipfile.ZipFile(file) as archive:
+                unpacked = sum(member.file_size for member in archive.infolist())
+                if max(path.stat().st_size, unpacked) > LARGEST:
+                    raise CheckpointError(f"has more than {LARGEST >> 20} MB; a reference is far smaller", file=path)
             with regular_file(path) as file, np.load(file, allow_pickle=False) as stored:
                 known = tuple(Known(**one) for one in json.loads(str(stored["checkpoints"])))
                 measures, quantiles = tuple(map(str, stored["measures"])), stored["quantiles"]
