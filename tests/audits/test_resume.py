@@ -192,6 +192,22 @@ def test_a_finished_layer_cut_short_is_not_finished(tmp_path: Path, kept: int) -
     assert finished.get(0) is None
 
 
+def test_a_finished_layer_with_a_flipped_bit_is_measured_again(tmp_path: Path) -> None:
+    """Any bit: of the numbers, of their names, of what holds them together."""
+    finished = FinishedLayers(tmp_path, Fingerprint.of(), LAYERS, resume=False)
+    finished.put(0, {"x": np.arange(8.0), "caveats": np.array([], dtype=str)})
+    (file,) = finished.folder.glob("layer-*.npz")
+    whole = file.read_bytes()
+    for bit in range(0, 8 * len(whole), 13):
+        broken = bytearray(whole)
+        broken[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(broken)
+        assert finished.get(0) is None, bit
+    assert 0 in FinishedLayers(tmp_path, Fingerprint.of(), LAYERS, resume=True).left
+    file.write_bytes(whole)
+    np.testing.assert_array_equal(finished.get(0)["x"], np.arange(8.0))
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[ws.Model]:
     """Two checkpoints of one shape."""

@@ -1,5 +1,7 @@
 """Layers an audit has finished, kept on disk so that a run killed at any moment can go on where it was."""
 
+import hashlib
+import io
 import shutil
 import zipfile
 import zlib
@@ -14,6 +16,7 @@ from weightscope.folder import HIDDEN
 from weightscope.regular import regular_file
 from weightscope.writing import new_file, writing
 
+DIGEST_BYTES = 32  # of SHA-256
 UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
@@ -68,17 +71,24 @@ class FinishedLayers:
         return self.folder / f"layer-{layer:04d}.npz"
 
     def get(self, layer: int) -> dict[str, np.ndarray] | None:
-        """What was measured of a layer, or None where it is not finished; a file cut short since does not count."""
+        """What was measured of a layer, or None where it is not finished; a file changed since does not count."""
         try:
-            with regular_file(self._file(layer)) as file, np.load(file, allow_pickle=False) as stored:
+            with regular_file(self._file(layer)) as file:
+                content = file.read()
+            whole, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+            if hashlib.sha256(whole).digest() != digest:
+                return None
+            with np.load(io.BytesIO(whole), allow_pickle=False) as stored:
                 return dict(stored)
         except UNREADABLE:
             return None
 
     def put(self, layer: int, measured: Mapping[str, np.ndarray]) -> None:
-        """Keep a finished layer."""
+        """Keep a finished layer: an .npz, and after it the digest by which a single flipped bit is known."""
+        whole = io.BytesIO()
+        np.savez_compressed(whole, allow_pickle=False, **measured)
         with new_file(self._file(layer)) as file:
-            np.savez_compressed(file, allow_pickle=False, **measured)
+            file.write(whole.getvalue() + hashlib.sha256(whole.getvalue()).digest())
         self.left.remove(layer)
 
     def all(self) -> dict[int, dict[str, np.ndarray]]:

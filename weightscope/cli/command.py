@@ -1,19 +1,22 @@
 """How a command ends when it cannot do what it was asked, or no longer should: one line on stderr and a status."""
 
+import errno
 import logging
+import os
 import re
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 
 from weightscope.cli.signals import ended_by_signals
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, printable
 from weightscope.progress import progress_shown
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files that are open
 ARGUMENT = re.compile(r"`(\w+)(?:='([^'`]+)')?`")
 
 
@@ -39,8 +42,17 @@ def libraries_silent() -> Iterator[None]:
         root.removeHandler(nowhere)
 
 
+def refusal(error: OSError) -> str:
+    """What the system would not do: print, where the disk behind the output is full, or what a library asked of it."""
+    if error.filename is not None or error.errno not in FULL:
+        return printable(" ".join(str(error).split()))
+    with suppress(OSError, ValueError, AttributeError):  # what is left in the buffer would be written again at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return f"what it prints cannot be written ({error.strerror})"
+
+
 class EndsInOneLine(click.Command):
-    """A command that says in one line what is wrong with its input, that memory ran out or that it was interrupted."""
+    """A command that says in one line what is wrong with its input, what ran out, or that it was interrupted."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -50,6 +62,8 @@ class EndsInOneLine(click.Command):
             problem = in_options(str(error))
         except MemoryError as error:  # NumPy's and CuPy's say how much was asked for
             problem = f"not enough memory: {(str(error).strip() or 'the system gave no more').splitlines()[0]}"
+        except OSError as error:
+            problem = refusal(error)
         click.echo(f"{self.name}: {problem}", err=True)
         sys.exit(2)
 
