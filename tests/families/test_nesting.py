@@ -70,6 +70,22 @@ def test_two_models_of_one_family_are_not_guessed_between(tmp_path: Path) -> Non
         _ = ws.open_model(folder).prefix
 
 
+def test_two_models_of_two_families_are_not_guessed_between(tmp_path: Path) -> None:
+    other = {f"b.{key}": w for key, w in load_file(FIXTURES / "gpt2" / "model.safetensors").items()}
+    config = {
+        "model_type": "mystery",
+        "a_config": config_of("llama"),
+        "b_config": config_of("gpt2"),
+        "c": {"model_type": []},
+    }
+    folder = wrapped(tmp_path / "two", config, "a.model.", **other)
+    with pytest.raises(ws.CheckpointError, match=r"several families \(gpt2, llama\): say `family`"):
+        ws.open_model(folder)
+    assert (
+        same(ws.open_model(folder, family="llama")) and ws.open_model(folder, family="gpt2").prefix == "b.transformer."
+    )
+
+
 def test_llava_as_transformers_writes_it_has_a_language_model_and_one_that_sees(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlavaConfig(

@@ -181,6 +181,7 @@ def test_an_audit_takes_its_tokens_from_where_it_is_told(without_tokenizer: Path
     assert '"#5"' in plain and '"#5"' not in named and '"cafe"' in named
     wrong = audit_of(without_tokenizer, tmp_path / "wrong", "--tokenizer", str(tmp_path / "absent"))
     assert wrong.exit_code == 2 and wrong.stderr.count("\n") == 1
+    assert not (tmp_path / "wrong").exists()  # it is said before anything is measured
     again = audit_of(without_tokenizer, tmp_path / "named", "--resume", "--tokenizer", str(tokens))
     assert "is kept" in again.stdout
     again = audit_of(without_tokenizer, tmp_path / "named", "--resume")

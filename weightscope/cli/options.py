@@ -88,6 +88,10 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
         from weightscope.sources import Source
 
         tokenizer = options.pop("tokenizer", None)
+        if tokenizer is not None:  # before anything is computed that it is wanted for
+            from weightscope.text.tokenizer import load_tokenizer
+
+            load_tokenizer(tokenizer)
         command(lambda text: Source.named(text, revision, family, tower, tokenizer, base), source, **options)
 
     return named

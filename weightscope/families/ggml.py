@@ -33,7 +33,7 @@ AROUND_BOTH = {
 GEMMA_NORMS = dict.fromkeys(
     ("model.norm", "input_layernorm", *AROUND_BOTH.values(), "self_attn.q_norm", "self_attn.k_norm"), less_one
 )
-LARGEST_GEMMAS = (46, 62)  # layers of Gemma 2 and 3 of 27 billion parameters
+OF_27_BILLION = (46, 62)  # layers of the largest Gemma 2 and Gemma 3
 DENSE = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -47,7 +47,7 @@ def gemma_scalar(keys: Config, names: Collection[str]) -> dict[str, Any]:
     own = keys.inside("own")
     heads, d = own.size("attention.head_count"), own.size("embedding_length")
     head_dim = own.size("attention.key_length", default=d // heads)
-    scalar = d / heads if own.get("block_count") in LARGEST_GEMMAS else head_dim
+    scalar = d / heads if own.get("block_count") in OF_27_BILLION else head_dim
     softcap = own.get("attn_logit_softcapping")
     return {"query_pre_attn_scalar": scalar} | ({} if softcap is None else {"attn_logit_softcapping": softcap})
 

@@ -129,6 +129,9 @@ def choose_family(
         rows = _within(families, checkpoint, tower)
         if len(rows) == 1:
             return rows[0]
+        if rows:
+            names = ", ".join(row.name for row in rows)
+            raise CheckpointError(f"holds models of several families ({names}): say `family`", file=checkpoint.name)
     if not rows:
         found = f"unknown model_type '{wanted}'" if wanted is not None else "has no model_type"
         missing = wanted is None and not checkpoint.config
@@ -155,7 +158,8 @@ def _within(families: tuple[Family, ...], checkpoint: Checkpoint, tower: str | N
 
     Unless a tower is asked for, those of models of tokens stand for a wrapper, and others only where there are none.
     """
-    kinds = {part.get("model_type") for _, part in parts(checkpoint.config)}
+    said = (part.get("model_type") for _, part in parts(checkpoint.config))
+    kinds = {kind for kind in said if isinstance(kind, str)}
     rows = [row for row in families if kinds & {*row.model_types} and prefixes_of(checkpoint, row)]
     sees = [row for row in rows if not row.inputs.tokens]
     reads = [row for row in rows if row.inputs.tokens]

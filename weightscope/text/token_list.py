@@ -95,7 +95,7 @@ def of_gguf(path: Path) -> TokenList:
         raise CheckpointError("has no list of tokens", file=path)
     if kind == "bert":
         tokens = [_as_word_piece(token) for token in tokens]
-    kinds = {"llama": "Unigram", "t5": "Unigram", "gpt2": "BPE", "bert": "WordPiece", "gemma4": "Unigram"}
+    kinds = {"llama": "Unigram", "t5": "Unigram", "gpt2": "BPE", "bert": "WordPiece"}
     if kind not in kinds:
         raise CheckpointError(f"spells tokens as '{kind[:40]}' does, which is not known here", file=path)
     return TokenList(path, tokens, kinds[kind])

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,7 +119,11 @@ def tokenizer_at_hand(model: Model) -> Tokenizer | None:
     """A model's tokenizer as far as it is on this machine, or is named; None where none can be read."""
     if model.tokenizer != model.source:
         return load_tokenizer(model.tokenizer)
-    return tokenizer_if_any(_beside(model))
+    if (place := _beside(model)).suffix == ".gguf":  # its own list is of its own ids, whatever lies beside it
+        with suppress(CheckpointError):
+            own: Any = of_gguf(place)
+            return own
+    return tokenizer_if_any(place)
 
 
 def tokenizer_at(model: Model) -> Path:
