@@ -4,6 +4,7 @@ import io
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
@@ -12,7 +13,9 @@ import pytest
 
 import weightscope as ws
 from weightscope import progress
+from weightscope.audits.audit import AuditOptions, measure_task
 from weightscope.audits.compare import compare
+from weightscope.audits.many import report_task
 from weightscope.cli.command import EndsInOneLine
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.engine import ThisProcess
@@ -182,3 +185,28 @@ def test_waits_without_forward_passes_are_said_by_name(embedded: ws.Model, monke
     for name, work in works.items():
         with progress_shown():
             assert name in said_by(work, monkeypatch)
+
+
+def test_an_audit_and_a_comparison_are_never_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever may take long after the last layer is told of as well, by the library's own call and by the commands."""
+    model = ws.open_model("embedded")
+    now = lambda delay, say: SimpleNamespace(start=say, cancel=lambda: None)  # noqa: E731 - a timer that is up at once
+    monkeypatch.setattr(progress, "Timer", now)
+
+    def audit() -> None:
+        with progress_shown():
+            report_task(lambda: model, {0: measure_task(lambda: model, 0, AuditOptions())}, AuditOptions())
+
+    said = said_by(audit, monkeypatch)
+    for work in (
+        "directions", "tokens along directions", "looking at embedding rows", "comparing heads", "writing tables",
+        "figures",
+    ):  # fmt: skip
+        assert work in said, work
+
+    def comparison() -> None:
+        with progress_shown():
+            compare(model, model).write(tmp_path)
+
+    said = said_by(comparison, monkeypatch)
+    assert "layers" in said and "figures" in said

@@ -1,6 +1,6 @@
 """The tokens along every head's first singular directions, embeddings streamed once for a group of layers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from weightscope.audits.measures import MAPS
 from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.spaces import Directions, Nearest, leading_directions, nearest_rows
 from weightscope.model import Model
+from weightscope.progress import bar
 from weightscope.text.tokenizer import token_names, tokenizer_at_hand, unread_tokenizer
 
 DEFAULT = 2  # directions or blocks of each map that are read unless another number is asked for
@@ -48,7 +49,14 @@ class TokenRows:
         """The rows along each space, and against it."""
         if not spaces:
             return []
-        return nearest_rows(self.blocks(), spaces, TOKENS, self.centred, by_cosine=self.unit == "cosines")
+        with bar(what="tokens along directions", unit="row", total=self.n_tokens, unit_scale=True) as done:
+
+            def blocks() -> Iterator[tuple[int, np.ndarray]]:
+                for first, rows in self.blocks():
+                    yield first, rows
+                    done.update(len(rows))
+
+            return nearest_rows(blocks(), spaces, TOKENS, self.centred, by_cosine=self.unit == "cosines")
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,7 @@ def _read_group(
     """The directions of some layers' heads, for which the rows are gone through once."""
     directions = [
         (layer, head.index, map_name, own)
-        for layer in layers
+        for layer in bar(layers, "directions", "layer")
         for head in model.layer(layer).heads
         for map_name in MAPS
         for own in leading_directions(getattr(head, map_name), how_many)

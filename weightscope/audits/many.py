@@ -102,7 +102,8 @@ class Outcome:
 def report_task(get_model: Callable[[], Model], layers: Mapping[int, Arrays], options: AuditOptions) -> Report:
     """The task that ends a checkpoint's audit, wherever it runs: findings, tables, figures and page, as bytes."""
     audit, files = conclude(get_model(), layers, options), Files()
-    audit.write_tables(files)
+    with phase("writing tables"):
+        audit.write_tables(files)
     audit.write_report(files)
     return Report(files.contents, str(audit), audit.summary(), audit.as_json())
 
@@ -144,7 +145,9 @@ def audit_all(
                     running[number] = _run(number, job, options, engine, resume, partial(say, job), layers)
                     go_on = partial(next, running[number])
                 else:
-                    with phase("drawing figures") if layers.n == layers.total else nullcontext():
+                    # What ends an audit shows its own progress, but not from another process.
+                    unseen = engine.elsewhere and layers.n == layers.total
+                    with phase("finding tokens and what stands out, drawing figures") if unseen else nullcontext():
                         (number, index), value, error = engine.next()
                     go_on = partial(running[number].send, (index, value, error))
                 try:

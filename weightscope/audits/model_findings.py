@@ -16,6 +16,7 @@ from weightscope.metrics.medians import known_median
 from weightscope.metrics.outliers import log_measure, robust_z, row_norms
 from weightscope.metrics.untrained import Blocks, judged_rows
 from weightscope.model import Model
+from weightscope.progress import phase
 from weightscope.text.tokenizer import token_text, tokenizer_at_hand
 
 OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual dimension an outlier
@@ -35,7 +36,11 @@ def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
         Unchecked: values that are not finite are a finding.
     heads : MeasuredHeads
     """
-    dimensions, rows = list(outlier_dimensions(heads)), list(embedding_rows(model))
+    dimensions = list(outlier_dimensions(heads))
+    with phase("looking at embedding rows"):
+        rows = list(embedding_rows(model))
+    with phase("comparing heads that look alike"):
+        equal = list(duplicates(model, heads))
     names = {"token_rows": model.family.inputs.tokens, "position_rows": model.family.inputs.positions}
     layers = heads.layers.tolist()
     explained = [layers.index(finding.layer) for finding in dimensions if finding.number >= SHARE_THAT_EXPLAINS]
@@ -44,7 +49,7 @@ def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
             *broken_layers(model, heads),
             *overflowing_layers(model, heads),
             *head_findings(heads, explained),
-            *duplicates(model, heads),
+            *equal,
             *dimensions,
             *outlier_gains(model, layers),
             *rows,

@@ -9,6 +9,7 @@ from weightscope.audits.measures import forms_of
 from weightscope.folder import Files
 from weightscope.pages.page import Figure, Section, write_page, write_template
 from weightscope.pages.style import save
+from weightscope.progress import bar
 from weightscope.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def write_audit_page(files: Files, audit: "Audit") -> None:
     Whatever a checkpoint calls itself or its tokens is shown as text.
     """
     heads = audit.measured
-    for name, draw in (("heads", figures.head_maps), ("spectra", figures.spectra), ("depth", figures.depth)):
+    drawings = {"heads": figures.head_maps, "spectra": figures.spectra, "depth": figures.depth}
+    for name, draw in bar(drawings.items(), "figures", "figure"):
         save(draw(heads), files, name)
     write_template(
         files,
@@ -75,29 +77,30 @@ def _plain(array: np.ndarray, digits: int) -> Any:
 def write_comparison_page(files: Files, comparison: "Comparison") -> None:
     """Write the figures changes, spectra and, for more than two checkpoints, trajectories, and report.html."""
     first, last = comparison.labels[0], comparison.labels[-1]
-    changes = save(figures.changes(comparison), files, "changes")
-    spectra = save(figures.spectra_before_and_after(comparison), files, "spectra")
+    drawings = {"changes": figures.changes, "spectra": figures.spectra_before_and_after}
+    if len(comparison.labels) > 2:
+        drawings["trajectories"] = figures.trajectories
+    drawn = {name: save(draw(comparison), files, name) for name, draw in bar(drawings.items(), "figures", "figure")}
     sections = [
         Section("Findings", parts=[comparison.findings]),
         Section(
             "How far each head moved",
             "|B − A| / |A| in the Frobenius norm, of the products W_QK and W_VO themselves: a change of basis within a "
             "head, which changes nothing it does, does not count.",
-            [Figure(changes, f"Relative change from {first} to {last}.")],
+            [Figure(drawn["changes"], f"Relative change from {first} to {last}.")],
         ),
         Section(
             "The heads that moved most",
             "Angles are the largest and the mean principal angle, in degrees, between the spaces that queries (left) "
             "and keys (right) read, or that values read (left) and outputs write (right).",
-            [Figure(spectra, "Singular values before and after."), comparison.moved_most(LISTED)],
+            [Figure(drawn["spectra"], "Singular values before and after."), comparison.moved_most(LISTED)],
         ),
     ]
     if comparison.everything is not None:
         parts = [comparison.everything.moved_most(LISTED)] if len(comparison.everything.moved_most(1)) else []
         sections.append(Section("Everything in the files", comparison.everything.lead, parts))
     if len(comparison.labels) > 2:
-        drawn = save(figures.trajectories(comparison), files, "trajectories")
-        along = Figure(drawn, "Median of each layer, early layers dark.")
+        along = Figure(drawn["trajectories"], "Median of each layer, early layers dark.")
         sections.append(Section("Along the run", ", ".join(comparison.labels), [along]))
     write_page(files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats)
 

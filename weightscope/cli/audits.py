@@ -212,7 +212,6 @@ def compare_command(
     from weightscope.audits.compare import RESULTS, compare
     from weightscope.checkpoint.adapter import adapter_in
     from weightscope.folder import OutputFolder
-    from weightscope.progress import phase
     from weightscope.sources import Source
 
     if len(sources) < 2:
@@ -226,8 +225,7 @@ def compare_command(
     models = [Source(one, None, family, tower, base=base if one in adapters else None).open() for one in sources]
     with folder:
         comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
-        with phase("drawing figures"):
-            comparison.write_files(folder)
+        comparison.write_files(folder)
     if as_json:
         _print_json(comparison.as_json())
     else:
