@@ -97,9 +97,10 @@ class Reference(ShowsShapes):
         """
         path = Path(path)
         try:
+            packed = path.stat().st_size
             with regular_file(path) as file, zipfile.ZipFile(file) as archive:
                 unpacked = sum(member.file_size for member in archive.infolist())
-                if max(path.stat().st_size, unpacked) > LARGEST:
+                if max(packed, unpacked) > LARGEST:
                     raise CheckpointError(f"has more than {LARGEST >> 20} MB; a reference is far smaller", file=path)
             with regular_file(path) as file, np.load(file, allow_pickle=False) as stored:
                 known = tuple(Known(**one) for one in json.loads(str(stored["checkpoints"])))
