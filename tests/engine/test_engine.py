@@ -67,6 +67,13 @@ def test_ctrl_c_does_not_wait_for_tasks_that_run(tmp_path) -> None:
     assert not (tmp_path / "late").exists()
 
 
+def test_processes_say_nothing_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+    with Processes(1) as engine:
+        engine.submit("loud", tasks.warned)
+        assert engine.next().error is None
+    assert capfd.readouterr().err == ""
+
+
 def test_a_process_that_is_killed_ends_the_run_with_a_line(tmp_path) -> None:
     with Processes(2) as engine:
         engine.submit(0, tasks.killed_once, tmp_path / "marker", 0)

@@ -1,11 +1,14 @@
 """Tasks that a worker of the tests can import."""
 
+import logging
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 from threadpoolctl import threadpool_info
 
 from weightscope.audits import many
@@ -22,6 +25,13 @@ from weightscope.sources import Source
 
 def doubled(number: int) -> int:
     return 2 * number
+
+
+def warned() -> None:
+    """As libraries do."""
+    np.log(np.zeros(1))
+    warnings.warn("a library's", stacklevel=1)
+    logging.getLogger("matplotlib").warning("a library's")
 
 
 def touched_late(path: Path, seconds: float) -> None:

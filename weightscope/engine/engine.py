@@ -3,6 +3,7 @@
 Here are tasks on this machine, in this process or in several; cluster.py has those on a Dask cluster.
 """
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Hashable
@@ -164,9 +165,7 @@ class Processes(Engine):
         from joblib.externals.loky import ProcessPoolExecutor
 
         with deaf_children():  # loky starts one here that keeps account of semaphores
-            self._pool = ProcessPoolExecutor(
-                jobs, env=ONE_THREAD | SILENT, initializer=end_with_parent, initargs=(os.getpid(),)
-            )
+            self._pool = ProcessPoolExecutor(jobs, env=ONE_THREAD | SILENT, initializer=_begin, initargs=(os.getpid(),))
         super().__init__(self._pool, ahead=2 * jobs, elsewhere=True)
         self._cores = max(1, usable_cores() // jobs)
 
@@ -191,6 +190,12 @@ class Processes(Engine):
             "one of the processes of `jobs` was killed, out of memory perhaps; fewer take less "
             "(`resume` goes on with an audit)"
         )
+
+
+def _begin(parent: int) -> None:
+    """What a process does before its first task."""
+    end_with_parent(parent)
+    logging.getLogger().addHandler(logging.NullHandler())  # where nobody listens, logging prints warnings itself
 
 
 def beside_others(cores: int, function: Callable[..., Any], *arguments: Any) -> Any:
