@@ -1,6 +1,7 @@
 """Every tensor of two checkpoints: which changed and what kind of change it is, planted and found."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,6 +196,20 @@ def test_a_low_rank_is_exact_and_any_other_is_none(rank: int) -> None:
     noise = 1e-6 * RNG.standard_normal(w.shape)
     assert low_rank(lambda: np.split(w + noise, 6), w.shape, 1e-6) == rank
     assert low_rank(lambda: np.split(w + 30 * noise, 6), w.shape, 1e-6) is None  # more is left than the errors
+
+
+def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
+    """Checkpoints of 8 MB, of which a block is a 300th part, compared, and a rank looked for."""
+    weights = gpt2_weights(n_layers=32, d=D)
+    moved = {name: w + np.float32(0.1) * w[::-1] if ".0.attn" in name else w for name, w in weights.items()}
+    models = [ws.open_model(write_checkpoint(tmp_path / name, w)) for name, w in (("a", weights), ("b", moved))]
+    assert models[0].checkpoint.nbytes > 8 << 20
+    tracemalloc.start()
+    try:
+        compare_tensors(*models)
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20
+    finally:
+        tracemalloc.stop()
 
 
 # The command

@@ -269,6 +269,7 @@ def test_audit_all_reads_everything_and_tells_it_on_its_page(gpt2: Path, tmp_pat
 def test_python_has_the_same(gpt2: Path) -> None:
     found = ws.audit(ws.open_model(gpt2), directions=0, all_tensors=True)
     assert found.everything is not None and len(found.everything.table) == 82
+    assert len(found.as_json()["tensors"]) == 82
     nothing_else = ws.audit(ws.open_model(gpt2), directions=0)
     assert nothing_else.everything is None and nothing_else.lead.count("Attention only") == 1
 
@@ -283,6 +284,18 @@ def test_inspect_checks_a_checkpoint_of_no_known_family(tmp_path: Path) -> None:
     assert "Every value of 200 tensors was read. Findings: 1 note (1 × rows of one value)." in result.output
     assert "module.vit.encoder.layer.*.output.dense.weight" in result.output
     assert "1 of 192 rows of module.vit.encoder.layer.3.output.dense.weight are zero throughout" in result.output
+
+
+def test_inspect_checks_a_gguf_file_of_an_architecture_that_nobody_reads(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "nobody")
+    writer.add_tensor("blk.0.mix.weight", np.eye(32, dtype=np.float32))
+    writer.add_tensor("blk.1.mix.weight", np.eye(32, dtype=np.float32))
+    for end in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(writer, end)()
+    result = CliRunner().invoke(main, ["inspect", str(tmp_path / "m.gguf"), "--check"])
+    assert "Every value of 2 tensors was read." in result.output and "blk.*.mix.weight" in result.output
+    assert "blk.0.mix.weight, blk.1.mix.weight hold exactly the same values" in result.output
 
 
 def test_a_finding_is_told_in_one_line() -> None:

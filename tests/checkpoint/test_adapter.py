@@ -269,6 +269,8 @@ def test_audit_and_compare_take_an_adapter(tmp_path: Path) -> None:
     with undrawn():
         result = CliRunner().invoke(main, ["compare", base, adapter, "--out", str(tmp_path / "compared")])
         assert result.exit_code == 0, result.output
+        assert "A LoRA of rank 3 on 8 weights over base." in result.output.splitlines()[0]
+        assert result.output.splitlines()[1].split()[-4:] == ["rank", "ΔW_QK", "rank", "ΔW_VO"]
         refused = CliRunner().invoke(main, ["compare", base, base, "--base", base, "--out", str(tmp_path / "refused")])
     assert refused.exit_code == 2 and "none of these is one" in refused.output
     header, *rows = (tmp_path / "compared" / "heads.csv").read_text().splitlines()

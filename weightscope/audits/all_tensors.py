@@ -76,7 +76,8 @@ class TensorChanges:
         """A row a tensor; its csv() is tensors.csv."""
         rows = [
             (one.called, role_of(one.called)[0], one.kind, one.detail, one.change, one.largest, one.values_changed,
-             one.rows_changed, "" if one.rank is None else one.rank, *one.dtypes, *map(shown_shape, one.shapes))
+             one.rows_changed, np.nan if one.rank is None else float(one.rank), *one.dtypes,
+             *map(shown_shape, one.shapes))
             for one in self.changes
         ]  # fmt: skip
         return Table.of_rows(COLUMNS, rows)
@@ -111,7 +112,7 @@ COLUMNS = (
     Column("change", symbol="‖ΔW‖/‖W‖", meaning="Frobenius norm of the change, over that before it."),
     Column("largest", meaning="The largest change of a value."),
     Column("values_changed", symbol="values changed"), Column("rows_changed", symbol="rows changed"),
-    Column("rank", meaning="Of the change, where it is low."),
+    Column("rank", meaning="Of the change, where it is low.", format=".0f"),
     Column("dtype_a", symbol="dtype before"), Column("dtype_b", symbol="dtype after"),
     Column("shape_a", symbol="shape before"), Column("shape_b", symbol="shape after"),
 )  # fmt: skip

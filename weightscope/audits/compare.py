@@ -109,6 +109,7 @@ def compare(
         everything = compare_tensors(a, models[-1]) if all_tensors else None
     read = list(dict.fromkeys(tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)))
     coverage = attention_only(a.checkpoint, read) if everything is None else everything.lead
+    coverage = " ".join(filter(None, [*(model.checkpoint.note for model in models), coverage]))
     return Comparison(named, families, heads, *changes, np.array(orders), broken, coverage, everything)
 
 
@@ -173,7 +174,8 @@ class Comparison:
         moved = self.moved_most(PRINTED)
         parts = [printable(self.lead), *([repr(self.findings)] if self.findings else [])]
         if len(moved):
-            parts.append(moved.select("layer", "head", "qk_change", "vo_change").text())
+            shown = ("layer", "head", "qk_change", "vo_change", "qk_change_rank", "vo_change_rank")
+            parts.append(moved.select(*(name for name in shown if name in moved)).text())
         if self.everything is not None and any(one.kind != "identical" for one in self.everything.changes):
             parts.append(self.everything.moved_most(PRINTED).text())
         return "\n".join([*parts, *(f"not in these numbers: {caveat}" for caveat in self.caveats)])
