@@ -2,8 +2,6 @@
 
 import csv
 import shutil
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.audits import undrawn
 from tests.support.browser import Page
+from tests.support.embedded_heads import of_heads, permuted, real
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from weightscope.audits.compare import Comparison
@@ -94,10 +93,8 @@ def test_compare_writes_tables_spectra_figures_and_a_page(out: Path) -> None:
         assert spectra["qk_singular_values"].shape == (3, 2, HEADS, WIDTH // HEADS)
     names = {path.name for path in out.iterdir() if path.is_file()}
     figures = {f"{name}.{kind}" for name in ("changes", "spectra", "trajectories") for kind in ("png", "svg")}
-    assert (
-        names
-        == {"findings.csv", "findings.json", "heads.csv", "trajectory.csv", "spectra.npz", "report.html"} | figures
-    )
+    tables = {"findings.csv", "heads.csv", "trajectory.csv", "roles.csv", "edges.csv"}
+    assert names == tables | {"findings.json", "spectra.npz", "report.html"} | figures
 
 
 def test_two_checkpoints_leave_no_trajectories_of_three(out: Path, run: list[Path], tmp_path: Path) -> None:
@@ -150,33 +147,6 @@ def test_a_model_that_rotates_is_compared_with_one_that_does_not(names: tuple[st
         apart = spectra["qk_singular_values_delta1"] - spectra["qk_singular_values"]  # (2, L, H, r)
     moved = dict(zip(names, np.abs(apart).max(axis=(1, 2, 3)), strict=True))
     assert moved["bert"] < 1e-12 and moved["modernbert_biases"] > 1e-3
-
-
-@lru_cache(None)
-def real() -> dict[str, np.ndarray]:
-    """The attention of the checkpoint that comes with weightscope, which was trained: two layers of eight heads."""
-    weights = load_file(Path(ws.__file__).parent / "embedded" / "model.safetensors")
-    return {
-        name.removeprefix("transformer."): values.astype(np.float32)
-        for name, values in weights.items()
-        if "wte" not in name and "mlp" not in name
-    }
-
-
-def of_heads(part: int, heads: Iterable[int]) -> np.ndarray:
-    """The columns of c_attn that are queries (0), keys (1) or values (2) of the embedded checkpoint's heads."""
-    return np.concatenate([np.arange(256 * part + 32 * h, 256 * part + 32 * h + 32) for h in heads])
-
-
-def permuted(weights: dict[str, np.ndarray], layer: int, order: Sequence[int]) -> dict[str, np.ndarray]:
-    """The same functions: head `order[h]` stands where head h stood."""
-    own = {name: values.copy() for name, values in weights.items()}
-    stem = f"h.{layer}.attn."
-    columns = np.concatenate([of_heads(part, order) for part in range(3)])
-    own[f"{stem}c_attn.weight"] = own[f"{stem}c_attn.weight"][:, columns]
-    own[f"{stem}c_attn.bias"] = own[f"{stem}c_attn.bias"][columns]
-    own[f"{stem}c_proj.weight"] = own[f"{stem}c_proj.weight"][of_heads(0, order)]
-    return own
 
 
 def gauged(weights: dict[str, np.ndarray], layer: int, rng: np.random.Generator) -> dict[str, np.ndarray]:

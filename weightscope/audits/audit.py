@@ -1,7 +1,7 @@
 """An audit: every attention head of a checkpoint measured from the weights alone, and what stands out."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from weightscope.audits.measure import Arrays, measure_layer
 from weightscope.audits.measures import MeasuredHeads
 from weightscope.audits.model_findings import findings_of, positions_of
 from weightscope.audits.reference import OWN, Reference
+from weightscope.audits.roles import Roles, roles_of, with_roles
 from weightscope.audits.standing import Standing
 from weightscope.audits.tensor_findings import tensor_findings
 from weightscope.audits.tensors import Everything, read_everything
@@ -167,12 +168,14 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         notes += tuple(filter(None, positions_of(unchecked)[1:]))
         notes = (model.checkpoint.note, *notes) if model.checkpoint.note else notes
         findings = findings_of(unchecked, heads)
+    roles = roles_of(model)
     everything = read_everything(model.checkpoint) if options.all_tensors else None
     if everything is not None:
         padding = model.config.get("pad_token_id")
         judged = tensors_of_heads(unchecked, indices)
         judged += [member.name for one in findings for member in one.members if member.what == "tensor"]
         findings = Findings([*findings, *tensor_findings(everything, judged, padding)])
+    findings = with_roles(findings, roles)
     read = tensors_of_heads(unchecked, indices, bool(directions))
     only = attention_only(model.checkpoint, read, ", embeddings included")
     coverage = only if everything is None else everything.lead
@@ -188,6 +191,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         standing,
         coverage,
         everything,
+        roles,
     )
 
 
@@ -214,6 +218,8 @@ class Audit:
         How much of the checkpoint was read, in a sentence.
     everything : Everything or None
         All tensors, attention or not, where that was asked for.
+    roles : dict of str
+        What heads are called, by layer and head; see `roles_of`.
     """
 
     name: str
@@ -226,6 +232,7 @@ class Audit:
     standing: Standing
     coverage: str = ""
     everything: Everything | None = None
+    roles: Roles = field(default_factory=dict)
 
     @property
     def heads(self) -> Table:

@@ -1,8 +1,8 @@
 """How every head moves between checkpoints of one architecture."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from weightscope.audits.all_tensors import TensorChanges, compare_tensors
 from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer
 from weightscope.audits.changes import SAME, change_column, followed, stage, unmoved
+from weightscope.audits.circuit_changes import CircuitChanges, circuit_changes
 from weightscope.audits.comparison_findings import comparison_findings
 from weightscope.audits.coverage import attention_only
 from weightscope.audits.findings import Findings
@@ -110,7 +111,8 @@ def compare(
     read = list(dict.fromkeys(tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)))
     coverage = attention_only(a.checkpoint, read) if everything is None else everything.lead
     coverage = " ".join(filter(None, [*(model.checkpoint.note for model in models), coverage]))
-    return Comparison(named, families, heads, *changes, np.array(orders), broken, coverage, everything)
+    circuits = partial(circuit_changes, a, models[-1], np.array(orders)[-1])
+    return Comparison(named, families, heads, *changes, np.array(orders), broken, coverage, everything, circuits)
 
 
 def _stacked(changes: list[list[Arrays]], left_out: set[str]) -> dict[str, np.ndarray]:
@@ -131,6 +133,10 @@ def _check_comparable(one: Model, one_label: str, other: Model, other_label: str
             f"{one_label} is of the family {a}, {other_label} of {b}; `across_families` compares them all the same"
         )
         raise CheckpointError(problem)
+
+
+def _unknown() -> None:
+    """Of a comparison that knows no models."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -154,6 +160,8 @@ class Comparison:
         What was read, in a sentence.
     everything : TensorChanges or None
         All tensors of the first and the last checkpoint, where that was asked for.
+    find_circuits : function
+        Gives `circuits` when they are asked for.
     """
 
     labels: list[str]
@@ -165,6 +173,7 @@ class Comparison:
     broken: list[list[str]]
     coverage: str = ""
     everything: TensorChanges | None = None
+    find_circuits: Callable[[], CircuitChanges | None] = _unknown
 
     def __repr__(self) -> str:
         sizes = f"{counted(len(self.measured[0].layers), 'layer')} of {counted(self.measured[0].n_heads, 'head')}"
@@ -187,6 +196,11 @@ class Comparison:
     def caveats(self) -> tuple[str, ...]:
         """What the numbers leave out of the heads' scores, in any of the checkpoints."""
         return tuple(dict.fromkeys(caveat for heads in self.measured for caveat in heads.caveats))
+
+    @cached_property
+    def circuits(self) -> CircuitChanges | None:
+        """Roles and edges that moved from the first checkpoint to the last; None where that would take long."""
+        return self.find_circuits()
 
     @cached_property
     def findings(self) -> Findings:
@@ -331,6 +345,8 @@ class Comparison:
         spectra = [heads.spectra() for heads in self.measured]
         stacked = {name: np.stack([one[name] for one in spectra]) for name in spectra[0]}
         files.npz("spectra.npz", **stacked | {"layers": self.measured[0].layers})
+        if self.circuits is not None:
+            self.circuits.write(files)
         if self.everything is not None:
             self.everything.write(files)
         write_comparison_page(files, self)

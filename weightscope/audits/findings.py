@@ -101,11 +101,13 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """`layer 3 head 7 qk`, as far as it is known."""
+        """`layer 3 head 7 (induction) qk`, as far as it is known."""
         parts = [] if self.layer is None else [f"layer {self.layer}"]
         heads = self.heads if self.head is None else [self.head]
         if heads:
-            parts.append(indexed("head", heads))
+            own = [one for one in self.members if one.what == "head" and one.name]
+            roles = [one.name if len(heads) == 1 else f"{one.index}: {one.name}" for one in own]
+            parts.append(indexed("head", heads) + (f" ({', '.join(roles)})" if roles else ""))
         return " ".join([*parts, *([self.map] if self.map else [])]) or "model"
 
     def __str__(self) -> str:

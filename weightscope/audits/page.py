@@ -51,6 +51,7 @@ def _facts(audit: "Audit") -> dict[str, Any]:
         "layers": heads.layers.tolist(),
         "heads": heads.n_heads,
         "kv_heads": heads.grid("kv_head")[0].tolist(),
+        "roles": {f"{layer}.{head}": role for (layer, head), role in audit.roles.items()},
         "measures": [{"name": m.name, "log": m.scale == "log"} for m in heads.measures if m.scale],
         "percentiles": {name: _plain(np.round(grid), 3) for name, grid in audit.standing.grids.items()},
         "compared_with": {name: count.tolist() for name, count in audit.standing.counts.items()},
@@ -96,6 +97,10 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
             [Figure(drawn["spectra"], "Singular values before and after."), comparison.moved_most(LISTED)],
         ),
     ]
+    circuits = comparison.circuits
+    if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
+        parts = [table for table in (circuits.roles, circuits.edges) if len(table)]
+        sections.append(Section("Roles and edges that moved", circuits.lead, parts))
     if comparison.everything is not None:
         parts = [comparison.everything.moved_most(LISTED)] if len(comparison.everything.moved_most(1)) else []
         sections.append(Section("Everything in the files", comparison.everything.lead, parts))

@@ -71,7 +71,7 @@ def _gelu(x: np.ndarray) -> np.ndarray:
 
 
 def _gelu_new(x: np.ndarray) -> np.ndarray:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x * x * x)))
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

@@ -104,7 +104,7 @@ function drawHeatMap({ name, log }) {
   map.addEventListener("mousemove", event => {
     const [i, head] = headAt(event);
     const { words } = standing(name, i, head);
-    map.title = `layer ${facts.layers[i]} head ${head}: ${shown(values[i][head])}${words && `, ${words}`}`;
+    map.title = `layer ${facts.layers[i]} head ${head}${called(facts.layers[i], head)}: ${shown(values[i][head])}${words && `, ${words}`}`;
   });
 }
 
@@ -266,6 +266,12 @@ function showMeasures(i, head) {
   });
 }
 
+// A head's role from the weights, where it has one.
+function called(layer, head) {
+  const role = facts.roles[`${layer}.${head}`];
+  return role ? ` (${role})` : "";
+}
+
 // `i` is the layer's row in the maps. With `jump` the page goes to the panel where that is not in sight.
 function choose(i, head, jump = false) {
   const layer = facts.layers[i];
@@ -273,7 +279,7 @@ function choose(i, head, jump = false) {
   byId("layer").value = i;
   byId("head").value = head;
   const sharing = shared === head ? "" : ` (key-value head ${shared})`;
-  byId("chosen").textContent = `Layer ${layer}, head ${head}${sharing}`;
+  byId("chosen").textContent = `Layer ${layer}, head ${head}${sharing}${called(layer, head)}`;
   frame(i, head);
   showSpectra(i, head);
   showRemarks(layer, head);

@@ -1,0 +1,37 @@
+"""The attention of the checkpoint that comes with weightscope, and the same heads in another order."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+import weightscope as ws
+
+
+@lru_cache(None)
+def real() -> dict[str, np.ndarray]:
+    """The attention of the checkpoint that comes with weightscope, which was trained: two layers of eight heads."""
+    weights = load_file(Path(ws.__file__).parent / "embedded" / "model.safetensors")
+    return {
+        name.removeprefix("transformer."): values.astype(np.float32)
+        for name, values in weights.items()
+        if "wte" not in name and "mlp" not in name
+    }
+
+
+def of_heads(part: int, heads: Iterable[int]) -> np.ndarray:
+    """The columns of c_attn that are queries (0), keys (1) or values (2) of the embedded checkpoint's heads."""
+    return np.concatenate([np.arange(256 * part + 32 * h, 256 * part + 32 * h + 32) for h in heads])
+
+
+def permuted(weights: dict[str, np.ndarray], layer: int, order: Sequence[int]) -> dict[str, np.ndarray]:
+    """The same functions: head `order[h]` stands where head h stood."""
+    own = {name: values.copy() for name, values in weights.items()}
+    stem = f"h.{layer}.attn."
+    columns = np.concatenate([of_heads(part, order) for part in range(3)])
+    own[f"{stem}c_attn.weight"] = own[f"{stem}c_attn.weight"][:, columns]
+    own[f"{stem}c_attn.bias"] = own[f"{stem}c_attn.bias"][columns]
+    own[f"{stem}c_proj.weight"] = own[f"{stem}c_proj.weight"][of_heads(0, order)]
+    return own

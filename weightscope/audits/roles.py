@@ -1,0 +1,43 @@
+"""What an audit calls each head: its role from the weights, where finding that takes seconds."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from weightscope.audits.findings import Finding, Findings
+from weightscope.circuitry.names import head_roles
+from weightscope.circuitry.passes import multiplications, wiring
+from weightscope.errors import CheckpointError
+from weightscope.model import Model
+
+AFFORDABLE = 2 * 10**11  # multiplications; `weightscope circuits` names the heads of larger models
+Roles = dict[tuple[int, int], str]
+
+
+def roles_of(model: Model) -> Roles:
+    """Roles by layer and head; none of a larger model, or of one in which something is missing or not finite."""
+    if multiplications(model, len(model.attention_layers)) > AFFORDABLE:
+        return {}
+    try:
+        wired = wiring(model)
+        names = head_roles(model, wired).names
+    except CheckpointError:  # the audit's findings say what is wrong
+        return {}
+    return {(int(wired.layers[i]), int(head)): str(names[i, head]) for i, head in np.argwhere(names != "")}
+
+
+def with_roles(findings: Findings, roles: Mapping[tuple[int, int], str]) -> Findings:
+    """The same findings, heads called by their roles."""
+
+    def named(finding: Finding) -> Finding:
+        members = tuple(
+            replace(member, name=roles.get((layer, member.index), member.name))
+            if member.what == "head" and member.index is not None and layer is not None
+            else member
+            for member in finding.members
+            for layer in (finding.layer if member.layer is None else member.layer,)
+        )
+        return replace(finding, members=members)
+
+    return Findings(map(named, findings))
