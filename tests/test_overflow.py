@@ -91,6 +91,11 @@ def test_a_comparison_of_what_overflows_shows_no_zero(counts, tmp_path) -> None:
     with (tmp_path / "compare" / "heads.csv").open(newline="") as file:
         changes = {(row["layer"], row["qk_change"]) for row in csv.DictReader(file)}
     assert changes == {("0", ""), ("1", "0")}
+    found = json.loads((tmp_path / "compare" / "findings.json").read_text())
+    overflowing = [one for one in found if one["kind"] == "overflow"]
+    assert {(one["layer"], one["map"]) for one in overflowing} == {(0, "qk"), (0, "vo")}
+    assert all(f"Weights as large as 1e+38, in {QKV}, overflow" in one["text"] for one in overflowing)
+    assert not [one for one in found if one["kind"] == "not_finite"]  # no weight is
 
 
 def with_feed_forward(weights: Weights) -> None:

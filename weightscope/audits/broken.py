@@ -53,8 +53,10 @@ def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         without = {name: heads_without_numbers(heads, i, name) for name in MAPS}
         if not any(without.values()):
             continue
-        largest, tensor = largest_weight(model.attention_tensors(layer))
-        if heads.broken[layer] and largest < SQUARE_OVERFLOWS:
+        tensors = model.attention_tensors(layer)
+        largest, tensor = largest_weight(tensors)
+        broken = {*heads.broken[layer], *(model.checkpoint.noted or ())}.intersection(own.name for own in tensors)
+        if broken and largest < SQUARE_OVERFLOWS:
             continue  # NaN and infinity are the reason, and told of
         for name, those in without.items():
             if those:

@@ -10,11 +10,12 @@ import numpy as np
 
 from weightscope.audits.all_tensors import TensorChanges, compare_tensors
 from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer
+from weightscope.audits.broken import overflowing_layers
 from weightscope.audits.changes import SAME, change_column, followed, stage, unmoved
 from weightscope.audits.circuit_changes import CircuitChanges, circuit_changes
 from weightscope.audits.comparison_findings import comparison_findings
 from weightscope.audits.coverage import attention_only
-from weightscope.audits.findings import Findings
+from weightscope.audits.findings import Finding, Findings
 from weightscope.audits.lora import added_to
 from weightscope.audits.measure import Arrays
 from weightscope.audits.measures import MAPS, MeasuredHeads
@@ -106,13 +107,15 @@ def compare(
     families = [model.family.name for model in models]
     changes = _stacked(from_first, left_out), _stacked(from_previous, left_out)
     broken = [sorted(model.checkpoint.noted or ()) for model in unchecked]
+    overflowing = [list(overflowing_layers(*pair)) for pair in zip(unchecked, heads, strict=True)]
     with progress_shown(progress):
         everything = compare_tensors(a, models[-1]) if all_tensors else None
     read = list(dict.fromkeys(tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)))
     coverage = attention_only(a.checkpoint, read) if everything is None else everything.lead
     coverage = " ".join(filter(None, [*(model.checkpoint.note for model in models), coverage]))
     circuits = partial(circuit_changes, a, models[-1], np.array(orders)[-1])
-    return Comparison(named, families, heads, *changes, np.array(orders), broken, coverage, everything, circuits)
+    results = named, families, heads, *changes, np.array(orders), broken, overflowing
+    return Comparison(*results, coverage, everything, circuits)
 
 
 def _stacked(changes: list[list[Arrays]], left_out: set[str]) -> dict[str, np.ndarray]:
@@ -156,6 +159,8 @@ class Comparison:
         Which head of each later checkpoint was compared with each head of the first.
     broken : list of lists of str
         Tensors of each checkpoint that hold NaN or infinity.
+    overflowing : list of lists of Finding
+        Heads of each checkpoint that finite weights, too large to compute with, leave without numbers.
     coverage : str
         What was read, in a sentence.
     everything : TensorChanges or None
@@ -171,6 +176,7 @@ class Comparison:
     from_previous: dict[str, np.ndarray]
     order: np.ndarray
     broken: list[list[str]]
+    overflowing: list[list[Finding]]
     coverage: str = ""
     everything: TensorChanges | None = None
     find_circuits: Callable[[], CircuitChanges | None] = _unknown

@@ -1,6 +1,7 @@
 """What stands out between checkpoints: heads that are broken, gone, in another order, or moved beyond the others."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,7 @@ def comparison_findings(comparison: "Comparison") -> Findings:
     return Findings(
         [
             *_not_finite(comparison),
+            *_overflowing(comparison),
             *_families(comparison),
             *aggregated(single, comparison.measured[0].n_heads),
             *_permuted(comparison),
@@ -37,10 +39,17 @@ def comparison_findings(comparison: "Comparison") -> Findings:
 
 
 def _not_finite(comparison: "Comparison") -> Iterator[Finding]:
-    """Heads of which a map or its bias is NaN or infinite in some checkpoint, and the tensors in which that stands."""
+    """Heads of which a map or its bias is NaN or infinite in some checkpoint, and the tensors in which that stands.
+
+    Those that overflow have findings of their own.
+    """
+    told = {(one.layer, one.map, label) for label, one in _overflowing_by_label(comparison)}
     for name, w in MAPS.items():
         for i, layer in enumerate(comparison.measured[0].layers.tolist()):
-            broken = [heads_without_numbers(heads, i, name) for heads in comparison.measured]
+            broken = [
+                [] if (layer, name, label) in told else heads_without_numbers(heads, i, name)
+                for label, heads in zip(comparison.labels, comparison.measured, strict=True)
+            ]
             reached = sorted(set().union(*broken))
             if not reached:
                 continue
@@ -57,6 +66,17 @@ def _not_finite(comparison: "Comparison") -> Iterator[Finding]:
             )
             members = tuple(Member("tensor", None, name=tensor) for tensor in tensors)
             yield Finding("not_finite", None, None, None, "tensors_not_finite", len(tensors), 0.0, text, members)
+
+
+def _overflowing_by_label(comparison: "Comparison") -> Iterator[tuple[str, Finding]]:
+    for label, findings in zip(comparison.labels, comparison.overflowing, strict=True):
+        yield from ((label, finding) for finding in findings)
+
+
+def _overflowing(comparison: "Comparison") -> Iterator[Finding]:
+    """Heads that finite weights of some checkpoint leave without numbers."""
+    for label, finding in _overflowing_by_label(comparison):
+        yield replace(finding, text=f"In {label}: {finding.text}")
 
 
 def _families(comparison: "Comparison") -> Iterator[Finding]:
