@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -202,6 +203,9 @@ def test_arrays_that_do_not_fit_are_refused(made: Path, tmp_path: Path) -> None:
         {"checkpoints": np.array("[]"), "quantiles": arrays["quantiles"][:0]},
         {"checkpoints": np.array('[{"name": 1}]')},
         {"checkpoints": np.array("{")},
+        {"checkpoints": np.array("[" * 100_000)},
+        {"checkpoints": np.array(re.sub(r'"size": \d+', '"size": []', str(arrays["checkpoints"])))},
+        {"quantiles": arrays["quantiles"][..., ::-1]},
     ):
         np.savez(tmp_path / "ref.npz", **(arrays | change))
         with pytest.raises(CheckpointError, match=r"ref\.npz"):

@@ -61,6 +61,11 @@ class Known:
     heads: int
     d_model: int
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if type(getattr(self, field.name)) is not field.type:
+                raise TypeError(f"{field.name} is of another type")
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reference(ShowsShapes):
@@ -114,6 +119,9 @@ class Reference(ShowsShapes):
         if quantiles.shape != wanted or quantiles.dtype != np.float32 or not known:
             problem = f"has quantiles of {quantiles.dtype} {quantiles.shape}; float32 {wanted} were expected"
             raise CheckpointError(problem, file=path)
+        with np.errstate(invalid="ignore"):
+            if (np.diff(quantiles, axis=-1) < 0).any():
+                raise CheckpointError("has quantiles that do not ascend; make it again", file=path)
         return cls(known, measures, quantiles)
 
     def save(self, path: Path) -> None:
