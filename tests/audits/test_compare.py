@@ -110,6 +110,10 @@ def test_the_comparisons_page_loads_in_silence_and_fits(out: Path, tab: Page) ->
     for width in (1280, 390):
         tab.open(out / "report.html", width)
         assert tab.run("document.documentElement.scrollWidth") <= width
+        columns = "[...document.querySelectorAll('table')].map(table => table.parentElement.scrollWidth)"
+        drawn = "[...document.querySelectorAll('.drawing')].map(own => own.scrollWidth - own.clientWidth)"
+        assert tab.run(drawn) == [0, 0, 0]  # figures are whole on a phone, and not shrunk: they are drawn for it
+        assert width < 1280 or max(tab.run(columns)) <= tab.run("document.querySelector('main').clientWidth")
     assert tab.complaints == []
     assert tab.run("document.querySelectorAll('figure svg').length") == 3
 
@@ -294,3 +298,13 @@ def test_checkpoints_of_different_families_compare_only_when_asked(tmp_path: Pat
         row for row in csv.DictReader((tmp_path / "findings.csv").open()) if row["kind"] == "different_families"
     )
     assert finding["severity"] == "warning"
+
+
+def test_unmoved_heads_are_drawn_and_listed_as_unmoved(run: list[Path]) -> None:
+    """White where a head did not move; only those that did are among the heads that moved most."""
+    found = ws.compare(*map(ws.open_model, run[:2]))
+    assert [tuple(row[:2]) for row in found.moved_most(10).rows()] == [(1, 2)]
+    (image, _) = (axis.images[0] for axis in found.plot().axes[:2])
+    shown = image.cmap(image.norm(image.get_array()))  # (L, H, 4)
+    white = (shown == 1).all(axis=-1)
+    assert (white == found.unmoved).all() and white.sum() == 7

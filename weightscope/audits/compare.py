@@ -310,15 +310,17 @@ class Comparison:
 
     def moved_most(self, n: int) -> Table:
         """The heads that moved most, for people, those alone that moved: angles in degrees, a few of the measures."""
-        changes = [name for name in self.from_first if not name.endswith("_mean")]
+        changes = [f"{name}_{what}" for name in MAPS for what in ("change", "left_angle", "right_angle")]
         names = [f"{name}_{which}" for name in SHOWN for which in ("a", "b")]
         moved = np.flatnonzero(~self.unmoved.ravel()[self.by_change])
         table = self.heads.select("layer", "head", *changes, *names).take(moved[:n])
         columns = [
-            replace(column, values=np.degrees(column.values), unit="°") if column.unit == "rad" else column
+            replace(column, values=np.degrees(column.values), unit="°", format=".1f")
+            if column.unit == "rad"
+            else column
             for column in table.columns
         ]
-        return Table(columns, "The rest are in heads.csv.")
+        return Table(columns, "Heads that moved; all of them, and all that was measured, are in heads.csv.")
 
     def as_json(self) -> dict[str, Any]:
         """The whole result as `weightscope compare --json` prints it; NaN as null."""

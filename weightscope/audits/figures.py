@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
+from weightscope.audits.changes import SAME
 from weightscope.audits.measures import MAPS, Measure, MeasuredHeads
 from weightscope.metrics.medians import known_median
 from weightscope.metrics.outliers import layer_medians
@@ -58,7 +60,7 @@ def head_maps(heads: MeasuredHeads) -> Figure:
 def _heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any) -> AxesImage:
     """Values (L, H), grey where they are unknown, with about six layers named."""
     known = np.where(np.isfinite(values), values, np.nan)
-    image = axis.imshow(known, aspect="auto", cmap="cividis", interpolation="nearest", **options)
+    image = axis.imshow(known, aspect="auto", interpolation="nearest", **{"cmap": "cividis"} | options)
     axis.set_facecolor("0.6")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     step = max(1, -(-len(layers) // 6))
@@ -109,35 +111,40 @@ def depth(heads: MeasuredHeads) -> Figure:
 
 @in_our_style()
 def changes(comparison: "Comparison") -> Figure:
-    """Layers against heads: relative change of W_QK and of W_VO."""
-    figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.8), sharey=True)
+    """Layers against heads: relative change of W_QK and of W_VO, white where a head did not move.
+
+    Like the other figures of a comparison it is one column wide, which a phone shows too.
+    """
+    figure, axes = subplots(2, 1, figsize=(COLUMN, 4.4), sharex=True)
     for axis, name in zip(axes, MAPS, strict=True):
         change, w = comparison.from_first[f"{name}_change"][-1], f"W_{{{name.upper()}}}"
-        limits = {} if (change > 0).any() else {"vmin": 0, "vmax": 1}  # nothing moved: no change is below 0
-        image = _heat_map(axis, change, comparison.measured[0].layers, **limits)
+        known = change[np.isfinite(change) & (change > SAME)]
+        limits = {"vmin": SAME, "vmax": float(known.max()) if len(known) else 1.0}
+        unmoved = mpl.colormaps["cividis"].with_extremes(under="white")
+        image = _heat_map(axis, change, comparison.measured[0].layers, cmap=unmoved, **limits)
         axis.set_title(rf"$\|\Delta {w}\|_F\,/\,\|{w}\|_F$")
-        axis.set_xlabel("head")
+        axis.set_ylabel("layer")
         figure.colorbar(image, ax=axis, pad=0.02)
-    axes[0].set_ylabel("layer")
+    axes[-1].set_xlabel("head")
     return figure
 
 
 @in_our_style()
 def spectra_before_and_after(comparison: "Comparison") -> Figure:
-    """Singular values of the heads that moved most, before and after; W_QK above, W_VO below."""
+    """Singular values of the heads that moved most, before and after; W_QK to the left, W_VO to the right."""
     first, last = comparison.measured[0], comparison.measured[-1]
-    rows = comparison.by_change[:DRAWN].tolist()
-    figure, axes = subplots(2, len(rows), figsize=(2 * COLUMN, 3.2), sharey="row", squeeze=False)
-    for column, (i, h) in enumerate(divmod(row, first.n_heads) for row in rows):
-        for axis, name in zip(axes[:, column], MAPS, strict=True):
+    moved = np.abs(np.stack([comparison.from_first[f"{name}_change"][-1].ravel() for name in MAPS])).max(axis=0) > SAME
+    rows = [row for row in comparison.by_change.tolist() if moved[row]][:DRAWN] or [0]  # of heads that are finite
+    figure, axes = subplots(len(rows), 2, figsize=(COLUMN, 0.5 + 1.1 * len(rows)), sharex="col", squeeze=False)
+    for own, (i, h) in zip(axes, (divmod(row, first.n_heads) for row in rows), strict=True):
+        for axis, (name, w) in zip(own, MAPS.items(), strict=True):
             for heads, dash, colour in ((first, "-", COLOURS[0]), (last, "--", COLOURS[1])):
                 s = heads.arrays[f"{name}_singular_values"][i, h]
                 axis.plot(np.arange(1, len(s) + 1), np.where(s > 0, s, np.nan), dash, color=colour)
             axis.set_yscale("log")
-        axes[0, column].set_title(f"layer {first.layers[i]} head {h}")
-        axes[1, column].set_xlabel("index $i$")
-    axes[0, 0].set_ylabel(r"$\sigma_i(W_{QK})$")
-    axes[1, 0].set_ylabel(r"$\sigma_i(W_{VO})$")
+            axis.set_title(rf"layer {first.layers[i]} head {h}: $\sigma_i$({MATH[w]})")
+    for axis in axes[-1]:
+        axis.set_xlabel("index $i$")
     figure.legend(axes[0, 0].get_lines(), ["before", "after"], loc="outside upper center", ncols=2)
     return figure
 
@@ -145,9 +152,11 @@ def spectra_before_and_after(comparison: "Comparison") -> Figure:
 @in_our_style()
 def trajectories(comparison: "Comparison") -> Figure:
     """The median of each layer's heads against the checkpoint, early layers dark; changes between neighbours last."""
-    figure, axes = subplots(1, len(TRACED) + 1, figsize=(2.4 * COLUMN, 2.2))
+    figure, axes = subplots(3, 2, figsize=(COLUMN, 4.6), sharex=True)
+    *traced, step_to_step, left_over = axes.flat
+    left_over.remove()
     steps, first = np.arange(len(comparison.labels)), comparison.measured[0]
-    for axis, name in zip(axes, TRACED, strict=False):
+    for axis, name in zip(traced, TRACED, strict=True):
         medians = np.stack([layer_medians(heads.grid(name)) for heads in comparison.measured])  # (n, L)
         for line, colour in zip(medians.T, layer_colours(first.layers), strict=True):
             axis.plot(steps, line, color=colour, linewidth=0.8)
@@ -156,10 +165,11 @@ def trajectories(comparison: "Comparison") -> Figure:
             axis.set_yscale("log")
     for name, dash, colour in zip(MAPS, ("-", "--"), COLOURS, strict=False):
         typical = [known_median(change) for change in comparison.from_previous[f"{name}_change"]]
-        axes[-1].plot(steps[1:], typical, dash, color=colour, label=name.upper())
-    axes[-1].set_title("step to step change")
-    axes[-1].legend()
-    for axis in axes:
+        step_to_step.plot(steps[1:], typical, dash, color=colour, label=name.upper())
+    step_to_step.set_title("step to step change")
+    step_to_step.legend()
+    for axis in (traced[-1], step_to_step):
         axis.set_xlabel("checkpoint")
+        axis.tick_params(labelbottom=True)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure

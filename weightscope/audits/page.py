@@ -88,11 +88,15 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
             "How far each head moved",
             "|B − A| / |A| in the Frobenius norm, of the products W_QK and W_VO themselves: a change of basis within a "
             "head, which changes nothing it does, does not count.",
-            [Figure(drawn["changes"], f"Relative change from {first} to {last}.")],
+            [
+                Figure(
+                    drawn["changes"], f"Relative change from {first} to {last}; white: it did not move, grey: unknown."
+                )
+            ],
         ),
         Section(
             "The heads that moved most",
-            "Angles are the largest and the mean principal angle, in degrees, between the spaces that queries (left) "
+            "Angles are the largest principal ones, in degrees, between the spaces that queries (left) "
             "and keys (right) read, or that values read (left) and outputs write (right).",
             [Figure(drawn["spectra"], "Singular values before and after."), comparison.moved_most(LISTED)],
         ),
