@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.factored import Factored
+from weightscope.attention.layer import Layer
 from weightscope.circuitry.edges import MEASURES, Edge, strongest
 from weightscope.circuitry.names import HeadRoles
 from weightscope.circuitry.wiring import KINDS, Wiring
@@ -14,6 +15,7 @@ from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.spaces import nearest_rows
 from weightscope.metrics.spectra import participation_ratio
 from weightscope.model import Model
+from weightscope.parallel import in_threads
 from weightscope.progress import bar
 from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
@@ -102,15 +104,18 @@ def channels(model: Model, wired: Wiring, edges: Sequence[Edge]) -> list[Channel
     found: dict[int, Channel] = {}
     for m in bar(sorted({place for edge in edges for place in (edge.i, edge.j)}), "channels", "layer"):
         layer = model.layer(int(wired.layers[m]))
-        for at, edge in enumerate(edges):
-            if edge.j == m:
-                head = layer.head(edge.b)
-                read = {"q": head.qk, "k": head.qk.T, "v": head.vo}[edge.kind]
-                found[at] = _channel(written[edge.i, edge.a], read)
+        reading = [at for at, edge in enumerate(edges) if edge.j == m]
+        pairs = [(written[edge.i, edge.a], _read(layer, edge)) for edge in map(edges.__getitem__, reading)]
+        found |= zip(reading, in_threads(lambda pair: _channel(*pair), pairs), strict=True)
         for a in {edge.a for edge in edges if edge.i == m}:
             vo = layer.head(a).vo
             written[m, a] = Factored(vo.left.copy(), vo.right.copy())  # views would hold the whole layer
     return [found[at] for at in range(len(edges))]
+
+
+def _read(layer: Layer, edge: Edge) -> Factored:
+    head = layer.head(edge.b)
+    return {"q": head.qk, "k": head.qk.T, "v": head.vo}[edge.kind]
 
 
 def _channel(vo: Factored, read: Factored) -> Channel:
