@@ -268,7 +268,7 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "a tensor twice": (llama(gguf_tensor(), gguf_tensor(offset=128), size=256), "twice"),
     "half a block": (llama(gguf_tensor(sizes=(31,), kind=8)), "blocks of 32"),
     "a block of no dimension": (llama(gguf_tensor(sizes=(), kind=8)), "blocks of 32"),
-    "a Q that heads do not divide": (llama(gguf_tensor(b"blk.0.attn_q.weight", (8, 3))), "2 heads do not divide"),
+    "a Q that heads do not divide": (llama(gguf_tensor(b"blk.0.attn_q.weight", (8, 3))), "2 heads of 2 keys and values do not divide"),
     "rope factors of zero": (llama(gguf_tensor(b"rope_freqs.weight")), "rotations"),
     "experts": (llama(keys=key(b"llama.expert_count", 4, b"\x08\0\0\0"), n_keys=1), "experts"),
     "scaling nobody reads": (llama(keys=key(b"llama.rope.scaling.type", 8, text(b"yarn")), n_keys=1), "yarn"),
