@@ -135,6 +135,8 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "no number": (set_to(lora_alpha="much"), "'lora_alpha' is much"),
     "a bias of no kind": (set_to(bias="some"), "'bias' is some; none, all or lora_only was expected"),
     "a slow pattern": (set_to(alpha_pattern={"(a+)+": 1}), "the pattern '\\(a\\+\\)\\+' for names is not read"),
+    "another slow one": (set_to(alpha_pattern={"a?" * 60: 1}), "for names is not read"),
+    "many stars": (set_to(rank_pattern={".*.*.*.*.*x": 1}), "for names is not read"),
     "a broken pattern": (set_to(alpha_pattern={"(a": 1}), "the pattern '\\(a' for names is not read"),
     "a magnitude": (with_tensor(Q.format("magnitude_vector"), 16), "'base_model.*magnitude.*' is no part of a LoRA"),
     "A alone": (lambda settings, tensors: tensors.pop(Q.format("B")), "stands alone; a LoRA has lora_A and lora_B"),

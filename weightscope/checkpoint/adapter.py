@@ -41,7 +41,9 @@ INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")  # others change 
 EMBEDDINGS = ("embed_tokens", "lm_head")  # which PEFT saves whole where the vocabulary has grown
 LARGEST_ADAPTER = 8 << 30  # bytes of an adapter that are fetched; one of rank 64 on all of a 70B model has 3.3 GB
 LONGEST_MODULE = 300  # characters of a module's name, or of a pattern for such names
-FEW = 3  # quantifiers in a pattern
+QUANTIFIER = re.compile(r"[*+?{]")
+NESTED = re.compile(r"[*+?}]\s*\)*\s*[*+{]|\)[*+{]|\\\d")  # and references to what was found before
+STEPS = 10**10  # that matching all patterns with all names may take, a name's length for each quantifier; a few seconds
 
 
 def adapter_in(source: str | Path) -> Path | None:
@@ -164,23 +166,41 @@ class Adapter:
 
     def _of_module(self, patterns: str, default: str, module: str) -> float:
         """A setting that the names of modules may change: by the first pattern that ends a module's name."""
-        listed = self.config.inside(patterns)
-        for pattern in listed:
-            if re.fullmatch(rf"(.*\.)?({_simple(pattern, self.config)})", module):
-                return listed.number(pattern, smallest=1e-9, largest=1e6)
+        for pattern, value in self._patterns[patterns]:
+            if pattern.fullmatch(module):
+                return value
         return self.config.number(default, default=8.0, smallest=1e-9, largest=1e6)
 
+    @cached_property
+    def _patterns(self) -> dict[str, list[tuple[re.Pattern[str], float]]]:
+        """The patterns for names of each setting, and its values for them; known to be matched in little time."""
+        longest, n_names = max(map(len, self._tensors), default=0), len(self._tensors)
+        steps = 0
+        found: dict[str, list[tuple[re.Pattern[str], float]]] = {}
+        for setting in ("rank_pattern", "alpha_pattern"):
+            listed = self.config.inside(setting)
+            found[setting] = []
+            for text in listed:
+                steps += n_names * longest ** (len(QUANTIFIER.findall(text)) + 1)
+                if steps > STEPS or len(text) > LONGEST_MODULE:
+                    raise _unread(text, self.config)
+                value = listed.number(text, smallest=1e-9, largest=1e6)
+                found[setting].append((_compiled(text, self.config), value))
+        return found
 
-def _simple(pattern: str, config: Config) -> str:
-    """A pattern that is matched in little time, whoever wrote it."""
-    nested = re.search(r"[*+?}]\s*\)*\s*[*+{]|\)[*+{]|\\\d", pattern)
+
+def _compiled(pattern: str, config: Config) -> re.Pattern[str]:
+    """A pattern for the end of a name, which begins where the name or a part of it does."""
     try:
-        re.compile(pattern)
-    except re.error:
-        nested = True  # type: ignore[assignment]
-    if nested or len(pattern) > LONGEST_MODULE or len(re.findall(r"[*+{]", pattern)) > FEW:
-        raise CheckpointError(f"the pattern '{pattern[:40]}' for names is not read", file=config.file)
-    return pattern
+        if not NESTED.search(pattern):
+            return re.compile(rf"(.*\.)?({pattern})")
+    except (re.error, RecursionError, OverflowError):
+        pass
+    raise _unread(pattern, config)
+
+
+def _unread(pattern: str, config: Config) -> CheckpointError:
+    return CheckpointError(f"the pattern '{pattern[:40]}' for names is not read", file=config.file)
 
 
 def open_adapter(folder: Path) -> Adapter:
