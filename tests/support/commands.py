@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
 
 from tests.support.tiny_models import fixture
+from weightscope import progress
 from weightscope.cli import main
 from weightscope.folder import Files
 
@@ -107,8 +108,10 @@ def studies(source: Path, text: Path, out: Path, *options: str) -> dict[str, lis
 
 
 def run(*arguments: object) -> Result:
-    """A command in this process, an exception that it lets through kept in the result."""
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+    """A command in this process, without bars however slow the machine; what it raises is kept in the result."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "DELAY", 3600)
+        return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def is_one_line(result: Result) -> bool:
