@@ -106,7 +106,8 @@ def test_hub(attack: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Nothing is written anywhere but in the Hub's cache, and nothing there but under commits."""
     changes, expected = HUBS[attack]
     hub.repositories["owner/model"] = {"model.safetensors": whole({"w": ONE}), "config.json": b'{"model_type": "gpt2"}'}
-    monkeypatch.setattr(exchange, "PATIENCE", 0.3)
+    slow = "a second are expected" in expected
+    monkeypatch.setattr(exchange, "PATIENCE", 0.3 if slow else 30.0)  # a busy machine may take long over the others
     monkeypatch.setattr(exchange, "LEAST_RATE", 10**9)
     for name, value in changes.items():
         setattr(hub, name, value)
