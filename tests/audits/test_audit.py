@@ -2,6 +2,7 @@
 
 import csv
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from click.testing import CliRunner
 
 import weightscope as ws
 from tests.support.audits import audit_of, names_in, undrawn
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.tiny_models import fixture
 from weightscope.audits.findings import SHOWN
 from weightscope.cli import main
 from weightscope.folder import HIDDEN
@@ -139,3 +142,31 @@ def test_drawing_leaves_the_callers_matplotlib_alone(checkpoint: Path) -> None:
     figure = ws.audit(ws.open_model(checkpoint), directions=0).plot()
     assert len(figure.axes) == 12  # six maps, each with its scale
     assert dict(mpl.rcParams) == before and mpl.get_backend() == backend
+
+
+def test_a_spike_is_told_with_the_tokens_along_it(tmp_path: Path) -> None:
+    weights = gpt2_weights(n_layers=2, d=48, vocab=60)
+    for columns in (slice(8, 16), slice(48 + 8, 48 + 16)):  # queries and keys of head 1
+        spike = np.outer(weights["wte.weight"][17], np.ones(8))
+        weights["h.1.attn.c_attn.weight"][:, columns] += 9 * spike.astype(np.float32)
+    audit = ws.audit(ws.open_model(write_checkpoint(tmp_path, weights, n_head=6)))
+    (finding,) = (one for one in audit.findings if one.kind == "spectral_spike" and one.head == 1 and one.map == "qk")
+    line = next(own.lines[0] for own in audit.directions if (own.layer, own.head) == (1, 1))
+    assert finding.text.count("Along it: ") == 1 and line.map == "qk"
+    for name, _, _, tokens in line.sides:
+        assert f"{name} {tokens[0]!r}, {tokens[1]!r}" in finding.text
+    without = ws.audit(ws.open_model(tmp_path), directions=0).findings
+    assert "Along it" not in str([one.text for one in without])
+
+
+def test_a_caveat_never_stands_without_its_preface(tmp_path: Path) -> None:
+    model = fixture("qwen3").model
+    with undrawn():
+        audit, comparison = ws.audit(model, directions=0), ws.compare(model, model)
+        audit.write(tmp_path / "audit")
+        comparison.write(tmp_path / "compare")
+    for result, folder in ((audit, "audit"), (comparison, "compare")):
+        assert result.caveats
+        page = unescape((tmp_path / folder / "report.html").read_text())
+        for caveat in result.caveats:
+            assert f"not in these numbers: {caveat}" in page and f"not in these numbers: {caveat}" in str(result)

@@ -9,7 +9,7 @@ import numpy as np
 
 from weightscope.attention.layer import Layer
 from weightscope.audits.coverage import attention_only, tensors_of_heads
-from weightscope.audits.directions import HeadDirections, directions_of
+from weightscope.audits.directions import HeadDirections, directions_of, with_tokens
 from weightscope.audits.findings import Findings
 from weightscope.audits.measure import Arrays, measure_layer
 from weightscope.audits.measures import MeasuredHeads
@@ -167,7 +167,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         directions, notes = directions_of(unchecked, indices, options.directions)
         notes += tuple(filter(None, positions_of(unchecked)[1:]))
         notes = (model.checkpoint.note, *notes) if model.checkpoint.note else notes
-        findings = findings_of(unchecked, heads)
+        findings = with_tokens(findings_of(unchecked, heads), directions)
     roles = roles_of(model)
     everything = read_everything(model.checkpoint) if options.all_tensors else None
     if everything is not None:

@@ -1,12 +1,13 @@
 """The tokens along every head's first singular directions, embeddings streamed once for a group of layers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from weightscope.audits.findings import Finding, Findings
 from weightscope.audits.measures import MAPS
 from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.spaces import Directions, Nearest, leading_directions, nearest_rows
@@ -18,6 +19,7 @@ DEFAULT = 2  # directions or blocks of each map that are read unless another num
 AFFORDABLE = 4e11  # multiply-adds of reading them all, a few seconds; a larger model has to be asked
 VECTOR_BYTES = 64 << 20  # of singular vectors held at a time
 TOKENS = 8  # named for each side
+TOKENS_TOLD = 3  # of these, in a finding
 WRITES = "writes"
 SIDES = {"qk": ("query", "key"), "vo": ("reads", WRITES)}
 
@@ -223,3 +225,20 @@ def _read_group(
                     found.append((f"{side} {pole}" if own.single else side, rows, pairs, tokens))
         lines[layer, head].append(Line(map_name, own, tuple(found)))
     return [HeadDirections(layer, head, tuple(own)) for (layer, head), own in lines.items()]
+
+
+def with_tokens(findings: Findings, directions: Sequence[HeadDirections]) -> Findings:
+    """The findings, spectral spikes with the tokens along the direction that rules."""
+    first: dict[tuple[int | None, int | None, str | None], Line] = {
+        (own.layer, own.head, line.map): line for own in directions for line in reversed(own.lines)
+    }
+
+    def told(finding: Finding) -> Finding:
+        head = next((one.index for one in finding.members if one.number == finding.number), finding.head)
+        line = first.get((finding.layer, head, finding.map))
+        if finding.kind != "spectral_spike" or line is None or not line.sides:
+            return finding
+        sides = (f"{name} {', '.join(map(repr, tokens[:TOKENS_TOLD]))}" for name, _, _, tokens in line.sides)
+        return replace(finding, text=f"{finding.text} Along it: {'; '.join(sides)}.")
+
+    return Findings(map(told, findings))
