@@ -310,7 +310,8 @@ class Comparison:
 
     def moved_most(self, n: int) -> Table:
         """The heads that moved most, for people, those alone that moved: angles in degrees, a few of the measures."""
-        changes = [f"{name}_{what}" for name in MAPS for what in ("change", "left_angle", "right_angle")]
+        known = ("change", "change_rank", "left_angle", "right_angle")
+        changes = [f"{name}_{what}" for name in MAPS for what in known if f"{name}_{what}" in self.heads]
         names = [f"{name}_{which}" for name in SHOWN for which in ("a", "b")]
         moved = np.flatnonzero(~self.unmoved.ravel()[self.by_change])
         table = self.heads.select("layer", "head", *changes, *names).take(moved[:n])
