@@ -202,7 +202,7 @@ def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[
 
 
 def _say_bare(first: Any) -> None:
-    if first.bare:
+    if first.bare and first.heads:  # a layer that is not there is refused first
         click.echo(f"weightscope: {first.bare}", err=True)
 
 
