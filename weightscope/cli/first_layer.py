@@ -65,6 +65,7 @@ def detok(
     bigrams = counts_for(model, counts)
     chosen = dict(zip(*_tokens(model, tokens, token_ids)[:2], strict=True))
     _say_bare(first)
+    first.attention  # noqa: B018  a layer that is none is refused before a folder is made
     curves = roc_curves(first, bigrams, chosen)
     with OutputFolder(out) as files:
         auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts))
