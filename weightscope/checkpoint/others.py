@@ -22,10 +22,7 @@ FLAX = (
     "holds Flax's weights, which are not read; transformers 4 converts them: "
     "AutoModel.from_pretrained(FOLDER, from_flax=True).save_pretrained(OTHER)"
 )
-LLAMA2_C = (
-    "is a checkpoint of llama2.c, which is not read; its export.py writes one that is: "
-    "export.py FOLDER --version -1 --checkpoint model.pt"
-)
+LLAMA2_C = "is a checkpoint of llama2.c, which is not read; its export.py writes a folder that is, as version -1"
 OLD_GGML = "is of ggml's format from before GGUF, which is not read; llama.cpp converts the model anew"
 WEB_PAGE = "is a web page, not the file: what was downloaded is an answer to a browser"
 

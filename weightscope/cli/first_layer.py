@@ -203,7 +203,7 @@ def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[
 
 
 def _say_bare(first: Any) -> None:
-    if first.bare and first.heads:  # a layer that is not there is refused first
+    if first.heads and first.bare:  # a layer that is not there is refused, before a folder is taken too
         click.echo(f"weightscope: {first.bare}", err=True)
 
 
