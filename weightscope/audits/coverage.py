@@ -43,5 +43,5 @@ def attention_only(checkpoint: Checkpoint, names: Sequence[str], included: str =
     share = f"{sized(checkpoint.bytes_to_read(names))} of {sized(checkpoint.nbytes)}"
     return (
         f"Attention only: {len(names)} of {len(checkpoint)} tensors were read ({share}{included}); "
-        "--all reads every tensor."
+        "`weightscope audit --all` and `compare --all` read every tensor."
     )
