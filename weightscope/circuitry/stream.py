@@ -12,7 +12,7 @@ import numpy as np
 
 from weightscope.attention.layer import Layer
 from weightscope.errors import CheckpointError
-from weightscope.families.feed_forward import ACTIVATIONS, ROWS, FeedForward
+from weightscope.families.feed_forward import ACTIVATIONS, FeedForward, feed_forward_of
 from weightscope.model import Model
 from weightscope.shapes import ShowsShapes
 
@@ -46,7 +46,7 @@ class Stream(ShowsShapes):
 
 def why_no_stream(model: Model) -> str | None:
     """What a checkpoint lacks for streams; None where there is all."""
-    row = ROWS.get(model.family.name)
+    row = feed_forward_of(model.family.name, model.config)
     if row is None:
         return f"where the feed-forward network of a {model.family.name} stands is not known here"
     try:
@@ -80,10 +80,12 @@ def streams(model: Model, first_token: int) -> Iterator[Stream]:
     CheckpointError
         A tensor is missing or misshapen.
     """
-    row = ROWS[model.family.name]
+    row = feed_forward_of(model.family.name, model.config)
+    assert row is not None  # `why_no_stream` has said so
     x, first = _inputs(model, first_token)
     last = max(model.attention_layers)
     for index in range(last + 1):
+        entered = x, first
         if index in model.attention_layers:
             layer = model.layer(index)
             yield Stream(layer, x, first)
@@ -91,7 +93,8 @@ def streams(model: Model, first_token: int) -> Iterator[Stream]:
             attended = layer.values(first).sum(axis=0) + layer.output_bias if row.causal else always
             x, first = x + always, first + attended
         if index < last:
-            both = _rest_of_layer(model, row, index, np.concatenate([x.reshape(-1, x.shape[-1]), first]))
+            before, after = (np.concatenate([a.reshape(-1, a.shape[-1]), b]) for a, b in (entered, (x, first)))
+            both = rest_of_layer(model, row, index, before, after)
             x, first = both[:-1].reshape(x.shape), both[-1:]
 
 
@@ -104,31 +107,40 @@ def _inputs(model: Model, first_token: int) -> tuple[np.ndarray, np.ndarray]:
         start = min(8, max(0, len(positions) - N_POSITIONS))  # the very first positions are unlike all others
         x = embeddings.rows(sample_tokens(model, N_TOKENS_PLACED))[:, None] + positions[start : start + N_POSITIONS]
         first = embeddings.rows(np.array([first_token])) + positions[:1]
-    norm = model.family.inputs.norm
+    norm = model.stream_norm(0)
     if norm is not None and embeddings.norm is None:
-        x, first = map(norm.read(model.tensors(), model.config), (x, first))
+        x, first = norm(x), norm(first)
+    x, first = model.into_stream(x), model.into_stream(first)
     return x.astype(np.float32), first.astype(np.float32)
 
 
-def _rest_of_layer(model: Model, row: FeedForward, index: int, x: np.ndarray) -> np.ndarray:
-    """What follows attention in a layer, (n, d) -> (n, d)."""
+def rest_of_layer(model: Model, row: FeedForward, index: int, before: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """What leaves a layer, (n, d), of what enters it and of what it is once attention has been added."""
     tensors, d = model.tensors(_layer_name(model, index)), model.config.d_model
-    act = ACTIVATIONS.get(model.config.get("hidden_act", model.config.get("activation_function", row.activation)))
+    said = next((value for key in row.activation_keys if (value := model.config.get(key))), row.activation)
+    act = ACTIVATIONS.get(str(said))
     if act is None:
         raise CheckpointError("has an activation that is not known here", file=model.config.file)
 
-    def mapped(module: str, x: np.ndarray, n_in: int | None, n_out: int | None) -> np.ndarray:
+    def mapped(module: str, x: np.ndarray, n_in: int, n_out: int) -> np.ndarray:
         shape = (n_in, n_out) if row.transposed else (n_out, n_in)
         w = tensors.read(module + ".weight", shape)
         y = x @ (w if row.transposed else w.T)
-        return y + tensors.read(module + ".bias", (y.shape[-1],)) if row.bias else y
+        return y + tensors.read(module + ".bias", (n_out,)) if row.bias else y
 
     if row.after_attention is not None:
         x = row.after_attention.read(tensors, model.config)(x)
-    z = x if row.norm is None else row.norm.read(tensors, model.config)(x)
-    inner = mapped(row.up, z, d, None)
-    inner = act(mapped(row.gate, z, d, None)) * inner if row.gate else act(inner)
-    x = x + mapped(row.down, inner, None, d)
+    read = before if row.parallel else x
+    z = read if row.norm is None else row.norm.read(tensors, model.config)(read)
+    down = tensors.tensor(row.down + ".weight", (None, d) if row.transposed else (d, None))
+    width = down.shape[0 if row.transposed else 1]
+    if row.gate == row.up:
+        gate, up = np.split(mapped(row.up, z, d, 2 * width), 2, axis=-1)
+        inner = act(gate) * up
+    else:
+        up = mapped(row.up, z, d, width)
+        inner = act(mapped(row.gate, z, d, width)) * up if row.gate else act(up)
+    x = x + mapped(row.down, inner, width, d)
     if model.family.closing is not None:
         x = model.family.closing.read(tensors, model.config)(x)
     return x.astype(np.float32)
