@@ -15,6 +15,7 @@ import weightscope as ws
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.families import FAMILIES
 from weightscope.families.config import KEYS
+from weightscope.families.feed_forward import feed_forward_of
 
 gguf = pytest.importorskip("gguf")
 
@@ -220,3 +221,14 @@ def test_what_is_not_known_is_refused(refused: str, tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes().replace(b"llama", b"mamba"))
     with pytest.raises(ws.CheckpointError, match=said):
         ws.open_model(path or written(case, tmp_path / "model.gguf", **tensors))
+
+
+@pytest.mark.parametrize(("fixture_name", "architecture"), [("gpt_neox", "gptneox"), ("stablelm", "stablelm")])
+@pytest.mark.parametrize("parallel", [0, 1])
+def test_where_the_feed_forward_network_reads_is_what_the_file_says(
+    fixture_name: str, architecture: str, parallel: int, tmp_path: Path
+) -> None:
+    case = Converted(fixture_name, architecture, {"use_parallel_residual": parallel})
+    model = ws.open_model(written(case, tmp_path / "model.gguf"))
+    row = feed_forward_of(model.family.name, model.config)
+    assert row is not None and row.parallel == parallel

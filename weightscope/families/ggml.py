@@ -53,10 +53,10 @@ def gemma_scalar(keys: Config, names: Collection[str]) -> dict[str, Any]:
 
 
 def stablelm_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """Nothing more; norms of queries and keys are stored in another way there."""
+    """Where the network reads; norms of queries and keys are stored in another way there."""
     if "attn_q_norm.weight" in names:
         raise CheckpointError("has norms of queries and keys, which are not read of this architecture", file=keys.file)
-    return {}
+    return {"use_parallel_residual": keys.inside("own").get("use_parallel_residual")}
 
 
 def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
@@ -117,6 +117,7 @@ GPT_NEOX = Gguf(
         **DENSE,
     },
     {"attention.query_key_value": in_groups},
+    lambda keys, names: {"use_parallel_residual": keys.inside("own").get("use_parallel_residual")},
 )
 BLOOM = Gguf(
     "bloom",
