@@ -21,7 +21,7 @@ import click
 import numpy as np
 
 import weightscope as ws
-from benchmarks.peers import TITLES, peer_cost
+from benchmarks.peers import PEERS, peer_cost
 from benchmarks.results import Bench, Measured
 from weightscope.attention.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
@@ -226,14 +226,14 @@ def factors_of(model: Model) -> dict[str, np.ndarray]:
 def peer_rows(title: str, folder: Path, python: str, own: list[Cost]) -> list[Measured]:
     """What the peers take for the same heads, beside our singular values, reading included."""
     factors, least, measured = factors_of(ws.open_model(folder)), best(own), []
-    for peer, name in TITLES.items():
-        found = peer_cost(peer, python, factors)
+    for key in ("svd", "weightwatcher"):
+        peer, found = PEERS[key], peer_cost(key, python, factors)
         if found is None:
-            click.echo(f"{title}: {name}: not installed (pip install {peer})")
+            click.echo(f"{title}: {peer.title}: not installed (pip install {peer.package})")
             continue
         note = f"{found.cpu / least.cpu:.1f} x in processor time"
         ratio = (found.wall / least.wall,)
-        measured.append(Measured(f"{title}: {name}", found.wall, ratio, "our singular values", None, note))
+        measured.append(Measured(f"{title}: {peer.title}", found.wall, ratio, "our singular values", None, note))
     return measured
 
 

@@ -1,63 +1,83 @@
-"""Wiring of all pairs of heads: weightscope beside the dense way, on the same heads.
+"""Wiring of all pairs of heads against the bare products it needs, and TransformerLens on the same heads.
 
-    python -m benchmarks.circuits SOURCE [--pairs 40]
+    python -m benchmarks.circuits SOURCE --peer-python VENV/bin/python
 
-The dense way is TransformerLens': W_OV and W_QK as d x d matrices and their product for the composition score, two QR
-decompositions a pair for the projection kernel. It is timed on some pairs and multiplied by how many there are. "bare"
-is what the float32 products of whole layers cost, written and read at once, with nothing done to them.
+"Bare products" are the float32 products of whole layers, written and read at once, with nothing done to them. Ours is
+the whole pass: reading, the spaces of every head, and both measures by queries, keys and values. TransformerLens'
+functions are timed for keys alone, a third of that, and have to find the same numbers.
 """
 
-from time import perf_counter
+import time
 
 import click
 import numpy as np
 
 import weightscope as ws
-from weightscope.attention.head import Head
+from benchmarks.audit import factors_of
+from benchmarks.peers import PEERS, peer_cost
+from benchmarks.results import Bench, Measured
 from weightscope.circuitry.passes import wiring
-from weightscope.circuitry.wiring import KINDS
+from weightscope.circuitry.wiring import Wiring
+
+FLOOR = "the bare float32 products"
+AGREE = 1e-4  # how far apart float32 scores of the same pair may lie; PK is up to r
 
 
-def dense(a: Head, b: Head) -> tuple[float, float]:
-    """PK and CS by keys of one pair."""
-    written, read = np.linalg.qr(a.vo.right)[0], np.linalg.qr(b.qk.right)[0]
-    w_vo, w_qk = a.vo.dense(), b.qk.dense().T
-    composed = np.linalg.norm(w_vo @ w_qk) / (np.linalg.norm(w_vo) * np.linalg.norm(w_qk))
-    return float(np.linalg.norm(written.T @ read) ** 2), float(composed)
-
-
-def bare(model: ws.Model) -> float:
-    """Seconds of the products alone."""
+def bare(model: ws.Model) -> None:
+    """The products alone, on all cores."""
     rng, config = np.random.default_rng(0), model.config
     n, width = len(model.attention_layers), config.head_dim * (config.n_heads + 2 * config.n_kv_heads)
     left = rng.standard_normal((config.n_heads * config.head_dim, config.d_model), dtype=np.float32)
     right = rng.standard_normal((config.d_model, width), dtype=np.float32)
-    begin = perf_counter()
     for _ in range(n * (n - 1) // 2):
         left @ right
-    return perf_counter() - begin
+
+
+def measure(source: str, rounds: int) -> tuple[Measured, Wiring]:
+    """The whole pass beside the products, each round both."""
+    walls, cpus = [], []
+    for _ in range(rounds):
+        for work in (wiring, bare):
+            model = ws.open_model(source)
+            wall, cpu = time.perf_counter(), time.process_time()
+            found = work(model)
+            walls.append(time.perf_counter() - wall)
+            cpus.append(time.process_time() - cpu)
+            if isinstance(found, Wiring):
+                wired = found
+    of_wall, of_cpu = (tuple(np.divide(costs[::2], costs[1::2]).tolist()) for costs in (walls, cpus))
+    note = f"{np.median(of_cpu):.2f} x in processor time, {np.median(cpus[::2]):.1f} s"
+    return Measured(f"{model.name}: wiring", float(np.median(walls[::2])), of_wall, FLOOR, None, note), wired
+
+
+def peer_rows(source: str, python: str, ours: Measured, wired: Wiring) -> list[Measured]:
+    """TransformerLens' functions of all pairs, given the same folded factors."""
+    model, measured = ws.open_model(source), []
+    factors = factors_of(model)
+    if model.family.norm is not None and model.family.norm.centred:
+        factors["o"] -= factors["o"].mean(axis=2, keepdims=True)  # what layers read through a LayerNorm is centred
+    for key, scores in (("pk", wired.pk["k"]), ("cs", wired.cs["k"])):
+        peer, found = PEERS[key], peer_cost(key, python, factors)
+        if found is None:
+            click.echo(f"{peer.title}: not installed (pip install {peer.package})")
+            continue
+        apart = float(np.nanmax(np.abs(found.found - scores)))  # NaN where no later layer reads
+        if not apart <= AGREE:
+            raise click.ClickException(f"{peer.title}: differs from ours by {apart:.2g}")
+        note = f"{found.cpu:.1f} s of processor time; agrees to {apart:.0e}"
+        measured.append(Measured(peer.title, found.wall, (found.wall / ours.seconds,), "ours, all kinds", None, note))
+    return measured
 
 
 @click.command()
 @click.argument("source")
-@click.option("--pairs", default=40, show_default=True, help="Pairs that the dense way is timed on.")
-def main(source: str, pairs: int) -> None:
-    model = ws.open_model(source)
-    begin = perf_counter()
-    found = wiring(model)
-    ours = perf_counter() - begin
-    n, h = found.rank["o"].shape
-    rng = np.random.default_rng(0)
-    layers = [model.layer(int(layer)) for layer in found.layers[:4]]
-    drawn = [(rng.integers(h), rng.integers(1, len(layers)), rng.integers(h)) for _ in range(pairs)]
-    begin = perf_counter()
-    for a, j, b in drawn:
-        dense(layers[0].head(int(a)), layers[int(j)].head(int(b)))
-    a_pair = (perf_counter() - begin) / len(drawn)
-    count = len(KINDS) * h * h * n * (n - 1) // 2
-    print(f"{model.name}: {n} layers of {h} heads, {count:,} pairs")
-    print(f"weightscope {ours:.2f} s, bare products {bare(model):.2f} s")
-    print(f"dense {a_pair * count:,.0f} s, {1e3 * a_pair:.1f} ms a pair")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--peer-python", help="Time TransformerLens too, under this interpreter.")
+def main(source: str, rounds: int, peer_python: str | None) -> None:
+    """Print what the wiring of all pairs costs as a ratio to its bare products."""
+    ours, wired = measure(source, rounds)
+    measured = [ours, *(peer_rows(source, peer_python, ours, wired) if peer_python else [])]
+    click.echo(Bench({}, measured).table())
 
 
 if __name__ == "__main__":
