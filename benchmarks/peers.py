@@ -97,8 +97,8 @@ class Peer:
 PEERS = {
     "svd": Peer("TransformerLens' FactoredMatrix.svd (float32)", "transformer-lens", factored_matrix),
     "weightwatcher": Peer("WeightWatcher.analyze of whole projections", "weightwatcher", weightwatcher),
-    "pk": Peer("TransformerLens' projection kernel, keys alone (float32)", "transformer-lens", projection_kernel),
-    "cs": Peer("TransformerLens' composition scores, keys alone (float32)", "transformer-lens", composition_scores),
+    "pk": Peer("TransformerLens' projection kernel (float32)", "transformer-lens", projection_kernel),
+    "cs": Peer("TransformerLens' composition scores (float32)", "transformer-lens", composition_scores),
 }
 
 
