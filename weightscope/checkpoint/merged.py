@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from weightscope.checkpoint.storage import Storage
-from weightscope.checkpoint.tensor import StoredTensor, Tensor, WholeTensor
+from weightscope.checkpoint.tensor import DerivedTensor, StoredTensor, Tensor, WholeTensor
 
 ROWS = 1024  # of a product that are made at a time
 
@@ -50,7 +49,7 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class MergedTensor(Tensor):
+class MergedTensor(DerivedTensor):
     """A weight of the base and the change to it: float32 of their sum in float64, not rounded to what is stored.
 
     Attributes
@@ -68,22 +67,6 @@ class MergedTensor(Tensor):
         if self.stored.shape != self.change.shape:
             problem = f"is for a weight of shape {self.change.shape}; '{self.stored.name}' has {self.stored.shape}"
             raise self.change.a.refuse(problem)
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.stored.name
-
-    @property
-    def file(self) -> Storage:  # type: ignore[override]
-        return self.stored.file
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
@@ -114,7 +97,7 @@ class MergedTensor(Tensor):
 
 
 @dataclass(frozen=True)
-class ChangeTensor(WholeTensor):
+class ChangeTensor(DerivedTensor, WholeTensor):
     """What was added to a weight, in float64 and without the weight; zeros for one that is as the base has it.
 
     Attributes
@@ -127,24 +110,8 @@ class ChangeTensor(WholeTensor):
     noted: set[str] | None = field(default=None, compare=False)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.stored.name
-
-    @property
-    def file(self) -> Storage:  # type: ignore[override]
-        return self.stored.file
-
-    @property
     def dtype(self) -> str:
         return "F64"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
-
-    @property
-    def parts(self) -> tuple[StoredTensor, ...]:
-        return self.stored.parts
 
     def unchecked(self, noted: set[str]) -> Tensor:
         return replace(self, stored=self.stored.unchecked(set()), noted=noted)

@@ -114,6 +114,37 @@ class WholeTensor(Tensor):
             yield start, whole[start : start + n_rows]
 
 
+class DerivedTensor(Tensor):
+    """What is made of a stored tensor as it is read, under its name; its dtype and shape too unless a subclass differs.
+
+    Attributes
+    ----------
+    stored : Tensor
+    """
+
+    stored: Tensor
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.stored.name
+
+    @property
+    def file(self) -> Storage:  # type: ignore[override]
+        return self.stored.file
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def parts(self) -> "tuple[StoredTensor, ...]":
+        return self.stored.parts
+
+
 @dataclass(frozen=True)
 class StoredTensor(Tensor):
     """A tensor that is stored as it is."""

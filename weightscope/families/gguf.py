@@ -14,7 +14,7 @@ import numpy as np
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf_file import GgufFile, GgufTensor
-from weightscope.checkpoint.tensor import StoredTensor, WholeTensor
+from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
 from weightscope.errors import CheckpointError
 from weightscope.families.family import Family, Gguf
 from weightscope.families.ggml_order import Undo, in_groups, keys_in_halves, queries_in_halves, turned
@@ -159,7 +159,7 @@ def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class RestoredTensor(WholeTensor):
+class RestoredTensor(DerivedTensor, WholeTensor):
     """A tensor as it was before it was converted.
 
     Attributes
@@ -187,24 +187,8 @@ class RestoredTensor(WholeTensor):
             raise self.stored.refuse(f"has shape {self.stored.shape}, which {counts} do not divide")
 
     @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.stored.name
-
-    @property
-    def file(self) -> Any:  # type: ignore[override]
-        return self.stored.file
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return self.stored.shape[::-1] if self.undo is turned else self.stored.shape
-
-    @property
-    def parts(self) -> tuple[StoredTensor, ...]:
-        return self.stored.parts
 
     @property
     def noted(self) -> set[str] | None:  # type: ignore[override]
