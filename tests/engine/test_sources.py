@@ -94,7 +94,7 @@ def test_what_cannot_be_looked_at_is_one_error_when_it_is_opened() -> None:
         with pytest.raises(CheckpointError, match="cannot be read"):
             Source.named(named).open()
     assert is_list("a" * 300 + ".txt")
-    with pytest.raises(CheckpointError, match="cannot be read as a list of sources"):
+    with pytest.raises(CheckpointError, match="there is no such list"):
         read_list(Path("a" * 300 + ".txt"))
 
 

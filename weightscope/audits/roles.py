@@ -1,6 +1,7 @@
 """What an audit calls each head: its role from the weights, where finding that takes seconds."""
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ def roles_of(model: Model) -> Roles:
     """Roles by layer and head; none of a larger model, or of one in which something is missing or not finite."""
     if multiplications(model, len(model.attention_layers)) > AFFORDABLE:
         return {}
+    model = copy(model)  # a model keeps the last layer it was asked for
     try:
         wired = wiring(model)
         names = head_roles(model, wired).names

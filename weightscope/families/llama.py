@@ -198,6 +198,7 @@ GEMMA3 = GEMMA2.but(
         "num_hidden_layers": 26,
         "num_attention_heads": 8,
         "sliding_window_pattern": 6,
+        "attn_logit_softcapping": None,
         "max_position_embeddings": 131072,
     },
 )
