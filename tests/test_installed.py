@@ -100,6 +100,7 @@ def test_a_command_of_the_wheel(installed: Path, tmp_path: Path, command: list[s
 
 def test_a_study_of_the_wheel(installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="studies run the model, with the extra `runner`")
-    (tmp_path / "text.txt").write_text("\n\n".join(f"Paragraph {n}, one of a pair." for n in range(40)))
+    paragraphs = [f"Paragraph {n} is one of many, each of ten words." for n in range(40)]
+    (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
     run(installed, "weightscope", "norms", "embedded", "--text", "text.txt", "--out", "out", folder=tmp_path)
     assert (tmp_path / "out" / "heads.csv").exists() and (tmp_path / "out" / "report.html").exists()
