@@ -14,7 +14,7 @@ from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
 from weightscope.families import Family, LayerTensors, own_part, read_config
-from weightscope.families.family import StoredNorm
+from weightscope.families.cells import StoredNorm
 from weightscope.families.layer import read_layer
 from weightscope.families.nesting import prefixes_of
 from weightscope.families.opening import open_source

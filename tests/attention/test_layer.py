@@ -9,7 +9,7 @@ import weightscope as ws
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.position_bias import Buckets, Slopes
-from weightscope.families.gpt import alibi
+from weightscope.families.rows.gpt import alibi
 
 RNG = np.random.default_rng(0)
 

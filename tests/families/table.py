@@ -15,7 +15,8 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.position_bias import Slopes
 from weightscope.attention.rotation import GridRotation
 from weightscope.families import FAMILIES
-from weightscope.families.family import Family, StoredNorm
+from weightscope.families.cells import StoredNorm
+from weightscope.families.family import Family
 
 README = Path(__file__).parent.parent.parent / "README.md"
 MARKED = re.compile(r"(<!-- families -->\n)(.*?)(<!-- /families -->)", re.DOTALL)

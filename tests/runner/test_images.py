@@ -12,7 +12,7 @@ import weightscope as ws
 from tests.support.cases import VIT
 from tests.support.hub_server import Hub
 from weightscope.families.family import Family
-from weightscope.families.vision import VISION
+from weightscope.families.rows.vision import VISION
 from weightscope.runner.images import DESCRIPTION, TOGETHER, image_processor, photographs, read_images
 
 transformers = pytest.importorskip("transformers", reason="the image processors are transformers'")

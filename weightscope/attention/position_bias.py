@@ -16,7 +16,7 @@ class Slopes(ShowsShapes):
     ----------
     slopes : (n_heads,) array
     times : int
-        How often transformers' eager attention adds it; see `families.gpt.alibi_falcon`.
+        How often transformers' eager attention adds it; see `families.rows.gpt.alibi_falcon`.
     """
 
     slopes: np.ndarray = field(repr=False)

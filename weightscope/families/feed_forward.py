@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from weightscope.families.cells import StoredNorm, layer_norm, rms_norm
 from weightscope.families.config import ModelConfig
-from weightscope.families.family import StoredNorm, When, layer_norm, rms_norm
+from weightscope.families.family import When
 
 
 @dataclass(frozen=True)

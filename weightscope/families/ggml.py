@@ -5,7 +5,7 @@ from typing import Any
 
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
-from weightscope.families.family import Gguf
+from weightscope.families.cells import Gguf
 from weightscope.families.ggml_order import HALVES, in_groups, less_one, turned
 
 # ggml's names of modules in llama's line.

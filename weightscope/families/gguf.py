@@ -16,7 +16,8 @@ from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf_file import GgufFile, GgufTensor
 from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
 from weightscope.errors import CheckpointError
-from weightscope.families.family import Family, Gguf
+from weightscope.families.cells import Gguf
+from weightscope.families.family import Family
 from weightscope.families.ggml_order import Undo, in_groups, keys_in_halves, queries_in_halves, turned
 from weightscope.families.rope import Rope
 

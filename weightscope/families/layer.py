@@ -9,8 +9,9 @@ from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.position_bias import Slopes
 from weightscope.attention.rotation import GridRotation
 from weightscope.checkpoint.config import Config
+from weightscope.families.cells import QkNorm
 from weightscope.families.config import ModelConfig
-from weightscope.families.family import Family, QkNorm
+from weightscope.families.family import Family
 from weightscope.families.tensors import LayerTensors
 
 

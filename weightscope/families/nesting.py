@@ -71,7 +71,8 @@ def part_of(checkpoint: Checkpoint, family: Family) -> Config:
         return config
     inner = list(parts(config))
     named = [(path, part) for path, part in inner if part.get("model_type") in family.model_types]
-    if not named and all(config.has(*KEYS[size]) for size in SIZES):
+    keys = {**KEYS, **family.keys}
+    if not named and all(config.has(*keys[size]) for size in SIZES):
         return config
     fitting = named if len(named) == 1 else [own for own in named or inner if _fits(checkpoint, family, own[1])]
     if len(fitting) > 1:
@@ -82,7 +83,8 @@ def part_of(checkpoint: Checkpoint, family: Family) -> Config:
 
 def _fits(checkpoint: Checkpoint, family: Family, part: Config) -> bool:
     """Whether a part of a config has the sizes of the tensors: as many layers, and as wide."""
-    n_layers, d_model, n_heads = (next((part.get(key) for key in KEYS[size] if part.has(key)), None) for size in SIZES)
+    keys = {**KEYS, **family.keys}
+    n_layers, d_model, n_heads = (next((part.get(key) for key in keys[size] if part.has(key)), None) for size in SIZES)
     if not isinstance(n_layers, int) or n_heads is None:
         return False
     for prefix in prefixes_of(checkpoint, family):

@@ -61,11 +61,13 @@ def read_config(config: Config, family: Family) -> ModelConfig:
         heads.
     """
 
-    def optional(meaning: str) -> int | None:
-        return config.size(*KEYS[meaning]) if config.has(*KEYS[meaning]) else None
+    keys = {**KEYS, **family.keys}
 
-    n_layers = config.size(*KEYS["n_layers"], largest=MOST_LAYERS)
-    d_model, n_heads = config.size(*KEYS["d_model"]), config.size(*KEYS["n_heads"])
+    def optional(meaning: str) -> int | None:
+        return config.size(*keys[meaning]) if config.has(*keys[meaning]) else None
+
+    n_layers = config.size(*keys["n_layers"], largest=MOST_LAYERS)
+    d_model, n_heads = config.size(*keys["d_model"]), config.size(*keys["n_heads"])
     kv_heads = family.kv_heads
     n_kv_heads = kv_heads if isinstance(kv_heads, int) else config.size(*kv_heads, default=n_heads)
     if n_heads % n_kv_heads:
@@ -81,8 +83,8 @@ def read_config(config: Config, family: Family) -> ModelConfig:
     norm, eps = family.norm, 0.0
     if norm is not None and norm.eps is not None:
         eps = norm.eps
-    elif norm is not None or config.has(*KEYS["norm_eps"]):
-        eps = config.number(*KEYS["norm_eps"], largest=1.0)
+    elif norm is not None or config.has(*keys["norm_eps"]):
+        eps = config.number(*keys["norm_eps"], largest=1.0)
     return ModelConfig(
         raw=config.raw,
         file=config.file,

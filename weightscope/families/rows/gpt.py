@@ -4,17 +4,9 @@ import numpy as np
 
 from weightscope.attention.position_bias import Slopes
 from weightscope.families import ggml
+from weightscope.families.cells import Biases, Inputs, Outputs, biases, layer_norm
 from weightscope.families.config import ModelConfig
-from weightscope.families.family import (
-    Biases,
-    Family,
-    Inputs,
-    Outputs,
-    When,
-    biases,
-    default_scale,
-    layer_norm,
-)
+from weightscope.families.family import Family, When, default_scale
 from weightscope.families.layouts import conv1d_fused, grouped, separate, stacked
 from weightscope.families.rope import Rope
 from weightscope.families.tensors import LayerTensors

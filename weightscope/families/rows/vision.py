@@ -1,6 +1,7 @@
 """Vision transformers, and the two towers of models that match images with text."""
 
-from weightscope.families.family import Biases, Family, Images, Inputs, biases, layer_norm
+from weightscope.families.cells import Biases, Images, Inputs, biases, layer_norm
+from weightscope.families.family import Family
 from weightscope.families.layouts import separate
 from weightscope.families.rope import GridRope
 

@@ -2,8 +2,9 @@
 
 from weightscope.attention.position_bias import Buckets
 from weightscope.families import ggml
+from weightscope.families.cells import Inputs, biases, layer_norm
 from weightscope.families.config import Every, ModelConfig
-from weightscope.families.family import Family, Inputs, When, biases, layer_norm
+from weightscope.families.family import Family, When
 from weightscope.families.layouts import grouped_with_loose_biases, separate, stacked
 from weightscope.families.rope import Rope
 from weightscope.families.tensors import LayerTensors

@@ -3,19 +3,9 @@
 from weightscope.attention.rotation import yarn_temperature
 from weightscope.checkpoint.config import Config
 from weightscope.families import ggml
+from weightscope.families.cells import Biases, Inputs, Outputs, QkNorm, biases, layer_norm, rms_norm
 from weightscope.families.config import Every, ModelConfig
-from weightscope.families.family import (
-    Biases,
-    Family,
-    Inputs,
-    Outputs,
-    QkNorm,
-    When,
-    biases,
-    default_scale,
-    layer_norm,
-    rms_norm,
-)
+from weightscope.families.family import Family, When, default_scale
 from weightscope.families.layouts import gated, latent, separate, stacked
 from weightscope.families.rope import Rope
 

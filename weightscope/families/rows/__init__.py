@@ -1,0 +1,9 @@
+"""The table of architectures: what each family is, as data. A module a lineage."""
+
+from weightscope.families.family import Family
+from weightscope.families.rows.encoders import ENCODERS
+from weightscope.families.rows.gpt import GPT_DECODERS
+from weightscope.families.rows.llama import LLAMA_DECODERS
+from weightscope.families.rows.vision import VISION
+
+FAMILIES: tuple[Family, ...] = (*GPT_DECODERS, *LLAMA_DECODERS, *ENCODERS, *VISION)
