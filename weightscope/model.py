@@ -43,8 +43,9 @@ def open_model(
         Branch, tag or commit on the Hub.
     family : str, optional
         Read the checkpoint as this family, whatever its config says.
-    tower : {"text", "vision"}, optional
-        Which half of a two-tower model.
+    tower : str, optional
+        Which stack of a model that has several: "text", "vision", "encoder", "decoder", "cross" ...; by default the
+        one that is language.
     tokenizer : str, optional
         Where the tokenizer is, if not with the checkpoint; see `load_tokenizer`.
     base : str or Path, optional

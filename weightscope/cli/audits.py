@@ -183,7 +183,7 @@ def _audit_list(
 @click.argument("sources", nargs=-1, required=True)
 @out_option
 @click.option("--family", help="Read the checkpoints as this family, whatever their configs say.")
-@click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
+@click.option("--tower", help="Which stack, where there are several: text, vision, encoder, decoder, cross ...")
 @click.option("--base", help="What LoRA adapters among them change; the first of the checkpoints if not given.")
 @click.option("--across-families", is_flag=True, help="Compare heads of different families too.")
 @click.option("--all", "all_tensors", is_flag=True, help="Compare every tensor of the files too, attention or not.")

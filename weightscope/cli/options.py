@@ -79,7 +79,7 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
     @click.argument("source")
     @click.option("--revision", help="Branch, tag or commit on the Hub.")
     @click.option("--family", help="Read the checkpoint as this family, whatever its config says.")
-    @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
+    @click.option("--tower", help="Which stack, where there are several: text, vision, encoder, decoder, cross ...")
     @click.option("--base", help="Of a LoRA adapter the model that it changes, where its settings do not name it.")
     @wraps(command)
     def named(

@@ -93,7 +93,7 @@ class Family:
     stored_layer : function of (ModelConfig, layer index) -> int
         Under which index a layer's tensors stand.
     tower : str
-        "text" or "vision" in models of two towers.
+        "text", "vision", "audio", "encoder", "decoder" or "cross" in models of several stacks; each has a row then.
     nested : str
         Key of the part of config.json that describes this model, where it has such a part.
     leading : tuple of (str, int or str)

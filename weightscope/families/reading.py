@@ -9,6 +9,7 @@ from weightscope.families.config import KEYS, MOST_LAYERS, ModelConfig
 from weightscope.families.family import Family
 from weightscope.families.nesting import SIZE_KEYS, USUAL, part_of, parts, prefixes_of
 
+LANGUAGE = ("text", "decoder")  # what a model of several towers is opened by unless another is asked for
 MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
 
 
@@ -114,7 +115,8 @@ def choose_family(
     checkpoint : Checkpoint
     name : str, optional
         A family's name or a model_type.
-    tower : {"text", "vision"}, optional
+    tower : str, optional
+        "text", "vision", "encoder", "decoder", "cross" ...; by default the one that is language.
 
     Raises
     ------
@@ -141,11 +143,12 @@ def choose_family(
             ("no config.json says which model_type this is" if missing else found) + _advice(families, checkpoint),
             file=checkpoint.config.file if wanted is None and not missing else checkpoint.name,
         )
+    towers = sorted({row.tower for row in rows if row.tower})
+    asked = tower or (next((language for language in LANGUAGE if language in towers), None) if len(rows) > 1 else None)
     # A language model in a wrapper (Gemma 3) may be called its text tower.
-    fitting = [row for row in rows if tower in (None, row.tower) or (not row.tower and row.nested == f"{tower}_config")]
+    fitting = [row for row in rows if asked in (None, row.tower) or (not row.tower and row.nested == f"{asked}_config")]
     if len(fitting) == 1:
         return fitting[0]
-    towers = sorted({row.tower for row in rows if row.tower})
     if not towers:
         raise CheckpointError(f"{rows[0].name} is not a model of towers; leave `tower` out", file=checkpoint.name)
     if not fitting:
@@ -165,7 +168,8 @@ def _within(families: tuple[Family, ...], checkpoint: Checkpoint, tower: str | N
     rows = [row for row in families if kinds & {*row.model_types} and prefixes_of(checkpoint, row)]
     sees = [row for row in rows if not row.inputs.tokens]
     reads = [row for row in rows if row.inputs.tokens]
-    return {"text": reads, "vision": sees, None: reads or sees}[tower]
+    by_tower = {"text": reads, "vision": sees, None: reads or sees}
+    return by_tower.get(tower) or [row for row in rows if row.tower == tower]
 
 
 def _advice(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
