@@ -1,5 +1,7 @@
 """What rotary embeddings are: rotations, of which only the difference of positions is left in a score."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from weightscope.attention.rotation import (
+    COLUMN,
+    FRAME,
+    ROW,
     GridRotation,
     Rotation,
     inverse_powers,
@@ -15,6 +20,9 @@ from weightscope.attention.rotation import (
     yarn_frequencies,
     yarn_temperature,
 )
+from weightscope.checkpoint.config import Config
+from weightscope.errors import CheckpointError
+from weightscope.families.axes import Sections, contiguous, height_and_width_first, interleaved
 
 HEAD = arrays(np.float64, (8,), elements=st.floats(-3, 3))
 POSITION = st.integers(0, 500)
@@ -89,7 +97,9 @@ def test_sequences_longer_than_trained_turn_slower() -> None:
 
 
 def test_a_grid_turns_rows_and_columns_apart() -> None:
-    rotation = GridRotation(np.array([0.5]), grid=(3, 2), prefix=2)
+    rotation = GridRotation(
+        2 * np.pi * np.full(2, 0.5), axes=np.array([ROW, COLUMN]), grid=(3, 2), prefix=2, centred=True
+    )
     angles = rotation.angles(np.arange(8))
     np.testing.assert_array_equal(angles[:2], 0)  # class and register
     np.testing.assert_allclose(angles[3] - angles[2], [0, 4 * np.pi / 2 * 0.5])  # a column on
@@ -98,3 +108,42 @@ def test_a_grid_turns_rows_and_columns_apart() -> None:
     np.testing.assert_allclose(rotation.angles_at((2, -1)), angles[6] - angles[3])
     with pytest.raises(ValueError, match=r"5 patches are neither the grid \(3, 2\) nor a square"):
         rotation.angles(np.arange(7))
+
+
+@given(rotations(), HEAD, HEAD, st.tuples(POSITION, POSITION), st.tuples(POSITION, POSITION), st.integers(1, 2))
+def test_only_the_difference_on_each_axis_is_left(rotation, q, k, at, of, blocks) -> None:
+    m = len(rotation.frequencies)
+    rotation = replace(rotation, axes=np.arange(m) % 2, blocks=blocks if m % 2 == 0 and not rotation.interleaved else 1)
+    turned_q, turned_k = (rotation.rotate(x[None], np.array([p]))[0] for x, p in ((q, at), (k, of)))
+    apart = rotation.rotate_at(q, (at[0] - of[0], at[1] - of[1]))
+    assert turned_q @ turned_k == pytest.approx(apart @ k, abs=1e-6)
+    on_a_line = replace(rotation, axes=None)
+    np.testing.assert_array_equal(rotation.rotate_at(q, 7), on_a_line.rotate_at(q, 7))  # text: the same on every axis
+    with pytest.raises(ValueError, match="on a line"):
+        on_a_line.rotate(q[None], np.array([at]))
+
+
+def test_patches_follow_in_blocks_and_blocks_in_windows() -> None:
+    """Qwen's order: 2 x 2 blocks that the merger makes one; in Qwen2.5-VL those of a window together."""
+    axes = np.array([ROW, COLUMN])
+    of_blocks = GridRotation(np.ones(2), axes=axes, merge=2).places(np.arange(16))[:, 1:]
+    np.testing.assert_array_equal(of_blocks[:6], [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3]])
+    of_windows = GridRotation(np.ones(2), axes=axes, window=2).places(np.arange(9))[:, 1:]
+    np.testing.assert_array_equal(of_windows[:6], [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [1, 2]])
+    with_class = GridRotation(np.ones(2), axes=axes, suffix=1, origin=1.0)
+    np.testing.assert_array_equal(with_class.angles(np.arange(5)), [[1, 1], [1, 2], [2, 1], [2, 2], [0, 0]])
+    np.testing.assert_array_equal(with_class.angles(np.array([[0, 1], [-1, -1]])), [[1, 2], [0, 0]])
+    film = GridRotation(np.ones(3), axes=np.array([FRAME, ROW, COLUMN]), grid=(2, 1, 2))
+    np.testing.assert_array_equal(film.angles(np.arange(4)), [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]])
+    with pytest.raises(ValueError, match="8 patches are no square image; give positions as rows and columns"):
+        GridRotation(np.ones(2), axes=axes).angles(np.arange(8))
+
+
+def test_sections_share_pairs_among_axes() -> None:
+    given = Config({"mrope_section": [2, 1, 1]}, "config.json")
+    assert Sections(contiguous, (4, 0, 0)).axes(given, 4).tolist() == [0, 0, 1, 2]
+    assert Sections(interleaved, (4, 0, 0)).axes(given, 4).tolist() == [0, 1, 2, 0]
+    ernie = Config({"mrope_section": [2, 2, 1]}, "config.json")
+    assert Sections(height_and_width_first, (4, 0, 0)).axes(ernie, 5).tolist() == [1, 2, 1, 2, 0]
+    with pytest.raises(CheckpointError, match="three sizes that add up to the 8 pairs"):
+        Sections(contiguous, (4, 0, 0)).axes(given, 8)

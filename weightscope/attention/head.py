@@ -123,7 +123,8 @@ class Head:
     def qk_at(self, delta: Delta) -> Factored:
         """W_QK(delta) = W_Q R(delta) W_K' at distance delta = i - j; without rotation the same at every distance.
 
-        For DINOv3 a number counts columns; a (rows, columns) pair is taken too.
+        In vision towers that rotate by row and column a number counts columns; a (rows, columns) pair is taken too,
+        and where positions have several axes, a distance on each.
         """
         return Factored(self.query_at(delta)[0], self.w_k)
 

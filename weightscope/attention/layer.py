@@ -206,8 +206,9 @@ class Layer:
         ----------
         x : (n, d) array
             The residual stream that enters the layer.
-        positions : (n,) int array, optional
-            Their positions; 0 .. n-1 by default.
+        positions : (n,) or (n, axes) int array, optional
+            Their positions; 0 .. n-1 by default. Several coordinates where the rotation has axes: time, height and
+            width in multimodal RoPE, row and column of a patch in a vision tower.
 
         Returns
         -------

@@ -10,7 +10,7 @@ import numpy as np
 from weightscope.device import namespace
 from weightscope.shapes import ShowsShapes
 
-Delta = int | tuple[int, int]  # positions between query and key; rows and columns between patches
+Delta = int | tuple[int, ...]  # positions between query and key; rows and columns between patches, or any axes
 
 
 def inverse_powers(theta: float, width: int) -> np.ndarray:
@@ -86,6 +86,11 @@ class Rotation(ShowsShapes):
     stretched : function of a length giving frequencies, or None
         Sequences longer than `longest` use these.
     longest : int
+    axes : (m,) int array or None
+        Where a token may stand at several coordinates (multimodal RoPE), the one that turns each pair; counted from
+        the end where negative. A position that is one number stands at it on every axis, as text does.
+    blocks : int
+        The dimensions that turn are this many blocks of the same width, each paired within itself.
     """
 
     frequencies: np.ndarray = field(repr=False)
@@ -94,39 +99,55 @@ class Rotation(ShowsShapes):
     factor: float = 1.0
     stretched: Callable[[int], np.ndarray] | None = field(default=None, repr=False)
     longest: int = 0
+    axes: np.ndarray | None = field(default=None, repr=False)
+    blocks: int = 1
 
     def angles(self, positions: np.ndarray) -> np.ndarray:
-        """Angles of tokens at `positions` (n,), shape (n, m)."""
-        length = int(positions.max(initial=-1)) + 1
-        longer = self.stretched is not None and length > self.longest
-        return positions[:, None] * (self.stretched(length) if longer and self.stretched else self.frequencies)
-
-    def angles_at(self, delta: Delta) -> np.ndarray:
-        """Angles between a query and a key `delta` positions before it, shape (m,).
+        """Angles of tokens at `positions` (n,), or (n, axes); shape (n, m).
 
         Raises
         ------
         ValueError
-            Rows and columns were given where positions are on a line.
+            Coordinates were given where positions are on a line.
         """
-        if isinstance(delta, tuple):
-            raise ValueError(f"{delta} is rows and columns; here positions are on a line")
-        return delta * self.frequencies
+        length = int(positions.max(initial=-1)) + 1
+        longer = self.stretched is not None and length > self.longest
+        return self._along(positions) * (self.stretched(length) if longer and self.stretched else self.frequencies)
+
+    def angles_at(self, delta: Delta) -> np.ndarray:
+        """Angles between a query and a key `delta` positions before it, shape (m,); errors as of `angles`."""
+        return self._along(np.array([delta]))[0] * self.frequencies
+
+    def _along(self, positions: np.ndarray) -> np.ndarray:
+        """The coordinate that turns each pair, (n, m) or (n, 1)."""
+        if positions.ndim == 1:
+            return positions[:, None]
+        if self.axes is None:
+            raise ValueError(f"{tuple(positions[0].tolist())} is a place on several axes; here positions are on a line")
+        return positions[:, self.axes]
 
     def turn(self, x: Any, angles: np.ndarray, factor: float) -> Any:
         """x (..., r), on whatever device, with its pairs turned by `angles` (..., m) and multiplied by `factor`."""
-        m, xp = angles.shape[-1], namespace(x)
+        xp = namespace(x)
         cos, sin = (factor * xp.asarray(f(angles), dtype=x.dtype) for f in (np.cos, np.sin))
-        stop, half = self.start + 2 * m, self.start + m
-        first = slice(self.start, stop, 2) if self.interleaved else slice(self.start, half)
-        second = slice(self.start + 1, stop, 2) if self.interleaved else slice(half, stop)
+        first, second = self._pairs(angles.shape[-1])
         turned = xp.asarray(x, copy=True)
         turned[..., first] = x[..., first] * cos - x[..., second] * sin
         turned[..., second] = x[..., second] * cos + x[..., first] * sin
         return turned
 
+    def _pairs(self, m: int) -> tuple[Any, Any]:
+        """Indices of the first and of the second dimension of every pair."""
+        stop, half = self.start + 2 * m, self.start + m
+        if self.blocks > 1:
+            by_block = np.arange(self.start, stop).reshape(self.blocks, 2, -1)
+            return by_block[:, 0].ravel(), by_block[:, 1].ravel()
+        if self.interleaved:
+            return slice(self.start, stop, 2), slice(self.start + 1, stop, 2)
+        return slice(self.start, half), slice(half, stop)
+
     def rotate(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Queries or keys x (..., n, r) of tokens at `positions` (n,)."""
+        """Queries or keys x (..., n, r) of tokens at `positions` (n,) or (n, axes)."""
         return self.turn(x, self.angles(positions), self.factor)
 
     def rotate_at(self, w: np.ndarray, delta: Delta) -> np.ndarray:
@@ -138,47 +159,93 @@ class Rotation(ShowsShapes):
     @property
     def turning(self) -> np.ndarray:
         """Indices of the dimensions that turn, shape (2m,)."""
-        return np.arange(self.start, self.start + 2 * len(self.angles_at(0)))
+        return np.arange(self.start, self.start + 2 * len(self.frequencies))
 
 
-@dataclass(frozen=True, eq=False)
+FRAME, ROW, COLUMN = -3, -2, -1  # axes of an image's patches and of a film's
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class GridRotation(Rotation):
-    """Rotary embedding of an image's patches by row and column (DINOv3).
+    """Rotary embedding of an image's patches by row and column, or of a film's by frame, row and column.
 
-    The first half of the pairs turns by a patch's row, the second by its column, both measured from -1 to 1 over the
-    image, so that `frequencies` (m / 2,) are turns over half an image. Tokens before the patches do not turn.
+    `axes` holds FRAME, ROW or COLUMN for every pair. A position that is one number is a token's place in the sequence
+    of one whole image or film; a distance that is one number counts columns.
 
     Attributes
     ----------
-    grid : (int, int)
-        Rows and columns of patches in the images the model was configured for.
-    prefix : int
-        Class and register tokens before the patches.
+    grid : tuple of int
+        Rows and columns of patches, frames before them in a film, that the model was configured for; empty where it
+        takes any.
+    prefix, suffix : int
+        Tokens before and after the patches (class, registers), which do not turn.
+    merge : int
+        Patches follow in blocks of this many rows and columns (those that Qwen's merger makes one); row by row
+        within and between blocks.
+    window : int
+        Blocks follow in windows of this many rows and columns of them; 0 where they do not.
+    origin : float
+        Coordinate of the first row and column.
+    centred : bool
+        Coordinates are those of patches' centres from -1 to 1 over the image (DINOv3).
     """
 
-    grid: tuple[int, int] = (1, 1)
+    grid: tuple[int, ...] = ()
     prefix: int = 0
+    suffix: int = 0
+    merge: int = 1
+    window: int = 0
+    origin: float = 0.0
+    centred: bool = False
 
     def angles(self, positions: np.ndarray) -> np.ndarray:
-        """Angles of tokens in the order class, registers, patches row by row; shape (n, m).
+        """Angles of tokens, shape (n, m).
+
+        Parameters
+        ----------
+        positions : (n,) or (n, 2) or (n, 3) int array
+            Places in the sequence; or rows and columns, frames before them, negative where a token is no patch.
 
         Raises
         ------
         ValueError
-            The number of patches is neither the configured grid's nor a square.
+            Of the patches counted it cannot be told how many rows and columns they are.
         """
-        patches = int(positions.max(initial=-1)) + 1 - self.prefix
-        rows, columns = self.grid
-        if patches > 0 and patches != rows * columns:
-            rows = columns = isqrt(patches)
-            if rows * columns != patches:
-                raise ValueError(f"{patches} patches are neither the grid {self.grid} nor a square")
-        patch = positions - self.prefix
-        centres = np.stack(((patch // columns + 0.5) / rows, (patch % columns + 0.5) / columns), axis=-1)  # (n, 2)
-        angles = 2 * pi * (2 * centres - 1)[..., None] * self.frequencies  # (n, 2, m / 2)
-        return np.where(patch[:, None] >= 0, angles.reshape(len(patch), -1), 0.0)
+        places = self.places(positions) if positions.ndim == 1 else positions
+        places = np.pad(places, ((0, 0), (3 - places.shape[1], 0)))  # an image is the first frame
+        centres = (2 * places + 1) / (places.max(axis=0, initial=0) + 1) - 1
+        along = centres if self.centred else places + self.origin
+        return np.where(places[:, COLUMN, None] >= 0, self._along(along) * self.frequencies, 0.0)
+
+    def places(self, positions: np.ndarray) -> np.ndarray:
+        """Frame, row and column (n, 3) of tokens at places (n,) of the sequence; -1 where they are no patches."""
+        patches = int(positions.max(initial=-1)) + 1 - self.prefix - self.suffix
+        frames, rows, columns = self._shape(patches)
+        place = np.moveaxis(np.indices((frames, rows, columns)), 0, -1)
+        m = self.merge
+        blocks = place.reshape(frames, rows // m, m, columns // m, m, 3).swapaxes(2, 3)  # (f, R, C, m, m, 3)
+        ordered = blocks.reshape(-1, m * m, 3)
+        if self.window:
+            of_block = ordered[:, 0] // (1, m * self.window, m * self.window)
+            ordered = ordered[np.lexsort(of_block.T[::-1])]
+        ordered = np.pad(ordered.reshape(-1, 3), ((self.prefix, self.suffix), (0, 0)), constant_values=-1)
+        return ordered[positions] if len(positions) else np.empty((0, 3), int)
+
+    def _shape(self, patches: int) -> tuple[int, int, int]:
+        """Frames, rows and columns of so many patches: the configured ones, or one square image."""
+        grid = (1, *self.grid)[-3:] if self.grid else (0, 0, 0)
+        if patches <= 0 or patches == grid[0] * grid[1] * grid[2]:
+            return (grid[0], grid[1], grid[2]) if patches > 0 else (0, 0, 0)
+        side = isqrt(patches)
+        if side * side != patches or side % self.merge:
+            known = f"neither the grid {self.grid} nor a square" if self.grid else "no square image"
+            raise ValueError(f"{patches} patches are {known}; give positions as rows and columns, (n, 2)")
+        return 1, side, side
 
     def angles_at(self, delta: Delta) -> np.ndarray:
-        """Angles between patches `delta` columns, or (rows, columns), apart on the configured grid; shape (m,)."""
-        step = np.asarray(delta if isinstance(delta, tuple) else (0.0, delta)) / self.grid  # share of the image
-        return (4 * pi * step[:, None] * self.frequencies).ravel()
+        """Angles between patches `delta` columns, or (rows, columns), apart; of the configured grid if centred."""
+        step = np.zeros(3)
+        step[COLUMN if isinstance(delta, int | np.integer) else slice(-len(delta), None)] = delta
+        if self.centred:
+            step[ROW:] *= 2 / np.array(self.grid)
+        return self._along(step[None])[0] * self.frequencies

@@ -8,7 +8,8 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.position_bias import Buckets, Slopes
 from weightscope.families.cells import NO_BIASES, Biases, Gguf, Images, Inputs, Outputs, QkNorm, StoredNorm
 from weightscope.families.config import LayerTypes, ModelConfig, all_full
-from weightscope.families.rope import GridRope, Rope
+from weightscope.families.grid_rope import GridRope
+from weightscope.families.rope import Rope
 from weightscope.families.tensors import LayerTensors
 
 

@@ -116,7 +116,11 @@ def caveats(layer: Layer) -> tuple[str, ...]:
         said.append(
             "rotation by row and column: qk_at holds between patches; class and register tokens do not turn, so that "
             "against a patch they see where it is"
+            if layer.rotation.prefix or layer.rotation.suffix
+            else "rotation by row and column: qk_at counts columns, or takes (rows, columns)"
         )
+    elif layer.rotation is not None and layer.rotation.axes is not None:
+        said.append("rotation by several axes: qk_at counts positions of text, or takes a distance on each axis")
     if layer.additive is not None:
         kind = "ALiBi" if isinstance(layer.additive, Slopes) else "relative-position"
         said.append(f"the {kind} bias added to scores (layer.position_bias)")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.rotation import (
-    GridRotation,
     Rotation,
     inverse_powers,
     llama3_frequencies,
@@ -18,6 +17,7 @@ from weightscope.attention.rotation import (
     yarn_temperature,
 )
 from weightscope.checkpoint.config import Config
+from weightscope.families.axes import Sections
 from weightscope.families.config import ModelConfig
 from weightscope.shapes import ShowsShapes
 
@@ -63,6 +63,8 @@ class Rope:
         Which layers rotate at all.
     scaled : str
         A kind of scaling that any scaling is read as.
+    sections : Sections or None
+        Which coordinate turns which pair, where positions have several.
     """
 
     interleaved: bool = False
@@ -77,6 +79,7 @@ class Rope:
     interleaved_key: str = ""
     rotates: Callable[[Config, int], bool] = always
     scaled: str = ""
+    sections: Sections | None = None
 
     def parameters(self, config: Config, layer_type: str) -> Config:
         """The rotary parameters of one layer type, under transformers 5's names.
@@ -138,7 +141,8 @@ class Rope:
         original = "original_max_position_embeddings"
         trained = (config if config.has(original) else given).size(original, default=config.n_positions or 1)
         scaled = SCALINGS[kind](given, _base(given), width, trained, config.n_positions or trained)
-        return Rotation(interleaved=interleaved, start=start, **scaled.__dict__)
+        axes = self.sections.axes(given, width // 2) if self.sections else None
+        return Rotation(interleaved=interleaved, start=start, axes=axes, **scaled.__dict__)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -220,31 +224,5 @@ SCALINGS: dict[str, Callable[[Config, float, int, int, int], Scaled]] = {
     "longrope": _longrope,
     "su": _longrope,  # its name before transformers 4.45
     "llama3": _llama3,
+    "mrope": _default,  # what transformers 4 called several axes (`Rope.sections`)
 }
-
-
-@dataclass(frozen=True)
-class GridRope:
-    """DINOv3's rotation by row and column of a patch; class and register tokens do not turn."""
-
-    def parameters(self, config: Config, layer_type: str) -> Config:
-        """The base alone; nothing scales it."""
-        values = {"rope_type": "default", "rope_theta": _base(config), "partial_rotary_factor": 1.0}
-        return Config(values, config.file)
-
-    def rotation(self, config: ModelConfig, layer: int) -> Rotation:
-        """The same for every layer."""
-        if config.head_dim % 4:
-            raise config.error("hidden_size", "a head width that divides by 4, for rows and columns to turn in pairs")
-        image, patch = _sides(config, "image_size"), _sides(config, "patch_size")
-        rows, columns = (max(whole // part, 1) for whole, part in zip(image, patch, strict=True))
-        frequencies = _base(config) ** -np.arange(0, 1, 4 / config.head_dim)
-        return GridRotation(frequencies, grid=(rows, columns), prefix=1 + config.count("num_register_tokens"))
-
-
-def _sides(config: Config, key: str) -> tuple[int, int]:
-    """(height, width) of something that may be given as one number."""
-    value = config.get(key)
-    pair = value if isinstance(value, list) and len(value) == 2 else [value, value]
-    height, width = (Config({key: side}, config.file).size(key) for side in pair)
-    return height, width

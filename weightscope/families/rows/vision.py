@@ -2,8 +2,8 @@
 
 from weightscope.families.cells import Biases, Images, Inputs, biases, layer_norm
 from weightscope.families.family import Family
+from weightscope.families.grid_rope import GridRope
 from weightscope.families.layouts import separate
-from weightscope.families.rope import GridRope
 
 IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 
@@ -56,7 +56,7 @@ DINOV3 = DINOV2.but(
     output="attention.o_proj",
     biases=Biases("query_bias", "key_bias", "value_bias", "proj_bias"),
     inputs=Inputs(),
-    rope=GridRope(),
+    rope=GridRope(theta=None, image="image_size", prefix=1, registers="num_register_tokens", centred=True),
     leading=DINOV2_WITH_REGISTERS.leading,
     images=Images("ViTImageProcessor", IMAGENET, any_size=True),  # transformers' own for DINOv3 needs torchvision
     defaults={
