@@ -33,9 +33,9 @@ def new_file(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
         The file cannot be written.
     """
     partial = (beside or path.parent) / f".{secrets.token_hex(8)}.partial"
-    _unfinished.add(partial)
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise CheckpointError("is not a regular file", file=path)  # a pipe or device would be replaced by one
+    _unfinished.add(partial)
     try:
         with writing(path):
             for folder in (path.parent, partial.parent):

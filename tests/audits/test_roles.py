@@ -12,7 +12,7 @@ from tests.support.browser import Page
 from tests.support.embedded_heads import permuted, real
 from tests.support.tiny_gpt2 import write_checkpoint
 from tests.support.weights import shared
-from weightscope.audits import circuit_changes, roles
+from weightscope.audits import roles
 from weightscope.audits.findings import Finding, Findings, Member
 from weightscope.audits.roles import roles_of, with_roles
 from weightscope.folder import Files
@@ -82,5 +82,5 @@ def test_the_same_heads_in_another_order_have_the_same_roles_and_edges(tmp_path:
 
 
 def test_a_large_model_s_circuits_are_not_compared(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_changes, "AFFORDABLE", 0)
+    monkeypatch.setattr(roles, "AFFORDABLE", 0)
     assert ws.compare(embedded, embedded).circuits is None

@@ -192,7 +192,7 @@ def test_a_checkpoint_that_does_not_fit_is_gone_through_in_groups(monkeypatch: p
     in_parts = wiring(model)
     for kind in KINDS:
         np.testing.assert_allclose(in_parts.pk[kind], whole.pk[kind], rtol=1e-5)
-        np.testing.assert_allclose(in_parts.cs_z(kind), whole.cs_z(kind), rtol=1e-3)
+        np.testing.assert_allclose(in_parts.z("cs", kind), whole.z("cs", kind), rtol=1e-3)
 
 
 def test_other_array_libraries_give_the_same() -> None:

@@ -135,7 +135,6 @@ def audit(
 def measure_task(get_model: Callable[[], Model], index: int, options: AuditOptions) -> dict[str, np.ndarray]:
     """The task an audit consists of: one layer of one checkpoint, read and measured."""
     model = get_model()
-    model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
     with one_blas_thread():
         unchecked = model.unchecked()  # a copy, because a model keeps the last layer it was asked for
         measured = measured_layer(unchecked.layer(index), measured_forms(model, options), options)

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weightscope.audits.roles import AFFORDABLE
+from weightscope.audits.roles import named_wiring
 from weightscope.circuitry.edges import strongest
-from weightscope.circuitry.names import head_roles
-from weightscope.circuitry.passes import multiplications, wiring
 from weightscope.circuitry.wiring import KINDS, Wiring
-from weightscope.errors import CheckpointError, counted
+from weightscope.errors import counted
 from weightscope.folder import Files
 from weightscope.model import Model
 from weightscope.tables import Column, Table
@@ -54,15 +52,13 @@ def circuit_changes(a: Model, b: Model, order: np.ndarray) -> CircuitChanges | N
     order : (L, H) int array
         Which head of b is compared with each head of a.
     """
-    if multiplications(a, len(a.attention_layers)) > AFFORDABLE:
+    first = named_wiring(a)
+    last = named_wiring(b) if first else None
+    if first is None or last is None:
         return None
-    try:
-        wired = [wiring(model) for model in (a, b)]
-        before, after = (head_roles(model, own).names for model, own in zip((a, b), wired, strict=True))
-    except CheckpointError:  # findings say what is wrong
-        return None
+    (wired_a, before), (wired_b, after) = first, last
     after = np.take_along_axis(after, order, axis=1)
-    layers = wired[0].layers
+    layers = wired_a.layers
     moved = np.argwhere(before != after)
     roles = Table(
         [
@@ -72,7 +68,7 @@ def circuit_changes(a: Model, b: Model, order: np.ndarray) -> CircuitChanges | N
             Column("role_b", after[before != after], "role after"),
         ]
     )
-    return CircuitChanges(roles, _edges(wired[0], wired[1], order))
+    return CircuitChanges(roles, _edges(wired_a, wired_b, order))
 
 
 def _edges(a: Wiring, b: Wiring, order: np.ndarray) -> Table:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightscope.audits.broken import heads_without_numbers
-from weightscope.audits.changes import SAME, unmoved
+from weightscope.audits.changes import SAME
 from weightscope.audits.findings import Finding, Findings, Member, aggregated, indexed
 from weightscope.audits.head_findings import HEAD_FACTOR, HEAD_Z
 from weightscope.audits.measures import MAPS
@@ -126,7 +126,7 @@ def _of_head(
 
 def _permuted(comparison: "Comparison") -> Iterator[Finding]:
     """Layers whose heads are the same functions in another order in the last checkpoint."""
-    same = unmoved({name: values[-1] for name, values in comparison.from_first.items()})  # (L, H)
+    same = comparison.unmoved  # (L, H)
     for i, layer in enumerate(comparison.measured[0].layers.tolist()):
         order = comparison.order[-1, i]
         places = np.flatnonzero(same[i] & (order != np.arange(len(order)))).tolist()

@@ -9,6 +9,7 @@ import numpy as np
 from weightscope.audits.findings import Finding, Findings
 from weightscope.circuitry.names import head_roles
 from weightscope.circuitry.passes import multiplications, wiring
+from weightscope.circuitry.wiring import Wiring
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 
@@ -16,16 +17,24 @@ AFFORDABLE = 2 * 10**11  # multiplications; `weightscope circuits` names the hea
 Roles = dict[tuple[int, int], str]
 
 
-def roles_of(model: Model) -> Roles:
-    """Roles by layer and head; none of a larger model, or of one in which something is missing or not finite."""
+def named_wiring(model: Model) -> tuple[Wiring, np.ndarray] | None:
+    """The wiring and the heads' roles, (L, H) text; None of a larger model, or where something is missing or broken."""
     if multiplications(model, len(model.attention_layers)) > AFFORDABLE:
-        return {}
+        return None
     model = copy(model)  # a model keeps the last layer it was asked for
     try:
         wired = wiring(model)
-        names = head_roles(model, wired).names
-    except CheckpointError:  # the audit's findings say what is wrong
+        return wired, head_roles(model, wired).names
+    except CheckpointError:  # findings say what is wrong
+        return None
+
+
+def roles_of(model: Model) -> Roles:
+    """Roles by layer and head; none where `named_wiring` finds none."""
+    found = named_wiring(model)
+    if found is None:
         return {}
+    wired, names = found
     return {(int(wired.layers[i]), int(head)): str(names[i, head]) for i, head in np.argwhere(names != "")}
 
 

@@ -47,10 +47,8 @@ class RemoteStat:
 
 def file_identity(repository: str, commit: str, name: str, etag: str, size: int) -> dict[str, Any]:
     """What tells a file on the Hub from another, wherever it is read from."""
-    from huggingface_hub import constants
-
     return {
-        "endpoint": constants.ENDPOINT, "repository": repository, "commit": commit,
+        "endpoint": _constants().ENDPOINT, "repository": repository, "commit": commit,
         "name": name, "etag": etag, "size": size,
     }  # fmt: skip
 

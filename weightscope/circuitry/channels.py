@@ -8,7 +8,7 @@ import numpy as np
 
 from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Layer
-from weightscope.circuitry.edges import MEASURES, Edge, strongest
+from weightscope.circuitry.edges import MEASURES, Edge, all_strongest
 from weightscope.circuitry.names import HeadRoles
 from weightscope.circuitry.wiring import KINDS, Wiring
 from weightscope.errors import CheckpointError, printable
@@ -27,14 +27,11 @@ AFFORDABLE = 4e11  # multiply-adds of reading the directions through the tokens:
 
 def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Table:
     """edges.csv: the `top` strongest pairs of each kind by PK and by CS."""
-    edges = [edge for kind in KINDS for measure in MEASURES for edge in strongest(wired, kind, measure, top)]
+    edges = all_strongest(wired, top)
     through = channels(model, wired, edges)
     tokens = channel_tokens(model, [channel.direction for channel in through])
     random = {kind: np.broadcast_to(wired.random_pk(kind).mean, wired.pk[kind].shape) for kind in KINDS}
-    z = {
-        (measure, kind): (wired.pk_z if measure == "pk" else wired.cs_z)(kind) for measure in MEASURES for kind in KINDS
-    }
-    shared = wired.n_heads // wired.n_kv_heads
+    z = {(measure, kind): wired.z(measure, kind) for measure in MEASURES for kind in KINDS}
 
     def of(values: Callable[[Edge], Any]) -> list[Any]:
         return [values(edge) for edge in edges]
@@ -49,7 +46,7 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
             Column("to_layer", of(lambda e: int(wired.layers[e.j]))),
             Column("to_head", of(lambda e: e.b)),
             Column(
-                "shared_by", of(lambda e: 1 if e.kind == "q" else shared),
+                "shared_by", of(lambda e: 1 if e.kind == "q" else wired.shared),
                 meaning="query heads of which the reading key-value head is one and PK is the same",
             ),
             Column("pk", of(lambda e: float(wired.pk[e.kind][e.pair])), symbol="PK", meaning="projection kernel"),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weightscope.circuitry.wiring import Wiring
+from weightscope.circuitry.wiring import KINDS, Wiring
 
 MEASURES = ("pk", "cs")
 
@@ -32,9 +32,9 @@ def strongest(wired: Wiring, kind: str, measure: str, top: int, among: np.ndarra
     Query heads that share a key-value head have one PK for their keys or values: of these the pair with the largest CS
     stands for all.
     """
-    z = (wired.pk_z if measure == "pk" else wired.cs_z)(kind)
+    z = wired.z(measure, kind)
     n, h = wired.rank["o"].shape
-    shared = 1 if kind == "q" or measure == "cs" else h // wired.n_kv_heads
+    shared = 1 if kind == "q" or measure == "cs" else wired.shared
     if shared > 1:
         grouped = np.nan_to_num(wired.cs[kind], nan=-1).reshape(n, h, n, -1, shared)
         kept = np.arange(shared) == grouped.argmax(axis=-1)[..., None]
@@ -45,3 +45,8 @@ def strongest(wired: Wiring, kind: str, measure: str, top: int, among: np.ndarra
     order = chosen[np.argsort(-flat[chosen], kind="stable")]
     pairs = [np.unravel_index(at, z.shape) for at in order if np.isfinite(flat[at])]
     return [Edge(kind, measure, rank, *map(int, pair)) for rank, pair in enumerate(pairs, start=1)]
+
+
+def all_strongest(wired: Wiring, top: int) -> list[Edge]:
+    """The `top` pairs of every kind by each measure."""
+    return [edge for kind in KINDS for measure in MEASURES for edge in strongest(wired, kind, measure, top)]

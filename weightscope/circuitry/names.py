@@ -186,7 +186,7 @@ def by_wiring(wiring: Wiring) -> tuple[np.ndarray, np.ndarray]:
             shares[kind] = np.where(most > random, (wiring.pk[kind] - random) / (most - random), np.nan)
         # In narrow models a large share is no surprise: only what stands out counts.
         shares[kind] = np.where(
-            wiring.pk_z(kind) > LEAST_Z, shares[kind], np.where(np.isnan(shares[kind]), np.nan, 0.0)
+            wiring.z("pk", kind) > LEAST_Z, shares[kind], np.where(np.isnan(shares[kind]), np.nan, 0.0)
         )
     return _largest(shares["k"], (0, 1)), _largest(shares["k"] - shares["q"], (2, 3))
 

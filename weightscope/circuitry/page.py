@@ -78,7 +78,7 @@ def page_edges(wired: Wiring) -> list[list[Any]]:
     rows = []
     n, h = wired.rank["o"].shape
     for number, kind in enumerate(KINDS):
-        z = wired.pk_z(kind)
+        z = wired.z("pk", kind)
         among = {edge.pair for edge in strongest(wired, kind, "pk", ON_PAGE)}
         flat = np.nan_to_num(z, nan=-np.inf)
         of_heads = set()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.circuitry.edges import MEASURES, strongest
+from weightscope.circuitry.edges import MEASURES, all_strongest, strongest
 from weightscope.circuitry.products import Written, pair_scores
 from weightscope.circuitry.sketches import FAILURE, LEADING, PROBES, doubt, sketched
 from weightscope.circuitry.spaces import LayerSpaces, Spaces, layer_spaces
@@ -205,9 +205,8 @@ def _meet(written: Sequence[Written], spaces: LayerSpaces, device: Device, score
 def _with_the_strongest(model: Model, found: _Pass, top: int, engine: Engine, get_model: GetModel) -> Wiring:
     """The wiring with exact values for all pairs that can be among the `top` of a kind by a measure."""
     wired = found.wiring
-    chosen = [edge for kind in KINDS for measure in MEASURES for edge in strongest(wired, kind, measure, top)]
-    shared = wired.n_heads // wired.n_kv_heads
-    first = np.array([(KINDS.index(edge.kind), edge.i, edge.a, edge.j, edge.b // shared) for edge in chosen])
+    chosen = all_strongest(wired, top)
+    first = np.array([(KINDS.index(edge.kind), edge.i, edge.a, edge.j, edge.b // wired.shared) for edge in chosen])
     _compute(model, wired, first, engine, get_model)
     doubts = np.stack([_doubts(found, kind, top) for kind in KINDS])  # (3, L, H, L, G)
     pairs = np.argwhere(np.isfinite(doubts))
@@ -230,7 +229,7 @@ def _doubts(found: _Pass, kind: str, top: int) -> np.ndarray:
     least = np.full(shape, np.inf)
     for measure in MEASURES:
         edges = strongest(wired, kind, measure, top, among=wired.exact[kind])
-        z = (wired.pk_z if measure == "pk" else wired.cs_z)(kind)
+        z = wired.z(measure, kind)
         reached = z[edges[-1].pair] if len(edges) == top else -np.inf
         needed = np.maximum(random[measure].mean + reached * random[measure].spread, 0)
         with np.errstate(invalid="ignore"):
@@ -247,7 +246,7 @@ def _compute(model: Model, wired: Wiring, pairs: np.ndarray, engine: Engine, get
     size = max(1, WRITTEN_BYTES // (4 * model.config.head_dim * model.config.d_model))
     if engine.elsewhere:
         size = max(1, min(size, ceil(len(heads) / TASKS_ELSEWHERE)))
-    layers, shared = tuple(int(layer) for layer in wired.layers), wired.n_heads // wired.n_kv_heads
+    layers, shared = tuple(int(layer) for layer in wired.layers), wired.shared
     for start in range(0, len(heads), size):
         own = pairs[(of_pair >= start) & (of_pair < start + size)]
         engine.submit(start, pairs_task, get_model, layers, own)

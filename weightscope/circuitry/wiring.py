@@ -90,6 +90,11 @@ class Wiring(ShowsShapes):
         """Query heads of a layer."""
         return self.rank["o"].shape[1]
 
+    @property
+    def shared(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.n_heads // self.n_kv_heads
+
     def random_pk(self, kind: str) -> Overlap:
         """Mean and spread of PK of two random spaces of the same dimensions, (L, H, L, H)."""
         a, b = self.rank["o"][:, :, None, None], self.rank[kind]
@@ -99,22 +104,20 @@ class Wiring(ShowsShapes):
         """Mean and spread of CS^2 of matrices turned at random, (L, H, L, H)."""
         return random_overlap(1.0, self.concentration["o"][:, :, None, None], 1.0, self.concentration[kind], self.width)
 
-    def pk_z(self, kind: str) -> np.ndarray:
-        """How many standard deviations PK lies above that of random spaces, (L, H, L, H)."""
-        random = self.random_pk(kind)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(random.spread > 0, (self.pk[kind] - random.mean) / random.spread, np.nan)
-
     @property
     def random_cs(self) -> float:
         """Root of the mean squared CS over random orientations: 1/sqrt(d), whatever the singular values."""
         return float(self.width**-0.5)
 
-    def cs_z(self, kind: str) -> np.ndarray:
-        """How many standard deviations CS^2 lies above that of matrices turned at random, (L, H, L, H)."""
-        random = self.random_cs_squared(kind)
+    def z(self, measure: str, kind: str) -> np.ndarray:
+        """How many standard deviations "pk" or "cs" lies above that of random spaces or matrices, (L, H, L, H).
+
+        For CS it is the square's.
+        """
+        of = {"pk": (self.pk[kind], self.random_pk), "cs": (self.cs[kind] ** 2, self.random_cs_squared)}
+        values, random = of[measure][0], of[measure][1](kind)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(random.spread > 0, (self.cs[kind] ** 2 - random.mean) / random.spread, np.nan)
+            return np.where(random.spread > 0, (values - random.mean) / random.spread, np.nan)
 
     def write(self, files: Files) -> None:
         """wiring.npz: both measures, what of them is exact, the layers' indices, what random baselines are made of."""

@@ -124,6 +124,8 @@ def save(figure: figures.Figure, files: Files, name: str) -> str:
     drawing = io.BytesIO()
     with files.open(f"{name}.png") as picture:
         figure.savefig(picture, format="png", metadata={"Software": None})
+    with mpl.rc_context({"figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)  # everything has its place by now; finding it again takes as long as drawing
     figure.savefig(drawing, format="svg", metadata={"Date": None})
     files.bytes(f"{name}.svg", drawing.getvalue())
     return drawing.getvalue().decode()
