@@ -96,6 +96,8 @@ class Model:
         self.tokenizer = tokenizer or self.source
         config = own_part(checkpoint, family)
         self.family = family.configured(config)
+        if self.family.refused:
+            raise CheckpointError(f"{family.name} with {self.family.refused}", file=checkpoint.name)
         self.config = read_config(config, self.family)
         self._last: Layer | None = None
 
@@ -215,9 +217,13 @@ class Model:
         Raises
         ------
         CheckpointError
-            Layer 0 is not attention, or position embeddings stand inside one of two norms, which does not fold.
+            Layer 0 is not attention, or sees more than tokens and positions; or position embeddings stand inside one
+            of two norms, which does not fold.
         """
         layer, norm, inputs = self.layer(0), self._folded_norm, self.family.inputs
+        if inputs.more:
+            problem = f"its first layer sees more than tokens and positions: {inputs.more}"
+            raise CheckpointError(problem, file=self.checkpoint.name)
         if inputs.norm is not None and norm is None and self.positions is not None:
             problem = "has two norms between its embeddings and layer 0; its first layer has no bilinear form"
             raise CheckpointError(problem, file=self.checkpoint.name)
@@ -383,5 +389,7 @@ class Model:
 
     @property
     def _scale(self) -> float:
-        key = self.family.inputs.scale
-        return 1.0 if key is None else self.config.d_model**0.5 if key == "sqrt" else self.config.number(key)
+        given = self.family.inputs.scale
+        if isinstance(given, str):
+            return self.config.d_model**0.5 if given == "sqrt" else self.config.number(given)
+        return 1.0 if given is None else given

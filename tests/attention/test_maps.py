@@ -53,8 +53,8 @@ def test_a_norm_of_outputs_folds_but_for_its_scalar(
     q = affine(x)
     size = sigma(q, EPS) if centred else rms(q, EPS)
     normed = (q - q.mean(axis=-1, keepdims=True) * centred) / size[..., None] * gain[:, None]
-    seen = affine.scaled(np.ones((1, q.shape[-1])), centred=centred)
-    found = seen.scaled(gain, centred=False)(x) * InnerNorm(seen, EPS).scalars(x)[..., None]
+    seen = affine.centred(jointly=False) if centred else affine
+    found = seen.scaled(gain)(x) * InnerNorm(seen, EPS).scalars(x)[..., None]
     np.testing.assert_allclose(found, normed, atol=1e-8)
 
 

@@ -219,6 +219,8 @@ CASES = (
     Case("modernbert_biases", "modernbert", MHA | {
         "local_attention": 4, "cls_token_id": 1, "sep_token_id": 2, "norm_bias": True, "attention_bias": True,
     }, r"attn\.Wo$", head="MaskedLM"),
+    encoder("esm", "esm", position_embedding_type="rotary", token_dropout=True, mask_token_id=23, pad_token_id=1),
+    Case("esmc", "esmc", LLAMA | {"num_key_value_heads": 4, "attention_bias": True}, head=""),
     vision("vit", "vit", r"attention\.(output\.dense|o_proj)$"),
     vision("dinov2", "dinov2", r"layer_scale1$"),
     vision("dinov2_with_registers", "dinov2_with_registers", r"layer_scale1$", **VIT, num_register_tokens=3),

@@ -83,12 +83,15 @@ class Affine:
         """The map preceded by z -> z w + b, with w of shape (e, d) and b of shape (d,)."""
         return Affine(w @ self.w, b @ self.w + self.b)
 
-    def scaled(self, gain: np.ndarray, *, centred: bool) -> "Affine":
-        """The map followed by a centring of its outputs, if asked for, and by gain, of shape (A or 1, r)."""
-        w, b = self.w, self.b
-        if centred:
-            w, b = w - w.mean(axis=-1, keepdims=True), b - b.mean(axis=-1, keepdims=True)
-        return Affine(w * gain[:, None], b * gain)
+    def scaled(self, gain: np.ndarray) -> "Affine":
+        """The map followed by gain, of shape (A or 1, r)."""
+        return Affine(self.w * gain[:, None], self.b * gain)
+
+    def centred(self, *, jointly: bool) -> "Affine":
+        """The map followed by a centring of its outputs, of each map's or of all maps' together."""
+        maps = (0, 2) if jointly else 2
+        w, b = self.w, self.b[:, None]
+        return Affine(w - w.mean(axis=maps, keepdims=True), (b - b.mean(axis=maps, keepdims=True))[:, 0])
 
 
 @dataclass(frozen=True, eq=False)

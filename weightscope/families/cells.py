@@ -134,8 +134,10 @@ class Inputs:
         `after` is there even where the widths are equal.
     norm : StoredNorm or None
         A norm of the sum.
-    scale : str or None
-        Config key of a factor on token rows; "sqrt" stands for the square root of the width.
+    scale : str, float or None
+        Factor on token rows, or its config key; "sqrt" stands for the square root of the width.
+    more : str
+        What else enters the first layer, in words, where that is neither tokens nor positions nor one kind of token.
     """
 
     tokens: str = ""
@@ -148,7 +150,8 @@ class Inputs:
     after: str = ""
     always_projected: bool = False
     norm: StoredNorm | None = None
-    scale: str | None = None
+    scale: str | float | None = None
+    more: str = ""
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,8 @@ class Family:
         tensors.
     caveats : tuple of str
         What else the matrices leave out.
+    refused : str
+        Why a model so configured cannot be read; empty where it can.
     variants : tuple of When
         Applied in order.
     defaults : dict
@@ -154,6 +156,7 @@ class Family:
     images: Images | None = None
     in_transformers: Mapping[str, str] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
+    refused: str = ""
     variants: tuple[When, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 

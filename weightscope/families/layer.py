@@ -79,11 +79,11 @@ def _normed(
         raise TypeError("queries and keys that come out of a latent have no norm of their own")
     heads, _, r = of.shape
     gamma, beta = _gains(tensors, module, row, heads, r)
-    plain = of.scaled(np.ones((1, r), np.float32), centred=row.centred)
+    plain = of.centred(jointly=row.scope == "joint") if row.centred else of
     seen = plain
     if row.scope == "joint":  # one norm over all heads: (1, d, heads r)
         seen = Affine(plain.w.transpose(1, 0, 2).reshape(1, -1, heads * r), plain.b.reshape(1, -1))
-    return plain.scaled(gamma, centred=False), InnerNorm(seen, config.norm_eps, shift=beta)
+    return plain.scaled(gamma), InnerNorm(seen, config.norm_eps, shift=beta)
 
 
 def _gains(tensors: LayerTensors, module: str, row: QkNorm, heads: int, r: int) -> tuple[np.ndarray, np.ndarray | None]:

@@ -1,9 +1,11 @@
 """The table of architectures: what each family is, as data. A module a lineage."""
 
 from weightscope.families.family import Family
+from weightscope.families.rows.bert_line import BERT_LINE
 from weightscope.families.rows.encoders import ENCODERS
 from weightscope.families.rows.gpt import GPT_DECODERS
 from weightscope.families.rows.llama import LLAMA_DECODERS
+from weightscope.families.rows.text_encoders import TEXT_ENCODERS
 from weightscope.families.rows.vision import VISION
 
-FAMILIES: tuple[Family, ...] = (*GPT_DECODERS, *LLAMA_DECODERS, *ENCODERS, *VISION)
+FAMILIES: tuple[Family, ...] = (*GPT_DECODERS, *LLAMA_DECODERS, *ENCODERS, *BERT_LINE, *TEXT_ENCODERS, *VISION)

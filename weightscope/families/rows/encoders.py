@@ -45,7 +45,7 @@ def relative_buckets(tensors: LayerTensors, config: ModelConfig) -> Buckets:
 
 BERT = Family(
     name="bert",
-    model_types=("bert",),
+    model_types=("bert", "dpr", "splinter", "visual_bert"),
     gguf=ggml.BERT,
     prefixes=("bert.", ""),
     layer="encoder.layer.{i}.",
@@ -68,7 +68,7 @@ BERT = Family(
 
 ROBERTA = BERT.but(
     name="roberta",
-    model_types=("roberta",),
+    model_types=("roberta", "xlm-roberta", "camembert", "data2vec-text"),
     prefixes=("roberta.", ""),
     inputs__offset="pad_token_id",
     defaults={"pad_token_id": 1},
