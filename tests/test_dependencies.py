@@ -22,7 +22,11 @@ PACKAGES = {
 }  # whose package has another name; dask is what distributed distributes
 FOR_OTHERS = {"accelerate"}  # transformers imports it
 OFFERED = {"pandas"}  # a table becomes a DataFrame where pandas is; nothing needs it
-EXTRA_OF = {"runner": "runner", "_auroc_numba.py": "fast"}  # folders and modules that are loaded with their extra only
+EXTRA_OF = {
+    "runner": "runner",
+    "adoption": "runner",
+    "_auroc_numba.py": "fast",
+}  # folders and modules that are loaded with their extra only
 
 
 def declared(requirements: list[str]) -> set[str]:

@@ -25,6 +25,7 @@ model
 overflow fingerprint
 sources text
 runner
+adoption
 pages
 detokenization
 circuitry
@@ -37,8 +38,13 @@ FLOOR = {room: number for number, line in enumerate(FLOORS.strip().splitlines())
 
 
 HEAVY = {
-    "torch": ("weightscope/runner/", "analyses/sink_toys/", "analyses/train_embedded.py"),
-    "transformers": ("weightscope/runner/", "analyses/sink_toys/", "analyses/train_embedded.py"),
+    "torch": ("weightscope/runner/", "weightscope/adoption/", "analyses/sink_toys/", "analyses/train_embedded.py"),
+    "transformers": (
+        "weightscope/runner/",
+        "weightscope/adoption/",
+        "analyses/sink_toys/",
+        "analyses/train_embedded.py",
+    ),
     "matplotlib": ("weightscope/pages/", "/figures.py"),
     "cupy": ("weightscope/device.py",),
     "cupyx": ("weightscope/device.py",),

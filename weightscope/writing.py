@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,6 +50,13 @@ def new_file(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
         with suppress(OSError):  # a folder that could not be made holds nothing to remove
             partial.unlink()
         _unfinished.discard(partial)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A new folder that nobody else can read, gone with all that is in it when the block ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def remove_unfinished() -> None:

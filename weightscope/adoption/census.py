@@ -1,0 +1,165 @@
+"""Every attention stack of every architecture that transformers has, and whether weightscope reads it.
+
+    python -m weightscope.adoption.census [TYPE ...] [--out FILE.csv] [--traceback]
+
+Of each type two tiny random models are built and watched at work (`tiny`, `observed`), saved, opened by weightscope and
+compared (`judge`). A stack is exact where both models' are, at both sizes, near and far.
+"""
+
+import argparse
+import csv
+import io
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from weightscope.adoption.judge import Stored, Verdict, judge
+from weightscope.adoption.observed import observe
+from weightscope.adoption.tiny import HEADS, PLANS, SIZES, build, first_line, tiny_config
+from weightscope.writing import new_file, scratch_folder
+
+SECONDS = 90  # of a type
+FAR = 37  # where the second text begins
+COLUMNS = ("type", "stack", "kind", "layers", "verdict", "reason")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the census: a stack of a type, or a type that was not seen to have any."""
+
+    type: str
+    stack: str
+    kind: str
+    layers: int
+    verdict: str
+    reason: str
+
+
+class OutOfTimeError(Exception):
+    """A type took longer than `SECONDS`."""
+
+
+def model_types() -> list[str]:
+    """Every model_type whose config some class of transformers builds a model of."""
+    built = set()
+    for head in HEADS:
+        auto = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel", None)
+        if auto is not None:
+            built |= set(auto._model_mapping._config_mapping)
+    return sorted(kind for kind in CONFIG_MAPPING if kind in built)
+
+
+def verdicts(config: Any, size_index: int, seed: int, start: int) -> list[Verdict]:
+    """What one tiny model of a config shows; the boldest sizes that it can be built and run with.
+
+    Raises
+    ------
+    ValueError
+        It cannot be built, does not run, or has no attention.
+    """
+    size, problems = SIZES[size_index], []
+    for plan in PLANS:
+        try:
+            model: Any = build(tiny_config(config, size, plan), seed)
+            observed, unseen = observe(model, size, seed, start)
+        except OutOfTimeError:
+            raise
+        except Exception as error:  # whatever a config raises that does not fit together
+            problems.append(first_line(error))
+            continue
+        if observed:
+            with scratch_folder() as folder:
+                model.save_pretrained(folder)
+                return judge(observed, Stored(model, folder), folder)
+        problems += unseen
+    raise ValueError(problems[0].removeprefix("ValueError: ") if problems else "no attention is computed")
+
+
+def census(kind: str, config: Any = None) -> list[Row]:
+    """The rows of one model_type."""
+    found: dict[str, list[Verdict]] = {}
+    try:
+        config = CONFIG_MAPPING[kind]() if config is None else config
+        for which, (seed, start) in enumerate(((1, 0), (2, FAR))):
+            for verdict in verdicts(config, which, seed, start):
+                found.setdefault(verdict.stack, []).append(verdict)
+    except OutOfTimeError:
+        return [Row(kind, "", "", 0, "not built", f"takes longer than {SECONDS} s")]
+    except Exception as error:  # whatever transformers raises
+        if not found:
+            return [Row(kind, "", "", 0, "not built", first_line(error).removeprefix("ValueError: "))]
+    return [_together(kind, both) for both in found.values()]
+
+
+def _together(kind: str, both: Sequence[Verdict]) -> Row:
+    """The worst of what two models show of a stack; one that only one model shows is none that is exact."""
+    order = ("WRONG", "refused", "exact")
+    worst = min(both, key=lambda one: order.index(one.verdict))
+    if worst.verdict == "exact" and len(both) < 2:
+        return Row(kind, worst.stack, worst.kind, worst.layers, "refused", "seen at one size only")
+    return Row(kind, worst.stack, worst.kind, worst.layers, worst.verdict, worst.reason)
+
+
+def run(kinds: Sequence[str]) -> Iterator[Row]:
+    """The census of these types, one after the other, each within its time."""
+
+    def too_long(*_: Any) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    try:
+        for kind in kinds:
+            signal.alarm(SECONDS)
+            try:
+                rows = census(kind)
+            except OutOfTimeError:
+                rows = [Row(kind, "", "", 0, "not built", f"takes longer than {SECONDS} s")]
+            finally:
+                signal.alarm(0)
+            yield from rows
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m weightscope.adoption.census", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="model_types; all that transformers builds by default")
+    parser.add_argument("--out", type=Path, help="a CSV file for the rows")
+    options = parser.parse_args(argv)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    rows, began = [], time.monotonic()
+    for row in run(options.types or model_types()):
+        rows.append(row)
+        print(f"{row.type:28} {row.verdict:9} {row.kind:6} {row.layers} {row.stack}  {row.reason}", flush=True)
+    if options.out:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([getattr(row, column) for column in COLUMNS] for row in rows)
+        with new_file(options.out) as file:
+            file.write(text.getvalue().encode())
+    tally = Counter(row.verdict for row in rows)
+    types = len({row.type for row in rows if row.stack})
+    print(f"{types} types with {sum(bool(row.stack) for row in rows)} stacks: "
+          + ", ".join(f"{count} {verdict}" for verdict, count in tally.most_common())
+          + f"; {time.monotonic() - began:.0f} s")  # fmt: skip
+    return 1 if tally["WRONG"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

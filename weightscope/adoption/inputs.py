@@ -1,0 +1,161 @@
+"""Inputs that a tiny model runs on, made from its forward's parameters and its config."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from weightscope.adoption.tiny import Size
+
+FIRST_TOKEN = 60  # smaller ids are special tokens'
+TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder", "decoder_config")
+SEEN = ("vision_config", "vision_encoder_config", "visual_config", "backbone_config", "image_encoder_config", "encoder")
+HEARD = ("audio_config", "audio_encoder_config", "speech_config", "encoder_config")
+
+
+def _get(config: Any, names: tuple[str, ...], default: Any, inner: tuple[str, ...] = ()) -> Any:
+    """The first of these attributes that a config has, or else that a part of it has."""
+    for name in names:
+        value = getattr(config, name, None)
+        if value is not None:
+            return value
+    for part in inner:
+        own = getattr(config, part, None)
+        if own is not None and not isinstance(own, str | int | dict):
+            found = _get(own, names, None, inner)
+            if found is not None:
+                return found
+    return default
+
+
+class Inputs:
+    """Inputs of one model.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Has a config of transformers.
+    size : Size
+    seed : int
+    start : int
+        Position of the first token.
+    """
+
+    def __init__(self, module: Any, size: Size, seed: int, start: int = 0) -> None:
+        self.config, self.size, self.start = module.config, size, start
+        self.generator = torch.Generator().manual_seed(1000 + seed)
+        self.parameters = inspect.signature(module.forward).parameters
+
+    def ids(self, length: int) -> torch.Tensor:
+        vocabulary = int(_get(self.config, ("vocab_size", "decoder_vocab_size"), self.size.vocabulary, TEXT))
+        low = min(FIRST_TOKEN, vocabulary // 2)
+        return torch.randint(low, vocabulary, (1, length), generator=self.generator)
+
+    def noise(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    def pixels(self) -> torch.Tensor:
+        side = _get(self.config, ("image_size", "img_size"), None, SEEN)
+        if side is None:
+            patch = _get(self.config, ("patch_size",), 16, SEEN)
+            side = 4 * self.size.grid * (patch if isinstance(patch, int) else patch[-1])
+        height, width = (side, side) if isinstance(side, int) else tuple(side)[-2:]
+        channels = _get(self.config, ("num_channels", "in_channels", "in_chans"), 3, SEEN)
+        return self.noise(1, channels if isinstance(channels, int) else 3, height, width)
+
+    def frames(self) -> torch.Tensor:
+        frames = int(_get(self.config, ("num_frames",), 4, SEEN))
+        image = self.pixels()
+        return self.noise(1, frames, *image.shape[1:])
+
+    def patches(self) -> torch.Tensor:
+        """An image as the flat patches of Qwen VL's towers."""
+        config = self.config
+        patch = int(_get(config, ("patch_size",), 14, SEEN))
+        per = int(_get(config, ("temporal_patch_size",), 1, SEEN)) * patch * patch
+        return self.noise(
+            self.size.grid * (self.size.grid + 2), int(_get(config, ("in_channels", "in_chans"), 3, SEEN)) * per
+        )
+
+    def features(self) -> torch.Tensor:
+        mel = int(
+            _get(
+                self.config,
+                ("num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", "input_feat_size"),
+                16,
+                HEARD,
+            )
+        )
+        frames = 2 * int(_get(self.config, ("max_source_positions",), 2 * self.size.length, HEARD))
+        return self.noise(1, mel, frames)
+
+    def width(self) -> int:
+        return int(_get(self.config, ("hidden_size", "d_model", "n_embd", "dim"), self.size.free, TEXT))
+
+    def memory(self) -> torch.Tensor:
+        width = _get(
+            self.config, ("encoder_hidden_size", "cross_attention_hidden_size", "vision_hidden_size"), self.width()
+        )
+        return self.noise(1, self.size.length + 4, int(width))
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return torch.arange(self.start, self.start + self.size.length)[None]
+
+    def attempts(self) -> Iterator[dict[str, Any]]:
+        """Inputs to try, the plainest first; far positions are in the first where the model takes any."""
+        has = self.parameters
+        n, m = self.size.length, self.size.length + 4
+        grid = torch.tensor([[1, self.size.grid, self.size.grid + 2]])
+        makers: dict[str, Callable[[], Any]] = {
+            "input_ids": lambda: self.ids(n), "decoder_input_ids": lambda: self.ids(n),
+            "pixel_values": self.pixels, "input_values": lambda: self.noise(1, 8000), "input_features": self.features,
+            "encoder_hidden_states": self.memory, "query_embeds": lambda: self.noise(1, n, self.width()),
+            "inputs_embeds": lambda: self.noise(1, n, self.width()),
+            "hidden_states": lambda: self.noise(1, n, self.width()),
+        }  # fmt: skip
+        if "input_ids" in has:
+            text = {"input_ids": self.ids(n)}
+            if "decoder_input_ids" in has:
+                text = {"input_ids": self.ids(m), "decoder_input_ids": self.ids(n)}
+            if "position_ids" in has and self.start:
+                yield text | {"position_ids": self.positions}
+            yield text
+            yield text | {"pixel_values": self.pixels()} if "pixel_values" in has else text
+            if "bbox" in has:
+                yield text | {"bbox": torch.randint(0, 60, (1, n, 4), generator=self.generator).sort(-1).values}
+            if "encoder_hidden_states" in has:
+                yield text | {"encoder_hidden_states": self.memory()}
+            if "input_features" in has:
+                yield text | {"input_features": self.features()}
+            if "input_values" in has:
+                yield text | {"input_values": self.noise(1, 8000)}
+        decoder = {"decoder_input_ids": self.ids(n)} if "decoder_input_ids" in has else {}
+        if "grid_thw" in has or "image_grid_thw" in has:
+            name = "grid_thw" if "grid_thw" in has else "image_grid_thw"
+            first = next(iter(has))
+            yield {first: self.patches(), name: grid}
+        if "pixel_values" in has:
+            yield {"pixel_values": self.pixels()} | decoder
+            yield {"pixel_values": self.frames()} | decoder
+        if "input_features" in has:
+            features = self.features()
+            yield {"input_features": features} | decoder
+            yield {"input_features": features.transpose(1, 2).contiguous()} | decoder
+            yield {"input_features": features[0], "feature_lens": torch.tensor([features.shape[2]])} | decoder
+        if "input_values" in has:
+            yield {"input_values": self.noise(1, 8000)} | decoder
+            yield {"input_values": self.noise(1, 1, 8000)} | decoder
+            yield {"input_values": self.features().transpose(1, 2).contiguous()} | decoder
+        if "query_embeds" in has:
+            yield {"query_embeds": self.noise(1, n, self.width()), "encoder_hidden_states": self.memory()}
+        if "inputs_embeds" in has:
+            yield {"inputs_embeds": self.noise(1, n, self.width())}
+        if "hidden_states" in has:
+            yield {"hidden_states": self.noise(1, n, self.width())}
+        needed = [
+            name for name, one in has.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+        ]
+        if needed and all(name in makers for name in needed):
+            yield {name: makers[name]() for name in needed}

@@ -1,0 +1,279 @@
+"""What weightscope reads from a checkpoint against what the model itself was seen to do: exact, refused or wrong."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import weightscope as ws
+from weightscope.adoption.observed import NO_SCORE, Observed
+from weightscope.attention.layer import Layer
+from weightscope.checkpoint import open_checkpoint
+from weightscope.errors import CheckpointError
+
+TOLERANCE = 1e-4  # of probabilities, and of outputs relative to the largest
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to be said of one stack of a model.
+
+    Attributes
+    ----------
+    stack : str
+        Where its attention modules are, `{}` for every index.
+    kind : str
+        self, causal or cross.
+    layers : int
+    verdict : str
+        exact, refused or WRONG.
+    reason : str
+    """
+
+    stack: str
+    kind: str
+    layers: int
+    verdict: str
+    reason: str = ""
+
+
+def stack_of(path: str) -> str:
+    """A module's path without its indices: what all layers of a stack have in common."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "{}", path)
+
+
+def stacks(observed: Sequence[Observed]) -> dict[str, list[Observed]]:
+    """Attention layers by the stack that they are in."""
+    found: dict[str, list[Observed]] = defaultdict(list)
+    for one in observed:
+        found[stack_of(one.module)].append(one)
+    return dict(found)
+
+
+def readings(folder: Path, family: str | None = None) -> tuple[list[ws.Model], str]:
+    """Every model that weightscope opens in a checkpoint, and what it says if there is none."""
+    try:
+        first = ws.open_model(folder, family=family)
+        problem = ""
+    except CheckpointError as error:
+        first, problem = None, _line(error, folder)
+    names = getattr(first, "stacks", None) or ("text", "vision")
+    found = [] if first is None else [first]
+    for name in names:
+        try:
+            found.append(ws.open_model(folder, family=family, tower=name))
+        except CheckpointError as error:
+            if "tower" not in str(error) and not problem:
+                problem = _line(error, folder)
+    return found, problem
+
+
+def _line(error: Exception, folder: Path) -> str:
+    return str(error).splitlines()[0].replace(str(folder), folder.name)
+
+
+class Stored:
+    """Which tensors of a saved checkpoint are a module's parameters: told by their values, whatever their names became.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    folder : Path
+    """
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        checkpoint = open_checkpoint(folder)
+        by_value: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for name in checkpoint:
+            values = np.asarray(checkpoint[name].read(), np.float32)
+            by_value[_print_of(values)].append(name)
+        self.names = {
+            own: by_value.get(_print_of(parameter.detach().float().numpy()), [])
+            for own, parameter in model.named_parameters(remove_duplicate=False)
+        }
+
+    def under(self, module: str) -> set[str]:
+        """The stored names of a module's parameters; their names in memory where the file holds them otherwise."""
+        own = {name: stored for name, stored in self.names.items() if name.startswith(module + ".")}
+        return {one for name, stored in own.items() for one in stored or (name,)}
+
+
+def _print_of(values: np.ndarray) -> tuple[str, ...]:
+    """The same for a tensor, its transpose and its reshapes: its numbers sorted."""
+    flat = np.sort(values.ravel())
+    return str(values.size), flat[:64].tobytes().hex(), flat[-64:].tobytes().hex()
+
+
+def judge(observed: Sequence[Observed], stored: Stored, folder: Path, family: str | None = None) -> list[Verdict]:
+    """A verdict of every stack that was seen.
+
+    Parameters
+    ----------
+    observed : sequence of Observed
+    stored : Stored
+    folder : Path
+        The same model as `save_pretrained` writes it.
+    family : str, optional
+        Read the checkpoint as this family.
+    """
+    models, problem = readings(folder, family)
+    matched = _matched(models, observed, stored)
+    found = []
+    for name, members in stacks(observed).items():
+        modules = list(dict.fromkeys(one.module for one in members))
+        reasons, refused, met = [], "", 0
+        for module in modules:
+            said = _of_module(matched.get(module, []), [one for one in members if one.module == module], folder)
+            if said is None:
+                continue
+            met += 1
+            if said.startswith("refused: "):
+                refused = refused or said.removeprefix("refused: ")
+            elif said:
+                reasons.append(said)
+        if reasons:
+            verdict, reason = "WRONG", reasons[0]
+        elif met == len(modules) and not refused:
+            verdict, reason = "exact", ""
+        else:
+            rest = problem if not models else "no row reads this stack" if not met else ""
+            verdict, reason = "refused", refused or rest or f"{met} of {len(modules)} layers are read"
+        kinds = {one.kind for one in members}
+        kind = "causal" if kinds == {"causal"} else "cross" if "cross" in kinds else "self"
+        found.append(Verdict(name, kind, len(modules), verdict, reason))
+    return found
+
+
+Reading = tuple[ws.Model, int]
+
+
+def _matched(models: Sequence[ws.Model], observed: Sequence[Observed], stored: Stored) -> Mapping[str, list[Reading]]:
+    """Of every module seen the layers of weightscope's models that read its tensors; by layers, in their order."""
+    found: dict[str, list[Reading]] = defaultdict(list)
+    modules = list(dict.fromkeys(one.module for one in observed))
+    names = {module: stored.under(module) for module in modules}
+    for model in models:
+        for index in model.attention_layers:
+            read = _projections(model, index)
+            shares = {module: len(read & names[module]) for module in modules}
+            best = max(shares, key=lambda module: shares[module], default=None)
+            if best is not None and shares[best]:
+                found[best].append((model, index))
+    return found
+
+
+def _projections(model: ws.Model, index: int) -> set[str]:
+    """The names of the tensors that make a layer's queries, keys and values, or all that it reads."""
+    return {tensor.name for tensor in model.attention_tensors(index)}
+
+
+def _of_module(readings: Sequence[Reading], members: Sequence[Observed], folder: Path) -> str | None:
+    """What is wrong with what is read of one module: nothing, "refused: ..." or what; None where nothing reads it.
+
+    A module that several layers share is called once by each, in their order. Where more than one model reads it (the
+    whole and a tower), each must.
+    """
+    if not readings:
+        return None
+    by_model: dict[int, list[Reading]] = defaultdict(list)
+    for reading in readings:
+        by_model[id(reading[0])].append(reading)
+    said = ""
+    for own in by_model.values():
+        for which, one in enumerate(members):
+            model, index = own[min(which, len(own) - 1) if len(own) < len(members) else which % len(own)]
+            try:
+                layer = model.layer(index)
+            except CheckpointError as error:
+                said = said or "refused: " + _line(error, folder)
+                continue
+            problem = compare(layer, one)
+            if problem and not problem.startswith("refused: "):
+                return f"{model.family.name}, layer {index}: {problem}"
+            said = said or problem
+    return said
+
+
+def compare(layer: Layer, one: Observed) -> str:
+    """What is wrong with a layer, in words; nothing where it does what was seen.
+
+    Parameters
+    ----------
+    layer : Layer
+    one : Observed
+    """
+    problems = []
+    for given in _given(one):
+        try:
+            problem = _compare(layer, one, *given)
+        except CheckpointError as error:
+            return f"refused: {error}"
+        except (ValueError, TypeError, IndexError) as error:
+            problem = f"does not run on what entered: {type(error).__name__}: {error}".splitlines()[0]
+        if not problem:
+            return ""
+        problems.append(problem)
+    return min(problems, key=len, default="nothing was seen to enter it")
+
+
+def _given(one: Observed) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    for x in one.streams:
+        for memory in one.memories or (None,):
+            yield x, memory
+
+
+def _compare(layer: Layer, one: Observed, x: np.ndarray, memory: np.ndarray | None) -> str:
+    more: dict[str, Any] = {} if memory is None else {"memory": memory}
+    if x.shape[-1] != layer.d_model:
+        return f"reads a stream of width {layer.d_model}, and {x.shape[-1]} enter"
+    scores = layer.scores(x, one.positions, **more) if one.positions is not None else layer.scores(x, **more)
+    expected = one.attention
+    keys = scores.shape[-1]
+    if expected.shape[-1] == keys + 1 and layer.sinks is not None:
+        expected = expected[..., :keys]
+    if expected.shape != scores.shape:
+        return f"scores are {scores.shape}, attention {expected.shape}"
+    seen = expected > NO_SCORE
+    rows = one.scores.max(-1) > -1e4  # a query that sees nothing has no attention that means anything
+    found = softmax(np.where(seen, scores, -np.inf), layer.sinks)
+    error = np.abs(found - expected)[rows].max(initial=0.0)
+    gathered = layer.output(expected, memory) if memory is not None and not _takes_both(layer) else (
+        layer.output(expected, x, **more) if more else layer.output(expected, x)
+    )  # fmt: skip
+    outputs = [out for out in one.outputs if out.shape == gathered.shape]
+    off = min((float(np.abs(gathered - out).max() / max(1.0, np.abs(out).max())) for out in outputs), default=np.inf)
+    right = error <= TOLERANCE, off <= TOLERANCE
+    if right == (True, True):
+        return ""
+    if right == (True, False):
+        return f"attention is right, the output is off by {off:.2g} of its largest"
+    where = _where(found, expected, seen & rows[..., None])
+    return f"{'values are right' if right[1] else 'the output is wrong too'}; attention is off by {error:.2g}{where}"
+
+
+def _takes_both(layer: Layer) -> bool:
+    """Whether `output` takes what enters on both sides."""
+    import inspect
+
+    return "memory" in inspect.signature(layer.output).parameters
+
+
+def _where(found: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> str:
+    """Whether the error grows with distance: then it is the positions that are read wrongly."""
+    wrong = (np.abs(found - expected) > TOLERANCE) & seen
+    heads = wrong.any(axis=(1, 2))
+    return "" if heads.all() else f" in {heads.sum()} of {len(heads)} heads"
+
+
+def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
+    """Probabilities of scores (H, n, m), with a learned sink (H,) as one more key that takes mass and gives nothing."""
+    if sinks is not None:
+        more = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+        return softmax(np.concatenate((scores, more), axis=-1), None)[..., :-1]
+    top = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    return np.asarray(weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300))

@@ -1,0 +1,326 @@
+"""What a model's eager attention does, layer by layer: its modules watched by hooks while it runs."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from weightscope.adoption.inputs import Inputs
+from weightscope.adoption.tiny import Size, first_line
+from weightscope.shapes import ShowsShapes
+
+NO_SCORE = 1e-30  # a probability below it is a mask's
+DEFORMABLE = re.compile("Deformable|MultiscaleDeformable", re.ASCII)
+BATCH = 6  # windows of an image that are looked at
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Observed(ShowsShapes):
+    """One attention layer at work on one sequence.
+
+    Attributes
+    ----------
+    layer, module : str
+        Paths of the layer and of the module in it that attends.
+    streams : tuple of (n, d) arrays
+        What may be called the residual stream that enters: the layer's input where attention or a norm before it takes
+        that, or else what enters the norm and what enters attention.
+    memories : tuple of (m, e) arrays
+        The same for keys and values where they are another's.
+    positions : (n,) int array or None
+    scores : (H, n, m) array
+    attention : (H, n, m) array
+    outputs : tuple of (n, d) arrays
+        What attention, its out projection and whatever follows within the layer gave, in that order.
+    """
+
+    layer: str
+    module: str
+    streams: tuple[np.ndarray, ...]
+    memories: tuple[np.ndarray, ...]
+    positions: np.ndarray | None
+    scores: np.ndarray
+    attention: np.ndarray
+    outputs: tuple[np.ndarray, ...]
+
+    @property
+    def kind(self) -> str:
+        """cross, causal or self."""
+        if self.memories:
+            return "cross"
+        n, m = self.attention.shape[1:]
+        later = np.triu(np.ones((n, m), bool), 1 + m - n)
+        return "causal" if n > 1 and not self.attention[:, later].any() else "self"
+
+
+@dataclass
+class _Event:
+    """One call of one module."""
+
+    name: str
+    module: torch.nn.Module
+    start: int
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    end: int = 0
+
+
+@dataclass
+class _Softmax:
+    at: int
+    owner: str
+    scores: torch.Tensor
+    attention: torch.Tensor
+
+
+class _Log:
+    """Every call of every module of a model, and of every softmax over scores, in order."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.time, self.open, self.events, self.softmaxes = 0, [], [], []  # type: int, list[_Event], list[_Event], list[_Softmax]
+        self.hooks = [hook for name, module in model.named_modules() for hook in self._watch(name, module)]
+
+    def _watch(self, name: str, module: torch.nn.Module) -> Iterator[Any]:
+        def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            self.time += 1
+            self.open.append(_Event(name, module, self.time, _tensors((args, kwargs))))
+
+        def after(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self.time += 1
+            while self.open and self.open[-1].module is not module:
+                self.open.pop()  # left by an exception
+            event = self.open.pop()
+            event.outputs, event.end = _tensors(output), self.time
+            self.events.append(event)
+
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
+        yield module.register_forward_hook(after, with_kwargs=True)
+
+    def softmax(self, scores: torch.Tensor, attention: torch.Tensor) -> None:
+        self.time += 1
+        if scores.ndim >= 3 and self.open and (scores.ndim > 3 or scores.shape[0] > 1):
+            self.softmaxes.append(
+                _Softmax(self.time, self.open[-1].name, scores.detach().clone(), attention.detach().clone())
+            )
+
+    def close(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """Every floating tensor among what a module was given or gave, copied: some are written into later."""
+    if isinstance(values, torch.Tensor):
+        return [values.detach().clone()] if values.is_floating_point() else []
+    if isinstance(values, dict):
+        values = values.values()
+    if isinstance(values, list | tuple) or (hasattr(values, "__iter__") and not isinstance(values, str)):
+        with suppress(Exception):
+            return [one for value in values for one in _tensors(value)]
+    return []
+
+
+@contextmanager
+def _softmaxes_seen(log: _Log) -> Iterator[None]:
+    """Every way to a softmax leads through the log; fused attention is done in steps."""
+
+    def seen(scores: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+        kwargs.pop("_stacklevel", None)
+        result = original(scores, dim, *args, **kwargs)
+        if dim in (-1, scores.ndim - 1):
+            log.softmax(scores, result)
+        return result
+
+    original = torch.Tensor.softmax
+
+    def functional(
+        input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+    ) -> torch.Tensor:
+        return seen(input, dim, dtype=dtype)
+
+    def top(input: torch.Tensor, dim: int, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
+        return seen(input, dim, dtype=dtype)
+
+    def fused(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if enable_gqa:
+            key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
+        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if attn_mask is not None:
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        return seen(scores, -1) @ value
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with (
+            patch("torch.nn.functional.softmax", functional), patch("torch.softmax", top),
+            patch("torch.Tensor.softmax", seen), patch("torch.nn.functional.scaled_dot_product_attention", fused),
+        ):  # fmt: skip
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def watch(part: torch.nn.Module, model: torch.nn.Module, inputs: dict[str, Any]) -> _Log:
+    """Run one part of a model under watch."""
+    log = _Log(model)
+    try:
+        with torch.no_grad(), _softmaxes_seen(log):
+            part(**inputs)
+    finally:
+        log.close()
+    return log
+
+
+def observe(model: PreTrainedModel, size: Size, seed: int = 0, start: int = 0) -> tuple[list[Observed], list[str]]:
+    """Every attention layer of a model at work: of the whole, or of its parts where the whole does not run them all.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    size : Size
+    seed : int
+    start : int
+        Position of the first token, where the model can be told one.
+
+    Returns
+    -------
+    list of Observed
+    list of str
+        What did not run, and why.
+    """
+    found: list[Observed] = []
+    problems: list[str] = []
+    parts = [(name, module) for name, module in model.named_modules() if isinstance(module, PreTrainedModel)]
+    for name, part in parts:
+        if name and any(one.layer.startswith(name + ".") for one in found):
+            continue
+        problem = ""
+        for given in Inputs(part, size, seed, start).attempts():
+            try:
+                log = watch(part, model, given)
+            except Exception as error:  # whatever it raises of inputs that are not its own
+                problem = problem or first_line(error)
+                continue
+            seen = [one for softmax in log.softmaxes for one in _observed(log, softmax, given)]
+            if seen:
+                found += seen
+                break
+        else:
+            if problem:
+                problems.append(f"{name or 'model'} does not run: {problem}")
+    return found, problems
+
+
+def _observed(log: _Log, softmax: _Softmax, given: dict[str, Any]) -> Iterator[Observed]:
+    """What one softmax was part of, a sequence at a time."""
+    around = [event for event in log.events if event.start < softmax.at < event.end]
+    around.sort(key=lambda event: event.start)
+    owners = [event for event in around if any(one.ndim > 1 for one in event.module.parameters())]
+    layers = [event for event in owners if re.search(r"\.\d+$|^\d+$", event.name)]
+    if not owners or not layers:
+        return
+    attends, layer = owners[-1], layers[-1]
+    if any(DEFORMABLE.search(type(event.module).__name__) for event in around[around.index(layer) :]):
+        return
+    b, n, m = *_batch(softmax.scores), softmax.scores.shape[-1]
+    scores, attention = (
+        one.reshape(b, -1, n, m).float().numpy() for one in (softmax.scores, softmax.attention)
+    )  # fmt: skip
+    if scores.shape[1] == 0:
+        return
+    inside = [event for event in log.events if layer.start < event.start and event.end < layer.end]
+    streams, memories = _entering(layer, attends, inside, softmax.at, b, n, m)
+    outputs = [out for event in (*inside, layer) if event.end > softmax.at for out in event.outputs[:1]]
+    positions = given.get("position_ids")
+    for which in range(min(b, BATCH)):
+        yield Observed(
+            layer.name, attends.name,
+            tuple(one[which] for one in streams), tuple(one[which] for one in memories),
+            None if positions is None or positions.shape[-1] != n else positions[0].numpy(),
+            scores[which], attention[which],
+            tuple(one[which] for one in (_rows(out, b, n) for out in outputs[:24]) if one is not None),
+        )  # fmt: skip
+
+
+def _batch(scores: torch.Tensor) -> tuple[int, int]:
+    """(sequences, queries) of scores: with three axes the first is the heads' of one sequence."""
+    if scores.ndim == 3:
+        return 1, scores.shape[1]
+    return int(np.prod(scores.shape[:-3])), scores.shape[-2]
+
+
+def _rows(of: torch.Tensor, b: int, n: int) -> np.ndarray | None:
+    """A tensor as (sequences, tokens, width), if it has so many tokens; whichever of its axes are the tokens'."""
+    if of.ndim < 2 or of.numel() != b * n * of.shape[-1] or of.shape[-1] < 2:
+        return None
+    return of.reshape(b, n, -1).float().numpy()
+
+
+def _entering(
+    layer: _Event, attends: _Event, inside: list[_Event], at: int, b: int, n: int, m: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Candidates for the stream of queries, and for that of keys where it is another."""
+    before = [event for event in inside if event.end < at]
+    own = [event for event in before if event.start > attends.start and isinstance(event.module, torch.nn.Linear)]
+    arrive = _first(attends.inputs, b, n)
+    if arrive is None:
+        return [], []
+    whole = _first(layer.inputs, b, n)
+    through = _before_norm(arrive, before, attends)
+    if whole is not None and (
+        np.array_equal(whole, arrive) or (through is not None and np.array_equal(whole, through))
+    ):
+        streams = [whole]
+    else:
+        streams = [one for one in (through, arrive, whole) if one is not None]
+    memories: list[np.ndarray] = []
+    if m != n:
+        taken = [one for event in own for one in event.inputs[:1]] + attends.inputs
+        second = next((rows for one in taken if (rows := _rows(one, b, m)) is not None), None)
+        if second is not None:
+            inner = _before_norm(second, before, attends)
+            memories = [one for one in (second, inner) if one is not None]
+    return streams, memories
+
+
+def _first(tensors: list[torch.Tensor], b: int, n: int) -> np.ndarray | None:
+    return next((rows for one in tensors if (rows := _rows(one, b, n)) is not None), None)
+
+
+def _before_norm(arrive: np.ndarray, before: list[_Event], attends: _Event) -> np.ndarray | None:
+    """What entered the norm that made these rows, in their order; None where no norm of the layer made them."""
+    wanted = arrive.reshape(-1, arrive.shape[-1])
+    for event in reversed(before):
+        if (
+            "norm" not in type(event.module).__name__.lower()
+            or not event.inputs
+            or not event.outputs
+            or event is attends
+        ):
+            continue
+        made, of = event.outputs[0], event.inputs[0]
+        if made.shape != of.shape or made.shape[-1] != wanted.shape[-1]:
+            continue
+        rows = {row.tobytes(): i for i, row in enumerate(made.reshape(-1, made.shape[-1]).float().numpy())}
+        places = [rows.get(row.tobytes()) for row in wanted.astype(np.float32)]
+        if None not in places:
+            return of.reshape(-1, of.shape[-1]).float().numpy()[np.array(places)].reshape(arrive.shape)
+    return None
