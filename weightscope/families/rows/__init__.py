@@ -5,7 +5,16 @@ from weightscope.families.rows.bert_line import BERT_LINE
 from weightscope.families.rows.encoders import ENCODERS
 from weightscope.families.rows.gpt import GPT_DECODERS
 from weightscope.families.rows.llama import LLAMA_DECODERS
+from weightscope.families.rows.seeing import SEEING
 from weightscope.families.rows.text_encoders import TEXT_ENCODERS
 from weightscope.families.rows.vision import VISION
 
-FAMILIES: tuple[Family, ...] = (*GPT_DECODERS, *LLAMA_DECODERS, *ENCODERS, *BERT_LINE, *TEXT_ENCODERS, *VISION)
+FAMILIES: tuple[Family, ...] = (
+    *GPT_DECODERS,
+    *LLAMA_DECODERS,
+    *SEEING,
+    *ENCODERS,
+    *BERT_LINE,
+    *TEXT_ENCODERS,
+    *VISION,
+)

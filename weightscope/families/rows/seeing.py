@@ -1,0 +1,308 @@
+"""Decoders within models that see, hear or speak, where they have a type of their own: what the text tokens pass."""
+
+from weightscope.checkpoint.config import Config
+from weightscope.families.cells import Biases, Inputs, biases
+from weightscope.families.rope import Rope
+from weightscope.families.rows.llama import GLM4, GRANITE, LLAMA, OUTPUT_NORM, QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT
+
+
+def mllama_layers(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Some layers attend to the image and to nothing else."""
+    crossing = config.get("cross_attention_layers")
+    if not isinstance(crossing, list):
+        raise config.error("cross_attention_layers", "a list of layers")
+    return tuple("cross_attention" if i in crossing else "full_attention" for i in range(n_layers))
+
+
+QWEN2_VL = QWEN2.but(
+    name="qwen2_vl",
+    model_types=("qwen2_vl_text", "qwen2_5_vl_text"),
+    rope=Rope(theta=1e6),
+    head_dim=(),
+    defaults={
+        "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+    },
+)  # fmt: skip
+
+QWEN2_5_OMNI = QWEN2.but(
+    name="qwen2_5_omni",
+    model_types=("qwen2_5_omni_text",),
+    rope=Rope(theta=1e6),
+    defaults={
+        "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
+)  # fmt: skip
+
+QWEN2_5_OMNI_TALKER = QWEN2_5_OMNI.but(
+    name="qwen2_5_omni_talker",
+    model_types=("qwen2_5_omni_talker",),
+    inputs__width="embedding_size",
+    outputs=None,
+    defaults={"head_dim": 128, "tie_word_embeddings": False, "embedding_size": 3584},
+)
+
+QWEN3_VL = QWEN3.but(
+    name="qwen3_vl",
+    model_types=("qwen3_vl_text",),
+    rope=Rope(theta=5e5),
+    defaults={
+        "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 128000,
+    },
+)  # fmt: skip
+
+QWEN3_VL_MOE = QWEN3_VL.but(
+    name="qwen3_vl_moe",
+    model_types=("qwen3_vl_moe_text",),
+    defaults={
+        "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "tie_word_embeddings": True,
+    },
+)  # fmt: skip
+
+QWEN3_OMNI_MOE = QWEN3_MOE.but(
+    name="qwen3_omni_moe",
+    model_types=("qwen3_omni_moe_text",),
+    rope=Rope(theta=1e6),
+    defaults={"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 28},
+)
+
+QWEN3_OMNI_MOE_TALKER = QWEN3_MOE.but(
+    name="qwen3_omni_moe_talker",
+    model_types=("qwen3_omni_moe_talker_text",),
+    inputs__tokens="codec_embedding.weight",
+    defaults={"hidden_size": 1024, "num_hidden_layers": 20, "num_attention_heads": 16, "num_key_value_heads": 2},
+)
+
+QWEN3_OMNI_MOE_CODES = QWEN3.but(
+    name="qwen3_omni_moe_code_predictor",
+    model_types=("qwen3_omni_moe_talker_code_predictor",),
+    inputs__tokens="codec_embedding.0.weight",
+    outputs=None,
+    defaults={"hidden_size": 1024, "num_hidden_layers": 5, "num_attention_heads": 16, "num_key_value_heads": 8},
+)
+
+QWEN3_5 = QWEN3_NEXT.but(
+    name="qwen3_5",
+    model_types=("qwen3_5_text",),
+    defaults={
+        "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
+    },
+)  # fmt: skip
+
+QWEN3_5_MOE = QWEN3_NEXT.but(
+    name="qwen3_5_moe",
+    model_types=("qwen3_5_moe_text",),
+    defaults={"hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16},
+)
+
+EMU3 = LLAMA.but(
+    name="emu3",
+    model_types=("emu3_text_model",),
+    rope=Rope(theta=1e6),
+    defaults={
+        "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 9216,
+    },
+)  # fmt: skip
+
+DEEPSEEK_OCR2 = LLAMA.but(
+    name="deepseek_ocr2",
+    model_types=("deepseek_ocr2_text",),
+    defaults={"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+)
+
+UNLIMITED_OCR = LLAMA.but(
+    name="unlimited_ocr",
+    model_types=("unlimited_ocr_text",),
+    defaults={
+        "hidden_size": 1280, "num_hidden_layers": 12, "num_attention_heads": 10, "head_dim": 128,
+        "max_position_embeddings": 32768,
+    },
+)  # fmt: skip
+
+CSM = LLAMA.but(
+    name="csm",
+    model_types=("csm",),
+    prefixes=("backbone_model.", "model.", ""),
+    rope=Rope(theta=5e5),
+    inputs=Inputs(tokens="embed_tokens.embed_audio_tokens.weight"),
+    outputs=None,
+    defaults={
+        "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    },
+)  # fmt: skip
+
+CSM_DEPTH = CSM.but(
+    name="csm_depth",
+    model_types=("csm_depth_decoder_model",),
+    prefixes=("depth_decoder.model.", "model.", ""),
+    inputs=Inputs(tokens="embed_tokens.weight", width="backbone_hidden_size"),
+    defaults={
+        "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "head_dim": 128, "max_position_embeddings": 33, "backbone_hidden_size": 2048, "tie_word_embeddings": False,
+    },
+)  # fmt: skip
+
+VOXTRAL_REALTIME = LLAMA.but(
+    name="voxtral_realtime",
+    model_types=("voxtral_realtime_text",),
+    biases=Biases(),
+    defaults={
+        "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "max_position_embeddings": 131072,
+    },
+)  # fmt: skip
+
+GRANITE_DOCLING = GRANITE.but(
+    name="granite_docling",
+    model_types=("granite_docling_text",),
+    defaults={
+        "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 32768, "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.015625, "tie_word_embeddings": True,
+    },
+)  # fmt: skip
+
+GRANITE4_VISION = GRANITE.but(
+    name="granite4_vision",
+    model_types=("granite4_vision_text",),
+    defaults={"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+)
+
+COSMOS3_EDGE = LLAMA.but(
+    name="cosmos3_edge",
+    model_types=("cosmos3_edge_text",),
+    rope=Rope(theta=1e8),
+    defaults={
+        "hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
+    },
+)  # fmt: skip
+
+GLM4V = GLM4.but(
+    name="glm4v",
+    model_types=("glm4v_text",),
+    biases=biases(True, False),
+    rope=Rope(interleaved=True, fraction=1.0),
+    head_dim=(),
+    defaults={
+        "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
+        "head_dim": None, "max_position_embeddings": 32768,
+    },
+)  # fmt: skip
+
+GLM_OCR = GLM4V.but(
+    name="glm_ocr",
+    model_types=("glm_ocr_text",),
+    biases=Biases(),
+    head_dim=("head_dim",),
+    defaults={
+        "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+)  # fmt: skip
+
+GLM4V_MOE = LLAMA.but(
+    name="glm4v_moe",
+    model_types=("glm4v_moe_text",),
+    biases=biases("attention_bias", False),
+    rope=Rope(fraction=0.5),
+    defaults={
+        "hidden_size": 4096, "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5, "attention_bias": True, "max_position_embeddings": 65536,
+    },
+)  # fmt: skip
+
+GLM_IMAGE = GLM4V_MOE.but(
+    name="glm_image",
+    model_types=("glm_image_text",),
+    rope=Rope(fraction=1.0),
+    caveats=(OUTPUT_NORM,),
+    defaults={
+        "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 2,
+        "max_position_embeddings": 131072,
+    },
+)  # fmt: skip
+
+PADDLEOCR_VL = LLAMA.but(
+    name="paddleocr_vl",
+    model_types=("paddleocr_vl_text",),
+    biases=biases("use_bias", "use_bias"),
+    rope=Rope(theta=5e5),
+    defaults={
+        "hidden_size": 1024, "num_hidden_layers": 18, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "head_dim": 128, "rms_norm_eps": 1e-5, "use_bias": False, "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+)  # fmt: skip
+
+MLLAMA = LLAMA.but(
+    name="mllama",
+    model_types=("mllama_text_model",),
+    rope=Rope(theta=5e5),
+    biases=Biases(),
+    head_dim=(),
+    layer_types=mllama_layers,
+    attention_types=("full_attention",),
+    defaults={
+        "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
+        "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
+    },
+)  # fmt: skip
+
+KYUTAI = LLAMA.but(
+    name="kyutai_speech_to_text",
+    model_types=("kyutai_speech_to_text",),
+    query="self_attn.q_proj.linear",
+    key="self_attn.k_proj.linear",
+    value="self_attn.v_proj.linear",
+    output="self_attn.o_proj.linear",
+    biases=Biases(),
+    inputs=Inputs(tokens="embed_tokens.embed_tokens.weight"),
+    defaults={
+        "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 64,
+        "rms_norm_eps": 1e-8, "max_position_embeddings": 750,
+    },
+)  # fmt: skip
+
+MOSHI = KYUTAI.but(
+    name="moshi",
+    model_types=("moshi",),
+    prefixes=("decoder.model.", "model.", ""),
+    inputs=Inputs(tokens="embed_tokens.weight"),
+    defaults={
+        "hidden_size": 4096, "num_hidden_layers": 32, "head_dim": 128, "max_position_embeddings": 3000,
+    },
+)  # fmt: skip
+
+EVOLLA = LLAMA.but(
+    name="evolla",
+    model_types=("evolla", "EvollaModel"),
+    rope=Rope(theta=5e5),
+    defaults={
+        "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,
+    },
+)  # fmt: skip
+
+HIGGS_AUDIO = LLAMA.but(
+    name="higgs_audio_v2",
+    model_types=("higgs_audio_v2",),
+    caveats=("tokens of audio pass a norm of their own, audio_input_layernorm; the matrices are those of text",),
+    rope=Rope(theta=5e5),
+    defaults={
+        "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8,
+        "head_dim": 128, "rms_norm_eps": 1e-5,
+    },
+)  # fmt: skip
+
+SEEING = (
+    QWEN2_VL, QWEN2_5_OMNI, QWEN2_5_OMNI_TALKER, QWEN3_VL, QWEN3_VL_MOE, QWEN3_OMNI_MOE, QWEN3_OMNI_MOE_TALKER,
+    QWEN3_OMNI_MOE_CODES, QWEN3_5, QWEN3_5_MOE, EMU3, DEEPSEEK_OCR2, UNLIMITED_OCR, CSM, CSM_DEPTH, VOXTRAL_REALTIME, GRANITE_DOCLING,
+    GRANITE4_VISION, COSMOS3_EDGE, GLM4V, GLM_OCR, GLM4V_MOE, GLM_IMAGE, PADDLEOCR_VL, MLLAMA, KYUTAI, MOSHI, EVOLLA,
+    HIGGS_AUDIO,
+)  # fmt: skip
