@@ -120,7 +120,7 @@ def row_of(family: Family) -> tuple[str, ...]:
 
 def table() -> str:
     """The whole table in Markdown."""
-    rows = [HEADER, ("---",) * len(HEADER), *(row_of(family) for family in FAMILIES)]
+    rows = [HEADER, ("---",) * len(HEADER), *(row_of(row) for row in FAMILIES if fixtures_of(row))]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
