@@ -7,6 +7,7 @@ the last of these.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.attention.layer import Layer
 from weightscope.circuitry.edges import MEASURES, all_strongest, strongest
 from weightscope.circuitry.products import Written, pair_scores
 from weightscope.circuitry.sketches import FAILURE, LEADING, PROBES, doubt, sketched
@@ -138,11 +140,11 @@ def _centred(model: Model) -> bool:
     return model.family.norm is not None and model.family.norm.centred
 
 
-def _spaces_of(model: Model, layer: int, groups: Sequence[int] | None = None) -> LayerSpaces:
+def _spaces_of(model: Model, layer: Layer, groups: Sequence[int] | None = None) -> LayerSpaces:
     try:
-        return layer_spaces(model.layer(layer), centred=_centred(model), groups=groups)
+        return layer_spaces(layer, centred=_centred(model), groups=groups)
     except TooLargeError as error:
-        raise overflow(model, f"{error} of layer {layer}", layer) from None
+        raise overflow(model, f"{error} of layer {layer.index}", layer.index) from None
 
 
 FACTS: dict[str, Callable[[Spaces], np.ndarray]] = {
@@ -170,9 +172,9 @@ def pass_task(
     facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *KINDS)} for fact in FACTS}
     written: list[Written] = []
 
-    def read_by(m: int) -> None:
+    def read_by(m: int, layer: Layer) -> None:
         """In a function of its own, so that one layer's spaces are let go before the next one's are found."""
-        spaces = _spaces_of(model, layers[group.start + m])
+        spaces = _spaces_of(model, layer)
         for kind, own in {"o": spaces.written, **spaces.read}.items():
             for fact, of in FACTS.items():
                 facts[fact][kind][m] = of(own)
@@ -184,9 +186,19 @@ def pass_task(
             whole = Written.whole(spaces.written, device)
             written.append(whole if exact else sketched(spaces.written, layers[group.start + m]))
 
-    for m in range(n):
-        read_by(m)
+    for m, layer in enumerate(_one_ahead(model.layer, layers[group.start :])):
+        read_by(m, layer)
     return scores, facts
+
+
+def _one_ahead(read: Callable[[int], Layer], indices: Sequence[int]) -> Iterator[Layer]:
+    """The layers, each read while the one before it is worked on."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(read, indices[0])
+        for index in indices[1:]:
+            layer, coming = coming.result(), reader.submit(read, index)
+            yield layer
+        yield coming.result()
 
 
 def _meet(written: Sequence[Written], spaces: LayerSpaces, device: Device, scores: np.ndarray) -> None:
@@ -269,7 +281,7 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
         writers = sorted({int(a) for i, a in pairs[:, 1:3] if i == m})
         reading = pairs[:, 3] == m
         groups = sorted({a // shared for a in writers} | {int(group) for group in pairs[reading, 4]})
-        spaces = _spaces_of(model, layers[m], groups)
+        spaces = _spaces_of(model, model.layer(layers[m]), groups)
         spots = sorted({(int(kind), int(group)) for kind, group in pairs[reading][:, [0, 4]]})
 
         def meet(spot: tuple[int, int]) -> None:
