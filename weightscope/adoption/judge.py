@@ -89,7 +89,10 @@ class Stored:
         checkpoint = open_checkpoint(folder)
         by_value: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for name in checkpoint:
-            values = np.asarray(checkpoint[name].read(), np.float32)
+            try:
+                values = np.asarray(checkpoint[name].read(), np.float32)
+            except CheckpointError:  # counters, and tables of integers
+                continue
             by_value[_print_of(values)].append(name)
         self.names = {
             own: by_value.get(_print_of(parameter.detach().float().numpy()), [])

@@ -247,6 +247,8 @@ def _observed(log: _Log, softmax: _Softmax, given: dict[str, Any]) -> Iterator[O
     if scores.shape[1] == 0:
         return
     inside = [event for event in log.events if layer.start < event.start and event.end < layer.end]
+    if "att" not in "".join(type(event.module).__name__.lower() for event in around[around.index(layer) :]):
+        return
     streams, memories = _entering(layer, attends, inside, softmax.at, b, n, m)
     outputs = [out for event in (*inside, layer) if event.end > softmax.at for out in event.outputs[:1]]
     positions = given.get("position_ids")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 
-MOST_PARAMETERS = 20_000_000
+MOST_PARAMETERS = 50_000_000
 MOST_LAYERS = 6
 HEADS = ("", "CausalLM", "Seq2SeqLM", "ImageTextToText", "MaskedLM", "PreTraining", "SpeechSeq2Seq", "CTC",
          "ObjectDetection", "MaskGeneration", "TextToWaveform", "MultimodalLM")  # fmt: skip
@@ -65,10 +65,22 @@ class Plan:
 
     free_width: bool
     grouped: bool
+    filled: bool = False  # sizes that a config leaves open are given
+    own_heads: bool = False  # heads are as wide as the architecture's own: sections of rotations stand in its code
     shrunk: bool = True
 
 
-PLANS = (Plan(True, True), Plan(False, True), Plan(True, False), Plan(False, False), Plan(False, False, shrunk=False))
+PLANS = (
+    Plan(True, True), Plan(True, True, filled=True), Plan(False, True, filled=True), Plan(False, False, filled=True),
+    Plan(True, True, filled=True, own_heads=True), Plan(False, False, filled=True, own_heads=True),
+    Plan(False, False, shrunk=False),
+)  # fmt: skip
+FILLED: Mapping[str, Any] = {
+    "head_dim": 0, "num_key_value_heads": 0, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "n_routed_experts": 4, "num_local_experts": 4, "num_experts": 4, "n_shared_experts": 1,
+    "shared_expert_intermediate_size": 28, "moe_intermediate_size": 28, "moe_topk": 2, "mask_token_id": 3,
+    "attn_layer_indices": [1], "prediction_length": 4, "eos_token_id": 2, "pad_token_id": 0, "vocab_size": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,19 @@ class _Part:
         if "depths" in self.values and isinstance(heads, list):  # a pyramid: its width doubles with its heads
             return 8 * int(heads[0] if isinstance(heads[0], int) else 1)
         named = any(self.values.get(key) for key in ("head_dim", "kv_lora_rank", "d_kv", "kv_channels"))
-        return self.size.free if named and self.plan.free_width else self.size.heads * self.size.head_dim
+        return (
+            self.size.free
+            if named and self.plan.free_width
+            else self.size.heads * (self.own_head_dim if self.plan.own_heads else self.size.head_dim)
+        )
+
+    @property
+    def own_head_dim(self) -> int:
+        """A head's width as the architecture has it."""
+        width = next((self.values[key] for key in ("hidden_size", "d_model", "n_embd") if key in self.values), None)
+        heads = next((self.values[key] for key in ("num_attention_heads", "num_heads") if key in self.values), None)
+        named = self.values.get("head_dim")
+        return named or (width // heads if isinstance(width, int) and isinstance(heads, int) else 64)
 
     @property
     def groups(self) -> int:
@@ -100,7 +124,7 @@ class _Part:
         """A head's width; of latent heads whichever of their widths the key stands for."""
         s, v = self.size, self.values
         if not self.latent:
-            return s.head_dim
+            return self.own_head_dim if self.plan.own_heads else s.head_dim
         widths = {v.get("qk_rope_head_dim"): s.rope, v.get("v_head_dim"): s.value}
         if v.get("qk_rope_head_dim") and v.get("qk_nope_head_dim"):
             widths = {v["qk_rope_head_dim"] + v["qk_nope_head_dim"]: s.rope + s.nope} | widths
@@ -112,7 +136,7 @@ class _Part:
         rope = self.values.get("rope_parameters")
         rope = rope if isinstance(rope, Mapping) else {}
         share = rope.get("partial_rotary_factor") or self.values.get("partial_rotary_factor") or 1.0
-        return int((self.size.rope if self.latent else self.size.head_dim * share) // 2)
+        return int((self.size.rope if self.latent else self.head_dim * share) // 2)
 
 
 # Meaning by name: the first pattern that fits a key wins. What fits none stays as it is.
@@ -125,6 +149,7 @@ INTEGERS: tuple[tuple[str, Callable[[_Part, int], int]], ...] = (
     (r"v_head_dim", lambda p, v: p.size.value),
     (r"kv_lora_rank", lambda p, v: p.size.kv_rank),
     (r"q_lora_rank", lambda p, v: p.size.q_rank),
+    (r"rotary_dim", lambda p, v: 2 * (p.head_dim // 4)),
     (r"index_head_dim", lambda p, v: p.size.head_dim),
     (r"index_topk", lambda p, v: p.size.window),
     (r"mamba_n_heads|mamba_num_heads", lambda p, v: 4),
@@ -181,6 +206,8 @@ _INTEGERS = tuple((re.compile(pattern), meaning) for pattern, meaning in INTEGER
 SPECIAL = re.compile(r".*(_token_id|_token_index|_index|_idx|_token)|(bos|eos|pad|sep|cls|mask|unk)_id", re.ASCII)
 DERIVED = {"out_features", "out_indices", "stage_names", "_out_features", "_out_indices", "transformers_version",
            "architectures", "_name_or_path", "id2label", "label2id", "num_labels"}  # fmt: skip
+RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1],
+          "layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}  # fmt: skip
 PERIODIC = re.compile(r".*(interval|period|pattern|cross_attention_layers|indexes|indices|_step)", re.ASCII)
 
 
@@ -204,7 +231,7 @@ def _kept(values: Mapping[str, Any]) -> list[int]:
     kinds = [repr([one[i] if i < len(one) else None for one in lists]) for i in range(len(lists[0]))]
     first = sorted({kinds.index(kind) for kind in kinds})[:MOST_LAYERS]
     first = first if len(first) > 1 else [0, 1]
-    return first * 2 if values.get("num_kv_shared_layers") else first
+    return first * 2 if len(first) <= MOST_LAYERS // 2 and len(set(kinds)) > 1 else first
 
 
 def _layers(values: Mapping[str, Any]) -> int:
@@ -244,14 +271,44 @@ def _sections(values: list[int], pairs: int) -> list[int]:
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
+SCALED = re.compile(r"(.+_)?(head_dim|(num_)?(attention_)?heads|num_key_value_heads|kv_lora_rank|qk_nope_head_dim)")
+BASES = ("head_dim", "num_attention_heads", "num_key_value_heads", "kv_lora_rank", "qk_nope_head_dim")
+
+
+def _by_base(key: str, value: int, part: _Part) -> int | None:
+    """A size of some layers in proportion to that of the others: heads of global layers that are twice as wide."""
+    base = next((one for one in BASES if key.endswith(one.removeprefix("num_"))), "")
+    usual = part.values.get(base)
+    if (
+        (key in part.values and key == base)
+        or not isinstance(usual, int)
+        or usual == value
+        or (part.latent and key in part.values)
+    ):
+        return None
+    if re.match("index|linear|mamba|decoder|encoder|vision|qk_|v_", key) and key in part.values:
+        return None
+    return max(1, _value(base, usual, part) * value // usual)
+
+
 def _value(key: str, value: Any, part: _Part) -> Any:
     if isinstance(value, dict):
         if key in {"rope_parameters", "rope_scaling"}:
             return {k: _value(k, v, part) for k, v in value.items()}
+        if key == "per_layer_config":
+            kept = _kept(part.values)
+            own = {new: value.get(f"{old:02}", value.get(str(old), value.get(old))) for new, old in enumerate(kept)}
+            return {str(new): {k: _value(k, v, part) for k, v in one.items()} for new, one in own.items() if one}
         return _shrunk(value, part)
     if isinstance(value, list | tuple):
         return _list(key, list(value), part)
+    if key == "partial_rotary_factor" and part.latent and value not in (None, 1.0):
+        return part.size.rope / part.head_dim
+    if value is None and part.plan.filled and key in FILLED:
+        return _value(key, 1, part) if FILLED[key] == 0 and key != "pad_token_id" else FILLED[key]
     if isinstance(value, int) and not isinstance(value, bool):
+        if SCALED.fullmatch(key) and (scaled := _by_base(key, value, part)) is not None:
+            return scaled
         for pattern, meaning in _INTEGERS:
             if pattern.fullmatch(key):
                 return meaning(part, value)
@@ -259,6 +316,8 @@ def _value(key: str, value: Any, part: _Part) -> Any:
 
 
 def _shrunk(values: Mapping[str, Any], outer: _Part) -> dict[str, Any]:
+    if values.get("model_type") == "timm_backbone":
+        return dict(RESNET)
     part = _Part(values, outer.size, outer.plan)
     return {key: _value(key, value, part) for key, value in values.items() if key not in DERIVED}
 
@@ -307,6 +366,7 @@ def tiny_config(config: Any, size: Size, plan: Plan = PLANS[0]) -> Any:
                 part["out_hidden_size"] = text["hidden_size"]
     else:
         values = {key: _few_layers(key, value) for key, value in values.items() if key not in DERIVED}
+    values["use_cache"] = False
     return type(config).from_dict(values)
 
 
