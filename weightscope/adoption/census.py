@@ -25,7 +25,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from weightscope.adoption.judge import Stored, Verdict, judge
 from weightscope.adoption.observed import observe
-from weightscope.adoption.tiny import HEADS, PLANS, SIZES, build, first_line, tiny_config
+from weightscope.adoption.shrinking import tiny_config
+from weightscope.adoption.sizes import PLANS, SIZES
+from weightscope.adoption.tiny import HEADS, build, first_line
 from weightscope.writing import new_file, scratch_folder
 
 SECONDS = 60  # of a type

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from weightscope.adoption.tiny import Size
+from weightscope.adoption.sizes import Size
 
 FIRST_TOKEN = 60  # smaller ids are special tokens'
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder", "decoder_config")

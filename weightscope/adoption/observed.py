@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from weightscope.adoption.inputs import Inputs
-from weightscope.adoption.tiny import Size, first_line
+from weightscope.adoption.sizes import Size
+from weightscope.adoption.tiny import first_line
 from weightscope.shapes import ShowsShapes
 
 NO_SCORE = 1e-30  # a probability below it is a mask's

@@ -1,0 +1,164 @@
+"""What the keys of configs mean, by their names: which number of a tiny model each is."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weightscope.adoption.sizes import Plan, Size
+
+MOST_LAYERS = 6
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a config while it is shrunk: a part has its own heads, and what is beside it has its own."""
+
+    values: Mapping[str, Any]
+    size: Size
+    plan: Plan
+
+    @property
+    def latent(self) -> bool:
+        return bool(self.values.get("kv_lora_rank"))
+
+    @property
+    def width(self) -> int:
+        heads = self.values.get("num_heads", self.values.get("num_attention_heads"))
+        if "depths" in self.values and isinstance(heads, list):  # a pyramid: its width doubles with its heads
+            return 8 * int(heads[0] if isinstance(heads[0], int) else 1)
+        named = any(self.values.get(key) for key in ("head_dim", "kv_lora_rank", "d_kv", "kv_channels"))
+        return (
+            self.size.free
+            if named and self.plan.free_width
+            else self.size.heads * (self.own_head_dim if self.plan.own_heads else self.size.head_dim)
+        )
+
+    @property
+    def own_head_dim(self) -> int:
+        """A head's width as the architecture has it."""
+        width = next((self.values[key] for key in ("hidden_size", "d_model", "n_embd") if key in self.values), None)
+        heads = next((self.values[key] for key in ("num_attention_heads", "num_heads") if key in self.values), None)
+        named = self.values.get("head_dim")
+        return named or (width // heads if isinstance(width, int) and isinstance(heads, int) else 64)
+
+    @property
+    def groups(self) -> int:
+        return self.size.groups if self.plan.grouped and not self.latent else self.size.heads
+
+    @property
+    def head_dim(self) -> int:
+        """A head's width; of latent heads whichever of their widths the key stands for."""
+        s, v = self.size, self.values
+        if not self.latent:
+            return self.own_head_dim if self.plan.own_heads else s.head_dim
+        widths = {v.get("qk_rope_head_dim"): s.rope, v.get("v_head_dim"): s.value}
+        if v.get("qk_rope_head_dim") and v.get("qk_nope_head_dim"):
+            widths = {v["qk_rope_head_dim"] + v["qk_nope_head_dim"]: s.rope + s.nope} | widths
+        return widths.get(v.get("head_dim"), s.rope + s.nope)
+
+    @property
+    def turning(self) -> int:
+        """Pairs that a rotation turns."""
+        rope = self.values.get("rope_parameters")
+        rope = rope if isinstance(rope, Mapping) else {}
+        share = rope.get("partial_rotary_factor") or self.values.get("partial_rotary_factor") or 1.0
+        return int((self.size.rope if self.latent else self.head_dim * share) // 2)
+
+
+# Meaning by name: the first pattern that fits a key wins. What fits none stays as it is.
+INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
+    (r"chunk_size_feed_forward|.*dropout.*|num_channels|in_channels|.*_token_ids?|.*_token_index|type_vocab_size"
+     r"|.*conv_kernel.*|.*kernel_size|.*stride.*|num_labels|.*num_conv_pos_embedding_groups", lambda p, v: v),
+    (r"qk_rope_head_dim", lambda p, v: p.size.rope),
+    (r"qk_nope_head_dim", lambda p, v: p.size.nope),
+    (r"qk_head_dim", lambda p, v: p.size.rope + p.size.nope),
+    (r"v_head_dim", lambda p, v: p.size.value),
+    (r"kv_lora_rank", lambda p, v: p.size.kv_rank),
+    (r"q_lora_rank", lambda p, v: p.size.q_rank),
+    (r"rotary_dim", lambda p, v: 2 * (p.head_dim // 4)),
+    (r"index_head_dim", lambda p, v: p.size.head_dim),
+    (r"index_topk", lambda p, v: p.size.window),
+    (r"mamba_n_heads|mamba_num_heads", lambda p, v: 4),
+    (r"mamba_d_head|mamba_head_dim|mamba_headdim", lambda p, v: p.width // 2),
+    (r"mamba_d_ssm", lambda p, v: 2 * p.width),
+    (r"mamba_d_state|ssm_state_size|mamba_state_dim|state_size", lambda p, v: 8),
+    (r"mamba_dt_rank|time_step_rank", lambda p, v: 4),
+    (r"linear_(key|value)_head_dim", lambda p, v: 8),
+    (r"linear_num_key_heads", lambda p, v: 2),
+    (r"linear_num_value_heads", lambda p, v: 4),
+    (r"codebook_size", lambda p, v: min(v, 64)),
+    (r".*vocab_size(_per_layer_input)?|.*vocabulary_size|n_tokens", lambda p, v: p.size.vocabulary),
+    (r"hidden_size_per_layer_input", lambda p, v: 12),
+    (r".*(head_dim|d_kv|d_head|kv_channels|head_size)", lambda p, v: p.head_dim),
+    (r".*(num_key_value_heads|n_kv_heads|num_kv_heads|n_head_kv|num_query_groups)", lambda p, v: p.groups),
+    (r"decoder_(num_)?(attention_)?heads|decoder_num_attention_heads", lambda p, v: p.size.heads // 2),
+    (r".*(attention_heads|n_heads?|num_heads|nheads?|encoder_heads)", lambda p, v: p.size.heads),
+    (r".*(num_layers|hidden_layers|n_layers?|depth|num_blocks)|(encoder|decoder|text|vision|speech_encoder)_layers"
+     r"|.*_layers_(count|num)|t2u_(en|de)coder_layers|num_(en|de)coder_layers|(en|de)coder_num_hidden_layers",
+     lambda p, v: layers_of(p.values) if v > 1 else v),
+    (r"num_kv_shared_layers", lambda p, v: min(v, layers_of(p.values) // 2)),
+    (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index|n_dense_layers", lambda p, v: min(v, 1)),
+    (r"max_window_layers", lambda p, v: 1),
+    (r".*(interval|period|_pattern|global_attn_every_n_layers|every_n_layers|_step)", lambda p, v: min(v, 2)),
+    (r".*(period_offset|layer_offset)", lambda p, v: min(v, 1)),
+    (r"(moe|expert|shared_expert|moe_shared_expert)_?(intermediate|ffn|hidden)_(size|dim)|expert_dim",
+     lambda p, v: p.size.ffn // 2),
+    (r".*(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|d_ff|d_inner|n_inner|ffn_size|intermediate_dim|ff_dim"
+     r"|feedforward_dim|dim_feedforward|intermediate_size_mlp|encoder_ffn_embed_dim|linear_units)",
+     lambda p, v: p.size.ffn),
+    (r"(num_|n_)?(routed_|local_)?experts|.*num_(local_|routed_)?experts|n_routed_experts|moe_num_experts",
+     lambda p, v: min(v, 4)),
+    (r".*(experts_per_tok(en)?|experts_top_k|moe_topk?|moe_top_?k|top_k_experts|num_selected_experts|moe_k)",
+     lambda p, v: min(v, 2)),
+    (r"n_group|num_expert_group", lambda p, v: min(v, 2)),
+    (r"topk_group", lambda p, v: 1),
+    (r"original_max_position_embeddings", lambda p, v: 8),
+    (r"floor_scale|log_scaling_n_floor", lambda p, v: 4),
+    (r"sliding_window.*|attention_chunk_size|local_attention|local_window|window_size|attention_window.*|local_window_size",
+     lambda p, v: p.size.window),
+    (r"relative_attention_num_buckets|num_buckets", lambda p, v: 8),
+    (r"relative_attention_max_distance|max_distance|relative_max_distance", lambda p, v: 12),
+    (r"max_source_positions", lambda p, v: 2 * p.size.length),
+    (r".*(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|max_target_positions|max_seq_length"
+     r"|context_length|max_context_length)", lambda p, v: 64 if v >= 48 else v),
+    (r"image_size|img_size|pretrain_image_size|input_size", lambda p, v: p.size.grid * _patch(p.values)),
+    (r"mm_tokens_per_image|image_seq_len(gth)?", lambda p, v: 4),
+    (r"num_mel_bins|n_mels|num_queries|num_query_tokens", lambda p, v: min(v, 16)),
+    (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|dim|model_dim|hidden_dim|hidden|embedding_size|proj_dim|projection_dim"
+     r"|output_dim|embd?_size|projection_size|proj_size|channels|hidden_channels|input_dim|projector_dim)",
+     lambda p, v: p.width if v >= 32 else v),
+)  # fmt: skip
+MEANINGS = tuple((re.compile(pattern), meaning) for pattern, meaning in INTEGERS)
+PERIODIC = re.compile(r".*(interval|period|pattern|cross_attention_layers|indexes|indices|_step)", re.ASCII)
+
+
+def _patch(values: Mapping[str, Any]) -> int:
+    patch = values.get("patch_size") or values.get("vision_patch_size") or 4
+    return int(patch if isinstance(patch, int) else patch[-1])
+
+
+def lists_of_layers(values: Mapping[str, Any]) -> list[str]:
+    """The keys of lists that say something of every layer."""
+    counts = {values.get(key) for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth",
+                                          "encoder_layers", "decoder_layers")}  # fmt: skip
+    return [key for key, value in values.items() if isinstance(value, list) and len(value) > 2 and len(value) in counts]
+
+
+def kept_layers(values: Mapping[str, Any]) -> list[int]:
+    """Which layers stay: the first of every kind, at least two; twice as many where later layers read earlier ones'."""
+    lists = [values[key] for key in lists_of_layers(values)]
+    if not lists:
+        return []
+    kinds = [repr([one[i] if i < len(one) else None for one in lists]) for i in range(len(lists[0]))]
+    first = sorted({kinds.index(kind) for kind in kinds})[:MOST_LAYERS]
+    first = first if len(first) > 1 else [0, 1]
+    return first * 2 if len(first) <= MOST_LAYERS // 2 and len(set(kinds)) > 1 else first
+
+
+def layers_of(values: Mapping[str, Any]) -> int:
+    """How many layers a part gets: its kinds, or so many that layers at intervals are among them."""
+    if kept := kept_layers(values):
+        return len(kept)
+    periodic = any(value and PERIODIC.fullmatch(key) for key, value in values.items())
+    return 4 if periodic else 2

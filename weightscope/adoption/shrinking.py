@@ -1,0 +1,157 @@
+"""A config shrunk to that of a tiny model, by what its keys mean.
+
+What is no size stays as it is: which norms, biases, scales, kinds of layers and rotations a model has is what is to be
+looked at. Limits (windows, original contexts, buckets) shrink below the length of the texts, so that what is beyond
+them is seen.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from weightscope.adoption.meanings import MEANINGS, Part, kept_layers, layers_of, lists_of_layers
+from weightscope.adoption.sizes import FILLED, PLANS, Plan, Size
+
+SPECIAL = re.compile(r".*(_token_id|_token_index|_index|_idx|_token)|(bos|eos|pad|sep|cls|mask|unk)_id", re.ASCII)
+DERIVED = {"out_features", "out_indices", "stage_names", "_out_features", "_out_indices", "transformers_version",
+           "architectures", "_name_or_path", "id2label", "label2id", "num_labels"}  # fmt: skip
+RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1],
+          "layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}  # fmt: skip
+
+
+def _list(key: str, values: list[Any], part: Part) -> list[Any]:
+    """A list shrunk: one of layers to the layers kept, others by their items' meaning."""
+    kept = kept_layers(part.values)
+    if key in lists_of_layers(part.values) and key != "depths":
+        return [_value(key, values[i], part) for i in kept]
+    if key in {"depths", "layers"}:
+        return [min(value, 2) for value in values]
+    if re.fullmatch(r".*(mrope_section|rope_section|axes_dim)", key):
+        return _sections(values, part.turning)
+    if key in {"long_factor", "short_factor"}:
+        return [values[i * len(values) // part.turning] for i in range(part.turning)]
+    if re.fullmatch(r".*(indexes|indices|_layers|_idxs|_layer_ids)", key) and all(type(v) is int for v in values):
+        n = layers_of(part.values)
+        few = [v for v in values if v < n]
+        return few if len(few) not in (0, n) else [n - 1]
+    if values and all(type(value) is int for value in values) and re.fullmatch(r"conv_dim|attention_window", key):
+        return [16 if key == "conv_dim" else 4] * (len(values) if key == "conv_dim" else 2)
+    return [_shrunk(value, part) if isinstance(value, dict) else value for value in values]
+
+
+def _sections(values: list[int], pairs: int) -> list[int]:
+    """Sections of a rotation in the same proportions, in sum `pairs`, the last the larger."""
+    total = sum(values)
+    if not total:
+        return values
+    ends = [round(pairs * sum(values[: i + 1]) / total) for i in range(len(values))]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+SCALED = re.compile(r"(.+_)?(head_dim|(num_)?(attention_)?heads|num_key_value_heads|kv_lora_rank|qk_nope_head_dim)")
+BASES = ("head_dim", "num_attention_heads", "num_key_value_heads", "kv_lora_rank", "qk_nope_head_dim")
+
+
+def _by_base(key: str, value: int, part: Part) -> int | None:
+    """A size of some layers in proportion to that of the others: heads of global layers that are twice as wide."""
+    base = next((one for one in BASES if key.endswith(one.removeprefix("num_"))), "")
+    usual = part.values.get(base)
+    if (
+        (key in part.values and key == base)
+        or not isinstance(usual, int)
+        or usual == value
+        or (part.latent and key in part.values)
+    ):
+        return None
+    if re.match("index|linear|mamba|decoder|encoder|vision|qk_|v_", key) and key in part.values:
+        return None
+    return max(1, _value(base, usual, part) * value // usual)
+
+
+def _value(key: str, value: Any, part: Part) -> Any:
+    if isinstance(value, dict):
+        if key in {"rope_parameters", "rope_scaling"}:
+            return {k: _value(k, v, part) for k, v in value.items()}
+        if key == "per_layer_config":
+            kept = kept_layers(part.values)
+            own = {new: value.get(f"{old:02}", value.get(str(old), value.get(old))) for new, old in enumerate(kept)}
+            return {str(new): {k: _value(k, v, part) for k, v in one.items()} for new, one in own.items() if one}
+        return _shrunk(value, part)
+    if isinstance(value, list | tuple):
+        return _list(key, list(value), part)
+    if key == "partial_rotary_factor" and part.latent and value not in (None, 1.0):
+        return part.size.rope / part.head_dim
+    if value is None and part.plan.filled and key in FILLED:
+        return _value(key, 1, part) if FILLED[key] == 0 and key != "pad_token_id" else FILLED[key]
+    if isinstance(value, int) and not isinstance(value, bool):
+        if SCALED.fullmatch(key) and (scaled := _by_base(key, value, part)) is not None:
+            return scaled
+        for pattern, meaning in MEANINGS:
+            if pattern.fullmatch(key):
+                return meaning(part, value)
+    return value
+
+
+def _shrunk(values: Mapping[str, Any], outer: Part) -> dict[str, Any]:
+    if values.get("model_type") == "timm_backbone":
+        return dict(RESNET)
+    part = Part(values, outer.size, outer.plan)
+    return {key: _value(key, value, part) for key, value in values.items() if key not in DERIVED}
+
+
+def _with_small_ids(values: Any, known: dict[str, int]) -> Any:
+    """Ids of special tokens as small numbers, the same wherever the same key stands."""
+    if isinstance(values, dict):
+        return {
+            key: _small(key, value, known) if SPECIAL.fullmatch(key) else _with_small_ids(value, known)
+            for key, value in values.items()
+        }
+    return values
+
+
+def _small(key: str, value: Any, known: dict[str, int]) -> Any:
+    if isinstance(value, list) and value and type(value[0]) is int:
+        return [_small(key, value[0], known)]
+    if type(value) is int and value >= 0:
+        return known.setdefault(key, {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}.get(key, 3 + len(known)))
+    return value
+
+
+def tiny_config(config: Any, size: Size, plan: Plan = PLANS[0]) -> Any:
+    """The config of a tiny model of the same architecture.
+
+    Parameters
+    ----------
+    config : transformers.PreTrainedConfig
+        A class's default, or a checkpoint's own.
+    size : Size
+    plan : Plan
+    """
+    values = config.to_dict()
+    if plan.shrunk:
+        values = _with_small_ids(_shrunk(values, Part(values, size, plan)), {})
+        text: dict[str, Any] = next(
+            (values[key] for key in ("text_config", "llm_config", "language_config") if values.get(key)), {}
+        )
+        for part in values.values():
+            if (
+                isinstance(part, dict)
+                and "out_hidden_size" in part
+                and isinstance(text, dict)
+                and "hidden_size" in text
+            ):
+                part["out_hidden_size"] = text["hidden_size"]
+    else:
+        values = {key: _few_layers(key, value) for key, value in values.items() if key not in DERIVED}
+    values["use_cache"] = False
+    return type(config).from_dict(values)
+
+
+def _few_layers(key: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _few_layers(k, v) for k, v in value.items()}
+    return (
+        2
+        if re.fullmatch(r"num_hidden_layers|encoder_layers|decoder_layers|num_layers", key) and type(value) is int
+        else value
+    )

@@ -1,0 +1,69 @@
+"""The sizes that tiny models get: two of each, in which no two numbers of one model are equal by accident."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of one tiny model.
+
+    Attributes
+    ----------
+    heads, groups, head_dim : int
+        H query heads in G groups, r wide.
+    free : int
+        Width of the stream where a config says the heads' width itself; H r elsewhere.
+    ffn, vocabulary, length : int
+    rope, nope, value, q_rank, kv_rank : int
+        Widths of a latent head's parts, and of its latents.
+    window : int
+    grid : int
+        Patches along one side of an image.
+    """
+
+    heads: int
+    groups: int
+    head_dim: int
+    free: int
+    ffn: int
+    vocabulary: int
+    length: int
+    rope: int
+    nope: int
+    value: int
+    q_rank: int
+    kv_rank: int
+    window: int
+    grid: int
+
+
+SIZES = (
+    Size(4, 2, 24, 80, 56, 151, 17, 8, 12, 10, 14, 18, 4, 4),
+    Size(6, 3, 32, 112, 88, 173, 23, 16, 20, 28, 26, 38, 6, 6),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How boldly sizes are set apart: not every architecture can be built with all of them different."""
+
+    free_width: bool
+    grouped: bool
+    filled: bool = False  # sizes that a config leaves open are given
+    own_heads: bool = False  # heads are as wide as the architecture's own: sections of rotations stand in its code
+    shrunk: bool = True
+
+
+PLANS = (
+    Plan(True, True), Plan(True, True, filled=True), Plan(False, True, filled=True), Plan(False, False, filled=True),
+    Plan(True, True, filled=True, own_heads=True), Plan(False, False, filled=True, own_heads=True),
+    Plan(False, False, shrunk=False),
+)  # fmt: skip
+FILLED: Mapping[str, Any] = {
+    "head_dim": 0, "num_key_value_heads": 0, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "n_routed_experts": 4, "num_local_experts": 4, "num_experts": 4, "n_shared_experts": 1,
+    "shared_expert_intermediate_size": 28, "moe_intermediate_size": 28, "moe_topk": 2, "mask_token_id": 3,
+    "attn_layer_indices": [1], "prediction_length": 4, "eos_token_id": 2, "pad_token_id": 0, "vocab_size": 0,
+}  # fmt: skip
