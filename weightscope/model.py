@@ -13,7 +13,7 @@ from weightscope.attention.rotation import Rotation
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
-from weightscope.families import Family, LayerTensors, own_part, read_config
+from weightscope.families import Family, LayerTensors, Stack, own_part, read_config, stacks_of
 from weightscope.families.cells import StoredNorm
 from weightscope.families.layer import read_layer
 from weightscope.families.nesting import prefixes_of
@@ -44,8 +44,8 @@ def open_model(
     family : str, optional
         Read the checkpoint as this family, whatever its config says.
     tower : str, optional
-        Which stack of a model that has several: "text", "vision", "encoder", "decoder", "cross" ...; by default the
-        one that is language.
+        Which of `Model.stacks`: "text", "vision", "encoder", "decoder", "cross" ...; by default the one that is
+        language.
     tokenizer : str, optional
         Where the tokenizer is, if not with the checkpoint; see `load_tokenizer`.
     base : str or Path, optional
@@ -116,6 +116,11 @@ class Model:
         same = Model(self.checkpoint.unchecked(), self._row, self.source, self.tokenizer)
         same.prefix = self.prefix  # which may have taken a look at every name
         return same
+
+    @cached_property
+    def stacks(self) -> dict[str, Stack]:
+        """The attention models in this checkpoint by name, this one among them; `tower` opens another."""
+        return stacks_of(self.checkpoint)
 
     @cached_property
     def prefix(self) -> str:
@@ -383,9 +388,8 @@ class Model:
         inputs, d, e = self.family.inputs, self.config.d_model, self.embedding_width
         if not inputs.after or (e == d and not inputs.always_projected):
             return None
-        return self.tensors().read(inputs.after + ".weight", (d, e)).T, self.tensors().read(
-            inputs.after + ".bias", (d,)
-        )
+        tensors = self.tensors()
+        return tensors.read(inputs.after + ".weight", (d, e)).T, tensors.read(inputs.after + ".bias", (d,))
 
     @property
     def _scale(self) -> float:

@@ -65,8 +65,19 @@ def describe(model: "Model") -> Iterator[str]:
     yield f"heads       {config.n_heads} of {config.head_dim}, {config.n_kv_heads} key-value"
     yield f"tokens      {_embedding(model, family.inputs.tokens)}"
     yield f"positions   {_embedding(model, family.inputs.positions)}"
+    if len(model.stacks) > 1:
+        yield from _stacks(model)
     if model.attention_layers:
         yield from _budget(model)
+
+
+def _stacks(model: "Model") -> Iterator[str]:
+    """A line for every attention model in the file."""
+    for number, stack in enumerate(model.stacks.values()):
+        sizes = f"{stack.n_layers} layers of {stack.n_heads} heads, {stack.family and stack.family.name}"
+        what = f"not read: {printable(stack.refusal)}" if stack.refusal else f"{sizes} ({printable(stack.model_type)})"
+        where = ", ".join(filter(None, (printable(stack.prefix) + "*", printable(stack.part))))
+        yield f"{'' if number else 'stacks':<11} {printable(stack.name)}: {what}; {where}"
 
 
 def _budget(model: "Model") -> Iterator[str]:

@@ -6,6 +6,7 @@ under another. Both are told by what is there, not by what wrappers are known.
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
@@ -15,18 +16,6 @@ from weightscope.families.family import Family
 
 DEEPEST = 3  # objects within objects of a config that are looked into
 SIZES = ("n_layers", "d_model", "n_heads")
-# What the part of a wrapper's config may leave out because transformers has these values by default (LLaVA 1.5 does).
-SIZE_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-USUAL = {
-    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3"), (4096, 32, 32)),
-    "gemma": (3072, 28, 16),
-    "gemma2": (2304, 26, 8),
-    "phi": (2048, 24, 32),
-    "phi3": (3072, 32, 32),
-    "opt": (768, 12, 12),
-    "bert": (768, 12, 12),
-    "vit": (768, 12, 12),
-}
 
 
 def prefixes_of(checkpoint: Checkpoint, family: Family) -> list[str]:
@@ -65,8 +54,12 @@ def part_of(checkpoint: Checkpoint, family: Family) -> Config:
         Several parts might, and neither their model_type nor the tensors' sizes tells which does.
     """
     config = checkpoint.config
-    if family.nested in config:
-        return config.inside(family.nested)
+    outer, _, last = family.nested.rpartition(".")
+    within = config
+    for key in outer.split(".") if outer else ():
+        within = within.inside(key)
+    if last in within:
+        return within.inside(last)
     if config.get("model_type") in family.model_types:
         return config
     inner = list(parts(config))
@@ -87,9 +80,17 @@ def _fits(checkpoint: Checkpoint, family: Family, part: Config) -> bool:
     n_layers, d_model, n_heads = (next((part.get(key) for key in keys[size] if part.has(key)), None) for size in SIZES)
     if not isinstance(n_layers, int) or n_heads is None:
         return False
-    for prefix in prefixes_of(checkpoint, family):
-        last, after = (prefix + family.layer.format(i=i) + family.output + "." for i in (n_layers - 1, n_layers))
-        own = [name for name in checkpoint if name.startswith(last)]
-        if own and d_model in checkpoint[own[0]].shape and not any(name.startswith(after) for name in checkpoint):
-            return True
-    return False
+    return any(
+        d_model in width_of(checkpoint, family, prefix)
+        and checkpoint.names_under(prefix + family.layer.format(i=n_layers - 1))
+        and not checkpoint.names_under(prefix + family.layer.format(i=n_layers))
+        for prefix in prefixes_of(checkpoint, family)
+    )
+
+
+def width_of(checkpoint: Checkpoint, family: Family, prefix: str) -> set[int]:
+    """The sizes of what attention writes into the stream in the first layer that does; one of them is the width."""
+    layer, _, rest = f"{prefix}{family.layer}".partition("{i}")
+    written = re.compile(rf"\d+{re.escape(rest + family.output)}\.(weight|bias)", re.ASCII)
+    first = (name for name in checkpoint.names_under(layer) if written.fullmatch(name, len(layer)))
+    return {size for name in islice(first, 1) for size in checkpoint[name].shape}

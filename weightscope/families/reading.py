@@ -1,15 +1,17 @@
 """From a config and a row to the numbers of one model; from no known row to advice."""
 
+from dataclasses import replace
 from typing import Any
 
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
 from weightscope.families.config import KEYS, MOST_LAYERS, ModelConfig
+from weightscope.families.defaults import inner_types, sizes_of
 from weightscope.families.family import Family
-from weightscope.families.nesting import SIZE_KEYS, USUAL, part_of, parts, prefixes_of
+from weightscope.families.nesting import part_of, parts, prefixes_of
+from weightscope.families.stacks import LANGUAGE, Stack, choose, readable, refuse_choice, unread
 
-LANGUAGE = ("text", "decoder")  # what a model of several towers is opened by unless another is asked for
 MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
 
 
@@ -38,11 +40,19 @@ def own_part(checkpoint: Checkpoint, family: Family) -> Config:
     part, config = part_of(checkpoint, family), checkpoint.config
     inherited: dict[str, Any] = {}
     if part.raw is not config.raw:  # a wrapper's part: it may leave its sizes to the architecture, too
-        inherited = dict(zip(SIZE_KEYS, USUAL.get(family.name, ()), strict=False))
+        inherited = _left_out(part, family, inner_types(config.get("model_type")).get(family.nested))
         if config.get("tie_word_embeddings") is True:
             inherited["tie_word_embeddings"] = True
     values = {key: value for key, value in {**family.defaults, **inherited, **part}.items() if value is not None}
     return Config(values, config.file)
+
+
+def _left_out(part: Config, family: Family, wrapped: str | None) -> dict[str, Any]:
+    """The model_type and the sizes that a part of a wrapper's config does not say, as its class has them by default."""
+    kind = next(filter(None, (part.get("model_type"), wrapped)), family.model_types[0])
+    said = {key for keys in {**KEYS, **family.keys}.values() if part.has(*keys) for key in keys}
+    sizes = sizes_of(kind) or sizes_of(family.model_types[0])
+    return {"model_type": kind} | {key: size for key, size in sizes.items() if key not in said}
 
 
 def read_config(config: Config, family: Family) -> ModelConfig:
@@ -104,6 +114,24 @@ def read_config(config: Config, family: Family) -> ModelConfig:
     )
 
 
+def list_stacks(families: tuple[Family, ...], checkpoint: Checkpoint) -> dict[str, Stack]:
+    """Every attention model in a checkpoint by name, those that no row reads after the others."""
+    read = readable(families, checkpoint)
+    return {name: _sized(checkpoint, stack) for name, stack in read.items()} | unread(read, checkpoint)
+
+
+def _sized(checkpoint: Checkpoint, stack: Stack) -> Stack:
+    """A stack that a row reads, with its sizes, or why they are none."""
+    if stack.family is None:
+        return stack
+    try:
+        config = own_part(checkpoint, stack.family)
+        sizes = read_config(config, stack.family.configured(config))
+    except CheckpointError as error:
+        return replace(stack, refusal=str(error))
+    return replace(stack, n_layers=sizes.n_layers, n_heads=sizes.n_heads)
+
+
 def choose_family(
     families: tuple[Family, ...], checkpoint: Checkpoint, name: str | None = None, tower: str | None = None
 ) -> Family:
@@ -124,20 +152,24 @@ def choose_family(
         No row reads it, or several do and `tower` does not say which. The message names the family whose tensor names
         are nearest, and how to try it.
     """
+    stacks = readable(families, checkpoint) if name is None else {}
+    if (stack := choose(stacks, tower)) and stack.family:
+        return stack.family
+    if tower and stacks and (stack := choose(unread(stacks, checkpoint), tower)):
+        raise CheckpointError(f"its {stack.name} stack is not read: {stack.refusal}", file=checkpoint.name)
+    if stacks:
+        read = {stack.family.name for stack in stacks.values() if stack.family}
+        what = read.pop() if len(read) == 1 else str(checkpoint.config.get("model_type"))
+        raise refuse_choice(stacks, what, checkpoint, tower)
     wanted = checkpoint.config.get("model_type") if name is None else name
     rows = [row for row in families if wanted in row.model_types or (name is not None and name == row.name)]
     if not rows and name is not None:
         known = ", ".join(sorted({row.name for row in families}))
         raise CheckpointError(f"no family is called '{name}'; known are {known}")
     if not rows:
-        rows = _within(families, checkpoint, tower)
-        if len(rows) == 1:
-            return rows[0]
-        if rows:
-            names = ", ".join(row.name for row in rows)
-            raise CheckpointError(f"holds models of several families ({names}): say `family`", file=checkpoint.name)
-    if not rows:
         found = f"unknown model_type '{wanted}'" if wanted is not None else "has no model_type"
+        inner = [f"{path} '{part['model_type']}'" for path, part in parts(checkpoint.config) if "model_type" in part]
+        found += f" (within it {', '.join(inner)})" if inner else ""
         missing = wanted is None and not checkpoint.config
         raise CheckpointError(
             ("no config.json says which model_type this is" if missing else found) + _advice(families, checkpoint),
@@ -145,31 +177,10 @@ def choose_family(
         )
     towers = sorted({row.tower for row in rows if row.tower})
     asked = tower or (next((language for language in LANGUAGE if language in towers), None) if len(rows) > 1 else None)
-    # A language model in a wrapper (Gemma 3) may be called its text tower.
-    fitting = [row for row in rows if asked in (None, row.tower) or (not row.tower and row.nested == f"{asked}_config")]
+    fitting = [row for row in rows if asked in (None, row.tower)]
     if len(fitting) == 1:
         return fitting[0]
-    if not towers:
-        raise CheckpointError(f"{rows[0].name} is not a model of towers; leave `tower` out", file=checkpoint.name)
-    if not fitting:
-        problem = f"{rows[0].name} has no tower '{tower}'; it has {' and '.join(towers)}"
-        raise CheckpointError(problem, file=checkpoint.name)
-    choices = " or ".join(f"`tower='{tower}'`" for tower in towers)
-    raise CheckpointError(f"{rows[0].name} has several towers: say {choices}", file=checkpoint.name)
-
-
-def _within(families: tuple[Family, ...], checkpoint: Checkpoint, tower: str | None) -> list[Family]:
-    """The rows whose model_type a part of a wrapper's config has and whose tensors there are.
-
-    Unless a tower is asked for, those of models of tokens stand for a wrapper, and others only where there are none.
-    """
-    said = (part.get("model_type") for _, part in parts(checkpoint.config))
-    kinds = {kind for kind in said if isinstance(kind, str)}
-    rows = [row for row in families if kinds & {*row.model_types} and prefixes_of(checkpoint, row)]
-    sees = [row for row in rows if not row.inputs.tokens]
-    reads = [row for row in rows if row.inputs.tokens]
-    by_tower = {"text": reads, "vision": sees, None: reads or sees}
-    return by_tower.get(tower) or [row for row in rows if row.tower == tower]
+    raise refuse_choice(towers, rows[0].name, checkpoint, tower)
 
 
 def _advice(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
