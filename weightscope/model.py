@@ -227,8 +227,9 @@ class Model:
         """
         layer, norm, inputs = self.layer(0), self._folded_norm, self.family.inputs
         if inputs.more:
-            problem = f"its first layer sees more than tokens and positions: {inputs.more}"
-            raise CheckpointError(problem, file=self.checkpoint.name)
+            raise CheckpointError(
+                f"layer 0 sees more than tokens and positions: {inputs.more}", file=self.checkpoint.name
+            )
         if inputs.norm is not None and norm is None and self.positions is not None:
             problem = "has two norms between its embeddings and layer 0; its first layer has no bilinear form"
             raise CheckpointError(problem, file=self.checkpoint.name)
@@ -309,7 +310,7 @@ class Model:
 
     @cached_property
     def positions(self) -> np.ndarray | None:
-        """Learned position embeddings as they enter the model, row p for position p; None where there are none.
+        """Position embeddings, learned or by a formula, as they enter the model, row p for position p; or None.
 
         Returns
         -------
@@ -317,7 +318,7 @@ class Model:
         """
         inputs = self.family.inputs
         if not inputs.positions:
-            return None
+            return inputs.formula and inputs.formula(self.config)
         if inputs.positions_batched:
             return self.tensors().read(inputs.positions, (1, None, self.config.d_model))[0]
         # A projection before the norm takes the sum where the norm folds, the token rows alone where there is no norm.

@@ -35,13 +35,14 @@ NOT_ATTENTION = re.compile(
 
 @contextmanager
 def recorded_softmax(calls: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[None]:
-    """Record the input and output of every softmax over attention scores, which alone have four axes."""
+    """Record the input and output of every softmax over attention scores: of four axes, or of heads alone."""
     softmax = torch.nn.functional.softmax
 
     def record(scores: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         result = softmax(scores, *args, **kwargs)
-        if scores.ndim == 4:
-            calls.append((scores[0].numpy().copy(), result[0].numpy().copy()))
+        if scores.ndim == 4 or (scores.ndim == 3 and scores.shape[0] > 1):
+            n, m = scores.shape[-2:]  # one sequence
+            calls.append(tuple(values.reshape(-1, n, m).numpy().copy() for values in (scores, result)))
         return result
 
     with patch("torch.nn.functional.softmax", record):
@@ -82,7 +83,8 @@ def expected(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
         found[f"x{layer}"] = states[layer]
         found[f"scores{layer}"] = np.where(scores < MASKED, -np.inf, scores)[..., :n]
         found[f"attention{layer}"] = attention[..., :n]
-        found[f"output{layer}"] = output.reshape(n, -1)
+        channels_first = output.shape[1:] == (n,)  # of a convolution
+        found[f"output{layer}"] = output.T if channels_first else output.reshape(n, -1)
     return found
 
 

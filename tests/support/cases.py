@@ -219,6 +219,12 @@ CASES = (
     Case("modernbert_biases", "modernbert", MHA | {
         "local_attention": 4, "cls_token_id": 1, "sep_token_id": 2, "norm_bias": True, "attention_bias": True,
     }, r"attn\.Wo$", head="MaskedLM"),
+    Case("codegen", "codegen", GPT | {"n_embd": 32, "n_layer": 2, "n_head": 8, "n_positions": 16, "rotary_dim": 2,
+                                      "n_inner": 8}, r"attn\.out_proj$"),
+    Case("xglm", "xglm", GPT | {"d_model": 16, "attention_heads": 4, "num_layers": 2, "ffn_dim": 8,
+                                "max_position_embeddings": 16, "pad_token_id": 5}, r"self_attn\.out_proj$"),
+    encoder("squeezebert", "squeezebert", r"post_attention\.conv1d$", embedding_size=16, q_groups=2, k_groups=4,
+            v_groups=8, post_attention_groups=2, intermediate_groups=1, output_groups=1),
     encoder("esm", "esm", position_embedding_type="rotary", token_dropout=True, mask_token_id=23, pad_token_id=1),
     Case("esmc", "esmc", LLAMA | {"num_key_value_heads": 4, "attention_bias": True}, head=""),
     vision("vit", "vit", r"attention\.(output\.dense|o_proj)$"),

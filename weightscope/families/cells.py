@@ -120,6 +120,8 @@ class Inputs:
         Token embedding tensor; empty in a vision tower.
     positions : str
         Learned position embedding tensor; empty where there is none.
+    formula : function of ModelConfig, or None
+        Gives the rows of positions, (n_positions, d), where no file stores them.
     positions_batched : bool
         It has a leading axis of one.
     offset : int or str
@@ -142,6 +144,7 @@ class Inputs:
 
     tokens: str = ""
     positions: str = ""
+    formula: Callable[[ModelConfig], np.ndarray] | None = None
     positions_batched: bool = False
     offset: int | str = 0
     types: str = ""

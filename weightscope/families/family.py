@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from weightscope.attention.layer import Layer
 from weightscope.attention.position_bias import Buckets, Slopes
 from weightscope.families.cells import NO_BIASES, Biases, Gguf, Images, Inputs, Outputs, QkNorm, StoredNorm
@@ -58,6 +60,8 @@ class Family:
         Further modules that the layout reads, and further tensors of a layer that belong to no module.
     shared : tuple of str
         Tensors of the model that every layer reads.
+    frozen : dict of function of ModelConfig
+        What the model's tensors of these names hold if the row is to read it: they follow a formula.
     inputs : Inputs
     outputs : Outputs or None
         None where there are no logits of tokens, or what makes them is not linear (masked language models).
@@ -133,6 +137,7 @@ class Family:
     others: tuple[str, ...] = ()
     loose: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    frozen: Mapping[str, Callable[[ModelConfig], np.ndarray]] = field(default_factory=dict)
     biases: Biases = NO_BIASES
     qk_norm: QkNorm | None = None
     rope: Rope | GridRope | None = None

@@ -33,6 +33,10 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         Tensors are missing, misshapen or not finite, or the config's values absurd.
     """
     tensors = replace(model, prefix=model.prefix + family.stored_name(config, index))
+    for name, formula in family.frozen.items():
+        expected = formula(config)
+        if name in model and not np.allclose(model.read(name, expected.shape), expected, atol=1e-2):
+            raise model.tensor(name, expected.shape).refuse(f"does not hold what {family.name}'s formula gives")
     layer = replace(
         family.layout(tensors, family, config),
         index=index,

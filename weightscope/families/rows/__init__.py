@@ -5,6 +5,7 @@ from weightscope.families.rows.bert_line import BERT_LINE
 from weightscope.families.rows.encoders import ENCODERS
 from weightscope.families.rows.gpt import GPT_DECODERS
 from weightscope.families.rows.llama import LLAMA_DECODERS
+from weightscope.families.rows.older import OLDER_DECODERS
 from weightscope.families.rows.seeing import SEEING
 from weightscope.families.rows.text_encoders import TEXT_ENCODERS
 from weightscope.families.rows.vision import VISION
@@ -16,5 +17,6 @@ FAMILIES: tuple[Family, ...] = (
     *ENCODERS,
     *BERT_LINE,
     *TEXT_ENCODERS,
+    *OLDER_DECODERS,
     *VISION,
 )

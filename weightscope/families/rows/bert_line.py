@@ -4,6 +4,7 @@ from weightscope.families.cells import biases, layer_norm
 from weightscope.families.family import Family, When
 from weightscope.families.rope import Rope
 from weightscope.families.rows.encoders import ALBERT, BERT, ELECTRA, ROBERTA
+from weightscope.families.sinusoids import of_a_head
 
 ERNIE = BERT.but(
     name="ernie",
@@ -69,6 +70,7 @@ ROFORMER = ELECTRA.but(
     prefixes=("roformer.", ""),
     inputs__positions="",
     rope=Rope(interleaved=True),
+    frozen={"encoder.embed_positions.weight": of_a_head},
     variants=(When("rotary_value", True, refused="rotary_value: its values turn by their position too"),),
     defaults={"embedding_size": None, "rotary_value": False},
 )

@@ -2,7 +2,8 @@
 
 from weightscope.families.cells import Inputs, QkNorm, biases, layer_norm
 from weightscope.families.family import Family, When
-from weightscope.families.layouts import stacked
+from weightscope.families.layouts import separate, stacked
+from weightscope.families.odd_layouts import grouped_convolutions
 from weightscope.families.rope import Rope
 from weightscope.families.rows.bert_line import XLM_ROBERTA_XL
 from weightscope.families.rows.encoders import BERT
@@ -90,4 +91,38 @@ JINA_V3 = NOMIC_BERT.but(
     defaults={"layer_norm_eps": 1e-5},
 )
 
-TEXT_ENCODERS = (ESM, ESMC, EUROBERT, ULTRABERT, GTE, NOMIC_BERT, JINA_V3)
+SQUEEZEBERT = BERT.but(
+    name="squeezebert",
+    model_types=("squeezebert",),
+    prefixes=("transformer.", ""),
+    layer="encoder.layers.{i}.",
+    layout=grouped_convolutions,
+    query="attention.query",
+    key="attention.key",
+    value="attention.value",
+    output="post_attention.conv1d",
+    closing=layer_norm("output.layernorm"),
+    defaults={"q_groups": 4, "k_groups": 4, "v_groups": 4, "post_attention_groups": 1},
+)
+
+XLM = Family(
+    name="xlm",
+    model_types=("xlm", "flaubert"),
+    prefixes=("transformer.", ""),
+    layer="attentions.{i}.",
+    layout=separate,
+    query="q_lin",
+    key="k_lin",
+    value="v_lin",
+    output="out_lin",
+    biases=biases(True, True),
+    norm=None,
+    inputs=Inputs(
+        tokens="embeddings.weight", positions="position_embeddings.weight", norm=layer_norm("layer_norm_emb")
+    ),
+    keys={"d_model": ("emb_dim",)},
+    variants=(When("pre_norm", True, refused="pre_norm: its norms stand beside its layers"),),
+    defaults={"layer_norm_eps": 1e-12, "pre_norm": False},
+)
+
+TEXT_ENCODERS = (SQUEEZEBERT, XLM, ESM, ESMC, EUROBERT, ULTRABERT, GTE, NOMIC_BERT, JINA_V3)

@@ -1,0 +1,43 @@
+"""Projections that lie in a file as in one family only."""
+
+import numpy as np
+
+from weightscope.attention.layer import Layer
+from weightscope.families.config import ModelConfig
+from weightscope.families.family import Family
+from weightscope.families.layouts import by_head, linear, output
+from weightscope.families.tensors import LayerTensors
+
+CORES = 4  # CodeGen was trained on so many at once
+
+
+def in_four_blocks(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """CodeGen: one Linear in four blocks, each with the queries, the values and the keys of a fourth of the heads."""
+    d, h, r = config.d_model, config.n_heads, config.head_dim
+    if h % CORES:
+        raise config.error("n_head", f"a multiple of {CORES}: so many blocks hold its heads")
+    w, b = linear(tensors, config, family.query, (3 * h * r, d), family.biases.query)
+    w, b = np.asarray(w).reshape(CORES, 3, -1, d), b.reshape(CORES, 3, -1)
+    q, v, k = (by_head(w[:, i].reshape(h * r, d), b[:, i].reshape(h * r), h) for i in range(3))
+    return Layer(q, k, v, *output(tensors, family, config, r))
+
+
+def grouped_convolutions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """SqueezeBERT: convolutions over one token, in groups of dimensions: block-diagonal matrices."""
+    d, h, r = config.d_model, config.n_heads, config.head_dim
+    roles = {"q_groups": family.query, "k_groups": family.key, "v_groups": family.value}
+    q, k, v = (by_head(*_convolution(tensors, config, module, key), h) for key, module in roles.items())
+    w, b = _convolution(tensors, config, family.output, "post_attention_groups")
+    return Layer(q, k, v, w.T.reshape(h, r, d), b)
+
+
+def _convolution(tensors: LayerTensors, config: ModelConfig, module: str, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """The (d, d) matrix, as a Linear stores it, and bias of a grouped convolution over one token."""
+    d, groups = config.d_model, config.size(key)
+    if d % groups:
+        raise config.error(key, f"a divisor of the width {d}")
+    wide = d // groups
+    blocks = tensors.read(module + ".weight", (d, wide, 1)).reshape(groups, wide, wide)
+    w = np.zeros((groups, wide, groups, wide), np.float32)
+    w[np.arange(groups), :, np.arange(groups)] = blocks
+    return w.reshape(d, d), tensors.read(module + ".bias", (d,))

@@ -1,0 +1,83 @@
+"""Decoders before LLaMA's: of GPT's line, of OPT's, and the first that followed code and control codes."""
+
+from weightscope.families.cells import Inputs, Outputs, biases, layer_norm
+from weightscope.families.family import Family, When
+from weightscope.families.layouts import grouped, separate, stacked
+from weightscope.families.odd_layouts import in_four_blocks
+from weightscope.families.rows.encoders import BERT
+from weightscope.families.rows.gpt import GPT2, GPTJ, OPT
+from weightscope.families.sinusoids import of_tensor2tensor, of_the_paper
+
+OPENAI_GPT = GPT2.but(
+    name="openai-gpt",
+    model_types=("openai-gpt",),
+    norm=None,
+    closing=layer_norm("ln_2"),
+    inputs=Inputs(tokens="tokens_embed.weight", positions="positions_embed.weight"),
+    outputs=Outputs(None),
+)
+
+GPT_BIGCODE = GPT2.but(
+    name="gpt_bigcode",
+    model_types=("gpt_bigcode",),
+    layout=stacked,
+    transposed=(),
+    kv_heads=1,
+    variants=(When("multi_query", False, layout=grouped, kv_heads=()),),
+    defaults={"multi_query": True},
+)
+
+CODEGEN = GPTJ.but(
+    name="codegen",
+    model_types=("codegen",),
+    layout=in_four_blocks,
+    query="attn.qkv_proj",
+    key="attn.qkv_proj",
+    value="attn.qkv_proj",
+)
+
+CTRL = GPT2.but(
+    name="ctrl",
+    model_types=("ctrl",),
+    layout=separate,
+    transposed=(),
+    query="multi_head_attention.Wq",
+    key="multi_head_attention.Wk",
+    value="multi_head_attention.Wv",
+    output="multi_head_attention.dense",
+    norm=layer_norm("layernorm1", eps=1e-6),
+    inputs=Inputs(tokens="w.weight", formula=of_the_paper, scale="sqrt"),
+    outputs=None,
+)
+
+BIOGPT = OPT.but(
+    name="biogpt",
+    model_types=("biogpt",),
+    prefixes=("biogpt.", ""),
+    biases=biases(True, True),
+    inputs__width="",
+    inputs__before="",
+    outputs=Outputs(layer_norm("layer_norm", eps=1e-5), tokens=("output_projection.weight",)),
+    variants=(When("scale_embedding", True, inputs__scale="sqrt"),),
+    defaults={"scale_embedding": True, "max_position_embeddings": 1024},
+)
+
+XGLM = BIOGPT.but(
+    name="xglm",
+    model_types=("xglm",),
+    prefixes=("model.", ""),
+    inputs__positions="",
+    inputs__offset=0,
+    inputs__formula=of_tensor2tensor,
+    outputs=Outputs(layer_norm("layer_norm", eps=1e-5)),
+    keys={"n_heads": ("attention_heads", "num_attention_heads")},
+    defaults={"max_position_embeddings": 2048, "pad_token_id": 1},
+)
+
+GIT = BERT.but(name="git", model_types=("git",), prefixes=("git.", ""), inputs__types="")
+
+BLIP_TEXT = BERT.but(name="blip_text_model", model_types=("blip_text_model",), inputs__types="")
+
+OLDER_DECODERS: tuple[Family, ...] = (
+    OPENAI_GPT, GPT_BIGCODE, CODEGEN, CTRL, BIOGPT, XGLM, GIT, BLIP_TEXT,
+)  # fmt: skip
