@@ -18,6 +18,7 @@ from weightscope.families.cells import StoredNorm
 from weightscope.families.layer import read_layer
 from weightscope.families.nesting import prefixes_of
 from weightscope.families.opening import open_source
+from weightscope.families.sizes import in_layer
 from weightscope.on_demand import OnDemand
 from weightscope.unembedding import Unembedding
 
@@ -189,11 +190,12 @@ class Model:
     def rotations(self) -> dict[int, Rotation | None]:
         """How each attention layer rotates queries and keys, from the config alone; None where one does not."""
         rope = self.family.rope
-        return {i: rope.rotation(self.config, i) if rope else None for i in self.attention_layers}
+        own = {i: in_layer(self.config, self.family, i)[0] for i in self.attention_layers}
+        return {i: rope.rotation(config, i) if rope else None for i, config in own.items()}
 
     def attention_tensors(self, index: int) -> list[Tensor]:
         """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread."""
-        family, checkpoint = self.family, self.checkpoint
+        family, checkpoint = self.family.in_layer(self.config.layer_types[index]), self.checkpoint
         stem = self.prefix + family.stored_name(self.config, index)
         names = {name for module in family.modules for name in checkpoint.names_under(f"{stem}{module}.")}
         lone = (

@@ -56,13 +56,14 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
         x = x[: layer.rotation.longest]  # longer sequences turn slower, as the caveat says
     z, values, scores = layer.normalised(x), layer.values(x), layer.scores(x)
     of_query, of_key = layer.scalars(x)
-    of_value = np.ones(len(x)) if layer.v_norm is None else layer.v_norm.scalars(z)[0]
+    of_value = np.ones((1, len(x))) if layer.v_norm is None else layer.v_norm.scalars(z)
     apart = np.subtract.outer(np.arange(len(x)), np.arange(len(x)))
     for head in layer.heads:
         if layer.clip is not None:
             assert any("clipped" in caveat for caveat in head.caveats)
             continue
-        close((z @ head.vo.dense() + head.vo_bias) * of_value[:, None], values[head.index])
+        scalars = of_value[head.kv_head if len(of_value) > 1 else 0]
+        close((z @ head.vo.dense() + head.vo_bias) * scalars[:, None], values[head.index])
         if (layer.q_norm and layer.q_norm.shift is not None) or name.startswith("deepseek"):
             continue  # what the next two tests look at
         for i, j in np.ndindex(*apart.shape):

@@ -128,6 +128,14 @@ CASES = (
         "shared_expert_intermediate_size": 8, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
         "linear_num_key_heads": 2, "linear_num_value_heads": 2, "attention_bias": True,
     } | rope("default", partial_rotary_factor=0.5)),
+    Case("falcon_h1", "falcon_h1", LLAMA | {
+        "attention_in_multiplier": 0.7, "key_multiplier": 1.7, "attention_out_multiplier": 0.6, "attention_bias": True,
+        "mamba_d_ssm": 16, "mamba_n_heads": 4, "mamba_d_head": 4, "mamba_d_state": 4,
+    } | rope("default")),
+    Case("nemotron_h", "nemotron_h", {k: v for k, v in LLAMA.items() if k != "num_hidden_layers"} | {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "full_attention"], "head_dim": 6,
+        "mamba_num_heads": 4, "mamba_head_dim": 4, "ssm_state_size": 4, "n_groups": 1,
+    }, r"mixer\.o_proj$"),
     Case("gemma", "gemma", LLAMA | {"head_dim": 8}),
     Case("gemma2", "gemma2", LLAMA | {"head_dim": 8, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0,
                                       "sliding_window": 4}),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
@@ -83,6 +84,20 @@ class Every:
         """Every layer's type."""
         period = config.size(self.key)
         return tuple(self.then if i % period == self.phase % period else self.otherwise for i in range(n_layers))
+
+
+def listed_sizes(config: "ModelConfig", layer: int) -> Mapping[str, Any]:
+    """What `per_layer_config` says of one layer, by the config's keys: sizes that are others than the model's.
+
+    Raises
+    ------
+    CheckpointError
+        It is not an object of objects by layers' numbers.
+    """
+    listed = config.inside("per_layer_config")
+    if not all(isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 9 for key in listed):
+        raise config.error("per_layer_config", "an object by layers' numbers")
+    return next((listed.inside(key) for key in listed if int(key) == layer), {})
 
 
 LayerTypes = Callable[[Config, int], tuple[str, ...]]

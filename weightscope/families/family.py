@@ -9,7 +9,7 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.attention.position_bias import Buckets, Slopes
 from weightscope.families.cells import NO_BIASES, Biases, Gguf, Images, Inputs, Outputs, QkNorm, StoredNorm
-from weightscope.families.config import LayerTypes, ModelConfig, all_full
+from weightscope.families.config import LayerTypes, ModelConfig, all_full, listed_sizes
 from weightscope.families.grid_rope import GridRope
 from weightscope.families.rope import Rope
 from weightscope.families.tensors import LayerTensors
@@ -23,6 +23,13 @@ class When:
 
     def __init__(self, key: str, value: object, **cells: Any) -> None:
         self.key, self.value, self.cells = key, value, cells
+
+
+class In:
+    """Cells of a row that are others in layers of a type: `In("sliding_attention", sinks="self_attn.sinks")`."""
+
+    def __init__(self, layer_type: str, **cells: Any) -> None:
+        self.layer_type, self.cells = layer_type, cells
 
 
 def default_scale(config: ModelConfig, layer: int) -> float:
@@ -91,6 +98,17 @@ class Family:
         Config keys that add up to a head's width; not all there means d / H.
     keys : dict of tuple of str
         Config keys of a size where they are none of the usual ones (`families.config.KEYS`), by meaning.
+    value_dim : tuple of str
+        Config keys that add up to the width of a head's values; none where it is that of queries and keys.
+    values_normed : bool
+        An RMSNorm without parameters divides each head's values.
+    multipliers : dict of str
+        Config keys of what multiplies the projections' "input", the "key" or the "value".
+    listed : str
+        Config key of the layers' types, where the config lists them.
+    sizes : function of (ModelConfig, layer index) -> dict
+        Values of config keys that are others in one layer.
+    in_layers : tuple of In
     layer_types : function of (Config, n_layers) -> tuple of str
         Every layer's type where the config does not list them.
     attention_types : tuple of str
@@ -151,6 +169,12 @@ class Family:
     kv_heads: int | tuple[str, ...] = ()
     head_dim: tuple[str, ...] = ()
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    value_dim: tuple[str, ...] = ()
+    values_normed: bool = False
+    multipliers: Mapping[str, str] = field(default_factory=dict)
+    listed: str = "layer_types"
+    sizes: Callable[[ModelConfig, int], Mapping[str, Any]] = listed_sizes
+    in_layers: tuple[In, ...] = ()
     layer_types: LayerTypes = all_full
     attention_types: tuple[str, ...] = ()
     stored_layer: Callable[[ModelConfig, int], int] = same_layer
@@ -193,6 +217,14 @@ class Family:
                 value = {**self.defaults, **value}
             cells[whole] = value
         return replace(self, **cells)
+
+    def in_layer(self, layer_type: str) -> "Family":
+        """The row as layers of a type have it."""
+        row = self
+        for other in self.in_layers:
+            if other.layer_type == layer_type:
+                row = row.but(**other.cells)
+        return row
 
     def configured(self, values: Mapping[str, Any]) -> "Family":
         """The row as a config with these values makes it."""

@@ -6,12 +6,14 @@ import numpy as np
 
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
+from weightscope.attention.norms import Norm
 from weightscope.attention.position_bias import Slopes
 from weightscope.attention.rotation import GridRotation
 from weightscope.checkpoint.config import Config
-from weightscope.families.cells import QkNorm
+from weightscope.families.cells import QkNorm, StoredNorm
 from weightscope.families.config import ModelConfig
 from weightscope.families.family import Family
+from weightscope.families.sizes import in_layer
 from weightscope.families.tensors import LayerTensors
 
 
@@ -32,6 +34,7 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
     CheckpointError
         Tensors are missing, misshapen or not finite, or the config's values absurd.
     """
+    config, family = in_layer(config, family, index)
     tensors = replace(model, prefix=model.prefix + family.stored_name(config, index))
     for name, formula in family.frozen.items():
         expected = formula(config)
@@ -47,17 +50,38 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         clip=_clip(family, config),
         sinks=tensors.read(family.sinks, (config.n_heads,)) if family.sinks else None,
     )
+    layer = _multiplied(layer, family, config)
     norm = family.norm_of(index)
     if norm is not None:
-        layer = layer.after_norm(norm.read(tensors, config))
+        layer = layer.after_norm(_norm(norm, tensors, family, config))
     if family.qk_norm is not None:
         q, q_norm = _normed(layer.q, family.qk_norm.query, tensors, family.qk_norm, config)
         k, k_norm = _normed(layer.k, family.qk_norm.key, tensors, family.qk_norm, config)
         layer = replace(layer, q=q, k=k, q_norm=q_norm, k_norm=k_norm)
+    if family.values_normed and isinstance(layer.v, Affine):
+        layer = replace(layer, v_norm=InnerNorm(layer.v, config.norm_eps))
     if family.output_scale:
         scale = tensors.read(family.output_scale, (config.d_model,))
         layer = replace(layer, w_o=np.asarray(layer.w_o) * scale, output_bias=layer.output_bias * scale)
     return replace(layer, caveats=(*caveats(layer), *family.caveats))
+
+
+def _norm(stored: StoredNorm, tensors: LayerTensors, family: Family, config: ModelConfig) -> Norm:
+    """The norm before the layer, with what multiplies its output in gamma and beta."""
+    norm = stored.read(tensors, config)
+    if "input" not in family.multipliers:
+        return norm
+    factor = np.float32(config.number(family.multipliers["input"], smallest=-1e12))
+    return replace(norm, gamma=factor * norm.gamma, beta=factor * norm.beta)
+
+
+def _multiplied(layer: Layer, family: Family, config: ModelConfig) -> Layer:
+    """The layer with its keys or values multiplied by a number from the config."""
+    for name, of in (("key", "k"), ("value", "v")):
+        if key := family.multipliers.get(name):
+            factor = np.full((1, 1), config.number(key, smallest=-1e12), np.float32)
+            layer = replace(layer, **{of: getattr(layer, of).scaled(factor)})
+    return layer
 
 
 def _softcap(family: Family, config: ModelConfig) -> float | None:
@@ -113,6 +137,8 @@ def caveats(layer: Layer) -> tuple[str, ...]:
         said.append(f"the q/k-norm: scores are divided by the size of query and key, of {scope}; gamma is folded in")
     if layer.q_norm is not None and layer.q_norm.shift is not None:
         said.append("the q/k-norm's beta: terms of one token alone, divided by the other's size only")
+    if layer.v_norm is not None and (layer.k_norm is None or layer.k_norm.dims is None):
+        said.append("the norm of values: each head's value is divided by its size")
     if layer.rotation is not None and layer.rotation.stretched is not None:
         longest = layer.rotation.longest
         said.append(f"slower rotation of sequences over {longest} positions; qk_at holds for shorter ones")

@@ -27,13 +27,13 @@ def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> 
 
 
 def separate(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """One Linear each, the rows of a head together."""
+    """One Linear each, the rows of a head together; values may have another width than queries and keys."""
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
-    has = family.biases
+    r_v, has = sum(map(config.size, family.value_dim)) or r, family.biases
     q = by_head(*linear(tensors, config, family.query, (h * r, d), has.query), h)
     k = by_head(*linear(tensors, config, family.key, (g * r, d), has.key), g)
-    v = by_head(*linear(tensors, config, family.value, (g * r, d), has.value), g)
-    return Layer(q, k, v, *output(tensors, family, config, r))
+    v = by_head(*linear(tensors, config, family.value, (g * r_v, d), has.value), g)
+    return Layer(q, k, v, *output(tensors, family, config, r_v))
 
 
 def stacked(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:

@@ -10,6 +10,7 @@ from weightscope.families.config import KEYS, MOST_LAYERS, ModelConfig
 from weightscope.families.defaults import inner_types, sizes_of
 from weightscope.families.family import Family
 from weightscope.families.nesting import part_of, parts, prefixes_of
+from weightscope.families.sizes import head_sizes
 from weightscope.families.stacks import LANGUAGE, Stack, choose, readable, refuse_choice, unread
 
 MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
@@ -77,20 +78,12 @@ def read_config(config: Config, family: Family) -> ModelConfig:
     def optional(meaning: str) -> int | None:
         return config.size(*keys[meaning]) if config.has(*keys[meaning]) else None
 
-    n_layers = config.size(*keys["n_layers"], largest=MOST_LAYERS)
-    d_model, n_heads = config.size(*keys["d_model"]), config.size(*keys["n_heads"])
-    kv_heads = family.kv_heads
-    n_kv_heads = kv_heads if isinstance(kv_heads, int) else config.size(*kv_heads, default=n_heads)
-    if n_heads % n_kv_heads:
-        raise CheckpointError(f"{n_heads} heads do not divide into {n_kv_heads} key-value heads", file=config.file)
-    if family.head_dim and all(config.has(key) for key in family.head_dim):
-        head_dim = sum(config.size(key) for key in family.head_dim)
-    elif d_model % n_heads:
-        raise CheckpointError(f"width {d_model} does not divide into {n_heads} heads", file=config.file)
-    else:
-        head_dim = d_model // n_heads
-    listed = "layer_types" in config
-    layer_types = config.strings("layer_types", n_layers) if listed else family.layer_types(config, n_layers)
+    listed = config.get(family.listed)
+    usual = len(listed) if isinstance(listed, list) else None
+    n_layers = config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS)
+    d_model = config.size(*keys["d_model"])
+    n_heads, n_kv_heads, head_dim = head_sizes(config, family)
+    types = config.strings(family.listed, n_layers) if family.listed in config else family.layer_types(config, n_layers)
     norm, eps = family.norm, 0.0
     if norm is not None and norm.eps is not None:
         eps = norm.eps
@@ -107,8 +100,8 @@ def read_config(config: Config, family: Family) -> ModelConfig:
         head_dim=head_dim,
         norm="none" if norm is None else "layer_norm" if norm.centred else "rms_norm",
         norm_eps=eps,
-        layer_types=layer_types,
-        rope={kind: family.rope.parameters(config, kind) for kind in set(layer_types)} if family.rope else {},
+        layer_types=types,
+        rope={kind: family.rope.parameters(config, kind) for kind in set(types)} if family.rope else {},
         n_positions=optional("n_positions"),
         vocab_size=optional("vocab_size"),
     )

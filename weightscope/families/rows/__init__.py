@@ -4,6 +4,7 @@ from weightscope.families.family import Family
 from weightscope.families.rows.bert_line import BERT_LINE
 from weightscope.families.rows.encoders import ENCODERS
 from weightscope.families.rows.gpt import GPT_DECODERS
+from weightscope.families.rows.hybrid import HYBRID
 from weightscope.families.rows.llama import LLAMA_DECODERS
 from weightscope.families.rows.older import OLDER_DECODERS
 from weightscope.families.rows.seeing import SEEING
@@ -14,6 +15,7 @@ FAMILIES: tuple[Family, ...] = (
     *GPT_DECODERS,
     *LLAMA_DECODERS,
     *SEEING,
+    *HYBRID,
     *ENCODERS,
     *BERT_LINE,
     *TEXT_ENCODERS,
