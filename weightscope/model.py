@@ -15,10 +15,9 @@ from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError
 from weightscope.families import Family, LayerTensors, Stack, own_part, read_config, stacks_of
 from weightscope.families.cells import StoredNorm
-from weightscope.families.layer import read_layer
+from weightscope.families.layer import read_layer, rotation_of
 from weightscope.families.nesting import prefixes_of
 from weightscope.families.opening import open_source
-from weightscope.families.sizes import in_layer
 from weightscope.on_demand import OnDemand
 from weightscope.unembedding import Unembedding
 
@@ -189,9 +188,7 @@ class Model:
     @cached_property
     def rotations(self) -> dict[int, Rotation | None]:
         """How each attention layer rotates queries and keys, from the config alone; None where one does not."""
-        rope = self.family.rope
-        own = {i: in_layer(self.config, self.family, i)[0] for i in self.attention_layers}
-        return {i: rope.rotation(config, i) if rope else None for i, config in own.items()}
+        return {i: rotation_of(self.config, self.family, i) for i in self.attention_layers}
 
     def attention_tensors(self, index: int) -> list[Tensor]:
         """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread."""

@@ -8,7 +8,7 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
 from weightscope.attention.position_bias import Slopes
-from weightscope.attention.rotation import GridRotation
+from weightscope.attention.rotation import GridRotation, Rotation
 from weightscope.checkpoint.config import Config
 from weightscope.families.cells import QkNorm, StoredNorm
 from weightscope.families.config import ModelConfig
@@ -64,6 +64,12 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         scale = tensors.read(family.output_scale, (config.d_model,))
         layer = replace(layer, w_o=np.asarray(layer.w_o) * scale, output_bias=layer.output_bias * scale)
     return replace(layer, caveats=(*caveats(layer), *family.caveats))
+
+
+def rotation_of(config: ModelConfig, family: Family, index: int) -> Rotation | None:
+    """How one layer rotates queries and keys, from the config alone; None where it does not."""
+    own, row = in_layer(config, family, index)
+    return row.rope.rotation(own, index) if row.rope else None
 
 
 def _norm(stored: StoredNorm, tensors: LayerTensors, family: Family, config: ModelConfig) -> Norm:
