@@ -40,10 +40,10 @@ def test_values_add_up_to_the_eager_models_output(name: str) -> None:
         layer, x = it.model.layer(index), it.arrays[f"x{index}"]
         attention, expected = it.arrays[f"attention{index}"], it.arrays[f"output{index}"]
         close(layer.output(attention, x), expected)
-        if layer.gate is None:
+        if not layer.modulated:
             close(np.einsum("hij,hjd->id", attention, layer.values(x)) + layer.output_bias, expected)
         else:
-            assert any("gate" in caveat for caveat in layer.caveats)
+            assert any("gate" in caveat or "size" in caveat for caveat in layer.caveats)
 
 
 @each_fixture
@@ -64,7 +64,7 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
             continue
         scalars = of_value[head.kv_head if len(of_value) > 1 else 0]
         close((z @ head.vo.dense() + head.vo_bias) * scalars[:, None], values[head.index])
-        if (layer.q_norm and layer.q_norm.shift is not None) or name.startswith("deepseek"):
+        if (layer.q_norm and layer.q_norm.shift is not None) or layer.gain is not None or name.startswith("deepseek"):
             continue  # what the next two tests look at
         for i, j in np.ndindex(*apart.shape):
             delta = steps(layer, i, j)
@@ -74,6 +74,8 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
             w_q, b_q = head.query_at(delta)
             score += z[j] @ head.qk_bias_at(delta) + (z[i] @ w_q + b_q) @ head.b_k
             score *= head.scale * of_query[head.index, i] * of_key[head.kv_head, j]
+            if layer.temperature is not None:
+                score *= layer.temperature(np.array([i]))[0]
             if layer.additive is not None:
                 score += layer.additive.times * layer.position_bias(apart[i, j])[head.index]
             if layer.softcap is not None:
@@ -114,6 +116,24 @@ def test_latent_attention_is_a_position_free_and_a_rotary_part(name: str) -> Non
             turning = whole - of_latent
             score = head.scale * of_query[head.index, i] * (of_key[head.kv_head, j] * of_latent + turning)
             assert score == pytest.approx(scores[head.index, i, j], abs=TOLERANCE)
+
+
+def test_gammas_after_rotation_are_their_mean_over_pairs_and_a_term_by_the_sum_of_positions() -> None:
+    """What qk_at leaves of the scores is W_Q R(i) D R(-j) W_K', where D changes its sign within every pair."""
+    it = fixture("hunyuan")
+    layer = it.model.layer(1)
+    x = it.arrays["x1"].astype(np.float64)
+    z, (of_query, of_key), scores = layer.normalised(x), layer.scalars(x), layer.scores(x)
+    assert layer.gain is not None and layer.rotation is not None
+    assert any("i + j" in caveat for caveat in layer.caveats)
+    np.testing.assert_allclose(layer.rotation.over_pairs(layer.gain), 1, rtol=1e-5)
+    reflected = layer.gain[0] - 1
+    for head in layer.heads:
+        for i, j in np.ndindex(len(x), len(x)):
+            kept = z[i] @ head.qk_at(i - j).left @ (head.qk_at(i - j).right.T @ z[j])
+            summed = (head.query_at(i + j)[0].T @ z[i] * reflected) @ (head.w_k.T @ z[j])
+            factor = head.scale * of_query[head.index, i] * of_key[head.kv_head, j]
+            assert factor * (kept + summed) == pytest.approx(scores[head.index, i, j], abs=TOLERANCE)
 
 
 def test_the_beta_of_a_qk_norm_is_named() -> None:

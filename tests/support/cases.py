@@ -194,6 +194,21 @@ CASES = (
         "yarn", factor=8.0, mscale=1.0, mscale_all_dim=0.7, original_max_position_embeddings=8)),
     Case("deepseek_v3_halves", "deepseek_v3", LLAMA | MLA | {
         "q_lora_rank": 6, "n_group": 1, "topk_group": 1, "rope_interleave": False} | rope("default")),
+    Case("llama4", "llama4_text", LLAMA | {
+        "head_dim": 8, "no_rope_layers": [1, 0], "floor_scale": 4, "num_local_experts": 2, "intermediate_size_mlp": 8,
+    } | rope("default")),
+    Case("hunyuan", "hunyuan_v1_dense", LLAMA | {"head_dim": 6} | rope("dynamic", alpha=5.0, factor=1.0)),
+    Case("nanochat", "nanochat", LLAMA | {"hidden_size": 32} | rope("yarn", factor=4.0,
+                                                                   original_max_position_embeddings=32)),
+    Case("bitnet", "bitnet", LLAMA | rope("default")),
+    Case("afmoe", "afmoe", LLAMA | EXPERTS | {
+        "head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
+        "num_shared_experts": 1,
+    } | rope("default")),
+    Case("laguna", "laguna", LLAMA | EXPERTS | {
+        "head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
+        "shared_expert_intermediate_size": 8,
+    }),
     encoder("bert", "bert"),
     encoder("roberta", "roberta", pad_token_id=1),
     encoder("electra", "electra", embedding_size=8),

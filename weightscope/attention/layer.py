@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.attention.gathered import GATES, Difference, SubNorm
 from weightscope.attention.head import Head
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
 from weightscope.attention.position_bias import Buckets, Slopes
 from weightscope.attention.rotation import Rotation
+from weightscope.attention.temperature import Temperature
 from weightscope.device import CPU, Device, namespace
 from weightscope.errors import CheckpointError
 from weightscope.half import Weights
@@ -38,13 +40,22 @@ class Layer:
     q_norm, k_norm, v_norm : InnerNorm or None
         Norms of queries, keys and values.
     gate : Affine or None
-        Its sigmoid multiplies what a head has gathered.
+        Multiplies what a head has gathered, dimension by dimension or, where it has one output a head, as a whole.
+    gate_kind : str
+        Through which of `gathered.GATES` it goes.
+    gathered_norm : SubNorm, Difference or None
+        Divides what heads have gathered.
     rotation : Rotation or None
+    gain : (1 or H, r) array or None
+        Multiplies rotated queries: what the gammas of norms after rotation do beyond their mean over each pair, which
+        is folded into `q`.
+    temperature : Temperature or None
+        Multiplies queries, by position.
     additive : Slopes, Buckets or None
         A term by distance, added after scaling.
     softcap : float or None
     clip : float or None
-        q, k and v are clipped to [-clip, clip].
+        q, k and v are clipped to [-clip, clip], their norms behind them.
     sinks : (H,) array or None
         Learned sink logits.
     caveats : tuple of str
@@ -63,7 +74,11 @@ class Layer:
     k_norm: InnerNorm | None = None
     v_norm: InnerNorm | None = None
     gate: Affine | None = None
+    gate_kind: str = "sigmoid"
+    gathered_norm: SubNorm | Difference | None = None
     rotation: Rotation | None = None
+    gain: np.ndarray | None = None
+    temperature: Temperature | None = None
     additive: Slopes | Buckets | None = None
     softcap: float | None = None
     clip: float | None = None
@@ -192,10 +207,8 @@ class Layer:
 
     def _made(self, of: Affine | Latent, norm: InnerNorm | None, z: Any) -> Any:
         """Queries, keys or values of tokens z = x / sigma(x): (n, d) -> (heads, n, r)."""
-        made = of(z)
-        if self.clip is not None:
-            made = namespace(made).clip(made, -self.clip, self.clip)
-        return made if norm is None else norm(made, z)
+        made = of(z) if norm is None else norm(of(z), z)
+        return made if self.clip is None else namespace(made).clip(made, -self.clip, self.clip)
 
     def scores(self, x: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
         """The model's scaled pre-softmax attention scores, without the mask and without learned sinks.
@@ -217,9 +230,7 @@ class Layer:
         """
         x = np.asarray(x)
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
-        q, k = self.queries(x), self.keys(x)  # (H, n, r), (G, n, r)
-        if self.rotation is not None:
-            q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, positions)
+        q, k = self.placed(self.queries(x), self.keys(x), positions)  # (H, n, r), (G, n, r)
         n, r = q.shape[1:]
         of_group = q.reshape(self.n_kv_heads, -1, r) @ k.transpose(0, 2, 1)  # (G, H/G n, n)
         scores = self.scale * of_group.reshape(self.n_heads, n, n)
@@ -227,6 +238,16 @@ class Layer:
             bias = self.additive.times * self.position_bias(positions[:, None] - positions)
             scores = scores + bias.astype(scores.dtype)
         return scores if self.softcap is None else self.softcap * np.tanh(scores / self.softcap)
+
+    def placed(self, q: np.ndarray, k: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Queries (H, n, r) and keys (G, n, r) at positions (n,): rotated, and what else depends on the position."""
+        if self.rotation is not None:
+            q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, positions)
+        if self.gain is not None:
+            q = q * self.gain[:, None, :]
+        if self.temperature is not None:
+            q = q * self.temperature(positions)[:, None].astype(q.dtype)
+        return q, k
 
     def position_bias(self, delta: np.ndarray | int) -> np.ndarray:
         """What is added to scaled scores at distances i - j: ALiBi, relative biases; zero for everyone else.
@@ -245,7 +266,7 @@ class Layer:
     def values(self, x: np.ndarray) -> np.ndarray:
         """f(x) = v(x) W_O of every head, so that the layer's output is sum_j alpha_ij f(x_j) + output_bias.
 
-        Where a gate multiplies what a head has gathered (`gate`), that sum is not the output; see `output`.
+        Where something multiplies what a head has gathered (`modulated`), that sum is not the output; see `output`.
 
         Parameters
         ----------
@@ -260,8 +281,13 @@ class Layer:
         of_head = np.asarray(self.w_o).reshape(self.n_kv_heads, -1, *self.w_o.shape[1:])  # (G, H/G, r_v, d)
         return (v[:, None] @ of_head).reshape(self.n_heads, len(x), -1)
 
-    def output(self, attention: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """What attention adds to the stream, the gate included.
+    @property
+    def modulated(self) -> bool:
+        """Whether a gate or a norm multiplies what heads have gathered, so that values do not add up to the output."""
+        return self.gate is not None or self.gathered_norm is not None
+
+    def output(self, attention: np.ndarray, x: np.ndarray, part: np.ndarray | None = None) -> np.ndarray:
+        """What attention adds to the stream, gates and norms before W_O included.
 
         Parameters
         ----------
@@ -269,17 +295,26 @@ class Layer:
             Attention probabilities.
         x : (n, d) array
             The residual stream that enters the layer.
+        part : (n_heads, n, n) array, optional
+            The share of `attention` whose output is wanted; such shares add up, less `output_bias` but once.
 
         Returns
         -------
         (n, d) array
         """
         v = self.inner_values(np.asarray(x))
-        g, n, r_v = v.shape
-        gathered = (attention.reshape(g, -1, n) @ v).reshape(self.n_heads, -1, r_v)  # (H, n, r_v)
+        whole = self._gathered(attention, v)  # (H, n, r_v)
+        gathered = whole if part is None else self._gathered(part, v)
         if self.gate is not None:
-            gathered = gathered / (1 + np.exp(-self.gate(self.normalised(x))))
+            gathered = gathered * GATES[self.gate_kind](self.gate(self.normalised(x)))
+        if self.gathered_norm is not None:
+            gathered = gathered / self.gathered_norm.sizes(whole)
         return np.einsum("hnr,hrd->nd", gathered, np.asarray(self.w_o), optimize=True) + self.output_bias
+
+    def _gathered(self, attention: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """What every head gathers of values v (G, n, r_v), (H, n, r_v)."""
+        g, n, r_v = v.shape
+        return (attention.reshape(g, -1, n) @ v).reshape(self.n_heads, -1, r_v)
 
     def inner_values(self, x: Any) -> Any:
         """v(x) of every key-value head, before W_O: (n, d) -> (n_kv_heads, n, r_v)."""

@@ -156,6 +156,13 @@ class Rotation(ShowsShapes):
             return w
         return self.turn(w, self.angles_at(delta), self.factor**2)
 
+    def over_pairs(self, x: np.ndarray) -> np.ndarray:
+        """The mean of x (..., r) over each pair of dimensions that turn together, at both; others stay as they are."""
+        first, second = self._pairs(len(self.frequencies))
+        mean = x.copy()
+        mean[..., first] = mean[..., second] = (x[..., first] + x[..., second]) / 2
+        return mean
+
     @property
     def turning(self) -> np.ndarray:
         """Indices of the dimensions that turn, shape (2m,)."""

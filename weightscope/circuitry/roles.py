@@ -23,8 +23,7 @@ def attention_by_position(stream: Stream, *, causal: bool) -> np.ndarray:
     q, k = (_per_position(of(stream.flat), stream) for of in (layer.queries, layer.keys))  # (H, P, r), (G, P, r)
     positions = np.arange(q.shape[1] if q.shape[1] > 1 else N_POSITIONS)
     q, k = (np.broadcast_to(each, (len(each), len(positions), each.shape[2])) for each in (q, k))
-    if layer.rotation is not None:
-        q, k = layer.rotation.rotate(q, positions), layer.rotation.rotate(k, positions)
+    q, k = layer.placed(q, k, positions)
     delta = positions[:, None] - positions
     scores = layer.scale * _of_groups(q, k)
     if layer.additive is not None:

@@ -11,6 +11,7 @@ from weightscope.checkpoint.config import Config
 from weightscope.families.config import ModelConfig
 from weightscope.families.ggml_order import Undo
 from weightscope.families.tensors import LayerTensors
+from weightscope.families.within import always
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,19 @@ def rms_norm(module: str, *, offset: float = 0.0, eps: float | None = None) -> S
 class QkNorm:
     """Where the gammas of a norm of queries and keys stand, one module for each, and what they are shared by.
 
-    The norm comes after the projection and before rotation.
-
     Attributes
     ----------
     query, key : str
-        Modules.
+        Modules; empty where the norm has no parameters.
     scope : {"shared", "own", "listed", "joint"}
         One gamma of a head's width for all heads; one a head in one tensor; one a head in tensors of their own; or one
         norm over all heads together.
-    centred, bias, offset
+    centred, bias, offset, eps
         As of `StoredNorm`.
+    rotated : bool
+        It comes after rotation; otherwise before. Only an RMSNorm with one gamma for all heads may.
+    within : function of (ModelConfig, layer index) -> bool
+        Which layers have it.
     """
 
     query: str = "self_attn.q_norm"
@@ -90,6 +93,30 @@ class QkNorm:
     centred: bool = False
     bias: bool = False
     offset: float = 0.0
+    eps: float | None = None
+    rotated: bool = False
+    within: Callable[[ModelConfig, int], bool] = always
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Where the gate of what heads have gathered stands: a Linear of the query token, an output a dimension or a head.
+
+    Attributes
+    ----------
+    module : str
+    bias : bool or str
+        It has one; or the config key that says so.
+    of_heads : str
+        Tensor of a further bias, one a head; empty where there is none.
+    kind : str
+        One of `attention.gathered.GATES`.
+    """
+
+    module: str
+    bias: bool | str = False
+    of_heads: str = ""
+    kind: str = "sigmoid"
 
 
 @dataclass(frozen=True)

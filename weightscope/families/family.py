@@ -8,7 +8,8 @@ import numpy as np
 
 from weightscope.attention.layer import Layer
 from weightscope.attention.position_bias import Buckets, Slopes
-from weightscope.families.cells import NO_BIASES, Biases, Gguf, Images, Inputs, Outputs, QkNorm, StoredNorm
+from weightscope.attention.temperature import Temperature
+from weightscope.families.cells import NO_BIASES, Biases, Gate, Gguf, Images, Inputs, Outputs, QkNorm, StoredNorm
 from weightscope.families.config import LayerTypes, ModelConfig, all_full, listed_sizes
 from weightscope.families.grid_rope import GridRope
 from weightscope.families.rope import Rope
@@ -76,12 +77,18 @@ class Family:
         The norm that feeds attention; None where attention reads the layer's input as it is.
     closing : StoredNorm or None
         The norm that a layer's output has come out of (post-norm models).
+    gate : Gate or None
+        The gate of what heads have gathered, where it is a module of its own.
+    sub_norm : StoredNorm or None
+        A norm of what all heads have gathered, before W_O.
     biases : Biases
     qk_norm : QkNorm or None
     rope : Rope, GridRope or None
     additive : function of (LayerTensors, ModelConfig) giving a term by distance, or None
         The tensors are the model's, not the layer's.
     scale : function of (ModelConfig, layer index) -> float
+    temperature : function of (ModelConfig, layer index) -> Temperature or None, or None
+        What multiplies queries by position.
     softcap : str
         Config key of the cap c in c tanh(score / c); empty where there is none.
     clip : tuple of str
@@ -90,6 +97,8 @@ class Family:
         Tensor of learned sink logits in a layer; empty where there is none.
     transposed : tuple of str
         Last parts of the names of modules whose weights are stored as (in, out).
+    choosing : tuple of str
+        Modules that choose which keys a query sees. They are part of the mask: scores are the model's where it sees.
     output_scale : str
         Tensor that multiplies the layer's output (LayerScale).
     kv_heads : int or tuple of str
@@ -156,15 +165,19 @@ class Family:
     loose: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     frozen: Mapping[str, Callable[[ModelConfig], np.ndarray]] = field(default_factory=dict)
+    gate: Gate | None = None
+    sub_norm: StoredNorm | None = None
     biases: Biases = NO_BIASES
     qk_norm: QkNorm | None = None
     rope: Rope | GridRope | None = None
     additive: Additive | None = None
     scale: Callable[[ModelConfig, int], float] = default_scale
+    temperature: Callable[[ModelConfig, int], Temperature | None] | None = None
     softcap: str = ""
     clip: tuple[str, ...] = ()
     sinks: str = ""
     transposed: tuple[str, ...] = ()
+    choosing: tuple[str, ...] = ()
     output_scale: str = ""
     kv_heads: int | tuple[str, ...] = ()
     head_dim: tuple[str, ...] = ()
@@ -193,9 +206,10 @@ class Family:
     def modules(self) -> tuple[str, ...]:
         """Every module of a layer that the row reads, and `others`."""
         qk = (self.qk_norm.query, self.qk_norm.key) if self.qk_norm else ()
-        norm = self.norm.module if self.norm else ""
+        norm, before = (stored.module if stored else "" for stored in (self.norm, self.sub_norm))
+        gate = self.gate.module if self.gate else ""
         scale = self.output_scale.rpartition(".")[0]
-        named = (self.query, self.key, self.value, self.output, *self.others, norm, *qk, scale)
+        named = (self.query, self.key, self.value, self.output, *self.others, norm, *qk, gate, before, scale)
         return tuple(dict.fromkeys(filter(None, named)))
 
     def norm_of(self, layer: int) -> StoredNorm | None:

@@ -4,15 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from weightscope.attention.gathered import SubNorm
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
 from weightscope.attention.position_bias import Slopes
 from weightscope.attention.rotation import GridRotation, Rotation
 from weightscope.checkpoint.config import Config
-from weightscope.families.cells import QkNorm, StoredNorm
+from weightscope.errors import CheckpointError
+from weightscope.families.cells import Gate, QkNorm, StoredNorm
 from weightscope.families.config import ModelConfig
 from weightscope.families.family import Family
+from weightscope.families.layouts import by_head, linear
 from weightscope.families.sizes import in_layer
 from weightscope.families.tensors import LayerTensors
 
@@ -45,21 +48,24 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         index=index,
         scale=family.scale(config, index),
         rotation=family.rope.rotation(config, index) if family.rope else None,
+        temperature=family.temperature(config, index) if family.temperature else None,
         additive=family.additive(model, config) if family.additive else None,
         softcap=_softcap(family, config),
         clip=_clip(family, config),
         sinks=tensors.read(family.sinks, (config.n_heads,)) if family.sinks else None,
     )
+    if family.gate is not None:
+        layer = replace(layer, gate=_gate(layer, family.gate, tensors, config), gate_kind=family.gate.kind)
     layer = _multiplied(layer, family, config)
     norm = family.norm_of(index)
     if norm is not None:
         layer = layer.after_norm(_norm(norm, tensors, family, config))
-    if family.qk_norm is not None:
-        q, q_norm = _normed(layer.q, family.qk_norm.query, tensors, family.qk_norm, config)
-        k, k_norm = _normed(layer.k, family.qk_norm.key, tensors, family.qk_norm, config)
-        layer = replace(layer, q=q, k=k, q_norm=q_norm, k_norm=k_norm)
+    if family.qk_norm is not None and family.qk_norm.within(config, index):
+        layer = _with_qk_norm(layer, family.qk_norm, tensors, config)
     if family.values_normed and isinstance(layer.v, Affine):
         layer = replace(layer, v_norm=InnerNorm(layer.v, config.norm_eps))
+    if family.sub_norm is not None:
+        layer = _with_sub_norm(layer, family.sub_norm, tensors, config)
     if family.output_scale:
         scale = tensors.read(family.output_scale, (config.d_model,))
         layer = replace(layer, w_o=np.asarray(layer.w_o) * scale, output_bias=layer.output_bias * scale)
@@ -105,8 +111,53 @@ def _clip(family: Family, config: ModelConfig) -> float | None:
     return part.number(family.clip[-1], default=0) or None  # MPT's code asks for the value's truth: 0 is no bound
 
 
+def _gate(layer: Layer, row: Gate, tensors: LayerTensors, config: ModelConfig) -> Affine:
+    """The map to the gates: an output a dimension of every head, or one a head, as many as there are in the file."""
+    h, r_v, _ = layer.w_o.shape
+    rows = tensors.tensor(row.module + ".weight", (None, config.d_model)).shape[0]
+    rows = h if rows == h else h * r_v
+    gate = by_head(*linear(tensors, config, row.module, (rows, config.d_model), row.bias), h)
+    return gate if not row.of_heads else replace(gate, bias=gate.bias + tensors.read(row.of_heads, (h,))[:, None])
+
+
+def _with_sub_norm(layer: Layer, row: StoredNorm, tensors: LayerTensors, config: ModelConfig) -> Layer:
+    """The layer with a norm of what all heads have gathered folded into W_O, but for its sigma."""
+    h, r_v, d = layer.w_o.shape
+    norm = row.read(tensors, config, h * r_v)
+    w_o, bias = norm.fold(np.array(layer.w_o).reshape(h * r_v, d), layer.output_bias)
+    return replace(layer, w_o=w_o.reshape(h, r_v, d), output_bias=bias, gathered_norm=SubNorm(row.unread(config)))
+
+
+def _with_qk_norm(layer: Layer, row: QkNorm, tensors: LayerTensors, config: ModelConfig) -> Layer:
+    """The layer with the norms of queries and keys: gammas folded, the size of each query and key left."""
+    rotation, eps = layer.rotation, config.norm_eps if row.eps is None else row.eps
+    if not row.rotated or rotation is None:
+        q, q_norm = _normed(layer.q, row.query, tensors, row, eps)
+        k, k_norm = _normed(layer.k, row.key, tensors, row, eps)
+        return replace(layer, q=q, k=k, q_norm=q_norm, k_norm=k_norm)
+    if rotation.factor != 1 and len(rotation.turning) < layer.head_dim:
+        raise config.error(
+            "rope_parameters", "no factor of cos and sin, since a norm follows a rotation of part of a head"
+        )
+    # What turns and is divided by its size may be divided first: a rotation keeps sizes, but for its factor.
+    bare = replace(row, query="", key="")
+    q, q_norm = _normed(layer.q, "", tensors, bare, eps / rotation.factor**2)
+    k, k_norm = _normed(layer.k, "", tensors, bare, eps / rotation.factor**2)
+    gamma = np.prod([_gains(tensors, of, row, 1, layer.head_dim)[0] for of in (row.query, row.key)], axis=0)
+    mean = rotation.over_pairs(gamma)
+    if np.any((mean == 0) & (gamma != 0)):
+        raise CheckpointError(
+            "gammas of its q/k-norm, after rotation, cancel within a pair", file=tensors.checkpoint.name
+        )
+    gain = np.divide(gamma, mean, out=np.ones_like(gamma), where=mean != 0)
+    return replace(
+        layer, q=q.scaled(mean), k=k, q_norm=q_norm, k_norm=k_norm,
+        rotation=replace(rotation, factor=1.0), gain=None if np.all(gain == 1) else gain,
+    )  # fmt: skip
+
+
 def _normed(
-    of: Affine | Latent, module: str, tensors: LayerTensors, row: QkNorm, config: ModelConfig
+    of: Affine | Latent, module: str, tensors: LayerTensors, row: QkNorm, eps: float
 ) -> tuple[Affine, InnerNorm]:
     """The map to queries or keys with its norm's gamma folded in, and what is left of that norm."""
     if isinstance(of, Latent):
@@ -117,11 +168,13 @@ def _normed(
     seen = plain
     if row.scope == "joint":  # one norm over all heads: (1, d, heads r)
         seen = Affine(plain.w.transpose(1, 0, 2).reshape(1, -1, heads * r), plain.b.reshape(1, -1))
-    return plain.scaled(gamma), InnerNorm(seen, config.norm_eps, shift=beta)
+    return plain.scaled(gamma), InnerNorm(seen, eps, shift=beta)
 
 
 def _gains(tensors: LayerTensors, module: str, row: QkNorm, heads: int, r: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """gamma and, where there is one, beta of a q/k-norm, each (heads or 1, r)."""
+    """gamma and, where there is one, beta of a q/k-norm, each (heads or 1, r); gamma is 1 where there is no module."""
+    if not module:
+        return np.ones((1, r), np.float32), None
     names = [f"{module}.norms.{head}" for head in range(heads)] if row.scope == "listed" else [module]
     shape = {"shared": (r,), "own": (heads, r), "listed": (r,), "joint": (heads * r,)}[row.scope]
 
@@ -145,6 +198,15 @@ def caveats(layer: Layer) -> tuple[str, ...]:
         said.append("the q/k-norm's beta: terms of one token alone, divided by the other's size only")
     if layer.v_norm is not None and (layer.k_norm is None or layer.k_norm.dims is None):
         said.append("the norm of values: each head's value is divided by its size")
+    if layer.gain is not None:
+        said.append(
+            "gammas of the q/k-norm, which comes after rotation: qk_at has their mean over each pair of dimensions; "
+            "what differs within pairs multiplies terms by i + j"
+        )
+    if layer.temperature is not None:
+        said.append(
+            f"the temperature of attention: scores of a query at position p are multiplied by {layer.temperature}"
+        )
     if layer.rotation is not None and layer.rotation.stretched is not None:
         longest = layer.rotation.longest
         said.append(f"slower rotation of sequences over {longest} positions; qk_at holds for shorter ones")
@@ -167,5 +229,8 @@ def caveats(layer: Layer) -> tuple[str, ...]:
     if layer.sinks is not None:
         said.append("the learned sink logit, one more term in each softmax (layer.sinks)")
     if layer.gate is not None:
-        said.append("the output gate: what a head gathers is multiplied by a sigmoid of the query token (layer.gate)")
+        kind = layer.gate_kind
+        said.append(f"the output gate: what a head gathers is multiplied by a {kind} of the query token (layer.gate)")
+    if layer.gathered_norm is not None:
+        said.append(layer.gathered_norm.caveat)
     return tuple(said)

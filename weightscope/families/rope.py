@@ -1,7 +1,7 @@
 """Rotary parameters as config.json has them, in either dialect, and the rotation they mean."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import log, sqrt
 from typing import Any
@@ -19,6 +19,7 @@ from weightscope.attention.rotation import (
 from weightscope.checkpoint.config import Config
 from weightscope.families.axes import Sections
 from weightscope.families.config import ModelConfig
+from weightscope.families.within import always
 from weightscope.shapes import ShowsShapes
 
 SMALLEST_BASE = 1.001  # with a base of 1 every pair turns alike, and YaRN divides by its logarithm
@@ -26,11 +27,6 @@ SMALLEST_BASE = 1.001  # with a base of 1 every pair turns alike, and YaRN divid
 
 def _base(given: Config) -> float:
     return given.number("rope_theta", smallest=SMALLEST_BASE)
-
-
-def always(config: Config, layer: int) -> bool:
-    """Every layer rotates."""
-    return True
 
 
 @dataclass(frozen=True)
@@ -59,10 +55,14 @@ class Rope:
         Key of how many dimensions come before those that rotate.
     interleaved_key : str
         Key that may switch interleaving off.
-    rotates : function of (Config, layer index) -> bool
+    rotates : function of (ModelConfig, layer index) -> bool
         Which layers rotate at all.
     scaled : str
         A kind of scaling that any scaling is read as.
+    backwards : bool
+        Pairs turn the other way round.
+    alpha : bool
+        Dynamic scaling by an `alpha` is once and for all: the base grows by alpha^(w / (w - 2)) at any length.
     sections : Sections or None
         Which coordinate turns which pair, where positions have several.
     """
@@ -77,8 +77,10 @@ class Rope:
     local_scaled: bool = True
     start_key: str = ""
     interleaved_key: str = ""
-    rotates: Callable[[Config, int], bool] = always
+    rotates: Callable[[ModelConfig, int], bool] = always
     scaled: str = ""
+    backwards: bool = False
+    alpha: bool = False
     sections: Sections | None = None
 
     def parameters(self, config: Config, layer_type: str) -> Config:
@@ -128,13 +130,15 @@ class Rope:
         width = int((config.head_dim - start) * given.number("partial_rotary_factor", largest=1.0))
         if self.dims_key:
             width = config.size(self.dims_key)
-            if self.start_key and config.has("head_dim") and config.size("head_dim") != width:
+            if self.start_key and config.has("head_dim") and config.size("head_dim") not in (width, config.head_dim):
                 raise config.error("head_dim", f"{width}: with {self.start_key}, the part of a head that turns")
         if width % 2 or width < 2 or start + width > config.head_dim:
             raise given.error("partial_rotary_factor", f"an even number of the head's {config.head_dim} dimensions")
         interleaved = config.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
         kind = given["rope_type"]
         kind = self.scaled if self.scaled and kind != "default" else kind
+        if self.alpha and kind == "dynamic" and given.get("alpha"):
+            kind = "alpha"
         if not isinstance(kind, str) or kind not in SCALINGS:
             raise given.error("rope_type", "one of " + ", ".join(SCALINGS))
         # Where the config counts original positions at its top level (Phi-3), that number wins.
@@ -142,6 +146,8 @@ class Rope:
         trained = (config if config.has(original) else given).size(original, default=config.n_positions or 1)
         scaled = SCALINGS[kind](given, _base(given), width, trained, config.n_positions or trained)
         axes = self.sections.axes(given, width // 2) if self.sections else None
+        if self.backwards:
+            scaled = scaled.backwards()
         return Rotation(interleaved=interleaved, start=start, axes=axes, **scaled.__dict__)
 
 
@@ -153,6 +159,11 @@ class Scaled(ShowsShapes):
     factor: float = 1.0
     stretched: Callable[[int], np.ndarray] | None = None
     longest: int = 0
+
+    def backwards(self) -> "Scaled":
+        """The same, turning the other way round."""
+        stretched = self.stretched
+        return replace(self, frequencies=-self.frequencies, stretched=stretched and (lambda length: -stretched(length)))
 
 
 # Each takes the given parameters, the base, the rotated width, positions first trained on, positions now allowed.
@@ -170,6 +181,12 @@ def _dynamic(given: Config, theta: float, width: int, trained: int, allowed: int
         raise given.error("rope_type", "one that a single pair can be scaled by")
     stretched = partial(_ntk, theta, width, factor, allowed)
     return Scaled(inverse_powers(theta, width), stretched=stretched, longest=allowed)
+
+
+def _alpha(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    if width == 2:
+        raise given.error("rope_type", "one that a single pair can be scaled by")
+    return Scaled(inverse_powers(theta * given.number("alpha") ** (width / (width - 2)), width))
 
 
 def _ntk(theta: float, width: int, factor: float, trained: int, length: int) -> np.ndarray:
@@ -198,6 +215,16 @@ def _longrope(given: Config, theta: float, width: int, trained: int, allowed: in
     return Scaled(plain / short, given.number("attention_factor", default=usual), lambda length: plain / long, trained)
 
 
+def _mscale(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    """Phi-3.5-MoE: its code keeps the short factors at any length, and scales cos and sin by a number of its own."""
+    short, long = (given.number(f"{length}_mscale") for length in ("short", "long"))
+    if given["rope_type"] != "longrope":
+        raise given.error("rope_type", "longrope")
+    if short != long:
+        raise given.error("long_mscale", f"{short:g}, as short_mscale: one scale of cos and sin at any length")
+    return Scaled(inverse_powers(theta, width) / _stretch(given, "short_factor", width // 2), short)
+
+
 def _stretch(given: Config, key: str, pairs: int) -> np.ndarray:
     value = given.get(key)
     wanted = f"a list of {pairs} positive numbers"
@@ -220,8 +247,10 @@ SCALINGS: dict[str, Callable[[Config, float, int, int, int], Scaled]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
+    "alpha": _alpha,  # HunYuan's dynamic scaling
     "yarn": _yarn,
     "longrope": _longrope,
+    "mscale": _mscale,
     "su": _longrope,  # its name before transformers 4.45
     "llama3": _llama3,
     "mrope": _default,  # what transformers 4 called several axes (`Rope.sections`)

@@ -176,7 +176,7 @@ def measure_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenK
         runner.model.name, np.array(list(runner.layers)), kinds.names, n, sum(map(len, sequences)),
         totals.f, totals.x, totals.ranks.results(), stretched,
         totals.sample.pairs(), totals.alpha / n, totals.alpha_f / n,
-        np.stack([means.mean for means in totals.f_by_kind]), any(layer.gate is not None for layer in layers), seed,
+        np.stack([means.mean for means in totals.f_by_kind]), any(layer.modulated for layer in layers), seed,
     )  # fmt: skip
 
 

@@ -70,11 +70,11 @@ def sink_update(layer: Layer, attention: np.ndarray, x: np.ndarray) -> SinkUpdat
     x : (n, d) array
         The residual stream that enters the layer.
     """
-    if layer.gate is None:
+    if not layer.modulated:
         return SinkUpdate(attention[:, :, 0].T, layer.values(x[:1])[:, 0])
     to_sink = np.zeros_like(attention)
-    to_sink[:, :, 0] = attention[:, :, 0]  # the gate multiplies sums over tokens, so what token 0 sends still adds
-    return SinkUpdate(layer.output(to_sink, x) - layer.output_bias, None)
+    to_sink[:, :, 0] = attention[:, :, 0]  # gates and norms multiply sums over tokens, so what token 0 sends still adds
+    return SinkUpdate(layer.output(attention, x, to_sink) - layer.output_bias, None)
 
 
 def decompose(seen: Activations) -> Iterator[Decomposition]:

@@ -1,11 +1,14 @@
 """The table of architectures: what each family is, as data. A module a lineage."""
 
 from weightscope.families.family import Family
+from weightscope.families.rows.alike import ALIKE
 from weightscope.families.rows.bert_line import BERT_LINE
+from weightscope.families.rows.cohere import COHERE_DECODERS
 from weightscope.families.rows.encoders import ENCODERS
 from weightscope.families.rows.gpt import GPT_DECODERS
 from weightscope.families.rows.hybrid import HYBRID
 from weightscope.families.rows.llama import LLAMA_DECODERS
+from weightscope.families.rows.mistral import MISTRAL_DECODERS
 from weightscope.families.rows.older import OLDER_DECODERS
 from weightscope.families.rows.seeing import SEEING
 from weightscope.families.rows.text_encoders import TEXT_ENCODERS
@@ -14,6 +17,9 @@ from weightscope.families.rows.vision import VISION
 FAMILIES: tuple[Family, ...] = (
     *GPT_DECODERS,
     *LLAMA_DECODERS,
+    *COHERE_DECODERS,
+    *MISTRAL_DECODERS,
+    *ALIKE,
     *SEEING,
     *HYBRID,
     *ENCODERS,

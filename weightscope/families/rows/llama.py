@@ -1,13 +1,13 @@
 """Decoders of LLaMA's line: rotary positions, mostly RMSNorm and grouped queries."""
 
 from weightscope.attention.rotation import yarn_temperature
-from weightscope.checkpoint.config import Config
 from weightscope.families import ggml
 from weightscope.families.cells import Biases, Inputs, Outputs, QkNorm, biases, layer_norm, rms_norm
 from weightscope.families.config import Every, ModelConfig
 from weightscope.families.family import Family, When, default_scale
 from weightscope.families.layouts import gated, latent, separate, stacked
 from weightscope.families.rope import Rope
+from weightscope.families.within import listed
 
 
 def query_scalar(config: ModelConfig, layer: int) -> float:
@@ -27,16 +27,6 @@ def deepseek_scale(config: ModelConfig, layer: int) -> float:
     if not weight or scaling["rope_type"] == "default":
         return default_scale(config, layer)
     return default_scale(config, layer) * yarn_temperature(scaling.number("factor", smallest=1e-6), weight) ** 2
-
-
-def smollm3_rotates(config: Config, layer: int) -> bool:
-    """no_rope_layers holds 1 for layers that do rotate; without it every fourth does not."""
-    listed = config.get("no_rope_layers")
-    if listed is None:
-        return (layer + 1) % config.size("no_rope_layer_interval") != 0
-    if not isinstance(listed, list) or len(listed) <= layer or listed[layer] not in (0, 1):
-        raise config.error("no_rope_layers", "a list with 0 or 1 for every layer")
-    return bool(listed[layer])
 
 
 OUTPUT_NORM = "the layer's output passes a norm before it joins the residual stream"
@@ -93,7 +83,7 @@ GRANITE = LLAMA.but(
 SMOLLM3 = LLAMA.but(
     name="smollm3",
     model_types=("smollm3",),
-    rope=Rope(theta=2e6, rotates=smollm3_rotates),
+    rope=Rope(theta=2e6, rotates=listed),
     defaults={
         "num_key_value_heads": 4,
         "no_rope_layer_interval": 4,

@@ -1,0 +1,75 @@
+"""What is done to what heads have gathered, before W_O: a gate of the query token, or a norm over heads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from weightscope.attention.norms import Norm, rms
+
+Gathered = np.ndarray  # (H, n, r_v): of every head and query token, sum_j alpha_ij v(x_j)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):  # of exp(-x), where the quotient is 0
+        return 1 / (1 + np.exp(-x))
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    """log(1 + exp(x))."""
+    return np.logaddexp(0, x)
+
+
+GATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sigmoid": sigmoid, "softplus": softplus}
+
+
+@dataclass(frozen=True, eq=False)
+class SubNorm:
+    """A norm of what all heads have gathered for a token (BitNet): all but its sigma is folded into W_O.
+
+    Attributes
+    ----------
+    norm : Norm
+        Of H r_v dimensions.
+    """
+
+    norm: Norm
+
+    caveat = "a norm before W_O: what all heads gather for a token is divided by its size; gamma is folded in"
+
+    def sizes(self, gathered: Gathered) -> np.ndarray:
+        """What each head's share is divided by, (1, n, 1)."""
+        return self.norm.sigma(gathered.transpose(1, 0, 2).reshape(gathered.shape[1], -1))[None, :, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """Differential attention: heads h and h + H/2 share values and W_O, the latter's with -lambda in it.
+
+    What the two gather, the second times -lambda, is divided by the size of its sum (Differential Transformer,
+    eqs 1-4).
+
+    Attributes
+    ----------
+    weight : float
+        lambda.
+    eps : float
+    """
+
+    weight: float
+    eps: float
+
+    @property
+    def caveat(self) -> str:
+        """What of it the heads' matrices leave out."""
+        return (
+            f"differential attention: head h + H/2 is subtracted from head h with weight {self.weight:.3g}, which its "
+            "W_O has; what the two gather is divided by the size of their difference"
+        )
+
+    def sizes(self, gathered: Gathered) -> np.ndarray:
+        """What each head's share is divided by, (H, n, 1)."""
+        first, second = np.split(gathered, 2)
+        size = rms(first - self.weight * second, self.eps)[..., None]
+        return np.concatenate((size, size))

@@ -1,0 +1,30 @@
+"""Temperatures of attention by position: what multiplies the queries at a position."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """1 + weight log(1 + floor((position + first) / period)): 1 over a period, then growing (Llama 4, Ministral 3).
+
+    Attributes
+    ----------
+    weight : float
+    period : float
+    first : int
+        What position 0 counts as.
+    """
+
+    weight: float
+    period: float
+    first: int = 0
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Of positions (n,), (n,)."""
+        return 1 + self.weight * np.log1p(np.floor((positions + self.first) / self.period))
+
+    def __str__(self) -> str:
+        start = f"p + {self.first}" if self.first else "p"
+        return f"1 + {self.weight:g} log(1 + floor(({start}) / {self.period:g}))"
