@@ -9,6 +9,7 @@ compared (`judge`). A stack is exact where both models' are, at both sizes, near
 import argparse
 import csv
 import io
+import resource
 import signal
 import sys
 import time
@@ -23,14 +24,16 @@ import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from weightscope.adoption.judge import Stored, Verdict, judge
-from weightscope.adoption.observed import observe
+from weightscope.adoption.judge import Stored, Verdict, judge, stacks
+from weightscope.adoption.observed import Observed, observe
 from weightscope.adoption.shrinking import tiny_config
 from weightscope.adoption.sizes import PLANS, SIZES
 from weightscope.adoption.tiny import HEADS, build, first_line
 from weightscope.writing import new_file, scratch_folder
 
 SECONDS = 60  # of a type
+MOST_MEMORY = 12 << 30
+MOST_PLANS = 3  # tried for the sake of parts that do not run, where others do
 FAR = 37  # where the second text begins
 COLUMNS = ("type", "stack", "kind", "layers", "verdict", "reason")
 
@@ -74,18 +77,25 @@ def verdicts(config: Any, size_index: int, seed: int, start: int) -> list[Verdic
         It cannot be built, does not run, or has no attention.
     """
     size, problems = SIZES[size_index], []
-    for plan in PLANS:
+    best: tuple[Any, list[Observed]] | None = None
+    for tried, plan in enumerate(PLANS):
+        if best and tried >= MOST_PLANS:
+            break
         try:
             model: Any = build(tiny_config(config, size, plan), seed)
             observed, unseen = observe(model, size, seed, start)
         except Exception as error:  # whatever a config raises that does not fit together
             problems.append(first_line(error))
             continue
-        if observed:
-            with scratch_folder() as folder:
-                model.save_pretrained(folder)
-                return judge(observed, Stored(model, folder), folder)
+        if observed and (best is None or len(stacks(observed)) > len(stacks(best[1]))):
+            best = model, observed
+        if best and not unseen:
+            break
         problems += unseen
+    if best:
+        with scratch_folder() as folder:
+            best[0].save_pretrained(folder)
+            return judge(best[1], Stored(best[0], folder), folder)
     raise ValueError(problems[0].removeprefix("ValueError: ") if problems else "no attention is computed")
 
 
@@ -143,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a CSV file for the rows")
     options = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))  # what needs more is not tiny
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)

@@ -115,14 +115,17 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     (r"topk_group", lambda p, v: 1),
     (r"original_max_position_embeddings", lambda p, v: 8),
     (r"floor_scale|log_scaling_n_floor", lambda p, v: 4),
-    (r"sliding_window.*|attention_chunk_size|local_attention|local_window|window_size|attention_window.*|local_window_size",
+    (r"sliding_window.*|attention_chunk_size|local_attention|local_window|attention_window.*|local_window_size",
      lambda p, v: p.size.window),
     (r"relative_attention_num_buckets|num_buckets", lambda p, v: 8),
     (r"relative_attention_max_distance|max_distance|relative_max_distance", lambda p, v: 12),
     (r"max_source_positions", lambda p, v: 2 * p.size.length),
     (r".*(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|max_target_positions|max_seq_length"
      r"|context_length|max_context_length)", lambda p, v: 64 if v >= 48 else v),
-    (r"image_size|img_size|pretrain_image_size|input_size", lambda p, v: p.size.grid * _patch(p.values)),
+    (r"window_size", lambda p, v: 2 * p.values["spatial_merge_size"] * _patch(p.values)
+     if "spatial_merge_size" in p.values else p.size.window),
+    (r"image_size|img_size|pretrain_image_size|input_size",
+     lambda p, v: (8 * p.size.window if "depths" in p.values else p.size.grid) * _patch(p.values)),
     (r"mm_tokens_per_image|image_seq_len(gth)?", lambda p, v: 4),
     (r"num_mel_bins|n_mels|num_queries|num_query_tokens", lambda p, v: min(v, 16)),
     (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|dim|model_dim|hidden_dim|hidden|embedding_size|proj_dim|projection_dim"

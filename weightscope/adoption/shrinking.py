@@ -7,10 +7,14 @@ them is seen.
 
 import re
 from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
 from weightscope.adoption.meanings import MEANINGS, Part, kept_layers, layers_of, lists_of_layers
-from weightscope.adoption.sizes import FILLED, PLANS, Plan, Size
+from weightscope.adoption.sizes import FILLED, LACKED, PLANS, Plan, Size
 
 SPECIAL = re.compile(r".*(_token_id|_token_index|_index|_idx|_token)|(bos|eos|pad|sep|cls|mask|unk)_id", re.ASCII)
 DERIVED = {"out_features", "out_indices", "stage_names", "_out_features", "_out_indices", "transformers_version",
@@ -48,6 +52,17 @@ def _sections(values: list[int], pairs: int) -> list[int]:
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
+@cache
+def sections_of(kind: Any) -> dict[str, list[int]]:
+    """Sections of a rotation by three axes where a model's code has them as a default: every checkpoint names them."""
+    if kind not in CONFIG_MAPPING:
+        return {}
+    name = CONFIG_MAPPING[kind].__module__.replace(".configuration_", ".modeling_")
+    found = find_spec(name)
+    source = found.loader.get_source(name) if found and found.loader else ""  # type: ignore[attr-defined]
+    return {"mrope_section": [16, 24, 24]} if '"mrope_section"' in source else {}
+
+
 SCALED = re.compile(r"(.+_)?(head_dim|(num_)?(attention_)?heads|num_key_value_heads|kv_lora_rank|qk_nope_head_dim)")
 BASES = ("head_dim", "num_attention_heads", "num_key_value_heads", "kv_lora_rank", "qk_nope_head_dim")
 
@@ -71,7 +86,9 @@ def _by_base(key: str, value: int, part: Part) -> int | None:
 def _value(key: str, value: Any, part: Part) -> Any:
     if isinstance(value, dict):
         if key in {"rope_parameters", "rope_scaling"}:
-            return {k: _value(k, v, part) for k, v in value.items()}
+            by_type = value.values() if all(isinstance(one, dict) for one in value.values()) else ()
+            sections = {} if by_type or "mrope_section" in value else sections_of(part.values.get("model_type"))
+            return {k: _value(k, v, part) for k, v in {**sections, **value}.items()}
         if key == "per_layer_config":
             kept = kept_layers(part.values)
             own = {new: value.get(f"{old:02}", value.get(str(old), value.get(old))) for new, old in enumerate(kept)}
@@ -95,6 +112,7 @@ def _value(key: str, value: Any, part: Part) -> Any:
 def _shrunk(values: Mapping[str, Any], outer: Part) -> dict[str, Any]:
     if values.get("model_type") == "timm_backbone":
         return dict(RESNET)
+    values = {**values, **LACKED.get(values.get("model_type", ""), {})}
     part = Part(values, outer.size, outer.plan)
     return {key: _value(key, value, part) for key, value in values.items() if key not in DERIVED}
 
@@ -147,11 +165,11 @@ def tiny_config(config: Any, size: Size, plan: Plan = PLANS[0]) -> Any:
     return type(config).from_dict(values)
 
 
-def _few_layers(key: str, value: Any) -> Any:
+def _few_layers(key: Any, value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _few_layers(k, v) for k, v in value.items()}
     return (
         2
-        if re.fullmatch(r"num_hidden_layers|encoder_layers|decoder_layers|num_layers", key) and type(value) is int
+        if re.fullmatch(r"num_hidden_layers|encoder_layers|decoder_layers|num_layers", str(key)) and type(value) is int
         else value
     )

@@ -61,6 +61,12 @@ PLANS = (
     Plan(True, True, filled=True, own_heads=True), Plan(False, False, filled=True, own_heads=True),
     Plan(False, False, shrunk=False),
 )  # fmt: skip
+LACKED: Mapping[str, Mapping[str, Any]] = {  # by model_type, what a class's default config lacks and its model reads
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 28},
+    "qwen3_omni_moe_talker": {"spatial_merge_size": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
+}
 FILLED: Mapping[str, Any] = {
     "head_dim": 0, "num_key_value_heads": 0, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "n_routed_experts": 4, "num_local_experts": 4, "num_experts": 4, "n_shared_experts": 1,
