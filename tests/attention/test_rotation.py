@@ -106,7 +106,7 @@ def test_a_grid_turns_rows_and_columns_apart() -> None:
     np.testing.assert_allclose(angles[4] - angles[2], [4 * np.pi / 3 * 0.5, 0])  # a row on
     np.testing.assert_allclose(rotation.angles_at(1), angles[3] - angles[2])
     np.testing.assert_allclose(rotation.angles_at((2, -1)), angles[6] - angles[3])
-    with pytest.raises(ValueError, match=r"5 patches are neither the grid \(3, 2\) nor a square"):
+    with pytest.raises(CheckpointError, match=r"5 patches are neither the grid \(3, 2\) nor a square"):
         rotation.angles(np.arange(7))
 
 
@@ -135,7 +135,7 @@ def test_patches_follow_in_blocks_and_blocks_in_windows() -> None:
     np.testing.assert_array_equal(with_class.angles(np.array([[0, 1], [-1, -1]])), [[1, 2], [0, 0]])
     film = GridRotation(np.ones(3), axes=np.array([FRAME, ROW, COLUMN]), grid=(2, 1, 2))
     np.testing.assert_array_equal(film.angles(np.arange(4)), [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]])
-    with pytest.raises(ValueError, match="8 patches are no square image; give positions as rows and columns"):
+    with pytest.raises(CheckpointError, match="8 patches are no square image: give positions as rows and columns"):
         GridRotation(np.ones(2), axes=axes).angles(np.arange(8))
 
 

@@ -54,9 +54,15 @@ def expected(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
     calls: list[tuple[np.ndarray, np.ndarray]] = []
     outputs: list[np.ndarray] = []
     content: dict[str, list[np.ndarray]] = {}
+    entering: list[np.ndarray] = []
     for name, module in model.named_modules():
         if re.search(case.output, name):
-            module.register_forward_hook(lambda m, i, o: outputs.append(o[0].numpy().copy()))
+            module.register_forward_hook(lambda m, i, o: outputs.append((o[0] if o.ndim > 2 else o).numpy().copy()))
+        if case.stream and re.search(case.stream, name):
+            module.register_forward_pre_hook(
+                lambda m, i, named: entering.append((i[0] if i else named["hidden_state"]).numpy().copy()),
+                with_kwargs=True,
+            )
         if case.content_only and re.search(r"(in|query|key)_proj$", name):
             part = name.rpartition(".")[2]
             module.register_forward_hook(lambda m, i, o, part=part: content.setdefault(part, []).append(o[0].numpy()))
@@ -67,8 +73,9 @@ def expected(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
     else:
         part = model
     with torch.no_grad(), recorded_softmax(calls):
-        result = part(**inputs, output_hidden_states=True)
-    states = [state[0].numpy() for state in result.hidden_states]
+        result = part(**inputs, **{} if case.stream else {"output_hidden_states": True})
+    handed = [*entering, entering[-1]] if case.stream else [state.numpy() for state in result.hidden_states]
+    states = [state.reshape(-1, state.shape[-1]) for state in handed]
     n = len(states[0])
     found = {"tokens": inputs["input_ids"][0].numpy()} if "input_ids" in inputs else {}
     calls = [call for call in calls if call[0].shape[-2] == n]

@@ -62,7 +62,8 @@ def rotation_of(found: list[Fixture]) -> str:
     for it, layer in layers_of(found):
         rotation, kinds = layer.rotation, it.model.config.rope
         if isinstance(rotation, GridRotation):
-            said.append("RoPE by row and column, class and registers unrotated")
+            said.append("RoPE by row and column")
+            said += ["class and registers unrotated"] if rotation.prefix or rotation.suffix else []
         elif rotation is not None:
             said.append("interleaved RoPE" if rotation.interleaved else "RoPE")
             if 2 * len(rotation.frequencies) < it.model.config.head_dim:

@@ -67,7 +67,7 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
         if (layer.q_norm and layer.q_norm.shift is not None) or layer.gain is not None or name.startswith("deepseek"):
             continue  # what the next two tests look at
         for i, j in np.ndindex(*apart.shape):
-            delta = steps(layer, i, j)
+            delta = steps(layer, i, j, len(x))
             if delta is None:
                 continue
             score = z[i] @ head.qk_at(delta).left @ (head.qk_at(delta).right.T @ z[j])
@@ -83,15 +83,14 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
             assert score == pytest.approx(scores[head.index, i, j], abs=TOLERANCE)
 
 
-def steps(layer: Layer, i: int, j: int) -> int | tuple[int, int] | None:
-    """i - j; on a grid rows and columns from patch j to patch i, 0 among prefix tokens, None between the two kinds."""
+def steps(layer: Layer, i: int, j: int, n: int) -> int | tuple[int, ...] | None:
+    """i - j; between patches frames, rows and columns from j to i, 0 among other tokens, None between the two kinds."""
     if not isinstance(layer.rotation, GridRotation):
         return i - j
-    prefix, columns = layer.rotation.prefix, layer.rotation.grid[1]
-    if (i < prefix) != (j < prefix):
+    place, of = layer.rotation.places(np.arange(n))[[i, j]]
+    if (place[-1] < 0) != (of[-1] < 0):
         return None
-    (row, column), (of_row, of_column) = (divmod(at - prefix, columns) for at in (i, j))
-    return 0 if i < prefix else (row - of_row, column - of_column)
+    return 0 if place[-1] < 0 else tuple(int(step) for step in place - of)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("deepseek")])

@@ -52,11 +52,15 @@ class Case:
     length : int
         Tokens in the sequence.
     head : str
-        Which of transformers' auto classes: "CausalLM", "MaskedLM" or "" for the bare model.
+        Which of transformers' auto classes: "CausalLM", "MaskedLM" or "" for the bare model; or a class's own name.
     tower : str
         The tower that is looked at.
     content_only : bool
         Scores have terms that weightscope names but does not compute; only content terms are kept.
+    inputs : dict
+        What the model runs on where that is neither tokens nor an image: integers, or the shape of noise as a tuple.
+    stream : str
+        Pattern of the modules that hidden states enter, where the model hands out none.
     """
 
     name: str
@@ -67,10 +71,21 @@ class Case:
     head: str = "CausalLM"
     tower: str = ""
     content_only: bool = False
+    inputs: dict[str, Any] = field(default_factory=dict)
+    stream: str = ""
 
 
 def vision(name: str, model_type: str, output: str, tower: str = "", **config: Any) -> Case:
     return Case(name, model_type, config or VIT, output, head="", tower=tower)
+
+
+def patches(name: str, model_type: str, shape: tuple[int, ...], grid: list[int], head: str = "", **config: Any) -> Case:
+    """A vision tower that takes the patches of an image one by one, of `shape` (n, ...), and the image's `grid`."""
+    first = "hidden_states" if len(shape) == 2 and not head else "pixel_values"
+    inputs = {first: shape, "grid_thw": [grid]}
+    return Case(
+        name, model_type, config, r"attn\.(out_)?proj$", head=head, inputs=inputs, stream=r"(blocks|layers)\.\d+$"
+    )
 
 
 def encoder(name: str, model_type: str, output: str = r"attention\.output\.dense$", **config: Any) -> Case:
@@ -254,6 +269,21 @@ CASES = (
     vision("dinov2", "dinov2", r"layer_scale1$"),
     vision("dinov2_with_registers", "dinov2_with_registers", r"layer_scale1$", **VIT, num_register_tokens=3),
     vision("dinov3_vit", "dinov3_vit", r"layer_scale1$", **VIT, num_register_tokens=3),
+    patches("qwen3_vl_vision", "qwen3_vl_vision", (16, 4), [1, 4, 4], depth=2, hidden_size=16, num_heads=2,
+            intermediate_size=8, in_channels=1, patch_size=2, temporal_patch_size=1, num_position_embeddings=16,
+            out_hidden_size=8, deepstack_visual_indexes=[]),
+    patches("kimi_k25_vision", "kimi_k25_vision", (16, 3, 2, 2), [1, 4, 4], num_hidden_layers=2, hidden_size=16,
+            num_attention_heads=2, intermediate_size=8, patch_size=2, pos_emb_height=4, pos_emb_width=4),
+    patches("minimax_m3_vl_vision", "minimax_m3_vl_vision", (16, 8), [1, 4, 4], "MiniMaxM3VLVisionModel",
+            num_hidden_layers=2, hidden_size=28, num_attention_heads=2, intermediate_size=8, num_channels=1,
+            patch_size=2),
+    Case("llama4_vision", "llama4_vision_model", VIT | {
+        "image_size": 16, "projector_input_dim": 8, "projector_output_dim": 8, "vision_output_dim": 8,
+        "intermediate_size": 64,
+    }, r"self_attn\.o_proj$", head="Llama4VisionModel", stream=r"layers\.\d+$"),
+    Case("step3p5_vision", "step3p5_vision", VIT, r"self_attn\.out_proj$", head="Step3p7VisionModel",
+         stream=r"layers\.\d+$"),
+    Case("pixtral", "pixtral", VIT, r"attention\.o_proj$", head="", stream=r"layers\.\d+$"),
     Case("clip_text", "clip", TOWERS, r"text_model.*out_proj$", head="", tower="text"),
     Case("clip_vision", "clip", TOWERS, r"vision_model.*self_attn\.out_proj$", head="", tower="vision"),
     Case("siglip_text", "siglip", TOWERS, r"text_model.*self_attn\.out_proj$", head="", tower="text"),

@@ -12,8 +12,11 @@ from tests.support.cases import Case
 def random_model(case: Case) -> torch.nn.Module:
     """The case's model with every parameter drawn anew, norms and biases included."""
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
-    auto = getattr(transformers, f"AutoModelFor{case.head}" if case.head else "AutoModel")
-    model = auto.from_config(config, attn_implementation="eager").eval()
+    if own := getattr(transformers, case.head, None) if case.head else None:
+        model = own._from_config(config, attn_implementation="eager").eval()
+    else:
+        auto = getattr(transformers, f"AutoModelFor{case.head}" if case.head else "AutoModel")
+        model = auto.from_config(config, attn_implementation="eager").eval()
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     for name, parameter in model.named_parameters():
         draw = np.asarray(rng.normal(size=tuple(parameter.shape)), np.float32)
@@ -26,6 +29,13 @@ def random_model(case: Case) -> torch.nn.Module:
 def inputs_of(case: Case) -> dict[str, torch.Tensor]:
     """Tokens that are no special ones, and an image; whichever the model takes."""
     rng = np.random.default_rng(len(case.name))
+    if case.inputs:
+        return {
+            name: torch.from_numpy(rng.normal(size=given).astype(np.float32))
+            if isinstance(given, tuple)
+            else torch.tensor(given)
+            for name, given in case.inputs.items()
+        }
     tokens = torch.from_numpy(rng.integers(3, 20, size=(1, case.length)))
     if case.model_type in {"clip", "siglip"}:
         side = case.config["vision_config"]["image_size"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.device import namespace
+from weightscope.errors import CheckpointError
 from weightscope.shapes import ShowsShapes
 
 Delta = int | tuple[int, ...]  # positions between query and key; rows and columns between patches, or any axes
@@ -215,7 +216,7 @@ class GridRotation(Rotation):
 
         Raises
         ------
-        ValueError
+        CheckpointError
             Of the patches counted it cannot be told how many rows and columns they are.
         """
         places = self.places(positions) if positions.ndim == 1 else positions
@@ -246,7 +247,7 @@ class GridRotation(Rotation):
         side = isqrt(patches)
         if side * side != patches or side % self.merge:
             known = f"neither the grid {self.grid} nor a square" if self.grid else "no square image"
-            raise ValueError(f"{patches} patches are {known}; give positions as rows and columns, (n, 2)")
+            raise CheckpointError(f"{patches} patches are {known}: give positions as rows and columns, (n, 2)")
         return 1, side, side
 
     def angles_at(self, delta: Delta) -> np.ndarray:

@@ -62,8 +62,9 @@ class GridRope:
         Tokens before and after the patches, or the config key of their number; `registers` come after the class token.
     registers : str
         Config key of the number of registers, which are before the patches too.
-    merge, window : str
-        Config key of the side of blocks of patches; key of the side of windows in pixels, where patches follow so.
+    merge, window, window_unit : str
+        Config key of the side of blocks of patches; of the side of windows, where patches follow so; and of the side of
+        what a window's side is counted in, if not patches.
     origin, centred
         As of `GridRotation`.
     """
@@ -79,6 +80,7 @@ class GridRope:
     registers: str = ""
     merge: str = ""
     window: str = ""
+    window_unit: str = ""
     origin: float = 0.0
     centred: bool = False
 
@@ -125,7 +127,8 @@ class GridRope:
         """The side of a window in blocks of patches."""
         if not self.window:
             return 0
-        return max(config.size(self.window) // merge // config.size(self.patch), 1)
+        unit = config.size(self.window_unit) if self.window_unit else 1
+        return max(config.size(self.window) // merge // unit, 1)
 
 
 def _sides(config: Config, key: str) -> tuple[int, int]:

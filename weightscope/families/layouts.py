@@ -45,6 +45,15 @@ def stacked(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer
     return Layer(q, k, v, *output(tensors, family, config, r))
 
 
+def packed(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """torch's own attention: rows [Q | K | V] of a tensor whose name ends in `_weight`, its bias in one in `_bias`."""
+    d, h, r = config.d_model, config.n_heads, config.head_dim
+    w = tensors.weights(family.query + "_weight", (3 * h * r, d)).reshape(3, h * r, d)
+    b = tensors.read(family.query + "_bias", (3 * h * r,)).reshape(3, h * r)
+    q, k, v = (by_head(w[i], b[i], h) for i in range(3))
+    return Layer(q, k, v, *output(tensors, family, config, r))
+
+
 def grouped(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """One Linear with the rows of a key-value group together: its queries, its key, its value.
 

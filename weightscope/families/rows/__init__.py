@@ -12,6 +12,7 @@ from weightscope.families.rows.mistral import MISTRAL_DECODERS
 from weightscope.families.rows.older import OLDER_DECODERS
 from weightscope.families.rows.seeing import SEEING
 from weightscope.families.rows.text_encoders import TEXT_ENCODERS
+from weightscope.families.rows.towers import TOWERS
 from weightscope.families.rows.vision import VISION
 
 FAMILIES: tuple[Family, ...] = (
@@ -27,4 +28,5 @@ FAMILIES: tuple[Family, ...] = (
     *TEXT_ENCODERS,
     *OLDER_DECODERS,
     *VISION,
+    *TOWERS,
 )
