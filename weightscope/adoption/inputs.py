@@ -74,9 +74,7 @@ class Inputs:
         config = self.config
         patch = int(_get(config, ("patch_size",), 14, SEEN))
         per = int(_get(config, ("temporal_patch_size",), 1, SEEN)) * patch * patch
-        return self.noise(
-            self.size.grid * (self.size.grid + 2), int(_get(config, ("in_channels", "in_chans"), 3, SEEN)) * per
-        )
+        return self.noise(4 * self.size.grid**2, int(_get(config, ("in_channels", "in_chans"), 3, SEEN)) * per)
 
     def features(self) -> torch.Tensor:
         mel = int(
@@ -107,7 +105,7 @@ class Inputs:
         """Inputs to try, the plainest first; far positions are in the first where the model takes any."""
         has = self.parameters
         n, m = self.size.length, self.size.length + 4
-        grid = torch.tensor([[1, self.size.grid, self.size.grid + 2]])
+        grid = torch.tensor([[1, 2 * self.size.grid, 2 * self.size.grid]])
         makers: dict[str, Callable[[], Any]] = {
             "input_ids": lambda: self.ids(n), "decoder_input_ids": lambda: self.ids(n),
             "pixel_values": self.pixels, "input_values": lambda: self.noise(1, 8000), "input_features": self.features,

@@ -17,7 +17,6 @@ from weightscope.adoption.tiny import first_line
 from weightscope.shapes import ShowsShapes
 
 NO_SCORE = 1e-30  # a probability below it is a mask's
-DEFORMABLE = re.compile("Deformable|MultiscaleDeformable", re.ASCII)
 BATCH = 6  # windows of an image that are looked at
 
 
@@ -75,7 +74,6 @@ class _Event:
 @dataclass
 class _Softmax:
     at: int
-    owner: str
     scores: torch.Tensor
     attention: torch.Tensor
 
@@ -106,9 +104,7 @@ class _Log:
     def softmax(self, scores: torch.Tensor, attention: torch.Tensor) -> None:
         self.time += 1
         if scores.ndim >= 3 and self.open and (scores.ndim > 3 or scores.shape[0] > 1):
-            self.softmaxes.append(
-                _Softmax(self.time, self.open[-1].name, scores.detach().clone(), attention.detach().clone())
-            )
+            self.softmaxes.append(_Softmax(self.time, scores.detach().clone(), attention.detach().clone()))
 
     def close(self) -> None:
         for hook in self.hooks:
@@ -220,7 +216,7 @@ def observe(model: PreTrainedModel, size: Size, seed: int = 0, start: int = 0) -
             except Exception as error:  # whatever it raises of inputs that are not its own
                 problem = problem or first_line(error)
                 continue
-            seen = [one for softmax in log.softmaxes for one in _observed(log, softmax, given)]
+            seen = [one for work in _at_work(log) for one in _observed(log, *work, given)]
             if seen:
                 found += seen
                 break
@@ -230,26 +226,60 @@ def observe(model: PreTrainedModel, size: Size, seed: int = 0, start: int = 0) -
     return found, problems
 
 
-def _observed(log: _Log, softmax: _Softmax, given: dict[str, Any]) -> Iterator[Observed]:
+def _at_work(log: _Log) -> Iterator[tuple[_Event, _Event, _Softmax]]:
+    """Every layer, the module of it that attends, and its softmax.
+
+    A module that takes one sequence in pieces (the windows of an image) has a softmax a piece; together they are one
+    softmax of the whole, in which no token sees another piece.
+    """
+    pieces: dict[int, tuple[_Event, _Event, list[_Softmax]]] = {}
+    for softmax in log.softmaxes:
+        around = [event for event in log.events if event.start < softmax.at < event.end]
+        around.sort(key=lambda event: event.start)
+        owners = [event for event in around if any(one.ndim > 1 for one in event.module.parameters())]
+        layers = [event for event in owners if re.search(r"\.\d+$|^\d+$", event.name)]
+        if not layers:
+            continue
+        attends, layer = owners[-1], layers[-1]
+        names = [type(event.module).__name__.lower() for event in around[around.index(layer) :]]
+        if any("deformable" in name for name in names) or not any("att" in name for name in names):
+            continue
+        pieces.setdefault(attends.start, (layer, attends, []))[2].append(softmax)
+    for layer, attends, softmaxes in pieces.values():
+        shapes = [tuple(one.scores.shape) for one in softmaxes]
+        n = sum(shape[-1] for shape in shapes)
+        if len(shapes) > 1 and {shape[0] for shape in shapes} == {1} and _first(attends.inputs, 1, n) is not None:
+            scores = _block_diagonal([one.scores for one in softmaxes], -torch.inf)
+            yield (
+                layer,
+                attends,
+                _Softmax(softmaxes[0].at, scores, _block_diagonal([one.attention for one in softmaxes], 0)),
+            )
+        else:
+            for softmax in softmaxes:
+                yield layer, attends, softmax
+
+
+def _block_diagonal(blocks: list[torch.Tensor], fill: float) -> torch.Tensor:
+    """Blocks (1, H, n, n) as one of (1, H, sum of n, sum of n), `fill` elsewhere."""
+    n = sum(block.shape[-1] for block in blocks)
+    whole, start = torch.full((1, blocks[0].shape[1], n, n), fill), 0
+    for block in blocks:
+        stop = start + block.shape[-1]
+        whole[:, :, start:stop, start:stop] = block
+        start = stop
+    return whole
+
+
+def _observed(
+    log: _Log, layer: _Event, attends: _Event, softmax: _Softmax, given: dict[str, Any]
+) -> Iterator[Observed]:
     """What one softmax was part of, a sequence at a time."""
-    around = [event for event in log.events if event.start < softmax.at < event.end]
-    around.sort(key=lambda event: event.start)
-    owners = [event for event in around if any(one.ndim > 1 for one in event.module.parameters())]
-    layers = [event for event in owners if re.search(r"\.\d+$|^\d+$", event.name)]
-    if not owners or not layers:
-        return
-    attends, layer = owners[-1], layers[-1]
-    if any(DEFORMABLE.search(type(event.module).__name__) for event in around[around.index(layer) :]):
-        return
     b, n, m = *_batch(softmax.scores), softmax.scores.shape[-1]
-    scores, attention = (
-        one.reshape(b, -1, n, m).float().numpy() for one in (softmax.scores, softmax.attention)
-    )  # fmt: skip
+    scores, attention = (one.reshape(b, -1, n, m).float().numpy() for one in (softmax.scores, softmax.attention))
     if scores.shape[1] == 0:
         return
     inside = [event for event in log.events if layer.start < event.start and event.end < layer.end]
-    if "att" not in "".join(type(event.module).__name__.lower() for event in around[around.index(layer) :]):
-        return
     streams, memories = _entering(layer, attends, inside, softmax.at, b, n, m)
     outputs = [out for event in (*inside, layer) if event.end > softmax.at for out in event.outputs[:1]]
     positions = given.get("position_ids")
