@@ -48,6 +48,8 @@ def test_contributions_are_means_over_texts(tmp_path: Path) -> None:
     both.write_tables(files)
     rows = files.contents["contributions.csv"].decode().splitlines()
     assert len(rows) == 1 + 6 * len(first.heads)
+    header, first_row = (row.split(",") for row in rows[:2])
+    assert float(first_row[header.index("c_paper")]) == pytest.approx(both.drawn["ee"][0, 1:].mean(), rel=1e-4)
     assert both.heads["ee"] == pytest.approx([c[1:].mean() for c in both.contributions["ee"]])
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import csc_array, csr_array, save_npz
 
 from weightscope.errors import CheckpointError
 from weightscope.text.counts import Counts, load_counts
@@ -66,6 +67,18 @@ def other_compression() -> bytes:
     return stream.getvalue()
 
 
+def scipys(matrix=None, **changes) -> bytes:
+    """The bytes of a matrix that SciPy saved, with some arrays replaced."""
+    stream = io.BytesIO()
+    csr = csr_array((ARRAYS["data"], ARRAYS["indices"], ARRAYS["indptr"]), shape=(4, 4))
+    save_npz(stream, csr if matrix is None else matrix)
+    with np.load(io.BytesIO(stream.getvalue())) as saved:
+        arrays = dict(saved) | changes
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
+
+
 ATTACKS = {
     "an empty file": (b"", "cut short or damaged"),
     "not a zip": (b"PK but not really", "cut short or damaged"),
@@ -73,6 +86,11 @@ ATTACKS = {
     "an empty zip": (b"PK\x05\x06" + bytes(18), "no array 'indptr' (holds nothing)"),
     "an array missing": (npz(data=None), "no array 'data'"),
     "no meta": (npz(meta=None), "no array 'meta'"),
+    "SciPy's, of other columns than rows": (scipys(csr_array((4, 5), dtype=np.int32)), "of shape [4, 5]"),
+    "SciPy's, by columns": (scipys(csc_array((4, 4), dtype=np.int32)), "a b'csc' matrix"),
+    "SciPy's, of fractions": (scipys(csr_array(np.full((4, 4), 0.5))), "'data' is float64"),
+    "SciPy's, of negative counts": (scipys(csr_array(np.full((4, 4), -1))), "a count of -1"),
+    "SciPy's, with a made-up shape": (scipys(shape=np.zeros(7, int)), "'shape' is int64 of shape (7,)"),
     "32-bit indices": (npz(indices=ARRAYS["indices"].astype(np.int32)), "'indices' is int32"),
     "big-endian indices": (npz(indices=ARRAYS["indices"].astype(">i8")), "'indices' is >i8"),
     "float counts": (npz(data=ARRAYS["data"] * 1.0), "'data' is float64"),
@@ -210,3 +228,15 @@ def test_padding_adds_tokens_that_occur_nowhere(counts):
     assert padded.vocab_size == 6
     np.testing.assert_array_equal(padded.indptr, [0, 2, 2, 3, 5, 5, 5])
     assert padded.indices is counts.indices
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16])
+def test_a_matrix_that_scipy_saved_is_read_and_said_to_be_of_an_unknown_tokenizer(dtype, tmp_path) -> None:
+    matrix = csr_array((ARRAYS["data"].astype(dtype), ARRAYS["indices"], ARRAYS["indptr"]), shape=(4, 4))
+    save_npz(tmp_path / "counts.npz", matrix)
+    found = load_counts(tmp_path / "counts.npz")
+    np.testing.assert_array_equal(found.matrix(4).toarray(), matrix.toarray())
+    found.check(4, "any tokenizer")
+    assert "could be checked" in found.caveats[0]
+    with pytest.raises(CheckpointError, match="over a vocabulary of 4"):
+        found.check(5, "any tokenizer")

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.special import softmax
 
 from weightscope.detokenization.heads import BigramAuroc, TokenRoc
 from weightscope.detokenization.on_text import TextCheck
@@ -14,6 +13,7 @@ from weightscope.detokenization.terms import TERMS
 from weightscope.pages.style import COLOURS, COLUMN, DASHES, head_style, in_our_style, subplots
 
 SIGMA_I = (("mean", "#0072B2"), ("minimum", "#009E73"), ("maximum", "#E69F00"))  # the paper's blue, green, orange
+LAST = 30  # positions before the query that an inset shows, as the authors draw
 PREVIOUS = "previous position $j$ (tokens)"
 
 
@@ -76,14 +76,16 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
     axis_p.fill_between(np.arange(len(everywhere.mean)), everywhere.low, everywhere.high, color="0.8", linewidth=0)
 
     j = np.arange(query + 1)
-    t_p, t_pp = terms.p_numerator[head, : query + 1], terms.pp_numerator[head, : query + 1]
+    last = axis_softmax.inset_axes((0.12, 0.35, 0.5, 0.55))
     for which, colour in SIGMA_I:
-        at_query = getattr(sigma, which)[query]
-        pp, both = (spread_over_tokens(t, sigma) for t in (t_pp / at_query, t_p + t_pp / at_query))
-        for axis, curve in ((axis_pp, pp), (axis_sum, both)):
+        at = terms.at_sigma(head, which)
+        for axis, curve in ((axis_pp, at.pp), (axis_sum, at.both)):
             axis.fill_between(j, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
             axis.plot(j, curve.mean, color=colour, label=rf"$\sigma_i$ {which}")
-        axis_softmax.plot(j, softmax(both.mean * terms.scale), color=colour)
+        axis_softmax.plot(j, at.attention, color=colour)
+        last.plot(j[-LAST:], at.attention[-LAST:], color=colour)
+    last.set_title(f"the last {len(j[-LAST:])}", fontsize=6)
+    last.tick_params(labelsize=5)
     axis_pp.legend()
     axis_p.set_ylabel(r"$T^p_j$")
     axis_pp.set_ylabel(rf"$T^{{pp}}_{{{query},j}}$")
@@ -139,19 +141,19 @@ def all_heads_figure(terms: PositionTerms) -> Figure:
 
 
 @in_our_style()
-def text_figure(check: TextCheck, by_position: np.ndarray, head: int) -> Figure:
+def text_figure(check: TextCheck, terms: PositionTerms, head: int) -> Figure:
     """Fig. 4: attention from one position beside what position alone predicts; c of each term by position.
 
     Parameters
     ----------
     check : TextCheck
-    by_position : (n_heads, query + 1) array
-        The softmax of T^p + T^pp at the same query position.
+    terms : PositionTerms
+        At the same query position.
     head : int
     """
     figure, (left, right) = subplots(1, 2, figsize=(2 * COLUMN, 2.4))
     left.plot(check.attention[head], color=COLOURS[0], label="on text")
-    left.plot(by_position[head], color=COLOURS[1], linestyle="--", label="from position alone")
+    left.plot(terms.at_sigma(head, "mean").attention, color=COLOURS[1], linestyle="--", label="from position alone")
     left.legend()
     left.set_xlabel(PREVIOUS)
     left.set_ylabel(rf"attention $\alpha_{{{check.query},j}}$")

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.terms import TERMS, log_attention, term_contributions
+from weightscope.detokenization.terms import TERMS, drawn_contributions, log_attention, term_contributions
 from weightscope.errors import CheckpointError
 from weightscope.folder import Files
 from weightscope.runner.runner import Activations, Runner, open_runner
@@ -36,6 +36,8 @@ class TextCheck(ShowsShapes):
         alpha_ij over j, averaged over texts.
     contributions : dict of str to (n_heads, n) float64 array
         c^ee, c^pp, ... of eq. 18 in nats by position i, averaged over texts.
+    drawn : dict of str to (n_heads, n) float64 array
+        The same as the paper's own figure has them; see `drawn_contributions`.
     difference : float
         The largest between an attention weight of the model and the softmax of the six terms' sum.
     """
@@ -45,6 +47,7 @@ class TextCheck(ShowsShapes):
     source: str
     attention: np.ndarray
     contributions: dict[str, np.ndarray]
+    drawn: dict[str, np.ndarray]
     difference: float
 
     @cached_property
@@ -58,13 +61,14 @@ class TextCheck(ShowsShapes):
     def write_tables(self, files: Files) -> None:
         """Write contributions.csv, a row a head and term, and contributions.npz."""
         rows = [
-            (head, name, self.heads[name][head], c[head, self.query])
+            (head, name, self.heads[name][head], c[head, self.query], self.drawn[name][head, 1:].mean())
             for head in range(len(self.attention))
             for name, c in self.contributions.items()
         ]
-        header = ("head", "term", "mean_over_positions", f"at_{self.query}")
+        header = ("head", "term", "mean_over_positions", f"at_{self.query}", "c_paper")
         files.table("contributions.csv", Table.of_rows(header, rows))
         arrays = {f"c_{name}": c for name, c in self.contributions.items()}
+        arrays |= {f"c_paper_{name}": c for name, c in self.drawn.items()}
         files.npz("contributions.npz", attention=self.attention, query=np.array(self.query), **arrays)
 
 
@@ -113,7 +117,7 @@ def check_on_text(
     n_heads, n = len(first.heads), len(sequences[0])
     positions = np.arange(n)
     attention = np.zeros((n_heads, query + 1))
-    contributions = {name: np.zeros((n_heads, n)) for name in TERMS}
+    contributions, drawn = ({name: np.zeros((n_heads, n)) for name in TERMS} for _ in range(2))
     largest = 0.0
 
     def observe(seen: Activations) -> None:
@@ -131,8 +135,10 @@ def check_on_text(
                     raise CheckpointError(problem, file=first.model.name)
                 for name, c in term_contributions(terms, scale, visible).items():
                     contributions[name][head] += c
+                for name, c in drawn_contributions(terms, visible).items():
+                    drawn[name][head] += c
 
     runner.observe(sequences, observe, layers=[0])
     n_texts = len(sequences)
-    means = {name: total / n_texts for name, total in contributions.items()}
-    return TextCheck(query, n_texts, source, attention / n_texts, means, largest)
+    means, as_drawn = ({name: total / n_texts for name, total in c.items()} for c in (contributions, drawn))
+    return TextCheck(query, n_texts, source, attention / n_texts, means, as_drawn, largest)

@@ -23,10 +23,7 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
     if auroc.model.partition("@")[0] in paper.MODELS and auroc.layer == 0:
         printed = [paper.AUROC.get(head, np.nan) for head in table["head"]]
         table = Table([*table.columns, Column("auroc_printed", printed, "the paper's AUROC")], table.caption)
-    text = (
-        f"{counts.tokens:,} tokens in {counts.documents:,} documents, {counts.pairs:,} distinct bigrams. "
-        f"{table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,} tokens follow some token."
-    )
+    text = f"{counts.origin}. {table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,} tokens follow some token."
     caption = (
         "Bigram AUROC of T^ee by head, best first. "
         "Dot: mean over tokens; bars: the middle half and the middle 90 % of them."
@@ -56,7 +53,8 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
     for head in heads or (terms.nearest_head(),):
         t_p, t_pp = ({name: table[f"{part}_{name}"][head] for name in Trends._fields} for part in ("t_p", "t_pp"))
         caption = (
-            f"Fig. 3 for head {head} at query position {terms.query}. A line of slope {t_p['slope']:.3g} a position "
+            f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last position is "
+            f"{terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
             f"is {t_p['linear_share']:.0%} of the variance of T^p; a sinusoid of period {t_pp['period']:.0f} is "
             f"{t_pp['sinusoid_share']:.0%} of that of T^pp."
         )
@@ -87,9 +85,11 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms) -> Sectio
         f"model's attention: no weight differs by more than {check.difference:.0e}."
     )
     fig_4 = Figure(
-        save(figures.text_figure(check, terms.attention(), head), files, f"empirical-head-{head}"),
-        f"Fig. 4 for head {head}. Left: attention from position {check.query}, beside what position alone predicts. "
-        "Right: how far attention moves without each term, by position.",
+        save(figures.text_figure(check, terms, head), files, f"empirical-head-{head}"),
+        f"Fig. 4 for head {head}. Left: attention from position {check.query}, beside what position alone predicts "
+        "with sigma_i at its mean, as in Fig. 3. Right: how far attention moves without each term, by position "
+        "(eq. 18: D_KL(P || Q), scores divided by √d'). The paper's own figure is drawn otherwise by its authors' "
+        "script: D_KL(Q || P) / (i + 1) of undivided scores, averaged over heads; c_paper in contributions.csv.",
     )
     every = Figure(
         save(figures.contributions_figure(check), files, "contributions"),

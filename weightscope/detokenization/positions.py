@@ -61,8 +61,29 @@ class PositionTerms(ShowsShapes):
         return self.pp_numerator * self.sigma.inverse_mean * self.sigma.inverse_mean[self.query]
 
     def attention(self) -> np.ndarray:
-        """softmax_j((T^p + T^pp) / sqrt(d')) over j = 0 .. i, (n_heads, i + 1): Fig. 3, lower right."""
+        """softmax_j((T^p + T^pp) / sqrt(d')) over j = 0 .. i, averaged over what tokens may stand at i and j."""
         return softmax((self.t_p + self.t_pp)[:, : self.query + 1] * self.scale, axis=-1)
+
+    def at_sigma(self, head: int, which: str) -> "AtSigma":
+        """T^pp, T^p + T^pp and the softmax of a head's sum, with one sigma_i for the query: Fig. 3 but for upper left.
+
+        Parameters
+        ----------
+        head : int
+        which : {"mean", "minimum", "maximum"}
+            Of sigma_i over the tokens that may stand at the query position.
+
+        Raises
+        ------
+        ValueError
+            There is no sigma.
+        """
+        if self.sigma is None:
+            raise ValueError("position terms without sigma have no attention")
+        sigma_i = getattr(self.sigma, which)[self.query]
+        t_p, t_pp = (terms[head, : self.query + 1] for terms in (self.p_numerator, self.pp_numerator))
+        pp, both = (spread_over_tokens(t, self.sigma) for t in (t_pp / sigma_i, t_p + t_pp / sigma_i))
+        return AtSigma(pp, both, softmax(both.mean * self.scale))
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -128,7 +149,7 @@ def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool =
     ----------
     first : FirstLayer
     query : int, optional
-        The position i; the paper's 500 by default, or the last one of a shorter model.
+        The position i; the paper's 500 by default, or the middle one of a model with fewer than 1,000.
     unscaled : bool
         Leave sigma out, so that no token embedding is needed.
 
@@ -141,7 +162,8 @@ def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool =
     if positions is None:
         problem = f"a {model.family.name} has no position embedding, hence no T^p and T^pp"
         raise CheckpointError(problem, file=model.checkpoint.name)
-    query = min(paper.QUERY, len(positions) - 1) if query is None else query
+    # At the last trained position T^p has a cliff of its own, so that a shorter model is looked at in mid-context.
+    query = min(paper.QUERY, max((len(positions) - 1) // 2, FEWEST - 1)) if query is None else query
     if not FEWEST - 1 <= query < len(positions):
         problem = f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the model's positions"
         raise CheckpointError(problem, file=model.checkpoint.name)
@@ -212,6 +234,14 @@ def spread_over_tokens(numerator: np.ndarray, sigma: SigmaStatistics) -> Curve:
     n = len(numerator)
     ends = np.stack([numerator * sigma.inverse_low[:n], numerator * sigma.inverse_high[:n]])
     return Curve(numerator * sigma.inverse_mean[:n], ends.min(axis=0), ends.max(axis=0))
+
+
+class AtSigma(NamedTuple):
+    """A head's position terms with one sigma_i for the query: T^pp and T^p + T^pp over j <= i, and the softmax."""
+
+    pp: Curve
+    both: Curve
+    attention: np.ndarray
 
 
 class Trends(NamedTuple):

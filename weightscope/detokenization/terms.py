@@ -110,7 +110,24 @@ def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> di
     dict of str to (n,) float64 array
         By the terms' names, D_KL(P_i || Q_i) in nats, with P lacking the term.
     """
-    total = terms.total()
-    with_all = log_attention(scale * total, visible)  # (n, n)
-    without = {name: log_attention(scale * (total - getattr(terms, name)), visible) for name in TERMS}
+    with_all, without = _with_and_without(terms, scale, visible)
     return {name: divergence(log_p, with_all) for name, log_p in without.items()}
+
+
+def drawn_contributions(terms: SixTerms, visible: np.ndarray) -> dict[str, np.ndarray]:
+    """What the paper's Fig. 4 shows, by its authors' script: D_KL(Q_i || P_i) / (i + 1) of scores as they are.
+
+    They are not divided by sqrt(d'). Eq. 18 has the divergence the other way round, and no quotient. Parameters and
+    result as of `term_contributions`.
+    """
+    with_all, without = _with_and_without(terms, 1.0, visible)
+    keys = np.arange(1, len(visible) + 1)
+    return {name: divergence(with_all, log_p) / keys for name, log_p in without.items()}
+
+
+def _with_and_without(terms: SixTerms, scale: float, visible: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Logarithms of attention, (n, n), by all terms and without each."""
+    total = terms.total()
+    return log_attention(scale * total, visible), {
+        name: log_attention(scale * (total - getattr(terms, name)), visible) for name in TERMS
+    }

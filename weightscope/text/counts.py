@@ -1,7 +1,8 @@
 """Bigram counts: a sparse matrix, what it was counted from, and its file.
 
 COUNTS.npz holds a CSR matrix of shape (vocab, vocab), rows = current token i, columns = previous token j, as the int64
-arrays `indptr`, `indices` and `data`, and `meta`, a JSON string. Plain `numpy.load` reads it.
+arrays `indptr`, `indices` and `data`, and `meta`, a JSON string. Plain `numpy.load` reads it. What SciPy's `save_npz`
+writes of such a matrix is read too; it does not say which tokenizer its rows are tokens of.
 """
 
 import json
@@ -22,6 +23,7 @@ from weightscope.regular import regular_file
 # Counts of 40 MB of books unpack to 6.5 times their file. An archive that promises far more is refused unread.
 LARGEST_EXPANSION = 50
 SMALL = 64 << 20
+ARRAYS = ("indptr", "indices", "data")
 
 # What zipfile and numpy.lib.format raise for bytes that are damaged, cut short, encrypted or made up.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError, MemoryError)
@@ -41,6 +43,7 @@ class Counts:
     data : array of shape (pairs,), int64
         Counts, all positive.
     tokenizer_hash : str
+        Empty where the file does not say it.
     corpus_files : tuple of str
         Names, not paths.
     documents, tokens : int
@@ -63,6 +66,18 @@ class Counts:
     @property
     def vocab_size(self) -> int:
         return len(self.indptr) - 1
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What a result made of these counts has to say of them."""
+        said = "the counts do not say which tokenizer they are of: only the size of the vocabulary could be checked"
+        return () if self.tokenizer_hash else (said,)
+
+    @property
+    def origin(self) -> str:
+        """What was counted, as far as it is known."""
+        of = f"{self.tokens:,} tokens in {self.documents:,} documents, " if self.documents else ""
+        return f"{of}{self.pairs:,} distinct bigrams"
 
     @property
     def pairs(self) -> int:
@@ -97,6 +112,7 @@ class Counts:
         CheckpointError
         """
         again = "count again with the model's tokenizer (weightscope bigrams CORPUS --tokenizer MODEL --out COUNTS.npz)"
+        tokenizer_hash = tokenizer_hash if self.tokenizer_hash else None
         if tokenizer_hash is not None and tokenizer_hash != self.tokenizer_hash:
             problem = (
                 f"counted with another tokenizer than the model's (vocabulary of {self.vocab_size}, hash "
@@ -132,7 +148,7 @@ class Counts:
 
 
 def load_counts(path: str | Path) -> Counts:
-    """Read COUNTS.npz and check all of it.
+    """Read COUNTS.npz, or a `scipy.sparse.csr_array` that `save_npz` wrote, and check all of it.
 
     Parameters
     ----------
@@ -160,8 +176,9 @@ def load_counts(path: str | Path) -> Counts:
     try:
         with regular_file(path) as file, zipfile.ZipFile(file) as archive:
             _check_expansion(archive, path)
-            indptr, indices, data = (_integers(archive, name) for name in ("indptr", "indices", "data"))
-            meta = _meta(archive)
+            scipys = "format.npy" in archive.namelist()
+            indptr, indices, data = (_integers(archive, name, any_size=scipys) for name in ARRAYS)
+            meta = _scipys_meta(archive, indptr, data) if scipys else _meta(archive)
         _check_matrix(indptr, indices, data)
         _check_meta(meta, len(indptr) - 1, data)
     except _CountsError as error:
@@ -214,12 +231,33 @@ def _open(archive: zipfile.ZipFile, name: str) -> tuple[IO[bytes], tuple[int, ..
     return archive.open(info), shape, dtype
 
 
-def _integers(archive: zipfile.ZipFile, name: str) -> Int64s:
+def _integers(archive: zipfile.ZipFile, name: str, *, any_size: bool) -> Int64s:
+    """A list of int64; of other integers too, where SciPy chose them for their size."""
     stream, shape, dtype = _open(archive, name)
     with stream:
-        if dtype != np.int64 or len(shape) != 1:
+        fits = dtype == np.int64 or (any_size and np.can_cast(dtype, np.int64) and dtype.kind in "iu")
+        if not fits or len(shape) != 1:
             raise _CountsError(f"array '{name}' is {dtype} of shape {shape}; expected one-dimensional int64")
-        return np.lib.format.read_array(stream, allow_pickle=False)
+        return np.lib.format.read_array(stream, allow_pickle=False).astype(np.int64)
+
+
+def _scipys_meta(archive: zipfile.ZipFile, indptr: Int64s, data: Int64s) -> dict[str, Any]:
+    """What is known of counts that SciPy's `save_npz` wrote, once they are a square CSR matrix."""
+    kind, shape = (_small(archive, name) for name in ("format", "shape"))
+    rows = len(indptr) - 1
+    if kind != b"csr" or shape != [rows, rows]:
+        raise _CountsError(f"a {kind!r} matrix of shape {shape}; expected b'csr' with a row and a column a token")
+    counted = int(data.sum(dtype=np.float64)) if len(data) else 0
+    return {"tokenizer_hash": "", "vocab_size": rows, "documents": 0, "tokens": counted, "corpus_files": []}
+
+
+def _small(archive: zipfile.ZipFile, name: str) -> Any:
+    """A scalar or a short list, as Python has it."""
+    stream, shape, dtype = _open(archive, name)
+    with stream:
+        if dtype.hasobject or shape not in ((), (2,)):
+            raise _CountsError(f"'{name}' is {dtype} of shape {shape}; expected what scipy.sparse.save_npz writes")
+        return np.lib.format.read_array(stream, allow_pickle=False).tolist()
 
 
 def _meta(archive: zipfile.ZipFile) -> Any:
