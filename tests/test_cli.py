@@ -142,7 +142,7 @@ def test_unscaled_positions_of_a_checkpoint_without_tokens(tmp_path: Path) -> No
     with np.load(tmp_path / "o" / "positions.npz") as arrays:
         head, p = model.layer(0).head(3), model.positions
         np.testing.assert_allclose(arrays["t_p"][3], p @ head.qk_bias, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(arrays["t_pp"][3], p[31] @ head.qk.dense() @ p.T, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(arrays["t_pp"][3], p[15] @ head.qk.dense() @ p.T, rtol=1e-4, atol=1e-5)
 
 
 def test_counts_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path) -> None:
