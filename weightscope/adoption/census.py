@@ -24,10 +24,10 @@ import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from weightscope.adoption.judge import Stored, Verdict, judge, stacks
+from weightscope.adoption.judge import Stored, Verdict, judge, readings, stacks
 from weightscope.adoption.observed import Observed, observe
 from weightscope.adoption.shrinking import tiny_config
-from weightscope.adoption.sizes import PLANS, SIZES
+from weightscope.adoption.sizes import PLANS, SIZES, Size
 from weightscope.adoption.tiny import HEADS, build, first_line
 from weightscope.writing import new_file, scratch_folder
 
@@ -68,15 +68,15 @@ def model_types() -> list[str]:
     return sorted(kinds)
 
 
-def verdicts(config: Any, size_index: int, seed: int, start: int) -> list[Verdict]:
-    """What one tiny model of a config shows; the boldest sizes that it can be built and run with.
+def at_work(config: Any, size: Size, seed: int, start: int) -> tuple[Any, list[Observed]]:
+    """A tiny model of a config and its attention layers at work: with the boldest sizes that it runs with.
 
     Raises
     ------
     ValueError
         It cannot be built, does not run, or has no attention.
     """
-    size, problems = SIZES[size_index], []
+    problems: list[str] = []
     best: tuple[Any, list[Observed]] | None = None
     for tried, plan in enumerate(PLANS):
         if best and tried >= MOST_PLANS:
@@ -92,11 +92,17 @@ def verdicts(config: Any, size_index: int, seed: int, start: int) -> list[Verdic
         if best and not unseen:
             break
         problems += unseen
-    if best:
-        with scratch_folder() as folder:
-            best[0].save_pretrained(folder)
-            return judge(best[1], Stored(best[0], folder), folder)
-    raise ValueError(problems[0].removeprefix("ValueError: ") if problems else "no attention is computed")
+    if best is None:
+        raise ValueError(problems[0].removeprefix("ValueError: ") if problems else "no attention is computed")
+    return best
+
+
+def verdicts(config: Any, size: Size, seed: int, start: int) -> list[Verdict]:
+    """What one tiny model of a config shows; errors as of `at_work`."""
+    model, observed = at_work(config, size, seed, start)
+    with scratch_folder() as folder:
+        model.save_pretrained(folder)
+        return judge(observed, Stored(model, folder), *readings(folder))
 
 
 def census(kind: str, config: Any = None) -> list[Row]:
@@ -104,8 +110,8 @@ def census(kind: str, config: Any = None) -> list[Row]:
     found: dict[str, list[Verdict]] = {}
     try:
         config = CONFIG_MAPPING[kind]() if config is None else config
-        for which, (seed, start) in enumerate(((1, 0), (2, FAR))):
-            for verdict in verdicts(config, which, seed, start):
+        for size, seed, start in zip(SIZES, (1, 2), (0, FAR), strict=True):
+            for verdict in verdicts(config, size, seed, start):
                 found.setdefault(verdict.stack, []).append(verdict)
     except OutOfTime:
         return [Row(kind, "", "", 0, "not built", f"takes longer than {SECONDS} s")]

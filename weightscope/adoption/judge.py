@@ -73,6 +73,7 @@ def readings(folder: Path, family: str | None = None) -> tuple[list[ws.Model], s
 
 
 def _line(error: Exception, folder: Path) -> str:
+    """An error in its first line, without where the checkpoint lies."""
     return str(error).splitlines()[0].replace(str(folder), folder.name)
 
 
@@ -111,26 +112,25 @@ def _print_of(values: np.ndarray) -> tuple[str, ...]:
     return str(values.size), flat[:64].tobytes().hex(), flat[-64:].tobytes().hex()
 
 
-def judge(observed: Sequence[Observed], stored: Stored, folder: Path, family: str | None = None) -> list[Verdict]:
+def judge(observed: Sequence[Observed], stored: Stored, models: Sequence[ws.Model], problem: str = "") -> list[Verdict]:
     """A verdict of every stack that was seen.
 
     Parameters
     ----------
     observed : sequence of Observed
     stored : Stored
-    folder : Path
-        The same model as `save_pretrained` writes it.
-    family : str, optional
-        Read the checkpoint as this family.
+    models : sequence of Model
+        What weightscope reads of the same model as `save_pretrained` writes it; see `readings`.
+    problem : str
+        What it said where it opened nothing.
     """
-    models, problem = readings(folder, family)
     matched = _matched(models, observed, stored)
     found = []
     for name, members in stacks(observed).items():
         modules = list(dict.fromkeys(one.module for one in members))
         reasons, refused, met = [], "", 0
         for module in modules:
-            said = _of_module(matched.get(module, []), [one for one in members if one.module == module], folder)
+            said = _of_module(matched.get(module, []), [one for one in members if one.module == module])
             if said is None:
                 continue
             met += 1
@@ -138,6 +138,8 @@ def judge(observed: Sequence[Observed], stored: Stored, folder: Path, family: st
                 refused = refused or said.removeprefix("refused: ")
             elif said:
                 reasons.append(said)
+        if _disordered([matched[module] for module in modules if module in matched]):
+            reasons.append("its layers are read in another order")
         if reasons:
             verdict, reason = "WRONG", reasons[0]
         elif met == len(modules) and not refused:
@@ -174,7 +176,18 @@ def _projections(model: ws.Model, index: int) -> set[str]:
     return {tensor.name for tensor in model.attention_tensors(index)}
 
 
-def _of_module(readings: Sequence[Reading], members: Sequence[Observed], folder: Path) -> str | None:
+def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
+    """Whether a model has layers in another order than that in which their modules are at work."""
+    orders: dict[int, list[int]] = defaultdict(list)
+    for own in readings:
+        for model in {id(one) for one, _ in own}:
+            indices = [index for one, index in own if id(one) == model]
+            if len(indices) == 1:  # a module that several layers share has no place of its own
+                orders[model] += indices
+    return any(order != sorted(order) for order in orders.values())
+
+
+def _of_module(readings: Sequence[Reading], members: Sequence[Observed]) -> str | None:
     """What is wrong with what is read of one module: nothing, "refused: ..." or what; None where nothing reads it.
 
     A module that several layers share is called once by each, in their order. Where more than one model reads it (the
@@ -192,7 +205,7 @@ def _of_module(readings: Sequence[Reading], members: Sequence[Observed], folder:
             try:
                 layer = model.layer(index)
             except CheckpointError as error:
-                said = said or "refused: " + _line(error, folder)
+                said = said or "refused: " + _line(error, model.checkpoint.folder)
                 continue
             problem = compare(layer, one)
             if problem and not problem.startswith("refused: "):

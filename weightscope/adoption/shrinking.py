@@ -112,7 +112,9 @@ def _value(key: str, value: Any, part: Part) -> Any:
 def _shrunk(values: Mapping[str, Any], outer: Part) -> dict[str, Any]:
     if values.get("model_type") == "timm_backbone":
         return dict(RESNET)
-    values = {**values, **LACKED.get(values.get("model_type", ""), {})}
+    for mark, lacked in LACKED.items():
+        if mark in values or mark == values.get("model_type"):
+            values = {**values, **lacked}
     part = Part(values, outer.size, outer.plan)
     return {key: _value(key, value, part) for key, value in values.items() if key not in DERIVED}
 

@@ -41,7 +41,7 @@ class Size:
 
 SIZES = (
     Size(4, 2, 24, 80, 56, 151, 17, 8, 12, 10, 14, 18, 4, 4),
-    Size(6, 3, 32, 112, 88, 173, 23, 16, 20, 28, 26, 38, 6, 6),
+    Size(6, 3, 32, 120, 88, 173, 23, 16, 20, 28, 26, 38, 6, 6),
 )
 
 
@@ -61,9 +61,11 @@ PLANS = (
     Plan(True, True, filled=True, own_heads=True), Plan(False, False, filled=True, own_heads=True),
     Plan(False, False, shrunk=False),
 )  # fmt: skip
-LACKED: Mapping[str, Mapping[str, Any]] = {  # by model_type, what a class's default config lacks and its model reads
+LACKED: Mapping[
+    str, Mapping[str, Any]
+] = {  # by model_type or a key of the part: what a default config lacks and its model reads
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 28},
-    "qwen3_omni_moe_talker": {"spatial_merge_size": 2},
+    "codec_nothink_id": {"spatial_merge_size": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
 }

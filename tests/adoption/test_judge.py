@@ -1,0 +1,149 @@
+"""The judge itself: a row that is right is exact, and one that is wrong in any one cell is called wrong."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
+transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
+
+import weightscope as ws
+from weightscope.adoption.census import at_work, census
+from weightscope.adoption.judge import Stored, Verdict, judge, readings
+from weightscope.adoption.observed import Observed
+from weightscope.adoption.shrinking import tiny_config
+from weightscope.adoption.sizes import SIZES
+from weightscope.checkpoint import open_checkpoint
+from weightscope.families import FAMILIES, Family
+from weightscope.families.cells import NO_BIASES, layer_norm
+
+Row = Family
+CONFIG = "config.json"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[Observed], Stored, Path]]:
+    """A tiny model of a type, seen at work and saved."""
+
+    @cache
+    def make(kind: str) -> tuple[list[Observed], Stored, Path]:
+        model, observed = at_work(transformers.AutoConfig.for_model(kind), SIZES[0], seed=1, start=37)
+        folder = tmp_path_factory.mktemp(kind)
+        model.save_pretrained(folder)
+        return observed, Stored(model, folder), folder
+
+    return make
+
+
+def row_of(kind: str) -> Row:
+    return next(row for row in FAMILIES if kind in row.model_types)
+
+
+def judged(made: Any, kind: str, row: Row, tmp_path: Path, **config: Any) -> Verdict:
+    """The verdict on a model of one stack, read by a row and with some values of its config replaced."""
+    observed, stored, folder = made(kind)
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    values = json.loads((folder / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps(values | config))
+    (verdict,) = judge(observed, stored, [ws.Model(open_checkpoint(tmp_path), row)])
+    return verdict
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "bert", "gemma2"])
+def test_a_row_that_is_right_is_exact(made: Any, kind: str, tmp_path: Path) -> None:
+    assert judged(made, kind, row_of(kind), tmp_path).verdict == "exact"
+
+
+ATTACKS: dict[str, tuple[str, Callable[[Row], Row]]] = {
+    "pairs are neighbours": ("qwen3", lambda row: row.but(rope__interleaved=True)),
+    "turned the other way": ("qwen3", lambda row: row.but(rope__backwards=True)),
+    "not rotated": ("qwen3", lambda row: row.but(rope=None)),
+    "a norm that centres": ("qwen3", lambda row: row.but(norm=layer_norm("input_layernorm", bias=False))),
+    "gains less one": ("qwen3", lambda row: row.but(norm__offset=1.0)),
+    "another norm's gains": ("qwen3", lambda row: row.but(norm__module="post_attention_layernorm")),
+    "no norm": ("qwen3", lambda row: row.but(norm=None)),
+    "another scale": ("qwen3", lambda row: row.but(scale=lambda config, layer: config.head_dim**-0.4)),
+    "no q/k-norm": ("qwen3", lambda row: row.but(qk_norm=None)),
+    "q/k-norm after rotation": ("qwen3", lambda row: row.but(qk_norm__rotated=True)),
+    "q/k-norm the wrong way round": ("qwen3", lambda row: row.but(qk_norm__query="self_attn.k_norm")),
+    "keys for values": ("qwen3", lambda row: row.but(key="self_attn.v_proj", value="self_attn.k_proj")),
+    "no biases": ("qwen2", lambda row: row.but(biases=NO_BIASES)),
+    "no softcap": ("gemma2", lambda row: row.but(softcap="")),
+    "no output bias": ("bert", lambda row: row.but(biases__output=False)),
+    "the other order of a fused tensor": ("gpt_neox", lambda row: row.but(layout=row_of("phi3").layout)),
+    "a norm before a post-norm layer": ("bert", lambda row: row.but(norm=layer_norm("attention.output.LayerNorm"))),
+    "layers the wrong way round": ("qwen3", lambda row: row.but(stored_layer=lambda config, layer: 1 - layer)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_row_that_is_wrong_in_one_cell_is_not_exact(made: Any, attack: str, tmp_path: Path) -> None:
+    kind, change = ATTACKS[attack]
+    verdict = judged(made, kind, change(row_of(kind)), tmp_path)
+    assert verdict.verdict == "WRONG" and verdict.reason, verdict
+
+
+def test_a_rotation_of_another_base_is_called_wrong_where_it_matters(made: Any, tmp_path: Path) -> None:
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 12000.0}}
+    verdict = judged(made, "llama", row_of("llama"), tmp_path, **rope)
+    assert verdict.verdict == "WRONG" and "values are right" in verdict.reason
+
+
+@pytest.mark.parametrize("kind", ["cohere2", "ernie4_5", "granitemoe", "helium", "ministral3", "nemotron", "smollm3"])
+def test_what_is_nearly_a_llama_is_none(made: Any, kind: str, tmp_path: Path) -> None:
+    assert judged(made, kind, row_of("llama"), tmp_path).verdict != "exact"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_two_sizes_of_a_model_are_equal(size: Any) -> None:
+    config = tiny_config(transformers.AutoConfig.for_model("qwen3"), size)
+    heads, groups, r, d = (
+        config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.hidden_size,
+    )  # fmt: skip
+    numbers = [heads, groups, r, d, heads * r, groups * r, config.intermediate_size, config.vocab_size, size.length]
+    assert len(set(numbers)) == len(numbers) and heads // groups > 1
+
+
+def test_limits_lie_within_the_texts() -> None:
+    for size in SIZES:
+        mistral = tiny_config(transformers.AutoConfig.for_model("ministral3"), size)
+        assert mistral.rope_parameters["original_max_position_embeddings"] < size.length
+        assert tiny_config(transformers.AutoConfig.for_model("gemma2"), size).sliding_window < size.length
+
+
+def test_every_kind_of_layer_is_there_twice() -> None:
+    kinds = tiny_config(transformers.AutoConfig.for_model("gemma3_text"), SIZES[0]).layer_types
+    assert sorted(kinds) == ["full_attention"] * 2 + ["sliding_attention"] * 2
+
+
+def test_stacks_are_found_and_named() -> None:
+    rows = {row.stack: row for row in census("bart")}
+    assert {stack: row.kind for stack, row in rows.items()} == {
+        "encoder.layers.{}.self_attn": "self",
+        "decoder.layers.{}.self_attn": "causal",
+        "decoder.layers.{}.encoder_attn": "cross",
+    }
+
+
+def test_what_cannot_be_built_is_told_apart() -> None:
+    (row,) = census("timm_wrapper")
+    assert row.verdict == "not built" and not row.stack
+
+
+def test_what_weightscope_refuses_is_refused_in_its_words(made: Any, tmp_path: Path) -> None:
+    observed, stored, folder = made("llama")
+    (tmp_path / CONFIG).write_text('{"model_type": "of another world"}')
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (verdict,) = judge(observed, stored, *readings(tmp_path))
+    assert verdict.verdict == "refused" and "of another world" in verdict.reason
+
+
+def test_far_positions_are_those_that_the_model_was_given(made: Any) -> None:
+    observed, _, _ = made("llama")
+    np.testing.assert_array_equal(observed[0].positions, 37 + np.arange(SIZES[0].length))
