@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
-transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
-
 import weightscope as ws
-from weightscope.adoption.census import at_work, census
-from weightscope.adoption.judge import Stored, Verdict, judge, readings
-from weightscope.adoption.observed import Observed
-from weightscope.adoption.shrinking import tiny_config
-from weightscope.adoption.sizes import SIZES
 from weightscope.checkpoint import open_checkpoint
 from weightscope.families import FAMILIES, Family
 from weightscope.families.cells import NO_BIASES, layer_norm
 
-Row = Family
+pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
+transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
+
+from weightscope.adoption.census import at_work, census  # noqa: E402
+from weightscope.adoption.judge import Stored, Verdict, judge, readings  # noqa: E402
+from weightscope.adoption.observed import Observed  # noqa: E402
+from weightscope.adoption.shrinking import tiny_config  # noqa: E402
+from weightscope.adoption.sizes import SIZES  # noqa: E402
+
 CONFIG = "config.json"
 
 
@@ -40,11 +40,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[O
     return make
 
 
-def row_of(kind: str) -> Row:
+def row_of(kind: str) -> Family:
     return next(row for row in FAMILIES if kind in row.model_types)
 
 
-def judged(made: Any, kind: str, row: Row, tmp_path: Path, **config: Any) -> Verdict:
+def judged(made: Any, kind: str, row: Family, tmp_path: Path, **config: Any) -> Verdict:
     """The verdict on a model of one stack, read by a row and with some values of its config replaced."""
     observed, stored, folder = made(kind)
     for file in folder.iterdir():
@@ -60,7 +60,7 @@ def test_a_row_that_is_right_is_exact(made: Any, kind: str, tmp_path: Path) -> N
     assert judged(made, kind, row_of(kind), tmp_path).verdict == "exact"
 
 
-ATTACKS: dict[str, tuple[str, Callable[[Row], Row]]] = {
+ATTACKS: dict[str, tuple[str, Callable[[Family], Family]]] = {
     "pairs are neighbours": ("qwen3", lambda row: row.but(rope__interleaved=True)),
     "turned the other way": ("qwen3", lambda row: row.but(rope__backwards=True)),
     "not rotated": ("qwen3", lambda row: row.but(rope=None)),
