@@ -1,4 +1,4 @@
-"""What is done to what heads have gathered, before W_O: a gate of the query token, or a norm over heads."""
+"""What is done to what heads have gathered, before W_O: gates, sinks and norms over heads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +22,13 @@ def softplus(x: np.ndarray) -> np.ndarray:
 
 
 GATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sigmoid": sigmoid, "softplus": softplus}
+
+
+def mass_beside(sinks: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """The share of a softmax over scores (H, n, n) and one sink (H,) that the scores have, (H, n, 1)."""
+    top = scores.max(axis=-1, keepdims=True)
+    total = top + np.log(np.exp(scores - top).sum(axis=-1, keepdims=True))
+    return sigmoid(total - sinks[:, None, None])
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.attention.gathered import GATES, Difference, SubNorm
+from weightscope.attention.gathered import GATES, Difference, SubNorm, mass_beside
 from weightscope.attention.head import Head
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
@@ -58,6 +58,8 @@ class Layer:
         q, k and v are clipped to [-clip, clip], their norms behind them.
     sinks : (H,) array or None
         Learned sink logits.
+    outer_sinks : (H,) array or None
+        Sink logits that attention does not know of: what a head gathers is multiplied by the mass that they leave.
     caveats : tuple of str
         What of its scores and values the heads' matrices leave out.
     """
@@ -83,6 +85,7 @@ class Layer:
     softcap: float | None = None
     clip: float | None = None
     sinks: np.ndarray | None = None
+    outer_sinks: np.ndarray | None = None
     caveats: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -283,8 +286,8 @@ class Layer:
 
     @property
     def modulated(self) -> bool:
-        """Whether a gate or a norm multiplies what heads have gathered, so that values do not add up to the output."""
-        return self.gate is not None or self.gathered_norm is not None
+        """Whether anything multiplies what heads have gathered, so that values do not add up to the output."""
+        return any(of is not None for of in (self.gate, self.gathered_norm, self.outer_sinks))
 
     def output(self, attention: np.ndarray, x: np.ndarray, part: np.ndarray | None = None) -> np.ndarray:
         """What attention adds to the stream, gates and norms before W_O included.
@@ -307,6 +310,9 @@ class Layer:
         gathered = whole if part is None else self._gathered(part, v)
         if self.gate is not None:
             gathered = gathered * GATES[self.gate_kind](self.gate(self.normalised(x)))
+        if self.outer_sinks is not None:
+            scores = np.where(attention > 0, self.scores(x), -np.inf)
+            gathered = gathered * mass_beside(self.outer_sinks, scores)
         if self.gathered_norm is not None:
             gathered = gathered / self.gathered_norm.sizes(whole)
         return np.einsum("hnr,hrd->nd", gathered, np.asarray(self.w_o), optimize=True) + self.output_bias

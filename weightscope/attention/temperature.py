@@ -6,7 +6,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Temperature:
+class Logarithm:
     """1 + weight log(1 + floor((position + first) / period)): 1 over a period, then growing (Llama 4, Ministral 3).
 
     Attributes
@@ -28,3 +28,27 @@ class Temperature:
     def __str__(self) -> str:
         start = f"p + {self.first}" if self.first else "p"
         return f"1 + {self.weight:g} log(1 + floor(({start}) / {self.period:g}))"
+
+
+@dataclass(frozen=True)
+class Power:
+    """(1 + (position + 1) / period)^exponent.
+
+    Attributes
+    ----------
+    exponent : float
+    period : float
+    """
+
+    exponent: float
+    period: float
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Of positions (n,), (n,)."""
+        return (1 + (positions + 1) / self.period) ** self.exponent
+
+    def __str__(self) -> str:
+        return f"(1 + (p + 1) / {self.period:g})^{self.exponent:g}"
+
+
+Temperature = Logarithm | Power

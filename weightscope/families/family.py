@@ -95,6 +95,8 @@ class Family:
         Config keys, outermost first, of the bound q, k and v are clipped to.
     sinks : str
         Tensor of learned sink logits in a layer; empty where there is none.
+    outer_sinks : str
+        Likewise, of logits that attention does not know of: what is left beside them multiplies what a head gathers.
     transposed : tuple of str
         Last parts of the names of modules whose weights are stored as (in, out).
     choosing : tuple of str
@@ -176,6 +178,7 @@ class Family:
     softcap: str = ""
     clip: tuple[str, ...] = ()
     sinks: str = ""
+    outer_sinks: str = ""
     transposed: tuple[str, ...] = ()
     choosing: tuple[str, ...] = ()
     output_scale: str = ""

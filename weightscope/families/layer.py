@@ -53,6 +53,7 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         softcap=_softcap(family, config),
         clip=_clip(family, config),
         sinks=tensors.read(family.sinks, (config.n_heads,)) if family.sinks else None,
+        outer_sinks=tensors.read(family.outer_sinks, (config.n_heads,)) if family.outer_sinks else None,
     )
     if family.gate is not None:
         layer = replace(layer, gate=_gate(layer, family.gate, tensors, config), gate_kind=family.gate.kind)
@@ -228,6 +229,11 @@ def caveats(layer: Layer) -> tuple[str, ...]:
         said.append(f"queries, keys and values are clipped to [-{layer.clip:g}, {layer.clip:g}]")
     if layer.sinks is not None:
         said.append("the learned sink logit, one more term in each softmax (layer.sinks)")
+    if layer.outer_sinks is not None:
+        said.append(
+            "the learned sink logit, one more term in each softmax, which transformers leaves out of attention and "
+            "multiplies what a head gathers by"
+        )
     if layer.gate is not None:
         kind = layer.gate_kind
         said.append(f"the output gate: what a head gathers is multiplied by a {kind} of the query token (layer.gate)")

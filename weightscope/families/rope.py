@@ -43,6 +43,8 @@ class Rope:
     theta_key, fraction_key, dims_key : str
         Flat keys of the base, of the share of a head that rotates, and, where the config counts the dimensions
         instead, of their number.
+    thetas : str
+        Key of the bases of all layers, 0 where one does not rotate; empty where there is none.
     theta : float
         What holds where the config says nothing.
     fraction : float or None
@@ -70,6 +72,7 @@ class Rope:
     interleaved: bool = False
     theta_key: str = "rope_theta"
     theta: float = 10000.0
+    thetas: str = ""
     fraction_key: str = "partial_rotary_factor"
     fraction: float | None = None
     dims_key: str = ""
@@ -115,6 +118,12 @@ class Rope:
             raise given.error("partial_rotary_factor", "1: this architecture turns whole heads")
         return Config({**given, "partial_rotary_factor": 1.0}, given.file)
 
+    def _own_base(self, config: Config, layer: int) -> float:
+        listed = config.get(self.thetas)
+        if not isinstance(listed, list) or len(listed) <= layer:
+            raise config.error(self.thetas, "a list with every layer's base")
+        return Config({self.thetas: listed[layer]}, config.file).number(self.thetas)
+
     def rotation(self, config: ModelConfig, layer: int) -> Rotation | None:
         """The rotation of one layer, or None where it does not rotate.
 
@@ -126,6 +135,11 @@ class Rope:
         if not self.rotates(config, layer):
             return None
         given = config.rope[config.layer_types[layer]]
+        if self.thetas and config.has(self.thetas):
+            base = self._own_base(config, layer)
+            if not base:
+                return None
+            given = Config({**given, "rope_theta": base}, given.file)
         start = config.size(self.start_key) if self.start_key else 0
         width = int((config.head_dim - start) * given.number("partial_rotary_factor", largest=1.0))
         if self.dims_key:

@@ -1,19 +1,35 @@
 """Decoders that differ from LLaMA's line in a cell or two: biases, norms, which layers rotate, a scale."""
 
-from weightscope.attention.temperature import Temperature
-from weightscope.families.cells import Biases, Gate, Outputs, QkNorm, biases, layer_norm, rms_norm
-from weightscope.families.config import Every, ModelConfig
-from weightscope.families.family import When, default_scale
+from weightscope.attention.temperature import Logarithm, Power, Temperature
+from weightscope.families.cells import (
+    Biases,
+    Gate,
+    Inputs,
+    Outputs,
+    QkNorm,
+    StoredNorm,
+    biases,
+    layer_norm,
+    rms_norm,
+)
+from weightscope.families.config import Every, ModelConfig, all_full
+from weightscope.families.family import Family, When, default_scale
+from weightscope.families.layouts import grouped, stacked
 from weightscope.families.rope import Rope
-from weightscope.families.rows.llama import GRANITE, LLAMA, OLMO2, OUTPUT_NORM
-from weightscope.families.within import listed, sliding, windowed_if_any
+from weightscope.families.rows.llama import GEMMA2, GPT_OSS, GRANITE, LLAMA, OLMO2, OUTPUT_NORM
+from weightscope.families.within import listed, sliding, windowed, windowed_if_any, with_parameters
 
 
 def without_rotation(config: ModelConfig, layer: int) -> Temperature | None:
     """Llama 4: 1 + attn_scale log(1 + floor((p + 1) / floor_scale)) in layers that do not rotate."""
     if listed(config, layer) or not config.get("attn_temperature_tuning"):
         return None
-    return Temperature(config.number("attn_scale"), config.number("floor_scale", smallest=1), first=1)
+    return Logarithm(config.number("attn_scale"), config.number("floor_scale", smallest=1), first=1)
+
+
+def scalable_softmax(config: ModelConfig, layer: int) -> Temperature | None:
+    """Beam: (1 + (p + 1) / 2048)^0.1 in layers that do not rotate."""
+    return None if with_parameters(config, layer) else Power(0.1, 2048)
 
 
 def multiplier_if_any(config: ModelConfig, layer: int) -> float:
@@ -198,7 +214,172 @@ HRM = LLAMA.but(
     defaults={"head_dim": 128},
 )
 
+DOTS1 = LLAMA.but(name="dots1", model_types=("dots1",), qk_norm=QkNorm(), defaults={"num_key_value_heads": 32})
+
+MELLUM = LLAMA.but(
+    name="mellum",
+    model_types=("mellum",),
+    qk_norm=QkNorm(),
+    defaults={
+        "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 131072,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+)  # fmt: skip
+
+KOLIBRI1 = EXAONE_MOE.but(
+    name="kolibri1",
+    model_types=("kolibri1",),
+    layer_types=all_full,
+    defaults={"num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-6, "max_position_embeddings": 262144},
+)
+
+FLINT = LLAMA.but(
+    name="flint",
+    model_types=("flint",),
+    sinks="self_attn.softmax_offset",
+    rope=Rope(rotates=windowed),
+    qk_norm=QkNorm(),
+    defaults={
+        "num_key_value_heads": 4, "head_dim": 128, "sliding_window": 513, "max_position_embeddings": 262144
+    },
+)  # fmt: skip
+
+NEMOTRON = LLAMA.but(
+    name="nemotron",
+    model_types=("nemotron",),
+    norm=StoredNorm("input_layernorm", centred=True, bias=True, offset=1),
+    rope=Rope(fraction=0.5),
+    outputs__norm=StoredNorm("norm", centred=True, bias=True, offset=1),
+    defaults={"norm_eps": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 4096},
+)
+
+HELIUM = LLAMA.but(
+    name="helium",
+    model_types=("helium",),
+    biases=biases("attention_bias", False),
+    rope=Rope(interleaved=True, theta=1e5),
+    defaults={"num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8, "max_position_embeddings": 4096},
+)
+
+PERSIMMON = LLAMA.but(
+    name="persimmon",
+    model_types=("persimmon",),
+    layout=grouped,
+    query="self_attn.query_key_value",
+    key="self_attn.query_key_value",
+    value="self_attn.query_key_value",
+    output="self_attn.dense",
+    biases=biases(True, True),
+    norm=layer_norm("input_layernorm"),
+    rope=Rope(fraction=0.5),
+    qk_norm=QkNorm("self_attn.q_layernorm", "self_attn.k_layernorm", centred=True, bias=True),
+    kv_heads=(),
+    head_dim=(),
+    variants=(When("qk_layernorm", False, qk_norm=None),),
+    outputs__norm=layer_norm("final_layernorm"),
+    defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 16384},
+)
+
+JAIS2 = LLAMA.but(
+    name="jais2",
+    model_types=("jais2",),
+    norm=layer_norm("input_layernorm"),
+    outputs__norm=layer_norm("norm"),
+    defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "attention_bias": True, "max_position_embeddings": 8192},
+)
+
+CWM = LLAMA.but(
+    name="cwm",
+    model_types=("cwm",),
+    biases=Biases(),
+    rope=Rope(theta=1e6),
+    defaults={
+        "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
+        "rope_scaling": {
+            "rope_type": "llama3", "factor": 16.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    },
+)  # fmt: skip
+
+SOLAR_OPEN = LLAMA.but(
+    name="solar_open",
+    model_types=("solar_open",),
+    biases=biases("attention_bias", False),
+    rope=Rope(theta=1e6),
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072},
+)
+
+VAULTGEMMA = GEMMA2.but(name="vaultgemma", model_types=("vaultgemma",), gguf=None, caveats=())
+
+MINIMAX_M2 = LLAMA.but(
+    name="minimax_m2",
+    model_types=("minimax_m2",),
+    biases=Biases(),
+    rope=Rope(theta=5e6, fraction=1.0),
+    qk_norm=QkNorm(scope="joint"),
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 196608},
+)
+
+MINIMAX_M3 = MINIMAX_M2.but(
+    name="minimax_m3_vl",
+    model_types=("minimax_m3_vl_text",),
+    norm=rms_norm("input_layernorm", offset=1),
+    qk_norm=QkNorm(offset=1),
+    choosing=("self_attn.indexer",),
+    outputs__norm=rms_norm("norm", offset=1),
+    defaults={"num_key_value_heads": 4, "max_position_embeddings": 524288},
+)
+
+OPENAI_PRIVACY_FILTER = GPT_OSS.but(
+    name="openai_privacy_filter",
+    model_types=("openai_privacy_filter",),
+    rope=Rope(interleaved=True, theta=150000.0),
+    outputs=None,
+    defaults={"num_key_value_heads": 2},
+)
+
+GRANITE_SWA = GRANITE.but(
+    name="granite_swa",
+    model_types=("granite_swa", "granitemoe_swa"),
+    outer_sinks="self_attn.sinks",
+    rope=Rope(thetas="layer_rope_theta"),
+)
+
+BEAM = LLAMA.but(
+    name="beam",
+    model_types=("beam",),
+    gate=Gate("self_attn.gate_proj", of_heads="self_attn.gate_bias"),
+    rope=Rope(rotates=with_parameters),
+    qk_norm=QkNorm(),
+    temperature=scalable_softmax,
+    caveats=(OUTPUT_NORM,),
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 8192},
+)
+
+DBRX = Family(
+    name="dbrx",
+    model_types=("dbrx",),
+    prefixes=("transformer.", ""),
+    layer="blocks.{i}.norm_attn_norm.",
+    layout=stacked,
+    query="attn.Wqkv",
+    key="attn.Wqkv",
+    value="attn.Wqkv",
+    output="attn.out_proj",
+    norm=layer_norm("norm_1", bias=False, eps=1e-5),
+    inputs=Inputs(tokens="wte.weight"),
+    outputs=Outputs(layer_norm("norm_f", bias=False, eps=1e-5)),
+    rope=Rope(),
+    clip=("attn_config", "clip_qkv"),
+    kv_heads=("num_key_value_heads",),
+)
+
 ALIKE = (
     LLAMA4, ARCEE, SEED_OSS, ERNIE4_5, HUNYUAN, HY_V3, APERTUS, HYPERCLOVAX, EXAONE4, EXAONE_MOE, OLMOE, FLEX_OLMO,
-    PHIMOE, NANOCHAT, BITNET, AFMOE, LAGUNA,
+    PHIMOE, NANOCHAT, BITNET, AFMOE, LAGUNA, DOTS1, MELLUM, KOLIBRI1, FLINT, NEMOTRON, HELIUM, PERSIMMON, JAIS2, CWM,
+    SOLAR_OPEN, VAULTGEMMA, MINIMAX_M2, MINIMAX_M3, OPENAI_PRIVACY_FILTER, GRANITE_SWA, BEAM, DBRX,
 )  # fmt: skip

@@ -33,7 +33,7 @@ OUTPUT_NORM = "the layer's output passes a norm before it joins the residual str
 
 LLAMA = Family(
     name="llama",
-    model_types=("llama",),
+    model_types=("llama", "aria_text"),
     prefixes=("model.", "model.language_model.", "language_model.model.", ""),
     layer="layers.{i}.",
     layout=separate,
@@ -73,7 +73,7 @@ MIXTRAL = MISTRAL.but(
 
 GRANITE = LLAMA.but(
     name="granite",
-    model_types=("granite",),
+    model_types=("granite", "granitemoe", "granitemoeshared"),
     inputs__scale="embedding_multiplier",
     scale=multiplier,
     caveats=("the layer's output is multiplied by residual_multiplier before it joins the residual stream",),

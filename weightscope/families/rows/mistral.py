@@ -1,6 +1,6 @@
 """Mistral's line since Ministral: attention sharpens beyond the positions first trained on."""
 
-from weightscope.attention.temperature import Temperature
+from weightscope.attention.temperature import Logarithm, Temperature
 from weightscope.families.config import ModelConfig
 from weightscope.families.rope import Rope
 from weightscope.families.rows.llama import DEEPSEEK_V3, MISTRAL
@@ -15,7 +15,7 @@ def beyond_training(config: ModelConfig, layer: int) -> Temperature | None:
     given = config.rope[config.layer_types[layer]]
     if not given.has("llama_4_scaling_beta"):
         return None
-    return Temperature(
+    return Logarithm(
         given.number("llama_4_scaling_beta"), given.number("original_max_position_embeddings", smallest=1)
     )
 
