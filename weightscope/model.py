@@ -196,7 +196,7 @@ class Model:
         stem = self.prefix + family.stored_name(self.config, index)
         names = {name for module in family.modules for name in checkpoint.names_under(f"{stem}{module}.")}
         lone = (
-            *(stem + name for name in (*family.loose, family.sinks, family.outer_sinks)),
+            *(stem + name for name in family.lone),
             *(self.prefix + name for name in family.shared),
         )
         return [checkpoint[name] for name in sorted(names | {name for name in lone if name in checkpoint})]

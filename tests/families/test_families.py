@@ -75,7 +75,7 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
             score += z[j] @ head.qk_bias_at(delta) + (z[i] @ w_q + b_q) @ head.b_k
             score *= head.scale * of_query[head.index, i] * of_key[head.kv_head, j]
             if layer.temperature is not None:
-                score *= layer.temperature(np.array([i]))[0]
+                score *= layer.temperature(np.arange(len(x)))[i]
             if layer.additive is not None:
                 score += layer.additive.times * layer.position_bias(apart[i, j])[head.index]
             if layer.softcap is not None:

@@ -15,14 +15,18 @@ class Logarithm:
     period : float
     first : int
         What position 0 counts as.
+    counted : bool
+        Tokens are counted from the first one there is, whatever their positions (Llama 4's code does).
     """
 
     weight: float
     period: float
     first: int = 0
+    counted: bool = False
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Of positions (n,), (n,)."""
+        """Of tokens at positions (n,), (n,)."""
+        positions = np.arange(len(positions)) if self.counted else positions
         return 1 + self.weight * np.log1p(np.floor((positions + self.first) / self.period))
 
     def __str__(self) -> str:
@@ -44,7 +48,7 @@ class Power:
     period: float
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Of positions (n,), (n,)."""
+        """Of tokens at positions (n,), (n,)."""
         return (1 + (positions + 1) / self.period) ** self.exponent
 
     def __str__(self) -> str:

@@ -111,6 +111,8 @@ class Family:
         Config keys of a size where they are none of the usual ones (`families.config.KEYS`), by meaning.
     value_dim : tuple of str
         Config keys that add up to the width of a head's values; none where it is that of queries and keys.
+    latents_scaled : bool
+        What comes out of a latent of rank m is multiplied by sqrt(d / m).
     values_normed : bool
         An RMSNorm without parameters divides each head's values.
     multipliers : dict of str
@@ -126,6 +128,8 @@ class Family:
         Types of layers that are attention; empty means all.
     stored_layer : function of (ModelConfig, layer index) -> int
         Under which index a layer's tensors stand.
+    attentions : int
+        How many layers of attention each layer of the model has.
     tower : str
         "text", "vision", "audio", "encoder", "decoder" or "cross" in models of several stacks; each has a row then.
     nested : str
@@ -186,6 +190,7 @@ class Family:
     head_dim: tuple[str, ...] = ()
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     value_dim: tuple[str, ...] = ()
+    latents_scaled: bool = False
     values_normed: bool = False
     multipliers: Mapping[str, str] = field(default_factory=dict)
     listed: str = "layer_types"
@@ -194,6 +199,7 @@ class Family:
     layer_types: LayerTypes = all_full
     attention_types: tuple[str, ...] = ()
     stored_layer: Callable[[ModelConfig, int], int] = same_layer
+    attentions: int = 1
     tower: str = ""
     nested: str = ""
     leading: tuple[tuple[str, int | str], ...] = ()
@@ -214,6 +220,11 @@ class Family:
         scale = self.output_scale.rpartition(".")[0]
         named = (self.query, self.key, self.value, self.output, *self.others, norm, *qk, gate, before, scale)
         return tuple(dict.fromkeys(filter(None, named)))
+
+    @property
+    def lone(self) -> tuple[str, ...]:
+        """Every tensor of a layer that belongs to none of its modules."""
+        return (*self.loose, self.sinks, self.outer_sinks, self.gate.of_heads if self.gate else "")
 
     def norm_of(self, layer: int) -> StoredNorm | None:
         """The norm that feeds attention in one layer."""

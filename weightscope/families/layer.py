@@ -19,6 +19,8 @@ from weightscope.families.layouts import by_head, linear
 from weightscope.families.sizes import in_layer
 from weightscope.families.tensors import LayerTensors
 
+CHOSEN = "an indexer chooses which keys a query sees: scores are the model's where it sees, as with any mask"
+
 
 def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: int) -> Layer:
     """One attention layer.
@@ -70,7 +72,8 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
     if family.output_scale:
         scale = tensors.read(family.output_scale, (config.d_model,))
         layer = replace(layer, w_o=np.asarray(layer.w_o) * scale, output_bias=layer.output_bias * scale)
-    return replace(layer, caveats=(*caveats(layer), *family.caveats))
+    chosen = (CHOSEN,) if family.choosing else ()
+    return replace(layer, caveats=(*caveats(layer), *chosen, *family.caveats))
 
 
 def rotation_of(config: ModelConfig, family: Family, index: int) -> Rotation | None:

@@ -104,13 +104,14 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     d, h, r = config.d_model, config.n_heads, config.head_dim
     sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
     free, rotary, r_v, m = (config.size(key) for key in sizes)
-    biased = family.biases.query
+    biased, stem = family.biases.query, family.key.rpartition(".")[0]
+    from_latents = [(d / rank) ** 0.5 if family.latents_scaled else 1.0 for rank in (m, config.get("q_lora_rank") or 1)]
 
-    w, b = linear(tensors, config, "self_attn.kv_a_proj_with_mqa", (m + rotary, d), biased)
+    w, b = linear(tensors, config, f"{stem}.kv_a_proj_with_mqa", (m + rotary, d), biased)
     down = Affine(w.T[None], b[None])  # to the latent and the shared rotary key
     kv_latent = Affine(w[:m].T[None], b[None, :m])
-    gamma = tensors.read("self_attn.kv_a_layernorm.weight", (m,))
-    up = tensors.read("self_attn.kv_b_proj.weight", (h * (free + r_v), m)).reshape(h, free + r_v, m)
+    gamma = np.float32(from_latents[0]) * tensors.read(f"{stem}.kv_a_layernorm.weight", (m,))
+    up = tensors.read(f"{stem}.kv_b_proj.weight", (h * (free + r_v), m)).reshape(h, free + r_v, m)
     up = (up * gamma).transpose(0, 2, 1)  # (H, m, free + r_v)
     up_k = np.zeros((h, m + rotary, free + rotary), np.float32)
     up_k[:, :m, :free], up_k[:, m:, free:] = up[..., :free], np.eye(rotary)
@@ -120,12 +121,12 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     q: Affine | Latent
     q_norm = None
     if config.get("q_lora_rank") is None:
-        q = by_head(*linear(tensors, config, "self_attn.q_proj", (h * r, d), False), h)
+        q = by_head(*linear(tensors, config, f"{stem}.q_proj", (h * r, d), False), h)
     else:
         m_q = config.size("q_lora_rank")
-        w, b = linear(tensors, config, "self_attn.q_a_proj", (m_q, d), biased)
-        gamma = tensors.read("self_attn.q_a_layernorm.weight", (m_q,))
-        from_q = by_head(*linear(tensors, config, "self_attn.q_b_proj", (h * r, m_q), False), h)
+        w, b = linear(tensors, config, f"{stem}.q_a_proj", (m_q, d), biased)
+        gamma = np.float32(from_latents[1]) * tensors.read(f"{stem}.q_a_layernorm.weight", (m_q,))
+        from_q = by_head(*linear(tensors, config, f"{stem}.q_b_proj", (h * r, m_q), False), h)
         q_latent = Affine(w.T[None], b[None])
         q = Latent(q_latent, Affine(gamma[:, None] * from_q.w, from_q.b))
         q_norm = InnerNorm(q_latent, LATENT_EPS)

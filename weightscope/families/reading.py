@@ -80,7 +80,7 @@ def read_config(config: Config, family: Family) -> ModelConfig:
 
     listed = config.get(family.listed)
     usual = len(listed) if isinstance(listed, list) else None
-    n_layers = config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS)
+    n_layers = config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS) * family.attentions
     d_model = config.size(*keys["d_model"])
     n_heads, n_kv_heads, head_dim = head_sizes(config, family)
     types = config.strings(family.listed, n_layers) if family.listed in config else family.layer_types(config, n_layers)

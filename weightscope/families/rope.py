@@ -144,7 +144,8 @@ class Rope:
         width = int((config.head_dim - start) * given.number("partial_rotary_factor", largest=1.0))
         if self.dims_key:
             width = config.size(self.dims_key)
-            if self.start_key and config.has("head_dim") and config.size("head_dim") not in (width, config.head_dim):
+            share = given.number("partial_rotary_factor")  # of the config's head_dim: of whole heads, or of this part
+            if self.start_key and config.has("head_dim") and int(config.size("head_dim") * share) != width:
                 raise config.error("head_dim", f"{width}: with {self.start_key}, the part of a head that turns")
         if width % 2 or width < 2 or start + width > config.head_dim:
             raise given.error("partial_rotary_factor", f"an even number of the head's {config.head_dim} dimensions")

@@ -7,6 +7,7 @@ from weightscope.families.rows.cohere import COHERE_DECODERS
 from weightscope.families.rows.encoders import ENCODERS
 from weightscope.families.rows.gpt import GPT_DECODERS
 from weightscope.families.rows.hybrid import HYBRID
+from weightscope.families.rows.latent import LATENT_DECODERS
 from weightscope.families.rows.llama import LLAMA_DECODERS
 from weightscope.families.rows.mistral import MISTRAL_DECODERS
 from weightscope.families.rows.older import OLDER_DECODERS
@@ -20,6 +21,7 @@ FAMILIES: tuple[Family, ...] = (
     *LLAMA_DECODERS,
     *COHERE_DECODERS,
     *MISTRAL_DECODERS,
+    *LATENT_DECODERS,
     *ALIKE,
     *SEEING,
     *HYBRID,

@@ -1,5 +1,8 @@
 """Decoders that differ from LLaMA's line in a cell or two: biases, norms, which layers rotate, a scale."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from weightscope.attention.temperature import Logarithm, Power, Temperature
 from weightscope.families.cells import (
     Biases,
@@ -24,7 +27,7 @@ def without_rotation(config: ModelConfig, layer: int) -> Temperature | None:
     """Llama 4: 1 + attn_scale log(1 + floor((p + 1) / floor_scale)) in layers that do not rotate."""
     if listed(config, layer) or not config.get("attn_temperature_tuning"):
         return None
-    return Logarithm(config.number("attn_scale"), config.number("floor_scale", smallest=1), first=1)
+    return Logarithm(config.number("attn_scale"), config.number("floor_scale", smallest=1), first=1, counted=True)
 
 
 def scalable_softmax(config: ModelConfig, layer: int) -> Temperature | None:
@@ -35,6 +38,17 @@ def scalable_softmax(config: ModelConfig, layer: int) -> Temperature | None:
 def multiplier_if_any(config: ModelConfig, layer: int) -> float:
     """HyperCLOVA X: attention_multiplier, or the usual scale where there is none."""
     return config.number("attention_multiplier", default=default_scale(config, layer))
+
+
+def own_heads(config: ModelConfig, layer: int) -> Mapping[str, Any]:
+    """Laguna: num_attention_heads_per_layer, where there is such a list."""
+    key = "num_attention_heads_per_layer"
+    if not config.has(key):
+        return {}
+    listed = config.get(key)
+    if not isinstance(listed, list) or len(listed) <= layer:
+        raise config.error(key, "a list with every layer's number of heads")
+    return {"num_attention_heads": listed[layer]}
 
 
 LLAMA4 = LLAMA.but(
@@ -191,6 +205,7 @@ LAGUNA = LLAMA.but(
     name="laguna",
     model_types=("laguna",),
     gate=Gate("self_attn.g_proj", kind="softplus"),
+    sizes=own_heads,
     rope=Rope(fraction=1.0),
     qk_norm=QkNorm(),
     defaults={
