@@ -224,6 +224,13 @@ CASES = (
         "head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
         "shared_expert_intermediate_size": 8,
     }),
+    Case("granite_swa", "granite_swa", LLAMA | {
+        "attention_multiplier": 0.37, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"],
+        "layer_rope_theta": [0, 50.0],
+    } | rope("default")),
+    Case("beam", "beam", LLAMA | EXPERTS | {
+        "head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
+    }),
     encoder("bert", "bert"),
     encoder("roberta", "roberta", pad_token_id=1),
     encoder("electra", "electra", embedding_size=8),

@@ -15,9 +15,7 @@ def beyond_training(config: ModelConfig, layer: int) -> Temperature | None:
     given = config.rope[config.layer_types[layer]]
     if not given.has("llama_4_scaling_beta"):
         return None
-    return Logarithm(
-        given.number("llama_4_scaling_beta"), given.number("original_max_position_embeddings", smallest=1)
-    )
+    return Logarithm(given.number("llama_4_scaling_beta"), given.number("original_max_position_embeddings", smallest=1))
 
 
 MINISTRAL = MISTRAL.but(name="ministral", model_types=("ministral",))
