@@ -53,7 +53,6 @@ def expected(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
     """What the eager model computes, by layer."""
     calls: list[tuple[np.ndarray, np.ndarray]] = []
     outputs: list[np.ndarray] = []
-    content: dict[str, list[np.ndarray]] = {}
     entering: list[np.ndarray] = []
     for name, module in model.named_modules():
         if re.search(case.output, name):
@@ -63,9 +62,6 @@ def expected(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
                 lambda m, i, named: entering.append((i[0] if i else named["hidden_state"]).numpy().copy()),
                 with_kwargs=True,
             )
-        if case.content_only and re.search(r"(in|query|key)_proj$", name):
-            part = name.rpartition(".")[2]
-            module.register_forward_hook(lambda m, i, o, part=part: content.setdefault(part, []).append(o[0].numpy()))
     inputs = inputs_of(case)
     if case.tower:
         part = getattr(model, f"{case.tower}_model")
@@ -84,33 +80,13 @@ def expected(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * (len(states) - 1)
     layers = [i for i, kind in enumerate(kinds) if kind not in {"linear_attention", "moe", "mlp", "conv"}]
     assert len(calls) == len(outputs) == len(layers) >= 2, (len(calls), len(outputs), len(layers))
-    for at, (layer, (scores, attention), output) in enumerate(zip(layers, calls, outputs, strict=True)):
-        if case.content_only:
-            scores = content_scores(case, model, content, at, n)
+    for layer, (scores, attention), output in zip(layers, calls, outputs, strict=True):
         found[f"x{layer}"] = states[layer]
         found[f"scores{layer}"] = np.where(scores < MASKED, -np.inf, scores)[..., :n]
         found[f"attention{layer}"] = attention[..., :n]
         channels_first = output.shape[1:] == (n,)  # of a convolution
         found[f"output{layer}"] = output.T if channels_first else output.reshape(n, -1)
     return found
-
-
-def content_scores(
-    case: Case, model: torch.nn.Module, content: dict[str, list[np.ndarray]], layer: int, n: int
-) -> np.ndarray:
-    """DeBERTa's content-to-content scores from what the model's own projections returned: (H, n, n)."""
-    heads = case.config["num_attention_heads"]
-    if "in_proj" in content:
-        bias = model.deberta.encoder.layer[layer].attention.self.q_bias.detach().numpy().reshape(heads, 1, -1)
-        q, k, _ = np.split(content["in_proj"][layer].reshape(n, heads, -1).transpose(1, 0, 2), 3, axis=-1)
-        q = q + bias
-    else:
-        # With share_att_key the projections are called on position embeddings too; those come after the content.
-        q, k = (
-            [c for c in content[name] if c.shape[0] == n][layer].reshape(n, heads, -1).transpose(1, 0, 2)
-            for name in ("query_proj", "key_proj")
-        )
-    return q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1] * (1 + len(case.config["pos_att_type"])))
 
 
 def make(case: Case, folder: Path) -> None:

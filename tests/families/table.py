@@ -37,10 +37,8 @@ def layers_of(found: list[Fixture]) -> Iterator[tuple[Fixture, Layer]]:
 
 
 def error_of_scores(it: Fixture, layer: Layer) -> float:
-    """Largest difference from the eager model's attention; of content scores where only those are computed."""
+    """Largest difference from the eager model's attention."""
     scores, expected = layer.scores(it.arrays[f"x{layer.index}"]), it.arrays[f"scores{layer.index}"]
-    if it.case.content_only:
-        return float(np.abs(scores - expected).max() / np.abs(expected).max())
     attention = softmax(np.where(np.isfinite(expected), scores, -np.inf), layer.sinks)
     return float(np.abs(attention - it.arrays[f"attention{layer.index}"]).max())
 
@@ -113,8 +111,6 @@ def row_of(family: Family) -> tuple[str, ...]:
     tower = f" ({family.tower})" if family.tower else ""
     types = ", ".join(f"`{kind}`" for kind in family.model_types)
     scores = bound(max(error_of_scores(it, layer) for it, layer in layers_of(found)))
-    if any(it.case.content_only for it in found):
-        scores += ", content term where positions are relative"
     values = bound(max(error_of_values(it, layer) for it, layer in layers_of(found)))
     return f"{family.name}{tower}", types, scores, values, rotation_of(found), norms_of(found), str(len(found))
 

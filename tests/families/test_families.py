@@ -29,8 +29,7 @@ def test_scores_and_attention_are_the_eager_models(name: str) -> None:
         seen = np.isfinite(expected)
         assert scores.shape == expected.shape and not np.allclose(centred(expected, seen), 0, atol=1e-2)
         close(centred(scores, seen), centred(expected, seen))
-        if not it.case.content_only:
-            close(softmax(np.where(seen, scores, -np.inf), layer.sinks), it.arrays[f"attention{index}"])
+        close(softmax(np.where(seen, scores, -np.inf), layer.sinks), it.arrays[f"attention{index}"])
 
 
 @each_fixture
@@ -76,6 +75,10 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
             score *= head.scale * of_query[head.index, i] * of_key[head.kv_head, j]
             if layer.temperature is not None:
                 score *= layer.temperature(np.arange(len(x)))[i]
+            for term in layer.relative:
+                tokens = layer.keys(x)[head.kv_head, j] if term.of_keys else layer.queries(x)[head.index, i]
+                met = term.at(apart[i, j].reshape(1))
+                score += head.scale * tokens @ met[head.index if len(met) > 1 else 0, 0]
             if layer.additive is not None:
                 score += layer.additive.times * layer.position_bias(apart[i, j])[head.index]
             if layer.softcap is not None:

@@ -55,8 +55,6 @@ class Case:
         Which of transformers' auto classes: "CausalLM", "MaskedLM" or "" for the bare model; or a class's own name.
     tower : str
         The tower that is looked at.
-    content_only : bool
-        Scores have terms that weightscope names but does not compute; only content terms are kept.
     inputs : dict
         What the model runs on where that is neither tokens nor an image: integers, or the shape of noise as a tuple.
     stream : str
@@ -70,7 +68,6 @@ class Case:
     length: int = 9
     head: str = "CausalLM"
     tower: str = ""
-    content_only: bool = False
     inputs: dict[str, Any] = field(default_factory=dict)
     stream: str = ""
 
@@ -240,12 +237,12 @@ CASES = (
     Case("deberta_relative", "deberta", BERT | {
         "type_vocab_size": 0, "position_biased_input": False, "relative_attention": True,
         "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 8},
-        r"attention\.output\.dense$", head="MaskedLM", content_only=True),
+        r"attention\.output\.dense$", head="MaskedLM"),
     encoder("deberta_v2", "deberta-v2", embedding_size=8),
     Case("deberta_v3_relative", "deberta-v2", BERT | {
         "type_vocab_size": 0, "position_biased_input": False, "relative_attention": True, "share_att_key": True,
         "pos_att_type": ["c2p", "p2c"], "position_buckets": 4, "norm_rel_ebd": "layer_norm"},
-        r"attention\.output\.dense$", head="MaskedLM", content_only=True),
+        r"attention\.output\.dense$", head="MaskedLM"),
     Case("mpnet", "mpnet", BERT | {"relative_attention_num_buckets": 32, "pad_token_id": 1}, r"attn\.o$",
          length=12, head="MaskedLM"),
     Case("albert", "albert", BERT | {"embedding_size": 8, "inner_group_num": 1}, r"attention\.dense$",

@@ -11,6 +11,7 @@ from weightscope.attention.head import Head
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
 from weightscope.attention.position_bias import Buckets, Slopes
+from weightscope.attention.relative import RelativeKeys
 from weightscope.attention.rotation import Rotation
 from weightscope.attention.temperature import Temperature
 from weightscope.device import CPU, Device, namespace
@@ -53,6 +54,8 @@ class Layer:
         Multiplies queries, by position.
     additive : Slopes, Buckets or None
         A term by distance, added after scaling.
+    relative : tuple of RelativeKeys
+        Terms of a token and a distance, added before scaling.
     softcap : float or None
     clip : float or None
         q, k and v are clipped to [-clip, clip], their norms behind them.
@@ -82,6 +85,7 @@ class Layer:
     gain: np.ndarray | None = None
     temperature: Temperature | None = None
     additive: Slopes | Buckets | None = None
+    relative: tuple[RelativeKeys, ...] = ()
     softcap: float | None = None
     clip: float | None = None
     sinks: np.ndarray | None = None
@@ -233,10 +237,12 @@ class Layer:
         """
         x = np.asarray(x)
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
-        q, k = self.placed(self.queries(x), self.keys(x), positions)  # (H, n, r), (G, n, r)
+        q, k = self.queries(x), self.keys(x)  # (H, n, r), (G, n, r)
+        terms = [self.scale * self._relative(of, q, k, positions) for of in self.relative]
+        q, k = self.placed(q, k, positions)
         n, r = q.shape[1:]
         of_group = q.reshape(self.n_kv_heads, -1, r) @ k.transpose(0, 2, 1)  # (G, H/G n, n)
-        scores = self.scale * of_group.reshape(self.n_heads, n, n)
+        scores = sum(terms, self.scale * of_group.reshape(self.n_heads, n, n))
         if self.additive is not None:
             bias = self.additive.times * self.position_bias(positions[:, None] - positions)
             scores = scores + bias.astype(scores.dtype)
@@ -251,6 +257,11 @@ class Layer:
         if self.temperature is not None:
             q = q * self.temperature(positions)[:, None].astype(q.dtype)
         return q, k
+
+    def _relative(self, term: RelativeKeys, q: np.ndarray, k: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """A term of distances' keys or queries, unscaled: (H, n, r), (G, n, r) -> (H, n, n)."""
+        tokens = np.repeat(k, self.n_heads // self.n_kv_heads, axis=0) if term.of_keys else q
+        return term(tokens, positions[:, None] - positions)
 
     def position_bias(self, delta: np.ndarray | int) -> np.ndarray:
         """What is added to scaled scores at distances i - j: ALiBi, relative biases; zero for everyone else.

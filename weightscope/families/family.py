@@ -12,6 +12,7 @@ from weightscope.attention.temperature import Temperature
 from weightscope.families.cells import NO_BIASES, Biases, Gate, Gguf, Images, Inputs, Outputs, QkNorm, StoredNorm
 from weightscope.families.config import LayerTypes, ModelConfig, all_full, listed_sizes
 from weightscope.families.grid_rope import GridRope
+from weightscope.families.relative import Relative
 from weightscope.families.rope import Rope
 from weightscope.families.tensors import LayerTensors
 
@@ -86,6 +87,10 @@ class Family:
     rope : Rope, GridRope or None
     additive : function of (LayerTensors, ModelConfig) giving a term by distance, or None
         The tensors are the model's, not the layer's.
+    relative : function of (LayerTensors, LayerTensors, ModelConfig) giving keys of distances, or None
+        Of the model's tensors and the layer's.
+    query_bias : str
+        Tensor (H, r) that is added to queries; empty where there is none.
     scale : function of (ModelConfig, layer index) -> float
     temperature : function of (ModelConfig, layer index) -> Temperature or None, or None
         What multiplies queries by position.
@@ -177,6 +182,8 @@ class Family:
     qk_norm: QkNorm | None = None
     rope: Rope | GridRope | None = None
     additive: Additive | None = None
+    relative: Relative | None = None
+    query_bias: str = ""
     scale: Callable[[ModelConfig, int], float] = default_scale
     temperature: Callable[[ModelConfig, int], Temperature | None] | None = None
     softcap: str = ""

@@ -51,12 +51,16 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         scale=family.scale(config, index),
         rotation=family.rope.rotation(config, index) if family.rope else None,
         temperature=family.temperature(config, index) if family.temperature else None,
+        relative=family.relative(model, tensors, config) if family.relative else (),
         additive=family.additive(model, config) if family.additive else None,
         softcap=_softcap(family, config),
         clip=_clip(family, config),
         sinks=tensors.read(family.sinks, (config.n_heads,)) if family.sinks else None,
         outer_sinks=tensors.read(family.outer_sinks, (config.n_heads,)) if family.outer_sinks else None,
     )
+    if family.query_bias and isinstance(layer.q, Affine):
+        more = tensors.read(family.query_bias, (config.n_heads, config.head_dim))
+        layer = replace(layer, q=replace(layer.q, bias=layer.q.bias + more))
     if family.gate is not None:
         layer = replace(layer, gate=_gate(layer, family.gate, tensors, config), gate_kind=family.gate.kind)
     layer = _multiplied(layer, family, config)
@@ -223,6 +227,8 @@ def caveats(layer: Layer) -> tuple[str, ...]:
         )
     elif layer.rotation is not None and layer.rotation.axes is not None:
         said.append("rotation by several axes: qk_at counts positions of text, or takes a distance on each axis")
+    if layer.relative:
+        said.append("relative-position terms, of one token and the distance to the other (layer.relative)")
     if layer.additive is not None:
         kind = "ALiBi" if isinstance(layer.additive, Slopes) else "relative-position"
         said.append(f"the {kind} bias added to scores (layer.position_bias)")

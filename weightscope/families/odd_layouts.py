@@ -1,11 +1,14 @@
 """Projections that lie in a file as in one family only."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from weightscope.attention.layer import Layer
+from weightscope.attention.maps import Affine
 from weightscope.families.config import ModelConfig
 from weightscope.families.family import Family
-from weightscope.families.layouts import by_head, linear, output
+from weightscope.families.layouts import by_head, linear, output, separate
 from weightscope.families.tensors import LayerTensors
 
 CORES = 4  # CodeGen was trained on so many at once
@@ -20,6 +23,22 @@ def in_four_blocks(tensors: LayerTensors, family: Family, config: ModelConfig) -
     w, b = np.asarray(w).reshape(CORES, 3, -1, d), b.reshape(CORES, 3, -1)
     q, v, k = (by_head(w[:, i].reshape(h * r, d), b[:, i].reshape(h * r), h) for i in range(3))
     return Layer(q, k, v, *output(tensors, family, config, r))
+
+
+def scaled_by_dimension(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """TimesFM: queries are multiplied by a learned softplus(s) / (ln 2 sqrt(d')) a dimension, which W_Q takes in."""
+    d, h, r = config.d_model, config.n_heads, config.head_dim
+    gain = np.logaddexp(0, tensors.read("self_attn.scaling", (r,))) / (np.log(2) * r**0.5)
+    q = by_head(*linear(tensors, config, family.query, (h * r, d), family.biases.query), h)
+    return replace(separate(tensors, family, config), q=q.scaled(gain[None]))
+
+
+def by_dimension_and_head(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """XLNet: tensors (d, H, r), of queries, keys, values and outputs alike, without biases."""
+    d, h, r = config.d_model, config.n_heads, config.head_dim
+    q, k, v, o = (tensors.read(f"rel_attn.{name}", (d, h, r)).transpose(1, 0, 2) for name in "qkvo")
+    none = np.zeros((h, r), np.float32)
+    return Layer(Affine(q, none), Affine(k, none), Affine(v, none), o.transpose(0, 2, 1), np.zeros(d, np.float32))
 
 
 def grouped_convolutions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:

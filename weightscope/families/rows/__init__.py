@@ -2,6 +2,7 @@
 
 from weightscope.families.family import Family
 from weightscope.families.rows.alike import ALIKE
+from weightscope.families.rows.audio import AUDIO
 from weightscope.families.rows.bert_line import BERT_LINE
 from weightscope.families.rows.cohere import COHERE_DECODERS
 from weightscope.families.rows.encoders import ENCODERS
@@ -29,6 +30,7 @@ FAMILIES: tuple[Family, ...] = (
     *BERT_LINE,
     *TEXT_ENCODERS,
     *OLDER_DECODERS,
+    *AUDIO,
     *VISION,
     *TOWERS,
 )

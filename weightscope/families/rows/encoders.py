@@ -6,6 +6,7 @@ from weightscope.families.cells import Inputs, biases, layer_norm
 from weightscope.families.config import Every, ModelConfig
 from weightscope.families.family import Family, When
 from weightscope.families.layouts import grouped_with_loose_biases, separate, stacked
+from weightscope.families.relative import Disentangled
 from weightscope.families.rope import Rope
 from weightscope.families.tensors import LayerTensors
 
@@ -115,12 +116,13 @@ DEBERTA = BERT.but(
         When("position_biased_input", False, inputs__positions=""),
         When(
             "relative_attention", True,
-            caveats=(
-                "the relative-position terms of scores, content to position and position to content; only the "
-                "content-to-content term is here, in layer.scores too",
+            relative=Disentangled(
+                "encoder.rel_embeddings", "attention.self.pos_proj", "attention.self.pos_q_proj", key_bias=False
             ),
+            others=("attention.self.pos_proj", "attention.self.pos_q_proj"),
+            shared=("encoder.rel_embeddings.weight",),
         ),
-        When("talking_head", True, caveats=("the mixing of heads before and after the softmax",)),
+        When("talking_head", True, refused="talking_head: its heads are mixed before and after the softmax"),
     ),
     defaults={
         "layer_norm_eps": 1e-7, "type_vocab_size": 0, "position_biased_input": True, "relative_attention": False
@@ -137,7 +139,19 @@ DEBERTA_V2 = DEBERTA.but(
     value="attention.self.value_proj",
     biases=biases(True, True),
     head_dim=("attention_head_size",),
-)
+    variants=(
+        *DEBERTA.variants[:2],
+        When(
+            "relative_attention", True,
+            relative=Disentangled(
+                "encoder.rel_embeddings", "attention.self.pos_key_proj", "attention.self.pos_query_proj",
+                shared=("attention.self.key_proj", "attention.self.query_proj"),
+            ),
+            others=("attention.self.pos_key_proj", "attention.self.pos_query_proj"),
+            shared=("encoder.rel_embeddings.weight", "encoder.LayerNorm.weight", "encoder.LayerNorm.bias"),
+        ),
+    ),
+)  # fmt: skip
 
 MPNET = BERT.but(
     name="mpnet",

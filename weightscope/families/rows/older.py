@@ -17,6 +17,10 @@ OPENAI_GPT = GPT2.but(
     outputs=Outputs(None),
 )
 
+DECISION_TRANSFORMER = GPT2.but(
+    name="decision_transformer", model_types=("decision_transformer",), inputs=Inputs(), outputs=None
+)
+
 GPT_BIGCODE = GPT2.but(
     name="gpt_bigcode",
     model_types=("gpt_bigcode",),
@@ -79,5 +83,5 @@ GIT = BERT.but(name="git", model_types=("git",), prefixes=("git.", ""), inputs__
 BLIP_TEXT = BERT.but(name="blip_text_model", model_types=("blip_text_model",), inputs__types="")
 
 OLDER_DECODERS: tuple[Family, ...] = (
-    OPENAI_GPT, GPT_BIGCODE, CODEGEN, CTRL, BIOGPT, XGLM, GIT, BLIP_TEXT,
+    OPENAI_GPT, DECISION_TRANSFORMER, GPT_BIGCODE, CODEGEN, CTRL, BIOGPT, XGLM, GIT, BLIP_TEXT,
 )  # fmt: skip

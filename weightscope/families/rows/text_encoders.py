@@ -3,7 +3,8 @@
 from weightscope.families.cells import Inputs, QkNorm, biases, layer_norm
 from weightscope.families.family import Family, When
 from weightscope.families.layouts import separate, stacked
-from weightscope.families.odd_layouts import grouped_convolutions
+from weightscope.families.odd_layouts import by_dimension_and_head, grouped_convolutions
+from weightscope.families.relative import of_xlnet
 from weightscope.families.rope import Rope
 from weightscope.families.rows.bert_line import XLM_ROBERTA_XL
 from weightscope.families.rows.encoders import BERT
@@ -125,4 +126,24 @@ XLM = Family(
     defaults={"layer_norm_eps": 1e-12, "pre_norm": False},
 )
 
-TEXT_ENCODERS = (SQUEEZEBERT, XLM, ESM, ESMC, EUROBERT, ULTRABERT, GTE, NOMIC_BERT, JINA_V3)
+XLNET = Family(
+    name="xlnet",
+    model_types=("xlnet",),
+    prefixes=("transformer.", ""),
+    layer="layer.{i}.",
+    layout=by_dimension_and_head,
+    query="rel_attn",
+    key="rel_attn",
+    value="rel_attn",
+    output="rel_attn",
+    norm=None,
+    closing=layer_norm("ff.layer_norm"),
+    inputs=Inputs(tokens="word_embedding.weight"),
+    relative=of_xlnet,
+    query_bias="rel_attn.r_w_bias",
+    head_dim=("d_head",),
+    caveats=("segments: terms of a query and whether a key is of its segment, where segments are given",),
+    defaults={"layer_norm_eps": 1e-12},
+)
+
+TEXT_ENCODERS = (XLNET, SQUEEZEBERT, XLM, ESM, ESMC, EUROBERT, ULTRABERT, GTE, NOMIC_BERT, JINA_V3)

@@ -1,0 +1,182 @@
+"""Encoders of sound, and of series of numbers."""
+
+from weightscope.families.cells import Inputs, biases, layer_norm, rms_norm
+from weightscope.families.family import Family, When
+from weightscope.families.layouts import separate
+from weightscope.families.odd_layouts import scaled_by_dimension
+from weightscope.families.relative import Listed, Projected
+from weightscope.families.rope import Rope
+from weightscope.families.rows.encoders import DEBERTA_V2
+from weightscope.families.rows.gpt import unscaled
+from weightscope.families.rows.llama import LLAMA, QWEN3
+
+ROTATED_INPUT = "rotary positions: what enters attention is rotated, before queries and keys are made of it"
+
+WAV2VEC2 = Family(
+    name="wav2vec2",
+    model_types=("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio", "sew"),
+    prefixes=("wav2vec2.", "hubert.", ""),
+    layer="encoder.layers.{i}.",
+    layout=separate,
+    query="attention.q_proj",
+    key="attention.k_proj",
+    value="attention.v_proj",
+    output="attention.out_proj",
+    biases=biases(True, True),
+    norm=None,
+    closing=layer_norm("final_layer_norm"),
+    inputs=Inputs(),
+    variants=(When("do_stable_layer_norm", True, norm=layer_norm("layer_norm"), closing=None),),
+    defaults={"layer_norm_eps": 1e-5, "do_stable_layer_norm": False},
+)
+
+WAV2VEC2_CONFORMER = WAV2VEC2.but(
+    name="wav2vec2-conformer",
+    model_types=("wav2vec2-conformer",),
+    prefixes=("wav2vec2_conformer.", ""),
+    query="self_attn.linear_q",
+    key="self_attn.linear_k",
+    value="self_attn.linear_v",
+    output="self_attn.linear_out",
+    norm=layer_norm("self_attn_layer_norm", eps=1e-5),
+    variants=(
+        When(
+            "position_embeddings_type", "relative",
+            relative=Projected("self_attn.linear_pos", "self_attn.pos_bias_u", "self_attn.pos_bias_v"),
+            others=("self_attn.linear_pos",),
+            query_bias="self_attn.pos_bias_u",
+            loose=("self_attn.pos_bias_u", "self_attn.pos_bias_v"),
+        ),
+        When("position_embeddings_type", "rotary", refused=ROTATED_INPUT),
+    ),
+    defaults={"position_embeddings_type": "relative"},
+)  # fmt: skip
+
+WAV2VEC2_BERT = WAV2VEC2_CONFORMER.but(
+    name="wav2vec2-bert",
+    model_types=("wav2vec2-bert",),
+    prefixes=("wav2vec2_bert.", ""),
+    norm=layer_norm("self_attn_layer_norm"),
+    variants=(
+        *WAV2VEC2_CONFORMER.variants,
+        When(
+            "position_embeddings_type", "relative_key",
+            relative=Listed(
+                "self_attn.distance_embedding", "left_max_position_embeddings", "right_max_position_embeddings"
+            ),
+            others=("self_attn.distance_embedding",),
+        ),
+    ),
+    defaults={
+        "position_embeddings_type": "relative_key",
+        "left_max_position_embeddings": 64,
+        "right_max_position_embeddings": 8,
+    },
+)  # fmt: skip
+
+SEW_D = DEBERTA_V2.but(
+    name="sew-d",
+    model_types=("sew-d",),
+    prefixes=("sew_d.encoder.", "encoder."),
+    inputs=Inputs(),
+    defaults={"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True},
+)
+
+SEAMLESS_SPEECH = WAV2VEC2_CONFORMER.but(
+    name="seamless_m4t",
+    model_types=("seamless_m4t",),
+    tower="speech",
+    prefixes=("speech_encoder.",),
+    keys={"n_layers": ("speech_encoder_layers",), "n_heads": ("speech_encoder_attention_heads",)},
+)
+
+SEAMLESS_V2_SPEECH = WAV2VEC2_BERT.but(
+    name="seamless_m4t_v2",
+    model_types=("seamless_m4t_v2",),
+    tower="speech",
+    prefixes=("speech_encoder.",),
+    norm=layer_norm("self_attn_layer_norm", eps=1e-5),
+    keys=SEAMLESS_SPEECH.keys,
+)
+
+FASTSPEECH2_ENCODER = WAV2VEC2_CONFORMER.but(
+    name="fastspeech2_conformer",
+    model_types=("fastspeech2_conformer",),
+    tower="encoder",
+    prefixes=("encoder.", "model.encoder."),
+    layer="conformer_layers.{i}.",
+    keys={"n_layers": ("encoder_layers",), "n_heads": ("encoder_num_attention_heads",)},
+    variants=(
+        *WAV2VEC2_CONFORMER.variants,
+        When("encoder_normalize_before", False, norm=None),
+    ),
+    defaults={"encoder_normalize_before": True},
+)
+
+FASTSPEECH2_DECODER = FASTSPEECH2_ENCODER.but(
+    tower="decoder",
+    prefixes=("decoder.", "model.decoder."),
+    keys={"n_layers": ("decoder_layers",), "n_heads": ("decoder_num_attention_heads",)},
+    variants=(
+        *WAV2VEC2_CONFORMER.variants,
+        When("decoder_normalize_before", False, norm=None),
+    ),
+    defaults={"decoder_normalize_before": True},
+)
+
+PARAKEET = LLAMA.but(
+    name="parakeet_encoder",
+    model_types=("parakeet_encoder", "nemotron_asr_streaming_encoder"),
+    prefixes=("encoder.", ""),
+    norm=layer_norm("norm_self_att", eps=1e-5),
+    inputs=Inputs(),
+    outputs=None,
+    rope=None,
+    relative=Projected("self_attn.relative_k_proj", "self_attn.bias_u", "self_attn.bias_v"),
+    others=("self_attn.relative_k_proj",),
+    query_bias="self_attn.bias_u",
+    loose=("self_attn.bias_u", "self_attn.bias_v"),
+    defaults={"attention_bias": True},
+)
+
+LASR = LLAMA.but(
+    name="lasr_encoder",
+    model_types=("lasr_encoder",),
+    prefixes=("encoder.", ""),
+    norm=layer_norm("norm_self_att", bias=False),
+    inputs=Inputs(),
+    outputs=None,
+    defaults={"layer_norm_eps": 1e-6},
+)
+
+PE_AUDIO = QWEN3.but(
+    name="pe_audio_encoder",
+    model_types=("pe_audio_encoder", "pe_video_encoder", "pe_audio_video_encoder"),
+    prefixes=("", "model."),
+    inputs=Inputs(),
+    outputs=None,
+    rope=Rope(theta=20000.0, interleaved=True),
+    kv_heads=("num_key_value_heads",),
+    defaults={"rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": None},
+)
+
+TIMESFM = LLAMA.but(
+    name="timesfm",
+    model_types=("timesfm",),
+    prefixes=("decoder.", "model.", ""),
+    layout=scaled_by_dimension,
+    loose=("self_attn.scaling",),
+    biases=biases(True, True),
+    norm=rms_norm("input_layernorm"),
+    inputs=Inputs(),
+    outputs=None,
+    rope=None,
+    kv_heads=(),
+    scale=unscaled,
+    defaults={"head_dim": 80},
+)
+
+AUDIO = (
+    WAV2VEC2, WAV2VEC2_CONFORMER, WAV2VEC2_BERT, SEAMLESS_SPEECH, SEAMLESS_V2_SPEECH, FASTSPEECH2_ENCODER,
+    FASTSPEECH2_DECODER, SEW_D, PARAKEET, LASR, PE_AUDIO, TIMESFM,
+)  # fmt: skip
