@@ -22,7 +22,7 @@ def prefixes_of(checkpoint: Checkpoint, family: Family) -> list[str]:
     """Every beginning of names under which some layer has all the projections of a row, the row's own first."""
     modules = {family.key, family.value, family.output}
     layer = re.escape(family.layer).replace(re.escape("{i}"), r"\d+")
-    named = re.compile(rf"((?:.*\.)?){layer}({'|'.join(map(re.escape, modules))})\.", re.ASCII)
+    named = re.compile(rf"((?:.*\.)?){layer}({'|'.join(map(re.escape, modules))})(?:\.|_weight$)", re.ASCII)
     found: dict[str, set[str]] = {}
     for name in checkpoint:
         if match := named.match(name):

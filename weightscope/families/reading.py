@@ -119,9 +119,12 @@ def _sized(checkpoint: Checkpoint, stack: Stack) -> Stack:
         return stack
     try:
         config = own_part(checkpoint, stack.family)
-        sizes = read_config(config, stack.family.configured(config))
+        row = stack.family.configured(config)
+        sizes = read_config(config, row)
     except CheckpointError as error:
         return replace(stack, refusal=str(error))
+    if row.refused:
+        return replace(stack, refusal=f"{row.name} with {row.refused}")
     return replace(stack, n_layers=sizes.n_layers, n_heads=sizes.n_heads)
 
 

@@ -49,7 +49,7 @@ class Stack:
     """
 
     name: str
-    family: Family | None
+    family: Family | None = field(repr=False)
     model_type: str
     part: str
     prefix: str
@@ -106,6 +106,7 @@ def readable(families: Iterable[Family], checkpoint: Checkpoint) -> dict[str, St
 def choose(stacks: Mapping[str, Stack], tower: str | None) -> Stack | None:
     """The stack of that name or place, or the one that is language; None where that is none or several."""
     if tower is None:
+        stacks = {name: one for name, one in stacks.items() if one.family and not one.family.refused} or stacks
         for kind in LANGUAGE:
             if kind in stacks or any(name.endswith(f".{kind}") for name in stacks):
                 return stacks.get(kind)

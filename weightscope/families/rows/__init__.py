@@ -10,6 +10,7 @@ from weightscope.families.rows.gpt import GPT_DECODERS
 from weightscope.families.rows.hybrid import HYBRID
 from weightscope.families.rows.latent import LATENT_DECODERS
 from weightscope.families.rows.llama import LLAMA_DECODERS
+from weightscope.families.rows.matching import MATCHING
 from weightscope.families.rows.mistral import MISTRAL_DECODERS
 from weightscope.families.rows.older import OLDER_DECODERS
 from weightscope.families.rows.seeing import SEEING
@@ -33,4 +34,5 @@ FAMILIES: tuple[Family, ...] = (
     *AUDIO,
     *VISION,
     *TOWERS,
+    *MATCHING,
 )
