@@ -166,8 +166,9 @@ class Rotation(ShowsShapes):
 
     @property
     def turning(self) -> np.ndarray:
-        """Indices of the dimensions that turn, shape (2m,)."""
-        return np.arange(self.start, self.start + 2 * len(self.frequencies))
+        """Indices of the dimensions that turn, shape (2m,) or less where some frequencies are 0."""
+        turns = np.repeat(self.frequencies != 0, 2) if self.interleaved else np.tile(self.frequencies != 0, 2)
+        return self.start + np.flatnonzero(turns)
 
 
 FRAME, ROW, COLUMN = -3, -2, -1  # axes of an image's patches and of a film's

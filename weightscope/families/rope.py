@@ -114,6 +114,8 @@ class Rope:
 
     def _of_whole_heads(self, given: Config) -> Config:
         """transformers' code of these families turns whole heads whatever the config says, unless something scales."""
+        if given["rope_type"] == "proportional":
+            return given
         if given["rope_type"] != "default" and given.number("partial_rotary_factor") != 1.0:
             raise given.error("partial_rotary_factor", "1: this architecture turns whole heads")
         return Config({**given, "partial_rotary_factor": 1.0}, given.file)
@@ -141,7 +143,8 @@ class Rope:
                 return None
             given = Config({**given, "rope_theta": base}, given.file)
         start = config.size(self.start_key) if self.start_key else 0
-        width = int((config.head_dim - start) * given.number("partial_rotary_factor", largest=1.0))
+        share = 1.0 if given["rope_type"] == "proportional" else given.number("partial_rotary_factor", largest=1.0)
+        width = int((config.head_dim - start) * share)
         if self.dims_key:
             width = config.size(self.dims_key)
             share = given.number("partial_rotary_factor")  # of the config's head_dim: of whole heads, or of this part
@@ -184,6 +187,13 @@ class Scaled(ShowsShapes):
 # Each takes the given parameters, the base, the rotated width, positions first trained on, positions now allowed.
 def _default(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
     return Scaled(inverse_powers(theta, width))
+
+
+def _proportional(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    """The first pairs of a whole head turn as in a whole head, the others do not."""
+    frequencies = inverse_powers(theta, width) / given.number("factor", default=1.0, smallest=1e-6)
+    frequencies[int(given.number("partial_rotary_factor") * width // 2) :] = 0
+    return Scaled(frequencies)
 
 
 def _linear(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
@@ -261,6 +271,7 @@ def _llama3(given: Config, theta: float, width: int, trained: int, allowed: int)
 SCALINGS: dict[str, Callable[[Config, float, int, int, int], Scaled]] = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "dynamic": _dynamic,
     "alpha": _alpha,  # HunYuan's dynamic scaling
     "yarn": _yarn,
