@@ -30,7 +30,7 @@ def made() -> dict[str, list[str]]:
 def mechanisms(row: Family) -> set[tuple[str, object]]:
     """What of a row is code of its own, not data."""
     scope = row.qk_norm.scope if row.qk_norm else ""
-    return {("layout", row.layout), ("additive", row.additive), ("scale", row.scale), ("q/k-norm", scope)}
+    return {("layout", row.layout), ("additive", row.additive), ("q/k-norm", scope)}
 
 
 def test_every_mechanism_has_a_tiny_model() -> None:

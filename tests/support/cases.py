@@ -167,6 +167,27 @@ CASES = (
         "vision_config": VIT, "mm_tokens_per_image": 1, "boi_token_index": 20, "eoi_token_index": 21,
         "image_token_index": 22,
     }, r"language_model.*self_attn\.o_proj$", head="ImageTextToText"),
+    Case("gemma4", "gemma4_text", LLAMA | {
+        "num_hidden_layers": 3, "head_dim": 6, "global_head_dim": 8, "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        },
+    }),
+    Case("mimo_v2_flash", "mimo_v2_flash", LLAMA | {
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8, "v_head_dim": 5, "attention_bias": True,
+        "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "dense"],
+        "sliding_window": 4, "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+            for kind, theta in (("sliding_attention", 50.0), ("full_attention", 100.0))
+        },
+    }),
+    Case("muse_spark", "muse_spark_text", LLAMA | {
+        "head_dim": 6, "mlp_layer_types": ["dense", "dense"], "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 4, "layer_rope_theta": [100.0, 0], "qk_scale_factor": 1.5,
+    } | rope("default"), head=""),
     Case("phi", "phi", LLAMA | {"hidden_size": 32} | rope("default", partial_rotary_factor=0.5), r"self_attn\.dense$"),
     Case("phi_qk_norm", "phi", LLAMA | {"qk_layernorm": True} | rope("default", partial_rotary_factor=0.5),
          r"self_attn\.dense$"),

@@ -51,6 +51,24 @@ class SubNorm:
 
 
 @dataclass(frozen=True, eq=False)
+class HeadNorm:
+    """A norm without parameters of what each head has gathered for a token.
+
+    Attributes
+    ----------
+    eps : float
+    """
+
+    eps: float
+
+    caveat = "a norm before W_O: what a head gathers for a token is divided by its size"
+
+    def sizes(self, gathered: Gathered) -> np.ndarray:
+        """What each head's share is divided by, (H, n, 1)."""
+        return rms(gathered, self.eps)[..., None]
+
+
+@dataclass(frozen=True, eq=False)
 class Difference:
     """Differential attention: heads h and h + H/2 share values and W_O, the latter's with -lambda in it.
 

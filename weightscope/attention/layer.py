@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.attention.gathered import GATES, Difference, SubNorm, mass_beside
+from weightscope.attention.gathered import GATES, Difference, HeadNorm, SubNorm, mass_beside
 from weightscope.attention.head import Head
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
@@ -44,7 +44,7 @@ class Layer:
         Multiplies what a head has gathered, dimension by dimension or, where it has one output a head, as a whole.
     gate_kind : str
         Through which of `gathered.GATES` it goes.
-    gathered_norm : SubNorm, Difference or None
+    gathered_norm : SubNorm, HeadNorm, Difference or None
         Divides what heads have gathered.
     rotation : Rotation or None
     gain : (1 or H, r) array or None
@@ -80,7 +80,7 @@ class Layer:
     v_norm: InnerNorm | None = None
     gate: Affine | None = None
     gate_kind: str = "sigmoid"
-    gathered_norm: SubNorm | Difference | None = None
+    gathered_norm: SubNorm | HeadNorm | Difference | None = None
     rotation: Rotation | None = None
     gain: np.ndarray | None = None
     temperature: Temperature | None = None

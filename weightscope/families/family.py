@@ -82,6 +82,8 @@ class Family:
         The gate of what heads have gathered, where it is a module of its own.
     sub_norm : StoredNorm or None
         A norm of what all heads have gathered, before W_O.
+    heads_normed : bool
+        An RMSNorm without parameters divides what each head has gathered, before a gate.
     biases : Biases
     qk_norm : QkNorm or None
     rope : Rope, GridRope or None
@@ -178,6 +180,7 @@ class Family:
     frozen: Mapping[str, Callable[[ModelConfig], np.ndarray]] = field(default_factory=dict)
     gate: Gate | None = None
     sub_norm: StoredNorm | None = None
+    heads_normed: bool = False
     biases: Biases = NO_BIASES
     qk_norm: QkNorm | None = None
     rope: Rope | GridRope | None = None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weightscope.attention.gathered import SubNorm
+from weightscope.attention.gathered import HeadNorm, SubNorm
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
@@ -71,6 +71,8 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         layer = _with_qk_norm(layer, family.qk_norm, tensors, config)
     if family.values_normed and isinstance(layer.v, Affine):
         layer = replace(layer, v_norm=InnerNorm(layer.v, config.norm_eps))
+    if family.heads_normed:
+        layer = replace(layer, gathered_norm=HeadNorm(config.norm_eps))
     if family.sub_norm is not None:
         layer = _with_sub_norm(layer, family.sub_norm, tensors, config)
     if family.output_scale:

@@ -84,6 +84,7 @@ def read_config(config: Config, family: Family) -> ModelConfig:
     d_model = config.size(*keys["d_model"])
     n_heads, n_kv_heads, head_dim = head_sizes(config, family)
     types = config.strings(family.listed, n_layers) if family.listed in config else family.layer_types(config, n_layers)
+    attending = {kind for kind in types if not family.attention_types or kind in family.attention_types}
     norm, eps = family.norm, 0.0
     if norm is not None and norm.eps is not None:
         eps = norm.eps
@@ -101,7 +102,7 @@ def read_config(config: Config, family: Family) -> ModelConfig:
         norm="none" if norm is None else "layer_norm" if norm.centred else "rms_norm",
         norm_eps=eps,
         layer_types=types,
-        rope={kind: family.rope.parameters(config, kind) for kind in set(types)} if family.rope else {},
+        rope={kind: family.rope.parameters(config, kind) for kind in attending} if family.rope else {},
         n_positions=optional("n_positions"),
         vocab_size=optional("vocab_size"),
     )

@@ -6,6 +6,7 @@ from weightscope.families.rows.audio import AUDIO
 from weightscope.families.rows.bert_line import BERT_LINE
 from weightscope.families.rows.cohere import COHERE_DECODERS
 from weightscope.families.rows.encoders import ENCODERS
+from weightscope.families.rows.gated import GATED
 from weightscope.families.rows.gemma4 import GEMMAS
 from weightscope.families.rows.gpt import GPT_DECODERS
 from weightscope.families.rows.hybrid import HYBRID
@@ -27,6 +28,7 @@ FAMILIES: tuple[Family, ...] = (
     *LATENT_DECODERS,
     *ALIKE,
     *SEEING,
+    *GATED,
     *GEMMAS,
     *HYBRID,
     *ENCODERS,

@@ -6,7 +6,6 @@ from typing import Any
 from weightscope.families.cells import QkNorm, rms_norm
 from weightscope.families.config import ModelConfig, listed_sizes
 from weightscope.families.family import In, When
-from weightscope.families.rope import Rope
 from weightscope.families.rows.gpt import unscaled
 from weightscope.families.rows.llama import GEMMA3, OUTPUT_NORM
 
