@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from weightscope.families.cells import Gate, QkNorm, biases, rms_norm
+from weightscope.families.cells import Gate, Inputs, QkNorm, biases, rms_norm
 from weightscope.families.config import ModelConfig, listed_sizes
 from weightscope.families.family import In, When
 from weightscope.families.rope import Rope

@@ -80,7 +80,11 @@ EMBEDDING_GEMMA2 = GEMMA4.but(
     defaults={
         "hidden_size": 512, "num_hidden_layers": 24, "num_attention_heads": 4, "num_key_value_heads": 2,
         "num_global_key_value_heads": 1, "attention_k_eq_v": None, "max_position_embeddings": 262144,
-        "tie_word_embeddings": None, "rope_parameters": None,
+        "tie_word_embeddings": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
     },
 )  # fmt: skip
 
