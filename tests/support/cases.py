@@ -306,6 +306,13 @@ CASES = (
         "image_size": 16, "projector_input_dim": 8, "projector_output_dim": 8, "vision_output_dim": 8,
         "intermediate_size": 64,
     }, r"self_attn\.o_proj$", head="Llama4VisionModel", stream=r"layers\.\d+$"),
+    Case("gemma4_vision", "gemma4_vision", VIT | {
+        "head_dim": 8, "hidden_size": 12, "num_key_value_heads": 1, "patch_size": 2, "position_embedding_size": 8,
+        "pooling_kernel_size": 1,
+    } | rope("axial"), r"self_attn\.o_proj$", head="", stream=r"layers\.\d+$", inputs={
+        "pixel_values": (1, 9, 12), "pixel_position_ids": [[[i % 3, i // 3] for i in range(9)]]}),
+    Case("videomae", "videomae", VIT | {"num_frames": 2, "tubelet_size": 2, "image_size": 8},
+         r"attention\.output\.dense$", head="", inputs={"pixel_values": (1, 2, 1, 8, 8)}),
     Case("step3p5_vision", "step3p5_vision", VIT, r"self_attn\.out_proj$", head="Step3p7VisionModel",
          stream=r"layers\.\d+$"),
     Case("pixtral", "pixtral", VIT, r"attention\.o_proj$", head="", stream=r"layers\.\d+$"),

@@ -60,3 +60,18 @@ def _convolution(tensors: LayerTensors, config: ModelConfig, module: str, key: s
     w = np.zeros((groups, wide, groups, wide), np.float32)
     w[np.arange(groups), :, np.arange(groups)] = blocks
     return w.reshape(d, d), tensors.read(module + ".bias", (d,))
+
+
+def loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """VideoMAE: biases of queries and values in tensors of their own, none of keys."""
+    d, h, r = config.d_model, config.n_heads, config.head_dim
+    stem = family.query.rpartition(".")[0]
+
+    def projected(module: str, bias: str) -> Affine:
+        w, b = linear(tensors, config, module, (h * r, d), False)
+        has = bias and config.get(bias_of)
+        return by_head(w, tensors.read(f"{stem}.{bias}", (h * r,)) if has else b, h)
+
+    bias_of = str(family.biases.query)
+    q, k, v = projected(family.query, "q_bias"), projected(family.key, ""), projected(family.value, "v_bias")
+    return Layer(q, k, v, *output(tensors, family, config, r))

@@ -19,6 +19,7 @@ from weightscope.families.rows.seeing import SEEING
 from weightscope.families.rows.text_encoders import TEXT_ENCODERS
 from weightscope.families.rows.towers import TOWERS
 from weightscope.families.rows.vision import VISION
+from weightscope.families.rows.vit_line import VIT_LINE
 
 FAMILIES: tuple[Family, ...] = (
     *GPT_DECODERS,
@@ -39,4 +40,5 @@ FAMILIES: tuple[Family, ...] = (
     *VISION,
     *TOWERS,
     *MATCHING,
+    *VIT_LINE,
 )

@@ -270,7 +270,7 @@ INTERNVL_VISION = VIDEO_LLAMA_VISION.but(
     leading=(("CLS", 1),),
     caveats=(LAYER_SCALE.format("lambda_1"),),
     variants=(
-        When("use_qk_norm", True, qk_norm=QkNorm("attention.q_norm", "attention.k_norm", scope="joint")),
+        When("use_qk_norm", True, qk_norm=QkNorm("attention.q_norm", "attention.k_norm", scope="joint", eps=1e-6)),
         When("norm_type", "rms_norm", norm=rms_norm("layernorm_before")),
         When("use_absolute_position_embeddings", False, inputs=Inputs()),
     ),
