@@ -19,6 +19,8 @@ from weightscope.errors import CheckpointError
 from weightscope.half import Weights
 from weightscope.on_demand import OnDemand
 
+QUERY_SIDE, KEY_SIDE = ("q", "gate", "q_norm"), ("k", "v", "k_norm", "v_norm")  # maps by what they are made of
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Layer:
@@ -26,10 +28,13 @@ class Layer:
 
     H query heads in G groups, each group with one key-value head; nothing is repeated within a group.
 
+    In cross-attention keys and values are made of a second input, the memory: what an encoder hands over, its final
+    norm applied, of a width of its own. W_QK then leads from the decoder's space to the memory's, W_VO back.
+
     Attributes
     ----------
     q, k, v : Affine or Latent
-        (H, d, r), (G, d, r) and (G, d, r_v) maps of x / sigma(x).
+        (H, d, r), (G, d, r) and (G, d, r_v) maps of x / sigma(x); k and v of the memory in cross-attention.
     w_o : (H, r_v, d) array or Half
     output_bias : (d,) array
     index : int
@@ -63,6 +68,10 @@ class Layer:
         Learned sink logits.
     outer_sinks : (H,) array or None
         Sink logits that attention does not know of: what a head gathers is multiplied by the mass that they leave.
+    cross : bool
+        Keys and values are made of a memory.
+    memory_norm : Norm or None
+        The norm of the memory before its keys and values, of which sigma is left.
     caveats : tuple of str
         What of its scores and values the heads' matrices leave out.
     """
@@ -90,6 +99,8 @@ class Layer:
     clip: float | None = None
     sinks: np.ndarray | None = None
     outer_sinks: np.ndarray | None = None
+    cross: bool = False
+    memory_norm: Norm | None = None
     caveats: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -99,6 +110,11 @@ class Layer:
     def d_model(self) -> int:
         """d, the width of the residual stream."""
         return int(self.w_o.shape[2])
+
+    @property
+    def d_memory(self) -> int:
+        """The width of what keys and values are made of: d, but for cross-attention."""
+        return int(self.k.shape[1])
 
     @property
     def n_heads(self) -> int:
@@ -185,39 +201,62 @@ class Layer:
         """x / sigma(x), (n, d) -> (n, d): what the folded maps act on."""
         return x if self.norm is None else x / self.norm.sigma(x)[..., None]
 
-    def scalars(self, x: Any) -> tuple[Any, Any]:
+    def normalised_memory(self, memory: Any) -> Any:
+        """What the maps to keys and values act on: the memory over its sigma; without cross-attention as `normalised`.
+
+        (m, d_memory) -> (m, d_memory).
+        """
+        if not self.cross:
+            return self.normalised(memory)
+        return memory if self.memory_norm is None else memory / self.memory_norm.sigma(memory)[..., None]
+
+    def scalars(self, x: Any, memory: Any = None) -> tuple[Any, Any]:
         """Per-token factors that norms inside attention put on queries and keys; ones where there are none.
 
         Parameters
         ----------
         x : (n, d) array
             The residual stream that enters the layer.
+        memory : (m, d_memory) array, optional
+            In cross-attention what keys are made of.
 
         Returns
         -------
-        (H, n) array, (G, n) array
+        (H, n) array, (G, n or m) array
             The second multiplies a latent key's position-free part only.
         """
-        z, xp, n = self.normalised(x), namespace(x), x.shape[0]
-        ones = xp.ones(n, dtype=z.dtype)
-        of_q = ones if self.q_norm is None else self.q_norm.scalars(z)
-        of_k = ones if self.k_norm is None else self.k_norm.scalars(z)
-        return xp.broadcast_to(of_q, (self.n_heads, n)), xp.broadcast_to(of_k, (self.n_kv_heads, n))
+        xp, y = namespace(x), self._memory(x, memory)
+
+        def of(norm: InnerNorm | None, z: Any, heads: int) -> Any:
+            scalars = xp.ones(z.shape[0], dtype=z.dtype) if norm is None else norm.scalars(z)
+            return xp.broadcast_to(scalars, (heads, z.shape[0]))
+
+        of_q = of(self.q_norm, self.normalised(x), self.n_heads)
+        return of_q, of(self.k_norm, self.normalised_memory(y), self.n_kv_heads)
+
+    def _memory(self, x: Any, memory: Any) -> Any:
+        """What keys and values are made of: the memory in cross-attention, x itself elsewhere."""
+        if self.cross == (memory is None):
+            problem = "is cross-attention: say what it attends to, `memory=`" if self.cross else "has no memory"
+            raise CheckpointError(f"layer {self.index} {problem}")
+        return memory if self.cross else x
 
     def queries(self, x: Any) -> Any:
         """What the layer's queries are before rotation, their norm included: (n, d) -> (H, n, r)."""
         return self._made(self.q, self.q_norm, self.normalised(x))
 
     def keys(self, x: Any) -> Any:
-        """What the layer's keys are before rotation, their norm included: (n, d) -> (G, n, r)."""
-        return self._made(self.k, self.k_norm, self.normalised(x))
+        """What the layer's keys are before rotation, their norm included: (n, d) -> (G, n, r); or of the memory."""
+        return self._made(self.k, self.k_norm, self.normalised_memory(x))
 
     def _made(self, of: Affine | Latent, norm: InnerNorm | None, z: Any) -> Any:
         """Queries, keys or values of tokens z = x / sigma(x): (n, d) -> (heads, n, r)."""
         made = of(z) if norm is None else norm(of(z), z)
         return made if self.clip is None else namespace(made).clip(made, -self.clip, self.clip)
 
-    def scores(self, x: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
+    def scores(
+        self, x: np.ndarray, positions: np.ndarray | None = None, memory: np.ndarray | None = None
+    ) -> np.ndarray:  # fmt: skip
         """The model's scaled pre-softmax attention scores, without the mask and without learned sinks.
 
         Terms constant in the key may be missing (ALiBi is counted from the query); the softmax cannot tell.
@@ -229,29 +268,35 @@ class Layer:
         positions : (n,) or (n, axes) int array, optional
             Their positions; 0 .. n-1 by default. Several coordinates where the rotation has axes: time, height and
             width in multimodal RoPE, row and column of a patch in a vision tower.
+        memory : (m, d_memory) array, optional
+            In cross-attention, and only there, what the layer attends to: the encoder's output, at 0 .. m-1.
 
         Returns
         -------
-        (n_heads, n, n) array
+        (n_heads, n, n or m) array
             Queries along the second axis, keys along the third.
         """
         x = np.asarray(x)
+        y = np.asarray(self._memory(x, memory))
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
-        q, k = self.queries(x), self.keys(x)  # (H, n, r), (G, n, r)
+        of_keys = np.arange(len(y)) if self.cross else positions
+        q, k = self.queries(x), self.keys(y)  # (H, n, r), (G, m, r)
         terms = [self.scale * self._relative(of, q, k, positions) for of in self.relative]
-        q, k = self.placed(q, k, positions)
+        q, k = self.placed(q, k, positions, of_keys)
         n, r = q.shape[1:]
-        of_group = q.reshape(self.n_kv_heads, -1, r) @ k.transpose(0, 2, 1)  # (G, H/G n, n)
-        scores = sum(terms, self.scale * of_group.reshape(self.n_heads, n, n))
+        of_group = q.reshape(self.n_kv_heads, -1, r) @ k.transpose(0, 2, 1)  # (G, H/G n, m)
+        scores = sum(terms, self.scale * of_group.reshape(self.n_heads, n, len(y)))
         if self.additive is not None:
-            bias = self.additive.times * self.position_bias(positions[:, None] - positions)
+            bias = self.additive.times * self.position_bias(positions[:, None] - of_keys)
             scores = scores + bias.astype(scores.dtype)
         return scores if self.softcap is None else self.softcap * np.tanh(scores / self.softcap)
 
-    def placed(self, q: np.ndarray, k: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def placed(
+        self, q: np.ndarray, k: np.ndarray, positions: np.ndarray, of_keys: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Queries (H, n, r) and keys (G, n, r) at positions (n,): rotated, and what else depends on the position."""
         if self.rotation is not None:
-            q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, positions)
+            q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, positions if of_keys is None else of_keys)
         if self.gain is not None:
             q = q * self.gain[:, None, :]
         if self.temperature is not None:
@@ -285,11 +330,11 @@ class Layer:
         Parameters
         ----------
         x : (n, d) array
-            The residual stream that enters the layer.
+            The residual stream that enters the layer; in cross-attention the memory, (m, d_memory).
 
         Returns
         -------
-        (n_heads, n, d) array
+        (n_heads, n or m, d) array
         """
         v = self.inner_values(np.asarray(x))  # (G, n, r_v)
         of_head = np.asarray(self.w_o).reshape(self.n_kv_heads, -1, *self.w_o.shape[1:])  # (G, H/G, r_v, d)
@@ -300,23 +345,29 @@ class Layer:
         """Whether anything multiplies what heads have gathered, so that values do not add up to the output."""
         return any(of is not None for of in (self.gate, self.gathered_norm, self.outer_sinks))
 
-    def output(self, attention: np.ndarray, x: np.ndarray, part: np.ndarray | None = None) -> np.ndarray:
+    def output(
+        self, attention: np.ndarray, x: np.ndarray, part: np.ndarray | None = None, memory: np.ndarray | None = None
+    ) -> np.ndarray:  # fmt: skip
         """What attention adds to the stream, gates and norms before W_O included.
 
         Parameters
         ----------
-        attention : (n_heads, n, n) array
+        attention : (n_heads, n, n or m) array
             Attention probabilities.
         x : (n, d) array
             The residual stream that enters the layer.
-        part : (n_heads, n, n) array, optional
+        part : (n_heads, n, n or m) array, optional
             The share of `attention` whose output is wanted; such shares add up, less `output_bias` but once.
+        memory : (m, d_memory) array, optional
+            In cross-attention what the layer attends to. Without a gate the stream is not needed there, and
+            `output(attention, memory)` says the same.
 
         Returns
         -------
         (n, d) array
         """
-        v = self.inner_values(np.asarray(x))
+        y = x if self.cross and self.gate is None and memory is None else self._memory(x, memory)
+        v = self.inner_values(np.asarray(y))
         whole = self._gathered(attention, v)  # (H, n, r_v)
         gathered = whole if part is None else self._gathered(part, v)
         if self.gate is not None:
@@ -334,19 +385,23 @@ class Layer:
         return (attention.reshape(g, -1, n) @ v).reshape(self.n_heads, -1, r_v)
 
     def inner_values(self, x: Any) -> Any:
-        """v(x) of every key-value head, before W_O: (n, d) -> (n_kv_heads, n, r_v)."""
-        return self._made(self.v, self.v_norm, self.normalised(x))
+        """v(x) of every key-value head, before W_O: (n, d) -> (n_kv_heads, n, r_v); or of the memory."""
+        return self._made(self.v, self.v_norm, self.normalised_memory(x))
 
     def after(self, w: np.ndarray, b: np.ndarray) -> "Layer":
         """The layer on inputs y with x = y w + b, w of shape (e, d) and b of shape (d,)."""
-        return self._on_other_input(lambda of: of.after(w, b))
+        return self._changed(lambda of: of.after(w, b), *QUERY_SIDE, *KEY_SIDE)
 
     def after_norm(self, norm: Norm) -> "Layer":
-        """The layer on inputs y with x = norm(y): the norm is folded into every map, but for its sigma."""
-        return replace(self._on_other_input(lambda of: of.after_norm(norm)), norm=norm)
+        """The layer on inputs y with x = norm(y): the norm is folded into every map of x, but for its sigma."""
+        names = QUERY_SIDE if self.cross else (*QUERY_SIDE, *KEY_SIDE)
+        return replace(self._changed(lambda of: of.after_norm(norm), *names), norm=norm)
 
-    def _on_other_input(self, change: Callable[[Any], Any]) -> "Layer":
-        """Every map of x replaced by what `change` makes of it."""
-        names = ("q", "k", "v", "gate", "q_norm", "k_norm", "v_norm")
+    def after_memory_norm(self, norm: Norm) -> "Layer":
+        """Cross-attention to a memory that a norm stands before: the norm is folded likewise."""
+        return replace(self._changed(lambda of: of.after_norm(norm), *KEY_SIDE), memory_norm=norm)
+
+    def _changed(self, change: Callable[[Any], Any], *names: str) -> "Layer":
+        """Some of the maps replaced by what `change` makes of them."""
         maps = {name: getattr(self, name) for name in names}
         return replace(self, **{name: change(of) for name, of in maps.items() if of is not None})

@@ -29,7 +29,7 @@ class Slopes(ShowsShapes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Buckets(ShowsShapes):
-    """T5's relative bias, both directions: small distances have a bucket each, larger ones share, logarithmically.
+    """T5's relative bias: small distances have a bucket each, larger ones share, logarithmically.
 
     Attributes
     ----------
@@ -38,17 +38,22 @@ class Buckets(ShowsShapes):
         From this distance on everything is in the last bucket.
     times : int
         How often it is added.
+    causal : bool
+        All buckets are for keys before the query, those after it are in the bucket of distance 0; otherwise each
+        direction has half of them.
     """
 
     table: np.ndarray = field(repr=False)
     furthest: int = 128
     times: int = 1
+    causal: bool = False
 
     def __call__(self, delta: np.ndarray) -> np.ndarray:
         """(...) distances i - j -> (n_heads, ...)."""
-        a_side = len(self.table) // 2
+        a_side = len(self.table) // (1 if self.causal else 2)
         exact = a_side // 2
-        far = np.maximum(np.abs(delta), 1).astype(np.float32)
+        away = np.maximum(delta, 0) if self.causal else np.abs(delta)
+        far = np.maximum(away, 1).astype(np.float32)
         shared = exact + (np.log(far / exact) / log(self.furthest / exact) * (a_side - exact)).astype(int)
-        bucket = np.where(np.abs(delta) < exact, np.abs(delta), np.minimum(shared, a_side - 1))
-        return np.moveaxis(self.table[bucket + a_side * (delta < 0)], -1, 0)
+        bucket = np.where(away < exact, away, np.minimum(shared, a_side - 1))
+        return np.moveaxis(self.table[bucket if self.causal else bucket + a_side * (delta < 0)], -1, 0)

@@ -132,6 +132,8 @@ def directions_of(
     """
     if how_many == 0:
         return [], ("Tokens along singular directions were not asked for.",)
+    if model.family.memory is not None:
+        return [], ("Directions have no tokens: cross-attention reads what an encoder made of them.",)
     read, written, note = token_rows(model)
     if read is None or written is None:
         return [], (note,)

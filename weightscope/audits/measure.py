@@ -69,7 +69,8 @@ def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device 
         With the heads first: qk_singular_values (H, r), qk_singular_values_NAME for every form, vo_singular_values
         (H, r_v), vo_affine_singular_values (H, r_v + 1), vo_eigenvalues (H, r_v) complex, qk_symmetric_eigenvalues
         (H, 8), qk_symmetric_share, qk_bias_norm, vo_bias_norm (H,), qk_route, vo_route (H,) str, q_sketch, k_sketch,
-        v_sketch, o_sketch (H, s), kv_head (H,); and for the layer qk_column_share (d,) and caveats, text.
+        v_sketch, o_sketch (H, s), kv_head (H,); and for the layer qk_column_share (d,) and caveats, text. What needs
+        one space, eigenvalues and the symmetric part, is NaN in cross-attention.
     """
     n_heads, n_kv = layer.n_heads, layer.n_kv_heads
     shared_by = n_heads // n_kv
@@ -79,9 +80,9 @@ def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device 
         for kv in range(n_kv)
         for first in range(kv * shared_by, (kv + 1) * shared_by, a_task)
     ]
-    omega = probes(layer.w_o.shape[2])
+    omegas = probes(layer.d_model), probes(layer.d_memory)
     with np.errstate(invalid="ignore", over="ignore"):  # NaN weights make NaN measures, and a finding of their own
-        parts = list(in_threads(lambda task: _measure_heads(layer, *task, forms, omega, device), tasks))
+        parts = list(in_threads(lambda task: _measure_heads(layer, *task, forms, omegas, device), tasks))
     heads = [head for of_task, _ in parts for head in of_task]
     columns = np.sum([column for _, column in parts], axis=0)  # (d,)
     if columns.sum() == 0 and any(head["qk_route"] == "none" for head in heads):
@@ -98,18 +99,20 @@ def _measure_heads(
     kv: int,
     heads: Sequence[int],
     forms: Mapping[str, np.ndarray],
-    omega: np.ndarray,
+    omegas: tuple[np.ndarray, np.ndarray],
     device: Device,
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
     """Heads that share a key-value head, and the sum over them of |column of W_QK|^2 / |W_QK|_F^2, (d,)."""
     (w_k, _), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
-    key, value = project(w_k, omega, device), project(w_v, omega, device)
+    key, value = project(w_k, omegas[1], device), project(w_v, omegas[1], device)
     measured, queries = [], np.zeros_like(key.gram)
     for head in heads:
         w_q, b_q = layer.head(head).query_at(0)
         w_o = np.asarray(layer.w_o[head]).T
-        query, output = project(w_q, omega, device), project(w_o, omega, device)
-        measured.append(_qk(query, key, b_q, forms) | _vo(value, output, b_v))
+        query, output = project(w_q, omegas[0], device), project(w_o, omegas[0], device)
+        sizes = layer.head_dim, len(value.gram)
+        one_space = _two_spaces(*sizes) if layer.cross else _one_space(query, key, value, output)
+        measured.append(_qk(query, key, b_q, forms) | _vo(value, output, b_v) | one_space)
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             queries += query.gram / squared
@@ -120,14 +123,11 @@ def _measure_heads(
 
 
 def _qk(query: Projection, key: Projection, b_q: np.ndarray, forms: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    cross = key.inner(query)  # (r, r)
     spectra: dict[str, np.ndarray] = {
         FORM + name: core_singular_values(query.triangle, key.triangle, between) for name, between in forms.items()
     }
     return spectra | {
         "qk_singular_values": core_singular_values(query.triangle, key.triangle),
-        "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, cross)),
-        "qk_symmetric_eigenvalues": symmetric_eigenvalues(query.gram, key.gram, cross)[:LEADING],
         "qk_bias_norm": np.array(np.linalg.norm(key.triangle.r @ b_q.astype(np.float64))),  # |b_Q W_K'| = |R_K b_Q'|
         "qk_route": np.array(route_of(query.triangle, key.triangle)),
         "q_sketch": query.sketch,
@@ -140,9 +140,27 @@ def _vo(value: Projection, output: Projection, b_v: np.ndarray) -> dict[str, np.
     return {
         "vo_singular_values": linear,
         "vo_affine_singular_values": affine_singular_values(value.triangle, b_v, output.triangle, linear),
-        "vo_eigenvalues": eigenvalues(output.inner(value)),
         "vo_bias_norm": np.array(np.linalg.norm(output.triangle.r @ b_v.astype(np.float64))),
         "vo_route": np.array(route_of(value.triangle, output.triangle)),
         "v_sketch": value.sketch,
         "o_sketch": output.sketch,
+    }
+
+
+def _one_space(query: Projection, key: Projection, value: Projection, output: Projection) -> dict[str, np.ndarray]:
+    """What a map has that leads from a space into the same."""
+    cross = key.inner(query)  # (r, r)
+    return {
+        "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, cross)),
+        "qk_symmetric_eigenvalues": symmetric_eigenvalues(query.gram, key.gram, cross)[:LEADING],
+        "vo_eigenvalues": eigenvalues(output.inner(value)),
+    }
+
+
+def _two_spaces(r: int, r_v: int) -> dict[str, np.ndarray]:
+    """The same of cross-attention, whose maps have none of it."""
+    return {
+        "qk_symmetric_share": np.array(np.nan),
+        "qk_symmetric_eigenvalues": np.full(min(2 * r, LEADING), np.nan),
+        "vo_eigenvalues": np.full(r_v, np.nan, np.complex128),
     }

@@ -36,7 +36,7 @@ def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
         Unchecked: values that are not finite are a finding.
     heads : MeasuredHeads
     """
-    dimensions = list(outlier_dimensions(heads))
+    dimensions = list(outlier_dimensions(heads, "Residual" if model.family.memory is None else "Memory"))
     with phase("looking at embedding rows"):
         rows = list(embedding_rows(model))
     with phase("comparing heads that look alike"):
@@ -60,8 +60,8 @@ def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
     )
 
 
-def outlier_dimensions(heads: MeasuredHeads) -> Iterator[Finding]:
-    """Residual dimensions whose column of W_QK, norm gain included, carries an outsized share of a layer's scores."""
+def outlier_dimensions(heads: MeasuredHeads, stream: str = "Residual") -> Iterator[Finding]:
+    """Dimensions of what keys are made of whose column of W_QK, norm gain included, carries an outsized share."""
     shares = heads.arrays["qk_column_share"]  # (L, d) of the squared norm of W_QK, averaged over a layer's heads
     even = 1 / shares.shape[1]
     for layer, row in zip(heads.layers.tolist(), shares, strict=True):
@@ -71,7 +71,7 @@ def outlier_dimensions(heads: MeasuredHeads) -> Iterator[Finding]:
             share = float(row[outsized[0]])
             others = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
             text = (
-                f"Residual dimension {outsized[0]} carries {share:.1%} of W_QK's squared norm on the keys' side, "
+                f"{stream} dimension {outsized[0]} carries {share:.1%} of W_QK's squared norm on the keys' side, "
                 f"{share / even:.0f} times its even share{others}."
             )
             members = _dimensions(outsized, row)

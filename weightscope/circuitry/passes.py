@@ -23,7 +23,7 @@ from weightscope.circuitry.spaces import LayerSpaces, Spaces, layer_spaces
 from weightscope.circuitry.wiring import KINDS, Wiring
 from weightscope.device import Device, open_device
 from weightscope.engine import Engine, ThisProcess
-from weightscope.errors import TooLargeError
+from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.model import Model
 from weightscope.overflow import overflow
 from weightscope.parallel import in_threads
@@ -60,7 +60,15 @@ def wiring(
         Where tasks run; in this process if not given.
     on_worker : function returning the model, optional
         For an engine outside this process.
+
+    Raises
+    ------
+    CheckpointError
+        The model's heads read another stream than the one they write to.
     """
+    if model.family.memory is not None:
+        problem = "is cross-attention: its heads read what an encoder made, not what earlier heads write"
+        raise CheckpointError(problem, file=model.checkpoint.name)
     if engine is None:
         with ThisProcess() as own:
             return wiring(model, layers, device, top, own)

@@ -55,7 +55,9 @@ class FirstLayer:
     @cached_property
     def attention(self) -> Layer:
         """The layer on embeddings divided by their sigma, whatever norms and projections stand between."""
-        return self.model.first_layer if self.layer == 0 else self.model.layer(self.layer)
+        if self.layer == 0 or self.model.family.memory is not None:  # which is refused there
+            return self.model.first_layer
+        return self.model.layer(self.layer)
 
     @property
     def bare(self) -> str:

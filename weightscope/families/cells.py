@@ -120,6 +120,19 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """The second input of cross-attention: what an encoder hands over, of the width that the keys' tensor has.
+
+    Attributes
+    ----------
+    norm : StoredNorm or None
+        A norm of it that belongs to the layer. The encoder's own final norm is in what it hands over.
+    """
+
+    norm: StoredNorm | None = None
+
+
+@dataclass(frozen=True)
 class Biases:
     """Which projections have a bias: true, false, or the config key that says so."""
 

@@ -9,7 +9,18 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.attention.position_bias import Buckets, Slopes
 from weightscope.attention.temperature import Temperature
-from weightscope.families.cells import NO_BIASES, Biases, Gate, Gguf, Images, Inputs, Outputs, QkNorm, StoredNorm
+from weightscope.families.cells import (
+    NO_BIASES,
+    Biases,
+    Gate,
+    Gguf,
+    Images,
+    Inputs,
+    Memory,
+    Outputs,
+    QkNorm,
+    StoredNorm,
+)
 from weightscope.families.config import LayerTypes, ModelConfig, all_full, listed_sizes
 from weightscope.families.grid_rope import GridRope
 from weightscope.families.relative import Relative
@@ -45,7 +56,7 @@ def same_layer(config: ModelConfig, layer: int) -> int:
 
 
 Layout = Callable[[LayerTensors, "Family", ModelConfig], Layer]
-Additive = Callable[[LayerTensors, ModelConfig], Slopes | Buckets]
+Additive = Callable[[LayerTensors, ModelConfig, int], Slopes | Buckets]
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,8 @@ class Family:
         None where there are no logits of tokens, or what makes them is not linear (masked language models).
     norm : StoredNorm or None
         The norm that feeds attention; None where attention reads the layer's input as it is.
+    memory : Memory or None
+        The second input of cross-attention; None where keys and values are made of the stream.
     closing : StoredNorm or None
         The norm that a layer's output has come out of (post-norm models).
     gate : Gate or None
@@ -87,7 +100,7 @@ class Family:
     biases : Biases
     qk_norm : QkNorm or None
     rope : Rope, GridRope or None
-    additive : function of (LayerTensors, ModelConfig) giving a term by distance, or None
+    additive : function of (LayerTensors, ModelConfig, layer index) giving a term by distance, or None
         The tensors are the model's, not the layer's.
     relative : function of (LayerTensors, LayerTensors, ModelConfig) giving keys of distances, or None
         Of the model's tensors and the layer's.
@@ -173,6 +186,7 @@ class Family:
     inputs: Inputs
     norm: StoredNorm | None
     outputs: Outputs | None = None
+    memory: Memory | None = None
     closing: StoredNorm | None = None
     others: tuple[str, ...] = ()
     loose: tuple[str, ...] = ()
@@ -225,10 +239,11 @@ class Family:
     def modules(self) -> tuple[str, ...]:
         """Every module of a layer that the row reads, and `others`."""
         qk = (self.qk_norm.query, self.qk_norm.key) if self.qk_norm else ()
-        norm, before = (stored.module if stored else "" for stored in (self.norm, self.sub_norm))
+        stored = (self.norm, self.memory and self.memory.norm, self.sub_norm)
+        norms = [norm.module for norm in stored if norm]
         gate = self.gate.module if self.gate else ""
         scale = self.output_scale.rpartition(".")[0]
-        named = (self.query, self.key, self.value, self.output, *self.others, norm, *qk, gate, before, scale)
+        named = (self.query, self.key, self.value, self.output, *self.others, *norms, *qk, gate, scale)
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property

@@ -52,11 +52,12 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         rotation=family.rope.rotation(config, index) if family.rope else None,
         temperature=family.temperature(config, index) if family.temperature else None,
         relative=family.relative(model, tensors, config) if family.relative else (),
-        additive=family.additive(model, config) if family.additive else None,
+        additive=family.additive(model, config, index) if family.additive else None,
         softcap=_softcap(family, config),
         clip=_clip(family, config),
         sinks=tensors.read(family.sinks, (config.n_heads,)) if family.sinks else None,
         outer_sinks=tensors.read(family.outer_sinks, (config.n_heads,)) if family.outer_sinks else None,
+        cross=family.memory is not None,
     )
     if family.query_bias and isinstance(layer.q, Affine):
         more = tensors.read(family.query_bias, (config.n_heads, config.head_dim))
@@ -67,6 +68,8 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
     norm = family.norm_of(index)
     if norm is not None:
         layer = layer.after_norm(_norm(norm, tensors, family, config))
+    if family.memory is not None and family.memory.norm is not None:
+        layer = layer.after_memory_norm(family.memory.norm.read(tensors, config, layer.d_memory))
     if family.qk_norm is not None and family.qk_norm.within(config, index):
         layer = _with_qk_norm(layer, family.qk_norm, tensors, config)
     if family.values_normed and isinstance(layer.v, Affine):
@@ -197,6 +200,11 @@ def _gains(tensors: LayerTensors, module: str, row: QkNorm, heads: int, r: int) 
 def caveats(layer: Layer) -> tuple[str, ...]:
     """What of a layer's scores and values its heads' matrices leave out, in words."""
     said = []
+    if layer.cross:
+        said.append(
+            "eigenvalues and symmetric parts: cross-attention's maps lead from one space to another, W_QK from queries "
+            "to the memory and W_VO back"
+        )
     if layer.k_norm is not None and layer.k_norm.dims is not None:
         said.append("the norms of latents: a scalar a token on keys' position-free part and on values")
         if layer.q_norm is not None:

@@ -27,12 +27,15 @@ def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> 
 
 
 def separate(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """One Linear each, the rows of a head together; values may have another width than queries and keys."""
+    """One Linear each, the rows of a head together; values may have another width than queries and keys.
+
+    In cross-attention the keys' tensor says how wide the memory is.
+    """
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     r_v, has = sum(map(config.size, family.value_dim)) or r, family.biases
     q = by_head(*linear(tensors, config, family.query, (h * r, d), has.query), h)
-    k = by_head(*linear(tensors, config, family.key, (g * r, d), has.key), g)
-    v = by_head(*linear(tensors, config, family.value, (g * r_v, d), has.value), g)
+    k = by_head(*linear(tensors, config, family.key, (g * r, None if family.memory else d), has.key), g)
+    v = by_head(*linear(tensors, config, family.value, (g * r_v, k.shape[1]), has.value), g)
     return Layer(q, k, v, *output(tensors, family, config, r_v))
 
 
@@ -138,7 +141,7 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
 
 
 def linear(
-    tensors: LayerTensors, config: ModelConfig, module: str, shape: tuple[int, int], bias: bool | str
+    tensors: LayerTensors, config: ModelConfig, module: str, shape: tuple[int, int | None], bias: bool | str
 ) -> tuple[Weights, np.ndarray]:
     """A Linear's weight, [out, in] as stored, and its bias, zeros where it has none."""
     w = tensors.weights(module + ".weight", shape)

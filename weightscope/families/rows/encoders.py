@@ -35,7 +35,7 @@ def shared_groups(config: ModelConfig, layer: int) -> int:
 MPNET_BUCKETS = 32  # those that its code asks for, however many the table has
 
 
-def relative_buckets(tensors: LayerTensors, config: ModelConfig) -> Buckets:
+def relative_buckets(tensors: LayerTensors, config: ModelConfig, layer: int) -> Buckets:
     """MPNet's relative bias, one table for all layers."""
     n_buckets = config.size("relative_attention_num_buckets")
     if n_buckets < MPNET_BUCKETS:

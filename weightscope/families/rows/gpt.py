@@ -33,19 +33,19 @@ def powers(heads: int) -> np.ndarray:
     return 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
 
 
-def alibi(tensors: LayerTensors, config: ModelConfig) -> Slopes:
+def alibi(tensors: LayerTensors, config: ModelConfig, layer: int) -> Slopes:
     """Slopes of a power of two heads, then every other slope of twice as many heads (ALiBi's own code, as in BLOOM)."""
     most = 1 << (config.n_heads.bit_length() - 1)
     return Slopes(np.concatenate((powers(most), powers(2 * most)[::2]))[: config.n_heads])
 
 
-def alibi_falcon(tensors: LayerTensors, config: ModelConfig) -> Slopes:
+def alibi_falcon(tensors: LayerTensors, config: ModelConfig, layer: int) -> Slopes:
     """Falcon adds BLOOM's slopes, rounded to bfloat16, before it scales the scores.
 
     The eager code of transformers (4.57 to 5.23 at least) adds them a second time with the mask, which its sdpa code
     and Falcon's own do not. `Layer.scores` is defined by the eager model and follows it; `position_bias` is once.
     """
-    bits = alibi(tensors, config).slopes.astype(np.float32).view(np.uint32)
+    bits = alibi(tensors, config, layer).slopes.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
     return Slopes(rounded.view(np.float32) * default_scale(config, 0), times=2)
 
