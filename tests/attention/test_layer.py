@@ -63,7 +63,7 @@ def test_alibis_slopes(heads: int, slopes: list[float]) -> None:
     class Config:
         n_heads = heads
 
-    np.testing.assert_allclose(alibi(None, Config()).slopes, slopes)
+    np.testing.assert_allclose(alibi(None, Config(), 0).slopes, slopes)
 
 
 def test_alibi_falls_with_distance() -> None:
@@ -76,3 +76,10 @@ def test_relative_buckets_are_exact_nearby_and_shared_far_away() -> None:
     np.testing.assert_array_equal(back[:8], np.arange(8))
     np.testing.assert_array_equal(ahead[1:8], 16 + np.arange(1, 8))
     assert np.all(np.diff(back) >= 0) and back[127] == back[199] == 15 and ahead[199] == 31
+
+
+def test_causal_buckets_are_all_of_the_past() -> None:
+    bias = Buckets(np.arange(32.0)[:, None], causal=True)
+    back = bias(np.arange(200))[0]
+    np.testing.assert_array_equal(back[:16], np.arange(16))
+    assert np.all(np.diff(back) >= 0) and back[127] == back[199] == 31 and not bias(-np.arange(9)).any()
