@@ -221,13 +221,9 @@ class Model:
         Raises
         ------
         CheckpointError
-            Layer 0 is not attention, sees more than tokens and positions, or is cross-attention; or position embeddings
-            stand inside one of two norms, which does not fold.
+            Layer 0 is not attention, or sees more than tokens and positions, as cross-attention does; or position
+            embeddings stand inside one of two norms, which does not fold.
         """
-        if self.family.memory is not None:
-            raise CheckpointError(
-                "cross-attention reads what an encoder made, not embeddings", file=self.checkpoint.name
-            )
         layer, norm, inputs = self.layer(0), self._folded_norm, self.family.inputs
         if inputs.more:
             raise CheckpointError(

@@ -296,7 +296,10 @@ class Layer:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Queries (H, n, r) and keys (G, n, r) at positions (n,): rotated, and what else depends on the position."""
         if self.rotation is not None:
-            q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, positions if of_keys is None else of_keys)
+            q, k = (
+                self.rotation.rotate(q, positions),
+                self.rotation.rotate(k, positions if of_keys is None else of_keys),
+            )
         if self.gain is not None:
             q = q * self.gain[:, None, :]
         if self.temperature is not None:
