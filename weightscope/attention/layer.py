@@ -28,8 +28,7 @@ class Layer:
 
     H query heads in G groups, each group with one key-value head; nothing is repeated within a group.
 
-    In cross-attention keys and values are made of a second input, the memory: what an encoder hands over, its final
-    norm applied, of a width of its own. W_QK then leads from the decoder's space to the memory's, W_VO back.
+    In cross-attention keys and values are made of a second input, the memory: what an encoder hands over.
 
     Attributes
     ----------
@@ -110,11 +109,6 @@ class Layer:
     def d_model(self) -> int:
         """d, the width of the residual stream."""
         return int(self.w_o.shape[2])
-
-    @property
-    def d_memory(self) -> int:
-        """The width of what keys and values are made of: d, but for cross-attention."""
-        return int(self.k.shape[1])
 
     @property
     def n_heads(self) -> int:
@@ -202,13 +196,9 @@ class Layer:
         return x if self.norm is None else x / self.norm.sigma(x)[..., None]
 
     def normalised_memory(self, memory: Any) -> Any:
-        """What the maps to keys and values act on: the memory over its sigma; without cross-attention as `normalised`.
-
-        (m, d_memory) -> (m, d_memory).
-        """
-        if not self.cross:
-            return self.normalised(memory)
-        return memory if self.memory_norm is None else memory / self.memory_norm.sigma(memory)[..., None]
+        """The same of what keys and values are made of: in cross-attention the memory over its own sigma."""
+        norm = self.memory_norm if self.cross else self.norm
+        return memory if norm is None else memory / norm.sigma(memory)[..., None]
 
     def scalars(self, x: Any, memory: Any = None) -> tuple[Any, Any]:
         """Per-token factors that norms inside attention put on queries and keys; ones where there are none.
@@ -362,8 +352,7 @@ class Layer:
         part : (n_heads, n, n or m) array, optional
             The share of `attention` whose output is wanted; such shares add up, less `output_bias` but once.
         memory : (m, d_memory) array, optional
-            In cross-attention what the layer attends to. Without a gate the stream is not needed there, and
-            `output(attention, memory)` says the same.
+            In cross-attention what the layer attends to; without a gate `output(attention, memory)` says the same.
 
         Returns
         -------

@@ -80,7 +80,7 @@ def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device 
         for kv in range(n_kv)
         for first in range(kv * shared_by, (kv + 1) * shared_by, a_task)
     ]
-    omegas = probes(layer.d_model), probes(layer.d_memory)
+    omegas = probes(layer.d_model), probes(layer.k.shape[1])
     with np.errstate(invalid="ignore", over="ignore"):  # NaN weights make NaN measures, and a finding of their own
         parts = list(in_threads(lambda task: _measure_heads(layer, *task, forms, omegas, device), tasks))
     heads = [head for of_task, _ in parts for head in of_task]

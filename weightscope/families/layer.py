@@ -69,7 +69,7 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
     if norm is not None:
         layer = layer.after_norm(_norm(norm, tensors, family, config))
     if family.memory is not None and family.memory.norm is not None:
-        layer = layer.after_memory_norm(family.memory.norm.read(tensors, config, layer.d_memory))
+        layer = layer.after_memory_norm(family.memory.norm.read(tensors, config, layer.k.shape[1]))
     if family.qk_norm is not None and family.qk_norm.within(config, index):
         layer = _with_qk_norm(layer, family.qk_norm, tensors, config)
     if family.values_normed and isinstance(layer.v, Affine):
