@@ -86,6 +86,7 @@ class Inputs:
             )
         )
         frames = 2 * int(_get(self.config, ("max_source_positions",), 2 * self.size.length, HEARD))
+        frames = int(_get(self.config, ("max_length",), frames))
         return self.noise(1, mel, frames)
 
     def width(self) -> int:
@@ -150,6 +151,18 @@ class Inputs:
             yield {"query_embeds": self.noise(1, n, self.width()), "encoder_hidden_states": self.memory()}
         if "inputs_embeds" in has:
             yield {"inputs_embeds": self.noise(1, n, self.width())}
+        if "past_values" in has:
+            past = int(_get(self.config, ("context_length", "prediction_length"), 8))
+            lags = max(getattr(self.config, "lags_sequence", None) or [0])
+            shape, later = (1, past + lags), (1, int(_get(self.config, ("prediction_length",), 4)))
+            features = int(getattr(self.config, "num_time_features", 0) or 0)
+            yield {
+                "past_values": self.noise(*shape), "past_observed_mask": torch.ones(shape),
+                "past_time_features": self.noise(*shape, features), "future_values": self.noise(*later),
+                "future_time_features": self.noise(*later, features),
+            }  # fmt: skip
+            yield {"past_values": self.noise(1, past, int(getattr(self.config, "num_input_channels", 1)))}
+            yield {"past_values": self.noise(1, past)}
         if "hidden_states" in has:
             yield {"hidden_states": self.noise(1, n, self.width())}
         needed = [

@@ -236,17 +236,22 @@ def compare(layer: Layer, one: Observed) -> str:
     return min(problems, key=len, default="nothing was seen to enter it")
 
 
-def _given(one: Observed) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+def _given(one: Observed) -> Iterator[tuple[np.ndarray, np.ndarray | None, np.ndarray | None]]:
+    """Streams, memories and positions that may have entered; some models count the tokens of a run, whatever theirs."""
     for x in one.streams:
         for memory in one.memories or (None,):
-            yield x, memory
+            yield x, memory, one.positions
+            if one.positions is not None:
+                yield x, memory, None
 
 
-def _compare(layer: Layer, one: Observed, x: np.ndarray, memory: np.ndarray | None) -> str:
+def _compare(
+    layer: Layer, one: Observed, x: np.ndarray, memory: np.ndarray | None, positions: np.ndarray | None
+) -> str:
     more: dict[str, Any] = {} if memory is None else {"memory": memory}
     if x.shape[-1] != layer.d_model:
         return f"reads a stream of width {layer.d_model}, and {x.shape[-1]} enter"
-    scores = layer.scores(x, one.positions, **more) if one.positions is not None else layer.scores(x, **more)
+    scores = layer.scores(x, positions, **more)
     expected = one.attention
     keys = scores.shape[-1]
     if expected.shape[-1] == keys + 1 and layer.sinks is not None:
@@ -255,7 +260,8 @@ def _compare(layer: Layer, one: Observed, x: np.ndarray, memory: np.ndarray | No
         return f"scores are {scores.shape}, attention {expected.shape}"
     seen = expected > NO_SCORE
     rows = one.scores.max(-1) > -1e4  # a query that sees nothing has no attention that means anything
-    found = softmax(np.where(seen, scores, -np.inf), layer.sinks)
+    masked = scores if one.mask is None else scores + one.mask[:, :keys]
+    found = softmax(np.where(seen, masked, -np.inf), layer.sinks)
     error = np.abs(found - expected)[rows].max(initial=0.0)
     gathered = layer.output(expected, memory) if memory is not None and not _takes_both(layer) else (
         layer.output(expected, x, **more) if more else layer.output(expected, x)

@@ -36,6 +36,8 @@ class Observed(ShowsShapes):
     positions : (n,) int array or None
     scores : (H, n, m) array
     attention : (H, n, m) array
+    mask : (n, m) array or None
+        What was added to scores, where the module was given it.
     outputs : tuple of (n, d) arrays
         What attention, its out projection and whatever follows within the layer gave, in that order.
     """
@@ -47,6 +49,7 @@ class Observed(ShowsShapes):
     positions: np.ndarray | None
     scores: np.ndarray
     attention: np.ndarray
+    mask: np.ndarray | None
     outputs: tuple[np.ndarray, ...]
 
     @property
@@ -114,7 +117,8 @@ class _Log:
 def _tensors(values: Any) -> list[torch.Tensor]:
     """Every floating tensor among what a module was given or gave, copied: some are written into later."""
     if isinstance(values, torch.Tensor):
-        return [values.detach().clone()] if values.is_floating_point() else []
+        numbers = values.is_floating_point() or values.dtype == torch.bool
+        return [values.detach().clone()] if numbers else []
     if isinstance(values, dict):
         values = values.values()
     if isinstance(values, list | tuple) or (hasattr(values, "__iter__") and not isinstance(values, str)):
@@ -280,6 +284,7 @@ def _observed(
     if scores.shape[1] == 0:
         return
     inside = [event for event in log.events if layer.start < event.start and event.end < layer.end]
+    mask = next((found for one in attends.inputs if (found := _mask_of(one, b, n, m)) is not None), None)
     streams, memories = _entering(layer, attends, inside, softmax.at, b, n, m)
     outputs = [out for event in (*inside, layer) if event.end > softmax.at for out in event.outputs[:1]]
     positions = given.get("position_ids")
@@ -288,9 +293,18 @@ def _observed(
             layer.name, attends.name,
             tuple(one[which] for one in streams), tuple(one[which] for one in memories),
             None if positions is None or positions.shape[-1] != n else positions[0].numpy(),
-            scores[which], attention[which],
+            scores[which], attention[which], None if mask is None else mask[which],
             tuple(one[which] for one in (_rows(out, b, n) for out in outputs[:24]) if one is not None),
         )  # fmt: skip
+
+
+def _mask_of(given: torch.Tensor, b: int, n: int, m: int) -> np.ndarray | None:
+    """What a module was given as a mask, (b, n, m): the same for all heads, and of two values at most."""
+    if given.ndim != 4 or given.shape[1] != 1 or given.shape[0] not in (1, b) or len(given.unique()) > 2:
+        return None
+    if given.shape[2] not in (1, n) or given.shape[3] != m:
+        return None
+    return np.broadcast_to(given[:, 0].float().numpy(), (b, n, m))
 
 
 def _batch(scores: torch.Tensor) -> tuple[int, int]:
@@ -302,6 +316,8 @@ def _batch(scores: torch.Tensor) -> tuple[int, int]:
 
 def _rows(of: torch.Tensor, b: int, n: int) -> np.ndarray | None:
     """A tensor as (sequences, tokens, width), if it has so many tokens; whichever of its axes are the tokens'."""
+    if of.dtype == torch.bool or (of.ndim == 4 and of.shape[1] == 1):  # masks
+        return None
     if of.ndim < 2 or of.numel() != b * n * of.shape[-1] or of.shape[-1] < 2:
         return None
     return of.reshape(b, n, -1).float().numpy()

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from weightscope.adoption.meanings import MEANINGS, Part, kept_layers, layers_of, lists_of_layers
 from weightscope.adoption.sizes import FILLED, LACKED, PLANS, Plan, Size
 
-SPECIAL = re.compile(r".*(_token_id|_token_index|_index|_idx|_token)|(bos|eos|pad|sep|cls|mask|unk)_id", re.ASCII)
+SPECIAL = re.compile(r".*_token_(id|index)|(bos|eos|pad|sep|cls|mask|unk|image|video|audio)_(token|id|index)", re.ASCII)
 DERIVED = {"out_features", "out_indices", "stage_names", "_out_features", "_out_indices", "transformers_version",
            "architectures", "_name_or_path", "id2label", "label2id", "num_labels"}  # fmt: skip
 RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1],
@@ -83,11 +83,15 @@ def _by_base(key: str, value: int, part: Part) -> int | None:
     return max(1, _value(base, usual, part) * value // usual)
 
 
-def _value(key: str, value: Any, part: Part) -> Any:
+def _value(key: Any, value: Any, part: Part) -> Any:
+    if not isinstance(key, str):
+        return value
     if isinstance(value, dict):
         if key in {"rope_parameters", "rope_scaling"}:
             by_type = value.values() if all(isinstance(one, dict) for one in value.values()) else ()
-            sections = {} if by_type or "mrope_section" in value else sections_of(part.values.get("model_type"))
+            sections = (
+                {} if not value or by_type or "mrope_section" in value else sections_of(part.values.get("model_type"))
+            )
             return {k: _value(k, v, part) for k, v in {**sections, **value}.items()}
         if key == "per_layer_config":
             kept = kept_layers(part.values)
@@ -123,7 +127,7 @@ def _with_small_ids(values: Any, known: dict[str, int]) -> Any:
     """Ids of special tokens as small numbers, the same wherever the same key stands."""
     if isinstance(values, dict):
         return {
-            key: _small(key, value, known) if SPECIAL.fullmatch(key) else _with_small_ids(value, known)
+            key: _small(key, value, known) if SPECIAL.fullmatch(str(key)) else _with_small_ids(value, known)
             for key, value in values.items()
         }
     return values

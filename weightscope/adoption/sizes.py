@@ -66,6 +66,8 @@ LACKED: Mapping[
 ] = {  # by model_type or a key of the part: what a default config lacks and its model reads
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 28},
     "codec_nothink_id": {"spatial_merge_size": 2},
+    "kv_n_heads": {"rope_theta": 10000.0, "clip_qkv": 1.5},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "num_hidden_layers": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
 }

@@ -39,7 +39,9 @@ def build(config: Any, seed: int) -> torch.nn.Module:
 
 
 def first_line(error: BaseException) -> str:
-    """An error in a line."""
+    """An error in a line: what a validator found, where one wraps it."""
+    if error.__cause__ is not None and "alidation" in type(error).__name__:
+        error = error.__cause__
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
 
 
