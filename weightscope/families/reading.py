@@ -10,6 +10,7 @@ from weightscope.families.config import KEYS, MOST_LAYERS, ModelConfig
 from weightscope.families.defaults import inner_types, sizes_of
 from weightscope.families.family import Family
 from weightscope.families.nesting import part_of, parts, prefixes_of
+from weightscope.families.rows.unread import UNREAD
 from weightscope.families.sizes import head_sizes
 from weightscope.families.stacks import LANGUAGE, Stack, choose, readable, refuse_choice, unread
 
@@ -164,6 +165,8 @@ def choose_family(
         known = ", ".join(sorted({row.name for row in families}))
         raise CheckpointError(f"no family is called '{name}'; known are {known}")
     if not rows:
+        if wanted in UNREAD:
+            raise CheckpointError(f"no row can describe {wanted}: it {UNREAD[str(wanted)]}", file=checkpoint.name)
         found = f"unknown model_type '{wanted}'" if wanted is not None else "has no model_type"
         inner = [f"{path} '{part['model_type']}'" for path, part in parts(checkpoint.config) if "model_type" in part]
         found += f" (within it {', '.join(inner)})" if inner else ""

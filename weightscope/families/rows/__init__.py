@@ -11,6 +11,7 @@ from weightscope.families.rows.gemma4 import GEMMAS
 from weightscope.families.rows.gpt import GPT_DECODERS
 from weightscope.families.rows.hybrid import HYBRID
 from weightscope.families.rows.latent import LATENT_DECODERS
+from weightscope.families.rows.listening import LISTENING
 from weightscope.families.rows.llama import LLAMA_DECODERS
 from weightscope.families.rows.matching import MATCHING
 from weightscope.families.rows.mistral import MISTRAL_DECODERS
@@ -37,6 +38,7 @@ FAMILIES: tuple[Family, ...] = (
     *TEXT_ENCODERS,
     *OLDER_DECODERS,
     *AUDIO,
+    *LISTENING,
     *VISION,
     *TOWERS,
     *MATCHING,

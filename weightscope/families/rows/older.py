@@ -1,7 +1,7 @@
 """Decoders before LLaMA's: of GPT's line, of OPT's, and the first that followed code and control codes."""
 
 from weightscope.families.cells import Inputs, Outputs, biases, layer_norm
-from weightscope.families.family import Family, When
+from weightscope.families.family import Family, When, default_scale
 from weightscope.families.layouts import grouped, separate, stacked
 from weightscope.families.odd_layouts import in_four_blocks
 from weightscope.families.rows.encoders import BERT
@@ -78,10 +78,46 @@ XGLM = BIOGPT.but(
     defaults={"max_position_embeddings": 2048, "pad_token_id": 1},
 )
 
+CLVP_DECODER = GPT2.but(
+    name="clvp_decoder",
+    model_types=("clvp_decoder",),
+    prefixes=("speech_decoder_model.model.decoder.", ""),
+    layer="layers.{i}.",
+    layout=separate,
+    transposed=(),
+    query="attn.q_proj",
+    key="attn.k_proj",
+    value="attn.v_proj",
+    output="attn.out_proj",
+    biases=biases("use_attention_bias", True),
+    norm=layer_norm("input_layernorm"),
+    inputs=Inputs(),
+    outputs=None,
+    scale=default_scale,
+    defaults={"use_attention_bias": True},
+)
+
+KOSMOS_TEXT = OPT.but(
+    name="kosmos_2_text_model",
+    model_types=("kosmos_2_text_model",),
+    prefixes=("text_model.model.", "model."),
+    biases=biases(True, True),
+    norm=layer_norm("self_attn_layer_norm"),
+    sub_norm=layer_norm("self_attn.inner_attn_ln"),
+    inputs=Inputs(tokens="embed_tokens.weight", more="sinusoids counted from the first token that is no padding"),
+    outputs=None,
+    keys={"n_layers": ("layers",), "d_model": ("embed_dim",), "n_heads": ("attention_heads",)},
+    variants=(),
+    defaults={"layer_norm_eps": 1e-5},
+)
+
+KOSMOS_2_5_TEXT = KOSMOS_TEXT.but(name="kosmos_2_5_text_model", model_types=("kosmos_2_5_text_model",), sub_norm=None)
+
 GIT = BERT.but(name="git", model_types=("git",), prefixes=("git.", ""), inputs__types="")
 
 BLIP_TEXT = BERT.but(name="blip_text_model", model_types=("blip_text_model",), inputs__types="")
 
 OLDER_DECODERS: tuple[Family, ...] = (
-    OPENAI_GPT, DECISION_TRANSFORMER, GPT_BIGCODE, CODEGEN, CTRL, BIOGPT, XGLM, GIT, BLIP_TEXT,
+    OPENAI_GPT, DECISION_TRANSFORMER, GPT_BIGCODE, CODEGEN, CTRL, BIOGPT, XGLM, CLVP_DECODER, KOSMOS_TEXT,
+    KOSMOS_2_5_TEXT, GIT, BLIP_TEXT,
 )  # fmt: skip
