@@ -18,6 +18,7 @@ from weightscope.families.cells import StoredNorm
 from weightscope.families.layer import read_layer, rotation_of
 from weightscope.families.nesting import prefixes_of
 from weightscope.families.opening import open_source
+from weightscope.families.sizes import attends, kind_of
 from weightscope.on_demand import OnDemand
 from weightscope.unembedding import Unembedding
 
@@ -148,9 +149,8 @@ class Model:
 
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:
-        """Indices of the layers that are attention; hybrid models have others."""
-        kinds = self.family.attention_types
-        return tuple(i for i, kind in enumerate(self.config.layer_types) if not kinds or kind in kinds)
+        """Indices of the layers that are attention of one input; hybrid models have others."""
+        return tuple(i for i in range(self.config.n_layers) if attends(self.config, self.family, i))
 
     def layer(self, index: int) -> Layer:
         """One layer; its attention tensors are read here. The last one asked for is kept.
@@ -163,7 +163,7 @@ class Model:
         if not 0 <= index < self.config.n_layers:
             raise CheckpointError(f"no layer {index}: the model has {self.config.n_layers}", file=self.checkpoint.name)
         if index not in self.attention_layers:
-            kind, those = self.config.layer_types[index], ", ".join(map(str, self.attention_layers))
+            kind, those = kind_of(self.config, self.family, index), ", ".join(map(str, self.attention_layers))
             raise CheckpointError(f"layer {index} is {kind}, not attention; {those} are", file=self.checkpoint.name)
         if self._last is None or self._last.index != index:
             self.checkpoint.prefetch(tensor.name for tensor in self.attention_tensors(index))

@@ -55,7 +55,7 @@ class Sections:
         wanted = f"three sizes that add up to the {pairs} pairs that turn"
         if not isinstance(value, list | tuple) or len(value) != 3 or not all(type(size) is int for size in value):
             raise given.error(key, wanted)
-        if min(value) < 0 or sum(value) != pairs:
+        if min(value) < 0 or (sum(value) != pairs and self.arranged is not interleaved):
             raise given.error(key, wanted)
         axes = self.arranged(tuple(value), pairs)
         if len(axes) != pairs:

@@ -131,6 +131,8 @@ class Family:
         Config keys of a size where they are none of the usual ones (`families.config.KEYS`), by meaning.
     value_dim : tuple of str
         Config keys that add up to the width of a head's values; none where it is that of queries and keys.
+    latent_eps : float or None
+        Of the norms of latents; None where it is the config's.
     latents_scaled : bool
         What comes out of a latent of rank m is multiplied by sqrt(d / m).
     values_normed : bool
@@ -150,6 +152,8 @@ class Family:
         Under which index a layer's tensors stand.
     attentions : int
         How many layers of attention each layer of the model has.
+    keys_of : function of (ModelConfig, layer index) -> int
+        The layer whose keys and values a layer attends to, its own as a rule.
     tower : str
         "text", "vision", "audio", "encoder", "decoder" or "cross" in models of several stacks; each has a row then.
     nested : str
@@ -214,6 +218,7 @@ class Family:
     head_dim: tuple[str, ...] = ()
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     value_dim: tuple[str, ...] = ()
+    latent_eps: float | None = 1e-6
     latents_scaled: bool = False
     values_normed: bool = False
     multipliers: Mapping[str, str] = field(default_factory=dict)
@@ -224,6 +229,7 @@ class Family:
     attention_types: tuple[str, ...] = ()
     stored_layer: Callable[[ModelConfig, int], int] = same_layer
     attentions: int = 1
+    keys_of: Callable[[ModelConfig, int], int] = same_layer
     tower: str = ""
     nested: str = ""
     leading: tuple[tuple[str, int | str], ...] = ()

@@ -94,9 +94,6 @@ def gated(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     return Layer(Affine(w[0], b[0]), k, v, *output(tensors, family, config, r), gate=Affine(w[1], b[1]))
 
 
-LATENT_EPS = 1e-6  # the norms of DeepSeek's latents keep their class's default, whatever the config says
-
-
 def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """DeepSeek's multi-head latent attention: low-rank projections with an RMSNorm in the middle.
 
@@ -106,8 +103,9 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """
     d, h, r = config.d_model, config.n_heads, config.head_dim
     sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
-    free, rotary, r_v, m = (config.size(key) for key in sizes)
+    free, rotary, r_v, m = (config.count(key) for key in sizes)
     biased, stem = family.biases.query, family.key.rpartition(".")[0]
+    eps = config.norm_eps if family.latent_eps is None else family.latent_eps
     from_latents = [(d / rank) ** 0.5 if family.latents_scaled else 1.0 for rank in (m, config.get("q_lora_rank") or 1)]
 
     w, b = linear(tensors, config, f"{stem}.kv_a_proj_with_mqa", (m + rotary, d), biased)
@@ -132,11 +130,11 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
         from_q = by_head(*linear(tensors, config, f"{stem}.q_b_proj", (h * r, m_q), False), h)
         q_latent = Affine(w.T[None], b[None])
         q = Latent(q_latent, Affine(gamma[:, None] * from_q.w, from_q.b))
-        q_norm = InnerNorm(q_latent, LATENT_EPS)
+        q_norm = InnerNorm(q_latent, eps)
 
     return Layer(
         q, k, v, *output(tensors, family, config, r_v), q_norm=q_norm,
-        k_norm=InnerNorm(kv_latent, LATENT_EPS, dims=free), v_norm=InnerNorm(kv_latent, LATENT_EPS),
+        k_norm=InnerNorm(kv_latent, eps, dims=free), v_norm=InnerNorm(kv_latent, eps),
     )  # fmt: skip
 
 

@@ -59,6 +59,8 @@ class Rope:
         Key that may switch interleaving off.
     rotates : function of (ModelConfig, layer index) -> bool
         Which layers rotate at all.
+    scaled_in : str
+        Key of a list of the layers whose rotation is scaled; empty where all are.
     scaled : str
         A kind of scaling that any scaling is read as.
     backwards : bool
@@ -81,6 +83,7 @@ class Rope:
     start_key: str = ""
     interleaved_key: str = ""
     rotates: Callable[[ModelConfig, int], bool] = always
+    scaled_in: str = ""
     scaled: str = ""
     backwards: bool = False
     alpha: bool = False
@@ -154,6 +157,8 @@ class Rope:
             raise given.error("partial_rotary_factor", f"an even number of the head's {config.head_dim} dimensions")
         interleaved = config.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
         kind = given["rope_type"]
+        if self.scaled_in and layer not in (config.get(self.scaled_in) or ()):
+            kind = "default"
         kind = self.scaled if self.scaled and kind != "default" else kind
         if self.alpha and kind == "dynamic" and given.get("alpha"):
             kind = "alpha"

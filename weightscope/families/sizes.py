@@ -22,7 +22,7 @@ def head_sizes(config: Config, family: Family) -> tuple[int, int, int]:
     if n_heads % n_kv_heads:
         raise CheckpointError(f"{n_heads} heads do not divide into {n_kv_heads} key-value heads", file=config.file)
     if family.head_dim and all(config.has(key) for key in family.head_dim):
-        head_dim = sum(config.size(key) for key in family.head_dim)
+        head_dim = sum(config.count(key) for key in family.head_dim)
     elif d_model % n_heads:
         raise CheckpointError(f"width {d_model} does not divide into {n_heads} heads", file=config.file)
     else:
@@ -41,3 +41,16 @@ def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConf
     values = Config({**config.raw, **own}, config.file)
     n_heads, n_kv_heads, head_dim = head_sizes(values, row)
     return replace(config, raw=values.raw, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim), row
+
+
+def attends(config: ModelConfig, family: Family, index: int) -> bool:
+    """Whether a layer is attention to what enters it; in hybrid models others are not."""
+    kinds = family.attention_types
+    return (not kinds or config.layer_types[index] in kinds) and family.keys_of(config, index) == index
+
+
+def kind_of(config: ModelConfig, family: Family, index: int) -> str:
+    """What a layer is, in words."""
+    source = family.keys_of(config, index)
+    said = config.layer_types[index]
+    return said if source == index else f"{said} to keys and values that layer {source} has made of another stream"

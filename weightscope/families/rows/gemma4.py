@@ -20,6 +20,17 @@ def global_sizes(config: ModelConfig, layer: int) -> Mapping[str, Any]:
     return own
 
 
+def last_own(config: ModelConfig, layer: int) -> int:
+    """The last `num_kv_shared_layers` attend to keys and values of the last layer before them of their type."""
+    own = config.n_layers - config.count("num_kv_shared_layers")
+    if layer < own:
+        return layer
+    alike = [i for i in range(max(own, 0)) if config.layer_types[i] == config.layer_types[layer]]
+    if not alike:
+        raise config.error("num_kv_shared_layers", "layers of every type that make keys and values of their own")
+    return alike[-1]
+
+
 KEYS_ARE_VALUES = (In("full_attention", value="self_attn.k_proj"),)
 
 GEMMA3N = GEMMA3.but(
@@ -29,6 +40,7 @@ GEMMA3N = GEMMA3.but(
     norm=rms_norm("input_layernorm"),
     qk_norm=QkNorm(),
     values_normed=True,
+    keys_of=last_own,
     scale=unscaled,
     outputs__norm=rms_norm("norm"),
     caveats=(

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from weightscope.checkpoint.config import Config
 from weightscope.families.cells import Biases, Inputs, Outputs, QkNorm, biases, rms_norm
-from weightscope.families.family import When
+from weightscope.families.family import When, default_scale
 from weightscope.families.rope import Rope
-from weightscope.families.rows.llama import GRANITE, LLAMA, OLMO2, OUTPUT_NORM
+from weightscope.families.rows.llama import DEEPSEEK_V3, GRANITE, LLAMA, OLMO2, OUTPUT_NORM
 
 ATTENTION = ("full_attention", "sliding_attention")
 CALLED = {"M": "mamba", "-": "mlp", "*": "full_attention", "E": "moe"}
@@ -185,6 +185,35 @@ RECURRENT_GEMMA = LLAMA.but(
     defaults={"block_types": ["recurrent", "recurrent", "attention"], "tie_word_embeddings": True},
 )
 
+KIMI_LINEAR = DEEPSEEK_V3.but(
+    name="kimi_linear",
+    model_types=("kimi_linear",),
+    rope=None,
+    scale=default_scale,
+    attention_types=ATTENTION,
+    defaults={"q_lora_rank": None, "rms_norm_eps": 1e-5, "rope_interleave": None, "max_position_embeddings": None},
+)
+
+GLM5_NEXT = KIMI_LINEAR.but(
+    name="glm5_next",
+    model_types=("glm5_next_text",),
+    latent_eps=None,
+    choosing=("self_attn.indexer",),
+    attention_types=("full_attention", "indexed_attention"),
+    caveats=(
+        "layers read a mixture of several streams, and their output is spread over them (hyper-connections)",
+        "an index chooses which keys a query sees (self_attn.indexer): scores are the model's where it sees",
+    ),
+    defaults={
+        "q_lora_rank": 1536,
+        "qk_rope_head_dim": 0,
+        "qk_nope_head_dim": 256,
+        "v_head_dim": 256,
+        "max_position_embeddings": 1048576,
+    },
+)
+
 HYBRID = (
     JAMBA, BAMBA, FALCON_H1, NEMOTRON_H, GRANITE_HYBRID, LFM2, LFM2_MOE, MINIMAX, OLMO_HYBRID, RECURRENT_GEMMA,
+    KIMI_LINEAR, GLM5_NEXT,
 )  # fmt: skip

@@ -1,8 +1,13 @@
 """Decoders within models that see, hear or speak, where they have a type of their own: what the text tokens pass."""
 
 from weightscope.checkpoint.config import Config
-from weightscope.families.cells import Biases, Inputs, biases
+from weightscope.families.axes import Sections, contiguous, height_and_width_first, interleaved
+from weightscope.families.cells import Biases, Inputs, QkNorm, biases, rms_norm
+from weightscope.families.family import When
+from weightscope.families.layouts import separate, stacked
 from weightscope.families.rope import Rope
+from weightscope.families.rows.alike import ERNIE4_5, HUNYUAN
+from weightscope.families.rows.encoders import MODERNBERT
 from weightscope.families.rows.llama import GLM4, GRANITE, LLAMA, OUTPUT_NORM, QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT
 
 
@@ -14,10 +19,13 @@ def mllama_layers(config: Config, n_layers: int) -> tuple[str, ...]:
     return tuple("cross_attention" if i in crossing else "full_attention" for i in range(n_layers))
 
 
+OF_QWEN2, OF_GLM = Sections(contiguous, (16, 24, 24)), Sections(contiguous, (8, 12, 12))
+OF_QWEN3, OF_QWEN3_5 = Sections(interleaved, (24, 20, 20)), Sections(interleaved, (11, 11, 10))
+
 QWEN2_VL = QWEN2.but(
     name="qwen2_vl",
     model_types=("qwen2_vl_text", "qwen2_5_vl_text"),
-    rope=Rope(theta=1e6),
+    rope=Rope(theta=1e6, sections=OF_QWEN2),
     head_dim=(),
     defaults={
         "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
@@ -28,7 +36,7 @@ QWEN2_VL = QWEN2.but(
 QWEN2_5_OMNI = QWEN2.but(
     name="qwen2_5_omni",
     model_types=("qwen2_5_omni_text",),
-    rope=Rope(theta=1e6),
+    rope=Rope(theta=1e6, sections=OF_QWEN2),
     defaults={
         "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
         "tie_word_embeddings": True,
@@ -46,7 +54,7 @@ QWEN2_5_OMNI_TALKER = QWEN2_5_OMNI.but(
 QWEN3_VL = QWEN3.but(
     name="qwen3_vl",
     model_types=("qwen3_vl_text",),
-    rope=Rope(theta=5e5),
+    rope=Rope(theta=5e5, sections=OF_QWEN3),
     defaults={
         "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 128000,
     },
@@ -64,7 +72,7 @@ QWEN3_VL_MOE = QWEN3_VL.but(
 QWEN3_OMNI_MOE = QWEN3_MOE.but(
     name="qwen3_omni_moe",
     model_types=("qwen3_omni_moe_text",),
-    rope=Rope(theta=1e6),
+    rope=Rope(theta=1e6, sections=OF_QWEN3),
     defaults={"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 28},
 )
 
@@ -86,6 +94,7 @@ QWEN3_OMNI_MOE_CODES = QWEN3.but(
 QWEN3_5 = QWEN3_NEXT.but(
     name="qwen3_5",
     model_types=("qwen3_5_text",),
+    rope__sections=OF_QWEN3_5,
     defaults={
         "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
     },
@@ -94,6 +103,7 @@ QWEN3_5 = QWEN3_NEXT.but(
 QWEN3_5_MOE = QWEN3_NEXT.but(
     name="qwen3_5_moe",
     model_types=("qwen3_5_moe_text",),
+    rope__sections=OF_QWEN3_5,
     defaults={"hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16},
 )
 
@@ -175,7 +185,7 @@ GRANITE4_VISION = GRANITE.but(
 COSMOS3_EDGE = LLAMA.but(
     name="cosmos3_edge",
     model_types=("cosmos3_edge_text",),
-    rope=Rope(theta=1e8),
+    rope=Rope(theta=1e8, sections=OF_QWEN3),
     defaults={
         "hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
         "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
@@ -186,7 +196,7 @@ GLM4V = GLM4.but(
     name="glm4v",
     model_types=("glm4v_text",),
     biases=biases(True, False),
-    rope=Rope(interleaved=True, fraction=1.0),
+    rope=Rope(interleaved=True, fraction=1.0, sections=OF_GLM),
     head_dim=(),
     defaults={
         "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
@@ -209,7 +219,7 @@ GLM4V_MOE = LLAMA.but(
     name="glm4v_moe",
     model_types=("glm4v_moe_text",),
     biases=biases("attention_bias", False),
-    rope=Rope(fraction=0.5),
+    rope=Rope(fraction=0.5, sections=OF_GLM),
     defaults={
         "hidden_size": 4096, "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5, "attention_bias": True, "max_position_embeddings": 65536,
@@ -219,7 +229,7 @@ GLM4V_MOE = LLAMA.but(
 GLM_IMAGE = GLM4V_MOE.but(
     name="glm_image",
     model_types=("glm_image_text",),
-    rope=Rope(fraction=1.0),
+    rope=Rope(fraction=1.0, sections=OF_GLM),
     caveats=(OUTPUT_NORM,),
     defaults={
         "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 2,
@@ -231,13 +241,86 @@ PADDLEOCR_VL = LLAMA.but(
     name="paddleocr_vl",
     model_types=("paddleocr_vl_text",),
     biases=biases("use_bias", "use_bias"),
-    rope=Rope(theta=5e5),
+    rope=Rope(theta=5e5, sections=OF_QWEN2),
     defaults={
         "hidden_size": 1024, "num_hidden_layers": 18, "num_attention_heads": 16, "num_key_value_heads": 2,
         "head_dim": 128, "rms_norm_eps": 1e-5, "use_bias": False, "max_position_embeddings": 131072,
         "tie_word_embeddings": True,
     },
 )  # fmt: skip
+
+ERNIE4_5_VL = ERNIE4_5.but(
+    name="ernie4_5_vl_moe",
+    model_types=("ernie4_5_vl_moe_text",),
+    rope__sections=Sections(height_and_width_first, (22, 22, 20)),
+    defaults={
+        "hidden_size": 2560, "num_hidden_layers": 28, "num_attention_heads": 20, "num_key_value_heads": 4,
+    },
+)  # fmt: skip
+
+HUNYUAN_VL = HUNYUAN.but(
+    name="hunyuan_vl",
+    model_types=("hunyuan_vl_text",),
+    defaults={"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "tie_word_embeddings": True},
+)
+
+CHAMELEON = LLAMA.but(
+    name="chameleon",
+    model_types=("chameleon",),
+    qk_norm=QkNorm(scope="own", centred=True, bias=True, eps=1e-5),
+    head_dim=(),
+    variants=(When("swin_norm", True, norm=None, caveats=(OUTPUT_NORM,)),),
+    defaults={"rms_norm_eps": 1e-5, "swin_norm": False, "max_position_embeddings": 4096},
+)
+
+MOLMO2 = LLAMA.but(
+    name="molmo2",
+    model_types=("molmo2_text",),
+    layout=stacked,
+    query="self_attn.att_proj",
+    key="self_attn.att_proj",
+    value="self_attn.att_proj",
+    output="self_attn.attn_out",
+    biases=biases("attention_bias", False),
+    norm=rms_norm("attn_norm"),
+    inputs=Inputs(tokens="wte.embedding"),
+    outputs=None,
+    rope=Rope(scaled_in="rope_scaling_layers"),
+    qk_norm=QkNorm(),
+    variants=(
+        When("qk_norm_type", "olmo", qk_norm=QkNorm(scope="joint")),
+        When("norm_after", True, norm=None, caveats=(OUTPUT_NORM,)),
+    ),
+    defaults={
+        "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "qk_norm_type": "qwen3", "norm_after": False, "max_position_embeddings": 36864,
+    },
+)  # fmt: skip
+
+BLT = LLAMA.but(
+    name="blt",
+    model_types=("blt_local_encoder", "blt_local_decoder"),
+    biases=Biases(),
+    rope=Rope(theta=5e5, interleaved=True),
+    head_dim=(),
+    outputs=None,
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 24576},
+)
+
+BLT_GLOBAL = BLT.but(
+    name="blt_global", model_types=("blt_global_transformer",), defaults={"max_position_embeddings": 4096}
+)
+
+BLT_PATCHER = BLT.but(name="blt_patcher", model_types=("blt_patcher",), defaults={"max_position_embeddings": 8192})
+
+MODERNBERT_DECODER = MODERNBERT.but(
+    name="modernbert-decoder",
+    model_types=("modernbert-decoder",),
+    layout=separate,
+    query="attn.q_proj",
+    key="attn.k_proj",
+    value="attn.v_proj",
+)
 
 MLLAMA = LLAMA.but(
     name="mllama",
@@ -303,6 +386,7 @@ HIGGS_AUDIO = LLAMA.but(
 SEEING = (
     QWEN2_VL, QWEN2_5_OMNI, QWEN2_5_OMNI_TALKER, QWEN3_VL, QWEN3_VL_MOE, QWEN3_OMNI_MOE, QWEN3_OMNI_MOE_TALKER,
     QWEN3_OMNI_MOE_CODES, QWEN3_5, QWEN3_5_MOE, EMU3, DEEPSEEK_OCR2, UNLIMITED_OCR, CSM, CSM_DEPTH, VOXTRAL_REALTIME,
-    GRANITE_DOCLING, GRANITE4_VISION, COSMOS3_EDGE, GLM4V, GLM_OCR, GLM4V_MOE, GLM_IMAGE, PADDLEOCR_VL, MLLAMA,
-    KYUTAI, MOSHI, EVOLLA, HIGGS_AUDIO,
+    GRANITE_DOCLING, GRANITE4_VISION, COSMOS3_EDGE, GLM4V, GLM_OCR, GLM4V_MOE, GLM_IMAGE, PADDLEOCR_VL, ERNIE4_5_VL,
+    HUNYUAN_VL, CHAMELEON, MOLMO2, BLT, BLT_GLOBAL, BLT_PATCHER, MODERNBERT_DECODER, MLLAMA, KYUTAI, MOSHI, EVOLLA,
+    HIGGS_AUDIO,
 )  # fmt: skip
