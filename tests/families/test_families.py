@@ -77,7 +77,7 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
                 score *= layer.temperature(np.arange(len(x)))[i]
             for term in layer.relative:
                 tokens = layer.keys(x)[head.kv_head, j] if term.of_keys else layer.queries(x)[head.index, i]
-                met = term.at(apart[i, j].reshape(1))
+                met = term.at(term.apart(np.arange(len(x)))[i, j].reshape(1))
                 score += head.scale * tokens @ met[head.index if len(met) > 1 else 0, 0]
             if layer.additive is not None:
                 score += layer.additive.times * layer.position_bias(apart[i, j])[head.index]

@@ -313,6 +313,8 @@ CASES = (
         "pixel_values": (1, 9, 12), "pixel_position_ids": [[[i % 3, i // 3] for i in range(9)]]}),
     Case("videomae", "videomae", VIT | {"num_frames": 2, "tubelet_size": 2, "image_size": 8},
          r"attention\.output\.dense$", head="", inputs={"pixel_values": (1, 2, 1, 8, 8)}),
+    Case("sam_vision", "sam_vision_model", VIT | {"output_channels": 8, "global_attn_indexes": [0, 1]},
+         r"attn\.proj$", head="SamVisionModel", stream=r"layers\.\d+$"),
     Case("step3p5_vision", "step3p5_vision", VIT, r"self_attn\.out_proj$", head="Step3p7VisionModel",
          stream=r"layers\.\d+$"),
     Case("pixtral", "pixtral", VIT, r"attention\.o_proj$", head="", stream=r"layers\.\d+$"),

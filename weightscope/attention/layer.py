@@ -299,7 +299,7 @@ class Layer:
     def _relative(self, term: RelativeKeys, q: np.ndarray, k: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """A term of distances' keys or queries, unscaled: (H, n, r), (G, n, r) -> (H, n, n)."""
         tokens = np.repeat(k, self.n_heads // self.n_kv_heads, axis=0) if term.of_keys else q
-        return term(tokens, positions[:, None] - positions)
+        return term(tokens, term.apart(positions))
 
     def position_bias(self, delta: np.ndarray | int) -> np.ndarray:
         """What is added to scaled scores at distances i - j: ALiBi, relative biases; zero for everyone else.

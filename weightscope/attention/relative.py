@@ -20,11 +20,19 @@ class RelativeKeys(ShowsShapes):
         Added to what meets them, before it does.
     of_keys : bool
         A token's key meets them rather than its query: they are the distance's queries (position to content).
+    coordinate : function of positions giving (n,), or None
+        What distances are counted on, a token's row in an image for instance; None for its position.
     """
 
     at: Callable[[np.ndarray], np.ndarray] = field(repr=False)
     bias: np.ndarray | None = field(default=None, repr=False)
     of_keys: bool = False
+    coordinate: Callable[[np.ndarray], np.ndarray] | None = field(default=None, repr=False)
+
+    def apart(self, positions: np.ndarray) -> np.ndarray:
+        """Distances i - j between tokens at positions (n,), or (n, axes); shape (n, n)."""
+        at = positions if self.coordinate is None else self.coordinate(positions)
+        return at[:, None] - at
 
     def __call__(self, tokens: np.ndarray, apart: np.ndarray) -> np.ndarray:
         """The term of every pair: queries (or keys) (H, n, r) and distances i - j (n, n) -> (H, n, n), unscaled."""

@@ -16,6 +16,7 @@ from weightscope.families.rows.llama import LLAMA_DECODERS
 from weightscope.families.rows.matching import MATCHING
 from weightscope.families.rows.mistral import MISTRAL_DECODERS
 from weightscope.families.rows.older import OLDER_DECODERS
+from weightscope.families.rows.planes import PLANES
 from weightscope.families.rows.seeing import SEEING
 from weightscope.families.rows.text_encoders import TEXT_ENCODERS
 from weightscope.families.rows.towers import TOWERS
@@ -43,4 +44,5 @@ FAMILIES: tuple[Family, ...] = (
     *TOWERS,
     *MATCHING,
     *VIT_LINE,
+    *PLANES,
 )

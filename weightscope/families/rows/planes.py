@@ -1,0 +1,145 @@
+"""Encoders of images whose scores know of rows and columns in other ways than rotation, or are not read for that."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from weightscope.attention.relative import RelativeKeys
+from weightscope.errors import CheckpointError
+from weightscope.families.cells import Biases, Inputs, biases, layer_norm
+from weightscope.families.config import ModelConfig
+from weightscope.families.family import When
+from weightscope.families.layouts import stacked
+from weightscope.families.rows.towers import LAYER_SCALE, VIDEO_LLAMA_VISION
+from weightscope.families.rows.vit_line import VIT_ALIKE
+from weightscope.families.tensors import LayerTensors
+
+
+def keys_of_rows_and_columns(
+    model: LayerTensors, tensors: LayerTensors, config: ModelConfig
+) -> tuple[RelativeKeys, ...]:
+    """SAM: a query meets a key of how many rows, and one of how many columns, the other token is away (MViTv2, eq. 5).
+
+    The layer's tokens are a window of the image, or all of it, row by row.
+    """
+    r = config.head_dim
+    tables = [tensors.read(f"attn.rel_pos_{axis}", (None, r)) for axis in "hw"]
+    sides = [(len(table) + 1) // 2 for table in tables]
+
+    def keys(axis: int) -> RelativeKeys:
+        table, side = tables[axis] * np.float32(r**0.5), sides[axis]  # the model does not scale this term
+
+        def at(distances: np.ndarray) -> np.ndarray:
+            if len(distances) and max(-distances[0], distances[-1]) >= side:
+                raise CheckpointError(f"tokens are more than this layer's window of {sides[0]} x {sides[1]}")
+            return table[None, distances + side - 1]
+
+        def coordinate(positions: np.ndarray) -> np.ndarray:
+            return positions[:, axis] if positions.ndim > 1 else np.asarray(divmod(positions, sides[1]))[axis]
+
+        return RelativeKeys(at, coordinate=coordinate)
+
+    return keys(0), keys(1)
+
+
+SAM = VIDEO_LLAMA_VISION.but(
+    name="sam_vision",
+    model_types=(
+        "sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "deepseek_ocr2_sam_vision_model",
+        "slanext_vision", "pp_formulanet_vision",
+    ),
+    prefixes=("", "vision_encoder.", "vision_tower.", "sam_encoder."),
+    layer="layers.{i}.",
+    layout=stacked,
+    query="attn.qkv",
+    key="attn.qkv",
+    value="attn.qkv",
+    output="attn.proj",
+    loose=("attn.rel_pos_h", "attn.rel_pos_w"),
+    biases=biases("qkv_bias", True),
+    rope=None,
+    relative=keys_of_rows_and_columns,
+    caveats=("windows at the edge of an image hold padding after the norm: keys that are the bias alone",),
+    variants=(When("use_rel_pos", False, relative=None, loose=()),),
+    defaults={"qkv_bias": True, "use_rel_pos": True},
+)  # fmt: skip
+
+UNLIMITED_OCR_SAM = SAM.but(
+    name="unlimited_ocr_sam",
+    model_types=("unlimited_ocr_sam_vision_model",),
+    layer="blocks.{i}.",
+    norm=layer_norm("norm1"),
+)
+
+VITDET = VIT_ALIKE.but(
+    name="vitdet",
+    model_types=("vitdet",),
+    prefixes=("", "vitdet.", "backbone."),
+    layout=stacked,
+    query="attention.qkv",
+    key="attention.qkv",
+    value="attention.qkv",
+    output="attention.proj",
+    norm=layer_norm("norm1"),
+    variants=(When("use_relative_position_embeddings", True, refused="keys of rows and columns"),),
+    defaults={"layer_norm_eps": 1e-6, "use_relative_position_embeddings": False},
+)
+
+WINDOW_BIAS = "a learned bias for every pair of places in a window"
+BEIT = VIT_ALIKE.but(
+    name="beit",
+    model_types=("beit", "data2vec-vision"),
+    prefixes=("", "beit.", "data2vec_vision."),
+    biases=Biases(True, False, True, True),
+    inputs=Inputs(),
+    caveats=(LAYER_SCALE.format("lambda_1"),),
+    variants=(
+        When("use_relative_position_bias", True, refused=WINDOW_BIAS),
+        When("use_shared_relative_position_bias", True, refused=WINDOW_BIAS),
+    ),
+    defaults={"use_relative_position_bias": False, "use_shared_relative_position_bias": False},
+)
+
+# Not read, and why.
+PLAIN, CLIP_ALIKE = replace(VIT_ALIKE, defaults={}), replace(VIDEO_LLAMA_VISION, defaults={})
+SWIN = PLAIN.but(
+    name="swin",
+    model_types=("swin", "donut-swin", "maskformer-swin"),
+    layer="encoder.layers.{i}.blocks.0.",
+    refused=f"layers of several widths, and {WINDOW_BIAS}",
+)
+
+SWIN2 = SWIN.but(
+    name="swinv2",
+    model_types=("swinv2", "swin2sr"),
+    refused="layers of several widths, cosines for scores, and a bias that a network makes of places in a window",
+)
+
+VJEPA2 = PLAIN.but(
+    name="vjepa2",
+    model_types=("vjepa2",),
+    query="attention.query",
+    key="attention.key",
+    value="attention.value",
+    output="attention.proj",
+    norm=layer_norm("norm1"),
+    refused="a rotation that is none: the two dimensions of a pair turn by different angles",
+)
+
+MLCD = CLIP_ALIKE.but(
+    name="mlcd",
+    model_types=("mlcd_vision_model", "mlcd"),
+    refused="learned angles of its class token's rotation",
+)
+
+DETR = CLIP_ALIKE.but(
+    name="detr",
+    model_types=(
+        "detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr", "rt_detr", "rt_detr_v2",
+        "d_fine", "deimv2", "rf_detr", "lw_detr",
+    ),
+    prefixes=("model.", ""),
+    refused="positions that are added to what queries and keys are made of, and not to values",
+)  # fmt: skip
+
+PLANES = (SAM, UNLIMITED_OCR_SAM, VITDET, BEIT, SWIN, SWIN2, VJEPA2, MLCD, DETR)
