@@ -9,6 +9,7 @@ TEXT ?=
 OUT ?=
 DEVICE ?=
 SIZES ?=
+SHARDS ?=
 SOURCE ?= $(MODEL)
 TOWER ?=
 IMAGES ?=
@@ -34,7 +35,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 gpt2-detok: $(VENV)/.installed $(CARD)  ## the detokenization analysis of a first attention layer (half a minute)
-	$(BIN)/python -m analyses.gpt2_detok $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)")
+	$(BIN)/python -m analyses.gpt2_detok $(GIVEN) $(if $(COUNTS),--counts "$(COUNTS)") $(if $(SHARDS),--shards "$(SHARDS)")
 
 norm-attention: $(VENV)/.installed-runner $(CARD)  ## what attention adds up, not what it weighs (one minute)
 	$(BIN)/python -m analyses.norm_attention $(GIVEN)

@@ -31,16 +31,16 @@ from weightscope.text.inputs import Texts, read_texts
 from weightscope.text.tokenizer import load_tokenizer
 
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
-SHARDS = 2  # of OpenWebText
 
 
 @click.command("gpt2-detok", cls=EndsInOneLine)
 @click.option("--model", "source", default="gpt2", show_default=True, help="Folder, .safetensors file or Hub id.")
 @click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
+@click.option("--shards", default=2, show_default=True, type=click.IntRange(1), help="Of OpenWebText, counted if none.")
 @text_option
 @out_option("out/gpt2-detok")
 @device_option
-def main(source: str, counts_file: Path | None, text: tuple[Path, ...], out: Path, device: str) -> None:
+def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, ...], out: Path, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
     # load
     model = first_available([source, "embedded"] if source == "gpt2" else [source])
@@ -48,15 +48,20 @@ def main(source: str, counts_file: Path | None, text: tuple[Path, ...], out: Pat
     embedded = model.checkpoint.folder == FOLDER
     name = "the checkpoint that comes with weightscope" if embedded else model.name
     first, tokenizer = FirstLayer(model, device=device), load_tokenizer(model.source)
-    counts = counts_for(model, counts_file or (None if embedded else openwebtext_counts(tokenizer, SHARDS)))
+    counts = counts_for(model, counts_file or (None if embedded else openwebtext_counts(tokenizer, shards)))
     tokens = single_tokens(tokenizer, counts, EMBEDDED_TOKENS if embedded else paper.TOKENS)
     texts = read_texts(text)
 
     # compute
     auroc = measure_heads(first, counts)
     curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
-    previous = neighbours(first, tokenizer, list(tokens.values()), top=5, heads=auroc.ranked["head"][:3])
+    of_paper, n_heads = paper.is_of(model.name), len(first.heads)
+    asked = paper.there(paper.HEADS_OF_TABLES, n_heads) if of_paper else auroc.ranked["head"][:3]
+    previous = neighbours(first, tokenizer, list(tokens.values()), top=paper.TOP if of_paper else 5, heads=asked)
     terms = None if model.positions is None else position_terms(first)
+    drawn = [] if terms is None else [terms.nearest_head()]
+    if of_paper:
+        drawn = paper.there([paper.HEAD_OF_FIG_3, *drawn], n_heads)
     check = None if terms is None else check_if_it_runs(first, texts, terms.query)
 
     # write and draw
@@ -66,10 +71,10 @@ def main(source: str, counts_file: Path | None, text: tuple[Path, ...], out: Pat
         sections = [*auroc_sections(files, auroc, curves), neighbour_section(previous, list(tokens))]
         if terms is not None:
             terms.write_tables(files)
-            sections.append(position_section(files, terms))
+            sections.append(position_section(files, terms, drawn))
         if check is not None:
             check.write_tables(files)
-            sections.append(text_section(files, check, terms))
+            sections.append(text_section(files, check, terms, drawn))
         write_page(files, "report.html", f"Detokenization in the first attention layer of {name}", auroc.lead, sections)
     click.echo(auroc)
     click.echo(f"report: {out / 'report.html'}")

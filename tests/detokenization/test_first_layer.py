@@ -22,11 +22,12 @@ def is_bilinear(layer: Layer) -> bool:
 
 
 def is_t_ee_alone(it: Fixture) -> bool:
-    """Scores of tokens hold no bias, no position, no beta of a norm inside attention and no clip."""
+    """Scores of tokens hold no bias, no position but by distance, no beta of a norm inside attention and no clip."""
     layer = it.model.first_layer
     biases = [m.of(head)[1] for m in (layer.q, layer.k) for head in range(m.shape[0])]
     biases.append(layer.q_norm and layer.q_norm.shift)
-    return it.model.positions is None and not layer.clip and not any(b is not None and np.any(b) for b in biases)
+    placed = layer.gain is not None or layer.temperature is not None or it.model.positions is not None
+    return not placed and not layer.clip and not any(b is not None and np.any(b) for b in biases)
 
 
 WITH_TOKENS = [name for name in NAMES if has_tokens(fixture(name))]

@@ -113,6 +113,7 @@ def test_nothing_is_said_unless_progress_is_asked_for() -> None:
 def test_the_papers_model_stands_beside_the_papers_numbers(embedded_auroc: BigramAuroc) -> None:
     from dataclasses import replace
 
+    from weightscope.detokenization import paper
     from weightscope.detokenization.page import auroc_sections
     from weightscope.folder import Files
 
@@ -120,6 +121,8 @@ def test_the_papers_model_stands_beside_the_papers_numbers(embedded_auroc: Bigra
     table = section.parts[1]
     printed = dict(zip(table["head"].tolist(), table["auroc_printed"].tolist(), strict=True))
     assert (printed[7], printed[5]) == (0.88, 0.29)
+    np.testing.assert_allclose(table["auroc_paper_differs"] + table["auroc_printed"], table["auroc_paper"])
+    assert paper.there([paper.HEAD_OF_FIG_3, 3, 7, 11], 8) == [7, 3]
     (section,) = auroc_sections(Files(), embedded_auroc)
     assert "auroc_printed" not in section.parts[1]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from analyses.gpt2_detok import SHARDS, main
+from analyses.gpt2_detok import main
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.folder import OutputFolder
@@ -46,13 +46,15 @@ def test_gpt2_and_openwebtext_come_from_the_hub(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     hub.repositories["gpt2"] = repository
-    shards = {f"plain_text/train-{i:05d}-of-00080.parquet": shard(i) for i in range(SHARDS + 1)}
+    shards = {f"plain_text/train-{i:05d}-of-00080.parquet": shard(i) for i in range(3)}
     hub.repositories[f"datasets/{OPENWEBTEXT}"] = {"README.md": b"", **shards}
     result = CliRunner().invoke(main, ["--out", "out"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert {path.name for path in Path("out").iterdir()} >= WRITTEN
     (counts,) = Path("counts").iterdir()
-    assert load_counts(counts).documents == SHARDS * (len(TEXT) + 1)
+    assert load_counts(counts).documents == 2 * (len(TEXT) + 1)
+    page = Path("out/report.html").read_text()
+    assert "of train-00000-of-00080.parquet, train-00001-of-00080.parquet;" in page
     served = hub.sent
     assert CliRunner().invoke(main, ["--out", "again"], catch_exceptions=False).exit_code == 0
     assert hub.sent - served < len(repository["model.safetensors"])  # counted and fetched once

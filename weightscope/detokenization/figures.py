@@ -1,6 +1,6 @@
 """Figures of the detokenization analysis: AUROC by head, ROC curves, position terms, attention on text."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -37,15 +37,14 @@ def auroc_figure(auroc: BigramAuroc) -> Figure:
 
 
 @in_our_style()
-def roc_figure(tokens: Sequence[TokenRoc], auroc: BigramAuroc) -> Figure:
-    """Fig. 2: ROC curves of the best and the worst head in colour, of the others in grey; one panel a token."""
-    extremes = auroc.ranked["head"][[0, -1]]
+def roc_figure(tokens: Sequence[TokenRoc], coloured: Collection[int]) -> Figure:
+    """Fig. 2: ROC curves of some heads in colour, of the others in grey; one panel a token."""
     width = min(2 * COLUMN, COLUMN * len(tokens))
     figure, axes = subplots(1, len(tokens), figsize=(width, 0.5 * width + 0.4), sharey=True, squeeze=False)
     for axis, token in zip(axes[0], tokens, strict=True):
         axis.plot([0, 1], [0, 1], color="black", linewidth=0.6, linestyle=":")
         for head, (false_rate, true_rate) in enumerate(token.curves):
-            if head in extremes:
+            if head in coloured:
                 style = {**head_style(head), "label": f"head {head}", "zorder": 3}
             else:
                 style = {"color": "0.82", "linewidth": 0.7, "zorder": 1}

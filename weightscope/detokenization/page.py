@@ -20,9 +20,13 @@ from weightscope.tables import Column, Table
 def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> list[Section]:
     """Table 2, beside the paper's numbers where the model is the paper's, and the ROC curves of Fig. 2, if any."""
     table, counts = auroc.ranked, auroc.counts
-    if auroc.model.partition("@")[0] in paper.MODELS and auroc.layer == 0:
-        printed = [paper.AUROC.get(head, np.nan) for head in table["head"]]
-        table = Table([*table.columns, Column("auroc_printed", printed, "the paper's AUROC")], table.caption)
+    of_paper = paper.is_of(auroc.model) and auroc.layer == 0
+    if of_paper:
+        printed = np.array([paper.AUROC.get(head, np.nan) for head in table["head"]])
+        differs = Column(
+            "auroc_paper_differs", table["auroc_paper"] - printed, "auroc_paper less Table 2", format="+.3f"
+        )
+        table = Table([*table.columns, Column("auroc_printed", printed, "Table 2's AUROC"), differs], table.caption)
     text = f"{counts.origin}. {table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,} tokens follow some token."
     caption = (
         "Bigram AUROC of T^ee by head, best first. "
@@ -31,10 +35,10 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
     drawn = Figure(save(figures.auroc_figure(auroc), files, "auroc"), caption)
     sections = [Section("Which heads put words together", text, [drawn, table])]
     if curves:
-        caption = (
-            "ROC curves for single current tokens (Fig. 2): the best and the worst head in colour, the others in grey."
-        )
-        drawn = Figure(save(figures.roc_figure(curves, auroc), files, "roc"), caption)
+        coloured = paper.there(paper.HEADS_OF_FIG_2, len(auroc.auroc)) if of_paper else table["head"][[0, -1]].tolist()
+        which = "the paper's heads" if of_paper else "the best and the worst head"
+        caption = f"ROC curves for single current tokens (Fig. 2): {which} in colour, the others in grey."
+        drawn = Figure(save(figures.roc_figure(curves, coloured), files, "roc"), caption)
         sections.append(Section("ROC curves of single tokens", parts=[drawn]))
     return sections
 
@@ -67,8 +71,8 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
 
 
 @phase("drawing figures")
-def text_section(files: Files, check: TextCheck, terms: PositionTerms) -> Section:
-    """Fig. 4 for the head that position makes look nearest, and every head's contributions.
+def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
+    """Fig. 4 for the heads asked for, or the one that looks nearest, and every head's contributions.
 
     Parameters
     ----------
@@ -76,23 +80,28 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms) -> Sectio
     check : TextCheck
     terms : PositionTerms
         At the same query position.
+    heads : sequence of int, optional
     """
-    head = terms.nearest_head()
+    shown = tuple(heads) or (terms.nearest_head(),)
+    head = shown[0]
     strongest = max(TERMS, key=lambda name: check.heads[name][head])
     text = (
         f"Attention of layer 0 on {check.n_texts} passages of {check.source}. Leaving out T^{strongest} moves "
         f"head {head}'s attention most, by {check.heads[strongest][head]:.2f} nats. The six terms add up to the "
         f"model's attention: no weight differs by more than {check.difference:.0e}."
     )
-    fig_4 = Figure(
-        save(figures.text_figure(check, terms, head), files, f"empirical-head-{head}"),
-        f"Fig. 4 for head {head}. Left: attention from position {check.query}, beside what position alone predicts "
-        "with sigma_i at its mean, as in Fig. 3. Right: how far attention moves without each term, by position "
-        "(eq. 18: D_KL(P || Q), scores divided by √d'). The paper's own figure is drawn otherwise by its authors' "
-        "script: D_KL(Q || P) / (i + 1) of undivided scores, averaged over heads; c_paper in contributions.csv.",
-    )
+    fig_4 = [
+        Figure(
+            save(figures.text_figure(check, terms, head), files, f"empirical-head-{head}"),
+            f"Fig. 4 for head {head}. Left: attention from position {check.query}, beside what position alone predicts "
+            "with sigma_i at its mean, as in Fig. 3. Right: how far attention moves without each term, by position "
+            "(eq. 18: D_KL(P || Q), scores divided by √d'). The paper's own figure is drawn otherwise by its authors' "
+            "script: D_KL(Q || P) / (i + 1) of undivided scores, averaged over heads; c_paper in contributions.csv.",
+        )
+        for head in shown
+    ]
     every = Figure(
         save(figures.contributions_figure(check), files, "contributions"),
         "Mean of each term's contribution over positions, in nats, by head.",
     )
-    return Section("What happens on text", text, [fig_4, every, check.heads])
+    return Section("What happens on text", text, [*fig_4, every, check.heads])

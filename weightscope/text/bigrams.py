@@ -108,7 +108,7 @@ def openwebtext_counts(tokenizer: Tokenizer, shards: int, folder: str | Path = "
     CheckpointError
         The Hub cannot be reached, or does not give the shards.
     """
-    file = Path(folder, f"openwebtext-{tokenizer_hash(tokenizer)[:12]}.npz")
+    file = Path(folder, f"openwebtext-{shards}-{tokenizer_hash(tokenizer)[:12]}.npz")
     if not file.exists():
         try:
             files = openwebtext(shards)

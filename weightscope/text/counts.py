@@ -16,13 +16,14 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, counted, printable
 from weightscope.folder import Folder
 from weightscope.regular import regular_file
 
 # Counts of 40 MB of books unpack to 6.5 times their file. An archive that promises far more is refused unread.
 LARGEST_EXPANSION = 50
 SMALL = 64 << 20
+NAMED = 3  # files of a corpus that a sentence names
 ARRAYS = ("indptr", "indices", "data")
 
 # What zipfile and numpy.lib.format raise for bytes that are damaged, cut short, encrypted or made up.
@@ -76,8 +77,11 @@ class Counts:
     @property
     def origin(self) -> str:
         """What was counted, as far as it is known."""
-        of = f"{self.tokens:,} tokens in {self.documents:,} documents, " if self.documents else ""
-        return f"{of}{self.pairs:,} distinct bigrams"
+        if not self.documents:
+            return f"{self.pairs:,} distinct bigrams"
+        files, more = map(printable, self.corpus_files[:NAMED]), len(self.corpus_files) - NAMED
+        of = ", ".join(files) + (f" and {counted(more, 'file')} more" if more > 0 else "")
+        return f"{self.tokens:,} tokens in {self.documents:,} documents of {of}; {self.pairs:,} distinct bigrams"
 
     @property
     def pairs(self) -> int:
