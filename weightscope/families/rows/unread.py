@@ -21,7 +21,6 @@ UNREAD = {
     "lilt": "adds the scores of a second stream, of where tokens stand on a page, to those of text",
     "bros": "adds terms of a query and where the key stands on the page",
     "vits": "adds values of distances to what a head gathers",
-    "clvp_encoder": "rotates values by their position as it does queries and keys",
     "neomme": "mixes the first layer's input and values of the vocabulary into every layer",
     "cpmant": "adds a bias that depends on which segments two tokens are in",
     "granite_speech_encoder": "attends within blocks, with keys of distances in each",
