@@ -14,6 +14,7 @@ from weightscope.checkpoint.source import LARGEST_SMALL_FILE
 from weightscope.checkpoint.storage import Storage
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
+from weightscope.families.stored import as_data
 from weightscope.model import Model
 from weightscope.regular import regular_file
 
@@ -59,6 +60,7 @@ class Fingerprint:
         return cls.of(
             versions={"weightscope": weightscope.__version__} | {name: version(name) for name in LIBRARIES},
             family=[family.name, family.tower, model.prefix + family.layer],
+            row=row_identity(model),
             config=_digest(json.dumps(dict(checkpoint.config), sort_keys=True, default=str).encode()),
             files=[_identity(file, checkpoint.folder) for file in checkpoint.files],
             **facts,
@@ -110,6 +112,12 @@ class Fingerprint:
             "workers read a shared file system, or one commit of the Hub (SOURCE@COMMIT)",
             file=name,
         )
+
+
+def row_identity(model: Model) -> list[str] | None:
+    """Where a row is from that the table has not, and a digest of its cells; None for those of the table."""
+    row = model.family
+    return [row.origin, _digest(json.dumps(as_data(row), sort_keys=True).encode())] if row.origin else None
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str | None]:

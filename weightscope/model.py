@@ -16,9 +16,10 @@ from weightscope.errors import CheckpointError
 from weightscope.families import Family, LayerTensors, Stack, own_part, read_config, stacks_of
 from weightscope.families.cells import StoredNorm
 from weightscope.families.layer import read_layer, rotation_of
-from weightscope.families.nesting import prefixes_of
+from weightscope.families.nesting import prefix_of
 from weightscope.families.opening import open_source
 from weightscope.families.sizes import attends, kind_of
+from weightscope.families.unread import attention_names
 from weightscope.on_demand import OnDemand
 from weightscope.unembedding import Unembedding
 
@@ -32,6 +33,7 @@ def open_model(
     tower: str | None = None,
     tokenizer: str | None = None,
     base: str | Path | None = None,
+    families: str | Path | None = None,
 ) -> "Model":
     """Open a checkpoint as a model. Headers and config are read, no tensor data.
 
@@ -51,6 +53,9 @@ def open_model(
         Where the tokenizer is, if not with the checkpoint; see `load_tokenizer`.
     base : str or Path, optional
         Of a LoRA adapter the model that it changes; by default the one that its adapter_config.json names.
+    families : path, optional
+        A file of rows of architectures, as `weightscope adopt` saves them; they stand before those that come with
+        weightscope. Those in the user's configuration folder are known without it, and stand behind.
 
     Raises
     ------
@@ -64,7 +69,7 @@ def open_model(
     >>> ws.open_model("embedded")
     Model(gpt2: 2 layers of 8 heads, width 256)
     """
-    checkpoint, row, opened, with_base = open_source(source, revision, family, tower, base)
+    checkpoint, row, opened, with_base = open_source(source, revision, family, tower, base, families)
     return Model(checkpoint, row, opened, tokenizer or with_base)
 
 
@@ -104,13 +109,19 @@ class Model:
 
     def __repr__(self) -> str:
         config = self.config
-        return f"Model({self.family.name}: {config.n_layers} layers of {config.n_heads} heads, width {config.d_model})"
+        sizes = f"{config.n_layers} layers of {config.n_heads} heads, width {config.d_model}"
+        return f"Model({self.family.called}: {sizes})"
 
     @property
     def name(self) -> str:
         """What to call it in a title: the Hub id, or the folder's or file's name."""
         path = Path(self.source).expanduser()
         return path.resolve().name if path.exists() else self.source
+
+    @property
+    def title(self) -> str:
+        """Its name on a page, and what a reader should know of the row that it is read by."""
+        return f"{self.name} ({self.family.origin})" if self.family.origin else self.name
 
     def unchecked(self) -> "Model":
         """The same model, nothing of it read yet; values that are not finite are handed over, not refused."""
@@ -126,20 +137,7 @@ class Model:
     @cached_property
     def prefix(self) -> str:
         """What stands before every tensor's name in this checkpoint."""
-        inputs = self.family.inputs
-        marks = tuple(filter(None, (self.family.layer.format(i=0), inputs.tokens, inputs.positions)))
-        for prefix in self.family.prefixes:
-            if any(self.checkpoint.names_under(prefix + mark) for mark in marks):
-                return prefix
-        if len(found := prefixes_of(self.checkpoint, self.family)) == 1:
-            return found[0]
-        if found:
-            several = ", ".join(prefix + marks[0] for prefix in found)
-            raise CheckpointError(
-                f"has several models of family {self.family.name} ({several})", file=self.checkpoint.name
-            )
-        tried = ", ".join(prefix + marks[0] + "*" for prefix in self.family.prefixes)
-        raise CheckpointError(f"has no layer of a {self.family.name} (looked for {tried})", file=self.checkpoint.name)
+        return prefix_of(self.checkpoint, self.family)
 
     def tensors(self, inner: str = "") -> LayerTensors:
         """The checkpoint's tensors under the model's prefix and `inner`."""
@@ -191,15 +189,15 @@ class Model:
         return {i: rotation_of(self.config, self.family, i) for i in self.attention_layers}
 
     def attention_tensors(self, index: int) -> list[Tensor]:
-        """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread."""
-        family, checkpoint = self.family.in_layer(self.config.layer_types[index]), self.checkpoint
-        stem = self.prefix + family.stored_name(self.config, index)
-        names = {name for module in family.modules for name in checkpoint.names_under(f"{stem}{module}.")}
-        lone = (
-            *(stem + name for name in family.lone),
-            *(self.prefix + name for name in family.shared),
-        )
-        return [checkpoint[name] for name in sorted(names | {name for name in lone if name in checkpoint})]
+        """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread.
+
+        Raises
+        ------
+        CheckpointError
+            Attention has tensors there that the row does not read.
+        """
+        names = attention_names(self.checkpoint, self.prefix, self.family, self.config, index)
+        return [self.checkpoint[name] for name in names]
 
     @property
     def embedding_tensors(self) -> list[Tensor]:

@@ -29,7 +29,7 @@ class Source:
     ----------
     source : str
         As the user wrote it, a path on this machine made absolute.
-    revision, family, tower, tokenizer, base : str or None
+    revision, family, tower, tokenizer, base, families : str or None
         As in `open_model`.
     seen : Fingerprint or None
         Of the checkpoint when it was first opened; None until `as_seen`.
@@ -41,6 +41,7 @@ class Source:
     tower: str | None = None
     tokenizer: str | None = None
     base: str | None = None
+    families: str | None = None
     seen: Fingerprint | None = None
 
     @classmethod
@@ -52,6 +53,7 @@ class Source:
         tower: str | None = None,
         tokenizer: str | None = None,
         base: str | None = None,
+        families: str | None = None,
     ) -> "Source":
         """Of what a user wrote."""
 
@@ -61,11 +63,11 @@ class Source:
                 path = existing(text)
             return str(path or from_url(text))
 
-        return cls(found(source), revision, family, tower, tokenizer, base and found(base))
+        return cls(found(source), revision, family, tower, tokenizer, base and found(base), families)
 
     def open(self) -> Model:
         """The model; see `open_model`."""
-        return open_model(self.source, self.revision, self.family, self.tower, self.tokenizer, self.base)
+        return open_model(self.source, self.revision, self.family, self.tower, self.tokenizer, self.base, self.families)
 
     def checkpoint(self) -> Checkpoint:
         """The checkpoint as it is stored, whatever its family; see `open_checkpoint`."""

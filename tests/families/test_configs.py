@@ -184,7 +184,7 @@ def test_a_missing_or_misshapen_tensor_is_named(name: str, tmp_path: Path) -> No
 )  # fmt: skip
 def test_an_unknown_model_type_names_the_nearest_family(name: str, family: str, tmp_path: Path) -> None:
     folder = rewritten(tmp_path, name, model_type="newcomer")
-    with pytest.raises(ws.CheckpointError, match=f"unknown model_type 'newcomer'; .* try `family='{family}'`"):
+    with pytest.raises(ws.CheckpointError, match=f"'newcomer'; .* `family='{family}'` reads it so, unproved"):
         ws.open_model(folder)
 
 

@@ -181,7 +181,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
     return Audit(
         model.name,
-        model.family.name,
+        model.family.called,
         model.config.d_model,
         heads,
         findings,

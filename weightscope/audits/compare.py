@@ -112,7 +112,9 @@ def compare(
         everything = compare_tensors(a, models[-1]) if all_tensors else None
     read = list(dict.fromkeys(tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)))
     coverage = attention_only(a.checkpoint, read) if everything is None else everything.lead
-    coverage = " ".join(filter(None, [*(model.checkpoint.note for model in models), coverage]))
+    rows = dict.fromkeys(model.family.called for model in models if model.family.origin)
+    notes = [f"Read by the row {row}." for row in rows] + [model.checkpoint.note for model in models]
+    coverage = " ".join(filter(None, [*notes, coverage]))
     circuits = partial(circuit_changes, a, models[-1], np.array(orders)[-1])
     results = named, families, heads, *changes, np.array(orders), broken, overflowing
     return Comparison(*results, coverage, everything, circuits)

@@ -159,5 +159,5 @@ def circuits(
     if wired.left:
         caveats.append(f"exact values of {wired.left:,} more pairs that may be among the strongest: too many are alike")
     return Circuits(
-        model.name, wired, found, roles_table(wired, found), edges_table(model, wired, found, top), tuple(caveats)
+        model.title, wired, found, roles_table(wired, found), edges_table(model, wired, found, top), tuple(caveats)
     )

@@ -11,6 +11,8 @@ import click
 from weightscope.cli.command import in_options
 from weightscope.cli.options import (
     device_option,
+    families_option,
+    opened_model,
     out_option,
     tokenizer_option,
     whole_numbers,
@@ -185,6 +187,7 @@ def _audit_list(
 @click.option("--family", help="Read the checkpoints as this family, whatever their configs say.")
 @click.option("--tower", help="Which stack, where there are several: text, vision, encoder, decoder, cross ...")
 @click.option("--base", help="What LoRA adapters among them change; the first of the checkpoints if not given.")
+@families_option
 @click.option("--across-families", is_flag=True, help="Compare heads of different families too.")
 @click.option("--all", "all_tensors", is_flag=True, help="Compare every tensor of the files too, attention or not.")
 @click.option(
@@ -199,6 +202,7 @@ def compare_command(
     family: str | None,
     tower: str | None,
     base: str | None,
+    families: str | None,
     across_families: bool,
     all_tensors: bool,
     max_change: float | None,
@@ -222,7 +226,8 @@ def compare_command(
     if base is not None and not adapters:
         raise click.UsageError("--base goes with a LoRA adapter; none of these is one")
     base = base or (sources[0] if sources[0] not in adapters else None)
-    models = [Source(one, None, family, tower, base=base if one in adapters else None).open() for one in sources]
+    of_adapters = dict.fromkeys(adapters, base)
+    models = [opened_model(Source(one, None, family, tower, None, of_adapters.get(one), families)) for one in sources]
     with folder:
         comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
         comparison.write_files(folder)

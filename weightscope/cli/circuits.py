@@ -7,6 +7,7 @@ import click
 
 from weightscope.cli.options import (
     device_option,
+    opened_model,
     out_option,
     say_caveats,
     tokenizer_option,
@@ -53,7 +54,7 @@ def circuits_command(
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
     opened = named(source)
-    model = opened.open()
+    model = opened_model(opened)
     on_worker = opened.as_seen(model).elsewhere if engine.elsewhere else None
     with OutputFolder(out) as folder:
         found = circuits(model, chosen, top, device, counts, engine, on_worker)

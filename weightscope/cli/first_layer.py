@@ -11,6 +11,7 @@ from weightscope.cli.options import (
     delta_option,
     device_option,
     layer_option,
+    opened_model,
     out_option,
     say_caveats,
     text_option,
@@ -56,7 +57,7 @@ def detok(
     from weightscope.folder import OutputFolder
 
     opened = named(source)
-    model = opened.open()
+    model = opened_model(opened)
     if counts is None and model.checkpoint.folder != FOLDER:
         raise click.UsageError(
             "--counts is needed; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
@@ -173,7 +174,7 @@ def positions(
         if check is not None:
             check.write_tables(files)
             sections.append(text_section(files, check, terms))
-        write_page(files, "report.html", f"Position terms of layer 0 of {model.name}", sections[0].text, sections)
+        write_page(files, "report.html", f"Position terms of layer 0 of {model.title}", sections[0].text, sections)
     for caution in terms.cautions:
         click.echo(f"weightscope: {caution}", err=True)
     click.echo(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency").text())

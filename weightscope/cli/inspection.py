@@ -58,6 +58,8 @@ def describe(model: "Model") -> Iterator[str]:
     checkpoint, config, family = model.checkpoint, model.config, model.family
     yield from _stored(checkpoint)
     yield f"family      {family.name} (model_type {printable(config.model_type)})"
+    if family.origin:
+        yield f"            {printable(family.origin)}"
     yield f"layers      {config.n_layers}, width {config.d_model}"
     others = [i for i in range(config.n_layers) if i not in model.attention_layers]
     if others:

@@ -70,6 +70,20 @@ token_id_option = click.option(
 )
 
 
+families_option = click.option(
+    "--families", type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="A file of rows of architectures, as `weightscope adopt --save` writes them.",
+)  # fmt: skip
+
+
+def opened_model(source: Any) -> Any:
+    """The model of a Source; where nobody vouches for the row that reads it, or a person adopted it, that is said."""
+    model = source.open()
+    if model.family.origin:
+        click.echo(printable(f"weightscope: {model.name} is read as {model.family.called}"), err=True)
+    return model
+
+
 def with_source(command: Callable[..., None]) -> Callable[..., None]:
     """A command on SOURCE and how to read it, called with a function from one source to a Source, and the text.
 
@@ -81,9 +95,16 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--family", help="Read the checkpoint as this family, whatever its config says.")
     @click.option("--tower", help="Which stack, where there are several: text, vision, encoder, decoder, cross ...")
     @click.option("--base", help="Of a LoRA adapter the model that it changes, where its settings do not name it.")
+    @families_option
     @wraps(command)
     def named(
-        source: str, revision: str | None, family: str | None, tower: str | None, base: str | None, **options: Any
+        source: str,
+        revision: str | None,
+        family: str | None,
+        tower: str | None,
+        base: str | None,
+        families: str | None,
+        **options: Any,
     ) -> None:
         from weightscope.sources import Source
 
@@ -92,7 +113,7 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
             from weightscope.text.tokenizer import load_tokenizer
 
             load_tokenizer(tokenizer)
-        command(lambda text: Source.named(text, revision, family, tower, tokenizer, base), source, **options)
+        command(lambda text: Source.named(text, revision, family, tower, tokenizer, base, families), source, **options)
 
     return named
 
@@ -102,10 +123,10 @@ def with_model(command: Callable[..., None]) -> Callable[..., None]:
 
     @with_source
     @wraps(command)
-    def opened(named: Any, source: str, **options: Any) -> None:
-        command(named(source).open(), **options)
+    def on_model(named: Any, source: str, **options: Any) -> None:
+        command(opened_model(named(source)), **options)
 
-    return opened
+    return on_model
 
 
 def with_engine(command: Callable[..., None]) -> Callable[..., None]:

@@ -228,7 +228,7 @@ def measure_heads(
                 raise error
             auroc[head, start:stop] = values
             done.update(stop - start)
-    return BigramAuroc(first.model.name, first.layer, counts, auroc, (*first.attention.caveats, *counts.caveats))
+    return BigramAuroc(first.model.title, first.layer, counts, auroc, (*first.attention.caveats, *counts.caveats))
 
 
 def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, start: int, stop: int) -> np.ndarray:

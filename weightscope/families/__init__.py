@@ -1,10 +1,20 @@
 """Architectures as data: a row a family, and a few layout functions."""
 
+from pathlib import Path
+
 from weightscope.checkpoint import Checkpoint
 from weightscope.families import gguf
 from weightscope.families.config import ModelConfig
 from weightscope.families.family import Family
-from weightscope.families.reading import choose_family, list_stacks, own_part, read_config, refuse_endless_embeddings
+from weightscope.families.own_rows import known_rows
+from weightscope.families.reading import (
+    as_asked,
+    choose_family,
+    list_stacks,
+    own_part,
+    read_config,
+    refuse_endless_embeddings,
+)
 from weightscope.families.rows import FAMILIES
 from weightscope.families.stacks import Stack
 from weightscope.families.tensors import LayerTensors
@@ -15,14 +25,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-def family_of(checkpoint: Checkpoint, name: str | None = None, tower: str | None = None) -> Family:
-    """The row that reads a checkpoint; see `choose_family`."""
-    return choose_family(FAMILIES, checkpoint, name, tower)
+def family_of(
+    checkpoint: Checkpoint, name: str | None = None, tower: str | None = None, families: str | Path | None = None
+) -> Family:
+    """The row that reads a checkpoint; see `known_rows` and `choose_family`."""
+    row = choose_family(known_rows(families), checkpoint, name, tower)
+    return row if name is None else as_asked(row, checkpoint, name)
 
 
 def stacks_of(checkpoint: Checkpoint) -> dict[str, Stack]:
     """The attention models that a checkpoint holds; see `list_stacks`."""
-    return list_stacks(FAMILIES, checkpoint)
+    return list_stacks(known_rows(), checkpoint)
 
 
 def as_published(checkpoint: Checkpoint) -> Checkpoint:

@@ -78,6 +78,8 @@ class Family:
         Modules of the projections within a layer; the three former are equal where one tensor holds all.
     others, loose : tuple of str
         Further modules that the layout reads, and further tensors of a layer that belong to no module.
+    beside : tuple of str
+        Modules within attention that heads are no part of: a norm of what it gives, or what a caveat names.
     shared : tuple of str
         Tensors of the model that every layer reads.
     frozen : dict of function of ModelConfig
@@ -176,6 +178,8 @@ class Family:
         Applied in order.
     defaults : dict
         What config.json may leave out because it equals the architecture's default.
+    origin : str
+        How a row came about that is not the table's, or is used for what it does not list; empty otherwise.
     """
 
     name: str
@@ -194,6 +198,7 @@ class Family:
     closing: StoredNorm | None = None
     others: tuple[str, ...] = ()
     loose: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     frozen: Mapping[str, Callable[[ModelConfig], np.ndarray]] = field(default_factory=dict)
     gate: Gate | None = None
@@ -240,6 +245,12 @@ class Family:
     refused: str = ""
     variants: tuple[When, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
+
+    @property
+    def called(self) -> str:
+        """Its name, and what a reader should know of the row."""
+        return f"{self.name} ({self.origin})" if self.origin else self.name
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -174,7 +174,7 @@ def _normed(
 ) -> tuple[Affine, InnerNorm]:
     """The map to queries or keys with its norm's gamma folded in, and what is left of that norm."""
     if isinstance(of, Latent):
-        raise TypeError("queries and keys that come out of a latent have no norm of their own")
+        raise CheckpointError(f"'{module}' is a norm of what comes out of a latent, which is not read")
     heads, _, r = of.shape
     gamma, beta = _gains(tensors, module, row, heads, r)
     plain = of.centred(jointly=row.scope == "joint") if row.centred else of

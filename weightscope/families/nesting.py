@@ -94,3 +94,25 @@ def width_of(checkpoint: Checkpoint, family: Family, prefix: str) -> set[int]:
     written = re.compile(rf"\d+{re.escape(rest + family.output)}\.(weight|bias)", re.ASCII)
     first = (name for name in checkpoint.names_under(layer) if written.fullmatch(name, len(layer)))
     return {size for name in islice(first, 1) for size in checkpoint[name].shape}
+
+
+def prefix_of(checkpoint: Checkpoint, family: Family) -> str:
+    """What stands before every tensor's name of a row's model in a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such model, or several.
+    """
+    inputs = family.inputs
+    marks = tuple(filter(None, (family.layer.format(i=0), inputs.tokens, inputs.positions)))
+    for prefix in family.prefixes:
+        if any(checkpoint.names_under(prefix + mark) for mark in marks):
+            return prefix
+    if len(found := prefixes_of(checkpoint, family)) == 1:
+        return found[0]
+    if found:
+        several = ", ".join(prefix + marks[0] for prefix in found)
+        raise CheckpointError(f"has several models of family {family.name} ({several})", file=checkpoint.name)
+    tried = ", ".join(prefix + marks[0] + "*" for prefix in family.prefixes)
+    raise CheckpointError(f"has no layer of a {family.name} (looked for {tried})", file=checkpoint.name)

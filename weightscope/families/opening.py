@@ -14,7 +14,12 @@ from weightscope.families import Family, as_published, family_of, refuse_endless
 
 
 def open_source(
-    source: str | Path, revision: str | None, family: str | None, tower: str | None, base: str | Path | None
+    source: str | Path,
+    revision: str | None,
+    family: str | None,
+    tower: str | None,
+    base: str | Path | None,
+    families: str | Path | None,
 ) -> tuple[Checkpoint, Family, str, str]:
     """The checkpoint, its row, what was opened, and where its tokenizer is, if that is elsewhere.
 
@@ -29,7 +34,7 @@ def open_source(
             raise CheckpointError(NEEDS_ITS_BASE, file=folder)
         adapter = open_adapter(folder)
         checkpoint = _base_of(adapter, revision) if base is None else _published(base, revision)
-        row = family_of(checkpoint, family, tower)
+        row = family_of(checkpoint, family, tower, families)
         checkpoint, opened = with_adapter(checkpoint, adapter, row.transposed), str(folder)
         elsewhere = checkpoint.folder != folder and has_tokenizer(checkpoint.folder)
         tokenizer = str(adapter.base if base is None else base) if elsewhere else ""
@@ -37,7 +42,7 @@ def open_source(
         if base is not None:
             raise CheckpointError("is no LoRA adapter; only one of those has a `base`", file=source)
         checkpoint, tokenizer = _published(source, revision), ""
-        row = family_of(checkpoint, family, tower)
+        row = family_of(checkpoint, family, tower, families)
         opened = f"{source}@{revision}" if revision and "@" not in str(source) else str(existing(source) or source)
     refuse_endless_embeddings(checkpoint, row)
     return checkpoint, row, opened, tokenizer

@@ -14,6 +14,7 @@ from weightscope.families.rows.unread import UNREAD
 from weightscope.families.sizes import head_sizes
 from weightscope.families.stacks import LANGUAGE, Stack, choose, readable, refuse_choice, unread
 
+ADOPT_NEEDS = "pip install 'weightscope-attention[runner]'"
 MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
 
 
@@ -183,13 +184,23 @@ def choose_family(
     raise refuse_choice(towers, rows[0].name, checkpoint, tower)
 
 
+def as_asked(row: Family, checkpoint: Checkpoint, name: str) -> Family:
+    """A row that was asked for by name, marked where the config names another kind of model: nobody has compared."""
+    kinds = (checkpoint.config.get("model_type"), part_of(checkpoint, row).get("model_type"))
+    if kinds[0] is None or not {*row.model_types}.isdisjoint(map(str, kinds)):
+        return row
+    return row.but(origin=f"unproved: nobody has shown that model_type '{str(kinds[0])[:40]}' is read so")
+
+
 def _advice(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
-    """What to try instead: the family that has the most of its names, and the fewest missing, in the checkpoint."""
+    """What to do instead: prove a row, or read it unproved as the family that has most of its names, fewest missing."""
+    said = f"; `weightscope adopt` looks for a row that reads it and proves it ({ADOPT_NEEDS})"
     family, balance, example = max((_likeness(row, checkpoint) for row in families), key=lambda found: found[1])
     if balance <= 0:
-        return "; its tensors are named like no family that weightscope knows"
+        return said + "; its tensors are named like no family that weightscope knows"
     tower = f" `tower='{family.tower}'`" if family.tower else ""
-    return f"; its tensors ('{example}' ...) are named as in {family.name}: try `family='{family.name}'`{tower}"
+    named = f"its tensors ('{example}' ...) are named as in {family.name}"
+    return f"{said}; {named}: `family='{family.name}'`{tower} reads it so, unproved"
 
 
 def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]:

@@ -173,7 +173,7 @@ def measure_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenK
     runner.observe(sequences, totals)
     stretched = np.stack([singular_values(layer) for layer in bar(layers, "singular values of f", "layer")])
     return NormAnalysis(
-        runner.model.name, np.array(list(runner.layers)), kinds.names, n, sum(map(len, sequences)),
+        runner.model.title, np.array(list(runner.layers)), kinds.names, n, sum(map(len, sequences)),
         totals.f, totals.x, totals.ranks.results(), stretched,
         totals.sample.pairs(), totals.alpha / n, totals.alpha_f / n,
         np.stack([means.mean for means in totals.f_by_kind]), any(layer.modulated for layer in layers), seed,

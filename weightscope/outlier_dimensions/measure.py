@@ -81,7 +81,7 @@ def measure_outliers(
         The sequences are images, or a layer does not compute what its weights say.
     """
     return OutlierAnalysis(
-        runner.model.name,
+        runner.model.title,
         observe_stream(runner, sequences, kinds),
         observe_contributions(runner, sequences[:sampled], kinds),
         guess(runner.model),

@@ -166,7 +166,7 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
     patching = patching_table(runner, dict(zip(layers, updates.mu, strict=True)), evaluated)
     layer_shown = layers[int(updates.strength.mean(axis=1).argmax())]
     return SinkBias(
-        model=model.name,
+        model=model.title,
         biased=has_biases(model, layers[0]),
         first=token_text(framing.tokenizer, begin) if first else "",
         sizes=Sizes(len(measured), longest, len(evaluated)),

@@ -242,7 +242,7 @@ def sink_mechanisms(runner: Runner, inputs: Inputs) -> SinkMechanisms:
     for at, layer in enumerate(bar(layers, "spectra", "layer")):
         values = measure_layer(layer, {})["qk_singular_values"]
         spectra[at, :, : values.shape[-1]] = values
-    return observer.result(runner.model.name, spectra)
+    return observer.result(runner.model.title, spectra)
 
 
 class SinkObserver:

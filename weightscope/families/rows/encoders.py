@@ -58,6 +58,7 @@ BERT = Family(
     biases=biases(True, True),
     norm=None,
     closing=layer_norm("output.LayerNorm"),
+    beside=("attention.output.LayerNorm",),
     inputs=Inputs(
         tokens="embeddings.word_embeddings.weight",
         positions="embeddings.position_embeddings.weight",
@@ -104,6 +105,10 @@ DEBERTA = BERT.but(
     prefixes=("deberta.", ""),
     layout=grouped_with_loose_biases,
     loose=("attention.self.q_bias", "attention.self.v_bias"),
+    beside=(
+        *BERT.beside, "attention.self.pos_proj", "attention.self.pos_q_proj",
+        "attention.self.pos_key_proj", "attention.self.pos_query_proj",
+    ),
     query="attention.self.in_proj",
     key="attention.self.in_proj",
     value="attention.self.in_proj",
@@ -178,6 +183,7 @@ ALBERT = BERT.but(
     value="attention.value",
     output="attention.dense",
     closing=layer_norm("full_layer_layer_norm"),
+    beside=("attention.LayerNorm",),
     inputs__width="embedding_size",
     inputs__after="encoder.embedding_hidden_mapping_in",
     inputs__always_projected=True,
