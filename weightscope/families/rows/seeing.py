@@ -80,6 +80,7 @@ QWEN3_OMNI_MOE_TALKER = QWEN3_MOE.but(
     name="qwen3_omni_moe_talker",
     model_types=("qwen3_omni_moe_talker_text",),
     inputs__tokens="codec_embedding.weight",
+    outputs=None,  # it makes codes of sounds
     defaults={"hidden_size": 1024, "num_hidden_layers": 20, "num_attention_heads": 16, "num_key_value_heads": 2},
 )
 
