@@ -181,7 +181,8 @@ def _audit_list(
             stopped.append(f"{name}: {told}")
         if as_json:
             own = {key: value for key, value in (outcome.result or {}).items() if key != "heads"}  # in its own folder
-            results.append({"name": name, "source": outcome.job.source.source, "error": outcome.problem or None} | own)
+            told: dict[str, Any] = {"name": name, "source": outcome.job.source.source, "error": outcome.problem or None}
+            results.append({**told, **own, "folder": name})
         if row is None:
             failed += 1
             _say(outcome.problem if outcome.problem.startswith(f"{name}: ") else f"{name}: {outcome.problem}")
@@ -190,7 +191,7 @@ def _audit_list(
             with tqdm.external_write_mode():
                 click.echo(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
     if as_json:
-        _print_json(sorted(results, key=lambda result: names.index(result["name"])))
+        _print_json(sorted(results, key=lambda result: names.index(result["folder"])))
     else:
         click.echo(out / "summary.html")
     if failed:
