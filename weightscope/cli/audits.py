@@ -181,8 +181,8 @@ def _audit_list(
             stopped.append(f"{name}: {told}")
         if as_json:
             own = {key: value for key, value in (outcome.result or {}).items() if key != "heads"}  # in its own folder
-            told: dict[str, Any] = {"name": name, "source": outcome.job.source.source, "error": outcome.problem or None}
-            results.append({**told, **own, "folder": name})
+            about = {"name": name, "source": outcome.job.source.source, "error": outcome.problem or None}
+            results.append({**about, **own, "folder": name})
         if row is None:
             failed += 1
             _say(outcome.problem if outcome.problem.startswith(f"{name}: ") else f"{name}: {outcome.problem}")
