@@ -19,6 +19,7 @@ from weightscope.families.config import Every, ModelConfig, all_full
 from weightscope.families.family import Family, When, default_scale
 from weightscope.families.layouts import grouped, stacked
 from weightscope.families.rope import Rope
+from weightscope.families.rows.gpt import GPT_NEOX
 from weightscope.families.rows.llama import GEMMA2, GPT_OSS, GRANITE, LLAMA, OLMO2, OUTPUT_NORM
 from weightscope.families.within import listed, sliding, windowed, windowed_if_any, with_parameters
 
@@ -393,8 +394,59 @@ DBRX = Family(
     kv_heads=("num_key_value_heads",),
 )
 
+DIFFLLAMA = LLAMA.but(
+    name="diffllama",
+    model_types=("diffllama",),
+    differences="self_attn",
+    loose=tuple(f"self_attn.lambda_{of}" for of in ("q1", "k1", "q2", "k2")),
+    defaults={"rms_norm_eps": 1e-5},
+)
+
+HRM_SLOW = LLAMA.but(
+    name="hrm_text",
+    model_types=("hrm_text",),
+    tower="text",
+    layer="H_module.layers.{i}.",
+    biases=biases("attention_bias", "attention_bias"),
+    gate=Gate("self_attn.gate_proj", bias="attention_bias"),
+    norm=rms_norm(""),
+    inputs__scale="embedding_scale",
+    inputs__more="the other module's state",
+    kv_heads=(),
+    keys={"n_layers": ("num_layers_per_stack",)},
+    outputs=None,
+    defaults={"head_dim": 128},
+)
+
+HRM_FAST = HRM_SLOW.but(tower="fast", layer="L_module.layers.{i}.")
+
+GPT_NEOX_JAPANESE = GPT_NEOX.but(
+    name="gpt_neox_japanese",
+    model_types=("gpt_neox_japanese",),
+    gguf=None,
+    prefixes=("gpt_neox_japanese.", ""),
+    biases=Biases(),
+    loose=("attention.dense_bias",),
+    rope=Rope(theta_key="rotary_emb_base", fraction_key="rotary_pct", fraction=1.0),
+    caveats=("the last layer's dense_bias, which joins the residual stream beside what attention adds",),
+    defaults={"tie_word_embeddings": True},
+)
+
+DOGE = LLAMA.but(
+    name="doge",
+    model_types=("doge",),
+    refused="a dynamic mask: a network of each key's value is added to its scores, and chooses which keys are seen",
+)
+
+JETMOE = LLAMA.but(
+    name="jetmoe",
+    model_types=("jetmoe",),
+    refused="a mixture of attention experts: a router picks each token's queries and W_O",
+)
+
 ALIKE = (
     LLAMA4, ARCEE, SEED_OSS, ERNIE4_5, HUNYUAN, HY_V3, APERTUS, HYPERCLOVAX, EXAONE4, EXAONE_MOE, OLMOE, FLEX_OLMO,
     PHIMOE, NANOCHAT, BITNET, AFMOE, LAGUNA, DOTS1, MELLUM, KOLIBRI1, FLINT, NEMOTRON, HELIUM, PERSIMMON, JAIS2, CWM,
     SOLAR_OPEN, VAULTGEMMA, MINIMAX_M2, MINIMAX_M3, OPENAI_PRIVACY_FILTER, GRANITE_SWA, BEAM, DBRX,
+    DIFFLLAMA, HRM_SLOW, HRM_FAST, GPT_NEOX_JAPANESE, DOGE, JETMOE,
 )  # fmt: skip
