@@ -1,4 +1,4 @@
-"""Differential attention (Differential Transformer): two maps of attention, one of which is subtracted from the other."""
+"""Differential attention (Differential Transformer): of two maps of attention one is subtracted from the other."""
 
 from dataclasses import replace
 from math import exp
