@@ -7,7 +7,6 @@ from weightscope.attention.temperature import Logarithm, Power, Temperature
 from weightscope.families.cells import (
     Gate,
     QkNorm,
-    biases,
     rms_norm,
 )
 from weightscope.families.config import Every, ModelConfig
@@ -156,23 +155,11 @@ DIFFLLAMA = LLAMA.but(
     defaults={"rms_norm_eps": 1e-5},
 )
 
-HRM_SLOW = LLAMA.but(
+HRM = LLAMA.but(
     name="hrm_text",
     model_types=("hrm_text",),
-    tower="text",
-    layer="H_module.layers.{i}.",
-    biases=biases("attention_bias", "attention_bias"),
-    gate=Gate("self_attn.gate_proj", bias="attention_bias"),
-    norm=rms_norm(""),
-    inputs__scale="embedding_scale",
-    inputs__more="the other module's state",
-    kv_heads=(),
-    keys={"n_layers": ("num_layers_per_stack",)},
-    outputs=None,
-    defaults={"head_dim": 128},
+    refused="two networks that take turns at one stream, each with its gates, queries, keys and values in one tensor",
 )
-
-HRM_FAST = HRM_SLOW.but(tower="fast", layer="L_module.layers.{i}.")
 
 DOGE = LLAMA.but(
     name="doge",
@@ -188,5 +175,5 @@ JETMOE = LLAMA.but(
 
 APART = (
     LLAMA4, HUNYUAN, NANOCHAT, BITNET, AFMOE, LAGUNA, MINIMAX_M3, OPENAI_PRIVACY_FILTER, GRANITE_SWA, BEAM,
-    DIFFLLAMA, HRM_SLOW, HRM_FAST, DOGE, JETMOE,
+    DIFFLLAMA, HRM, DOGE, JETMOE,
 )  # fmt: skip
