@@ -6,7 +6,8 @@ from weightscope.families.cells import Biases, Inputs, QkNorm, biases, rms_norm
 from weightscope.families.family import When
 from weightscope.families.layouts import separate, stacked
 from weightscope.families.rope import Rope
-from weightscope.families.rows.alike import ERNIE4_5, HUNYUAN
+from weightscope.families.rows.alike import ERNIE4_5
+from weightscope.families.rows.apart import HUNYUAN
 from weightscope.families.rows.encoders import MODERNBERT
 from weightscope.families.rows.llama import GLM4, GRANITE, LLAMA, OUTPUT_NORM, QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT
 
