@@ -7,7 +7,7 @@ import numpy as np
 
 from weightscope.attention.gathered import Difference
 from weightscope.attention.layer import Layer
-from weightscope.attention.maps import Affine
+from weightscope.attention.maps import Affine, Latent
 from weightscope.errors import CheckpointError
 from weightscope.families.config import ModelConfig
 from weightscope.families.tensors import LayerTensors
@@ -29,6 +29,8 @@ def subtracted(layer: Layer, stem: str, tensors: LayerTensors, config: ModelConf
         name: tensors.read(f"{stem}.lambda_{name}", (r,)).astype(np.float64) for name in ("q1", "k1", "q2", "k2")
     }
     weight = float(np.exp(vectors["q1"] @ vectors["k1"]) - np.exp(vectors["q2"] @ vectors["k2"]) + first)
+    if isinstance(layer.v, Latent):
+        raise TypeError("values that come out of a latent are no pairs")
     group = np.arange(g) % (g // 2)
     v_w, v_b = (np.concatenate((of[group], of[group + g // 2]), axis=-1) for of in (layer.v.w, layer.v.b))
     w_o = np.asarray(layer.w_o).reshape(h // 2, 2 * r, d) * np.float32(1 - first)
