@@ -4,6 +4,7 @@ from weightscope.families.family import Family
 from weightscope.families.rows.alike import ALIKE
 from weightscope.families.rows.apart import APART
 from weightscope.families.rows.audio import AUDIO
+from weightscope.families.rows.bart import BART_LINE
 from weightscope.families.rows.bert_line import BERT_LINE
 from weightscope.families.rows.cohere import COHERE_DECODERS
 from weightscope.families.rows.encoders import ENCODERS
@@ -19,6 +20,7 @@ from weightscope.families.rows.mistral import MISTRAL_DECODERS
 from weightscope.families.rows.older import OLDER_DECODERS
 from weightscope.families.rows.planes import PLANES
 from weightscope.families.rows.seeing import SEEING
+from weightscope.families.rows.t5 import T5_LINE
 from weightscope.families.rows.text_encoders import TEXT_ENCODERS
 from weightscope.families.rows.towers import TOWERS
 from weightscope.families.rows.vision import VISION
@@ -47,4 +49,6 @@ FAMILIES: tuple[Family, ...] = (
     *MATCHING,
     *VIT_LINE,
     *PLANES,
+    *T5_LINE,
+    *BART_LINE,
 )

@@ -1,0 +1,160 @@
+"""BART and its line, pre-norm or post-norm: encoder, decoder and cross-attention; Whisper and others that hear."""
+
+from weightscope.families.cells import Biases, Inputs, Memory, biases, layer_norm
+from weightscope.families.family import Family, When
+from weightscope.families.layouts import separate
+
+BY_FORMULA = "positions by a formula"
+OF_ENCODER = {"n_layers": ("encoder_layers",), "n_heads": ("encoder_attention_heads",)}
+OF_DECODER = {"n_layers": ("decoder_layers",), "n_heads": ("decoder_attention_heads",)}
+
+POST_NORM = ("bart", "plbart", "mvp")
+SCALED = (When("scale_embedding", True, inputs__scale="sqrt"),)
+
+BART_ENCODER = Family(
+    name="bart",
+    model_types=POST_NORM,
+    tower="encoder",
+    prefixes=("model.", ""),
+    layer="encoder.layers.{i}.",
+    layout=separate,
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    output="self_attn.out_proj",
+    biases=biases(True, True),
+    norm=None,
+    closing=layer_norm("final_layer_norm", eps=1e-5),
+    inputs=Inputs(
+        tokens="shared.weight",
+        positions="encoder.embed_positions.weight",
+        offset=2,
+        norm=layer_norm("encoder.layernorm_embedding", eps=1e-5),
+    ),
+    keys=OF_ENCODER,
+    variants=SCALED,
+)
+
+BART_DECODER = BART_ENCODER.but(
+    tower="decoder",
+    layer="decoder.layers.{i}.",
+    inputs__positions="decoder.embed_positions.weight",
+    inputs__norm=layer_norm("decoder.layernorm_embedding", eps=1e-5),
+    keys=OF_DECODER,
+)
+
+BART_CROSS = BART_DECODER.but(
+    model_types=(*POST_NORM, "blenderbot-small", "marian", "fsmt", "led"),
+    tower="cross",
+    query="encoder_attn.q_proj",
+    key="encoder_attn.k_proj",
+    value="encoder_attn.v_proj",
+    output="encoder_attn.out_proj",
+    memory=Memory(),
+)
+
+BLENDERBOT_SMALL = tuple(
+    row.but(name="blenderbot-small", model_types=("blenderbot-small",), inputs__offset=0)
+    for row in (BART_DECODER, BART_ENCODER)
+)
+WITHOUT_ROWS = {"inputs__positions": "", "inputs__norm": None, "inputs__more": BY_FORMULA}
+MARIAN = tuple(row.but(name="marian", model_types=("marian",), **WITHOUT_ROWS) for row in (BART_DECODER, BART_ENCODER))
+FSMT = tuple(
+    row.but(name="fsmt", model_types=("fsmt",), **WITHOUT_ROWS, inputs__tokens=f"{row.tower}.embed_tokens.weight")
+    for row in (BART_DECODER, BART_ENCODER)
+)
+LED_DECODER = BART_DECODER.but(name="led", model_types=("led",))
+TROCR = BART_DECODER.but(
+    name="trocr",
+    model_types=("trocr",),
+    prefixes=("model.", "", "decoder.model."),
+    inputs__tokens="decoder.embed_tokens.weight",
+)
+TROCR_CROSS = BART_CROSS.but(
+    name="trocr", model_types=("trocr",), prefixes=TROCR.prefixes, inputs__tokens="decoder.embed_tokens.weight"
+)
+
+PRE_NORM = layer_norm("self_attn_layer_norm", eps=1e-5)
+CROSS_NORM = layer_norm("encoder_attn_layer_norm", eps=1e-5)
+MBART_DECODER, MBART_ENCODER = (
+    row.but(name="mbart", model_types=("mbart",), norm=PRE_NORM, closing=None) for row in (BART_DECODER, BART_ENCODER)
+)
+MBART_CROSS = BART_CROSS.but(
+    name="mbart",
+    model_types=("mbart", "pegasus", "blenderbot", "m2m_100", "nllb-moe", "pegasus_x"),
+    norm=CROSS_NORM,
+    closing=None,
+)
+BLENDERBOT = tuple(
+    row.but(name="blenderbot", model_types=("blenderbot",), inputs__offset=0, inputs__norm=None)
+    for row in (MBART_DECODER, MBART_ENCODER)
+)
+SINUSOIDAL = tuple(
+    row.but(name="pegasus", model_types=("pegasus", "m2m_100", "nllb-moe"), **WITHOUT_ROWS)
+    for row in (MBART_DECODER, MBART_ENCODER)
+)
+PEGASUS_X_DECODER = MBART_DECODER.but(name="pegasus_x", model_types=("pegasus_x",), **WITHOUT_ROWS)
+
+HEARS = Inputs(more="sound")
+WHISPER_ENCODER = MBART_ENCODER.but(
+    name="whisper",
+    model_types=("whisper", "qwen2_audio_encoder", "voxtral_encoder", "audioflamingo3_encoder"),
+    prefixes=("model.", "", "model.encoder."),
+    biases=Biases(True, False, True, True),
+    inputs=HEARS,
+    variants=(),
+)
+WHISPER_DECODER = MBART_DECODER.but(
+    name="whisper",
+    model_types=("whisper",),
+    biases=WHISPER_ENCODER.biases,
+    inputs=Inputs(tokens="decoder.embed_tokens.weight", positions="decoder.embed_positions.weight"),
+)
+WHISPER_CROSS = MBART_CROSS.but(
+    name="whisper", model_types=("whisper",), biases=WHISPER_ENCODER.biases, inputs=WHISPER_DECODER.inputs
+)
+WHISPER_LIKE = WHISPER_ENCODER.but(
+    model_types=("qwen2_audio_encoder", "voxtral_encoder", "audioflamingo3_encoder"),
+    tower="audio",
+    prefixes=("",),
+    layer="layers.{i}.",
+    defaults={"encoder_layers": 32, "encoder_attention_heads": 20, "d_model": 1280},
+)
+
+SPEECH_TO_TEXT = (
+    MBART_DECODER.but(
+        name="speech_to_text", model_types=("speech_to_text",), **WITHOUT_ROWS,
+        inputs__tokens="decoder.embed_tokens.weight",
+    ),
+    MBART_ENCODER.but(name="speech_to_text", model_types=("speech_to_text",), inputs=HEARS, variants=()),
+    MBART_CROSS.but(
+        name="speech_to_text", model_types=("speech_to_text",), inputs__tokens="decoder.embed_tokens.weight"
+    ),
+)  # fmt: skip
+
+MUSICGEN = MBART_DECODER.but(
+    name="musicgen",
+    model_types=("musicgen_decoder", "musicgen_melody_decoder"),
+    prefixes=("decoder.model.", "model.", ""),
+    biases=biases(False, False),
+    inputs=Inputs(more="the tokens of several codebooks"),
+    keys={"n_layers": ("num_hidden_layers",), "n_heads": ("num_attention_heads",)},
+    variants=(),
+)
+MUSICGEN_CROSS = MUSICGEN.but(
+    model_types=("musicgen_decoder",),
+    tower="cross",
+    query="encoder_attn.q_proj",
+    key="encoder_attn.k_proj",
+    value="encoder_attn.v_proj",
+    output="encoder_attn.out_proj",
+    norm=CROSS_NORM,
+    memory=Memory(),
+)
+
+BART_LINE = (
+    BART_DECODER, BART_ENCODER, BART_CROSS, *BLENDERBOT_SMALL, *MARIAN, *FSMT, LED_DECODER, TROCR, TROCR_CROSS,
+    MBART_DECODER, MBART_ENCODER, MBART_CROSS, *BLENDERBOT, *SINUSOIDAL, PEGASUS_X_DECODER,
+    WHISPER_DECODER, WHISPER_ENCODER.but(model_types=("whisper",)), WHISPER_CROSS, WHISPER_LIKE, *SPEECH_TO_TEXT,
+    MUSICGEN, MUSICGEN_CROSS,
+)  # fmt: skip
