@@ -3,6 +3,8 @@
 from weightscope.families.cells import Biases, Inputs, Memory, biases, layer_norm
 from weightscope.families.family import Family, When
 from weightscope.families.layouts import separate
+from weightscope.families.rope import Rope
+from weightscope.families.rows.llama import LLAMA
 
 BY_FORMULA = "positions by a formula"
 OF_ENCODER = {"n_layers": ("encoder_layers",), "n_heads": ("encoder_attention_heads",)}
@@ -81,7 +83,7 @@ MBART_DECODER, MBART_ENCODER = (
 )
 MBART_CROSS = BART_CROSS.but(
     name="mbart",
-    model_types=("mbart", "pegasus", "blenderbot", "m2m_100", "nllb-moe", "pegasus_x"),
+    model_types=("mbart", "pegasus", "blenderbot", "m2m_100"),
     norm=CROSS_NORM,
     closing=None,
 )
@@ -93,13 +95,29 @@ SINUSOIDAL = tuple(
     row.but(name="pegasus", model_types=("pegasus", "m2m_100", "nllb-moe"), **WITHOUT_ROWS)
     for row in (MBART_DECODER, MBART_ENCODER)
 )
-PEGASUS_X_DECODER = MBART_DECODER.but(name="pegasus_x", model_types=("pegasus_x",), **WITHOUT_ROWS)
+NLLB_MOE_CROSS = MBART_CROSS.but(
+    name="pegasus",
+    model_types=("nllb-moe",),
+    query="cross_attention.q_proj",
+    key="cross_attention.k_proj",
+    value="cross_attention.v_proj",
+    output="cross_attention.out_proj",
+    norm=layer_norm("cross_attention_layer_norm", eps=1e-5),
+)
+PEGASUS_X = tuple(
+    row.but(name="pegasus_x", model_types=("pegasus_x",), biases=biases(False, False), **WITHOUT_ROWS)
+    for row in (MBART_DECODER, MBART_CROSS)
+)
+BIGBIRD_PEGASUS = tuple(
+    row.but(name="bigbird_pegasus", model_types=("bigbird_pegasus",), biases=biases("use_bias", "use_bias"))
+    .but(inputs__offset=0, inputs__norm=None, defaults={"use_bias": False})
+    for row in (MBART_DECODER, MBART_CROSS)
+)  # fmt: skip
 
 HEARS = Inputs(more="sound")
 WHISPER_ENCODER = MBART_ENCODER.but(
     name="whisper",
-    model_types=("whisper", "qwen2_audio_encoder", "voxtral_encoder", "audioflamingo3_encoder"),
-    prefixes=("model.", "", "model.encoder."),
+    model_types=("whisper",),
     biases=Biases(True, False, True, True),
     inputs=HEARS,
     variants=(),
@@ -118,7 +136,10 @@ WHISPER_LIKE = WHISPER_ENCODER.but(
     tower="audio",
     prefixes=("",),
     layer="layers.{i}.",
-    defaults={"encoder_layers": 32, "encoder_attention_heads": 20, "d_model": 1280},
+    keys={
+        "n_layers": ("encoder_layers", "num_hidden_layers"),
+        "n_heads": ("encoder_attention_heads", "num_attention_heads"),
+    },
 )
 
 SPEECH_TO_TEXT = (
@@ -152,9 +173,43 @@ MUSICGEN_CROSS = MUSICGEN.but(
     memory=Memory(),
 )
 
+MOONSHINE_ENCODER = LLAMA.but(
+    name="moonshine",
+    model_types=("moonshine",),
+    gguf=None,
+    tower="encoder",
+    prefixes=("model.", ""),
+    layer="encoder.layers.{i}.",
+    biases=biases("attention_bias", False),
+    norm=layer_norm("input_layernorm", bias=False, eps=1e-5),
+    inputs=HEARS,
+    outputs=None,
+    rope=Rope(interleaved=True, fraction=0.9),
+    kv_heads=("encoder_num_key_value_heads",),
+    keys={"n_layers": ("encoder_num_hidden_layers",), "n_heads": ("encoder_num_attention_heads",)},
+)
+MOONSHINE_DECODER = MOONSHINE_ENCODER.but(
+    tower="decoder",
+    layer="decoder.layers.{i}.",
+    inputs=Inputs(tokens="decoder.embed_tokens.weight"),
+    kv_heads=("decoder_num_key_value_heads",),
+    keys={"n_layers": ("decoder_num_hidden_layers",), "n_heads": ("decoder_num_attention_heads",)},
+)
+MOONSHINE_CROSS = MOONSHINE_DECODER.but(
+    tower="cross",
+    query="encoder_attn.q_proj",
+    key="encoder_attn.k_proj",
+    value="encoder_attn.v_proj",
+    output="encoder_attn.o_proj",
+    norm=layer_norm("post_attention_layernorm", bias=False, eps=1e-5),
+    memory=Memory(),
+    rope=None,
+)
+
 BART_LINE = (
     BART_DECODER, BART_ENCODER, BART_CROSS, *BLENDERBOT_SMALL, *MARIAN, *FSMT, LED_DECODER, TROCR, TROCR_CROSS,
-    MBART_DECODER, MBART_ENCODER, MBART_CROSS, *BLENDERBOT, *SINUSOIDAL, PEGASUS_X_DECODER,
-    WHISPER_DECODER, WHISPER_ENCODER.but(model_types=("whisper",)), WHISPER_CROSS, WHISPER_LIKE, *SPEECH_TO_TEXT,
-    MUSICGEN, MUSICGEN_CROSS,
+    MBART_DECODER, MBART_ENCODER, MBART_CROSS, *BLENDERBOT, *SINUSOIDAL, NLLB_MOE_CROSS, *PEGASUS_X, *BIGBIRD_PEGASUS,
+
+    WHISPER_DECODER, WHISPER_ENCODER, WHISPER_CROSS, WHISPER_LIKE, *SPEECH_TO_TEXT,
+    MUSICGEN, MUSICGEN_CROSS, MOONSHINE_DECODER, MOONSHINE_ENCODER, MOONSHINE_CROSS,
 )  # fmt: skip

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from weightscope.attention.position_bias import Buckets
 from weightscope.families.cells import Inputs, Memory, rms_norm
 from weightscope.families.config import ModelConfig
-from weightscope.families.family import Family, When
+from weightscope.families.family import Family
 from weightscope.families.layouts import separate
 from weightscope.families.rows.gpt import unscaled
+from weightscope.families.rows.llama import GEMMA2
 from weightscope.families.tensors import LayerTensors
 
 TABLE = "SelfAttention.relative_attention_bias"
@@ -23,14 +24,11 @@ class Distances:
         A layer's name.
     causal : bool
     own : bool
-    table : str
-        Its module in a layer.
     """
 
     layer: str
     causal: bool = False
     own: bool = False
-    table: str = TABLE
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> Buckets:
         """The term of one layer."""
@@ -38,7 +36,7 @@ class Distances:
         if n_buckets < 4 or furthest <= n_buckets:
             raise config.error("relative_attention_num_buckets", "4 or more, and less than the largest distance")
         stem = self.layer.format(i=layer if self.own else 0)
-        table = tensors.read(f"{stem}{self.table}.weight", (n_buckets, config.n_heads))
+        table = tensors.read(f"{stem}{TABLE}.weight", (n_buckets, config.n_heads))
         return Buckets(table, furthest, causal=self.causal)
 
 
@@ -97,25 +95,35 @@ UMT5_DECODER = T5_DECODER.but(
     name="umt5", model_types=("umt5",), additive=Distances(DECODER, causal=True, own=True), others=(TABLE,), shared=()
 )
 
-LOCAL = "LocalSelfAttention"
-LONGT5_ENCODER = T5_ENCODER.but(
-    name="longt5",
-    model_types=("longt5",),
-    query=f"{LOCAL}.q",
-    key=f"{LOCAL}.k",
-    value=f"{LOCAL}.v",
-    output=f"{LOCAL}.o",
-    additive=Distances(ENCODER, table=f"{LOCAL}.relative_attention_bias"),
-    shared=(f"{ENCODER.format(i=0)}{LOCAL}.relative_attention_bias.weight",),
-    variants=(
-        When(
-            "encoder_attention_type", "transient-global", refused="keys that sum up blocks of tokens (transient-global)"
-        ),
-    ),
-    defaults={"encoder_attention_type": "local"},
-)
 LONGT5_DECODER = T5_DECODER.but(name="longt5", model_types=("longt5",))
 
+T5GEMMA_DECODER, T5GEMMA_ENCODER = (
+    GEMMA2.but(
+        name="t5gemma",
+        model_types=("t5gemma",),
+        gguf=None,
+        tower=tower,
+        nested=tower,
+        prefixes=("model.", ""),
+        layer=f"{tower}.layers.{{i}}.",
+        norm=rms_norm("pre_self_attn_layernorm", offset=1),
+        outputs=None,
+        inputs__tokens=f"{tower}.embed_tokens.weight",
+    )
+    for tower in ("decoder", "encoder")
+)
+T5GEMMA_CROSS = T5GEMMA_DECODER.but(
+    tower="cross",
+    query="cross_attn.q_proj",
+    key="cross_attn.k_proj",
+    value="cross_attn.v_proj",
+    output="cross_attn.o_proj",
+    norm=rms_norm("pre_cross_attn_layernorm", offset=1),
+    memory=Memory(),
+    rope=None,
+)
+
 T5_LINE = (
-    T5_DECODER, T5_ENCODER, T5_CROSS, UMT5_DECODER, UMT5_ENCODER, LONGT5_DECODER, LONGT5_ENCODER,
+    T5_DECODER, T5_ENCODER, T5_CROSS, UMT5_DECODER, UMT5_ENCODER, LONGT5_DECODER, T5GEMMA_DECODER, T5GEMMA_ENCODER,
+    T5GEMMA_CROSS,
 )  # fmt: skip
