@@ -64,8 +64,8 @@ def expected(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
             )
     inputs = inputs_of(case)
     if case.tower:
-        part = getattr(model, f"{case.tower}_model")
-        inputs = {k: v for k, v in inputs.items() if (k == "input_ids") == (case.tower == "text")}
+        part = getattr(model, f"{case.tower}_model", None) or getattr(model, case.tower)
+        inputs = {k: v for k, v in inputs.items() if (k == "input_ids") == (case.tower != "vision")}
     else:
         part = model
     with torch.no_grad(), recorded_softmax(calls):

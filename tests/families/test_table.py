@@ -1,5 +1,7 @@
 """The README's table has a line for every row that has tiny models here, and says what the fixtures say."""
 
+from inspect import isfunction
+
 import pytest
 
 from tests.families.table import HEADER, MARKED, README, fixtures_of, table
@@ -30,7 +32,8 @@ def made() -> dict[str, list[str]]:
 def mechanisms(row: Family) -> set[tuple[str, object]]:
     """What of a row is code of its own, not data."""
     scope = row.qk_norm.scope if row.qk_norm else ""
-    return {("layout", row.layout), ("additive", row.additive), ("q/k-norm", scope)}
+    additive = row.additive if isfunction(row.additive) else type(row.additive)
+    return {("layout", row.layout), ("additive", additive), ("q/k-norm", scope)}
 
 
 def test_every_mechanism_has_a_tiny_model() -> None:

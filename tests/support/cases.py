@@ -29,6 +29,10 @@ TEXT = {
     "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 24,
     "max_position_embeddings": 16, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
 }  # fmt: skip
+T5 = {
+    "d_model": 16, "d_kv": 6, "d_ff": 8, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 24,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
+}  # fmt: skip
 TOWERS = {"text_config": TEXT, "vision_config": VIT, "projection_dim": 8}
 
 
@@ -323,6 +327,8 @@ CASES = (
     Case("step3p5_vision", "step3p5_vision", VIT, r"self_attn\.out_proj$", head="Step3p7VisionModel",
          stream=r"layers\.\d+$"),
     Case("pixtral", "pixtral", VIT, r"attention\.o_proj$", head="", stream=r"layers\.\d+$"),
+    Case("t5_encoder", "t5", T5, r"encoder.*SelfAttention\.o$", length=13, head="", tower="encoder"),
+    Case("t5_decoder", "t5", T5, r"decoder.*SelfAttention\.o$", length=13, head="", tower="decoder"),
     Case("clip_text", "clip", TOWERS, r"text_model.*out_proj$", head="", tower="text"),
     Case("clip_vision", "clip", TOWERS, r"vision_model.*self_attn\.out_proj$", head="", tower="vision"),
     Case("siglip_text", "siglip", TOWERS, r"text_model.*self_attn\.out_proj$", head="", tower="text"),
