@@ -1,6 +1,7 @@
 """Encoders within models of language that hear, and what stands between them and the language: Q-Formers."""
 
-from weightscope.families.cells import Biases, Inputs, layer_norm
+from weightscope.families.cells import Biases, Inputs, Memory, layer_norm
+from weightscope.families.config import Every
 from weightscope.families.rope import Rope
 from weightscope.families.rows.audio import WAV2VEC2
 from weightscope.families.rows.encoders import BERT
@@ -46,6 +47,7 @@ GLM_ASR = LLAMA.but(
 
 QFORMER = BERT.but(
     name="qformer",
+    tower="decoder",
     model_types=("blip_2_qformer", "instructblip_qformer", "instructblipvideo_qformer"),
     prefixes=("qformer.", ""),
     query="attention.attention.query",
@@ -55,4 +57,18 @@ QFORMER = BERT.but(
     inputs=Inputs(),
 )
 
-LISTENING = (WHISPER_LIKE, WHISPER_LIKE_BIASED, GLM_ASR, QFORMER)
+# Every so many layers, from what an image's or a sound's encoder gives.
+QFORMER_CROSS = QFORMER.but(
+    tower="cross",
+    query="crossattention.attention.query",
+    key="crossattention.attention.key",
+    value="crossattention.attention.value",
+    output="crossattention.output.dense",
+    memory=Memory(),
+    layer_types=Every("cross_attention_frequency", 0, "cross_attention", "none"),
+    attention_types=("cross_attention",),
+    closing=None,
+    defaults={"cross_attention_frequency": 2},
+)
+
+LISTENING = (WHISPER_LIKE, WHISPER_LIKE_BIASED, GLM_ASR, QFORMER, QFORMER_CROSS)

@@ -22,6 +22,8 @@ UNREAD = {
     "bros": "adds terms of a query and where the key stands on the page",
     "vits": "adds values of distances to what a head gathers",
     "neomme": "mixes the first layer's input and values of the vocabulary into every layer",
+    "wavlm": "gates its relative-position biases by the query",
+    "speecht5": "adds keys of distances that all layers share, to what a query meets",
     "cpmant": "adds a bias that depends on which segments two tokens are in",
     "granite_speech_encoder": "attends within blocks, with keys of distances in each",
     "gemma3n_audio": "attends within chunks, with keys of distances in each",
