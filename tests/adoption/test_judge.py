@@ -20,6 +20,7 @@ transformers = pytest.importorskip("transformers", reason="tiny models are made 
 from weightscope.adoption.census import at_work, census  # noqa: E402
 from weightscope.adoption.judge import Stored, Verdict, judge, readings  # noqa: E402
 from weightscope.adoption.observed import Observed  # noqa: E402
+from weightscope.adoption.record import Row, changes, page, read, tally, write  # noqa: E402
 from weightscope.adoption.shrinking import tiny_config  # noqa: E402
 from weightscope.adoption.sizes import SIZES  # noqa: E402
 
@@ -32,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[O
 
     @cache
     def make(kind: str) -> tuple[list[Observed], Stored, Path]:
-        model, observed = at_work(transformers.AutoConfig.for_model(kind), SIZES[0], seed=1, start=37)
+        model, observed = at_work(transformers.AutoConfig.for_model(kind), SIZES[:1], seed=1, start=37)
         folder = tmp_path_factory.mktemp(kind)
         model.save_pretrained(folder)
         return observed, Stored(model, folder), folder
@@ -82,11 +83,14 @@ ATTACKS: dict[str, tuple[str, Callable[[Family], Family]]] = {
 }  # fmt: skip
 
 
+LEFT_UNREAD = {"no q/k-norm", "q/k-norm the wrong way round"}  # a tensor of attention that no cell reads is refused
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_row_that_is_wrong_in_one_cell_is_not_exact(made: Any, attack: str, tmp_path: Path) -> None:
     kind, change = ATTACKS[attack]
     verdict = judged(made, kind, change(row_of(kind)), tmp_path)
-    assert verdict.verdict == "WRONG" and verdict.reason, verdict
+    assert verdict.verdict == ("refused" if attack in LEFT_UNREAD else "WRONG") and verdict.reason, verdict
 
 
 def test_a_rotation_of_another_base_is_called_wrong_where_it_matters(made: Any, tmp_path: Path) -> None:
@@ -100,7 +104,7 @@ def test_what_is_nearly_a_llama_is_none(made: Any, kind: str, tmp_path: Path) ->
     assert judged(made, kind, row_of("llama"), tmp_path).verdict != "exact"
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size.heads} heads")
 def test_no_two_sizes_of_a_model_are_equal(size: Any) -> None:
     config = tiny_config(transformers.AutoConfig.for_model("qwen3"), size)
     heads, groups, r, d = (
@@ -147,3 +151,40 @@ def test_what_weightscope_refuses_is_refused_in_its_words(made: Any, tmp_path: P
 def test_far_positions_are_those_that_the_model_was_given(made: Any) -> None:
     observed, _, _ = made("llama")
     np.testing.assert_array_equal(observed[0].positions, 37 + np.arange(SIZES[0].length))
+
+
+def test_what_a_newer_transformers_adds_is_told() -> None:
+    before = [Row("bert", "a", "self", 2, "exact", ""), Row("gpt2", "h", "causal", 2, "exact", "")]
+    after = [Row("bert", "a", "self", 2, "refused", "why"), Row("gpt9", "h", "causal", 2, "exact", "")]
+    assert changes(before, after) == ["bert a: exact -> refused why", "new type: gpt9 h: exact"]
+
+
+def test_a_census_is_read_as_it_was_written(tmp_path: Path) -> None:
+    rows = [
+        Row("bert", "a.{}", "self", 2, "exact", ""),
+        Row("x", "", "", 0, "not built", "needs 'timm', not here"),
+    ]
+    write(tmp_path / "census.csv", rows)
+    assert read(tmp_path / "census.csv") == rows and tally(rows) == {"exact": 1}
+    assert "**1 of 1 stacks in 1 types are exact**" in page(rows, "5.23.0")
+
+
+def test_the_census_that_is_committed_has_nothing_wrong() -> None:
+    assert tally(read())["WRONG"] == 0 and tally(read())["exact"] > 200
+
+
+EXACT = sorted({row.type for row in read() if row.verdict == "exact"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EXACT)
+def test_what_is_exact_is_so_again(kind: str) -> None:
+    before = [row for row in read() if row.type == kind]
+    assert not [line for line in changes(before, census(kind)) if ": exact -> " in line]
+
+
+def test_windows_of_an_image_are_one_sequence_in_pieces(made: Any) -> None:
+    observed, _, _ = made("qwen2_5_vl_vision")
+    first = observed[0].attention
+    np.testing.assert_allclose(first.sum(axis=-1), 1, atol=1e-5)
+    assert first.shape[1:] == (64, 64) and np.count_nonzero(first[0, 0]) == 16

@@ -1,14 +1,14 @@
 """Every attention stack of every architecture that transformers has, and whether weightscope reads it.
 
-    python -m weightscope.adoption.census [TYPE ...] [--out FILE.csv] [--traceback]
+    python -m weightscope.adoption.census [TYPE ...] [--out FILE.csv] [--page FILE.md] [--against [FILE.csv]]
+
+`--against` tells what a newer transformers adds, and what is read otherwise than it was.
 
 Of each type two tiny random models are built and watched at work (`tiny`, `observed`), saved, opened by weightscope and
 compared (`judge`). A stack is exact where both models' are, at both sizes, near and far.
 """
 
 import argparse
-import csv
-import io
 import resource
 import signal
 import sys
@@ -16,7 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from weightscope.adoption.judge import Stored, Verdict, judge, readings, stacks
 from weightscope.adoption.observed import Observed, observe
+from weightscope.adoption.record import RECORD, Row, changes, page, read, write
 from weightscope.adoption.shrinking import tiny_config
 from weightscope.adoption.sizes import PLANS, SIZES, Size
 from weightscope.adoption.tiny import HEADS, build, first_line
@@ -35,19 +36,6 @@ SECONDS = 60  # of a type
 MOST_MEMORY = 12 << 30
 MOST_PLANS = 3  # tried for the sake of parts that do not run, where others do
 FAR = 37  # where the second text begins
-COLUMNS = ("type", "stack", "kind", "layers", "verdict", "reason")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the census: a stack of a type, or a type that was not seen to have any."""
-
-    type: str
-    stack: str
-    kind: str
-    layers: int
-    verdict: str
-    reason: str
 
 
 class OutOfTime(BaseException):
@@ -68,8 +56,8 @@ def model_types() -> list[str]:
     return sorted(kinds)
 
 
-def at_work(config: Any, size: Size, seed: int, start: int) -> tuple[Any, list[Observed]]:
-    """A tiny model of a config and its attention layers at work: with the boldest sizes that it runs with.
+def at_work(config: Any, sizes: Sequence[Size], seed: int, start: int) -> tuple[Any, list[Observed]]:
+    """A tiny model of a config and its attention layers at work: with the first and boldest sizes that it runs with.
 
     Raises
     ------
@@ -78,7 +66,7 @@ def at_work(config: Any, size: Size, seed: int, start: int) -> tuple[Any, list[O
     """
     problems: list[str] = []
     best: tuple[Any, list[Observed]] | None = None
-    for tried, plan in enumerate(PLANS):
+    for tried, (size, plan) in enumerate(product(sizes, PLANS)):
         if best and tried >= MOST_PLANS:
             break
         try:
@@ -97,9 +85,9 @@ def at_work(config: Any, size: Size, seed: int, start: int) -> tuple[Any, list[O
     return best
 
 
-def verdicts(config: Any, size: Size, seed: int, start: int) -> list[Verdict]:
+def verdicts(config: Any, sizes: Sequence[Size], seed: int, start: int) -> list[Verdict]:
     """What one tiny model of a config shows; errors as of `at_work`."""
-    model, observed = at_work(config, size, seed, start)
+    model, observed = at_work(config, sizes, seed, start)
     with scratch_folder() as folder:
         model.save_pretrained(folder)
         return judge(observed, Stored(model, folder), *readings(folder))
@@ -110,8 +98,8 @@ def census(kind: str, config: Any = None) -> list[Row]:
     found: dict[str, list[Verdict]] = {}
     try:
         config = CONFIG_MAPPING[kind]() if config is None else config
-        for size, seed, start in zip(SIZES, (1, 2), (0, FAR), strict=True):
-            for verdict in verdicts(config, size, seed, start):
+        for sizes, seed, start in ((SIZES[:1], 1, 0), (SIZES[1:], 2, FAR)):
+            for verdict in verdicts(config, sizes, seed, start):
                 found.setdefault(verdict.stack, []).append(verdict)
     except OutOfTime:
         return [Row(kind, "", "", 0, "not built", f"takes longer than {SECONDS} s")]
@@ -157,6 +145,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("types", nargs="*", metavar="TYPE", help="model_types; all that transformers builds by default")
     parser.add_argument("--out", type=Path, help="a CSV file for the rows")
+    parser.add_argument("--page", type=Path, help="a page of it, docs/architectures.md")
+    parser.add_argument(
+        "--against", nargs="?", type=Path, const=RECORD,
+        help="a census written before, by default the committed one: say what is new, and fail if less is exact",
+    )  # fmt: skip
     options = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))  # what needs more is not tiny
@@ -168,18 +161,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(row)
         print(f"{row.type:28} {row.verdict:9} {row.kind:6} {row.layers} {row.stack}  {row.reason}", flush=True)
     if options.out:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows([getattr(row, column) for column in COLUMNS] for row in rows)
-        with new_file(options.out) as file:
-            file.write(text.getvalue().encode())
+        write(options.out, rows)
+    if options.page:
+        with new_file(options.page) as file:
+            file.write(page(rows, transformers.__version__).encode())
     tally = Counter(row.verdict for row in rows)
     types = len({row.type for row in rows if row.stack})
     print(f"{types} types with {sum(bool(row.stack) for row in rows)} stacks: "
           + ", ".join(f"{count} {verdict}" for verdict, count in tally.most_common())
           + f"; {time.monotonic() - began:.0f} s")  # fmt: skip
-    return 1 if tally["WRONG"] else 0
+    lines = changes(read(options.against), rows) if options.against else []
+    print("\n".join(lines))
+    return 1 if tally["WRONG"] or any(": exact -> " in line for line in lines) else 0
 
 
 if __name__ == "__main__":

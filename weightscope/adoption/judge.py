@@ -14,7 +14,6 @@ from weightscope.adoption.observed import NO_SCORE, Observed
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
-from weightscope.families import stacks_of
 
 TOLERANCE = 1e-4  # of probabilities, and of outputs relative to the largest
 
@@ -62,8 +61,9 @@ def readings(folder: Path, family: str | None = None) -> tuple[list[ws.Model], s
         problem = ""
     except CheckpointError as error:
         first, problem = None, _line(error, folder)
+    names = getattr(first, "stacks", None) or ("text", "vision")
     found = [] if first is None else [first]
-    for name in stacks_of(open_checkpoint(folder)):
+    for name in names:
         try:
             found.append(ws.open_model(folder, family=family, tower=name))
         except CheckpointError as error:
@@ -172,8 +172,12 @@ def _matched(models: Sequence[ws.Model], observed: Sequence[Observed], stored: S
 
 
 def _projections(model: ws.Model, index: int) -> set[str]:
-    """The names of the tensors that make a layer's queries, keys and values, or all that it reads."""
-    return {tensor.name for tensor in model.attention_tensors(index)}
+    """The names of the tensors that make a layer's queries, keys, values and output."""
+    row, stem = model.family, model.prefix + model.family.stored_name(model.config, index)
+    modules = {row.query, row.key, row.value, row.output, *row.others}
+    return {name for module in modules if module for name in model.checkpoint.names_under(f"{stem}{module}.")} | {
+        stem + name for name in row.loose
+    }
 
 
 def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
@@ -248,7 +252,7 @@ def _given(one: Observed) -> Iterator[tuple[np.ndarray, np.ndarray | None, np.nd
 def _compare(
     layer: Layer, one: Observed, x: np.ndarray, memory: np.ndarray | None, positions: np.ndarray | None
 ) -> str:
-    more: dict[str, Any] = {} if memory is None else {"memory": memory}
+    more = {} if memory is None else {"memory": memory}
     if x.shape[-1] != layer.d_model:
         return f"reads a stream of width {layer.d_model}, and {x.shape[-1]} enter"
     scores = layer.scores(x, positions, **more)
@@ -260,14 +264,16 @@ def _compare(
         return f"scores are {scores.shape}, attention {expected.shape}"
     seen = expected > NO_SCORE
     rows = one.scores.max(-1) > -1e4  # a query that sees nothing has no attention that means anything
+    read = rows.all(axis=0)
+    if not read.any():
+        return "refused: no query sees anything, so that nothing is compared"
+    expected = np.nan_to_num(expected)
     masked = scores if one.mask is None else scores + one.mask[:, :keys]
     found = softmax(np.where(seen, masked, -np.inf), layer.sinks)
     error = np.abs(found - expected)[rows].max(initial=0.0)
-    gathered = layer.output(expected, memory) if memory is not None and not _takes_both(layer) else (
-        layer.output(expected, x, **more) if more else layer.output(expected, x)
-    )  # fmt: skip
+    gathered = layer.output(expected, x, **more)
     outputs = [out for out in one.outputs if out.shape == gathered.shape]
-    off = min((float(np.abs(gathered - out).max() / max(1.0, np.abs(out).max())) for out in outputs), default=np.inf)
+    off = min((_off(gathered[read], out[read]) for out in outputs), default=np.inf)
     right = error <= TOLERANCE, off <= TOLERANCE
     if right == (True, True):
         return ""
@@ -277,15 +283,13 @@ def _compare(
     return f"{'values are right' if right[1] else 'the output is wrong too'}; attention is off by {error:.2g}{where}"
 
 
-def _takes_both(layer: Layer) -> bool:
-    """Whether `output` takes what enters on both sides."""
-    import inspect
-
-    return "memory" in inspect.signature(layer.output).parameters
+def _off(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest error, relative to the largest number expected."""
+    return float(np.abs(found - expected).max(initial=0.0) / max(1.0, np.abs(expected).max(initial=0.0)))
 
 
 def _where(found: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> str:
-    """Whether the error grows with distance: then it is the positions that are read wrongly."""
+    """In how many heads the attention is off, where it is not in all."""
     wrong = (np.abs(found - expected) > TOLERANCE) & seen
     heads = wrong.any(axis=(1, 2))
     return "" if heads.all() else f" in {heads.sum()} of {len(heads)} heads"
@@ -298,4 +302,4 @@ def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
         return softmax(np.concatenate((scores, more), axis=-1), None)[..., :-1]
     top = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
-    return np.asarray(weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300))
+    return np.asarray(weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-30))

@@ -254,11 +254,8 @@ def _at_work(log: _Log) -> Iterator[tuple[_Event, _Event, _Softmax]]:
         n = sum(shape[-1] for shape in shapes)
         if len(shapes) > 1 and {shape[0] for shape in shapes} == {1} and _first(attends.inputs, 1, n) is not None:
             scores = _block_diagonal([one.scores for one in softmaxes], -torch.inf)
-            yield (
-                layer,
-                attends,
-                _Softmax(softmaxes[0].at, scores, _block_diagonal([one.attention for one in softmaxes], 0)),
-            )
+            attention = _block_diagonal([one.attention for one in softmaxes], 0.0)
+            yield layer, attends, _Softmax(softmaxes[0].at, scores, attention)
         else:
             for softmax in softmaxes:
                 yield layer, attends, softmax
