@@ -1,7 +1,7 @@
 """Rotation by row and column in vision towers: one formula, spelled by each architecture in its own way."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -129,6 +129,29 @@ class GridRope:
             return 0
         unit = config.size(self.window_unit) if self.window_unit else 1
         return max(config.size(self.window) // merge // unit, 1)
+
+
+@dataclass(frozen=True)
+class WindowRope(GridRope):
+    """Rotation within square windows of an image; in some layers over all of it, no faster than in a window (SAM 3).
+
+    Attributes
+    ----------
+    side, whole : str
+        Config keys of a window's side in patches, and of the layers that see the whole image.
+    """
+
+    side: str = "window_size"
+    whole: str = "global_attn_indexes"
+
+    def rotation(self, config: ModelConfig, layer: int) -> GridRotation:
+        """A layer's rotation; errors as of `GridRope`."""
+        image, side = super().rotation(config, layer), config.size(self.side)
+        if len(set(image.grid)) > 1:
+            raise config.error(self.image, "a square image")
+        if layer in (config.get(self.whole) or ()):
+            return replace(image, frequencies=image.frequencies * side / image.grid[-1])
+        return replace(image, grid=(side, side))
 
 
 def _sides(config: Config, key: str) -> tuple[int, int]:

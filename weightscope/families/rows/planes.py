@@ -1,14 +1,14 @@
-"""Encoders of images whose scores know of rows and columns in other ways than rotation, or are not read for that."""
-
-from dataclasses import replace
+"""Encoders of images in windows, or whose scores may know of rows and columns in other ways than rotation."""
 
 import numpy as np
 
 from weightscope.attention.relative import RelativeKeys
+from weightscope.attention.rotation import COLUMN, ROW
 from weightscope.errors import CheckpointError
 from weightscope.families.cells import Biases, Inputs, biases, layer_norm
 from weightscope.families.config import ModelConfig
 from weightscope.families.family import When
+from weightscope.families.grid_rope import WindowRope, one_after_another
 from weightscope.families.layouts import stacked
 from weightscope.families.rows.towers import LAYER_SCALE, VIDEO_LLAMA_VISION
 from weightscope.families.rows.vit_line import VIT_ALIKE
@@ -71,6 +71,21 @@ UNLIMITED_OCR_SAM = SAM.but(
     norm=layer_norm("norm1"),
 )
 
+SAM3_VIT = VIDEO_LLAMA_VISION.but(
+    name="sam3_vit",
+    model_types=("sam3_vit_model",),
+    prefixes=("", "backbone.", "vision_encoder.backbone.", "detector_model.vision_encoder.backbone."),
+    layer="layers.{i}.",
+    query="attention.q_proj",
+    key="attention.k_proj",
+    value="attention.v_proj",
+    output="attention.o_proj",
+    inputs=Inputs(norm=layer_norm("layer_norm")),
+    rope=WindowRope(one_after_another(COLUMN, ROW), interleaved=True, image="image_size"),
+    caveats=SAM.caveats,
+    defaults={"image_size": 1008, "patch_size": 14, "window_size": 24, "global_attn_indexes": [7, 15, 23, 31]},
+)
+
 VITDET = VIT_ALIKE.but(
     name="vitdet",
     model_types=("vitdet",),
@@ -100,46 +115,4 @@ BEIT = VIT_ALIKE.but(
     defaults={"use_relative_position_bias": False, "use_shared_relative_position_bias": False},
 )
 
-# Not read, and why.
-PLAIN, CLIP_ALIKE = replace(VIT_ALIKE, defaults={}), replace(VIDEO_LLAMA_VISION, defaults={})
-SWIN = PLAIN.but(
-    name="swin",
-    model_types=("swin", "donut-swin", "maskformer-swin"),
-    layer="encoder.layers.{i}.blocks.0.",
-    refused=f"layers of several widths, and {WINDOW_BIAS}",
-)
-
-SWIN2 = SWIN.but(
-    name="swinv2",
-    model_types=("swinv2", "swin2sr"),
-    refused="layers of several widths, cosines for scores, and a bias that a network makes of places in a window",
-)
-
-VJEPA2 = PLAIN.but(
-    name="vjepa2",
-    model_types=("vjepa2",),
-    query="attention.query",
-    key="attention.key",
-    value="attention.value",
-    output="attention.proj",
-    norm=layer_norm("norm1"),
-    refused="a rotation that is none: the two dimensions of a pair turn by different angles",
-)
-
-MLCD = CLIP_ALIKE.but(
-    name="mlcd",
-    model_types=("mlcd_vision_model", "mlcd"),
-    refused="learned angles of its class token's rotation",
-)
-
-DETR = CLIP_ALIKE.but(
-    name="detr",
-    model_types=(
-        "detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr", "rt_detr", "rt_detr_v2",
-        "d_fine", "deimv2", "rf_detr", "lw_detr",
-    ),
-    prefixes=("model.", ""),
-    refused="positions that are added to what queries and keys are made of, and not to values",
-)  # fmt: skip
-
-PLANES = (SAM, UNLIMITED_OCR_SAM, VITDET, BEIT, SWIN, SWIN2, VJEPA2, MLCD, DETR)
+PLANES = (SAM, UNLIMITED_OCR_SAM, SAM3_VIT, VITDET, BEIT)

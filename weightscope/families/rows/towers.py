@@ -113,6 +113,24 @@ KIMI_VISION = QWEN3_VL_VISION.but(
     keys={},
 )
 
+# As it is published, and within its wrapper: Q, K and V in one tensor, neighbours as pairs.
+KIMI_PUBLISHED_VISION = KIMI_VISION.but(
+    prefixes=("vision_tower.encoder.",),
+    layer="blocks.{i}.",
+    layout=stacked,
+    query="wqkv",
+    key="wqkv",
+    value="wqkv",
+    output="wo",
+    norm=layer_norm("norm0", eps=1e-5),
+    rope=GridRope(in_turn(COLUMN, ROW), interleaved=True),
+)
+
+# What transformers writes of the model without its head.
+KIMI_BARE_VISION = KIMI_PUBLISHED_VISION.but(
+    prefixes=("vision_tower.",), output="attn.proj", norm=layer_norm("norm1", eps=1e-5)
+)
+
 MUSE_VISION = KIMI_VISION.but(
     name="muse_vision",
     model_types=("muse_glimmer_vision", "muse_spark_vision"),
@@ -279,7 +297,7 @@ INTERNVL_VISION = VIDEO_LLAMA_VISION.but(
 
 TOWERS = (
     QWEN3_VL_VISION, QWEN2_VL_VISION, QWEN2_5_VL_VISION, QWEN2_5_OMNI_VISION, EXAONE4_5_VISION, ERNIE4_5_VL_VISION,
-    GLM4V_VISION, GLM_OCR_VISION, DOTS_VISION, GLM_IMAGE_VISION, KIMI_VISION, MUSE_VISION, VIDEO_LLAMA_VISION,
-    PADDLEOCR_VISION, COSMOS_VISION, MINIMAX_VISION, HUNYUAN_VISION, LFM3_VISION, INKLING2_VISION, LLAMA4_VISION,
-    MLLAMA_VISION, MLLAMA_GLOBAL, STEP_VISION, PIXTRAL, INTERNVL_VISION,
+    GLM4V_VISION, GLM_OCR_VISION, DOTS_VISION, GLM_IMAGE_VISION, KIMI_VISION, KIMI_PUBLISHED_VISION, KIMI_BARE_VISION,
+    MUSE_VISION, VIDEO_LLAMA_VISION, PADDLEOCR_VISION, COSMOS_VISION, MINIMAX_VISION, HUNYUAN_VISION, LFM3_VISION,
+    INKLING2_VISION, LLAMA4_VISION, MLLAMA_VISION, MLLAMA_GLOBAL, STEP_VISION, PIXTRAL, INTERNVL_VISION,
 )  # fmt: skip

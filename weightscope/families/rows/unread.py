@@ -2,6 +2,11 @@
 
 STATE_SPACES = "has no attention: its layers are state spaces"
 BLOCKS = "attends in pieces that are looked up by hashing or landmarks, so that there is no score of every pair"
+WINDOWS = "has layers of several widths, and a learned bias for every pair of places in a window"
+WINDOWS_2 = "has layers of several widths, cosines for scores, and a bias that a network makes of places in a window"
+REDUCED = "has layers of several widths, and keys and values of an image that a convolution has made smaller"
+ADDED = "adds positions to what queries and keys are made of, and not to values"
+DEFORMABLE = f"{ADDED}; its cross-attention looks at a few places of an image that each query chooses"
 
 UNREAD = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), STATE_SPACES),
@@ -28,4 +33,18 @@ UNREAD = {
     "granite_speech_encoder": "attends within blocks, with keys of distances in each",
     "gemma3n_audio": "attends within chunks, with keys of distances in each",
     "gemma4_audio": "attends within chunks, with keys of distances in each",
+    **dict.fromkeys(("swin", "donut-swin", "maskformer-swin"), WINDOWS),
+    **dict.fromkeys(("swinv2", "swin2sr"), WINDOWS_2),
+    **dict.fromkeys(("segformer", "glpn", "pvt", "pvt_v2"), REDUCED),
+    **dict.fromkeys(("hiera", "sam2_vision_model", "sam2_hiera_det_model"), "pools queries from stage to stage"),
+    **dict.fromkeys(("detr", "table-transformer", "conditional_detr", "dab-detr"), ADDED),
+    **dict.fromkeys(("deformable_detr", "rt_detr", "rt_detr_v2", "d_fine", "deimv2", "rf_detr", "lw_detr"), DEFORMABLE),
+    **dict.fromkeys(("maskformer", "mask2former", "oneformer"), f"{ADDED}; its backbone {WINDOWS}"),
+    **dict.fromkeys(("mlcd_vision_model", "mlcd"), "learns the angles by which its class token turns"),
+    "vjepa2": "turns the two dimensions of a pair by different angles, which is no rotation",
+    "timesformer": "attends over time and over space in turn within a layer",
+    "mobilevit": "attends between the same places of patches, in layers between convolutions",
+    "mobilevitv2": "has one score a token, not one a pair",
+    "levit": "adds a bias by offset in attention whose values are wider than keys, between layers of several widths",
+    "eomt_dinov3": "puts queries before the patches in its later layers, where rotation leaves them out",
 }
