@@ -131,17 +131,6 @@ WHISPER_DECODER = MBART_DECODER.but(
 WHISPER_CROSS = MBART_CROSS.but(
     name="whisper", model_types=("whisper",), biases=WHISPER_ENCODER.biases, inputs=WHISPER_DECODER.inputs
 )
-WHISPER_LIKE = WHISPER_ENCODER.but(
-    model_types=("qwen2_audio_encoder", "voxtral_encoder", "audioflamingo3_encoder"),
-    tower="audio",
-    prefixes=("",),
-    layer="layers.{i}.",
-    keys={
-        "n_layers": ("encoder_layers", "num_hidden_layers"),
-        "n_heads": ("encoder_attention_heads", "num_attention_heads"),
-    },
-)
-
 SPEECH_TO_TEXT = (
     MBART_DECODER.but(
         name="speech_to_text", model_types=("speech_to_text",), **WITHOUT_ROWS,
@@ -210,6 +199,6 @@ BART_LINE = (
     BART_DECODER, BART_ENCODER, BART_CROSS, *BLENDERBOT_SMALL, *MARIAN, *FSMT, LED_DECODER, TROCR, TROCR_CROSS,
     MBART_DECODER, MBART_ENCODER, MBART_CROSS, *BLENDERBOT, *SINUSOIDAL, NLLB_MOE_CROSS, *PEGASUS_X, *BIGBIRD_PEGASUS,
 
-    WHISPER_DECODER, WHISPER_ENCODER, WHISPER_CROSS, WHISPER_LIKE, *SPEECH_TO_TEXT,
+    WHISPER_DECODER, WHISPER_ENCODER, WHISPER_CROSS, *SPEECH_TO_TEXT,
     MUSICGEN, MUSICGEN_CROSS, MOONSHINE_DECODER, MOONSHINE_ENCODER, MOONSHINE_CROSS,
 )  # fmt: skip
