@@ -2,7 +2,7 @@
 
 from weightscope.checkpoint.config import Config
 from weightscope.families.axes import Sections, contiguous, height_and_width_first, interleaved
-from weightscope.families.cells import Biases, Inputs, QkNorm, biases, rms_norm
+from weightscope.families.cells import Biases, Inputs, QkNorm, biases, layer_norm, rms_norm
 from weightscope.families.family import When
 from weightscope.families.layouts import separate, stacked
 from weightscope.families.rope import Rope
@@ -313,6 +313,24 @@ BLT_GLOBAL = BLT.but(
 
 BLT_PATCHER = BLT.but(name="blt_patcher", model_types=("blt_patcher",), defaults={"max_position_embeddings": 8192})
 
+MIMI_ENCODER = LLAMA.but(
+    name="mimi",
+    model_types=("mimi", "mimi_encoder"),
+    tower="encoder",
+    prefixes=("encoder_transformer.",),
+    norm=layer_norm("input_layernorm"),
+    output_scale="self_attn_layer_scale.scale",
+    inputs=Inputs(),
+    outputs=None,
+    defaults={
+        "norm_eps": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 8000, "tie_word_embeddings": None,
+    },
+)  # fmt: skip
+
+MIMI_DECODER = MIMI_ENCODER.but(
+    model_types=("mimi", "mimi_decoder"), tower="decoder", prefixes=("decoder_transformer.",)
+)
+
 MODERNBERT_DECODER = MODERNBERT.but(
     name="modernbert-decoder",
     model_types=("modernbert-decoder",),
@@ -387,6 +405,6 @@ SEEING = (
     QWEN2_VL, QWEN2_5_OMNI, QWEN2_5_OMNI_TALKER, QWEN3_VL, QWEN3_VL_MOE, QWEN3_OMNI_MOE, QWEN3_OMNI_MOE_TALKER,
     QWEN3_OMNI_MOE_CODES, QWEN3_5, QWEN3_5_MOE, EMU3, DEEPSEEK_OCR2, UNLIMITED_OCR, CSM, CSM_DEPTH, VOXTRAL_REALTIME,
     GRANITE_DOCLING, GRANITE4_VISION, COSMOS3_EDGE, GLM4V, GLM_OCR, GLM4V_MOE, GLM_IMAGE, PADDLEOCR_VL, ERNIE4_5_VL,
-    HUNYUAN_VL, CHAMELEON, MOLMO2, BLT, BLT_GLOBAL, BLT_PATCHER, MODERNBERT_DECODER, MLLAMA, KYUTAI, MOSHI, EVOLLA,
-    HIGGS_AUDIO,
+    HUNYUAN_VL, CHAMELEON, MOLMO2, BLT, BLT_GLOBAL, BLT_PATCHER, MIMI_ENCODER, MIMI_DECODER, MODERNBERT_DECODER,
+    MLLAMA, KYUTAI, MOSHI, EVOLLA, HIGGS_AUDIO,
 )  # fmt: skip

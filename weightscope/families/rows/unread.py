@@ -8,7 +8,14 @@ REDUCED = "has layers of several widths, and keys and values of an image that a 
 ADDED = "adds positions to what queries and keys are made of, and not to values"
 DEFORMABLE = f"{ADDED}; its cross-attention looks at a few places of an image that each query chooses"
 
+CONVOLVED = "convolves keys and values over tokens between their projections and attention"
+TWO_STREAMS = "has one block at many places, which reads the residual stream and the embeddings side by side"
+
 UNREAD = {
+    **dict.fromkeys(("zaya", "inkling_text", "inkling2_text"), CONVOLVED),
+    **dict.fromkeys(("zamba", "zamba2"), TWO_STREAMS),
+    "moshi_depth": "has projections of their own for every codebook, that is for every position",
+    "dots3_note_text": "norms the rotary key that all heads share, beside the latent",
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), STATE_SPACES),
     "rwkv": "has no attention: it mixes tokens by recurrence",
     "xlstm": "has no attention: it mixes tokens by recurrence",
