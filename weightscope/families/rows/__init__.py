@@ -19,6 +19,7 @@ from weightscope.families.rows.mistral import MISTRAL_DECODERS
 from weightscope.families.rows.older import OLDER_DECODERS
 from weightscope.families.rows.planes import PLANES
 from weightscope.families.rows.seeing import SEEING
+from weightscope.families.rows.speaking import SPEAKING
 from weightscope.families.rows.t5 import T5_LINE
 from weightscope.families.rows.text_encoders import TEXT_ENCODERS
 from weightscope.families.rows.towers import TOWERS
@@ -33,6 +34,7 @@ FAMILIES: tuple[Family, ...] = (
     *LATENT_DECODERS,
     *ALIKE,
     *SEEING,
+    *SPEAKING,
     *GATED,
     *GEMMAS,
     *HYBRID,
