@@ -6,6 +6,7 @@ import weightscope
 from weightscope.cli.audits import audit_command, compare_command, reference_command
 from weightscope.cli.circuits import circuits_command
 from weightscope.cli.command import Commands
+from weightscope.cli.families import adopt_command, families_command
 from weightscope.cli.first_layer import bigrams, detok, neighbours, positions
 from weightscope.cli.inspection import inspect
 from weightscope.cli.studies import norms, outliers, sinks
@@ -23,6 +24,6 @@ def main() -> None:
 
 for command in (
     inspect, audit_command, compare_command, reference_command, circuits_command, detok, neighbours, positions, bigrams,
-    norms, outliers, sinks,
+    norms, outliers, sinks, families_command, adopt_command,
 ):  # fmt: skip
     main.add_command(command)
