@@ -31,20 +31,13 @@ def adopt_command(named: Any, source: str, save: bool) -> None:
     from weightscope.runner.loading import import_torch
 
     import_torch()
-    import torch
-
     from weightscope.adoption.adopting import PROOF, adopt, as_python
     from weightscope.families.own_rows import own_folder
     from weightscope.families.stored import file_of
     from weightscope.writing import new_file
 
     checkpoint = named(source).checkpoint()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        row = adopt(checkpoint)
-    finally:
-        torch.set_num_threads(threads)
+    row = adopt(checkpoint)
     click.echo(f"{printable(checkpoint.name)} is read by this row, proved against {PROOF}:")
     click.echo(as_python(row))
     if save:
