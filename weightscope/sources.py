@@ -69,6 +69,11 @@ class Source:
         """The model; see `open_model`."""
         return open_model(self.source, self.revision, self.family, self.tower, self.tokenizer, self.base, self.families)
 
+    def of_stacks(self) -> dict[str, "Source"]:
+        """How to open each of its attention models, by name; those that no row reads are not among them."""
+        stacks = replace(self, tower=None).open().stacks
+        return {name: replace(self, tower=name) for name, stack in stacks.items() if not stack.refusal}
+
     def checkpoint(self) -> Checkpoint:
         """The checkpoint as it is stored, whatever its family; see `open_checkpoint`."""
         return open_checkpoint(resolved(self.source), self.revision)

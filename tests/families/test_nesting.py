@@ -12,6 +12,7 @@ import weightscope as ws
 from tests.support.audits import audit_of
 from tests.support.cases import LLAMA, VIT
 from tests.support.tiny_models import FIXTURES, fixture
+from weightscope.families.defaults import inner_types, sizes_of
 
 
 def wrapped(folder: Path, config: dict, prefix: str, name: str = "llama", **more: np.ndarray) -> Path:
@@ -175,3 +176,26 @@ def test_sigma_at_positions_that_are_missing_is_refused(tmp_path: Path) -> None:
     assert np.isfinite(embeddings.sigma(np.arange(3))).all()
     with pytest.raises(ws.CheckpointError, match=r"'transformer\.wpe\.weight' is missing"):
         embeddings.sigma(np.arange(3), np.arange(3))
+
+
+def test_defaults_that_a_wrapper_may_leave_out_are_those_of_transformers() -> None:
+    """Of the oldest wrappers' parts; all of them would take a minute."""
+    pytest.importorskip("transformers")
+    from tests.families.make_defaults import inner, size_keys, sizes
+
+    keys = size_keys()
+    for kind in (
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma3_text",
+        "phi3",
+        "opt",
+        "clip_vision_model",
+        "vit",
+    ):
+        assert sizes_of(kind) == sizes(kind, keys)
+    assert inner_types("llava") == {"vision_config": "clip_vision_model", "text_config": "llama"}
+    assert dict(inner({"a": {"b": {"model_type": "c"}}})) == {"a.b": "c"}

@@ -245,6 +245,10 @@ CASES = (
     Case("laguna", "laguna", LLAMA | EXPERTS | {
         "head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
         "shared_expert_intermediate_size": 8,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+            "full_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+        },
     }),
     Case("granite_swa", "granite_swa", LLAMA | {
         "attention_multiplier": 0.37, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"],
@@ -253,6 +257,7 @@ CASES = (
     Case("beam", "beam", LLAMA | EXPERTS | {
         "head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
     }),
+    Case("diffllama", "diffllama", LLAMA | {"head_dim": 6} | rope("default")),
     encoder("bert", "bert"),
     encoder("roberta", "roberta", pad_token_id=1),
     encoder("electra", "electra", embedding_size=8),

@@ -241,8 +241,11 @@ def audit_list(
     engine: Engine,
     resume: bool = False,
     say: Callable[[str], None] = lambda line: None,
+    names: Sequence[str] | None = None,
 ) -> Iterator[Outcome]:
     """Audit every source into OUT/NAME, and say of each how it went as soon as it has ended.
+
+    `names` are those that `folder_names` gives unless others are wanted.
 
     summary.csv has a row for each that has ended, the gravest first; summary.html is written at the end.
 
@@ -254,8 +257,8 @@ def audit_list(
     """
     from weightscope.audits.page import write_summary_page
 
-    names = folder_names([source.source for source in sources])
-    jobs = [Job(source, out / name) for source, name in zip(sources, names, strict=True)]
+    own = names or folder_names([source.source for source in sources])
+    jobs = [Job(source, out / name) for source, name in zip(sources, own, strict=True)]
     ended: dict[Job, Outcome] = {}
     with OutputFolder(out, names=("summary.csv", "summary.html")) as folder:
         for outcome in audit_all(jobs, options, engine, resume, lambda job, line: say(f"{job.out.name}: {line}")):

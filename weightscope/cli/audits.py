@@ -35,6 +35,7 @@ fail_on_option = click.option(
     "--fail-on", multiple=True, callback=_checked, metavar="error|warning|note|KIND",
     help="End with status 3 where a finding is as grave as this, or of this kind; may be repeated.",
 )  # fmt: skip
+ALL = "all"  # as --tower: every stack
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
 
 
@@ -78,7 +79,8 @@ def audit_command(
     """Spectra of every head's W_QK and value-output map, what stands out in them, as tables and a page.
 
     SOURCE may be a text file (.txt) with a source a line: each is audited into a folder of its own within --out, beside
-    a summary of all. One that fails is reported, and the others finish.
+    a summary of all. One that fails is reported, and the others finish. --tower all does the same with every stack of a
+    checkpoint.
 
     With --fail-on the status is 3 where a finding is as grave as that; the results are written all the same.
     """
@@ -89,10 +91,11 @@ def audit_command(
     chosen = None if layers is None else whole_numbers(layers, "--layers")
     compared = None if reference is None else str(reference.absolute())
     options = AuditOptions(chosen, whole_numbers(deltas, "--deltas"), window, directions, device, all_tensors, compared)
-    if is_list(source):
-        _audit_list([named(line) for line in read_list(Path(source))], out, options, engine, resume, fail_on, as_json)
+    named_sources = [named(line) for line in read_list(Path(source))] if is_list(source) else [named(source)]
+    if is_list(source) or named_sources[0].tower == ALL:
+        _audit_list(*_by_stack(named_sources), out, options, engine, resume, fail_on, as_json)
         return
-    (outcome,) = audit_all([Job(named(source), out)], options, engine, resume, lambda job, line: _say(line))
+    (outcome,) = audit_all([Job(named_sources[0], out)], options, engine, resume, lambda job, line: _say(line))
     if outcome.error is not None:
         raise outcome.error
     if as_json:
@@ -137,8 +140,25 @@ def _say(line: str) -> None:
         click.echo(f"weightscope: {in_options(line)}", err=True)
 
 
+def _by_stack(sources: Sequence[Any]) -> tuple[list[Any], list[str]]:
+    """The sources and their folders' names; with --tower all each of a source's stacks for it."""
+    from weightscope.errors import CheckpointError
+    from weightscope.sources import folder_names
+
+    found: list[tuple[Any, str]] = []
+    for source, name in zip(sources, folder_names([source.source for source in sources]), strict=True):
+        try:
+            stacks = source.of_stacks() if source.tower == ALL else {"": source}
+        except CheckpointError:  # opening it again says so in the summary
+            stacks = {"": source}
+        before = name if len(sources) > 1 else ""
+        found += [(one, "-".join(filter(None, (before, stack))) or name) for stack, one in stacks.items()]
+    return [one for one, _ in found], [name for _, name in found]
+
+
 def _audit_list(
     sources: Sequence[Any],
+    names: Sequence[str],
     out: Path,
     options: Any,
     engine: Any,
@@ -155,13 +175,14 @@ def _audit_list(
     failed = 0
     stopped: list[str] = []
     results: list[dict[str, Any]] = []
-    for outcome in audit_list(sources, out, options, engine, resume, say=_say):
+    for outcome in audit_list(sources, out, options, engine, resume, _say, names):
         name, row = outcome.job.out.name, outcome.summary
         if told := _told(outcome.findings_that_fail(fail_on), fail_on):
             stopped.append(f"{name}: {told}")
         if as_json:
             own = {key: value for key, value in (outcome.result or {}).items() if key != "heads"}  # in its own folder
-            results.append({"name": name, "source": outcome.job.source.source, "error": outcome.problem or None} | own)
+            about = {"name": name, "source": outcome.job.source.source, "error": outcome.problem or None}
+            results.append({**about, **own, "folder": name})
         if row is None:
             failed += 1
             _say(outcome.problem if outcome.problem.startswith(f"{name}: ") else f"{name}: {outcome.problem}")
@@ -170,8 +191,7 @@ def _audit_list(
             with tqdm.external_write_mode():
                 click.echo(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
     if as_json:
-        order = [source.source for source in sources]
-        _print_json(sorted(results, key=lambda result: order.index(result["source"])))
+        _print_json(sorted(results, key=lambda result: names.index(result["folder"])))
     else:
         click.echo(out / "summary.html")
     if failed:

@@ -135,6 +135,8 @@ class Family:
         Config keys that add up to the width of a head's values; none where it is that of queries and keys.
     latent_eps : float or None
         Of the norms of latents; None where it is the config's.
+    differences : str
+        The attention module, where its maps are subtracted from one another; empty where they are not.
     latents_scaled : bool
         What comes out of a latent of rank m is multiplied by sqrt(d / m).
     values_normed : bool
@@ -224,6 +226,7 @@ class Family:
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     value_dim: tuple[str, ...] = ()
     latent_eps: float | None = 1e-6
+    differences: str = ""
     latents_scaled: bool = False
     values_normed: bool = False
     multipliers: Mapping[str, str] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
 from weightscope.families.cells import Gate, QkNorm, StoredNorm
 from weightscope.families.config import ModelConfig
+from weightscope.families.differential import subtracted
 from weightscope.families.family import Family
 from weightscope.families.layouts import by_head, linear
 from weightscope.families.sizes import in_layer
@@ -76,6 +77,8 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         layer = replace(layer, v_norm=InnerNorm(layer.v, config.norm_eps))
     if family.heads_normed:
         layer = replace(layer, gathered_norm=HeadNorm(config.norm_eps))
+    if family.differences:
+        layer = subtracted(layer, family.differences, tensors, config)
     if family.sub_norm is not None:
         layer = _with_sub_norm(layer, family.sub_norm, tensors, config)
     if family.output_scale:

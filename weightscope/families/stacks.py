@@ -97,29 +97,60 @@ def readable(families: Iterable[Family], checkpoint: Checkpoint) -> dict[str, St
             if _claim(other.row, prefix) & _claim(found.row, prefix):
                 other.places.pop(prefix, None)
     placed.sort(key=lambda one: order[id(one[0])])
+    named = [(name, *one) for name, one in zip(_names([found for found, _ in placed]), placed, strict=True)]
+    described = {path for path, part, _ in _described(checkpoint.config) if path and part.has(*KEYS["n_heads"])}
+    if described <= {found.path for found, _ in placed}:
+        taken = set().union(*(_claim(found.row, prefix) for found, prefix in placed))
+        named += [
+            (twin.strip(".").removeprefix("model."), found, twin)
+            for found, own in placed
+            for twin in _twins(checkpoint, found, own)
+            if not _claim(found.row, twin) & taken
+        ]
     return {
         name: Stack(name, found.row.but(nested=found.path, prefixes=(prefix,)), found.model_type, found.path, prefix)
-        for name, (found, prefix) in zip(_names([found for found, _ in placed]), placed, strict=True)
+        for name, found, prefix in named
     }
 
 
+def _twins(checkpoint: Checkpoint, found: _Found, own: str) -> Iterator[str]:
+    """Where else there are the same tensors in as many layers: one part of the config may describe two towers."""
+
+    def shapes(prefix: str) -> dict[str, tuple[int, ...]]:
+        first = prefix + found.row.layer.split("{i}")[0]
+        return {name.removeprefix(first): checkpoint[name].shape for name in checkpoint.names_under(first)}
+
+    for prefix, (whole, near, *_) in found.places.items():
+        if prefix != own and whole and near >= 0 and shapes(prefix) == shapes(own):
+            yield prefix
+
+
 def choose(stacks: Mapping[str, Stack], tower: str | None) -> Stack | None:
-    """The stack of that name or place, or the one that is language; None where that is none or several."""
+    """The stack of that name or place, or the one that is language; None where that is none or several.
+
+    Of several that are text the one is meant that makes logits of tokens, if one alone does.
+    """
     if tower is None:
         stacks = {name: one for name, one in stacks.items() if one.family and not one.family.refused} or stacks
-        for kind in LANGUAGE:
-            if kind in stacks or any(name.endswith(f".{kind}") for name in stacks):
-                return stacks.get(kind)
+        kind = next((kind for kind in LANGUAGE if any(_is(name, kind) for name in stacks)), None)
+        if kind is not None:
+            return choose(stacks, kind)
         return next(iter(stacks.values())) if len(stacks) == 1 else None
     for fits in (
         lambda stack: stack.name == tower,
-        lambda stack: stack.name.endswith(f".{tower}"),
+        lambda stack: _is(stack.name, tower),
+        lambda stack: _is(stack.name, tower) and stack.family is not None and stack.family.outputs is not None,
         lambda stack: tower in (stack.part, stack.part.rpartition(".")[2], stack.prefix.rstrip(".")),
         lambda stack: tower in (_place(stack.part), stack.prefix.split(".")[0]),
     ):
         if len(fitting := [stack for stack in stacks.values() if fits(stack)]) == 1:
             return fitting[0]
     return None
+
+
+def _is(name: str, kind: str) -> bool:
+    """Whether a stack of this name is one of that kind, wherever it stands."""
+    return name.rpartition(".")[2] == kind
 
 
 def unread(stacks: Mapping[str, Stack], checkpoint: Checkpoint) -> dict[str, Stack]:
@@ -170,10 +201,24 @@ def _candidates(families: Iterable[Family], checkpoint: Checkpoint) -> Iterator[
             if (id(row), own) in seen:
                 continue
             seen.add((id(row), own))
-            found = _Found(row, own, kind)
-            found.places = _places(checkpoint, found, part.inside(row.nested) if inner else part)
-            if found.places:
-                yield found
+            for same in (row, *_renamed(checkpoint, row, part)):
+                found = _Found(same, own, kind)
+                found.places = _places(checkpoint, found, part.inside(row.nested) if inner else part)
+                if found.places:
+                    yield found
+                    break
+
+
+def _renamed(checkpoint: Checkpoint, row: Family, part: Config) -> Iterator[Family]:
+    """The row with another name for its list of layers, where the modules of one stand in a list of that name."""
+    row = row.configured({**row.defaults, **part})
+    before, _, after = row.layer.partition("{i}")
+    outer = before[: before[:-1].rfind(".") + 1]
+    named = re.compile(
+        rf"(?:.*\.)?{re.escape(outer)}([A-Za-z_]+)\.\d+{re.escape(after + row.output)}\.weight", re.ASCII
+    )
+    lists = {match[1] for name in checkpoint if (match := named.fullmatch(name))}
+    yield from (row.but(layer=f"{outer}{name}.{{i}}{after}") for name in sorted(lists) if f"{outer}{name}." != before)
 
 
 def _described(config: Config) -> Iterator[tuple[str, Config, str]]:

@@ -2,6 +2,7 @@
 
 from weightscope.families.family import Family
 from weightscope.families.rows.alike import ALIKE
+from weightscope.families.rows.apart import APART
 from weightscope.families.rows.audio import AUDIO
 from weightscope.families.rows.bart import BART_LINE
 from weightscope.families.rows.bert_line import BERT_LINE
@@ -33,6 +34,7 @@ FAMILIES: tuple[Family, ...] = (
     *MISTRAL_DECODERS,
     *LATENT_DECODERS,
     *ALIKE,
+    *APART,
     *SEEING,
     *SPEAKING,
     *GATED,

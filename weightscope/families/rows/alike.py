@@ -1,9 +1,5 @@
 """Decoders that differ from LLaMA's line in a cell or two: biases, norms, which layers rotate, a scale."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from weightscope.attention.temperature import Logarithm, Power, Temperature
 from weightscope.families.cells import (
     Biases,
     Gate,
@@ -19,51 +15,15 @@ from weightscope.families.config import Every, ModelConfig, all_full
 from weightscope.families.family import Family, When, default_scale
 from weightscope.families.layouts import grouped, stacked
 from weightscope.families.rope import Rope
-from weightscope.families.rows.llama import GEMMA2, GPT_OSS, GRANITE, LLAMA, OLMO2, OUTPUT_NORM
-from weightscope.families.within import listed, sliding, windowed, windowed_if_any, with_parameters
-
-
-def without_rotation(config: ModelConfig, layer: int) -> Temperature | None:
-    """Llama 4: 1 + attn_scale log(1 + floor((p + 1) / floor_scale)) in layers that do not rotate."""
-    if listed(config, layer) or not config.get("attn_temperature_tuning"):
-        return None
-    return Logarithm(config.number("attn_scale"), config.number("floor_scale", smallest=1), first=1, counted=True)
-
-
-def scalable_softmax(config: ModelConfig, layer: int) -> Temperature | None:
-    """Beam: (1 + (p + 1) / 2048)^0.1 in layers that do not rotate."""
-    return None if with_parameters(config, layer) else Power(0.1, 2048)
+from weightscope.families.rows.gpt import GPT_NEOX
+from weightscope.families.rows.llama import GEMMA2, GRANITE, LLAMA, OLMO2, OUTPUT_NORM
+from weightscope.families.within import windowed, windowed_if_any
 
 
 def multiplier_if_any(config: ModelConfig, layer: int) -> float:
     """HyperCLOVA X: attention_multiplier, or the usual scale where there is none."""
     return config.number("attention_multiplier", default=default_scale(config, layer))
 
-
-def own_heads(config: ModelConfig, layer: int) -> Mapping[str, Any]:
-    """Laguna: num_attention_heads_per_layer, where there is such a list."""
-    key = "num_attention_heads_per_layer"
-    if not config.has(key):
-        return {}
-    listed = config.get(key)
-    if not isinstance(listed, list) or len(listed) <= layer:
-        raise config.error(key, "a list with every layer's number of heads")
-    return {"num_attention_heads": listed[layer]}
-
-
-LLAMA4 = LLAMA.but(
-    name="llama4_text",
-    model_types=("llama4_text",),
-    rope=Rope(interleaved=True, theta=5e5, rotates=listed),
-    qk_norm=QkNorm("", "", rotated=True, within=listed),
-    temperature=without_rotation,
-    variants=(When("use_qk_norm", False, qk_norm=None),),
-    defaults={
-        "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
-        "no_rope_layer_interval": 4, "use_qk_norm": True, "attn_temperature_tuning": True, "floor_scale": 8192,
-        "attn_scale": 0.1,
-    },
-)  # fmt: skip
 
 ARCEE = LLAMA.but(
     name="arcee",
@@ -87,14 +47,6 @@ ERNIE4_5 = LLAMA.but(
     biases=biases("use_bias", "use_bias"),
     rope=Rope(interleaved=True, theta=5e5),
     defaults={"rms_norm_eps": 1e-5, "use_bias": False, "max_position_embeddings": 131072, "tie_word_embeddings": True},
-)
-
-HUNYUAN = LLAMA.but(
-    name="hunyuan_v1",
-    model_types=("hunyuan_v1_dense", "hunyuan_v1_moe"),
-    rope=Rope(alpha=True),
-    qk_norm=QkNorm("self_attn.query_layernorm", "self_attn.key_layernorm", rotated=True),
-    defaults={"rms_norm_eps": 1e-5},
 )
 
 HY_V3 = LLAMA.but(
@@ -167,55 +119,6 @@ PHIMOE = LLAMA.but(
     outputs=Outputs(layer_norm("norm")),
     defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072},
 )
-
-NANOCHAT = LLAMA.but(
-    name="nanochat",
-    model_types=("nanochat",),
-    norm=rms_norm(""),
-    inputs__norm=rms_norm(""),
-    rope=Rope(backwards=True),
-    qk_norm=QkNorm("", "", rotated=True),
-    outputs__norm=rms_norm(""),
-)
-
-BITNET = LLAMA.but(
-    name="bitnet",
-    model_types=("bitnet",),
-    sub_norm=rms_norm("self_attn.attn_sub_norm"),
-    rope=Rope(theta=5e5),
-    defaults={"num_key_value_heads": 5, "rms_norm_eps": 1e-5},
-)
-
-AFMOE = LLAMA.but(
-    name="afmoe",
-    model_types=("afmoe",),
-    gate=Gate("self_attn.gate_proj"),
-    rope=Rope(rotates=sliding),
-    qk_norm=QkNorm(),
-    layer_types=Every("global_attn_every_n_layers", -1, "full_attention", "sliding_attention"),
-    caveats=(OUTPUT_NORM,),
-    variants=(When("mup_enabled", True, inputs__scale="sqrt"),),
-    defaults={
-        "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 16384, "global_attn_every_n_layers": 4,
-        "mup_enabled": False,
-    },
-)  # fmt: skip
-
-LAGUNA = LLAMA.but(
-    name="laguna",
-    model_types=("laguna",),
-    gate=Gate("self_attn.g_proj", kind="softplus"),
-    sizes=own_heads,
-    rope=Rope(fraction=1.0),
-    qk_norm=QkNorm(),
-    defaults={
-        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
-        },
-    },
-)  # fmt: skip
 
 HRM = LLAMA.but(
     name="hrm_text",
@@ -339,42 +242,6 @@ MINIMAX_M2 = LLAMA.but(
     defaults={"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 196608},
 )
 
-MINIMAX_M3 = MINIMAX_M2.but(
-    name="minimax_m3_vl",
-    model_types=("minimax_m3_vl_text",),
-    norm=rms_norm("input_layernorm", offset=1),
-    qk_norm=QkNorm(offset=1),
-    choosing=("self_attn.indexer",),
-    outputs__norm=rms_norm("norm", offset=1),
-    defaults={"num_key_value_heads": 4, "max_position_embeddings": 524288},
-)
-
-OPENAI_PRIVACY_FILTER = GPT_OSS.but(
-    name="openai_privacy_filter",
-    model_types=("openai_privacy_filter",),
-    rope=Rope(interleaved=True, theta=150000.0),
-    outputs=None,
-    defaults={"num_key_value_heads": 2},
-)
-
-GRANITE_SWA = GRANITE.but(
-    name="granite_swa",
-    model_types=("granite_swa", "granitemoe_swa"),
-    outer_sinks="self_attn.sinks",
-    rope=Rope(thetas="layer_rope_theta"),
-)
-
-BEAM = LLAMA.but(
-    name="beam",
-    model_types=("beam",),
-    gate=Gate("self_attn.gate_proj", of_heads="self_attn.gate_bias"),
-    rope=Rope(rotates=with_parameters),
-    qk_norm=QkNorm(),
-    temperature=scalable_softmax,
-    caveats=(OUTPUT_NORM,),
-    defaults={"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 8192},
-)
-
 DBRX = Family(
     name="dbrx",
     model_types=("dbrx",),
@@ -393,8 +260,20 @@ DBRX = Family(
     kv_heads=("num_key_value_heads",),
 )
 
+GPT_NEOX_JAPANESE = GPT_NEOX.but(
+    name="gpt_neox_japanese",
+    model_types=("gpt_neox_japanese",),
+    gguf=None,
+    prefixes=("gpt_neox_japanese.", ""),
+    biases=Biases(),
+    loose=("attention.dense_bias",),
+    rope=Rope(theta_key="rotary_emb_base", fraction_key="rotary_pct", fraction=1.0),
+    caveats=("the last layer's dense_bias, which joins the residual stream beside what attention adds",),
+    defaults={"tie_word_embeddings": True},
+)
+
 ALIKE = (
-    LLAMA4, ARCEE, SEED_OSS, ERNIE4_5, HUNYUAN, HY_V3, APERTUS, HYPERCLOVAX, EXAONE4, EXAONE_MOE, OLMOE, FLEX_OLMO,
-    PHIMOE, NANOCHAT, BITNET, AFMOE, LAGUNA, DOTS1, MELLUM, KOLIBRI1, FLINT, NEMOTRON, HELIUM, PERSIMMON, JAIS2, CWM,
-    SOLAR_OPEN, VAULTGEMMA, MINIMAX_M2, MINIMAX_M3, OPENAI_PRIVACY_FILTER, GRANITE_SWA, BEAM, DBRX,
+    ARCEE, SEED_OSS, ERNIE4_5, HY_V3, APERTUS, HYPERCLOVAX, EXAONE4, EXAONE_MOE, OLMOE, FLEX_OLMO, PHIMOE, HRM,
+    DOTS1, MELLUM, KOLIBRI1, FLINT, NEMOTRON, HELIUM, PERSIMMON, JAIS2, CWM, SOLAR_OPEN, VAULTGEMMA, MINIMAX_M2,
+    DBRX, GPT_NEOX_JAPANESE,
 )  # fmt: skip

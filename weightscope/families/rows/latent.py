@@ -126,6 +126,12 @@ AXK2 = DEEPSEEK_V32.but(
     refused="its input norm, which a network of the normalised token gates: no matrix on the stream holds that",
 )
 
+MISTRAL_LARGE4 = DEEPSEEK_V32.but(
+    name="mistral_large4",
+    model_types=("mistral_large4_text",),
+    refused="temperatures by position that each head has learned, and keys and values of other layers",
+)
+
 DEEPSEEK_V4 = DEEPSEEK_V32.but(
     name="deepseek_v4",
     model_types=("deepseek_v4",),
@@ -135,5 +141,5 @@ DEEPSEEK_V4 = DEEPSEEK_V32.but(
 
 LATENT_DECODERS = (
     YOUTU, AXK1, GLM4_MOE_LITE, DEEPSEEK_V32, GLM_MOE_DSA, MINICPM3, HY_V4, BAILING_HYBRID, LONGCAT_FLASH, AXK2,
-    DEEPSEEK_V4,
+    DEEPSEEK_V4, MISTRAL_LARGE4,
 )  # fmt: skip

@@ -203,7 +203,7 @@ PHI = LLAMA.but(
 
 PHI3 = LLAMA.but(
     name="phi3",
-    model_types=("phi3",),
+    model_types=("phi3", "phi4_multimodal"),
     gguf=ggml.PHI3,
     layout=stacked,
     query="self_attn.qkv_proj",

@@ -26,8 +26,6 @@ LIKE_CLIP_VISION = CLIP_VISION.but(
     images=None,
 )  # fmt: skip
 
-ALTCLIP_VISION = LIKE_CLIP_VISION.but(model_types=("altclip_vision_model",), layer="encoder.layer.{i}.")
-
 OWL_VISION = LIKE_CLIP_VISION.but(
     name="owl_vision",
     model_types=("owlvit_vision_model", "owlv2_vision_model"),
@@ -190,25 +188,6 @@ TIPS_TEXT = CLIP_TEXT.but(
     inputs=Inputs(tokens="token_embedding.weight", more="positions by a formula"),
 )
 
-TIPS_VISION = TIPS_TEXT.but(
-    model_types=("tipsv2_vision_model",),
-    tower="vision",
-    prefixes=("vision_encoder.",),
-    layer="blocks.{i}.",
-    layout=stacked,
-    query="attn.qkv",
-    key="attn.qkv",
-    value="attn.qkv",
-    output="attn.proj",
-    loose=("ls1.gamma",),
-    biases=biases("qkv_bias", True),
-    norm=layer_norm("norm1"),
-    inputs=Inputs(),
-    output_scale="ls1.gamma",
-    leading=(("CLS", 1), ("register", "num_register_tokens")),
-    defaults={"qkv_bias": True, "layer_norm_eps": 1e-6},
-)
-
 CLVP_DECODER = CLIP_TEXT.but(
     name="clvp",
     model_types=("clvp_decoder",),
@@ -270,9 +249,9 @@ COSMOS3_OMNI = QWEN3.but(
 )
 
 MATCHING = (
-    LIKE_CLIP_TEXT, LIKE_CLIP_VISION, ALTCLIP_VISION, OWL_VISION, XCLIP_VISION, SIGLIP2_TEXT, SIGLIP2_VISION,
+    LIKE_CLIP_TEXT, LIKE_CLIP_VISION, OWL_VISION, XCLIP_VISION, SIGLIP2_TEXT, SIGLIP2_VISION,
     LIKE_SIGLIP_VISION, BLIP_VISION, AIMV2_TEXT, AIMV2_VISION, BERT_TOWER, ROBERTA_TOWER, FLAVA_VISION, FLAVA_TEXT,
     FLAVA_BOTH, KOSMOS_TEXT, KOSMOS25_TEXT, KOSMOS25_VISION, CLVP_ENCODER, CLVP_DECODER, BRIDGED_TEXT, BRIDGED_VISION,
-    TIPS_TEXT, TIPS_VISION, VIDEOPRISM_TEXT, VIDEOPRISM_SPACE, VIDEOPRISM_TIME,
+    TIPS_TEXT, VIDEOPRISM_TEXT, VIDEOPRISM_SPACE, VIDEOPRISM_TIME,
     VIDEOPRISM_BESIDE, COSMOS3_OMNI,
 )  # fmt: skip

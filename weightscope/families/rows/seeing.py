@@ -6,7 +6,8 @@ from weightscope.families.cells import Biases, Inputs, QkNorm, biases, rms_norm
 from weightscope.families.family import When
 from weightscope.families.layouts import separate, stacked
 from weightscope.families.rope import Rope
-from weightscope.families.rows.alike import ERNIE4_5, HUNYUAN
+from weightscope.families.rows.alike import ERNIE4_5
+from weightscope.families.rows.apart import HUNYUAN
 from weightscope.families.rows.encoders import MODERNBERT
 from weightscope.families.rows.llama import GLM4, GRANITE, LLAMA, OUTPUT_NORM, QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT
 
@@ -80,6 +81,7 @@ QWEN3_OMNI_MOE_TALKER = QWEN3_MOE.but(
     name="qwen3_omni_moe_talker",
     model_types=("qwen3_omni_moe_talker_text",),
     inputs__tokens="codec_embedding.weight",
+    outputs=None,  # it makes codes of sounds
     defaults={"hidden_size": 1024, "num_hidden_layers": 20, "num_attention_heads": 16, "num_key_value_heads": 2},
 )
 
