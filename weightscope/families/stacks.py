@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
@@ -23,8 +24,8 @@ LANGUAGE = ("text", "decoder")  # what a checkpoint of several stacks is opened 
 # Words that say the same in the keys of configs and in the names of tensors.
 WORDS = {"language": "text", "llm": "text", "visual": "vision", "image": "vision", "vit": "vision", "speech": "audio"}
 KINDS = {"text", "vision", "audio"}
-# Tensors of attention, whichever family they are of: a layer's number, and a module that only attention has.
-ATTENTION = re.compile(r"(.*?\.)?(?:\d+\.).*(?:attn|attention|q_proj|query|qkv|Attention).*\.weight", re.ASCII)
+# In the names of modules that only attention has, whichever family it is of.
+ATTENTION = ("attn", "attention", "Attention", "q_proj", "query", "qkv")
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,9 @@ def unread(stacks: Mapping[str, Stack], checkpoint: Checkpoint) -> dict[str, Sta
     """What else looks like attention in the checkpoint, by name: no row reads it."""
     heads: dict[str, str] = {}
     for name in checkpoint:
-        if (match := ATTENTION.fullmatch(name)) and match[1] is not None:
-            heads.setdefault(match[1], name)
+        head, _, rest = re.sub(r"\.\d+\.", ".\0", name, count=1).partition("\0")
+        if name.endswith(".weight") and any(word in rest for word in ATTENTION):
+            heads.setdefault(head, name)
     claimed = [stack.prefix + stack.family.layer.split("{i}")[0] for stack in stacks.values() if stack.family]
     left = {head: name for head, name in heads.items() if not any(own.startswith(head) for own in claimed)}
     described = [(path, _type(path, part, checkpoint.config)) for path, part in parts(checkpoint.config)]
@@ -201,7 +203,7 @@ def _candidates(families: Iterable[Family], checkpoint: Checkpoint) -> Iterator[
             if (id(row), own) in seen:
                 continue
             seen.add((id(row), own))
-            for same in (row, *_renamed(checkpoint, row, part)):
+            for same in chain((row,), _renamed(checkpoint, row, part)):  # only where it is not found
                 found = _Found(same, own, kind)
                 found.places = _places(checkpoint, found, part.inside(row.nested) if inner else part)
                 if found.places:

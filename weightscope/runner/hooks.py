@@ -39,8 +39,17 @@ def blocks_of(network: Any, model: Model) -> list[Any]:
 
 
 def tower_of(network: Any, model: Model) -> Any:
-    """The tower that the family names, or all of the network."""
-    return getattr(network, f"{model.family.tower}_model") if model.family.tower else network
+    """The tower that the family names, or all of the network.
+
+    Raises
+    ------
+    CheckpointError
+        It is none that the network has by that name.
+    """
+    tower = getattr(network, f"{model.family.tower}_model", None) if model.family.tower else network
+    if tower is None:
+        raise CheckpointError(f"transformers' {type(network).__name__} has no {model.family.tower} tower to run alone")
+    return tower
 
 
 def _rows(family: Family) -> tuple[Family, ...]:
