@@ -14,6 +14,7 @@ from weightscope.adoption.observed import NO_SCORE, Observed
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
+from weightscope.families import stacks_of
 
 TOLERANCE = 1e-4  # of probabilities, and of outputs relative to the largest
 
@@ -61,9 +62,8 @@ def readings(folder: Path, family: str | None = None) -> tuple[list[ws.Model], s
         problem = ""
     except CheckpointError as error:
         first, problem = None, _line(error, folder)
-    names = getattr(first, "stacks", None) or ("text", "vision")
     found = [] if first is None else [first]
-    for name in names:
+    for name in stacks_of(open_checkpoint(folder)):
         try:
             found.append(ws.open_model(folder, family=family, tower=name))
         except CheckpointError as error:
