@@ -58,6 +58,7 @@ REMBERT = ALBERT.but(
     key=BERT.key,
     value=BERT.value,
     output=BERT.output,
+    beside=BERT.beside,
     closing=BERT.closing,
     stored_layer=BERT.stored_layer,
     inputs__width="input_embedding_size",
@@ -79,6 +80,12 @@ IBERT = ROBERTA.but(
     name="ibert",
     model_types=("ibert",),
     prefixes=("ibert.", ""),
+    beside=(  # with them the ranges that integers would stand for
+        *BERT.beside,
+        *(f"attention.output.{module}" for module in ("ln_input_act", "output_activation")),
+        *(f"attention.self.{of}_activation" for of in ("query", "key", "value", "output")),
+        "attention.self.softmax",
+    ),
     variants=(When("quant_mode", True, refused="quant_mode: it computes in integers"),),
     defaults={"quant_mode": False},
 )

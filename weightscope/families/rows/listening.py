@@ -64,6 +64,7 @@ QFORMER_CROSS = QFORMER.but(
     key="crossattention.attention.key",
     value="crossattention.attention.value",
     output="crossattention.output.dense",
+    beside=("crossattention.output.LayerNorm",),
     memory=Memory(),
     layer_types=Every("cross_attention_frequency", 0, "cross_attention", "none"),
     attention_types=("cross_attention",),
