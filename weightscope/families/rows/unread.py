@@ -25,7 +25,6 @@ UNREAD = {
     "mra": BLOCKS,
     "yoso": "samples attention by hashing, without a softmax",
     "longformer": "has further queries, keys and values for tokens of global attention",
-    "led": "has further queries, keys and values for tokens of global attention in its encoder",
     "convbert": "convolves values by kernels of the query beside attention",
     "mobilebert": "attends in a bottleneck: its heads write to a narrower stream than the one they read",
     "funnel": "pools its queries from block to block",
