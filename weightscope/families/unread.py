@@ -57,7 +57,7 @@ def refuse_unread(checkpoint: Checkpoint, stem: str, family: Family, config: Mod
         A tensor is neither read nor known to be beside the heads.
     """
     inside = _attention(family)
-    beside = tuple(f"{stem}{module}." for module in family.beside)
+    beside = tuple(f"{stem}{module}." for module in (*family.beside, *family.choosing))
     names = checkpoint.names_under(stem + inside) if inside else []
     left = [name for name in names if name not in read and not name.startswith(beside)]
     left = [name for name in left if not NO_WEIGHTS.fullmatch(name.removeprefix(stem + inside))]

@@ -2,7 +2,6 @@
 
 from weightscope.families.cells import (
     Biases,
-    Gate,
     Inputs,
     Outputs,
     QkNorm,
@@ -118,18 +117,6 @@ PHIMOE = LLAMA.but(
     rope=Rope(theta=1e6, scaled="mscale"),
     outputs=Outputs(layer_norm("norm")),
     defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072},
-)
-
-HRM = LLAMA.but(
-    name="hrm_text",
-    model_types=("hrm_text",),
-    layer="L_module.layers.{i}.",
-    gate=Gate("self_attn.gate_proj", bias="attention_bias"),
-    norm=rms_norm(""),
-    kv_heads=(),
-    outputs=None,
-    keys={"n_layers": ("num_layers_per_stack",)},
-    defaults={"head_dim": 128},
 )
 
 DOTS1 = LLAMA.but(name="dots1", model_types=("dots1",), qk_norm=QkNorm(), defaults={"num_key_value_heads": 32})
@@ -273,7 +260,7 @@ GPT_NEOX_JAPANESE = GPT_NEOX.but(
 )
 
 ALIKE = (
-    ARCEE, SEED_OSS, ERNIE4_5, HY_V3, APERTUS, HYPERCLOVAX, EXAONE4, EXAONE_MOE, OLMOE, FLEX_OLMO, PHIMOE, HRM,
+    ARCEE, SEED_OSS, ERNIE4_5, HY_V3, APERTUS, HYPERCLOVAX, EXAONE4, EXAONE_MOE, OLMOE, FLEX_OLMO, PHIMOE,
     DOTS1, MELLUM, KOLIBRI1, FLINT, NEMOTRON, HELIUM, PERSIMMON, JAIS2, CWM, SOLAR_OPEN, VAULTGEMMA, MINIMAX_M2,
     DBRX, GPT_NEOX_JAPANESE,
 )  # fmt: skip
