@@ -119,6 +119,7 @@ QWEN4_EXP = QWEN3_NEXT.but(
     norm=None,
     rope=Rope(fraction=1.0),
     choosing=("self_attn.indexer",),
+    beside=("self_attn.indexer",),
     attention_types=("full_attention", "indexed_attention"),
     outputs=None,
     caveats=(

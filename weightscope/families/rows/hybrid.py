@@ -199,6 +199,7 @@ GLM5_NEXT = KIMI_LINEAR.but(
     model_types=("glm5_next_text",),
     latent_eps=None,
     choosing=("self_attn.indexer",),
+    beside=("self_attn.indexer",),
     attention_types=("full_attention", "indexed_attention"),
     caveats=(
         "layers read a mixture of several streams, and their output is spread over them (hyper-connections)",
