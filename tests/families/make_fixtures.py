@@ -86,7 +86,7 @@ def expected(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
         found[f"x{layer}"] = states[layer]
         found[f"scores{layer}"] = np.where(scores < MASKED, -np.inf, scores)[..., :n]
         found[f"attention{layer}"] = attention[..., :n]
-        channels_first = output.shape[1:] == (n,)  # of a convolution
+        channels_first = output.shape[1:] == (n,) != output.shape[:1]  # of a convolution
         found[f"output{layer}"] = output.T if channels_first else output.reshape(n, -1)
     return found
 

@@ -12,7 +12,8 @@ def test_every_fixture_is_described(name: str) -> None:
     lines = dict(line.split(maxsplit=1) for line in describe(model) if not line.startswith(" "))
     assert lines["family"].startswith(f"{model.family.name} (model_type {model.config.model_type})")
     assert lines["heads"].startswith(f"{model.config.n_heads} of {model.config.head_dim}, {model.config.n_kv_heads} ")
-    read = [line for line in describe(model) if line.startswith(f"  {model.prefix}")]
+    indented = [line.removeprefix("  ") for line in describe(model) if line.startswith("  ")]
+    read = [line for line in indented if not line.startswith(" ") and line.startswith(model.prefix)]
     assert len(read) == len(model.attention_tensors(model.attention_layers[0]))
 
 

@@ -130,8 +130,8 @@ def _clip(family: Family, config: ModelConfig) -> float | None:
 def _gate(layer: Layer, row: Gate, tensors: LayerTensors, config: ModelConfig) -> Affine:
     """The map to the gates: an output a dimension of every head, or one a head, as many as there are in the file."""
     h, r_v, _ = layer.w_o.shape
-    rows = tensors.tensor(row.module + ".weight", (None, config.d_model)).shape[0]
-    rows = h if rows == h else h * r_v
+    stored = tensors.checkpoint.get(f"{tensors.prefix}{row.module}.weight")
+    rows = h if stored and stored.shape[:1] == (h,) else h * r_v
     gate = by_head(*linear(tensors, config, row.module, (rows, config.d_model), row.bias), h)
     return gate if not row.of_heads else replace(gate, bias=gate.bias + tensors.read(row.of_heads, (h,))[:, None])
 

@@ -102,8 +102,8 @@ def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     key's scalar touches the position-free part and the values only.
     """
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
-    free, rotary, r_v, m = (config.count(key) for key in sizes)
+    free, rotary, r_v = (config.count(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    m = config.size("kv_lora_rank")
     biased, stem = family.biases.query, family.key.rpartition(".")[0]
     eps = config.norm_eps if family.latent_eps is None else family.latent_eps
     from_latents = [(d / rank) ** 0.5 if family.latents_scaled else 1.0 for rank in (m, config.get("q_lora_rank") or 1)]
