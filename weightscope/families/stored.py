@@ -248,7 +248,8 @@ def _value(wanted: Any, given: Any, where: str, name: str = "") -> Any:
     if isinstance(given, Mapping):
         if condition := next((one for one in CONDITIONS if one in alternatives), None):
             return _conditional(condition, given, where)
-        kinds = {one.__name__: one for one in alternatives if isinstance(one, type) and is_dataclass(one)}
+        listed = [one for one in alternatives if isinstance(one, type) and is_dataclass(one)]
+        kinds = {one.__name__: one for base in listed for one in (base, *base.__subclasses__())}
         makers = {key: own.func for key, own in known.items() if isinstance(own, partial)}
         if kinds or makers:
             maker = (kinds | makers)[_one_of(kinds | makers, given.get(KIND), where)]
