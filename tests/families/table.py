@@ -1,6 +1,6 @@
-"""The README's table of families, from what the fixtures give.
+"""The table of families in docs/families.md, from what the fixtures give.
 
-python -m tests.families.table        # rewrites the table between README.md's markers
+python -m tests.families.table        # rewrites the table between the page's markers
 """
 
 import re
@@ -18,7 +18,7 @@ from weightscope.families import FAMILIES
 from weightscope.families.cells import StoredNorm
 from weightscope.families.family import Family
 
-README = Path(__file__).parent.parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "families.md"
 MARKED = re.compile(r"(<!-- families -->\n)(.*?)(<!-- /families -->)", re.DOTALL)
 HEADER = ("family", "model_type", "scores", "values", "rotation or position terms", "norms", "tiny models")
 
@@ -122,7 +122,7 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    text = README.read_text()
+    text = PAGE.read_text()
     if not MARKED.search(text):
-        raise SystemExit(f"{README} has no <!-- families --> ... <!-- /families --> to put the table between")
-    README.write_text(MARKED.sub(lambda match: match[1] + table() + "\n" + match[3], text))
+        raise SystemExit(f"{PAGE} has no <!-- families --> ... <!-- /families --> to put the table between")
+    PAGE.write_text(MARKED.sub(lambda match: match[1] + table() + "\n" + match[3], text))

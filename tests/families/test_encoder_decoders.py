@@ -27,7 +27,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tupl
     found = {}
     for kind in KINDS:
         folder = tmp_path_factory.mktemp(kind)
-        model, observed = at_work(CONFIG_MAPPING[kind](), SIZES[1], 1, 37)
+        model, observed = at_work(CONFIG_MAPPING[kind](), SIZES[1:], 1, 37)
         model.save_pretrained(folder)
         verdicts = judge(observed, Stored(model, folder), *readings(folder))
         found[kind] = folder, [verdict.verdict for verdict in verdicts]

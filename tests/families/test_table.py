@@ -1,10 +1,11 @@
-"""The README's table has a line for every row that has tiny models here, and says what the fixtures say."""
+"""The page's table has a line for every row that has tiny models here, and says what the fixtures say."""
 
 from inspect import isfunction
 
 import pytest
 
-from tests.families.table import HEADER, MARKED, README, fixtures_of, table
+from tests.families.table import HEADER, MARKED, PAGE, table
+from tests.support.tiny_models import NAMES, fixture
 from weightscope.families import FAMILIES
 from weightscope.families.family import Family
 
@@ -19,8 +20,8 @@ def lines(text: str) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def written() -> dict[str, list[str]]:
-    found = MARKED.search(README.read_text()) if README.exists() else None
-    assert found, f"{README} has no table of families between its markers"
+    found = MARKED.search(PAGE.read_text()) if PAGE.exists() else None
+    assert found, f"{PAGE} has no table of families between its markers"
     return lines(found[2])
 
 
@@ -37,7 +38,7 @@ def mechanisms(row: Family) -> set[tuple[str, object]]:
 
 
 def test_every_mechanism_has_a_tiny_model() -> None:
-    shown = set().union(*(mechanisms(row) for row in FAMILIES if fixtures_of(row)))
+    shown = set().union(*(mechanisms(fixture(name).model.family) for name in NAMES))
     for row in FAMILIES:
         assert mechanisms(row) <= shown, row.name
 
