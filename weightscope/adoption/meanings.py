@@ -139,8 +139,15 @@ PERIODIC = re.compile(r".*(interval|period|pattern|cross_attention_layers|indexe
 
 
 def _patch(values: Mapping[str, Any]) -> int:
-    patch = values.get("patch_size") or values.get("vision_patch_size") or 4
+    """Pixels along a patch: a part's own, or those of a tower within it."""
+    patch = _patch_within(values) or 4
     return int(patch if isinstance(patch, int) else patch[-1])
+
+
+def _patch_within(values: Mapping[str, Any]) -> Any:
+    own = values.get("patch_size") or values.get("vision_patch_size")
+    inner = (_patch_within(value) for value in values.values() if isinstance(value, Mapping))
+    return own or next(filter(None, inner), None)
 
 
 def lists_of_layers(values: Mapping[str, Any]) -> list[str]:
