@@ -161,6 +161,11 @@ class Inputs:
                 "past_time_features": self.noise(*shape, features), "future_values": self.noise(*later),
                 "future_time_features": self.noise(*later, features),
             }  # fmt: skip
+            if "freq" in has:
+                yield {
+                    "past_values": self.noise(1, past), "past_values_padding": torch.zeros(1, past, dtype=torch.long),
+                    "freq": torch.zeros(1, 1, dtype=torch.long),
+                }  # fmt: skip
             yield {"past_values": self.noise(1, past, int(getattr(self.config, "num_input_channels", 1)))}
             yield {"past_values": self.noise(1, past)}
         if "hidden_states" in has:
