@@ -45,11 +45,12 @@ def test_fixtures_are_what_their_script_makes(name: str, tmp_path: Path) -> None
 
 
 BROKEN_IN_4 = {"stablelm_qk_norm", "siglip_text", "siglip_vision"}  # not made, or give no hidden states, in 4.57
+KNOWN_TO_4 = [n for n in NAMES if n not in BROKEN_IN_4 and (FIXTURES / n / "config_v4.json").exists()]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(FIVE, reason="the fixtures are transformers 5's; this test is for an installed transformers 4")
-@pytest.mark.parametrize("name", [] if FIVE else [name for name in NAMES if name not in BROKEN_IN_4])
+@pytest.mark.parametrize("name", [] if FIVE else KNOWN_TO_4)
 def test_models_of_transformers_4_are_read_as_well(name: str, tmp_path: Path) -> None:
     from tests.families.make_fixtures import make
     from tests.families.make_v4_configs import dialect_4

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.cases import CASES
 from tests.support.tiny_models import FIXTURES, NAMES, centred, fixture
 from weightscope.families import FAMILIES
 from weightscope.model import Model
@@ -44,8 +45,16 @@ def test_the_config_that_transformers_4_wrote_means_the_same(name: str) -> None:
     assert_same_scores(Model(checkpoint, family), name)
 
 
+NOT_IN_4 = {  # model types that AutoConfig of transformers 4.57 does not know
+    "afmoe", "beam", "esmc", "gemma4_text", "gemma4_vision", "granite_swa", "kimi_k25_vision", "laguna",
+    "llama4_vision_model", "mimo_v2_flash", "minimax_m3_vl_vision", "muse_spark_text", "nanochat", "nemotron_h",
+    "qwen3_vl_vision", "sam3_vit_model", "step3p5_vision",
+}  # fmt: skip
+
+
 def test_every_case_has_a_config_of_transformers_4() -> None:
-    assert [n for n in NAMES if not (FIXTURES / n / "config_v4.json").exists()] == []
+    without = [case for case in CASES if not (FIXTURES / case.name / "config_v4.json").exists()]
+    assert {case.model_type for case in without} == NOT_IN_4
 
 
 @pytest.mark.parametrize("name", NAMES)
