@@ -146,6 +146,7 @@ def test_layernorms_may_have_their_old_names(tmp_path: Path) -> None:
         ("mpt", {"attn_config": 3}, "'attn_config' is 3; an object was expected"),
         ("dinov3_vit", {"patch_size": 0}, "'patch_size' is 0"),
         ("dinov3_vit", {"num_register_tokens": -2}, "'num_register_tokens' is -2"),
+        ("sam3_vit", {"global_attn_indexes": True}, "'global_attn_indexes' is True; a list of layers was expected"),
         ("clip_text", {"text_config": "small"}, "'text_config' is small; an object was expected"),
     ],
 )  # fmt: skip

@@ -102,6 +102,13 @@ class Config(Mapping[str, Any]):
             raise self.error(key, f"a list of at least {count} names")
         return tuple(value[:count])
 
+    def layers(self, key: str) -> list[int]:
+        """The layers that a list names; none of them where `key` has no value."""
+        value = self.get(key) or []
+        if not isinstance(value, list):
+            raise self.error(key, "a list of layers")
+        return value
+
     def inside(self, key: str) -> "Config":
         """The object under `key`; empty where there is none."""
         value = self.get(key)

@@ -149,7 +149,7 @@ class WindowRope(GridRope):
         image, side = super().rotation(config, layer), config.size(self.side)
         if len(set(image.grid)) > 1:
             raise config.error(self.image, "a square image")
-        if layer in (config.get(self.whole) or ()):
+        if layer in config.layers(self.whole):
             return replace(image, frequencies=image.frequencies * side / image.grid[-1])
         return replace(image, grid=(side, side))
 

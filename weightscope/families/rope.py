@@ -157,7 +157,7 @@ class Rope:
             raise given.error("partial_rotary_factor", f"an even number of the head's {config.head_dim} dimensions")
         interleaved = config.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
         kind = given["rope_type"]
-        if self.scaled_in and layer not in (config.get(self.scaled_in) or ()):
+        if self.scaled_in and layer not in config.layers(self.scaled_in):
             kind = "default"
         kind = self.scaled if self.scaled and kind != "default" else kind
         if self.alpha and kind == "dynamic" and given.get("alpha"):

@@ -26,9 +26,7 @@ def listed(key: str) -> Callable[[Config, int], tuple[str, ...]]:
     """Attention in the layers that the config lists under a key; another mixing elsewhere."""
 
     def layer_types(config: Config, n_layers: int) -> tuple[str, ...]:
-        attention = config.get(key) or []
-        if not isinstance(attention, list):
-            raise config.error(key, "a list of layers")
+        attention = config.layers(key)
         return tuple("full_attention" if i in attention else "linear_attention" for i in range(n_layers))
 
     return layer_types
