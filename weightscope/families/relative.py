@@ -117,6 +117,8 @@ class Disentangled:
         most = config.number("max_relative_positions", default=-1, smallest=-1)
         most = int(most) if most >= 1 else config.size("max_position_embeddings")
         buckets = int(config.number("position_buckets", default=-1, smallest=-1)) if self.shared else -1
+        if buckets > 0 and not 2 <= buckets < 2 * (most - 1):  # no distances are left for logarithmic ones
+            raise config.error("position_buckets", f"2 or more, and fewer than {2 * (most - 1)}: twice the distances")
         span = buckets if buckets > 0 else most
         rows = model.read(self.table + ".weight", (2 * span, d))
         if self.shared and "layer_norm" in str(config.get("norm_rel_ebd", "none")).lower():

@@ -39,5 +39,8 @@ def of_a_head(config: ModelConfig) -> np.ndarray:
 def of_tensor2tensor(config: ModelConfig) -> np.ndarray:
     """XGLM: two positions come first, and the padding token's row is zero."""
     rows = sinusoids((config.n_positions or 0) + 2, config.d_model, config.d_model // 2 - 1)
-    rows[config.count("pad_token_id")] = 0
+    padding = config.count("pad_token_id")
+    if padding >= len(rows):
+        raise config.error("pad_token_id", f"a number below that of positions, {len(rows)}")
+    rows[padding] = 0
     return rows[2:]
