@@ -150,6 +150,7 @@ def test_layernorms_may_have_their_old_names(tmp_path: Path) -> None:
         ("xglm", {"pad_token_id": 18}, "'pad_token_id' is 18; a number below that of positions, 18 was expected"),
         ("deberta_v3_relative", {"position_buckets": 1}, "'position_buckets' is 1; 2 or more, and fewer than 126"),
         ("deberta_v3_relative", {"max_position_embeddings": 3}, "'position_buckets' is 4; 2 or more, and fewer than 4"),
+        ("hunyuan", {"rope_parameters": {"rope_type": "dynamic", "alpha": 1e-300}}, "'alpha' is 1e-300; a number from"),
         ("clip_text", {"text_config": "small"}, "'text_config' is small; an object was expected"),
     ],
 )  # fmt: skip

@@ -216,7 +216,7 @@ def _dynamic(given: Config, theta: float, width: int, trained: int, allowed: int
 def _alpha(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
     if width == 2:
         raise given.error("rope_type", "one that a single pair can be scaled by")
-    return Scaled(inverse_powers(theta * given.number("alpha") ** (width / (width - 2)), width))
+    return Scaled(inverse_powers(theta * given.number("alpha", smallest=1e-6) ** (width / (width - 2)), width))
 
 
 def _ntk(theta: float, width: int, factor: float, trained: int, length: int) -> np.ndarray:
