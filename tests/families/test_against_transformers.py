@@ -3,12 +3,15 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.tiny_models import FIXTURES, NAMES, Fixture, centred, fixture
 from weightscope.families import FAMILIES
+from weightscope.families.config import KEYS
+from weightscope.families.family import Family
 
 torch = pytest.importorskip("torch", reason="fixtures are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="fixtures are made by transformers, which is not installed")
@@ -73,27 +76,44 @@ def test_models_of_transformers_4_are_read_as_well(name: str, tmp_path: Path) ->
 ELSEWHERE = {"rope_scaling", "sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers"}
 
 
+def class_of(model_type: str, **sizes: int) -> dict[str, Any]:
+    return transformers.AutoConfig.for_model(model_type, **sizes).to_dict()
+
+
+def follows_sizes(row: Family, model_type: str, key: str) -> bool:
+    """Whether a class makes a value of its sizes, so that a row may make it too and take nothing for granted."""
+    usual, keys = class_of(model_type), {**KEYS, **row.keys}
+    wider = {name: 4 * usual[name] for name in keys["d_model"] if name in usual}
+    more = {name: 2 * usual[name] for name in keys["n_heads"] if name in usual}
+    return class_of(model_type, **wider, **more)[key] != usual[key]
+
+
 @made_by_5
 @pytest.mark.parametrize(
-    ("row", "model_type"), [(row, kind) for row in FAMILIES for kind in row.model_types if "Refined" not in kind]
+    ("row", "model_type"),
+    [(row, kind) for row in FAMILIES for kind in row.model_types if "Refined" not in kind],
 )
-def test_defaults_are_the_architectures(row, model_type: str) -> None:
+def test_defaults_are_the_architectures(row: Family, model_type: str) -> None:
     """What a row takes for granted when config.json leaves it out is what transformers would."""
-    config = transformers.AutoConfig.for_model(model_type).to_dict()
+    config = class_of(model_type)
     config = config.get(row.nested, config)
     for key, value in row.defaults.items():
-        if key in config and key not in ELSEWHERE:
-            assert config[key] == value, key
-    if row.rope is not None and "rope_parameters" in config:
-        given = config["rope_parameters"]
-        given = given.get("full_attention", given)
+        if key in config and key not in ELSEWHERE and config[key] != value:
+            assert value is None and follows_sizes(row, model_type, key), key
+    given = config.get("rope_parameters")
+    if row.rope is not None and given and "rope_parameters" not in row.defaults:
+        by_type = [one for one in given.values() if isinstance(one, dict)]  # none where a type of layers does not turn
+        given = given.get("full_attention") or (by_type[0] if by_type else given)
         assert row.rope.theta == given["rope_theta"]
         if given["rope_type"] != "proportional":  # whose share of turning pairs is among its parameters
-            assert (getattr(row.rope, "fraction", None) or 1.0) == given.get("partial_rotary_factor", 1.0)
-    for key in ("num_key_value_heads", "head_dim"):
+            shares = [getattr(row.rope, "fraction", None) or 1.0]
+            if (turning := config.get(getattr(row.rope, "dims_key", ""))) and row.head_dim:
+                shares.append(turning / sum(config[key] for key in row.head_dim))  # the same, as a count of dimensions
+            assert given.get("partial_rotary_factor", 1.0) in shares
+    keys = {**KEYS, **row.keys}
+    width, heads = (next((config[key] for key in keys[of] if key in config), None) for of in ("d_model", "n_heads"))
+    for key, usual in (("num_key_value_heads", heads), ("head_dim", None)):
         said = row.defaults.get(key)
-        usual = {"num_key_value_heads": config.get("num_attention_heads"), "head_dim": None}[key]
-        keys = row.kv_heads if key == "num_key_value_heads" else row.head_dim
-        if isinstance(keys, tuple) and keys == (key,) and key in config and config[key] != usual:
-            wide = config["hidden_size"] // config["num_attention_heads"]
-            assert said == config[key] or (key == "head_dim" and config[key] == wide), key
+        asked = row.kv_heads if key == "num_key_value_heads" else row.head_dim
+        if isinstance(asked, tuple) and asked == (key,) and key in config and config[key] != usual:
+            assert said == config[key] or (key == "head_dim" and config[key] == width // heads), key

@@ -26,8 +26,20 @@ def multiplier_if_any(config: ModelConfig, layer: int) -> float:
 
 ARCEE = LLAMA.but(
     name="arcee",
-    model_types=("arcee", "internlm3", "iquestcoder"),
+    model_types=("arcee",),
     defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+)
+
+INTERNLM3 = ARCEE.but(
+    name="internlm3",
+    model_types=("internlm3",),
+    defaults={"num_key_value_heads": 2, "max_position_embeddings": 32768},
+)
+
+IQUESTCODER = ARCEE.but(
+    name="iquestcoder",
+    model_types=("iquestcoder",),
+    defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072},
 )
 
 SEED_OSS = LLAMA.but(
@@ -42,10 +54,17 @@ SEED_OSS = LLAMA.but(
 
 ERNIE4_5 = LLAMA.but(
     name="ernie4_5",
-    model_types=("ernie4_5", "ernie4_5_moe"),
+    model_types=("ernie4_5",),
     biases=biases("use_bias", "use_bias"),
     rope=Rope(interleaved=True, theta=5e5),
-    defaults={"rms_norm_eps": 1e-5, "use_bias": False, "max_position_embeddings": 131072, "tie_word_embeddings": True},
+    defaults={
+        "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "use_bias": False,
+        "max_position_embeddings": 131072, "tie_word_embeddings": True,
+    },
+)  # fmt: skip
+
+ERNIE4_5_MOE = ERNIE4_5.but(
+    name="ernie4_5_moe", model_types=("ernie4_5_moe",), defaults={"num_key_value_heads": 4, "head_dim": None}
 )
 
 HY_V3 = LLAMA.but(
@@ -138,7 +157,13 @@ KOLIBRI1 = EXAONE_MOE.but(
     name="kolibri1",
     model_types=("kolibri1",),
     layer_types=all_full,
-    defaults={"num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-6, "max_position_embeddings": 262144},
+    defaults={
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "sliding_window": 513,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 262144,
+    },
 )
 
 FLINT = LLAMA.but(
@@ -245,6 +270,7 @@ DBRX = Family(
     rope=Rope(),
     clip=("attn_config", "clip_qkv"),
     kv_heads=("num_key_value_heads",),
+    defaults={"num_key_value_heads": 1},
 )
 
 GPT_NEOX_JAPANESE = GPT_NEOX.but(
@@ -260,7 +286,7 @@ GPT_NEOX_JAPANESE = GPT_NEOX.but(
 )
 
 ALIKE = (
-    ARCEE, SEED_OSS, ERNIE4_5, HY_V3, APERTUS, HYPERCLOVAX, EXAONE4, EXAONE_MOE, OLMOE, FLEX_OLMO, PHIMOE,
-    DOTS1, MELLUM, KOLIBRI1, FLINT, NEMOTRON, HELIUM, PERSIMMON, JAIS2, CWM, SOLAR_OPEN, VAULTGEMMA, MINIMAX_M2,
-    DBRX, GPT_NEOX_JAPANESE,
+    ARCEE, INTERNLM3, IQUESTCODER, SEED_OSS, ERNIE4_5, ERNIE4_5_MOE, HY_V3, APERTUS, HYPERCLOVAX, EXAONE4,
+    EXAONE_MOE, OLMOE, FLEX_OLMO, PHIMOE, DOTS1, MELLUM, KOLIBRI1, FLINT, NEMOTRON, HELIUM, PERSIMMON, JAIS2, CWM,
+    SOLAR_OPEN, VAULTGEMMA, MINIMAX_M2, DBRX, GPT_NEOX_JAPANESE,
 )  # fmt: skip

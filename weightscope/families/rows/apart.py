@@ -129,12 +129,20 @@ OPENAI_PRIVACY_FILTER = GPT_OSS.but(
     defaults={"num_key_value_heads": 2},
 )
 
-GRANITE_SWA = GRANITE.but(
-    name="granite_swa",
-    model_types=("granite_swa", "granitemoe_swa"),
+GRANITEMOE_SWA = GRANITE.but(
+    name="granitemoe_swa",
+    model_types=("granitemoe_swa",),
     outer_sinks="self_attn.sinks",
     rope=Rope(thetas="layer_rope_theta"),
 )
+
+GRANITE_SWA = GRANITEMOE_SWA.but(
+    name="granite_swa",
+    model_types=("granite_swa",),
+    defaults={
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+    },
+)  # fmt: skip
 
 BEAM = LLAMA.but(
     name="beam",
@@ -170,10 +178,11 @@ DOGE = LLAMA.but(
 JETMOE = LLAMA.but(
     name="jetmoe",
     model_types=("jetmoe",),
+    defaults={"num_key_value_heads": 16, "max_position_embeddings": 4096, "tie_word_embeddings": True},
     refused="a mixture of attention experts: a router picks each token's queries and W_O",
 )
 
 APART = (
-    LLAMA4, HUNYUAN, NANOCHAT, BITNET, AFMOE, LAGUNA, MINIMAX_M3, OPENAI_PRIVACY_FILTER, GRANITE_SWA, BEAM,
-    DIFFLLAMA, HRM, DOGE, JETMOE,
+    LLAMA4, HUNYUAN, NANOCHAT, BITNET, AFMOE, LAGUNA, MINIMAX_M3, OPENAI_PRIVACY_FILTER, GRANITE_SWA, GRANITEMOE_SWA,
+    BEAM, DIFFLLAMA, HRM, DOGE, JETMOE,
 )  # fmt: skip

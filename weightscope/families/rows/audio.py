@@ -110,7 +110,7 @@ FASTSPEECH2_ENCODER = WAV2VEC2_CONFORMER.but(
         *WAV2VEC2_CONFORMER.variants,
         When("encoder_normalize_before", False, norm=None),
     ),
-    defaults={"encoder_normalize_before": True},
+    defaults={"encoder_normalize_before": False},
 )
 
 FASTSPEECH2_DECODER = FASTSPEECH2_ENCODER.but(
@@ -121,7 +121,7 @@ FASTSPEECH2_DECODER = FASTSPEECH2_ENCODER.but(
         *WAV2VEC2_CONFORMER.variants,
         When("decoder_normalize_before", False, norm=None),
     ),
-    defaults={"decoder_normalize_before": True},
+    defaults={"decoder_normalize_before": False},
 )
 
 PARAKEET = LLAMA.but(
@@ -136,7 +136,7 @@ PARAKEET = LLAMA.but(
     others=("self_attn.relative_k_proj",),
     query_bias="self_attn.bias_u",
     loose=("self_attn.bias_u", "self_attn.bias_v"),
-    defaults={"attention_bias": True},
+    defaults={"attention_bias": True, "max_position_embeddings": 5000},
 )
 
 LASR = LLAMA.but(
@@ -146,7 +146,7 @@ LASR = LLAMA.but(
     norm=layer_norm("norm_self_att", bias=False),
     inputs=Inputs(),
     outputs=None,
-    defaults={"layer_norm_eps": 1e-6},
+    defaults={"layer_norm_eps": 1e-6, "max_position_embeddings": 10000},
 )
 
 PE_AUDIO = QWEN3.but(
@@ -157,8 +157,10 @@ PE_AUDIO = QWEN3.but(
     outputs=None,
     rope=Rope(theta=20000.0, interleaved=True),
     kv_heads=("num_key_value_heads",),
-    defaults={"rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": None},
-)
+    defaults={
+        "rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": None, "max_position_embeddings": 10000
+    },
+)  # fmt: skip
 
 TIMESFM = LLAMA.but(
     name="timesfm",

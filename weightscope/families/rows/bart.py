@@ -176,6 +176,7 @@ MOONSHINE_ENCODER = LLAMA.but(
     rope=Rope(interleaved=True, fraction=0.9),
     kv_heads=("encoder_num_key_value_heads",),
     keys={"n_layers": ("encoder_num_hidden_layers",), "n_heads": ("encoder_num_attention_heads",)},
+    defaults={"max_position_embeddings": 512, "tie_word_embeddings": True},
 )
 MOONSHINE_DECODER = MOONSHINE_ENCODER.but(
     tower="decoder",

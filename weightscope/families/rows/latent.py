@@ -123,18 +123,25 @@ LONGCAT_FLASH = DEEPSEEK_V3.but(
 AXK2 = DEEPSEEK_V32.but(
     name="axk2",
     model_types=("axk2",),
+    defaults={
+        "kv_lora_rank": 128, "q_lora_rank": 384, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+        "max_position_embeddings": 131072,
+    },
     refused="its input norm, which a network of the normalised token gates: no matrix on the stream holds that",
-)
+)  # fmt: skip
 
 MISTRAL_LARGE4 = DEEPSEEK_V32.but(
     name="mistral_large4",
     model_types=("mistral_large4_text",),
+    defaults={"qk_nope_head_dim": 64, "rms_norm_eps": 1e-5, "max_position_embeddings": 1048576},
     refused="temperatures by position that each head has learned, and keys and values of other layers",
 )
 
 DEEPSEEK_V4 = DEEPSEEK_V32.but(
     name="deepseek_v4",
     model_types=("deepseek_v4",),
+    head_dim=("head_dim",),
+    defaults={"q_lora_rank": 1024, "head_dim": 512, "max_position_embeddings": 1048576},
     layer_types=all_full,
     refused="keys that are values too and turn with them, beside keys compressed of many tokens: no score of a pair",
 )

@@ -43,6 +43,7 @@ GLM_ASR = LLAMA.but(
     inputs=Inputs(),
     outputs=None,
     rope=Rope(fraction=0.5),
+    defaults={"max_position_embeddings": 1500},
 )
 
 QFORMER = BERT.but(

@@ -203,7 +203,7 @@ PHI = LLAMA.but(
 
 PHI3 = LLAMA.but(
     name="phi3",
-    model_types=("phi3", "phi4_multimodal"),
+    model_types=("phi3",),
     gguf=ggml.PHI3,
     layout=stacked,
     query="self_attn.qkv_proj",
@@ -212,6 +212,12 @@ PHI3 = LLAMA.but(
     biases=Biases(),
     rope=Rope(scaled="longrope", fraction=1.0),
     defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096, "max_position_embeddings": 4096},
+)
+
+PHI4_MULTIMODAL = PHI3.but(
+    name="phi4_multimodal",
+    model_types=("phi4_multimodal",),
+    defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072},
 )
 
 OLMO = LLAMA.but(
@@ -357,5 +363,6 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
 
 LLAMA_DECODERS = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, SMOLLM3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN3_NEXT, GEMMA, GEMMA2, GEMMA3,
-    PHI, PHI3, OLMO, OLMO2, OLMO3, STABLELM, STARCODER2, COHERE, GLM, GLM4, GLM4_MOE, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3,
+    PHI, PHI3, PHI4_MULTIMODAL, OLMO, OLMO2, OLMO3, STABLELM, STARCODER2, COHERE, GLM, GLM4, GLM4_MOE, GPT_OSS,
+    DEEPSEEK_V2, DEEPSEEK_V3,
 )  # fmt: skip

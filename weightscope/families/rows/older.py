@@ -52,6 +52,7 @@ CTRL = GPT2.but(
     norm=layer_norm("layernorm1", eps=1e-6),
     inputs=Inputs(tokens="w.weight", formula=of_the_paper, scale="sqrt"),
     outputs=None,
+    defaults={"layer_norm_epsilon": 1e-6},
 )
 
 BIOGPT = OPT.but(

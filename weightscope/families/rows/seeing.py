@@ -6,7 +6,7 @@ from weightscope.families.cells import Biases, Inputs, QkNorm, biases, rms_norm
 from weightscope.families.family import When
 from weightscope.families.layouts import separate, stacked
 from weightscope.families.rope import Rope
-from weightscope.families.rows.alike import ERNIE4_5
+from weightscope.families.rows.alike import ERNIE4_5_MOE
 from weightscope.families.rows.apart import HUNYUAN
 from weightscope.families.rows.encoders import MODERNBERT
 from weightscope.families.rows.llama import GLM4, GRANITE, LLAMA, OUTPUT_NORM, QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT
@@ -217,7 +217,7 @@ PADDLEOCR_VL = LLAMA.but(
     },
 )  # fmt: skip
 
-ERNIE4_5_VL = ERNIE4_5.but(
+ERNIE4_5_VL = ERNIE4_5_MOE.but(
     name="ernie4_5_vl_moe",
     model_types=("ernie4_5_vl_moe_text",),
     rope__sections=Sections(height_and_width_first, (22, 22, 20)),

@@ -88,7 +88,9 @@ BLT_GLOBAL = BLT.but(
     name="blt_global", model_types=("blt_global_transformer",), defaults={"max_position_embeddings": 4096}
 )
 
-BLT_PATCHER = BLT.but(name="blt_patcher", model_types=("blt_patcher",), defaults={"max_position_embeddings": 8192})
+BLT_PATCHER = BLT.but(
+    name="blt_patcher", model_types=("blt_patcher",), rope__theta=1e4, defaults={"max_position_embeddings": 8192}
+)
 
 MIMI_ENCODER = LLAMA.but(
     name="mimi",
@@ -100,7 +102,7 @@ MIMI_ENCODER = LLAMA.but(
     inputs=Inputs(),
     outputs=None,
     defaults={
-        "norm_eps": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 8000, "tie_word_embeddings": None,
+        "norm_eps": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 8000, "tie_word_embeddings": True,
     },
 )  # fmt: skip
 

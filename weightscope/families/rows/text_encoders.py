@@ -22,7 +22,7 @@ ESM = XLM_ROBERTA_XL.but(
         When("emb_layer_norm_before", True, inputs__norm=layer_norm("embeddings.layer_norm")),
         When("token_dropout", True, inputs__scale=1 - 0.15 * 0.8),
     ),
-    defaults={"layer_norm_eps": 1e-12, "position_embedding_type": "absolute"},
+    defaults={"layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "pad_token_id": None},
 )
 
 ESMC = LLAMA.but(
@@ -34,9 +34,24 @@ ESMC = LLAMA.but(
     caveats=("the layer's output is divided by sqrt(layers / 36) before it joins the residual stream",),
 )
 
-EUROBERT = LLAMA.but(name="eurobert", model_types=("eurobert",), outputs=None, defaults={"rms_norm_eps": 1e-5})
+EUROBERT = LLAMA.but(
+    name="eurobert",
+    model_types=("eurobert",),
+    outputs=None,
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 8192},
+)
 
-ULTRABERT = EUROBERT.but(name="ultrabert", model_types=("ultrabert",), defaults={"rms_norm_eps": 1e-6})
+ULTRABERT = EUROBERT.but(
+    name="ultrabert",
+    model_types=("ultrabert",),
+    defaults={
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 32768,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "default", "rope_theta": 2560000.0},
+        },
+    },
+)  # fmt: skip
 
 GTE = BERT.but(
     name="gte",
