@@ -17,8 +17,8 @@ def has_tokens(it: Fixture) -> bool:
 
 
 def is_bilinear(layer: Layer) -> bool:
-    """No norm, cap or clip inside attention, which the terms leave out and the caveats name."""
-    return not (layer.q_norm or layer.k_norm or layer.softcap or layer.clip)
+    """No norm, cap, clip or embedding of distances inside attention, which terms leave out and caveats name."""
+    return not (layer.q_norm or layer.k_norm or layer.softcap or layer.clip or layer.relative)
 
 
 def is_t_ee_alone(it: Fixture) -> bool:

@@ -224,6 +224,12 @@ def left_out(layer: Layer) -> Iterator[str]:
     biased = shifted or any(layer.k.of(group)[1].any() for group in range(layer.n_kv_heads))
     if biased and (layer.rotation is not None or layer.k_norm is not None):
         yield "the keys' bias, which rotation or the norm of keys makes depend on the key"
+    if layer.gain is not None:
+        yield "what norms after rotation do beyond their mean over a pair of dimensions"
+    if layer.temperature is not None:
+        yield "the factor that queries have by their position"
+    if layer.relative:
+        yield "what queries and keys find in embeddings of distances"
     if layer.additive is not None:
         yield "the terms by distance that are added to scores"
     if layer.softcap is not None:

@@ -254,9 +254,12 @@ class Runner:
             given["output_attentions"] = True
         last = max(layers, default=None) if stop else None
         see = observer or (lambda seen: None)
+        seen_any = False
         ours: list[Exception] = []  # what weightscope or the observer raised, and not transformers
 
         def show(index: int, *tensors: Any) -> Any:
+            nonlocal seen_any
+            seen_any = True
             try:
                 new = self._shown(batch, see, index, *tensors)
             except Exception as error:
@@ -270,7 +273,7 @@ class Runner:
         with torch.inference_mode(), hooks:
             try:
                 with room_for(f"{batch} beside the model", self.model):
-                    return self.network(**given)
+                    returned = self.network(**given)
             except _LastLayerSeen:
                 return None
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -279,6 +282,9 @@ class Runner:
                 shape = batch.arrays.shape[1:]
                 problem = f"transformers cannot run it on an input of shape {shape}: {first_line(error)}"
                 raise CheckpointError(problem, file=self.model.name) from error
+        if layers and observer and not seen_any:  # SqueezeBERT's encoder calls its layers' forward past their hooks
+            raise CheckpointError("transformers runs its layers where they cannot be watched", file=self.model.name)
+        return returned
 
     def _shown(self, batch: Batch, observer: Observer, index: int, x: Any, attention: Any, output: Any) -> Any:
         """Check and show one layer; a tensor to put in the output's place, or None."""
