@@ -176,7 +176,7 @@ def test_the_census_that_is_committed_has_nothing_wrong() -> None:
 EXACT = sorted({row.type for row in read() if row.verdict == "exact"})
 
 
-@pytest.mark.slow
+@pytest.mark.census
 @pytest.mark.parametrize("kind", EXACT)
 def test_what_is_exact_is_so_again(kind: str) -> None:
     before = [row for row in read() if row.type == kind]
