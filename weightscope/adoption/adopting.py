@@ -7,11 +7,10 @@ from typing import Any
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from weightscope.adoption.census import FAR, at_work
+from weightscope.adoption.census import TRIALS, at_work
 from weightscope.adoption.judge import Stored, Verdict, judge
 from weightscope.adoption.observed import Observed
 from weightscope.adoption.proposals import proposals
-from weightscope.adoption.sizes import SIZES
 from weightscope.adoption.tiny import first_line
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.errors import CheckpointError
@@ -63,7 +62,7 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Family:
     if not tried:
         raise CheckpointError("its projections are named like no family's; no row is proposed", file=checkpoint.name)
     best: Verdict | None = None
-    for sizes, seed, start in ((SIZES[:1], 1, 0), (SIZES[1:], 2, FAR)):
+    for sizes, seed, start in TRIALS:
         with scratch_folder() as folder:
             try:
                 model, observed = at_work(config, sizes, seed, start)
@@ -121,8 +120,8 @@ def as_python(row: Family) -> str:
     """A row as a person would write it in the table: what it has otherwise than the nearest there."""
     own = _cells(row)
     nearest = min(FAMILIES, key=lambda other: sum(_cells(other).get(key) != value for key, value in own.items()))
-    near = as_data(nearest)
-    differs = [one.name for one in fields(Family) if as_data(row).get(one.name) != near.get(one.name)]
+    whole, near = as_data(row), as_data(nearest)
+    differs = [one.name for one in fields(Family) if whole.get(one.name) != near.get(one.name)]
     lines = [f"    {name}={_written(getattr(row, name))}," for name in differs]
     named = nearest.name.upper().replace("-", "_")
     return "\n".join([f"{row.name.upper().replace('-', '_')} = {named}.but(", *lines, ")"])
@@ -134,7 +133,8 @@ def _cells(row: Family) -> dict[str, Any]:
 
 def _written(value: Any) -> str:
     if is_dataclass(value) and not isinstance(value, type):
-        given = [one.name for one in fields(value) if one.name in as_data(value)]
+        said = as_data(value)
+        given = [one.name for one in fields(value) if one.name in said]
         return f"{type(value).__name__}({', '.join(f'{name}={_written(getattr(value, name))}' for name in given)})"
     if callable(value):
         return str(value.__name__)

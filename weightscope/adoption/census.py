@@ -36,6 +36,7 @@ SECONDS = 60  # of a type
 MOST_MEMORY = 12 << 30
 MOST_PLANS = 3  # tried for the sake of parts that do not run, where others do
 FAR = 37  # where the second text begins
+TRIALS = ((SIZES[:1], 1, 0), (SIZES[1:], 2, FAR))  # sizes, seed and first position of the two models of a type
 
 
 class OutOfTime(BaseException):
@@ -98,7 +99,7 @@ def census(kind: str, config: Any = None) -> list[Row]:
     found: dict[str, list[Verdict]] = {}
     try:
         config = CONFIG_MAPPING[kind]() if config is None else config
-        for sizes, seed, start in ((SIZES[:1], 1, 0), (SIZES[1:], 2, FAR)):
+        for sizes, seed, start in TRIALS:
             for verdict in verdicts(config, sizes, seed, start):
                 found.setdefault(verdict.stack, []).append(verdict)
     except OutOfTime:

@@ -44,7 +44,6 @@ def adopt_command(named: Any, source: str, save: bool) -> None:
         if not row.name.replace("-", "_").replace(".", "_").isidentifier():
             raise CheckpointError(f"'{row.name}' cannot be the name of a file")
         file = own_folder() / f"{row.name}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
         with new_file(file) as written:
             written.write(file_of([row], PROOF))
         click.echo(file)

@@ -21,7 +21,7 @@ from weightscope.families.cells import (
     QkNorm,
     StoredNorm,
 )
-from weightscope.families.config import LayerTypes, ModelConfig, all_full, listed_sizes
+from weightscope.families.config import KEYS, LayerTypes, ModelConfig, all_full, listed_sizes
 from weightscope.families.grid_rope import GridRope
 from weightscope.families.relative import Relative
 from weightscope.families.rope import Rope
@@ -270,6 +270,11 @@ class Family:
     def lone(self) -> tuple[str, ...]:
         """Every tensor of a layer that belongs to none of its modules."""
         return (*self.loose, self.sinks, self.outer_sinks, self.gate.of_heads if self.gate else "")
+
+    @property
+    def size_keys(self) -> Mapping[str, tuple[str, ...]]:
+        """Config keys of every size, by meaning: the usual ones, but for those that the row has of its own."""
+        return {**KEYS, **self.keys}
 
     def norm_of(self, layer: int) -> StoredNorm | None:
         """The norm that feeds attention in one layer."""

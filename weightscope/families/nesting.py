@@ -11,7 +11,6 @@ from itertools import islice
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
-from weightscope.families.config import KEYS
 from weightscope.families.family import Family
 
 DEEPEST = 3  # objects within objects of a config that are looked into
@@ -64,7 +63,7 @@ def part_of(checkpoint: Checkpoint, family: Family) -> Config:
         return config
     inner = list(parts(config))
     named = [(path, part) for path, part in inner if part.get("model_type") in family.model_types]
-    keys = {**KEYS, **family.keys}
+    keys = family.size_keys
     if not named and all(config.has(*keys[size]) for size in SIZES):
         return config
     fitting = named if len(named) == 1 else [own for own in named or inner if _fits(checkpoint, family, own[1])]
@@ -76,7 +75,7 @@ def part_of(checkpoint: Checkpoint, family: Family) -> Config:
 
 def _fits(checkpoint: Checkpoint, family: Family, part: Config) -> bool:
     """Whether a part of a config has the sizes of the tensors: as many layers, and as wide."""
-    keys = {**KEYS, **family.keys}
+    keys = family.size_keys
     n_layers, d_model, n_heads = (next((part.get(key) for key in keys[size] if part.has(key)), None) for size in SIZES)
     if not isinstance(n_layers, int) or n_heads is None:
         return False

@@ -6,7 +6,7 @@ from typing import Any
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
-from weightscope.families.config import KEYS, MOST_LAYERS, ModelConfig
+from weightscope.families.config import MOST_LAYERS, ModelConfig
 from weightscope.families.defaults import inner_types, sizes_of
 from weightscope.families.family import Family
 from weightscope.families.nesting import part_of, parts, prefixes_of
@@ -53,7 +53,7 @@ def own_part(checkpoint: Checkpoint, family: Family) -> Config:
 def _left_out(part: Config, family: Family, wrapped: str | None) -> dict[str, Any]:
     """The model_type and the sizes that a part of a wrapper's config does not say, as its class has them by default."""
     kind = next(filter(None, (part.get("model_type"), wrapped)), family.model_types[0])
-    said = {key for keys in {**KEYS, **family.keys}.values() if part.has(*keys) for key in keys}
+    said = {key for keys in family.size_keys.values() if part.has(*keys) for key in keys}
     sizes = sizes_of(kind) or sizes_of(family.model_types[0])
     return {"model_type": kind} | {key: size for key, size in sizes.items() if key not in said}
 
@@ -75,7 +75,7 @@ def read_config(config: Config, family: Family) -> ModelConfig:
         heads.
     """
 
-    keys = {**KEYS, **family.keys}
+    keys = family.size_keys
 
     def optional(meaning: str) -> int | None:
         return config.size(*keys[meaning]) if config.has(*keys[meaning]) else None

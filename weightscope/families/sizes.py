@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
-from weightscope.families.config import KEYS, ModelConfig
+from weightscope.families.config import ModelConfig
 from weightscope.families.family import Family
 
 
@@ -16,7 +16,7 @@ def head_sizes(config: Config, family: Family) -> tuple[int, int, int]:
     CheckpointError
         A size is absurd, or heads do not divide into groups, or the width into heads.
     """
-    keys, kv_heads = {**KEYS, **family.keys}, family.kv_heads
+    keys, kv_heads = family.size_keys, family.kv_heads
     d_model, n_heads = config.size(*keys["d_model"]), config.size(*keys["n_heads"])
     n_kv_heads = kv_heads if isinstance(kv_heads, int) else config.size(*kv_heads, default=n_heads)
     if n_heads % n_kv_heads:

@@ -246,7 +246,7 @@ def _type(path: str, part: Config, whole: Config) -> str:
 def _places(checkpoint: Checkpoint, found: _Found, part: Config) -> dict[str, tuple[int, ...]]:
     """Prefixes under which the tensors of a row have the width that its part says, and how well each fits it."""
     row = found.row.configured({**found.row.defaults, **part})
-    keys = {**KEYS, **row.keys}
+    keys = row.size_keys
     width, count = (
         next((part.get(key) for key in keys[size] if part.has(key)), None) for size in ("d_model", "n_layers")
     )
