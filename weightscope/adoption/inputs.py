@@ -121,7 +121,8 @@ class Inputs:
             if "position_ids" in has and self.start:
                 yield text | {"position_ids": self.positions}
             yield text
-            yield text | {"pixel_values": self.pixels()} if "pixel_values" in has else text
+            if "pixel_values" in has:
+                yield text | {"input_ids": self.ids(n + 3), "pixel_values": self.pixels()}
             if "bbox" in has:
                 yield text | {"bbox": torch.randint(0, 60, (1, n, 4), generator=self.generator).sort(-1).values}
             if "encoder_hidden_states" in has:
@@ -130,7 +131,7 @@ class Inputs:
                 yield text | {"input_features": self.features()}
             if "input_values" in has:
                 yield text | {"input_values": self.noise(1, 8000)}
-        decoder = {"decoder_input_ids": self.ids(n)} if "decoder_input_ids" in has else {}
+        decoder = {"decoder_input_ids": self.ids(n + 3)} if "decoder_input_ids" in has else {}  # not as long as images
         if "grid_thw" in has or "image_grid_thw" in has:
             name = "grid_thw" if "grid_thw" in has else "image_grid_thw"
             first = next(iter(has))

@@ -46,10 +46,15 @@ def first_line(error: BaseException) -> str:
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Every parameter drawn anew: gains of norms about 1, biases about 0, matrices so that scores are about 1."""
+    """Every parameter drawn anew: gains of norms about 1, biases about 0, matrices so that scores are about 1.
+
+    Frozen ones are tables with a formula, and keep it.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             draw = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim > 1:
                 fan_in = (

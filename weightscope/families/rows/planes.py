@@ -46,7 +46,7 @@ SAM = VIDEO_LLAMA_VISION.but(
     name="sam_vision",
     model_types=(
         "sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "deepseek_ocr2_sam_vision_model",
-        "slanext_vision", "pp_formulanet_vision",
+        "slanext_vision", "pp_formulanet_vision", "pp_chart2table_vision",
     ),
     prefixes=("", "vision_encoder.", "vision_tower.", "sam_encoder."),
     layer="layers.{i}.",

@@ -94,9 +94,9 @@ BLT_PATCHER = BLT.but(
 
 MIMI_ENCODER = LLAMA.but(
     name="mimi",
-    model_types=("mimi", "mimi_encoder"),
+    model_types=("mimi", "mimi_encoder", "pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder"),
     tower="encoder",
-    prefixes=("encoder_transformer.",),
+    prefixes=("encoder_transformer.", "encoder.encoder_transformer."),
     norm=layer_norm("input_layernorm"),
     output_scale="self_attn_layer_scale.scale",
     inputs=Inputs(),
@@ -107,7 +107,9 @@ MIMI_ENCODER = LLAMA.but(
 )  # fmt: skip
 
 MIMI_DECODER = MIMI_ENCODER.but(
-    model_types=("mimi", "mimi_decoder"), tower="decoder", prefixes=("decoder_transformer.",)
+    model_types=("mimi", "mimi_decoder", "pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_decoder"),
+    tower="decoder",
+    prefixes=("decoder_transformer.", "decoder.decoder_transformer."),
 )
 
 SPEAKING = (

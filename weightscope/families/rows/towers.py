@@ -90,6 +90,9 @@ DOTS_VISION = GLM_OCR_VISION.but(
     name="dots3_note_vision", model_types=("dots3_note_vision_encoder",), defaults={"attention_bias": False}
 )
 
+# As it is published, and within its wrapper.
+DOTS_PUBLISHED_VISION = DOTS_VISION.but(prefixes=("vision_encoder.",), norm=rms_norm("norm_1"))
+
 GLM_IMAGE_VISION = QWEN3_VL_VISION.but(
     name="glm_image_vision",
     model_types=("glm_image_vision",),
@@ -160,6 +163,11 @@ PADDLEOCR_VISION = VIDEO_LLAMA_VISION.but(
 )
 
 COSMOS_VISION = VIDEO_LLAMA_VISION.but(name="cosmos3_edge_vision", model_types=("cosmos3_edge_vision",), rope=None)
+
+# As it is published, and within its wrapper.
+COSMOS_PUBLISHED_VISION = COSMOS_VISION.but(
+    prefixes=("visual.",), query="self_attn.to_q", key="self_attn.to_k", value="self_attn.to_v"
+)
 
 MINIMAX_VISION = VIDEO_LLAMA_VISION.but(
     name="minimax_m3_vl_vision",
@@ -297,7 +305,8 @@ INTERNVL_VISION = VIDEO_LLAMA_VISION.but(
 
 TOWERS = (
     QWEN3_VL_VISION, QWEN2_VL_VISION, QWEN2_5_VL_VISION, QWEN2_5_OMNI_VISION, EXAONE4_5_VISION, ERNIE4_5_VL_VISION,
-    GLM4V_VISION, GLM_OCR_VISION, DOTS_VISION, GLM_IMAGE_VISION, KIMI_VISION, KIMI_PUBLISHED_VISION, KIMI_BARE_VISION,
-    MUSE_VISION, VIDEO_LLAMA_VISION, PADDLEOCR_VISION, COSMOS_VISION, MINIMAX_VISION, HUNYUAN_VISION, LFM3_VISION,
-    INKLING2_VISION, LLAMA4_VISION, MLLAMA_VISION, MLLAMA_GLOBAL, STEP_VISION, PIXTRAL, INTERNVL_VISION,
+    GLM4V_VISION, GLM_OCR_VISION, DOTS_VISION, DOTS_PUBLISHED_VISION, GLM_IMAGE_VISION, KIMI_VISION,
+    KIMI_PUBLISHED_VISION, KIMI_BARE_VISION, MUSE_VISION, VIDEO_LLAMA_VISION, PADDLEOCR_VISION, COSMOS_VISION,
+    COSMOS_PUBLISHED_VISION, MINIMAX_VISION, HUNYUAN_VISION, LFM3_VISION, INKLING2_VISION, LLAMA4_VISION, MLLAMA_VISION,
+    MLLAMA_GLOBAL, STEP_VISION, PIXTRAL, INTERNVL_VISION,
 )  # fmt: skip

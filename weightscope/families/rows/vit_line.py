@@ -15,8 +15,8 @@ from weightscope.families.rows.vision import DINOV2, VIT
 # ViT's own names.
 VIT_ALIKE = replace(VIT, defaults={"layer_norm_eps": 1e-12, "qkv_bias": True}).but(
     name="vit_alike",
-    model_types=("deit", "vit_mae", "ijepa", "yolos", "dpt"),
-    prefixes=("", "deit.", "vit.", "ijepa.", "dpt."),
+    model_types=("deit", "vit_mae", "ijepa", "yolos", "dpt", "audio-spectrogram-transformer"),
+    prefixes=("", "deit.", "vit.", "ijepa.", "dpt.", "audio_spectrogram_transformer."),
     inputs=Inputs(),
     leading=(),
     images=None,
@@ -192,6 +192,18 @@ QIANFAN_VISION = INTERNVL_VISION.but(
     defaults={"attention_bias": True},
 )
 
+# As it is published, and within its wrapper: Q, K and V in one tensor.
+QIANFAN_PUBLISHED_VISION = QIANFAN_VISION.but(
+    prefixes=("vision_tower.encoder.", "vision_model.encoder."),
+    layout=stacked,
+    query="attn.qkv",
+    key="attn.qkv",
+    value="attn.qkv",
+    output="attn.proj",
+    norm=layer_norm("norm1"),
+    inputs=Inputs(),
+)
+
 # Readers of rendered text: T5's norm, no biases.
 PIX2STRUCT_VISION = SIGLIP_ALIKE_VISION.but(
     name="pix2struct_vision",
@@ -249,5 +261,5 @@ IMAGEGPT = GPT2.but(
 VIT_LINE = (
     VIT_ALIKE, VIVIT, VITPOSE, VILT, PIXIO, VIDEOMAE, RADIO, TIPS_VISION, EOMT, RF_DETR_DINOV2, LW_DETR_VIT,
     SIGLIP_ALIKE_VISION, IDEFICS_VISION, JANUS_VISION, BRIDGETOWER_VISION, UNLIMITED_OCR_VISION, MOLMO2_VISION,
-    OVIS2_VISION, QIANFAN_VISION, PIX2STRUCT_VISION, MGP_STR, GEMMA4_VISION, IMAGEGPT,
+    OVIS2_VISION, QIANFAN_VISION, QIANFAN_PUBLISHED_VISION, PIX2STRUCT_VISION, MGP_STR, GEMMA4_VISION, IMAGEGPT,
 )  # fmt: skip
