@@ -337,14 +337,19 @@ def _entering(
         streams = [whole]
     else:
         streams = [one for one in (through, arrive, whole) if one is not None]
-    memories: list[np.ndarray] = []
-    if m != n:
-        taken = [one for event in own for one in event.inputs[:1]] + attends.inputs
-        second = next((rows for one in taken if (rows := _rows(one, b, m)) is not None), None)
-        if second is not None:
-            inner = _before_norm(second, before, attends)
-            memories = [one for one in (second, inner) if one is not None]
-    return streams, memories
+    read = [one for event in own for one in event.inputs[:1]]
+    second = _first(read + attends.inputs, b, m) if m != n else _second(read, arrive, b, n)
+    inner = None if second is None else _before_norm(second, before, attends)
+    return streams, [one for one in (second, inner) if one is not None]
+
+
+def _second(read: list[torch.Tensor], arrive: np.ndarray, b: int, n: int) -> np.ndarray | None:
+    """What keys and values are made of where that is not what queries are, though it is as long."""
+    rows = [own for one in read if (own := _rows(one, b, n)) is not None]
+    if len(rows) < 3 or len(rows) < len(read) or not np.array_equal(rows[0], arrive):
+        return None
+    others = all(np.array_equal(one, rows[1]) for one in rows[2:])
+    return None if not others or np.array_equal(rows[1], arrive) else rows[1]
 
 
 def _first(tensors: list[torch.Tensor], b: int, n: int) -> np.ndarray | None:

@@ -176,12 +176,12 @@ def choose_family(
             ("no config.json says which model_type this is" if missing else found) + _advice(families, checkpoint),
             file=checkpoint.config.file if wanted is None and not missing else checkpoint.name,
         )
-    towers = sorted({row.tower for row in rows if row.tower})
-    asked = tower or (next((language for language in LANGUAGE if language in towers), None) if len(rows) > 1 else None)
+    towers = sorted({row.tower for row in rows})
+    asked = tower or (next((kind for kind in (*LANGUAGE, "") if kind in towers), None) if len(rows) > 1 else None)
     fitting = [row for row in rows if asked in (None, row.tower)]
     if len(fitting) == 1:
         return fitting[0]
-    raise refuse_choice(towers, rows[0].name, checkpoint, tower)
+    raise refuse_choice([*filter(None, towers)], rows[0].name, checkpoint, tower)
 
 
 def as_asked(row: Family, checkpoint: Checkpoint, name: str) -> Family:

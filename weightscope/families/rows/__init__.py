@@ -24,6 +24,7 @@ from weightscope.families.rows.speaking import SPEAKING
 from weightscope.families.rows.t5 import T5_LINE
 from weightscope.families.rows.text_encoders import TEXT_ENCODERS
 from weightscope.families.rows.towers import TOWERS
+from weightscope.families.rows.translating import TRANSLATING
 from weightscope.families.rows.vision import VISION
 from weightscope.families.rows.vit_line import VIT_LINE
 
@@ -53,4 +54,5 @@ FAMILIES: tuple[Family, ...] = (
     *PLANES,
     *T5_LINE,
     *BART_LINE,
+    *TRANSLATING,
 )
