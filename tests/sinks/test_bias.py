@@ -114,6 +114,19 @@ def test_measures_are_those_of_all_updates_stacked(name: str, first: str, tmp_pa
             assert ratio == pytest.approx(squares[0] / squares.sum(), rel=1e-4)
             plain = (np.square(rows - centre).sum(axis=1)).mean() / np.square(rows).sum(axis=1).mean()
             assert variance == pytest.approx(plain, rel=1e-3, abs=1e-6)
+
+        def about_mu(rows: np.ndarray, mu: np.ndarray = mu) -> float:
+            return float(np.square(rows - mu).sum(axis=1).mean() / np.square(rows).sum(axis=1).mean())
+
+        assert found["variance_sink_mu"] == pytest.approx(about_mu(c), rel=1e-3, abs=1e-6)
+        alone = [(rows[1:], rest[1:]) for rows, rest in zip(sink, others, strict=True)]
+        for measure, each in {
+            "ratio": [np.linalg.norm(u, axis=1).mean() / np.linalg.norm(rest, axis=1).mean() for u, rest in alone],
+            "spectral_sink": [np.linalg.norm(u, 2) ** 2 / np.square(u).sum() for u, _ in alone],
+            "variance_sink_mu": [about_mu(u) for u, _ in alone],
+        }.items():
+            spread = [found[f"{measure}_{end}"] for end in ("low", "high")]
+            np.testing.assert_allclose(spread, np.percentile(each, [10, 90]), rtol=1e-3)
         given = [a[:, 1:, 0].mean(axis=1) for each in seen if each.layer.index == index for a in each.attention]
         np.testing.assert_allclose(measured.strength[at], np.mean(given, axis=0), rtol=1e-5)
         bias = runner.layers[index].output_bias

@@ -13,7 +13,7 @@ longest_option = click.option(
 )
 
 # Options of one question about sinks alone.
-OF_QUESTION = {"bias": ("evaluated", "paper", "own_first"), "kind": ("images", "seed")}
+OF_QUESTION = {"bias": ("evaluated", "thorough", "paper", "own_first"), "kind": ("images", "seed")}
 
 
 def say(lines: Sequence[str], out: Path) -> None:
@@ -84,10 +84,11 @@ def outliers(
 @out_option
 @text_option
 @click.option("--images", type=click.Path(path_type=Path), help="kind: a folder of images, for a model that sees.")
-@click.option("--inputs", type=click.IntRange(1), help="How many texts or images.  [default: bias 40, kind 64]")
+@click.option("--inputs", type=click.IntRange(1), help="How many texts or images.  [default: bias 16, kind 64]")
 @click.option("--length", type=click.IntRange(2), help="Tokens of a text.  [default: bias 512, kind 256]")
 @click.option("--seed", type=click.IntRange(0), help="kind: of the crops and of the choice of texts.  [default: 0]")
-@click.option("--evaluated", type=click.IntRange(1), help="bias: texts that perplexity is measured on.  [default: 16]")
+@click.option("--evaluated", type=click.IntRange(1), help="bias: texts that perplexity is measured on.  [default: 6]")
+@click.option("--thorough", is_flag=True, help="bias: 40 texts, and 16 evaluated.")
 @click.option("--paper", is_flag=True, help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.")
 @click.option("--own-first", is_flag=True, help="bias: texts begin with their own first token, and none before it.")
 @runner_device_option
@@ -104,19 +105,20 @@ def sinks(model: Any, question: str, out: Path, **options: Any) -> None:
 
 def _bias(
     model: Any, out: Path, *, text: tuple[Path, ...], inputs: int | None, length: int | None, evaluated: int | None,
-    paper: bool, own_first: bool, device: str,
+    thorough: bool, paper: bool, own_first: bool, device: str,
 ) -> list[str]:  # fmt: skip
     from weightscope.folder import OutputFolder
-    from weightscope.sinks.bias import PAPER, Sizes, sink_bias
+    from weightscope.sinks.bias import Sizes, sink_bias, sizes_of
     from weightscope.sinks.page import bias_headline, write_bias_report
     from weightscope.text.inputs import read_texts
 
-    sizes = PAPER if paper else Sizes(inputs or 40, length or 512, evaluated or 16)
+    usual = sizes_of(thorough=thorough, paper=paper)
+    sizes = Sizes(inputs or usual.texts, length or usual.tokens, evaluated or usual.evaluated)
     texts = read_texts(text, characters=sizes.characters)
     bias = sink_bias(model, texts.texts, sizes, first=not own_first, device=device)
     with OutputFolder(out) as files:
         bias.write(files)
-        write_bias_report(files, [bias], texts.source)
+        write_bias_report(files, [bias], texts.source, sizes)
     return [bias_headline(bias)]
 
 

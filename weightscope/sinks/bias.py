@@ -45,8 +45,20 @@ class Sizes:
         """About how much text that takes: mu_sink and perplexity see every other document each."""
         return 2 * (CHARACTERS_A_TOKEN * self.texts * self.tokens + CHARACTERS[1] * self.evaluated)
 
+    def __str__(self) -> str:
+        name = SIZE_NAMES.get(self, "as asked for")
+        return f"{self.texts} texts of {self.tokens} tokens, {self.evaluated} evaluated ({name})"
 
+
+DEFAULT = Sizes(texts=16, tokens=512, evaluated=6)
+THOROUGH = Sizes(texts=40, tokens=512, evaluated=16)
 PAPER = Sizes(texts=100, tokens=512, evaluated=100)
+SIZE_NAMES = {DEFAULT: "the default", THOROUGH: "--thorough", PAPER: "--paper, as the paper has"}
+
+
+def sizes_of(*, thorough: bool, paper: bool) -> Sizes:
+    """What an option asks for; the larger of two."""
+    return PAPER if paper else THOROUGH if thorough else DEFAULT
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,6 +69,8 @@ class SinkBias:
     ----------
     model : str
         Its name.
+    stored : str
+        What the file keeps its attention's matrices in, as "Q4_1" or "F16".
     biased : bool
         Its attention has biases: b_Q, b_K, b_V or b_O.
     first : str
@@ -80,6 +94,7 @@ class SinkBias:
     """
 
     model: str
+    stored: str
     biased: bool
     first: str
     sizes: Sizes
@@ -167,6 +182,7 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
     layer_shown = layers[int(updates.strength.mean(axis=1).argmax())]
     return SinkBias(
         model=model.title,
+        stored=stored_in(model, layers[0]),
         biased=has_biases(model, layers[0]),
         first=token_text(framing.tokenizer, begin) if first else "",
         sizes=Sizes(len(measured), longest, len(evaluated)),
@@ -178,6 +194,11 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
         shown=updates_of(runner, measured[0][:TOKENS_SHOWN], layer_shown),
         layer_shown=layer_shown,
     )
+
+
+def stored_in(model: Model, layer: int) -> str:
+    """The dtypes of its attention's matrices in the file: a quantised model is another than the one it was made of."""
+    return " and ".join(sorted({tensor.dtype for tensor in model.attention_tensors(layer) if len(tensor.shape) > 1}))
 
 
 def has_biases(model: Model, layer: int) -> bool:

@@ -2,6 +2,7 @@
 two-sink-mechanisms paper (Figs 2B, 4, 5, 6 and 8).
 """
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -14,13 +15,15 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from weightscope.metrics.spectra import spectral_gap
-from weightscope.pages.style import BY_LAYER, COLOURS, COLUMN, DASHES, in_our_style, layer_bar, subplots
+from weightscope.pages.style import BY_LAYER, COLOURS, COLUMN, DASHES, in_our_style, layer_bar, plain, subplots
+from weightscope.pages.style import MARKERS as MARKS
 from weightscope.sinks.bias import SinkBias
 from weightscope.sinks.mechanisms import MECHANISMS, SinkMechanisms
 from weightscope.sinks.patching import ABLATED, NONE, PATCHED, STARTS
 from weightscope.sinks.prediction import READINGS, SINKS_ABOVE
 from weightscope.sinks.strength import BROADCAST_RANK, BROADCAST_RATIO, NOP_RATIO
 
+MEASURES = ("ratio", "spectral_sink", "variance_sink_mu")  # of u_sink, eqs 3, 5 and 6
 DIMENSIONS_SHOWN = 128  # more than a column's pixels can tell apart
 BOUND = 95  # the percentile of |u_others| at which colours end
 LARGE_CHANGE = 20  # in perplexity: an axis that goes beyond it is logarithmic
@@ -53,24 +56,49 @@ def updates_figure(bias: SinkBias) -> Figure:
     layers = bias.layers
     marker = "o" if len(layers) < 6 else None
 
-    def line(axis: Axes, name: str, colour: str, dash: str, label: str) -> None:
+    def line(axis: Axes, name: str, colour: str, dash: str, label: str | None = None) -> None:
         axis.plot(layers["layer"], layers[name], dash, color=colour, label=label, marker=marker, markersize=3)
 
-    line(axes[0], "ratio", SINK, "-", "")
-    axes[0].set_ylabel(r"E$\|u_{sink}\|$ / E$\|u_{others}\|$")
-    axes[0].set_ylim(bottom=0)
-    for axis, measure in ((axes[1], "spectral"), (axes[2], "variance")):
-        line(axis, f"{measure}_sink", SINK, "-", r"$u_{sink}$")
+    for axis, measure, of_sink in zip(axes, ("ratio", "spectral", "variance"), MEASURES, strict=True):
+        band = (layers[f"{of_sink}_low"], layers[f"{of_sink}_high"])
+        axis.fill_between(layers["layer"], *band, color=SINK, alpha=0.2, linewidth=0)
+        line(axis, of_sink, SINK, "-", r"$u_{sink}$")
+        if measure == "ratio":
+            continue
         line(axis, f"{measure}_context", CONTEXT, "--", r"$u_{ctx}$, mean")
         line(axis, f"{measure}_others", OTHERS, ":", r"$u_{others}$, sum")
+    line(axes[2], "variance_sink", SINK, "-.", r"$u_{sink}$, $\mu$ their own mean")
+    _measures_along(axes)
+    figure.legend(*axes[2].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+@in_our_style()
+def side_by_side_figure(models: Sequence[SinkBias]) -> Figure:
+    """Ratio, SpectralRatio and R of several models' layers in one figure, as the paper's Figs 2, 3 and 4 are."""
+    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.4))
+    for at, bias in enumerate(models):
+        layers = bias.layers
+        style = {"color": COLOURS[at % len(COLOURS)], "marker": MARKS[at % len(MARKS)], "markersize": 2.5}
+        for axis, measure, of_sink in zip(axes, ("ratio", "spectral", "variance"), MEASURES, strict=True):
+            axis.plot(layers["layer"], layers[of_sink], label=plain(bias.model), **style)
+            if measure != "ratio":
+                axis.plot(layers["layer"], layers[f"{measure}_context"], "--", **style | {"marker": None}, alpha=0.6)
+    _measures_along(axes)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(len(models), 3))
+    return figure
+
+
+def _measures_along(axes: Sequence[Axes]) -> None:
+    """Axes of Ratio, SpectralRatio and R by layer."""
+    axes[0].set_ylabel(r"E$\|u_{sink}\|$ / E$\|u_{others}\|$")
+    axes[0].set_ylim(bottom=0)
     axes[1].set_ylabel(r"SpectralRatio $\sigma_1^2\,/\,\Sigma\,\sigma_k^2$")
     axes[1].set_ylim(0, 1.02)
     axes[2].set_ylabel(r"$R = $ E$\|u-\mu\|^2$ / E$\|u\|^2$")
     axes[2].set_yscale("log")
     for axis in axes:
         _layers_along(axis)
-    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    return figure
 
 
 @in_our_style()
@@ -92,7 +120,7 @@ def picture_figure(bias: SinkBias) -> Figure:
         axis.set_title(title)
         axis.set_xlabel("dimension of the stream")
     axes[0].set_ylabel("position $i$ (tokens)")
-    figure.colorbar(image, ax=axes, pad=0.01, extend="both")
+    figure.colorbar(image, ax=axes, pad=0.01, extend="both", label="coordinate of the update (1)")
     return figure
 
 

@@ -10,17 +10,18 @@ from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.sinks import figures, paper
-from weightscope.sinks.bias import CHARACTERS, TOKENS_SHOWN, SinkBias
+from weightscope.sinks.bias import CHARACTERS, TOKENS_SHOWN, SinkBias, Sizes
 from weightscope.sinks.mechanisms import MECHANISMS, SINK_HEAD, SinkMechanisms
 from weightscope.sinks.patching import ABLATED, PATCHED
 from weightscope.sinks.prediction import SINKS_ABOVE
+from weightscope.sinks.updates import SPREAD
 from weightscope.tables import Column, Table
 
 HEADS_SHOWN = 24  # in the table of what sinks do
 
 
 @phase("drawing figures")
-def write_bias_report(files: Files, models: Sequence[SinkBias], source: str) -> None:
+def write_bias_report(files: Files, models: Sequence[SinkBias], source: str, sizes: Sizes) -> None:
     """Draw the figures of every model and write report.html: are sinks biases?
 
     Parameters
@@ -29,23 +30,30 @@ def write_bias_report(files: Files, models: Sequence[SinkBias], source: str) -> 
     models : sequence of SinkBias
     source : str
         Where the texts come from.
+    sizes : Sizes
+        How much of them was asked for.
     """
     sections = [_table_one(models)]
+    if len(models) > 1:
+        sections.append(_side_by_side(files, models))
     for bias in models:
         sections += [_updates(files, bias), _patching(files, bias), _prediction(files, bias)]
-    lead = " ".join([*map(bias_headline, models), f"Texts: {source}."])
+    lead = " ".join([*map(bias_headline, models), f"Amount of text: {sizes}. Texts: {source}."])
     write_page(files, "report.html", "Attention sinks as biases", lead, sections)
 
 
 def bias_headline(bias: SinkBias) -> str:
     """One model's result in two sentences."""
-    spectral, variance = (np.median(bias.layers[name]) for name in ("spectral_sink", "variance_sink"))
+    spectral, variance, own = (
+        np.median(bias.layers[name]) for name in ("spectral_sink", "variance_sink_mu", "variance_sink")
+    )
     (ssp, ablated), (ssp_from_1, ablated_from_1) = (
         (changes["all", PATCHED], changes["all", ABLATED]) for changes in (_changes(bias, 0), _changes(bias, 1))
     )
     return (
         f"{bias.model}, {bias.sizes.texts} texts of {bias.sizes.tokens} tokens: in the median layer one direction "
-        f"holds {spectral:.0%} of what token 0 writes, and {variance:.0%} of it varies. In all layers at once, a "
+        f"holds {spectral:.0%} of what token 0 writes; R is {variance:.2f} against mu_sink and {own:.2f} against the "
+        "updates' own mean. In all layers at once, a "
         f"constant in its place moves perplexity by {ssp:+.2f} from {bias.baseline:.2f} and nothing in its place by "
         f"{ablated:+.2f}; with token 0's own update left as it is by {ssp_from_1:+.2f} and {ablated_from_1:+.2f}."
     )
@@ -83,6 +91,15 @@ def _table_one(models: Sequence[SinkBias]) -> Section:
     return Section("Static sink patching (Table 1)", text, tables)
 
 
+def _side_by_side(files: Files, models: Sequence[SinkBias]) -> Section:
+    text = "As the paper's Figs 2 to 4 have them: every model's layers in one figure, numbered from its first."
+    figure = Figure(
+        save(figures.side_by_side_figure(models), files, "updates"),
+        "Figs 2, 3 and 4. u_sink drawn through, the mean u_ctx dashed; R of u_sink is against mu_sink.",
+    )
+    return Section("What token 0 writes, in all models", text, [figure])
+
+
 def _updates(files: Files, bias: SinkBias) -> Section:
     sizes, layers = bias.sizes, bias.layers
     begin = f"each after the first token {bias.first!r}" if bias.first else "each beginning with its own first token"
@@ -91,13 +108,15 @@ def _updates(files: Files, bias: SinkBias) -> Section:
         "writes at position i; u_others,i what tokens 1..i write together; u_ctx,i their mean, u_others,i / i, as the "
         "caption of the paper's Fig. 3 defines it (which weighs early positions most: the sum is drawn too). The "
         "values' bias is part of f(x); b is the output's. Positions run from 1, as in eq. 4; mu_sink alone includes "
-        "position 0. R is against the mean over the positions it is taken over, so that it is 1 at most."
+        "position 0. R of u_sink is given twice: against mu_sink, as eq. 6 is written, where it passes 1 if what token "
+        "0 sends itself pulls mu_sink away from all others; and against the mean over the same positions, as the R of "
+        f"the others is, where it is 1 at most. Attention's matrices are stored as {bias.stored}."
     )
     strongest = layers["ratio"].argmax()
     updates = Figure(
         save(figures.updates_figure(bias), files, f"updates-{bias.stem}"),
         f"Figs 2, 3 and 4. In layer {layers['layer'][strongest]} token 0 writes {layers['ratio'][strongest]:.2f} of "
-        "what all others do.",
+        f"what all others do. Bands: from the {SPREAD[0]}th to the {SPREAD[1]}th percentile of the texts, each alone.",
     )
     picture = Figure(
         save(figures.picture_figure(bias), files, f"picture-{bias.stem}"),
@@ -115,9 +134,20 @@ def _patching(files: Files, bias: SinkBias) -> Section:
         f"{CHARACTERS[1]:,} characters, from other documents than mu_sink. Bars are 95 % intervals over texts drawn "
         "anew."
     )
-    figure = Figure(save(figures.patching_figure(bias), files, f"patching-{bias.stem}"), "Table 1 as a figure.")
+    caption = " ".join(["Table 1 as a figure.", *_in_words(bias)])
+    figure = Figure(save(figures.patching_figure(bias), files, f"patching-{bias.stem}"), caption)
     interventions = bias.patching.take(range(1, len(bias.patching)))
     return Section(f"{bias.model}: a constant in the sink's place", text, [figure, interventions])
+
+
+def _in_words(bias: SinkBias) -> list[str]:
+    """Each range of layers, every position patched: what the constant costs, and what nothing in its place."""
+    changes = _changes(bias, 0)
+    costs = {layers: (changes[layers, PATCHED], changes[layers, ABLATED]) for layers, how in changes if how == PATCHED}
+    said = [f"{ssp:+.2f} and {ablated:+.2f} in {layers} layers" for layers, (ssp, ablated) in costs.items()]
+    worse = [layers for layers, (ssp, ablated) in costs.items() if ssp >= ablated]
+    found = f"The constant does no better than nothing in {' and '.join(worse)} layers." if worse else ""
+    return [f"The constant costs, and nothing in its place costs: {'; '.join(said)}.", found]
 
 
 def _prediction(files: Files, bias: SinkBias) -> Section:

@@ -24,6 +24,8 @@ from weightscope.shapes import ShowsShapes
 from weightscope.sinks.strength import sink_strength
 from weightscope.tables import Column, Table
 
+SPREAD = (10, 90)  # percentiles over texts, each measured alone
+
 
 class SinkUpdate(NamedTuple):
     """u_sink of one text in one layer.
@@ -190,9 +192,39 @@ def spectral_ratio(updates: Stack) -> float:
     return float(squares[0] / squares.sum())
 
 
-def normalised_variance(updates: Stack) -> float:
-    """R = E|u - mu|^2 / E|u|^2 with mu the mean of these updates (eq. 6): 0 where all are mu, 1 where mu is 0."""
-    return float(1 - updates.mean @ updates.mean / updates.mean_square)
+def normalised_variance(mean: np.ndarray, mean_square: float, mu: np.ndarray | None = None) -> float:
+    """R = E|u - mu|^2 / E|u|^2 (eq. 6): 0 where every update is mu, 1 where mu is 0.
+
+    Parameters
+    ----------
+    mean : (d,) array
+        E[u].
+    mean_square : float
+        E[|u|^2].
+    mu : (d,) array, optional
+        Without it E[u] itself, which makes R the smallest that it can be, and 1 at most.
+    """
+    off = 0.0 if mu is None else np.square(mean - mu).sum()  # E|u - mu|^2 = E|u|^2 - |E u|^2 + |E u - mu|^2
+    return float(1 + (off - mean @ mean) / mean_square)
+
+
+class OneText(NamedTuple):
+    """One layer's updates on one text, positions from 1 on.
+
+    Attributes
+    ----------
+    ratio, spectral : float
+        Ratio and SpectralRatio of u_sink (eqs 3 and 5).
+    mean : (d,) array
+        E[u_sink].
+    mean_square : float
+        E[|u_sink|^2].
+    """
+
+    ratio: float
+    spectral: float
+    mean: np.ndarray
+    mean_square: float
 
 
 @dataclass(eq=False, repr=False)
@@ -209,6 +241,7 @@ class LayerUpdates(ShowsShapes):
         u_sink, u_ctx (the mean over context tokens) and u_others (their sum) of positions from 1 on.
     strengths : list of (H,) arrays
         Of each text, the attention that the average query from 1 on gives token 0.
+    texts : list of OneText
     """
 
     bias: np.ndarray
@@ -217,6 +250,7 @@ class LayerUpdates(ShowsShapes):
     context: Stack = field(default_factory=Stack)
     others: Stack = field(default_factory=Stack)
     strengths: list[np.ndarray] = field(default_factory=list)
+    texts: list[OneText] = field(default_factory=list)
 
     def add(self, seen: Activations, first_tokens: Sequence[int]) -> None:
         """Add a batch of texts, each with its first token."""
@@ -227,10 +261,20 @@ class LayerUpdates(ShowsShapes):
             self.others.add(parts.others[1:])
             self.context.add(mean_of_context(parts.others))
             self.strengths.append(sink_strength(attention[:, 1:, :1])[:, 0])
+            alone, others = Stack(), np.linalg.norm(parts.others[1:], axis=1).mean(dtype=np.float64)
+            alone.add(coefficients[1:], directions)
+            ratio = alone.mean_norm / float(others)
+            self.texts.append(OneText(ratio, spectral_ratio(alone), alone.mean, alone.mean_square))
 
     def mu(self) -> np.ndarray:
         """mu_sink, the mean of u_sink over all positions, 0 included (eq. 2), (d,)."""
         return (self.sink.mean * self.sink.count + self.own) / (self.sink.count + len(self.strengths))
+
+    def spread(self) -> np.ndarray:
+        """Ratio, SpectralRatio and R against mu_sink of a low and of a high text, (2, 3): see `SPREAD`."""
+        mu = self.mu()
+        each = [(t.ratio, t.spectral, normalised_variance(t.mean, t.mean_square, mu)) for t in self.texts]
+        return np.percentile(each, SPREAD, axis=0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -292,22 +336,35 @@ def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> UpdateMeasur
 
 
 def _table(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
-    """Eqs 3, 5 and 6 of every layer, each R against its own mean; norms are in units of the residual stream."""
+    """Eqs 3, 5 and 6 of every layer; norms are in units of the residual stream.
+
+    R is against the mean of the same updates; of the sink's also against mu_sink, which counts position 0 in.
+    """
     ratio = [influence(layer.sink, layer.others) for layer in updates]
     columns = [Column("layer", layers), Column("ratio", ratio, "Ratio", meaning="E|u_sink| / E|u_others| (eq. 3)")]
     for name, symbol, measure, meaning in (
         ("spectral", "SpectralRatio", spectral_ratio, "share of the first singular direction (eq. 5)"),
-        ("variance", "R", normalised_variance, "share that varies (eq. 6)"),
+        ("variance", "R", _own_variance, "share that varies (eq. 6), against their own mean"),
     ):
         for part, words in (("sink", "sink"), ("context", "context mean"), ("others", "others' sum")):
             values = [measure(getattr(layer, part)) for layer in updates]
             columns.append(Column(f"{name}_{part}", values, f"{symbol}, {words}", meaning=meaning))
+    against_mu = [normalised_variance(layer.sink.mean, layer.sink.mean_square, layer.mu()) for layer in updates]
+    spread = np.stack([layer.spread() for layer in updates])  # (L, 2, 3)
     return Table([
         *columns,
+        Column("variance_sink_mu", against_mu, "R, sink, against mu_sink", meaning="eq. 6 with the mean of eq. 2"),
         Column("norm_sink", [layer.sink.mean_norm for layer in updates], "E|u_sink|"),
         Column("norm_others", [layer.others.mean_norm for layer in updates], "E|u_others|"),
         Column("norm_bias", [float(np.linalg.norm(layer.bias)) for layer in updates], "|b|"),
+        *(Column(f"{name}_{end}", spread[:, at, which], meaning=f"{SPREAD[at]}th percentile over texts")
+          for which, name in enumerate(("ratio", "spectral_sink", "variance_sink_mu"))
+          for at, end in enumerate(("low", "high"))),
     ])  # fmt: skip
+
+
+def _own_variance(updates: Stack) -> float:
+    return normalised_variance(updates.mean, updates.mean_square)
 
 
 def updates_of(runner: Runner, text: np.ndarray, layer: int) -> Decomposition:
