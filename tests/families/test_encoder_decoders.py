@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="tiny models are made by torch, whic
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers")
 
 TOWERS = ("encoder", "decoder", "cross")
-KINDS = ("t5", "umt5", "bart", "whisper", "t5gemma", "canary", "time_series_transformer")
+KINDS = ("t5", "umt5", "bart", "whisper", "t5gemma", "cohere_asr", "time_series_transformer")
 
 
 @pytest.fixture(scope="module")
