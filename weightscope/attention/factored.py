@@ -4,6 +4,7 @@ With left = Q_L R_L and right = Q_R R_R, Q orthonormal, the matrix has the singu
 The triangles R come from a QR (accurate) or from the Cholesky factor of the Gram matrix (fast); see `triangle`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,17 +96,22 @@ class Factored:
         u, s, vt = np.linalg.svd(r_left @ r_right.T)  # (r, r) core
         return q_left @ u, s, vt @ q_right.T
 
-    def leading(self, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def leading(self, k: int | Callable[[np.ndarray], int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The first k singular vectors and all singular values, from triangles rather than whole orthonormal factors.
+
+        Parameters
+        ----------
+        k : int, or function that tells it from the singular values
 
         Returns
         -------
         left : (d, k) array, s : (r,) array, right : (d, k) array
             float64; each vector pair is signed so that the left one's largest component is positive.
         """
-        (q_left, r_left), (q_right, r_right) = orthonormal(self.left), orthonormal(self.right)
-        u, s, vt = np.linalg.svd(r_left @ r_right.T)  # (r, r) core
-        left, right = q_left @ u[:, :k], q_right @ vt[:k].T
+        roots = triangle(self.left, inner(self.left)), triangle(self.right, inner(self.right))
+        u, s, vt = np.linalg.svd(roots[0].r @ roots[1].r.T)  # (r, r) core
+        shown = slice(k if isinstance(k, int) else k(s))
+        left, right = spanned(self.left, roots[0], u[:, shown]), spanned(self.right, roots[1], vt[shown].T)
         signs = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
         return left * signs, s, right * signs
 
@@ -216,6 +222,23 @@ def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         q, r = np.linalg.qr(wide)
         return q, r
     return solve_triangular(found.r, wide.T, trans="T").T, found.r
+
+
+def spanned(factor: np.ndarray, root: Triangle, inside: np.ndarray) -> np.ndarray:
+    """Q inside of factor = Q R in float64, for fewer columns than Q has, without making Q where R alone will do.
+
+    Parameters
+    ----------
+    factor : (d, r) array
+    root : Triangle
+        Of the factor, finite.
+    inside : (r, k) array
+    """
+    from scipy.linalg import solve_triangular
+
+    if root.route != "gram":
+        return np.asarray(np.linalg.qr(factor.astype(np.float64))[0] @ inside)
+    return np.asarray(factor @ solve_triangular(root.r, inside))  # (d, k)
 
 
 def _qr_triangle(factor: np.ndarray) -> np.ndarray:

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.attention.head import Head
 from weightscope.audits.findings import Finding, Findings
 from weightscope.audits.measures import MAPS
 from weightscope.errors import CheckpointError, printable
-from weightscope.metrics.spaces import Directions, Nearest, leading_directions, nearest_rows
+from weightscope.metrics.spaces import Block, Directions, Nearest, leading_directions, nearest_rows
 from weightscope.model import Model
+from weightscope.parallel import in_threads
 from weightscope.progress import bar
 from weightscope.text.tokenizer import token_names, tokenizer_at_hand, unread_tokenizer
 
@@ -68,24 +70,25 @@ class Line:
     Attributes
     ----------
     map : {"qk", "vo"}
-    directions : Directions
+    block : Block
+        The singular values; their vectors are not kept.
     sides : tuple of (str, TokenRows, Nearest, list of str)
         What the side is, what it is read through, the rows nearest, and their tokens.
     """
 
     map: str
-    directions: Directions
+    block: Block
     sides: tuple[tuple[str, TokenRows, Nearest, list[str]], ...]
 
     @property
     def title(self) -> str:
         """`W_QK, σ1 = 3.12`, or what is to be said of a block."""
-        w, own = MAPS[self.map], self.directions
+        w, own = MAPS[self.map], self.block
         first, last, values = own.start + 1, own.stop, own.values
         if own.single:
             return f"{w}, σ{first} = {values[0]:.3g}"
         block = f"{w}, σ{first} to σ{last} = {values[0]:.3g} to {values[-1]:.3g}: near-equal, one space"
-        return block if own.left.shape[1] else f"{block} of {len(values)} directions, too wide to name tokens"
+        return f"{block} of {len(values)} directions, too wide to name tokens" if own.wide else block
 
     def as_json(self) -> dict[str, Any]:
         """As directions.json has it."""
@@ -99,7 +102,7 @@ class Line:
             }
             for name, through, nearest, tokens in self.sides
         ]
-        own = self.directions
+        own = self.block
         return {"map": self.map, "first": own.start + 1, "last": own.stop, "title": self.title, "sides": sides}
 
 
@@ -148,10 +151,8 @@ def directions_of(
     name = token_names(tokenizer)
     problem = "" if tokenizer is not None else unread_tokenizer(model)
     notes = (note, f"Tokens have numbers for names: {problem}.") if problem else (note,)
-    bytes_a_layer = 4 * how_many * model.config.n_heads * model.config.d_model * 8  # were all directions single
-    group = max(1, VECTOR_BYTES // bytes_a_layer)
-    groups = (layers[start : start + group] for start in range(0, len(layers), group))
-    return [one for own in groups for one in _read_group(model, own, how_many, name, read, written)], notes
+    groups = _groups(model, layers, how_many)
+    return [one for own in groups for one in _through_tokens(own, name, read, written)], notes
 
 
 def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
@@ -198,35 +199,52 @@ def _in_stream(model: Model) -> Iterable[tuple[int, np.ndarray]]:
     return ((first, model.into_stream(block)) for first, block in model.embeddings.blocks())
 
 
-def _read_group(
-    model: Model, layers: Sequence[int], how_many: int, name: Callable[[int], str], read: TokenRows, written: TokenRows
+Found = dict[tuple[int, int], list[tuple[str, Directions]]]  # a head's maps and their directions, by layer and head
+
+
+def _groups(model: Model, layers: Sequence[int], how_many: int) -> Iterator[Found]:
+    """The directions of all heads, in groups of layers that hold about `VECTOR_BYTES`."""
+
+    def of_head(head: Head) -> list[tuple[str, Directions]]:
+        return [(name, own) for name in MAPS for own in leading_directions(getattr(head, name), how_many)]
+
+    group: Found = {}
+    for layer in bar(layers, "directions", "layer"):
+        heads = model.layer(layer).heads
+        group |= {(layer, head.index): own for head, own in zip(heads, in_threads(of_head, heads), strict=True)}
+        held = sum(own.left.nbytes + own.right.nbytes for of_head in group.values() for _, own in of_head)
+        if held >= VECTOR_BYTES or layer == layers[-1]:
+            yield group
+            group = {}
+
+
+def _through_tokens(
+    group: Found, name: Callable[[int], str], read: TokenRows, written: TokenRows
 ) -> list[HeadDirections]:
-    """The directions of some layers' heads, for which the rows are gone through once."""
-    directions = [
-        (layer, head.index, map_name, own)
-        for layer in bar(layers, "directions", "layer")
-        for head in model.layer(layer).heads
-        for map_name in MAPS
-        for own in leading_directions(getattr(head, map_name), how_many)
-    ]
+    """What a group of heads reads and writes, for which the rows are gone through once."""
     sides = [
         (written if side == WRITES else read, space)
-        for *_, map_name, own in directions
+        for directions in group.values()
+        for map_name, own in directions
         for side, space in zip(SIDES[map_name], (own.left, own.right), strict=True)
-        if space.shape[1]
+        if not own.block.wide
     ]
     nearest = {rows: iter(rows.nearest([space for of, space in sides if of is rows])) for rows in {read, written}}
-    lines: dict[tuple[int, int], list[Line]] = {(layer, h): [] for layer in layers for h in range(model.config.n_heads)}
-    for layer, head, map_name, own in directions:
+
+    def line(map_name: str, block: Block) -> Line:
         found: list[tuple[str, TokenRows, Nearest, list[str]]] = []
-        for side in SIDES[map_name] if own.left.shape[1] else ():
+        for side in () if block.wide else SIDES[map_name]:
             rows = written if side == WRITES else read
             for pole, pairs in zip(("+", "−"), next(nearest[rows]), strict=True):
                 if len(pairs.rows):
                     tokens = [printable(name(int(row))) for row in pairs.rows]
-                    found.append((f"{side} {pole}" if own.single else side, rows, pairs, tokens))
-        lines[layer, head].append(Line(map_name, own, tuple(found)))
-    return [HeadDirections(layer, head, tuple(own)) for (layer, head), own in lines.items()]
+                    found.append((f"{side} {pole}" if block.single else side, rows, pairs, tokens))
+        return Line(map_name, block, tuple(found))
+
+    return [
+        HeadDirections(layer, head, tuple(line(map_name, own.block) for map_name, own in directions))
+        for (layer, head), directions in group.items()
+    ]
 
 
 def with_tokens(findings: Findings, directions: Sequence[HeadDirections]) -> Findings:

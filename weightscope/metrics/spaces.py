@@ -156,41 +156,68 @@ WIDEST = 16  # directions: a longer block of near-equal singular values is named
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Directions(ShowsShapes):
-    """One singular direction of a matrix, or a block of them whose singular values are nearly equal.
-
-    Within a block only the space means anything: any rotation of its vectors serves the matrix as well.
+class Block(ShowsShapes):
+    """A singular value of a matrix, or a block of them that are nearly equal.
 
     Attributes
     ----------
     start, stop : int
         Which singular values, [start, stop).
     values : (stop - start,) array
-    left, right : (d, stop - start) arrays, or (d, 0) where the block is wider than `WIDEST`
-        Orthonormal columns; x @ left is how far x lies along them.
     """
 
     start: int
     stop: int
     values: np.ndarray
-    left: np.ndarray
-    right: np.ndarray
 
     @property
     def single(self) -> bool:
         return self.stop == self.start + 1
 
+    @property
+    def wide(self) -> bool:
+        """Whether it is too wide for tokens along it to be named."""
+        return self.stop - self.start > WIDEST
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Directions(ShowsShapes):
+    """The singular directions of a block.
+
+    Within one only the space means anything: any rotation of its vectors serves the matrix as well.
+
+    Attributes
+    ----------
+    block : Block
+    left, right : (d, block.stop - block.start) arrays, or (d, 0) where the block is wide
+        Orthonormal columns; x @ left is how far x lies along them.
+    """
+
+    block: Block
+    left: np.ndarray
+    right: np.ndarray
+
 
 def leading_directions(w: Factored, how_many: int) -> list[Directions]:
-    """The first `how_many` directions of a matrix, near-equal ones as one; none where it is not finite."""
+    """The first `how_many` directions of a matrix, near-equal ones as one; none where it is not finite.
+
+    Vectors are float32 and their own arrays: nothing else that was worked out of the matrix is kept with them.
+    """
     if not (np.isfinite(w.left).all() and np.isfinite(w.right).all()):
         return []
-    left, s, right = w.leading(how_many * WIDEST)
-    kept = s[s > null_tolerance(s, w.shape[0])]
+
+    def blocks(s: np.ndarray) -> list[Block]:
+        cuts = near_equal_blocks(s[s > null_tolerance(s, w.shape[0])])[:how_many]
+        return [Block(start, stop, s[start:stop].copy()) for start, stop in cuts]
+
+    def shown(s: np.ndarray) -> int:
+        return max((block.stop for block in blocks(s) if not block.wide), default=0)
+
+    left, s, right = w.leading(shown)
     found = []
-    for start, stop in near_equal_blocks(kept)[:how_many]:
-        columns = slice(start, stop if stop - start <= WIDEST else start)
-        found.append(Directions(start, stop, s[start:stop], left[:, columns], right[:, columns]))
+    for block in blocks(s):
+        columns = slice(block.start, block.start if block.wide else block.stop)
+        found.append(Directions(block, left[:, columns].astype(np.float32), right[:, columns].astype(np.float32)))
     return found
 
 
