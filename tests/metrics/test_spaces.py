@@ -8,7 +8,6 @@ from weightscope.metrics.outliers import layer_medians, norm_outliers, off_trend
 from weightscope.metrics.spaces import (
     alike,
     difference,
-    frobenius_cosine,
     leading_directions,
     nearest_rows,
     principal_angles,
@@ -72,14 +71,6 @@ def test_principal_angles_are_those_the_spaces_were_made_with(angle: float) -> N
     a, b = q[:, :2], np.stack([turned, q[:, 1]], axis=1)
     found = principal_angles(a @ normal(2, 2, seed=1), b @ normal(2, 2, seed=2))
     np.testing.assert_allclose(np.sort(found), [0, angle], atol=1e-14, rtol=1e-6)
-
-
-def test_frobenius_cosine_is_that_of_the_dense_matrices() -> None:
-    la, ra, lb, rb = (normal(D, R, seed=s) for s in range(4))
-    a, b = la @ ra.T, lb @ rb.T
-    expected = (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)
-    assert frobenius_cosine(la, ra, lb, rb) == pytest.approx(expected)
-    assert frobenius_cosine(la, ra, -la, ra) == pytest.approx(-1)
 
 
 def test_change_is_that_of_the_product_and_blind_to_the_basis_within_a_head() -> None:

@@ -100,17 +100,6 @@ def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.arctan2(sines, cosines)
 
 
-def frobenius_cosine(left_a: np.ndarray, right_a: np.ndarray, left_b: np.ndarray, right_b: np.ndarray) -> float:
-    """<A, B>_F / (|A|_F |B|_F) of A = left_a right_a' and B = left_b right_b'; NaN for a zero one."""
-    la, ra, lb, rb = (x.astype(np.float64) for x in (left_a, right_a, left_b, right_b))
-
-    def inner(l1: np.ndarray, r1: np.ndarray, l2: np.ndarray, r2: np.ndarray) -> float:
-        return float(((l1.T @ l2) * (r1.T @ r2)).sum())
-
-    lengths = np.sqrt(inner(la, ra, la, ra) * inner(lb, rb, lb, rb))
-    return inner(la, ra, lb, rb) / lengths if lengths > 0 else float("nan")
-
-
 def difference(a: Factored, b: Factored) -> Factored:
     """B - A as a product of rank 2r: [L_B - L_A, L_A] [R_B, R_B - R_A]', exactly zero where nothing has changed."""
     return Factored(

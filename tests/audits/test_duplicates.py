@@ -1,0 +1,63 @@
+"""Heads that have each other's spaces: how alike two are, and layers that repeat others head by head."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import weightscope as ws
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.attention.factored import Factored
+from weightscope.audits.duplicates import _compare
+from weightscope.metrics.spaces import principal_angles
+
+D, R = 64, 8
+
+
+def near(size: float, seed: int = 0) -> tuple[SimpleNamespace, SimpleNamespace]:
+    """Two heads, the second the first one in another basis, and moved by `size`."""
+    rng = np.random.default_rng(seed)
+    left, right, *noise = (rng.standard_normal((D, R)) for _ in range(4))
+    basis = rng.standard_normal((R, R))
+    moved = Factored((left + size * noise[0]) @ basis, (right + size * noise[1]) @ np.linalg.inv(basis).T)
+    return SimpleNamespace(qk=Factored(left, right)), SimpleNamespace(qk=moved)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.1])
+def test_likeness_is_that_of_exact_angles_and_of_the_dense_maps(size: float) -> None:
+    one, other = near(size)
+    overlap, angle, cosine = _compare(one, other, "qk")
+    a, b = one.qk, other.qk
+    angles = [principal_angles(x, y) for x, y in ((a.left, b.left), (a.right, b.right))]
+    assert overlap == pytest.approx(min((np.cos(own) ** 2).mean() for own in angles), abs=1e-12)
+    assert angle == pytest.approx(max(own.max() for own in angles), rel=1e-3)
+    norms = np.linalg.norm(a.dense()) * np.linalg.norm(b.dense())
+    assert cosine == pytest.approx((a.dense() * b.dense()).sum() / norms, abs=1e-12)
+
+
+def test_unrelated_heads_are_not_alike_and_equal_ones_wholly() -> None:
+    one, other = near(30.0)
+    assert _compare(one, other, "qk") is None
+    assert _compare(one, one, "qk") == (1.0, 0.0, 1.0)
+
+
+def test_layers_that_repeat_others_are_a_finding_each(tmp_path: Path) -> None:
+    """Layers 2 and 3 are 0 and 1 again, the last with its heads in another order."""
+    weights = gpt2_weights(5, D, vocab=30, n_positions=8)
+    for name in [name for name in weights if name.startswith("h.0.")]:
+        weights[name.replace("h.0.", "h.2.")] = weights[name]
+        weights[name.replace("h.0.", "h.3.")] = weights[name.replace("h.0.", "h.1.")].copy()
+    columns = np.arange(D).reshape(-1, 16)[[2, 0, 3, 1]].ravel()  # four heads
+    fused = weights["h.3.attn.c_attn.weight"].reshape(D, 3, D)
+    weights["h.3.attn.c_attn.weight"] = np.ascontiguousarray(fused[:, :, columns].reshape(D, 3 * D))
+    weights["h.3.attn.c_attn.bias"] = weights["h.3.attn.c_attn.bias"].reshape(3, D)[:, columns].ravel()
+    weights["h.3.attn.c_proj.weight"] = weights["h.3.attn.c_proj.weight"][columns]
+    audit = ws.audit(ws.open_model(write_checkpoint(tmp_path, weights)), directions=0)
+    found = [one for one in audit.findings if one.kind == "duplicate_heads"]
+    assert sorted((one.map, one.layer, one.head) for one in found) == [
+        ("qk", 0, None), ("qk", 1, None), ("vo", 0, None), ("vo", 1, None)
+    ]  # fmt: skip
+    for one in found:
+        assert len(one.members) == 8 and f"2 layers, {one.layer}, {one.layer + 2}, have the same spaces" in one.text
+        assert one.number == pytest.approx(1, abs=1e-6)
