@@ -18,6 +18,7 @@ from weightscope.errors import counted
 from weightscope.metrics.spaces import alike, principal_angles
 from weightscope.model import Model
 from weightscope.parallel import in_threads
+from weightscope.shapes import ShowsShapes
 
 WORTH_A_LOOK = 0.7  # correlation of sketches from which on the exact angles are computed; its own error is about 0.06
 PARALLEL = 0.8  # mean squared cosine of principal angles, chance aside, from which on two spaces are called parallel
@@ -152,8 +153,8 @@ def _compare(one: Head, other: Head, name: str) -> Likeness | None:
     return min(overlaps), float(np.arccos(min(own.min() for own in cosines))), cosine
 
 
-@dataclass(frozen=True)
-class Side:
+@dataclass(frozen=True, eq=False, repr=False)
+class Side(ShowsShapes):
     """The same side of two heads' maps by its inner products, from which angles and norms follow.
 
     Attributes
