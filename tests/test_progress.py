@@ -22,7 +22,7 @@ from weightscope.engine import ThisProcess
 from weightscope.folder import Files
 from weightscope.outlier_dimensions.guess import guess
 from weightscope.progress import Bar, bar, phase, progress_shown
-from weightscope.sinks.mechanisms import SinkObserver
+from weightscope.sinks.mechanisms.observer import SinkObserver
 
 
 def drawn(delay: float, updates: int, total: int = 3) -> str:

@@ -15,6 +15,7 @@ from analyses.sink_toys import broadcast, nop, vit  # noqa: E402
 from analyses.sink_toys.__main__ import STAGES, main  # noqa: E402
 from analyses.sink_toys.mosaics import CLASSES, NOTHING, PATCHES, mosaics  # noqa: E402
 from analyses.sink_toys.training import Size  # noqa: E402
+from weightscope.sinks import lemmas  # noqa: E402
 from weightscope.sinks import strength as sinks  # noqa: E402
 
 SEEDS = (0, 1, 2)
@@ -184,9 +185,9 @@ def test_lemma_3_holds_of_trained_layers(nop_runs: list, broadcast_runs: list) -
         attention = trace.attention.astype(np.float64)
         attention /= attention.sum(axis=-1, keepdims=True)  # in float32 they sum to 1 up to rounding
         sink = sinks.strongest_sink(attention).position
-        distance = sinks.rank_one_distance(attention, trace.updates, sink)
-        bound = sinks.rank_one_bound(attention, trace.updates, sink)
-        assert (distance <= bound * (1 + 1e-9)).all()
+        found = lemmas.rank_one(attention, trace.updates, sink)
+        assert (found.distance <= found.bound * (1 + 1e-9)).all()
+        assert (found.residual <= found.residual_bound * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("probability", nop.PROBABILITIES)

@@ -25,7 +25,10 @@ from weightscope.folder import Files  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
 from weightscope.sinks.inputs import Inputs, read_inputs  # noqa: E402
-from weightscope.sinks.mechanisms import SinkMechanisms, SinkObserver, own_coordinates, sink_mechanisms  # noqa: E402
+from weightscope.sinks.mechanisms.measured import SinkMechanisms  # noqa: E402
+from weightscope.sinks.mechanisms.measures import MEASURES  # noqa: E402
+from weightscope.sinks.mechanisms.observer import SinkObserver, own_coordinates, sink_mechanisms  # noqa: E402
+from weightscope.sinks.mechanisms.page import write_mechanism_report  # noqa: E402
 from weightscope.text.kinds import ImageTokens, TextTokens, image_tokens, text_tokens  # noqa: E402
 from weightscope.text.tokenizer import load_tokenizer  # noqa: E402
 
@@ -39,15 +42,17 @@ VISION = {
 }
 EVENT_COLUMNS = (
     "input", "layer", "head", "position", "token", "kind", "strength", "epsilon", "event_share", "ratio_out",
-    "stable_rank", "norm_ratio", "mechanism",
+    "stable_rank", "norm_ratio", "mechanism", *(measure.name for measure in MEASURES),
 )  # fmt: skip
 HEAD_COLUMNS = (
     "layer", "head", "strength", "epsilon", "event_share", "events", "kind", "kind_share", "ratio_out", "stable_rank",
     "norm_ratio", "nop", "broadcast", "neither", "mechanism", "qk_gap", "qk_stable_rank",
+    "sink_at_0.01", "sink_at_0.1", "sink_at_0.5", *(measure.name for measure in MEASURES),
 )  # fmt: skip
 ARRAYS = (
     "layers", "kinds", "position", "kind", "strength", "epsilon", "share", "ratio", "rank", "norm_ratio", "inflow",
-    "between_before", "between_after", "through", "qk_singular_values",
+    "between_before", "between_after", "through", "variance_before", "variance_after", "norm_mean", "norm_largest",
+    "qk_singular_values", *(measure.name for measure in MEASURES),
 )  # fmt: skip
 TEXT = ("gpt2", "llama", "qwen3", "bert", "bloom")
 
@@ -118,6 +123,15 @@ def test_every_number_is_that_of_a_plain_loop(name: str, tmp_path: Path) -> None
             assert found.norm_ratio[one] == pytest.approx(np.linalg.norm(x[s]) / np.mean(norms), rel=1e-4)
             by_kind = [sum(strength[j] for j in range(n) if kinds[j] == k) for k in range(len(found.kinds))]
             np.testing.assert_allclose(found.inflow[one], by_kind, atol=1e-6)
+            for name_of, value in lemmas_by_loops(layer, head, x, a, u, s).items():
+                assert found.measures[name_of][one] == pytest.approx(value, rel=1e-3, abs=1e-5), name_of
+        for kind in range(len(found.kinds)):
+            own = [float(np.linalg.norm(x[j])) for j in range(n) if kinds[j] == kind]
+            expected = (np.mean(own), max(own)) if own else (np.nan, np.nan)
+            got = found.norm_mean[i, at, kind], found.norm_largest[i, at, kind]
+            assert got == pytest.approx(expected, rel=1e-5, nan_ok=True)
+        assert found.variance_before[i, at] == pytest.approx(variance(x), rel=1e-5)
+        assert found.variance_after[i, at] == pytest.approx(variance(x + output), rel=1e-5)
         for name_of, states in (("between_before", x), ("between_after", x + output)):
             cosines = [cosine(states[p], states[q]) for p in range(n) for q in range(n) if p != q]
             assert getattr(found, name_of)[i, at] == pytest.approx(np.mean(cosines), abs=1e-5)
@@ -127,6 +141,48 @@ def test_every_number_is_that_of_a_plain_loop(name: str, tmp_path: Path) -> None
         for head in runner.layers[int(index)].heads:
             spectrum = np.linalg.svd(head.qk.dense(), compute_uv=False)[: found.qk_singular_values.shape[-1]]
             np.testing.assert_allclose(found.qk_singular_values[at, head.index], spectrum, atol=1e-5 * spectrum[0])
+
+
+def variance(x: np.ndarray) -> float:
+    return float(sum(np.linalg.norm(row - x.mean(axis=0)) ** 2 for row in x) / len(x))
+
+
+def lemmas_by_loops(
+    layer: Layer, head: int, x: np.ndarray, a: np.ndarray, u: np.ndarray, s: int
+) -> dict[str, float]:  # fmt: skip
+    """Every measure of one head, from whole vectors of the stream in float64."""
+    n, kv = len(x), head // (layer.n_heads // layer.n_kv_heads)
+    others = [j for j in range(n) if j != s]
+    written, own = a @ u, a[:, s]
+    length, (_, sigma, vt) = np.linalg.norm(written), np.linalg.svd(written)
+    lengths, epsilon, root = np.linalg.norm(u, axis=-1), 1 - min(own), np.sqrt(n)
+    before, spread = variance(x), np.std(own) * lengths[s]
+    most = spread + epsilon * max(lengths[others])
+    gathered = np.linalg.norm(a @ layer.inner_values(x)[kv], axis=-1)
+    keys, queries = np.linalg.norm(layer.keys(x)[kv], axis=-1), layer.queries(x)[head]
+    tokens = layer.normalised(x)
+    if layer.norm is not None and layer.norm.centred:
+        tokens = tokens - tokens.mean(axis=-1, keepdims=True)
+    first = np.linalg.svd(layer.heads[head].qk.dense().astype(float))[2][0]
+    along = [abs(cosine(token, first)) for token in tokens]
+    return {
+        "written": length,
+        "distance": np.linalg.norm(written - u[s]) / length,
+        "bound": root * epsilon * max(np.linalg.norm(u - u[s], axis=-1)) / length,
+        "residual": np.linalg.norm(written - np.outer(own, u[s])) / length,
+        "residual_bound": root * epsilon * max(lengths[others]) / length,
+        "leading": np.linalg.norm(np.outer(own, u[s])) / sigma[0],
+        "leading_bound": (1 - epsilon) * root * lengths[s] / sigma[0],
+        "along": abs(cosine(vt[0], u[s])),
+        "variance_change": variance(x + written) / before - 1,
+        "variance_sink": spread**2 / before,
+        "variance_bound": (2 * np.sqrt(before) + most) * most / before,
+        "key_ratio": keys[s] / np.mean(keys[others]),
+        "query_similarity": np.mean([cosine(queries[i], queries[j]) for i in range(n) for j in range(n) if i != j]),
+        "update_spread": np.std(gathered) / np.mean(gathered),
+        "alignment": along[s],
+        "alignment_others": np.mean([along[j] for j in others]),
+    }
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -324,6 +380,39 @@ def test_the_tables_agree_with_the_arrays_and_with_each_other(sinks_of_embedded:
         assert arrays["kinds"].tolist() == list(found.kinds)
 
 
+def lemmas_hold(found: SinkMechanisms) -> bool:
+    """Up to float32's rounding of attention and updates."""
+    m, slack = found.measures, 1e-4
+    return all((
+        (m["distance"] <= m["bound"] + slack).all(),
+        (m["residual"] <= m["residual_bound"] + slack).all(),
+        (m["leading"] >= m["leading_bound"] - slack).all(),
+        (np.abs(m["variance_change"]) <= m["variance_bound"] + slack).all(),
+        (np.abs(m["leading"] - 1) <= np.sqrt(found.rank) * m["residual"] + slack).all(),  # Weyl, in units of sigma_1
+    ))  # fmt: skip
+
+
+def test_lemmas_hold_of_a_trained_model_and_of_learned_sinks(sinks_of_embedded: SinkMechanisms, tmp_path: Path) -> None:
+    assert lemmas_hold(sinks_of_embedded)
+    case = case_named("gpt_oss")  # its rows do not sum to one
+    runner = runner_of(case, tmp_path)
+    assert lemmas_hold(sink_mechanisms(runner, Inputs(dict(enumerate(sequences_of(case))), every_third_special(), "")))
+
+
+def test_a_page_shows_registers_where_there_are_some(tmp_path: Path) -> None:
+    for name, some in (("dinov2", False), ("dinov2_with_registers", True)):
+        runner, files = runner_of(case_named(name), tmp_path / name), Files()
+        images = dict(enumerate(sequences_of(case_named(name))))
+        found = sink_mechanisms(runner, Inputs(images, image_tokens(runner.model), ""))
+        write_mechanism_report(files, found)
+        drawn = {name.removesuffix(".png") for name in files.contents if name.endswith(".png")}
+        assert drawn - {"registers"} == {
+            "sink-tokens", "head-map", "norms", "plane", "lemmas", "similarity", "spectra", "routing"
+        }  # fmt: skip
+        assert ("registers" in drawn) == some == ("norm_mean_register" in found.layers.names)
+        assert (b"Fig. 8." in files.contents["report.html"]) == some
+
+
 def test_medians_of_a_head_are_over_its_events(sinks_of_embedded: SinkMechanisms) -> None:
     """Head 0 has events on two texts of four, head 1 on none."""
     found = sinks_of_embedded
@@ -357,4 +446,5 @@ def test_sinks_of_a_real_vision_transformer_pass_from_cls_to_patches() -> None:
     found = sink_mechanisms(open_runner(model), read_inputs(model, n=4))
     cls = found.kinds.index("CLS")
     assert (found.kind[:, 0] == cls).all()
+    assert lemmas_hold(found)
     assert (found.kind[:, -4:] != cls).all()

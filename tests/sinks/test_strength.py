@@ -5,14 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.a_head import a_head, softmax
 from weightscope.sinks import strength as sinks
 
 HEADS, QUERIES, KEYS, WIDTH = (3, 2), 7, 5, 4
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 @pytest.fixture
@@ -29,16 +25,6 @@ def attention() -> np.ndarray:
 def updates() -> np.ndarray:
     """(3, 2, 5, 4)."""
     return np.random.default_rng(1).normal(size=(*HEADS, KEYS, WIDTH))
-
-
-@st.composite
-def a_head(draw) -> tuple[np.ndarray, np.ndarray]:
-    """Attention (m, n) with rows summing to one, spread or sharp, and updates (n, d)."""
-    m, n, d = (draw(st.integers(2, 8)) for _ in range(3))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    scores = rng.normal(size=(m, n)) * draw(st.floats(0, 5))
-    scores[:, draw(st.integers(0, n - 1))] += draw(st.floats(0, 20))
-    return softmax(scores), rng.normal(size=(n, d)) * draw(st.floats(1e-6, 1e6))
 
 
 def test_strength_sink_and_event_by_their_definitions(attention: np.ndarray) -> None:
@@ -91,11 +77,10 @@ def test_a_sink_event_is_nine_queries_of_ten_with_half_of_their_attention() -> N
     assert sinks.sink_event(attention, np.array(1))
 
 
-def test_ratio_rank_and_distance_by_plain_loops(attention: np.ndarray, updates: np.ndarray) -> None:
+def test_ratio_and_rank_by_plain_loops(attention: np.ndarray, updates: np.ndarray) -> None:
     sink = sinks.strongest_sink(attention).position
     ratio = sinks.value_norm_ratio(updates, sink)
     rank = sinks.update_stable_rank(attention, updates)
-    distance = sinks.rank_one_distance(attention, updates, sink)
     for head in np.ndindex(HEADS):
         a, u, s = attention[head], updates[head], sink[head]
         norms = [np.sqrt(sum(float(c) ** 2 for c in u[j])) for j in range(KEYS)]
@@ -103,8 +88,6 @@ def test_ratio_rank_and_distance_by_plain_loops(attention: np.ndarray, updates: 
         written = np.array([sum(a[i, j] * u[j] for j in range(KEYS)) for i in range(QUERIES)])
         singular = np.linalg.svd(written, compute_uv=False)
         assert rank[head] == pytest.approx((singular**2).sum() / singular[0] ** 2)
-        squared = sum(float(c) ** 2 for i in range(QUERIES) for c in written[i] - u[s])
-        assert distance[head] == pytest.approx(np.sqrt(squared))
 
 
 def test_float32_arrays_of_a_model_give_the_same(attention: np.ndarray, updates: np.ndarray) -> None:
@@ -114,27 +97,8 @@ def test_float32_arrays_of_a_model_give_the_same(attention: np.ndarray, updates:
     for narrow, wide in (
         (sinks.update_stable_rank(a, u), sinks.update_stable_rank(attention, updates)),
         (sinks.value_norm_ratio(u, sink), sinks.value_norm_ratio(updates, sink)),
-        (sinks.rank_one_distance(a, u, sink), sinks.rank_one_distance(attention, updates, sink)),
     ):
         assert narrow.dtype == np.float64 and narrow == pytest.approx(wide, rel=1e-5)
-
-
-@settings(deadline=None)
-@given(a_head())
-def test_lemma_3_bounds_the_distance_from_rank_one(head: tuple[np.ndarray, np.ndarray]) -> None:
-    attention, updates = head
-    for s in range(attention.shape[1]):
-        sink = np.array(s)
-        bound = sinks.rank_one_bound(attention, updates, sink)
-        assert sinks.rank_one_distance(attention, updates, sink) <= bound * (1 + 1e-9) + 1e-12 * np.abs(updates).max()
-
-
-def test_lemma_3_is_tight_where_all_that_the_sink_leaves_goes_to_one_far_token() -> None:
-    attention = np.tile([0.75, 0.25, 0.0], (4, 1))
-    updates = np.array([[0.0, 1.0], [0.0, 5.0], [1.0, 1.0]])
-    distance = sinks.rank_one_distance(attention, updates, np.array(0))
-    assert distance == pytest.approx(sinks.rank_one_bound(attention, updates, np.array(0)))
-    assert distance == pytest.approx(2 * 0.25 * 4)
 
 
 @settings(deadline=None)
@@ -153,11 +117,8 @@ def test_orthonormal_coordinates_of_the_updates_change_nothing(head: tuple[np.nd
 def test_a_perfect_sink_writes_its_own_update_everywhere(updates: np.ndarray) -> None:
     attention = np.zeros((*HEADS, QUERIES, KEYS))
     attention[..., 2] = 1
-    sink = np.full(HEADS, 2)
     assert sinks.epsilon_sinks(attention, 0.0)[..., 2].all()
     assert sinks.update_stable_rank(attention, updates) == pytest.approx(np.ones(HEADS))
-    assert (sinks.rank_one_distance(attention, updates, sink) == 0).all()
-    assert (sinks.rank_one_bound(attention, updates, sink) == 0).all()
 
 
 def test_what_writes_nothing_has_no_ratio_and_no_rank() -> None:

@@ -112,6 +112,19 @@ def layer_bar(figure: figures.Figure, axis: Axes, layers: np.ndarray, label: str
     bar.locator = MaxNLocator(integer=True)
 
 
+def layers_along(axis: Axes) -> None:
+    """Layers along an axis, whole numbers."""
+    axis.set_xlabel("layer")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+
+
+def layer_rows(axis: Axes, layers: np.ndarray) -> None:
+    """Layers as the rows of a picture, eight of them named at most."""
+    step = max(1, -(-len(layers) // 8))
+    axis.set_yticks(range(0, len(layers), step), layers[::step].tolist())
+    axis.set_ylabel("layer")
+
+
 @in_our_style()
 def save(figure: figures.Figure, files: Files, name: str) -> str:
     """Save NAME.png and NAME.svg, and return the SVG for a page.

@@ -1,23 +1,19 @@
-"""Attention sinks as pages: whether they are biases, models side by side; and what they do in one model."""
+"""Attention sinks as a page: whether they are biases, models side by side."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from weightscope.errors import counted
 from weightscope.folder import Files
 from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.sinks import figures, paper
 from weightscope.sinks.bias import CHARACTERS, TOKENS_SHOWN, SinkBias, Sizes
-from weightscope.sinks.mechanisms import MECHANISMS, SINK_HEAD, SinkMechanisms
 from weightscope.sinks.patching import ABLATED, PATCHED
 from weightscope.sinks.prediction import SINKS_ABOVE
 from weightscope.sinks.updates import SPREAD
 from weightscope.tables import Column, Table
-
-HEADS_SHOWN = 24  # in the table of what sinks do
 
 
 @phase("drawing figures")
@@ -165,87 +161,3 @@ def _prediction(files: Files, bias: SinkBias) -> Section:
         "Right: AUROC of each reading; none where it is the same for every head, or where no head sinks.",
     )
     return Section(f"{bias.model}: which heads sink, foretold", text, [figure, bias.aurocs.select("meaning", "auroc")])
-
-
-@phase("drawing figures")
-def write_mechanism_report(files: Files, sinks: SinkMechanisms) -> None:
-    """Draw the figures and write report.html: what do sinks do?"""
-    sections = [_tokens(files, sinks), _mechanisms(files, sinks), _gates(files, sinks)]
-    lead = " ".join([*mechanism_headline(sinks), sinks.inputs.note])
-    write_page(files, "report.html", f"Attention sinks of {sinks.model}", lead, sections)
-
-
-def mechanism_headline(sinks: SinkMechanisms) -> list[str]:
-    """What sinks do, in a few sentences."""
-    n_inputs, n_layers, n_heads = sinks.event.shape
-    events = int(sinks.event.sum())
-    did = ", ".join(f"{(sinks.mechanism == name).sum():,} {figures.MECHANISM_NAMES[name]}" for name in MECHANISMS)
-    third = max(1, n_layers // 3)
-    most = []
-    for name, kind in (("first", sinks.kind[:, :third]), ("last", sinks.kind[:, -third:])):
-        share = np.bincount(kind.ravel(), minlength=len(sinks.kinds)) / kind.size
-        most.append(f"{share.max():.0%} {sinks.kinds[share.argmax()]} in the {name} third of the layers")
-    return [
-        f"{counted(n_inputs, 'input')}, {counted(n_layers, 'layer')} of {counted(n_heads, 'head')}: "
-        f"{counted(events, 'sink event')} in {sinks.event.size:,} "
-        f"({sinks.event.mean():.2%}){f'; {did}' if events else ''}.",
-        f"{sinks.sink_heads.sum()} of {n_layers * n_heads} heads are sink heads "
-        f"(an event on {SINK_HEAD:.0%} of the inputs or more).",
-        f"The strongest key of a head is most often: {', '.join(most)}.",
-    ]
-
-
-def _tokens(files: Files, sinks: SinkMechanisms) -> Section:
-    text = (
-        "The strongest sink of a head on an input is the key that gets most of its attention (eq. 2). It makes a "
-        "sink event when at least 90 % of the queries give it half of their attention or more."
-    )
-    by_layer = Figure(
-        save(figures.sink_token_figure(sinks), files, "sink-tokens"),
-        "Fig. 4. By layer, mean over inputs and heads: share of the attention that each kind of token gets; share of "
-        "the heads whose strongest key is of that kind; share that has a sink event there.",
-    )
-    by_head = Figure(
-        save(figures.head_map_figure(sinks), files, "head-map"),
-        "Fig. 5. Strength of each head's strongest sink; share of inputs on which it makes an event; what the sinks "
-        "of heads with an event on half of the inputs mostly do.",
-    )
-    order = np.lexsort((-sinks.heads["strength"], -sinks.heads["events"]))[:HEADS_SHOWN]
-    shown = ("layer", "head", "strength", "events", "kind", "ratio_out", "stable_rank", "mechanism", "qk_gap")
-    heads = sinks.heads.take(order).select(*shown)
-    heads.caption = f"The {len(heads)} heads with the most sink events, then the strongest sinks; heads.csv has all."
-    layers = sinks.layers.select("layer", "kind", "kind_share", "token", "token_share", "events")
-    layers.caption = "Which kind of token, and which token, is the strongest sink most often, over inputs and heads."
-    return Section("Which tokens are sinks", text, [by_layer, by_head, heads, layers])
-
-
-def _mechanisms(files: Files, sinks: SinkMechanisms) -> Section:
-    text = (
-        "A sink event is a NOP where the sink's value norm is at most 0.2 of the other tokens' mean, a broadcast "
-        "where it is at least 0.5 of it and the head's update has stable rank 1.5 or less."
-    )
-    plane = Figure(
-        save(figures.plane_figure(sinks), files, "plane"),
-        "Figs 6 and 8. Every head's strongest sink on every input. Left: by mechanism; dotted: the rule's bounds. "
-        "Right: events by layer and by the kind of token that is the sink.",
-    )
-    similarity = Figure(
-        save(figures.similarity_figure(sinks), files, "similarity"),
-        "Mean cosine between different tokens of an input before and after attention adds to them, and of each token "
-        "with itself across that; median over inputs and the middle half of them.",
-    )
-    return Section("No-op or broadcast", text, [plane, similarity])
-
-
-def _gates(files: Files, sinks: SinkMechanisms) -> Section:
-    text = (
-        "A gate needs one large singular value of W_QK, or a sink of large norm (Lemma 2). Under rotation W_QK is that "
-        "of distance 0."
-    )
-    spectra = Figure(
-        save(figures.spectrum_figure(sinks), files, "spectra"),
-        "Fig. 2B. Singular values of W_QK over the largest, median over heads and the middle half of them. Then, "
-        "against the strength of each head's sink: the ratio of the two largest; and the sink's norm in the residual "
-        "stream over the other tokens', median over inputs.",
-    )
-    return Section("How sinks are chosen", text, [spectra])

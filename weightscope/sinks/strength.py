@@ -24,6 +24,7 @@ BROADCAST_RATIO = 0.5  # at least ...
 BROADCAST_RANK = 1.5  # ... and at most: the update is one vector for all
 
 NOP, BROADCAST, NEITHER = "nop", "broadcast", "neither"
+MECHANISMS = (NOP, BROADCAST, NEITHER)
 
 
 class Sink(NamedTuple):
@@ -44,7 +45,7 @@ def strongest_sink(attention: np.ndarray) -> Sink:
     """s = argmax_j alpha_j and alpha_s (eq. 2); the first of equals."""
     strength = sink_strength(attention)
     position = strength.argmax(axis=-1)
-    return Sink(position, _at(strength, position))
+    return Sink(position, at_sink(strength, position))
 
 
 def epsilon_sinks(attention: np.ndarray, epsilon: float) -> np.ndarray:
@@ -60,7 +61,7 @@ def least_epsilon(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
     attention : (..., m, n) array
     sink : int array of shape (...)
     """
-    return 1 - _column(attention, sink).min(axis=-1)
+    return 1 - sink_column(attention, sink).min(axis=-1)
 
 
 def event_share(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
@@ -71,7 +72,7 @@ def event_share(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
     attention : (..., m, n) array
     sink : int array of shape (...)
     """
-    return (_column(attention, sink) >= EVENT_WEIGHT).mean(axis=-1)
+    return (sink_column(attention, sink) >= EVENT_WEIGHT).mean(axis=-1)
 
 
 def sink_event(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
@@ -105,9 +106,9 @@ def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
     (...) array
         NaN where no other key writes anything.
     """
-    norms = _norms(updates)  # (..., n)
-    own = _at(norms, sink)
-    others = (norms.sum(axis=-1) - own) / (norms.shape[-1] - 1)
+    length = norms(updates)  # (..., n)
+    own = at_sink(length, sink)
+    others = (length.sum(axis=-1) - own) / (length.shape[-1] - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(others > 0, own / others, np.nan))
 
@@ -154,39 +155,6 @@ def mechanism(ratio: np.ndarray, rank: np.ndarray) -> np.ndarray:
     return np.select([ratio <= NOP_RATIO, broadcast], [NOP, BROADCAST], NEITHER)
 
 
-def rank_one_distance(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """|Y - 1 u_s'|_F with Y = A u: how far a head is from writing its sink's update everywhere (Lemma 3).
-
-    Parameters
-    ----------
-    attention : (..., m, n) array
-    updates : (..., n, d) array
-    sink : int array of shape (...)
-    """
-    difference = attention @ updates - _row(updates, sink)[..., None, :]  # (..., m, d)
-    return np.sqrt(np.square(difference, dtype=np.float64).sum(axis=(-2, -1)))
-
-
-def rank_one_bound(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """sqrt(m) epsilon max_j |u_j - u_s|, with epsilon = 1 - min_i A_is: `rank_one_distance` stays below it (Lemma 3).
-
-    Row i of Y - 1 u_s' is sum_{j != s} A_ij (u_j - u_s), of norm at most (1 - A_is) max_j |u_j - u_s|. The paper's
-    proof (eqs 8-11) splits off the column a_s in place of 1 and bounds the rest by the norms of the values; this bound
-    is for the lemma's own Y = 1 u_s' and is the smaller where values are alike.
-
-    Parameters
-    ----------
-    attention : (..., m, n) array
-        Not negative, rows summing to 1.
-    updates : (..., n, d) array
-    sink : int array of shape (...)
-    """
-    received = _column(attention, sink)  # (..., m)
-    epsilon = 1 - received.min(axis=-1)
-    farthest = _norms(updates - _row(updates, sink)[..., None, :]).max(axis=-1)
-    return np.sqrt(received.shape[-1]) * epsilon * farthest
-
-
 def similarity_between_tokens(x: np.ndarray) -> np.ndarray:
     """Mean cosine over all pairs of different tokens, (..., n, d) -> (...): a broadcast raises it (Lemma 4).
 
@@ -203,25 +171,26 @@ def similarity_through(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return (_unit(before) * _unit(after)).sum(axis=-1).mean(axis=-1)
 
 
-def _norms(x: np.ndarray) -> np.ndarray:
+def norms(x: np.ndarray) -> np.ndarray:
+    """Lengths in float64, (..., d) -> (...)."""
     return np.sqrt(np.square(x, dtype=np.float64).sum(axis=-1))
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
-    norms = _norms(x)[..., None]
-    return x / np.where(norms > 0, norms, 1.0)
+    length = norms(x)[..., None]
+    return x / np.where(length > 0, length, 1.0)
 
 
-def _at(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """values[..., index]: (..., n) and (...) -> (...)."""
+def at_sink(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """values[..., index], a number a key taken at the sink: (..., n) and (...) -> (...)."""
     return np.take_along_axis(values, np.asarray(index)[..., None], axis=-1)[..., 0]
 
 
-def _column(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
+def sink_column(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
     """Attention each query gives the sink: (..., m, n) -> (..., m)."""
     return np.take_along_axis(attention, np.asarray(sink)[..., None, None], axis=-1)[..., 0]
 
 
-def _row(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
+def sink_row(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
     """The sink's update: (..., n, d) -> (..., d)."""
     return np.take_along_axis(updates, np.asarray(sink)[..., None, None], axis=-2)[..., 0, :]

@@ -6,8 +6,8 @@ from weightscope.folder import OutputFolder
 from weightscope.model import Model
 from weightscope.runner import open_runner
 from weightscope.sinks.inputs import Inputs
-from weightscope.sinks.mechanisms import sink_mechanisms
-from weightscope.sinks.page import mechanism_headline, write_mechanism_report
+from weightscope.sinks.mechanisms.observer import sink_mechanisms
+from weightscope.sinks.mechanisms.page import mechanism_headline, write_mechanism_report
 
 
 def study_mechanisms(model: Model, inputs: Inputs, out: Path, *, device: str = "cpu") -> list[str]:

@@ -1,0 +1,173 @@
+"""Lemmas 2 to 4 of the two-sink-mechanisms paper as numbers: what a head does, beside what the lemma bounds it by.
+
+Shapes and letters are those of `weightscope.sinks.strength`: attention is (..., m, n), updates u_j are (..., n, d), and
+Y = A u is what a head writes. A_ij need not be a softmax's. With rows that sum to one and no negative weight,
+epsilon = max_i sum_{j != s} |A_ij| is Definition 1's 1 - min_i A_is.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.sinks.strength import at_sink, norms, sink_column, sink_row
+
+
+class RankOne(NamedTuple):
+    """How near Y is to its sink's update written everywhere; arrays of shape (...)."""
+
+    distance: np.ndarray
+    """|Y - 1 u_s'|_F: Lemma 3 as it is stated."""
+    bound: np.ndarray
+    """sqrt(m) epsilon max_j |u_j - u_s|, which `distance` stays below."""
+    residual: np.ndarray
+    """|Y - a_s u_s'|_F, a_s being the sink's column of A (eqs 8 and 9)."""
+    residual_bound: np.ndarray
+    """sqrt(m) epsilon max_{j != s} |u_j|, which `residual` stays below (eqs 10 and 11)."""
+    leading: np.ndarray
+    """|a_s| |u_s|, the singular value of the rank-one part: within `residual` of sigma_1(Y) (eq. 12)."""
+    leading_bound: np.ndarray
+    """(1 - epsilon) sqrt(m) |u_s|, which `leading` stays above (eq. 12)."""
+
+
+def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> RankOne:
+    """Lemma 3 and its proof (eqs 8-12).
+
+    Row i of Y - 1 u_s' is sum_{j != s} A_ij (u_j - u_s) where the row sums to one. What a row's sum lacks of one, or
+    has above it, weighs u_s once more; learned sinks and attention without a softmax have such rows.
+
+    Parameters
+    ----------
+    attention : (..., m, n) array
+    updates : (..., n, d) array
+    sink : int array of shape (...)
+    """
+    written = (attention @ updates).astype(np.float64)  # (..., m, d)
+    column, own = sink_column(attention, sink).astype(np.float64), sink_row(updates, sink).astype(np.float64)
+    root, epsilon = np.sqrt(attention.shape[-2]), spill(attention, sink)
+    unheld = np.abs(1 - attention.sum(axis=-1, dtype=np.float64)).max(axis=-1)  # (...)
+    length = norms(own)
+    return RankOne(
+        distance=_frobenius(written - own[..., None, :]),
+        bound=root * (epsilon * norms(updates - own[..., None, :]).max(axis=-1) + unheld * length),
+        residual=_frobenius(written - column[..., None] * own[..., None, :]),
+        residual_bound=root * epsilon * largest_other(updates, sink),
+        leading=norms(column) * length,
+        leading_bound=np.abs(column).min(axis=-1) * root * length,
+    )
+
+
+def spill(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """epsilon = max_i sum_{j != s} |A_ij|, what the least faithful query gives other keys: (...)."""
+    magnitude = np.abs(attention)
+    others = magnitude.sum(axis=-1, dtype=np.float64) - sink_column(magnitude, sink)  # (..., m)
+    return np.maximum(others, 0).max(axis=-1)
+
+
+def largest_other(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """max_{j != s} |u_j|: (..., n, d) -> (...)."""
+    length = norms(updates)  # (..., n)
+    is_sink = np.arange(length.shape[-1]) == np.asarray(sink)[..., None]
+    return np.where(is_sink, 0.0, length).max(axis=-1)
+
+
+def first_direction(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Singular values of Y, descending, and its first right singular vector, along which eq. 12 expects u_s.
+
+    Parameters
+    ----------
+    written : (..., m, d) array
+
+    Returns
+    -------
+    (..., k) array, (..., d) array
+        k is the smaller of m and d. The vector is zero where Y is.
+    """
+    largest = np.abs(written).max(axis=(-2, -1), keepdims=True).astype(np.float64)
+    unit = written / np.where(largest > 0, largest, 1.0)  # no square over- or underflows
+    transposed = np.swapaxes(unit, -1, -2)
+    wide = unit.shape[-1] > unit.shape[-2]
+    squares, vectors = np.linalg.eigh(unit @ transposed if wide else transposed @ unit)
+    first = vectors[..., -1]  # left singular vectors where it is wide
+    if wide:
+        first = (transposed @ first[..., None])[..., 0]
+    length = norms(first)[..., None]
+    first = np.where(largest[..., 0] > 0, first, 0.0) / np.where(length > 0, length, 1.0)
+    return np.sqrt(np.maximum(squares[..., ::-1], 0)) * largest[..., 0], first
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """|<a, b>| / (|a| |b|), (..., d) twice -> (...); NaN where one of them is zero."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.abs((a * b).sum(axis=-1, dtype=np.float64)) / (norms(a) * norms(b))
+
+
+def token_variance(x: np.ndarray) -> np.ndarray:
+    """V = mean_i |x_i - mean_k x_k|^2 (eq. 17), (..., n, d) -> (...)."""
+    return np.square(centred(x)).sum(axis=-1).mean(axis=-1)
+
+
+def centred(x: np.ndarray) -> np.ndarray:
+    """x_i - mean_k x_k (eq. 16), in float64."""
+    return x - x.mean(axis=-2, keepdims=True, dtype=np.float64)
+
+
+def variance_of_weights(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """Var_i(A_is) |u_s|^2, what uneven attention to the sink spreads tokens by (second term of eq. 18): (...)."""
+    weights = sink_column(attention, sink).astype(np.float64)  # (..., m)
+    return weights.var(axis=-1) * np.square(norms(sink_row(updates, sink)))
+
+
+def variance_bound(
+    before: np.ndarray, attention: np.ndarray, updates: np.ndarray, sink: np.ndarray
+) -> np.ndarray:  # fmt: skip
+    """(2 sqrt(V) + c) c with c = sd_i(A_is) |u_s| + epsilon max_{j != s} |u_j|: |V' - V| stays below it (Lemma 4).
+
+    V' is the variance of x_i + Y_i. It is eq. 20 with its O(epsilon) written out: centred, Y_i is A_is u_s less its
+    mean, and a rest of length epsilon max |u_j| at most (eqs 13-16), so sqrt(V') differs from sqrt(V) by c at most.
+    Where all queries attend to the sink alike and epsilon is zero, c is zero, and V' = V (eq. 21).
+
+    Parameters
+    ----------
+    before : (...) array
+        V, of the tokens x that the head's update is added to.
+    attention : (..., n, n) array
+    updates : (..., n, d) array
+    sink : int array of shape (...)
+    """
+    spread = np.sqrt(variance_of_weights(attention, updates, sink))
+    most = spread + spill(attention, sink) * largest_other(updates, sink)
+    return (2 * np.sqrt(before) + most) * most
+
+
+def relative_spread(x: np.ndarray) -> np.ndarray:
+    """Standard deviation over mean of the lengths |x_i| (appendix A.2), (..., n, d) -> (...): 0 where all are alike."""
+    length = norms(x)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return length.std(axis=-1) / length.mean(axis=-1)
+
+
+def alignment(tokens: np.ndarray, direction: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """|cos| of the sink token and of the others' mean with the direction that scores read best (Lemma 2, eqs 4 and 5).
+
+    A gate of one singular direction has x_s along v_1 of W_QK = sum_k sigma_k u_k v_k', the key's side.
+
+    Parameters
+    ----------
+    tokens : (..., n, d) array
+        As W_QK takes them: normalised, and centred where the norm centres.
+    direction : (H, d) array
+        v_1 of each head, of length one.
+    sink : int array of shape (..., H)
+
+    Returns
+    -------
+    (..., H) array, (..., H) array
+    """
+    length = norms(tokens)[..., None]  # (..., n, 1)
+    cosines = np.abs(tokens @ direction.T) / np.where(length > 0, length, 1.0)  # (..., n, H)
+    own = at_sink(np.swapaxes(cosines, -1, -2), sink)  # (..., H)
+    return own, (cosines.sum(axis=-2) - own) / (tokens.shape[-2] - 1)
+
+
+def _frobenius(x: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.square(x).sum(axis=(-2, -1)))
