@@ -16,7 +16,8 @@ from weightscope.cli import main
 PARAGRAPH = "A single man in possession of a good fortune must be in want of a {0} wife, or of a dog. " * 3
 BIAS = ("embedded", "--question", "bias", "--inputs", 3, "--length", 32, "--evaluated", 2)
 KIND_FILES = {"events.csv", "heads.csv", "layers.csv", "sinks.npz", "report.html"} | {
-    f"{name}.{suffix}" for name in ("sink-tokens", "head-map", "plane", "similarity", "spectra")
+    f"{name}.{suffix}"
+    for name in ("sink-tokens", "head-map", "norms", "plane", "lemmas", "similarity", "spectra", "routing")
     for suffix in ("png", "svg")
 }  # fmt: skip
 
@@ -99,7 +100,7 @@ def test_kind_looks_at_what_the_model_takes(sees: bool, given: bool, texts: Path
     source = dino if sees else "embedded"
     done = sinks(source, "--question", "kind", *(options if given else []), "--inputs", 3, "--length", 16, "--out", out)
     assert done.exit_code == 0, done.output
-    assert visible(out) == KIND_FILES
+    assert visible(out) == KIND_FILES | ({"registers.png", "registers.svg"} if sees else set())
     assert "3 inputs, 2 layers of" in done.output
     said = {
         (True, True): f"Run on 3 images: images from {tmp_path}; BitImageProcessorPil with size 12",

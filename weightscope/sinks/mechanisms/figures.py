@@ -28,6 +28,7 @@ from weightscope.sinks.strength import BROADCAST_RANK, BROADCAST_RATIO, MECHANIS
 MECHANISM_COLOURS = dict(zip(MECHANISMS, (COLOURS[0], COLOURS[1], COLOURS[4]), strict=True))
 MECHANISM_NAMES = dict(zip(MECHANISMS, ("NOP", "broadcast", "neither"), strict=True))
 NO_SINK = "0.9"
+BOUNDS_SHOWN = 1e4  # what lies further below the largest bound is left out: such a bound says nothing
 # The same colour for tokens of the same role in images and texts.
 KIND_COLOURS = {
     "CLS": COLOURS[0], "first": COLOURS[0], "register": COLOURS[3], "special": COLOURS[3], "patch": COLOURS[1],
@@ -199,7 +200,7 @@ def similarity_figure(sinks: SinkMechanisms) -> Figure:
     between.set_ylabel("cosine of two tokens (1)")
     variance.set_ylabel(r"variance of tokens $V$")
     variance.set_yscale("log")
-    through.set_ylabel("cosine of a token with itself (1)")
+    through.set_ylabel("cosine of a token\nwith itself (1)")
     through.set_ylim(top=1.02)
     figure.legend(*between.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     for axis in (between, variance, through):
@@ -294,6 +295,7 @@ def _against_bound(axis: Axes, sinks: SinkMechanisms, bound: np.ndarray, value: 
     axis.set_xscale("log")
     axis.set_yscale("log")
     low, high = axis.get_xlim()
+    low = max(low, high / BOUNDS_SHOWN)
     bottom, top = axis.get_ylim()
     line = np.geomspace(low, high)
     axis.plot(line, line, color="black", linewidth=0.6)

@@ -117,7 +117,8 @@ def _lemmas(files: Files, sinks: SinkMechanisms) -> Section:
         save(figures.lemma_figure(sinks), files, "lemmas"),
         "Every head's strongest sink on every input. Definition 1: share of them that are epsilon-sinks, by the kind "
         "of the sink. Lemma 3, eq. 12 and Lemma 4: what is measured against its bound; the shaded side is what the "
-        "lemma rules out. In Lemma 4 V' is the variance after this head alone has written.",
+        "lemma rules out, and bounds below 1e-4 of the largest are left out. In Lemma 4 V' is the variance after this "
+        "head alone has written.",
     )
     similarity = Figure(
         save(figures.similarity_figure(sinks), files, "similarity"),
