@@ -129,7 +129,7 @@ def plane_figure(sinks: SinkMechanisms) -> Figure:
 
 def _rule(axis: Axes) -> None:
     """The bounds between the mechanisms on the plane of ratio and rank."""
-    style = {"color": "black", "linewidth": 0.6, "linestyle": ":"}
+    style: dict[str, Any] = {"color": "black", "linewidth": 0.6, "linestyle": ":"}
     axis.axvline(NOP_RATIO, **style)
     corner = [BROADCAST_RATIO, BROADCAST_RATIO, 1e9], [1e-9, BROADCAST_RANK, BROADCAST_RANK]
     axis.plot(*corner, **style)

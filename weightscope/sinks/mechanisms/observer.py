@@ -138,12 +138,11 @@ def key_directions(layer: Layer) -> np.ndarray:
 
 def norms_by_kind(x: np.ndarray, of_kind: np.ndarray) -> dict[str, np.ndarray]:
     """Mean and largest norm of each kind of token, NaN where there is none: (b, n, d), (b, n, K) -> (b, K) twice."""
-    length = np.where(of_kind, norms(x)[..., None], np.nan)  # (b, n, K)
-    some = of_kind.any(axis=1)
-    known = np.where(some[:, None], length, 0.0)
+    length = np.where(of_kind, norms(x)[..., None], 0.0)  # (b, n, K)
+    count = of_kind.sum(axis=1)  # (b, K)
     return {
-        "norm_mean": np.where(some, np.nanmean(known, axis=1), np.nan),
-        "norm_largest": np.where(some, np.nanmax(known, axis=1), np.nan),
+        "norm_mean": np.where(count > 0, length.sum(axis=1) / np.maximum(count, 1), np.nan),
+        "norm_largest": np.where(count > 0, length.max(axis=1), np.nan),
     }
 
 
