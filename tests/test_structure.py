@@ -13,7 +13,7 @@ CHECKOUT = Path(__file__).parents[1]
 LONGEST = 400  # lines of a module
 FLOORS = """
 errors parallel progress embedded half on_demand shapes
-regular writing
+regular writing mathml
 tables
 folder device engine
 checkpoint attention

@@ -52,7 +52,7 @@ def test_a_table_of_rows_has_these_rows(rows: list[tuple[int, float, str]]) -> N
 def test_html_shows_names_and_obeys_none(table: Table) -> None:
     html = Table([*table.columns, Column("page", [Link('a"b/c d.html', HOSTILE)] * 3)], HOSTILE).html()
     assert "<script>" not in html and "\x1b" not in html
-    assert html.count("&lt;script&gt;") == 1 + 1 + 3  # caption, a cell, three links
+    assert html.count("&lt;script&gt;") == 2 + 1 + 3  # caption and its label, a cell, three links
     assert 'href="a%22b/c%20d.html"' in html
     assert '<td class="number" data-value="0.123456789">0.1235</td>' in html
     assert '<td class="number" data-value="nan"></td>' in html

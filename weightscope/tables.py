@@ -13,6 +13,7 @@ from urllib.parse import quote
 import numpy as np
 
 from weightscope.errors import CheckpointError, printable
+from weightscope.mathml import plain, prose, spoken
 
 SHOWN = 12  # rows of a table that a notebook shows at each end
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # spreadsheets obey the full-width forms too
@@ -41,7 +42,8 @@ class Column:
     values : (n,) array
         Numbers as they were computed; text as objects.
     symbol : str
-        What pages and terminals call it, as the papers do; the name where it is empty.
+        What pages and terminals call it, as the papers do, formulas between dollar signs (`weightscope.mathml`); the
+        name where it is empty.
     unit, meaning : str
         For the reader: what it is measured in, and what it says.
     format : str
@@ -61,7 +63,14 @@ class Column:
     @property
     def heading(self) -> str:
         """Symbol and unit."""
-        return f"{self.symbol or self.name} ({self.unit})" if self.unit else self.symbol or self.name
+        return self._with_unit(spoken(self.symbol) or self.name)
+
+    def html(self) -> str:
+        """The same as HTML, formulas as mathematics."""
+        return self._with_unit(prose(self.symbol) or prose(plain(self.name)))
+
+    def _with_unit(self, called: str) -> str:
+        return called + f" ({self.unit})" if self.unit else called
 
     @property
     def is_numeric(self) -> bool:
@@ -175,9 +184,17 @@ class Table:
         writer.writerows([_csv_cell(value) for value in row] for row in self.rows())
         return text.getvalue()
 
-    def html(self, sortable: bool = True) -> str:
-        """The table as HTML, every cell escaped; a page gives it its style, and sorts a sortable one on a click."""
-        return templates().get_template("table.html").render(table=self, sortable=sortable)
+    def html(self, on_page: bool = True, file: str = "") -> str:
+        """The table as HTML, every cell escaped; a page gives it its style, sorts it on a click and has it as a CSV.
+
+        Parameters
+        ----------
+        on_page : bool
+            Not in a notebook, where nothing sorts.
+        file : str
+            The CSV beside the page to link to; without one the link holds the CSV itself.
+        """
+        return templates().get_template("table.html").render(table=self, on_page=on_page, file=file)
 
     def text(self) -> str:
         """The table on a terminal: numbers to the right, text to the left."""
@@ -214,9 +231,9 @@ class Table:
 
     def _repr_html_(self) -> str:
         if len(self) <= 2 * SHOWN:
-            return self.html(sortable=False)
+            return self.html(on_page=False)
         ends = self.take([*range(SHOWN), *range(len(self) - SHOWN, len(self))])
-        return f"{ends.html(sortable=False)}<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
+        return f"{ends.html(on_page=False)}<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
 
 
 def notebook(lead: str, *parts: Any) -> str:
@@ -305,5 +322,5 @@ def templates() -> Any:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}  # of the filter tojson
     environment.tests |= {"link": lambda x: isinstance(x, Link), "numeric": lambda x: isinstance(x, NUMBERS)}
-    environment.filters |= {"quoted": quote, "exact": lambda x: f"{float(x):.17g}"}
+    environment.filters |= {"quoted": quote, "exact": lambda x: f"{float(x):.17g}", "prose": prose, "spoken": spoken}
     return environment

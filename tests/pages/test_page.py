@@ -3,13 +3,14 @@
 import json
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
 from tests.support.browser import Page
 from weightscope.folder import Folder
-from weightscope.pages.page import Figure, Section, write_page
+from weightscope.pages.page import Figure, Filed, Section, write_page
 from weightscope.tables import Table, templates
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
@@ -25,12 +26,14 @@ def page(tmp_path: Path) -> str:
 
 def test_names_are_shown_and_never_run(page: str) -> None:
     assert page.count("<script>") == 1  # the page's own
-    assert page.count("&lt;script&gt;") == 9  # title, heading, lead; section and text; header, cell, caption; figure
+    assert (
+        page.count("&lt;script&gt;") == 10
+    )  # title, heading, lead; section, text; header, cell, caption twice; figure
     assert "\x1b" not in page
 
 
 def test_nothing_is_fetched(page: str) -> None:
-    assert not re.search(r'(src|href)\s*=\s*["\']?(?!#)', page)
+    assert re.findall(r'(?:src|href)\s*=\s*["\']?([^"\']{9})', page) == ["data:text"]  # the table's CSV
     assert "default-src 'none'" in page
     assert "<?xml" not in page
 
@@ -61,6 +64,35 @@ def test_columns_sort_both_ways_by_click_and_by_key_and_what_is_empty_stays_last
     assert tab.run("document.querySelectorAll('th[aria-sort]').length") == 1
     assert tab.complaints == []
     assert tab.requests == [(tmp_path / "report.html").as_uri()]
+
+
+def test_a_table_is_a_click_from_its_csv(tab: Page, tmp_path: Path) -> None:
+    table = Table.of_rows(("token", "n"), [("a,b", 1), ('=1+"', 2), ("%20 #é", 3)])
+    write_page(Folder(tmp_path), "report.html", "", "", [Section("", "", [table, Filed(table, "all of it.csv")])])
+    tab.open(tmp_path / "report.html", 1280)
+    links = tab.run("[...document.querySelectorAll('figure a')].map(a => a.href)")
+    assert unquote(links[0].removeprefix("data:text/csv;charset=utf-8,")) == table.csv()
+    assert links[1] == (tmp_path / "all of it.csv").as_uri()
+
+
+@pytest.mark.parametrize(
+    "columns, width, wider", [(3, 1280, False), (3, 390, False), (40, 1280, True), (12, 390, True)]
+)
+def test_what_is_wider_than_the_page_says_so_and_scrolls_by_keyboard(
+    tab: Page, tmp_path: Path, columns: int, width: int, wider: bool
+) -> None:
+    table = Table.of_rows([f"column {i}" for i in range(columns)], [range(columns)], "Rows of $x_i$.")
+    write_page(Folder(tmp_path), "report.html", "", "", [Section("", "", [table])])
+    tab.open(tmp_path / "report.html", width)
+    region = "document.querySelector('[role=region]')"
+    assert tab.run(f"{region}.getAttribute('aria-label')") == "Table: Rows of x_i. It scrolls sideways."
+    assert tab.run("document.querySelector('.hint').checkVisibility()") is wider
+    assert tab.run("document.documentElement.scrollWidth") <= width
+    tab.run(f"{region}.focus()")
+    for _ in range(3):
+        tab.press("ArrowRight")
+    scrolled = f"new Promise(done => setTimeout(() => done({region}.scrollLeft > 0), 300))"
+    assert tab.run(scrolled) is wider
 
 
 def test_data_in_a_page_cannot_end_its_script_element() -> None:

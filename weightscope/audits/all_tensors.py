@@ -109,7 +109,7 @@ class TensorChanges:
 COLUMNS = (
     Column("tensor"), Column("role", meaning="The name without the numbers of layers and experts."),
     Column("kind", meaning="What kind of change it is."), Column("detail", meaning="What it is more exactly."),
-    Column("change", symbol="‖ΔW‖/‖W‖", meaning="Frobenius norm of the change, over that before it."),
+    Column("change", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of the change, over that before it."),
     Column("largest", meaning="The largest change of a value."),
     Column("values_changed", symbol="values changed"), Column("rows_changed", symbol="rows changed"),
     Column("rank", meaning="Of the change, where it is low.", format=".0f"),

@@ -272,7 +272,7 @@ class Comparison:
         first, last = self.measured[0].table, self.measured[-1].table
         changes = [change_column(name, values[-1].ravel()) for name, values in self.from_first.items()]
         measures = [
-            replace(column, name=f"{column.name}_{which}", symbol=f"{column.heading} {when}")
+            replace(column, name=f"{column.name}_{which}", symbol=f"{column.symbol} {when}")
             for name in self._measures
             for column, which, when in ((first.column(name), "a", "before"), (last.column(name), "b", "after"))
         ]

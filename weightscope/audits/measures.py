@@ -22,7 +22,7 @@ class Measure:
     name : str
         Its column in heads.csv.
     symbol : str
-        As in the papers.
+        As in the papers, a formula (`weightscope.mathml`).
     array : str
         Name of the array it is a function of.
     of : function of (array, d)
@@ -64,17 +64,17 @@ _SPECTRUM = (
     Measure("sigma2", "σ₂(W)", "", _second, "The second singular value."),
     Measure("gap", "σ₁/σ₂(W)", "", lambda s, d: spectra.spectral_gap(s),
             "Spectral gap: a large one is a spike, one direction rules.", "log"),
-    Measure("frobenius", "‖W‖F", "", lambda s, d: spectra.frobenius(s),
+    Measure("frobenius", "‖W‖_F", "", lambda s, d: spectra.frobenius(s),
             "Frobenius norm: what the map makes of inputs on average.", "log"),
-    Measure("stable_rank", "‖W‖F²/σ₁²", "", lambda s, d: spectra.stable_rank(s),
+    Measure("stable_rank", "‖W‖_F²/σ₁²", "", lambda s, d: spectra.stable_rank(s),
             "Stable rank: how many directions carry what the first does.", "linear"),
     Measure("effective_rank", "erank(W)", "", lambda s, d: spectra.effective_rank(s),
-            "exp of the entropy of σᵢ/Σσ: how many directions are used.", "linear", "effective rank of W"),
+            "exp of the entropy of $σᵢ/Σσ$: how many directions are used.", "linear", "effective rank of W"),
     Measure("participation_ratio", "(Σσ²)²/Σσ⁴(W)", "", lambda s, d: spectra.participation_ratio(s),
             "How many directions share the energy.", "linear"),
     Measure("rank", "rank(W)", "", spectra.numerical_rank,
             "How many singular values are more than rounding; -1 where they are not finite."),
-    Measure("condition", "σ₁/σmin(W)", "", spectra.condition_number,
+    Measure("condition", "σ₁/σ_min(W)", "", spectra.condition_number,
             "Largest over smallest non-zero singular value.", "log"),
 )  # fmt: skip
 _OF_A_FORM = ("sigma1", "frobenius", "stable_rank", "effective_rank")  # measured of the other forms of W_QK too
@@ -82,9 +82,9 @@ _OF_A_FORM = ("sigma1", "frobenius", "stable_rank", "effective_rank")  # measure
 _LIKES = "eigenvalue of the symmetric part: positive where like attends to like, negative where it avoids it."
 _ROUTE = "How the spectra were computed: by Gram matrices (gram), or where they are not accurate by QR (qr)."
 _QK = (
-    Measure("qk_symmetric_share", "‖sym W_QK‖F²/‖W_QK‖F²", "qk_symmetric_share", _itself,
-            "1: score(i, j) = score(j, i); 0: the score turns its sign; ½: neither, as in a random matrix.", "linear"),
-    Measure("qk_antisymmetric_share", "‖asym W_QK‖F²/‖W_QK‖F²", "qk_symmetric_share", lambda share, d: 1 - share,
+    Measure("qk_symmetric_share", "‖sym W_QK‖_F²/‖W_QK‖_F²", "qk_symmetric_share", _itself,
+            "1: $score(i, j) = score(j, i)$; 0: the score turns its sign; ½: neither, as in random ones.", "linear"),
+    Measure("qk_antisymmetric_share", "‖asym W_QK‖_F²/‖W_QK‖_F²", "qk_symmetric_share", lambda share, d: 1 - share,
             "What the symmetric part leaves."),
     Measure("qk_sym_eig1", "λ₁(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 0],
             f"Leading {_LIKES}", "linear"),
@@ -95,10 +95,10 @@ _QK = (
 )  # fmt: skip
 _VO = (
     Measure("vo_affine_sigma1", "σ₁(f̃)", "vo_affine_singular_values", lambda s, d: s[..., 0],
-            "Spectral norm of the value-output map with its bias, on [x 1].", "log"),
-    Measure("vo_affine_condition", "σ₁/σmin(f̃)", "vo_affine_singular_values",
+            "Spectral norm of the value-output map with its bias, on $[x 1]$.", "log"),
+    Measure("vo_affine_condition", "σ₁/σ_min(f̃)", "vo_affine_singular_values",
             lambda s, d: spectra.condition_number(s, d + 1),
-            "Largest over smallest non-zero stretch of f, with its bias.", "log"),
+            "Largest over smallest non-zero stretch of $f$, with its bias.", "log"),
     Measure("vo_copying_score", "Σ⁺Re λ/Σ|λ|(W_VO)", "vo_eigenvalues", lambda eig, d: copying_score(eig),
             "Share of positive eigenvalue mass: near 1 it writes what it reads.", "linear", "copying score"),
     Measure("vo_eigenvalue_balance", "ΣRe λ/Σ|λ|(W_VO)", "vo_eigenvalues", lambda eig, d: eigenvalue_balance(eig),
@@ -174,7 +174,7 @@ class MeasuredHeads:
         ]
         for m in self.measures:
             values = m.of(_without_padding(self.arrays[m.array]), d)
-            columns.append(Column(m.name, values.ravel(), m.symbol, meaning=m.meaning))
+            columns.append(Column(m.name, values.ravel(), f"${m.symbol}$", meaning=m.meaning))
         self.table = Table(columns)
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from weightscope.audits import figures
 from weightscope.audits.measures import forms_of
 from weightscope.folder import Files
+from weightscope.mathml import plain
 from weightscope.pages.page import Figure, Section, write_page, write_template
 from weightscope.pages.style import save
 from weightscope.progress import bar
@@ -86,11 +87,12 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
         Section("Findings", parts=[comparison.findings]),
         Section(
             "How far each head moved",
-            "|B − A| / |A| in the Frobenius norm, of the products W_QK and W_VO themselves: a change of basis within a "
+            "$$frac(‖B − A‖_F, ‖A‖_F)$$ of the products $W_QK$ and $W_VO$ themselves: a change of basis within a "
             "head, which changes nothing it does, does not count.",
             [
                 Figure(
-                    drawn["changes"], f"Relative change from {first} to {last}; white: it did not move, grey: unknown."
+                    drawn["changes"],
+                    f"Relative change from {plain(first)} to {plain(last)}; white: it did not move, grey: unknown.",
                 )
             ],
         ),
@@ -110,7 +112,7 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
         sections.append(Section("Everything in the files", comparison.everything.lead, parts))
     if len(comparison.labels) > 2:
         along = Figure(drawn["trajectories"], "Median of each layer, early layers dark.")
-        sections.append(Section("Along the run", ", ".join(comparison.labels), [along]))
+        sections.append(Section("Along the run", ", ".join(map(plain, comparison.labels)), [along]))
     write_page(files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats)
 
 

@@ -57,7 +57,7 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
                 "cs_above_random", of(lambda e: float(wired.cs[e.kind][e.pair]) - wired.random_cs),
                 meaning="CS less 1/√d, the root mean square of matrices turned at random",
             ),
-            Column("cs_z", of(lambda e: float(z["cs", e.kind][e.pair])), symbol="z of CS²"),
+            Column("cs_z", of(lambda e: float(z["cs", e.kind][e.pair])), symbol="z of $CS²$"),
             Column(
                 "channel_rank", [channel.rank for channel in through], symbol="rank of channel", format=".1f",
                 meaning="participation ratio of the singular values of W_VO(a) W(b): how many directions carry it",

@@ -74,7 +74,7 @@ COLUMNS = {
     ),
     "copying": ("copying", "how far the token itself stands out among tokens in what the head writes for it"),
     "first_token": ("first token", "logits by which the mean query prefers the first token of a text"),
-    "identity": ("identity", "tr(W_VO) / (√r |W_VO|): ±1 where the head passes on what it reads, times one number"),
+    "identity": ("identity", "$tr(W_VO)/(√(r) ‖W_VO‖_F)$: ±1 where the head passes on what it reads, times one number"),
     "reads_by_keys": (
         "keys read",
         "the largest share of what an earlier head writes that the keys read, beyond chance",

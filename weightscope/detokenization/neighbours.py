@@ -19,7 +19,7 @@ HEADER = (
     Column("rank", meaning="1 is the highest score in the whole vocabulary"),
     "token_id",
     "token",
-    Column("score", meaning="T^ee, before 1/sqrt(d')", format=".3f"),
+    Column("score", meaning="$T^ee$, before 1/√d'", format=".3f"),
     Column("joined", meaning="what the head would put together: the previous token and the current one"),
 )
 

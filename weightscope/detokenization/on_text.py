@@ -54,7 +54,7 @@ class TextCheck(ShowsShapes):
     def heads(self) -> Table:
         """A row a head: each term's contribution, averaged over positions; at position 0 there is only one key."""
         means = {name: c[:, 1:].mean(axis=1) for name, c in self.contributions.items()}
-        columns = [Column(name, mean, f"c^{name}", "nats") for name, mean in means.items()]
+        columns = [Column(name, mean, f"$c^{name}$", "nats") for name, mean in means.items()]
         head = Column("head", np.arange(len(self.attention)))
         return Table([head, *columns], "What each term decides, averaged over positions and texts (eq. 18).")
 

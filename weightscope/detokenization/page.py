@@ -10,10 +10,15 @@ from weightscope.detokenization.on_text import TextCheck
 from weightscope.detokenization.positions import SHOWN, PositionTerms, Trends
 from weightscope.detokenization.terms import TERMS
 from weightscope.folder import Files
-from weightscope.pages.page import Figure, Section
+from weightscope.mathml import plain
+from weightscope.pages.page import Figure, Filed, Section
 from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.tables import Column, Table
+
+# Eq. 14: the terms of a score that know of positions.
+EQUATIONS = "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$"
+BARE_EQUATIONS = "$$T^p(j) = b_QK p_j^⊤$$ $$T^pp(i, j) = p_i W_QK p_j^⊤$$ Without $σ$, which needs token embeddings."
 
 
 @phase("drawing figures")
@@ -27,13 +32,15 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
             "auroc_paper_differs", table["auroc_paper"] - printed, "auroc_paper less Table 2", format="+.3f"
         )
         table = Table([*table.columns, Column("auroc_printed", printed, "Table 2's AUROC"), differs], table.caption)
-    text = f"{counts.origin}. {table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,} tokens follow some token."
+    scored = f"{table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,}"
+    text = f"{plain(counts.origin)}. {scored} tokens follow some token."
     caption = (
-        "Bigram AUROC of T^ee by head, best first. "
+        "Bigram AUROC of $T^ee$ by head, best first. "
         "Dot: mean over tokens; bars: the middle half and the middle 90 % of them."
     )
     drawn = Figure(save(figures.auroc_figure(auroc), files, "auroc"), caption)
-    sections = [Section("Which heads put words together", text, [drawn, table])]
+    measured = table if of_paper else Filed(table, "heads.csv")
+    sections = [Section("Which heads put words together", text, [drawn, measured])]
     if curves:
         coloured = paper.there(paper.HEADS_OF_FIG_2, len(auroc.auroc)) if of_paper else table["head"][[0, -1]].tolist()
         which = "the paper's heads" if of_paper else "the best and the worst head"
@@ -45,9 +52,12 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
 
 def neighbour_section(table: Table, tokens: Sequence[str]) -> Section:
     """Tables 1 and 3: what heads would put before each of these tokens."""
-    listed = ", ".join(repr(token) for token in tokens)
-    text = f"The previous tokens that heads score highest (T^ee) for the current tokens {listed}."
-    return Section("What heads look for", text, [table])
+    listed = ", ".join(plain(repr(token)) for token in tokens)
+    text = (
+        "$$T^ee(i, j) = frac(e_i W_QK e_j^⊤, σ_i σ_j)$$ "
+        f"The previous tokens $j$ that heads score highest for the current tokens {listed}, before $1/√(d')$."
+    )
+    return Section("What heads look for", text, [Filed(table, "neighbours.csv")])
 
 
 @phase("drawing figures")
@@ -59,15 +69,21 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
         caption = (
             f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last position is "
             f"{terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
-            f"is {t_p['linear_share']:.0%} of the variance of T^p; a sinusoid of period {t_pp['period']:.0f} is "
-            f"{t_pp['sinusoid_share']:.0%} of that of T^pp."
+            f"is {t_p['linear_share']:.0%} of the variance of $T^p$; a sinusoid of period {t_pp['period']:.0f} is "
+            f"{t_pp['sinusoid_share']:.0%} of that of $T^pp$."
         )
         parts.append(Figure(save(figures.position_figure(terms, head), files, f"positions-head-{head}"), caption))
-    caption = f"T^p + T^pp of every head at query position {terms.query}, each with its mean taken out."
+    caption = f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken out."
     parts.append(Figure(save(figures.all_heads_figure(terms), files, "positions-all-heads"), caption))
-    near = np.count_nonzero(table["recency"] > 0)
-    text = f"Position alone makes {near} of {len(table)} heads favour near tokens."
-    return Section("What heads owe to position", " ".join([*terms.cautions, text]), [*parts, table.select(*SHOWN)])
+    what = EQUATIONS if terms.sigma is not None else BARE_EQUATIONS
+    trends = Filed(table.select(*SHOWN), "trends.csv")
+    return Section("What heads owe to position", f"{what} {position_lead(terms)}", [*parts, trends])
+
+
+def position_lead(terms: PositionTerms) -> str:
+    """What position alone does, in a sentence, after what a reader must know of it."""
+    near = np.count_nonzero(terms.heads["recency"] > 0)
+    return " ".join([*terms.cautions, f"Position alone makes {near} of {len(terms.heads)} heads favour near tokens."])
 
 
 @phase("drawing figures")
@@ -86,7 +102,7 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Se
     head = shown[0]
     strongest = max(TERMS, key=lambda name: check.heads[name][head])
     text = (
-        f"Attention of layer 0 on {check.n_texts} passages of {check.source}. Leaving out T^{strongest} moves "
+        f"Attention of layer 0 on {check.n_texts} passages of {plain(check.source)}. Leaving out $T^{strongest}$ moves "
         f"head {head}'s attention most, by {check.heads[strongest][head]:.2f} nats. The six terms add up to the "
         f"model's attention: no weight differs by more than {check.difference:.0e}."
     )
@@ -94,9 +110,10 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Se
         Figure(
             save(figures.text_figure(check, terms, head), files, f"empirical-head-{head}"),
             f"Fig. 4 for head {head}. Left: attention from position {check.query}, beside what position alone predicts "
-            "with sigma_i at its mean, as in Fig. 3. Right: how far attention moves without each term, by position "
-            "(eq. 18: D_KL(P || Q), scores divided by √d'). The paper's own figure is drawn otherwise by its authors' "
-            "script: D_KL(Q || P) / (i + 1) of undivided scores, averaged over heads; c_paper in contributions.csv.",
+            "with $σ_i$ at its mean, as in Fig. 3. Right: how far attention moves without each term, by position "
+            "(eq. 18: $D_KL(P ∥ Q)$, scores divided by $√(d')$). The paper's own figure is drawn otherwise by its "
+            "authors' script: $D_KL(Q ∥ P)/(i + 1)$ of undivided scores, averaged over heads; c_paper in "
+            "contributions.csv.",
         )
         for head in shown
     ]

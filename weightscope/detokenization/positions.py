@@ -112,13 +112,13 @@ class PositionTerms(ShowsShapes):
         near = np.full(len(t_p), np.nan) if self.sigma is None else near_mass(self.attention())
         columns = [
             Column("head", np.arange(len(t_p))),
-            *_trend_columns("t_p", "T^p", t_p),
-            *_trend_columns("t_pp", "T^pp", t_pp),
-            *_trend_columns("total", "T^p + T^pp", t_p + t_pp),
+            *_trend_columns("t_p", "$T^p$", t_p),
+            *_trend_columns("t_pp", "$T^pp$", t_pp),
+            *_trend_columns("total", "$T^p + T^pp$", t_p + t_pp),
             Column("recency", [*map(recency, t_p + t_pp)], meaning="Spearman correlation of the sum with j"),
             Column("near_mass", near, "near mass", meaning="attention that position gives to the nearest tenth"),
         ]
-        return Table(columns, f"Trends of the position terms over j, at query position {self.query}.")
+        return Table(columns, f"Trends of the position terms over $j$, at query position {self.query}.")
 
     def nearest_head(self) -> int:
         """The head that position makes look nearest."""

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from weightscope.folder import Files
+from weightscope.mathml import plain
 from weightscope.norms import figures, paper
 from weightscope.norms.measure import NormAnalysis
 from weightscope.norms.statistics import MOMENTS
-from weightscope.pages.page import Figure, Section, write_page
+from weightscope.pages.page import Figure, Filed, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.tables import Column, Table
@@ -34,13 +35,14 @@ def write_report(files: Files, norms: NormAnalysis, source: str) -> None:
 
 
 def lead(norms: NormAnalysis, source: str) -> str:
-    """What special tokens and punctuation get of the weights and give to the sum, and what was run."""
-    share, added = (values.mean(axis=(0, 1)) for values in (norms.alpha, norms.alpha_f))  # (K,); "other" is the last
+    """What each kind of special token and punctuation gets of the weights and gives to the sum, and what was run."""
+    *kinds, _ = norms.shares.rows()  # all other tokens are the last
+    said = (
+        f"{kind} takes {weight:.1%} of the attention weight and gives {length:.1%}" for kind, weight, length in kinds
+    )
     return (
-        f"{', '.join(norms.kind_names[:-1])}: {share[:-1].sum() / share.sum():.0%} of the attention weight goes to "
-        f"these tokens, {added[:-1].sum() / added.sum():.0%} of the length of the vectors added up comes from them; "
-        f"the rest is all other tokens'. Run on {norms.n_sequences:,} sequences, {norms.n_tokens:,} tokens, from "
-        f"{source}."
+        f"{'; '.join(said)} of the length of the vectors added up; the rest is all other tokens'. "
+        f"Run on {norms.n_sequences:,} sequences, {norms.n_tokens:,} tokens, from {source}."
     )
 
 
@@ -50,10 +52,14 @@ def _given(files: Files, norms: NormAnalysis) -> Section:
         "Fig. 5: attention weight (left) and length of the vectors added up (right) that a query takes from each kind "
         "of token: summed over a sequence's tokens of the kind, then the mean over queries, sequences and heads.",
     )
-    text = "Attention adds up alpha f(x), f(x) = (x W_V + b_V) W_O. A large weight on a short vector adds little."
+    text = (
+        "$$y_i = sum_j alpha_(i j) f(x_j) + b_O$$ $$f(x) = (x W_V + b_V) W_O$$ "
+        "Attention adds up $alpha f(x)$. A large weight on a short vector adds little."
+    )
     if norms.gated:
-        text += " Here a gate multiplies what a head has gathered, by the query; f leaves it out."
-    return Section("What attention weights say, and what is added up", text, [figure])
+        text += " Here a gate multiplies what a head has gathered, by the query; $f$ leaves it out."
+    shares = Filed(norms.shares, "shares.csv")
+    return Section("What attention weights say, and what is added up", text, [figure, shares])
 
 
 def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
@@ -61,19 +67,25 @@ def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
     sampled = " + ".join(f"{len(pairs):,}" for pairs in norms.pairs)
     figure = Figure(
         save(figures.pair_figure(norms), files, "pairs"),
-        f"Fig. 3: a random sample of these pairs ({sampled} points), alpha on a logarithmic scale; the other kinds in "
-        f"light grey. The {figures.OFF:.0%} with the smallest weights lie off the left edge.",
+        f"Fig. 3: a random sample of these pairs ({sampled} points), $alpha$ on a logarithmic scale; the other kinds "
+        f"in light grey. The {figures.OFF:.0%} with the smallest weights lie off the left edge.",
     )
-    return Section("Do large weights meet short vectors?", "", [table, figure])
+    text = "They do where Spearman's correlation is negative."
+    if norms.kind_names == tuple(kind for (kind,) in paper.TABLE_3):
+        beside = zip(norms.kinds.rows(), paper.TABLE_3.values(), strict=True)
+        said = (f"{plain(kind)} {rho:.2f} ({theirs:.2f})" for (kind, _, rho, _), (_, theirs) in beside)
+        text += f" Here, and in the paper's BERT-base (in parentheses): {'; '.join(said)}."
+    ranks = table if printed else Filed(table, "kinds.csv")
+    return Section("Do large weights meet short vectors?", text, [ranks, figure])
 
 
 def _heads(files: Files, norms: NormAnalysis) -> Section:
     figure = Figure(
         save(figures.head_figure(norms), files, "heads"),
         "Fig. 4, for every kind: the weight that a head gives to the kind (above; sum over a sequence's tokens, mean "
-        "over queries and sequences) and the mean |f(x)| of its tokens (below).",
+        "over queries and sequences) and the mean $|f(x)|$ of its tokens (below).",
     )
-    text = "A head that gives nearly all of its weight to a kind that f makes short adds nearly nothing."
+    text = "A head that gives nearly all of its weight to a kind that $f$ makes short adds nearly nothing."
     return Section("Head by head", text, [figure])
 
 
@@ -83,7 +95,7 @@ def _stretch(files: Files, norms: NormAnalysis, printed: bool) -> Section:
     with np.errstate(divide="ignore"):
         stretch = s[..., 0] / s[..., -1]
     text = (
-        f"f stretches one direction at least {stretch.min():.2g} times as much as another in every head; the median "
+        f"$f$ stretches one direction at least {stretch.min():.2g} times as much as another in every head; the median "
         f"over heads is {np.median(stretch):.3g}."
     )
     if printed:
@@ -91,8 +103,9 @@ def _stretch(files: Files, norms: NormAnalysis, printed: bool) -> Section:
     drawn = ", ".join(f"{layer}.{head}" for layer, head in zip(norms.layer_indices, heads, strict=True))
     figure = Figure(
         save(figures.singular_value_figure(norms, heads), files, "singular-values"),
-        "Fig. 2: singular values of f as a linear map on [x 1] (eqs 9-11), from the weights alone; one head a layer, "
-        f"drawn at random (layer.head): {drawn}. Where a norm stands before attention, x is the normalised input.",
+        "Fig. 2: singular values of $f$ as a linear map on $[x 1]$ (eqs 9-11), from the weights alone; one head a "
+        f"layer, drawn at random (layer.head): {drawn}. Where a norm stands before attention, $x$ is the normalised "
+        "input.",
     )
     return Section("How f stretches", text, [figure])
 
@@ -103,15 +116,17 @@ def _lengths(norms: NormAnalysis, printed: bool) -> Section:
     heads = heads.sorted_by("|f| cv", descending=True)
     layer, head, cv = (heads[name] for name in ("layer", "head", "|f| cv"))
     text = (
-        f"|f(x)| varies by {cv[0]:.0%} of its mean in layer {layer[0]} head {head[0]}, by {cv[-1]:.0%} in layer "
-        f"{layer[-1]} head {head[-1]}; heads are in this order. |x| is the length of the residual stream as it enters "
-        "the layer, before a norm where there is one."
+        f"$|f(x)|$ varies by {cv[0]:.0%} of its mean in layer {layer[0]} head {head[0]}, by {cv[-1]:.0%} in layer "
+        f"{layer[-1]} head {head[-1]}; heads are in this order. $|x|$ is the length of the residual stream as it "
+        "enters the layer, before a norm where there is one."
     )
     summary = norms.summary
     if printed:
         summary = _beside(summary, 1, paper.LAST_ROWS, MOMENTS)
         layers, heads = _beside(layers, 1, paper.TABLE_2, MOMENTS), _beside(heads, 2, paper.TABLE_1, MOMENTS)
-    return Section("How much the lengths vary", text, [summary, layers, heads])
+        return Section("How much the lengths vary", text, [summary, layers, heads])
+    filed = [Filed(summary, "summary.csv"), Filed(layers, "layers.csv"), Filed(heads, "heads.csv")]
+    return Section("How much the lengths vary", text, filed)
 
 
 def _beside(table: Table, n_keys: int, printed: Mapping[Any, Sequence[float]], names: Sequence[str]) -> Table:

@@ -16,6 +16,7 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.attention.rotation import Rotation
 from weightscope.device import namespace, vecdot
+from weightscope.mathml import plain
 from weightscope.metrics.by_kind import counts_by_kind
 from weightscope.outlier_dimensions.stream import mask_of, over_all
 from weightscope.runner.runner import Activations, Runner
@@ -154,7 +155,7 @@ class Contributions(ShowsShapes):
         return Table(
             [
                 *crossed(layer=self.layer_indices, key=self.kind_names[:-1]),
-                Column("score_above_other", gaps.sum(axis=-1), f"score above {self.kind_names[-1]}"),
+                Column("score_above_other", gaps.sum(axis=-1), f"score above {plain(self.kind_names[-1])}"),
                 Column("of_outliers", gaps[:, dimensions].sum(axis=-1), "of it, outlier dimensions"),
                 *(Column(f"of {j}", gaps[:, j]) for j in dimensions),
             ]

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from weightscope.folder import Files
+from weightscope.mathml import plain
 from weightscope.outlier_dimensions import figures, paper
 from weightscope.outlier_dimensions.contributions import Contributions
 from weightscope.outlier_dimensions.measure import OutlierAnalysis
 from weightscope.outlier_dimensions.stream import DIMENSION_Z, Stream
-from weightscope.pages.page import Figure, Section, write_page
+from weightscope.pages.page import Figure, Filed, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.tables import Column, Table
@@ -44,7 +45,7 @@ def lead(outliers: OutlierAnalysis, source: str) -> str:
     j, whole = int(np.abs(gap).argmax()), float(gap.sum())
     says = (
         f"In layer {c.layer_indices[layer]} {c.kind_names[kind]} keys score {abs(whole):.2f} "
-        f"{'above' if whole >= 0 else 'below'} {c.kind_names[-1]} ones (mean over heads, before 1/sqrt(d')), and "
+        f"{'above' if whole >= 0 else 'below'} {c.kind_names[-1]} ones (mean over heads, before 1/√d'), and "
         f"dimension {j} adds {gap[j]:+.2f} to that"
     )
     run_on = f"Run on {outliers.stream.counts.sum():,} tokens of {source}."
@@ -95,7 +96,8 @@ def _attention(files: Files, stream: Stream) -> Section:
     parts = []
     for kind in dict.fromkeys(most):
         layers = stream.layer_indices[most == kind]
-        parts.append(f"{stream.kind_names[kind]} in {'layer' if len(layers) == 1 else 'layers'} {_listed(layers)}")
+        name = plain(stream.kind_names[kind])
+        parts.append(f"{name} in {'layer' if len(layers) == 1 else 'layers'} {_listed(layers)}")
     figure = Figure(
         save(figures.attention_figure(stream), files, "attention"),
         "Fig. 2: attention that one token of a kind receives from a mean query, of those that may see it; all heads.",
@@ -114,20 +116,20 @@ def _values(files: Files, stream: Stream, named: np.ndarray) -> Section:
 def _contributions(files: Files, outliers: OutlierAnalysis) -> Section:
     c = outliers.contributions
     text = (
-        "C_j = ((x_m W_Q + b_Q) W_K')_j x_nj is what dimension j of key n adds to the score of query m (eq. 7), before "
-        "1/sqrt(d'); here as the mean over the queries that see a key, and over all keys of all inputs, "
-        f"{c.counts.sum():,} of them, each counting alike (a mean over pairs of query and key would weigh long "
-        "inputs and, under a causal mask, early keys more). x is what W_Q and W_K act on: the residual stream, divided "
-        "by sigma where a norm was folded into them. Under rotation the query is turned by its true distance to the "
-        "key, and norms of queries and keys count, so that the sum over j is the model's own score, less terms that "
-        "are the same for every key."
+        "$$C_j = ((x_m W_Q + b_Q) W_K^⊤)_j x_(n j)$$ is what dimension $j$ of key $n$ adds to the score of query $m$ "
+        "(eq. 7), before $1/√(d')$; here as the mean over the queries that see a key, and over all keys of all "
+        f"inputs, {c.counts.sum():,} of them, each counting alike (a mean over pairs of query and key would weigh long "
+        "inputs and, under a causal mask, early keys more). $x$ is what $W_Q$ and $W_K$ act on: the residual stream, "
+        "divided by $σ$ where a norm was folded into them. Under rotation the query is turned by its true distance to "
+        "the key, and norms of queries and keys count, so that the sum over $j$ is the model's own score, less terms "
+        "that are the same for every key."
     )
     if c.left_out:
         text += f" In this model it is so but for {'; '.join(c.left_out)}."
     shown = layers_shown(len(c.layer_indices))
     few = Figure(
         save(figures.contributions_figure(c, shown, outliers.dimensions), files, "contributions"),
-        f"Fig. 4: mean C of every dimension, a dot a head, in layers {_listed(c.layer_indices[shown])}. "
+        f"Fig. 4: mean $C$ of every dimension, a dot a head, in layers {_listed(c.layer_indices[shown])}. "
         "Large ones are named, in grey where the dimension is no outlier of the stream.",
     )
     every = Figure(
@@ -141,20 +143,20 @@ def _by_kind(c: Contributions, named: np.ndarray) -> Section:
     table = c.table(named)
     some = [kind for kind, count in zip(c.kind_names, c.counts, strict=True) if count]
     shown = np.isin(table["layer"], c.layer_indices[layers_shown(len(c.layer_indices))]) & np.isin(table["key"], some)
-    caption = "Table 1: mean C of the outlier dimensions by kind of key token. contributions.csv has every layer."
-    return Section("By kind of key", "", [Table(table.where(shown).columns, caption)])
+    caption = "Table 1: mean $C$ of the outlier dimensions by kind of key token. contributions.csv has every layer."
+    return Section("By kind of key", "", [Filed(Table(table.where(shown).columns, caption), "contributions.csv")])
 
 
 def _preferences(files: Files, outliers: OutlierAnalysis) -> Section:
     c, dimensions = outliers.contributions, outliers.dimensions
-    other = c.kind_names[-1]
+    other = plain(c.kind_names[-1])
     gaps = c.gaps.reshape(-1, c.gaps.shape[-1])  # a row a row of the table
     most = [", ".join(f"{gap[j]:+.2f} by {j}" for j in np.argsort(-np.abs(gap))[:3]) for gap in gaps]
     table = c.preferences(dimensions).select("layer", "key", "score_above_other", "of_outliers")
     table = Table([*table.columns, Column("most", most, "dimensions that add most")])
     text = (
-        f"How much higher keys of a kind score than {other} ones, mean over heads, before 1/sqrt(d'), and which "
-        "dimensions make it so. Sums of C are scores up to what is the same for all keys, so nothing is missing."
+        f"How much higher keys of a kind score than {other} ones, mean over heads, before $1/√(d')$, and which "
+        "dimensions make it so. Sums of $C$ are scores up to what is the same for all keys, so nothing is missing."
     )
     figure = Figure(
         save(figures.preferences_figure(c, dimensions), files, "preferences"),
@@ -167,17 +169,17 @@ def _preferences(files: Files, outliers: OutlierAnalysis) -> Section:
 def _guess(files: Files, outliers: OutlierAnalysis, named: np.ndarray) -> Section:
     agreement = outliers.guess.agreement(outliers.stream, outliers.contributions)
     text = (
-        "Guessed from the weights alone: the norm of each column of W_QK; the gain gamma of the norm that feeds "
-        "attention; how extreme either is, up or down, in robust standard deviations of its log; and eq. 7 for a token "
-        "that is that norm's beta. Spearman's correlation over dimensions with what is measured: the mean of |C| over "
-        "heads, or the size of the mean over tokens."
+        "Guessed from the weights alone: the norm of each column of $W_QK$; the gain $gamma$ of the norm that feeds "
+        "attention; how extreme either is, up or down, in robust standard deviations of its log; and eq. 7 for a "
+        "token that is that norm's $beta$. Spearman's correlation over dimensions with what is measured: the mean of "
+        "$|C|$ over heads, or the size of the mean over tokens."
     )
     figure = Figure(
         save(figures.guess_figure(agreement), files, "guess"),
         "Rank correlation over dimensions between a guess and what is measured, layer by layer.",
     )
     ranked = [outliers.guess.ranks_of(outliers.contributions, named)] if len(named) else []
-    return Section("What the weights alone would have said", text, [figure, agreement, *ranked])
+    return Section("What the weights alone would have said", text, [figure, Filed(agreement, "guess.csv"), *ranked])
 
 
 def _paper(c: Contributions, model: str) -> Section:

@@ -23,6 +23,12 @@ function sortOnClick(header, sort, descendingFirst = () => false) {
   }));
 }
 
+// What is wider than the page says so.
+const widths = new ResizeObserver(entries => entries.forEach(({ target }) => {
+  target.closest("figure").querySelector(".hint").hidden = target.scrollWidth <= target.clientWidth;
+}));
+document.querySelectorAll("figure > .wide").forEach(wide => widths.observe(wide));
+
 for (const table of document.querySelectorAll("table.sortable")) {
   const valueOf = cell => "value" in cell.dataset ? parseFloat(cell.dataset.value) : cell.textContent;
   sortOnClick(table.tHead.rows[0], (column, descending) => {

@@ -7,20 +7,32 @@ from typing import Any, Protocol
 from markupsafe import Markup
 
 from weightscope.folder import Files
-from weightscope.tables import templates
+from weightscope.tables import Table, templates
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing and what it says."""
+    """A drawing and what it says, formulas between dollar signs."""
 
     svg: str
     caption: str
 
     def html(self) -> str:
-        """The drawing as it is, since it was made here, and the caption as text."""
+        """The drawing as it is, since it was made here, and the caption as prose."""
         drawing = Markup(self.svg[self.svg.index("<svg") :])  # HTML does not take the XML prologue
         return templates().get_template("figure.html").render(drawing=drawing, caption=self.caption)
+
+
+@dataclass(frozen=True)
+class Filed:
+    """A table, and the CSV beside the page that has its rows too, maybe among others and with more columns."""
+
+    table: Table
+    file: str
+
+    def html(self) -> str:
+        """The table, with a link to the file."""
+        return self.table.html(file=self.file)
 
 
 class Part(Protocol):
@@ -32,7 +44,10 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a paragraph or none, and figures, tables and findings in order."""
+    """A heading, a paragraph or none, and figures, tables and findings in order.
+
+    Formulas stand between dollar signs in the paragraph, and in captions (`weightscope.mathml`).
+    """
 
     title: str
     text: str = ""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weightscope.folder import Files
+from weightscope.mathml import plain
 from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
@@ -63,12 +64,12 @@ def _changes(bias: SinkBias, start: int) -> dict[tuple[str, str], float]:
 
 def _table_one(models: Sequence[SinkBias]) -> Section:
     text = (
-        "Change in perplexity when y_i - u_sink,i + mu takes the place of attention's output y_i (eq. 7). SSP: mu is "
-        "mu_sink, the mean of u_sink over all positions of other texts (eq. 2). Ablation: mu is zero. Early layers are "
-        "the first 30 %, late ones the last 30 %. Perplexities of different models, and the paper's on OpenWebText, "
-        "are over different tokens; compare changes within a row. Eq. 7 holds for every position i, and at i = 0 all "
-        "that attention writes but b is u_sink: patched there too, the sink that later layers see is another one. The "
-        "second table leaves position 0 as it is."
+        "$$y_i → y_i - u_(sink, i) + mu$$ Change in perplexity with this in the place of attention's output $y_i$ "
+        "(eq. 7). SSP: $mu$ is $mu_sink$, the mean of $u_sink$ over all positions of other texts (eq. 2). Ablation: "
+        "$mu$ is zero. Early layers are the first 30 %, late ones the last 30 %. Perplexities of different models, "
+        "and the paper's on OpenWebText, are over different tokens; compare changes within a row. Eq. 7 holds for "
+        "every position $i$, and at $i = 0$ all that attention writes but $b$ is $u_sink$: patched there too, the "
+        "sink that later layers see is another one. The second table leaves position 0 as it is."
     )
 
     def measured(start: int) -> list[tuple[object, ...]]:
@@ -91,22 +92,26 @@ def _side_by_side(files: Files, models: Sequence[SinkBias]) -> Section:
     text = "As the paper's Figs 2 to 4 have them: every model's layers in one figure, numbered from its first."
     figure = Figure(
         save(figures.side_by_side_figure(models), files, "updates"),
-        "Figs 2, 3 and 4. u_sink drawn through, the mean u_ctx dashed; R of u_sink is against mu_sink.",
+        "Figs 2, 3 and 4. $u_sink$ drawn through, the mean $u_ctx$ dashed; $R$ of $u_sink$ is against $mu_sink$.",
     )
     return Section("What token 0 writes, in all models", text, [figure])
 
 
 def _updates(files: Files, bias: SinkBias) -> Section:
     sizes, layers = bias.sizes, bias.layers
-    begin = f"each after the first token {bias.first!r}" if bias.first else "each beginning with its own first token"
+    first = plain(repr(bias.first))
+    begin = f"each after the first token {first}" if bias.first else "each beginning with its own first token"
     text = (
-        f"{sizes.texts} texts of {sizes.tokens} tokens, {begin}. u_sink,i = sum_h alpha_i0h f_h(x_0) is what token 0 "
-        "writes at position i; u_others,i what tokens 1..i write together; u_ctx,i their mean, u_others,i / i, as the "
+        "$$y_i = u_(sink, i) + u_(others, i) + b$$ $$u_(sink, i) = sum_h alpha_(i, 0)^h f_h(x_0)$$ "
+        "$$u_(others, i) = sum_h sum_(j=1)^i alpha_(i, j)^h f_h(x_j)$$ "
+        f"{sizes.texts} texts of {sizes.tokens} tokens, {begin}. $u_(sink, i)$ is what token 0 writes at position $i$; "
+        "$u_(others, i)$ what tokens 1 to $i$ write together; $u_(ctx, i) = u_(others, i)/i$ is their mean, as the "
         "caption of the paper's Fig. 3 defines it (which weighs early positions most: the sum is drawn too). The "
-        "values' bias is part of f(x); b is the output's. Positions run from 1, as in eq. 4; mu_sink alone includes "
-        "position 0. R of u_sink is given twice: against mu_sink, as eq. 6 is written, where it passes 1 if what token "
-        "0 sends itself pulls mu_sink away from all others; and against the mean over the same positions, as the R of "
-        f"the others is, where it is 1 at most. Attention's matrices are stored as {bias.stored}."
+        "values' bias is part of $f(x)$; $b$ is the output's. Positions run from 1, as in eq. 4; $mu_sink$ alone "
+        "includes position 0. $R$ of $u_sink$ is given twice: against $mu_sink$, as eq. 6 is written, where it passes 1 "
+        "if what token 0 sends itself pulls $mu_sink$ away from all others; and against the mean over the same "
+        "positions, as the $R$ of the others is, where it is 1 at most. Attention's matrices are stored as "
+        f"{bias.stored}."
     )
     strongest = layers["ratio"].argmax()
     updates = Figure(
@@ -118,7 +123,7 @@ def _updates(files: Files, bias: SinkBias) -> Section:
         save(figures.picture_figure(bias), files, f"picture-{bias.stem}"),
         f"Fig. 5: updates in layer {bias.layer_shown}, whose heads sink most, on one text of up to {TOKENS_SHOWN} "
         f"tokens, the stream's first {figures.DIMENSIONS_SHOWN} dimensions. A bias is a pattern of vertical stripes. "
-        f"Colours end at the {figures.BOUND}th percentile of |u_others|.",
+        f"Colours end at the {figures.BOUND}th percentile of $|u_others|$.",
     )
     strength = Column("strength", bias.updates.strength.mean(axis=1), "mean attention to token 0")
     return Section(f"{bias.model}: what token 0 writes", text, [updates, picture, Table([*layers.columns, strength])])
@@ -127,7 +132,7 @@ def _updates(files: Files, bias: SinkBias) -> Section:
 def _patching(files: Files, bias: SinkBias) -> Section:
     text = (
         f"{bias.predicted_tokens:,} predicted tokens of {bias.sizes.evaluated} texts of {CHARACTERS[0]:,} to "
-        f"{CHARACTERS[1]:,} characters, from other documents than mu_sink. Bars are 95 % intervals over texts drawn "
+        f"{CHARACTERS[1]:,} characters, from other documents than $mu_sink$. Bars are 95 % intervals over texts drawn "
         "anew."
     )
     caption = " ".join(["Table 1 as a figure.", *_in_words(bias)])

@@ -341,22 +341,22 @@ def _table(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
     R is against the mean of the same updates; of the sink's also against mu_sink, which counts position 0 in.
     """
     ratio = [influence(layer.sink, layer.others) for layer in updates]
-    columns = [Column("layer", layers), Column("ratio", ratio, "Ratio", meaning="E|u_sink| / E|u_others| (eq. 3)")]
+    columns = [Column("layer", layers), Column("ratio", ratio, "Ratio", meaning="$E|u_sink| / E|u_others|$ (eq. 3)")]
     for name, symbol, measure, meaning in (
         ("spectral", "SpectralRatio", spectral_ratio, "share of the first singular direction (eq. 5)"),
         ("variance", "R", _own_variance, "share that varies (eq. 6), against their own mean"),
     ):
         for part, words in (("sink", "sink"), ("context", "context mean"), ("others", "others' sum")):
             values = [measure(getattr(layer, part)) for layer in updates]
-            columns.append(Column(f"{name}_{part}", values, f"{symbol}, {words}", meaning=meaning))
+            columns.append(Column(f"{name}_{part}", values, f"${symbol}$, {words}", meaning=meaning))
     against_mu = [normalised_variance(layer.sink.mean, layer.sink.mean_square, layer.mu()) for layer in updates]
     spread = np.stack([layer.spread() for layer in updates])  # (L, 2, 3)
     return Table([
         *columns,
-        Column("variance_sink_mu", against_mu, "R, sink, against mu_sink", meaning="eq. 6 with the mean of eq. 2"),
-        Column("norm_sink", [layer.sink.mean_norm for layer in updates], "E|u_sink|"),
-        Column("norm_others", [layer.others.mean_norm for layer in updates], "E|u_others|"),
-        Column("norm_bias", [float(np.linalg.norm(layer.bias)) for layer in updates], "|b|"),
+        Column("variance_sink_mu", against_mu, "$R$, sink, against $mu_sink$", meaning="eq. 6 with the mean of eq. 2"),
+        Column("norm_sink", [layer.sink.mean_norm for layer in updates], "$E|u_sink|$"),
+        Column("norm_others", [layer.others.mean_norm for layer in updates], "$E|u_others|$"),
+        Column("norm_bias", [float(np.linalg.norm(layer.bias)) for layer in updates], "$|b|$"),
         *(Column(f"{name}_{end}", spread[:, at, which], meaning=f"{SPREAD[at]}th percentile over texts")
           for which, name in enumerate(("ratio", "spectral_sink", "variance_sink_mu"))
           for at, end in enumerate(("low", "high"))),
