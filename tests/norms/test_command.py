@@ -21,7 +21,7 @@ from weightscope.cli import main
 
 PARAGRAPHS = "\n\n".join(f"{first} , {' '.join(WORDS)} ." for first in WORDS)
 FIGURES = {f"{name}.{suffix}" for name in ("heads", "layers", "pairs", "singular-values") for suffix in ("png", "svg")}
-WRITTEN = FIGURES | {"report.html", "heads.csv", "layers.csv", "kinds.csv", "summary.csv", "norms.npz"}
+WRITTEN = FIGURES | {"report.html", "heads.csv", "layers.csv", "kinds.csv", "shares.csv", "summary.csv", "norms.npz"}
 
 
 def run(model: Path, tmp_path: Path, *options: str):

@@ -80,25 +80,25 @@ class NormAnalysis:
         """A row a head: Table 1, the extreme singular values of f, and by kind what Figs 4 and 5 show."""
         columns = [
             *crossed(layer=self.layer_indices, head=range(self.alpha.shape[1])),
-            *_moment_columns("|f|", "|f(x)|", self.f),
-            Column("sigma_max", self.singular_values[..., 0].ravel(), meaning="largest singular value of f on [x 1]"),
-            Column("sigma_min", self.singular_values[..., -1].ravel(), meaning="smallest singular value of f on [x 1]"),
+            *_moment_columns("|f|", "$|f(x)|$", self.f),
+            Column("sigma_max", self.singular_values[..., 0].ravel(), meaning="largest stretch by $f$ on $[x 1]$"),
+            Column("sigma_min", self.singular_values[..., -1].ravel(), meaning="smallest stretch by $f$ on $[x 1]$"),
             *self._kind_columns("alpha", self.alpha),
             *self._kind_columns("|alpha f|", self.alpha_f),
             *self._kind_columns("|f|", self.f_by_kind),
         ]
-        return Table(columns, "Table 1: |f(x)| of every head.")
+        return Table(columns, "Table 1: $|f(x)|$ of every head.")
 
     @cached_property
     def layers(self) -> Table:
         """A row a layer: Table 2, and by kind what Fig. 5 shows."""
         columns = [
             Column("layer", self.layer_indices),
-            *_moment_columns("|x|", "|x|", self.x),
+            *_moment_columns("|x|", "$|x|$", self.x),
             *self._kind_columns("alpha", self.alpha.mean(axis=1)),
             *self._kind_columns("|alpha f|", self.alpha_f.mean(axis=1)),
         ]
-        return Table(columns, "Table 2: |x|, the residual stream as it enters the layer.")
+        return Table(columns, "Table 2: $|x|$, the residual stream as it enters the layer.")
 
     @cached_property
     def kinds(self) -> Table:
@@ -107,11 +107,24 @@ class NormAnalysis:
             [
                 Column("kind", self.kind_names, "kind of token"),
                 Column("pairs", [each.pairs for each in self.ranks]),
-                Column("spearman", [each.rho for each in self.ranks], "Spearman of alpha and |f(x)|"),
+                Column("spearman", [each.rho for each in self.ranks], "Spearman of $alpha$ and $|f(x)|$"),
                 Column("within", [each.error for each in self.ranks], "known to within"),
             ],
-            "Table 3. Every pair of a query i and a token j, in all heads and layers, by the kind of j; masked pairs "
-            "do not count. Ranks are those of narrow bins; the column after rho bounds what that can cost.",
+            "Table 3. Every pair of a query $i$ and a token $j$, in all heads and layers, by the kind of $j$; masked "
+            "pairs do not count. Ranks are those of narrow bins; the last column bounds what that can cost.",
+        )
+
+    @cached_property
+    def shares(self) -> Table:
+        """A row a kind of token: of all attention weight, and of the length of all vectors added up, what it has."""
+        weight, length = (values.mean(axis=(0, 1)) for values in (self.alpha, self.alpha_f))  # (K,)
+        return Table(
+            [
+                Column("kind", self.kind_names, "kind of token"),
+                Column("weight", weight / weight.sum(), "share of $alpha$", format=".1%"),
+                Column("length", length / length.sum(), "share of $|alpha f(x)|$", format=".1%"),
+            ],
+            "Mean over queries, sequences, heads and layers.",
         )
 
     @cached_property
@@ -126,8 +139,8 @@ class NormAnalysis:
         return Table.of_rows(("of", *MOMENTS), rows, "Tables 1 and 2, last rows.")
 
     def write(self, files: Files) -> None:
-        """Write heads.csv, layers.csv, kinds.csv, summary.csv and norms.npz."""
-        for name in ("heads", "layers", "kinds", "summary"):
+        """Write heads.csv, layers.csv, kinds.csv, shares.csv, summary.csv and norms.npz."""
+        for name in ("heads", "layers", "kinds", "shares", "summary"):
             files.table(f"{name}.csv", getattr(self, name))
         files.npz(
             "norms.npz",

@@ -1,13 +1,16 @@
 """Figures of the outlier-dimensions paper: the stream's means, attention by kind of token, and C of every dimension."""
 
 from collections.abc import Collection, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 
 from weightscope.outlier_dimensions.contributions import Contributions
 from weightscope.outlier_dimensions.stream import DIMENSION_Z, Stream
@@ -16,6 +19,7 @@ from weightscope.tables import Table
 
 MOST_IN_LEGEND = 16  # heads
 MOST_NAMED = 12  # dimensions in one panel
+NEAR, LINES = 3, 5  # points between a value and its number; lines of numbers above each other at most
 
 
 @style.in_our_style()
@@ -34,6 +38,7 @@ def means_figure(stream: Stream) -> Figure:
     axis.set_xlabel("dimension $j$")
     axis.set_ylabel(r"mean of $x_j$ over tokens")
     style.layer_bar(figure, axis, outputs, "output of layer (0: embeddings)")
+    _untangle(figure)
     return figure
 
 
@@ -84,6 +89,7 @@ def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.n
             for head in range(n_heads)
         ]
         figure.legend(handles=handles, loc="outside right center", handletextpad=0.1)
+    _untangle(figure)
     return figure
 
 
@@ -95,11 +101,12 @@ def all_layers_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
     figure.set_figwidth(2 * style.COLUMN)
     for row, axis in enumerate(axes):
         _dots(axis, c, row, 2)
-        _name_large(axis, c.overall[row], dimensions, 0.4, apart=0.16)
+        _name_large(axis, c.overall[row], dimensions, 0.4)
         axis.margins(y=0.3)
         axis.yaxis.set_major_locator(MaxNLocator(nbins=4))
     figure.supxlabel("dimension $j$", fontsize=8)
     figure.supylabel("mean $C_j$, a dot a head", fontsize=8)
+    _untangle(figure)
     return figure
 
 
@@ -181,18 +188,16 @@ def _head_dot(head: int) -> dict[str, Any]:
     }
 
 
-def _name_large(axis: Axes, of_heads: np.ndarray, dimensions: np.ndarray, share: float, apart: float = 0.04) -> None:
+def _name_large(axis: Axes, of_heads: np.ndarray, dimensions: np.ndarray, share: float) -> None:
     """Name the dimensions with a value over a share of the panel's largest; in grey what is no outlier dimension."""
     largest = np.abs(of_heads).max(axis=0)  # (d,)
     large = np.flatnonzero(largest > share * largest.max())
     large = large[np.argsort(-largest[large])][:MOST_NAMED]
-    _name(axis, of_heads, large.tolist(), apart, grey=set(large.tolist()) - set(dimensions.tolist()))
+    _name(axis, of_heads, large.tolist(), grey=set(large.tolist()) - set(dimensions.tolist()))
 
 
-def _name(
-    axis: Axes, curves: np.ndarray, dimensions: Sequence[int], apart: float = 0.04, grey: Collection[int] = ()
-) -> None:
-    """Each dimension's number just beyond its farthest value; neighbours' numbers lean away from each other.
+def _name(axis: Axes, curves: np.ndarray, dimensions: Sequence[int], grey: Collection[int] = ()) -> None:
+    """Each dimension's number just beyond its farthest value; `_untangle` moves apart those that touch.
 
     Parameters
     ----------
@@ -200,23 +205,33 @@ def _name(
     curves : (n, d) array
         What is drawn.
     dimensions : sequence of int
-    apart : float
-        Share of the axis within which two numbers would touch.
     grey : collection of int
         To be named quietly.
     """
-    tops = {j: float(curves[np.abs(curves[:, j]).argmax(), j]) for j in dimensions}
-    for j, top in tops.items():
-        near = [other - j for other in tops if 0 < abs(other - j) < apart * curves.shape[1]]
-        near = [step for step in near if (tops[j + step] >= 0) == (top >= 0)]
-        lean = "center" if not near else "right" if min(near, key=abs) > 0 else "left"
-        if not apart / 2 < j / curves.shape[1] < 1 - apart / 2:  # at the axis' ends
-            lean = "left" if 2 * j < curves.shape[1] else "right"
+    for j in dimensions:
+        top = float(curves[np.abs(curves[:, j]).argmax(), j])
         axis.annotate(
-            str(j), (j, top), xytext=({"left": -2, "right": 2}.get(lean, 0), 3 if top >= 0 else -3),
-            textcoords="offset points", fontsize=7, color="0.55" if j in grey else "black",
-            ha=lean, va="bottom" if top >= 0 else "top",
+            str(j), (j, top), xytext=(0, NEAR if top >= 0 else -NEAR), textcoords="offset points", fontsize=7,
+            color="0.55" if j in grey else "black", ha="center", va="bottom" if top >= 0 else "top",
         )  # fmt: skip
+
+
+def _untangle(figure: Figure) -> None:
+    """Move numbers aside, then a line or more outwards, until none touches another; the largest values' come first."""
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        placed: list[Bbox] = []
+        names = [text for text in axis.texts if isinstance(text, Annotation)]
+        for name in sorted(names, key=lambda name: -abs(name.xy[1])):
+            side = 1 if name.xy[1] >= 0 else -1
+            for line, (lean, right) in product(range(LINES), (("center", 0), ("left", 2), ("right", -2))):
+                name.set_ha(lean)
+                name.xyann = right, side * (NEAR + line * 8)
+                box = name.get_window_extent()
+                inside = axis.bbox.x0 <= box.x0 and box.x1 <= axis.bbox.x1
+                if inside and not any(box.padded(1).overlaps(other) for other in placed):
+                    break
+            placed.append(box)
 
 
 def _dimension_style(j: int, dimensions: np.ndarray) -> dict[str, Any]:

@@ -1,0 +1,24 @@
+"""Numbers in figures can be read: none stands on another."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from matplotlib.text import Annotation
+
+from weightscope.outlier_dimensions.contributions import Contributions
+from weightscope.outlier_dimensions.figures import all_layers_figure, contributions_figure
+
+
+@pytest.mark.parametrize("draw", [lambda c, js: contributions_figure(c, [0, 1], js), all_layers_figure])
+def test_numbers_of_neighbouring_dimensions_do_not_touch(draw):
+    large = np.array([0, 1, 2, 180, 186, 190, 191, 197, 203, 383])
+    by_kind = np.random.default_rng(0).normal(0, 0.01, (6, 4, 384, 2))
+    by_kind[:, :, large] += np.where(large % 2, 3.0, -2.5)[:, None]
+    figure = draw(Contributions(("[CLS]", "other"), np.array([2, 9]), np.arange(6), by_kind, ()), large)
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        names = [text for text in axis.texts if isinstance(text, Annotation)]
+        assert {int(name.get_text()) for name in names} == set(large.tolist())
+        for one, other in combinations(names, 2):
+            assert not one.get_window_extent().overlaps(other.get_window_extent())
