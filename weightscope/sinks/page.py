@@ -102,16 +102,15 @@ def _updates(files: Files, bias: SinkBias) -> Section:
     first = plain(repr(bias.first))
     begin = f"each after the first token {first}" if bias.first else "each beginning with its own first token"
     text = (
-        "$$y_i = u_(sink, i) + u_(others, i) + b$$ $$u_(sink, i) = sum_h alpha_(i, 0)^h f_h(x_0)$$ "
-        "$$u_(others, i) = sum_h sum_(j=1)^i alpha_(i, j)^h f_h(x_j)$$ "
-        f"{sizes.texts} texts of {sizes.tokens} tokens, {begin}. $u_(sink, i)$ is what token 0 writes at position $i$; "
-        "$u_(others, i)$ what tokens 1 to $i$ write together; $u_(ctx, i) = u_(others, i)/i$ is their mean, as the "
-        "caption of the paper's Fig. 3 defines it (which weighs early positions most: the sum is drawn too). The "
-        "values' bias is part of $f(x)$; $b$ is the output's. Positions run from 1, as in eq. 4; $mu_sink$ alone "
-        "includes position 0. $R$ of $u_sink$ is given twice: against $mu_sink$, as eq. 6 is written, where it passes 1 "
-        "if what token 0 sends itself pulls $mu_sink$ away from all others; and against the mean over the same "
-        "positions, as the $R$ of the others is, where it is 1 at most. Attention's matrices are stored as "
-        f"{bias.stored}."
+        "$$y_i = u_(sink, i) + u_(others, i) + b$$ $$u_(sink, i) = sum_h alpha_(i, 0)^h f_h(x_0)$$ $$u_(others, i) = "
+        f"sum_h sum_(j=1)^i alpha_(i, j)^h f_h(x_j)$$ {sizes.texts} texts of {sizes.tokens} tokens, {begin}. $u_(sink, "
+        "i)$ is what token 0 writes at position $i$; $u_(others, i)$ what tokens 1 to $i$ write together; $u_(ctx, i) "
+        "= u_(others, i)/i$ is their mean, as the caption of the paper's Fig. 3 defines it (which weighs early "
+        "positions most: the sum is drawn too). The values' bias is part of $f(x)$; $b$ is the output's. Positions "
+        "run from 1, as in eq. 4; $mu_sink$ alone includes position 0. $R$ of $u_sink$ is given twice: against "
+        "$mu_sink$, as eq. 6 is written, where it passes 1 if what token 0 sends itself pulls $mu_sink$ away from all "
+        "others; and against the mean over the same positions, as the $R$ of the others is, where it is 1 at most. "
+        f"Attention's matrices are stored as {bias.stored}."
     )
     strongest = layers["ratio"].argmax()
     updates = Figure(
