@@ -225,7 +225,7 @@ def _untangle(figure: Figure) -> None:
         for name in sorted(names, key=lambda name: -abs(name.xy[1])):
             side = 1 if name.xy[1] >= 0 else -1
             for line, (lean, right) in product(range(LINES), (("center", 0), ("left", 2), ("right", -2))):
-                name.set_ha(lean)
+                name.set_horizontalalignment(lean)
                 name.xyann = right, side * (NEAR + line * 8)
                 box = name.get_window_extent()
                 inside = axis.bbox.x0 <= box.x0 and box.x1 <= axis.bbox.x1
