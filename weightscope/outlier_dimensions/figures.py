@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ from weightscope.tables import Table
 MOST_IN_LEGEND = 16  # heads
 MOST_NAMED = 12  # dimensions in one panel
 NEAR, LINES = 3, 5  # points between a value and its number; lines of numbers above each other at most
+LEANS: tuple[tuple[Literal["center", "left", "right"], int], ...] = (("center", 0), ("left", 2), ("right", -2))
 
 
 @style.in_our_style()
@@ -224,7 +225,7 @@ def _untangle(figure: Figure) -> None:
         names = [text for text in axis.texts if isinstance(text, Annotation)]
         for name in sorted(names, key=lambda name: -abs(name.xy[1])):
             side = 1 if name.xy[1] >= 0 else -1
-            for line, (lean, right) in product(range(LINES), (("center", 0), ("left", 2), ("right", -2))):
+            for line, (lean, right) in product(range(LINES), LEANS):
                 name.set_horizontalalignment(lean)
                 name.xyann = right, side * (NEAR + line * 8)
                 box = name.get_window_extent()
