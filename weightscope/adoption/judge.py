@@ -55,21 +55,26 @@ def stacks(observed: Sequence[Observed]) -> dict[str, list[Observed]]:
     return dict(found)
 
 
-def readings(folder: Path, family: str | None = None) -> tuple[list[ws.Model], str]:
-    """Every model that weightscope opens in a checkpoint, and what it says if there is none."""
+def readings(folder: Path, family: str | None = None) -> tuple[list[ws.Model], str, dict[str, str]]:
+    """Every model that weightscope opens in a checkpoint, what it says if there is none, and what of each stack that it
+    knows and refuses, by the beginning of its tensors' names.
+    """
+    refused: dict[str, str] = {}
     try:
         first = ws.open_model(folder, family=family)
         problem = ""
     except CheckpointError as error:
         first, problem = None, _line(error, folder)
     found = [] if first is None else [first]
-    for name in stacks_of(open_checkpoint(folder)):
+    for name, stack in stacks_of(open_checkpoint(folder)).items():
         try:
             found.append(ws.open_model(folder, family=family, tower=name))
         except CheckpointError as error:
+            if stack.family is not None and family is None:
+                refused[stack.prefix + stack.family.layer.split("{i}")[0]] = _line(error, folder)
             if "tower" not in str(error) and not problem:
                 problem = _line(error, folder)
-    return found, problem
+    return found, problem, refused
 
 
 def _line(error: Exception, folder: Path) -> str:
@@ -112,7 +117,13 @@ def _print_of(values: np.ndarray) -> tuple[str, ...]:
     return str(values.size), flat[:64].tobytes().hex(), flat[-64:].tobytes().hex()
 
 
-def judge(observed: Sequence[Observed], stored: Stored, models: Sequence[ws.Model], problem: str = "") -> list[Verdict]:
+def judge(
+    observed: Sequence[Observed],
+    stored: Stored,
+    models: Sequence[ws.Model],
+    problem: str = "",
+    refusals: Mapping[str, str] | None = None,
+) -> list[Verdict]:
     """A verdict of every stack that was seen.
 
     Parameters
@@ -123,6 +134,8 @@ def judge(observed: Sequence[Observed], stored: Stored, models: Sequence[ws.Mode
         What weightscope reads of the same model as `save_pretrained` writes it; see `readings`.
     problem : str
         What it said where it opened nothing.
+    refusals : mapping of str, optional
+        What it said of stacks that it knows and refuses, by the beginning of their tensors' names.
     """
     matched = _matched(models, observed, stored)
     found = []
@@ -145,12 +158,18 @@ def judge(observed: Sequence[Observed], stored: Stored, models: Sequence[ws.Mode
         elif met == len(modules) and not refused:
             verdict, reason = "exact", ""
         else:
-            rest = problem if not models else "no row reads this stack" if not met else ""
+            own = "" if met else _refusal(refusals or {}, stored.under(modules[0]))
+            rest = own or (problem if not models else "no row reads this stack" if not met else "")
             verdict, reason = "refused", refused or rest or f"{met} of {len(modules)} layers are read"
         kinds = {one.kind for one in members}
         kind = "causal" if kinds == {"causal"} else "cross" if "cross" in kinds else "self"
         found.append(Verdict(name, kind, len(modules), verdict, reason))
     return found
+
+
+def _refusal(refusals: Mapping[str, str], names: set[str]) -> str:
+    """What was said of the stack that has tensors of these names."""
+    return next((line for start, line in refusals.items() if any(name.startswith(start) for name in names)), "")
 
 
 Reading = tuple[ws.Model, int]

@@ -1,9 +1,12 @@
 """BART and its line, pre-norm or post-norm: encoder, decoder and cross-attention; Whisper and others that hear."""
 
+from dataclasses import replace
+
 from weightscope.families.cells import Biases, Inputs, Memory, biases, layer_norm
 from weightscope.families.family import Family, When
 from weightscope.families.layouts import separate
 from weightscope.families.rope import Rope
+from weightscope.families.rows.bert_line import BLOCK_SPARSE
 from weightscope.families.rows.llama import LLAMA
 
 BY_FORMULA = "positions by a formula"
@@ -66,6 +69,15 @@ FSMT = tuple(
     for row in (BART_DECODER, BART_ENCODER)
 )
 LED_DECODER = BART_DECODER.but(name="led", model_types=("led",))
+LED_ENCODER = BART_ENCODER.but(
+    name="led",
+    model_types=("led",),
+    query="self_attn.longformer_self_attn.query",
+    key="self_attn.longformer_self_attn.key",
+    value="self_attn.longformer_self_attn.value",
+    output="self_attn.output",
+    refused="attention in windows, with further queries, keys and values for tokens of global attention",
+)
 TROCR = BART_DECODER.but(
     name="trocr",
     model_types=("trocr",),
@@ -108,11 +120,29 @@ PEGASUS_X = tuple(
     row.but(name="pegasus_x", model_types=("pegasus_x",), biases=biases(False, False), **WITHOUT_ROWS)
     for row in (MBART_DECODER, MBART_CROSS)
 )
+PEGASUS_X_ENCODER = MBART_ENCODER.but(
+    name="pegasus_x",
+    model_types=("pegasus_x",),
+    biases=biases(False, False),
+    **WITHOUT_ROWS,
+    refused="attention within blocks of tokens, beside global tokens of its own that all of them see",
+)
 BIGBIRD_PEGASUS = tuple(
     row.but(name="bigbird_pegasus", model_types=("bigbird_pegasus",), biases=biases("use_bias", "use_bias"))
     .but(inputs__offset=0, inputs__norm=None, defaults={"use_bias": False})
     for row in (MBART_DECODER, MBART_CROSS)
 )  # fmt: skip
+
+BIGBIRD_PEGASUS_ENCODER = MBART_ENCODER.but(
+    name="bigbird_pegasus",
+    model_types=("bigbird_pegasus",),
+    **{of: f"self_attn.self.{of}" for of in ("query", "key", "value")},
+    output="self_attn.output",
+    biases=BIGBIRD_PEGASUS[0].biases,
+    inputs=replace(BIGBIRD_PEGASUS[0].inputs, positions="encoder.embed_positions.weight"),
+    variants=(*SCALED, BLOCK_SPARSE),
+    defaults=BIGBIRD_PEGASUS[0].defaults,
+)
 
 HEARS = Inputs(more="sound")
 WHISPER_ENCODER = MBART_ENCODER.but(
@@ -197,9 +227,8 @@ MOONSHINE_CROSS = MOONSHINE_DECODER.but(
 )
 
 BART_LINE = (
-    BART_DECODER, BART_ENCODER, BART_CROSS, *BLENDERBOT_SMALL, *MARIAN, *FSMT, LED_DECODER, TROCR, TROCR_CROSS,
-    MBART_DECODER, MBART_ENCODER, MBART_CROSS, *BLENDERBOT, *SINUSOIDAL, NLLB_MOE_CROSS, *PEGASUS_X, *BIGBIRD_PEGASUS,
-
-    WHISPER_DECODER, WHISPER_ENCODER, WHISPER_CROSS, *SPEECH_TO_TEXT,
-    MUSICGEN, MUSICGEN_CROSS, MOONSHINE_DECODER, MOONSHINE_ENCODER, MOONSHINE_CROSS,
+    BART_DECODER, BART_ENCODER, BART_CROSS, *BLENDERBOT_SMALL, *MARIAN, *FSMT, LED_DECODER, LED_ENCODER, TROCR,
+    TROCR_CROSS, MBART_DECODER, MBART_ENCODER, MBART_CROSS, *BLENDERBOT, *SINUSOIDAL, NLLB_MOE_CROSS, *PEGASUS_X,
+    PEGASUS_X_ENCODER, *BIGBIRD_PEGASUS, BIGBIRD_PEGASUS_ENCODER, WHISPER_DECODER, WHISPER_ENCODER, WHISPER_CROSS,
+    *SPEECH_TO_TEXT, MUSICGEN, MUSICGEN_CROSS, MOONSHINE_DECODER, MOONSHINE_ENCODER, MOONSHINE_CROSS,
 )  # fmt: skip

@@ -6,6 +6,8 @@ from weightscope.families.rope import Rope
 from weightscope.families.rows.encoders import ALBERT, BERT, ELECTRA, ROBERTA
 from weightscope.families.sinusoids import of_a_head
 
+ROTARY_VALUES = "values that turn by their position too"
+
 ERNIE = BERT.but(
     name="ernie",
     model_types=("ernie",),
@@ -21,19 +23,21 @@ BERT_GENERATION = BERT.but(
     inputs__types="",
 )
 
+BLOCK_SPARSE = When(
+    "attention_type", "block_sparse",
+    caveats=("sequences of many blocks attend sparsely: scores hold where they attend",),
+)  # fmt: skip
+
 BIG_BIRD = BERT.but(
     name="big_bird",
     model_types=("big_bird",),
     biases=biases("use_bias", True),
     variants=(
         When("rescale_embeddings", True, inputs__scale="sqrt"),
-        When(
-            "attention_type", "block_sparse",
-            caveats=("sequences of many blocks attend sparsely: scores hold where they attend",),
-        ),
+        BLOCK_SPARSE,
     ),
     defaults={"use_bias": True, "rescale_embeddings": False, "attention_type": "block_sparse"},
-)  # fmt: skip
+)
 
 LAYOUTLM = BERT.but(name="layoutlm", model_types=("layoutlm",), inputs__more="where a token stands on its page")
 TAPAS = BERT.but(
@@ -72,7 +76,7 @@ ROFORMER = ELECTRA.but(
     inputs__positions="",
     rope=Rope(interleaved=True),
     frozen={"encoder.embed_positions.weight": of_a_head},
-    variants=(When("rotary_value", True, refused="rotary_value: its values turn by their position too"),),
+    variants=(When("rotary_value", True, refused=f"rotary_value: {ROTARY_VALUES}"),),
     defaults={"embedding_size": None, "rotary_value": False},
 )
 

@@ -1,9 +1,10 @@
 """Decoders before LLaMA's: of GPT's line, of OPT's, and the first that followed code and control codes."""
 
-from weightscope.families.cells import Inputs, Outputs, biases, layer_norm
+from weightscope.families.cells import Inputs, Outputs, biases, layer_norm, rms_norm
 from weightscope.families.family import Family, When, default_scale
 from weightscope.families.layouts import grouped, separate, stacked
 from weightscope.families.odd_layouts import in_four_blocks
+from weightscope.families.rows.bert_line import ROTARY_VALUES
 from weightscope.families.rows.encoders import BERT
 from weightscope.families.rows.gpt import GPT2, GPTJ, OPT
 from weightscope.families.sinusoids import of_tensor2tensor, of_the_paper
@@ -98,6 +99,20 @@ CLVP_DECODER = GPT2.but(
     defaults={"use_attention_bias": True},
 )
 
+CLVP_ENCODER = CLVP_DECODER.but(
+    name="clvp_encoder",
+    model_types=("clvp_encoder",),
+    prefixes=("",),
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    output="self_attn.out_proj",
+    norm=rms_norm("input_rmsnorm"),
+    inputs=Inputs(tokens="token_embedding.weight"),
+    variants=(When("use_rotary_embedding", True, refused=ROTARY_VALUES),),
+    defaults={"layer_norm_eps": 1e-5, "use_attention_bias": False, "use_rotary_embedding": True},
+)
+
 KOSMOS_TEXT = OPT.but(
     name="kosmos_2_text_model",
     model_types=("kosmos_2_text_model",),
@@ -119,6 +134,6 @@ GIT = BERT.but(name="git", model_types=("git",), prefixes=("git.", ""), inputs__
 BLIP_TEXT = BERT.but(name="blip_text_model", model_types=("blip_text_model",), inputs__types="")
 
 OLDER_DECODERS: tuple[Family, ...] = (
-    OPENAI_GPT, DECISION_TRANSFORMER, GPT_BIGCODE, CODEGEN, CTRL, BIOGPT, XGLM, CLVP_DECODER, KOSMOS_TEXT,
+    OPENAI_GPT, DECISION_TRANSFORMER, GPT_BIGCODE, CODEGEN, CTRL, BIOGPT, XGLM, CLVP_DECODER, CLVP_ENCODER, KOSMOS_TEXT,
     KOSMOS_2_5_TEXT, GIT, BLIP_TEXT,
 )  # fmt: skip

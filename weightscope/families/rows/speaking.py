@@ -1,7 +1,10 @@
 """Decoders of LLaMA's kind within models that speak or listen, of codes of sound, and of bytes."""
 
-from weightscope.families.cells import Biases, Inputs, layer_norm
+from weightscope.families.cells import Biases, Inputs, Outputs, biases, layer_norm
+from weightscope.families.family import When, default_scale
+from weightscope.families.layouts import stacked
 from weightscope.families.rope import Rope
+from weightscope.families.rows.gpt import GPT2
 from weightscope.families.rows.llama import LLAMA
 
 CSM = LLAMA.but(
@@ -112,7 +115,67 @@ MIMI_DECODER = MIMI_ENCODER.but(
     prefixes=("decoder_transformer.", "decoder.decoder_transformer."),
 )
 
+BARK_FINE = GPT2.but(
+    name="bark",
+    model_types=("fine_acoustics",),
+    gguf=None,
+    prefixes=("fine_acoustics.", ""),
+    layer="layers.{i}.",
+    layout=stacked,
+    transposed=(),
+    query="attn.att_proj",
+    key="attn.att_proj",
+    value="attn.att_proj",
+    output="attn.out_proj",
+    biases=biases("bias", "bias"),
+    norm=layer_norm("layernorm_1", eps=1e-5),
+    inputs=Inputs(positions="position_embeds_layer.weight", more="the tokens of several codebooks"),
+    outputs=None,
+    scale=default_scale,
+    keys={"n_positions": ("block_size",), "vocab_size": ("input_vocab_size",)},
+    defaults={"bias": True},
+)
+BARK = BARK_FINE.but(
+    model_types=("semantic", "coarse_acoustics"),
+    prefixes=("semantic.", "coarse_acoustics.", ""),
+    inputs=Inputs(tokens="input_embeds_layer.weight", positions="position_embeds_layer.weight"),
+    outputs=Outputs(layer_norm("layernorm_final", eps=1e-5)),
+    variants=(
+        When(
+            "bias", False,
+            norm=layer_norm("layernorm_1", bias=False, eps=1e-5),
+            outputs__norm=layer_norm("layernorm_final", bias=False, eps=1e-5),
+        ),
+    ),
+)  # fmt: skip
+
+POCKET = LLAMA.but(
+    name="pocket_tts",
+    model_types=("pocket_tts",),
+    norm=layer_norm("input_layernorm"),
+    outputs=None,
+    defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 8192},
+)
+
+# As its runtime stores it: a Linear of thirds, in which neighbours turn together. So heads are not grouped.
+PHONON = POCKET.but(
+    name="gradium_phonon_tts",
+    model_types=("gradium_phonon_tts",),
+    layout=stacked,
+    query="self_attn.in_proj",
+    key="self_attn.in_proj",
+    value="self_attn.in_proj",
+    rope=Rope(interleaved=True),
+    kv_heads=(),
+)
+PHONON_RUNTIME = PHONON.but(
+    prefixes=("flow_lm.transformer.",),
+    output="self_attn.out_proj",
+    norm=layer_norm("norm1"),
+    inputs=Inputs(more="text, and a voice"),
+)
+
 SPEAKING = (
     CSM, CSM_DEPTH, VOXTRAL_REALTIME, KYUTAI, MOSHI, HIGGS_AUDIO, BLT, BLT_GLOBAL, BLT_PATCHER, MIMI_ENCODER,
-    MIMI_DECODER,
+    MIMI_DECODER, BARK, BARK_FINE, POCKET, PHONON, PHONON_RUNTIME,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from weightscope.families.config import ModelConfig
 from weightscope.families.family import Family
 from weightscope.families.layouts import separate
 from weightscope.families.rows.gpt import unscaled
-from weightscope.families.rows.llama import GEMMA2
+from weightscope.families.rows.llama import GEMMA2, GEMMA3
 from weightscope.families.tensors import LayerTensors
 
 TABLE = "SelfAttention.relative_attention_bias"
@@ -24,11 +24,14 @@ class Distances:
         A layer's name.
     causal : bool
     own : bool
+    table : str
+        The table's module within a layer.
     """
 
     layer: str
     causal: bool = False
     own: bool = False
+    table: str = TABLE
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> Buckets:
         """The term of one layer."""
@@ -36,7 +39,7 @@ class Distances:
         if n_buckets < 4 or furthest <= n_buckets:
             raise config.error("relative_attention_num_buckets", "4 or more, and less than the largest distance")
         stem = self.layer.format(i=layer if self.own else 0)
-        table = tensors.read(f"{stem}{TABLE}.weight", (n_buckets, config.n_heads))
+        table = tensors.read(f"{stem}{self.table}.weight", (n_buckets, config.n_heads))
         return Buckets(table, furthest, causal=self.causal)
 
 
@@ -67,6 +70,7 @@ T5_ENCODER = Family(
 )  # fmt: skip
 
 T5_DECODER = T5_ENCODER.but(
+    model_types=(*T5_ENCODER.model_types, "udop"),
     tower="decoder",
     layer=DECODER,
     additive=Distances(DECODER, causal=True),
@@ -75,7 +79,7 @@ T5_DECODER = T5_ENCODER.but(
 )
 
 T5_CROSS = T5_ENCODER.but(
-    model_types=(*T5_ENCODER.model_types, "umt5", "longt5"),
+    model_types=(*T5_DECODER.model_types, "umt5", "longt5"),
     tower="cross",
     layer=CROSS,
     query="EncDecAttention.q",
@@ -95,7 +99,47 @@ UMT5_DECODER = T5_DECODER.but(
     name="umt5", model_types=("umt5",), additive=Distances(DECODER, causal=True, own=True), others=(TABLE,), shared=()
 )
 
+UDOP_ENCODER = T5_ENCODER.but(
+    name="udop", model_types=("udop",), refused="biases by where tokens stand on their page, beside those by distance"
+)
+
 LONGT5_DECODER = T5_DECODER.but(name="longt5", model_types=("longt5",))
+LONGT5_ENCODER, LONGT5_GLOBAL_ENCODER = (
+    T5_ENCODER.but(
+        name="longt5",
+        model_types=("longt5",),
+        **{of: f"{module}.{of[0]}" for of in ("query", "key", "value", "output")},
+        additive=None,
+        shared=(),
+        refused=mechanism,
+    )
+    for module, mechanism in (
+        ("LocalSelfAttention", "attention within blocks of tokens and their neighbours"),
+        ("TransientGlobalSelfAttention", "attention to sums over blocks of tokens, with biases of their own"),
+    )
+)
+
+OF_SELF, OF_MEMORY = "self_attention.attention", "encoder_decoder_attention.attention"
+PIX2STRUCT = T5_DECODER.but(
+    name="pix2struct",
+    model_types=("pix2struct_text_model",),
+    prefixes=("decoder.", ""),
+    layer="layer.{i}.",
+    **{of: f"{OF_SELF}.{of}" for of in ("query", "key", "value", "output")},
+    norm=rms_norm("self_attention.layer_norm"),
+    inputs=Inputs(tokens="embed_tokens.weight"),
+    additive=Distances("layer.{i}.", causal=True, table=f"{OF_SELF}.relative_attention_bias"),
+    shared=(f"layer.0.{OF_SELF}.relative_attention_bias.weight",),
+    keys={},
+)
+PIX2STRUCT_CROSS = PIX2STRUCT.but(
+    tower="cross",
+    **{of: f"{OF_MEMORY}.{of}" for of in ("query", "key", "value", "output")},
+    norm=rms_norm("encoder_decoder_attention.layer_norm"),
+    memory=Memory(),
+    additive=None,
+    shared=(),
+)
 
 T5GEMMA_DECODER, T5GEMMA_ENCODER = (
     GEMMA2.but(
@@ -123,7 +167,29 @@ T5GEMMA_CROSS = T5GEMMA_DECODER.but(
     rope=None,
 )
 
+MERGED = "keys of the decoder and of the encoder in one softmax, scored by the same queries"
+T5GEMMA2_DECODER = GEMMA3.but(
+    name="t5gemma2",
+    model_types=("t5gemma2_decoder",),
+    gguf=None,
+    nested="",
+    tower="decoder",
+    prefixes=("model.decoder.", "decoder."),
+    norm=rms_norm("pre_self_attn_layernorm", offset=1),
+    inputs=Inputs(more="tokens as the encoder embeds them"),
+    outputs=None,
+    refused=MERGED,
+)
+T5GEMMA2_ENCODER = T5GEMMA2_DECODER.but(
+    model_types=("t5gemma2_text",),
+    tower="encoder",
+    prefixes=("model.encoder.", "encoder."),
+    inputs=GEMMA3.inputs,
+    refused="",
+)
+
 T5_LINE = (
-    T5_DECODER, T5_ENCODER, T5_CROSS, UMT5_DECODER, UMT5_ENCODER, LONGT5_DECODER, T5GEMMA_DECODER, T5GEMMA_ENCODER,
-    T5GEMMA_CROSS,
+    T5_DECODER, T5_ENCODER, T5_CROSS, UMT5_DECODER, UMT5_ENCODER, UDOP_ENCODER, LONGT5_DECODER, LONGT5_ENCODER,
+    LONGT5_GLOBAL_ENCODER, PIX2STRUCT, PIX2STRUCT_CROSS, T5GEMMA_DECODER, T5GEMMA_ENCODER, T5GEMMA_CROSS,
+    T5GEMMA2_DECODER, T5GEMMA2_ENCODER,
 )  # fmt: skip
