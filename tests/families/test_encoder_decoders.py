@@ -42,6 +42,34 @@ def test_all_three_stacks_are_the_eager_models(kind: str, folders: dict[str, tup
     assert {*TOWERS} <= {*ws.open_model(folder).stacks}
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "roberta"])
+def test_cross_attention_that_a_decoder_was_given_is_the_eager_models(kind: str, tmp_path: Path) -> None:
+    from weightscope.adoption.tiny import randomise
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8}
+    config = transformers.AutoConfig.for_model(
+        kind, **sizes, vocab_size=24, is_decoder=True, add_cross_attention=True, pad_token_id=1
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    randomise(model, 0)
+    model.save_pretrained(tmp_path)
+    memory = torch.randn(1, 5, 16, generator=torch.Generator().manual_seed(1))
+    entered: list[torch.Tensor] = []
+    first = next(module for name, module in model.named_modules() if name.endswith("crossattention"))
+    norm = next((module for name, module in model.named_modules() if name.endswith("ln_cross_attn")), first)
+    norm.register_forward_pre_hook(
+        lambda _, args, more: entered.append((args or (*more.values(),))[0]), with_kwargs=True
+    )
+    with torch.no_grad():
+        ids = torch.arange(2, 9)[None]
+        seen = model(input_ids=ids, encoder_hidden_states=memory, output_attentions=True).cross_attentions
+    layer = ws.open_model(tmp_path, tower="cross").layer(0)
+    scores = layer.scores(entered[0][0].numpy(), memory=memory[0].numpy())
+    attention = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    np.testing.assert_allclose(attention, seen[0][0].numpy(), atol=1e-5)
+    assert ws.open_model(tmp_path).family.memory is None
+
+
 def test_a_cross_heads_matrix_is_its_projections_multiplied_out(folders: dict[str, tuple[Path, list[str]]]) -> None:
     folder, _ = folders["t5"]
     model = ws.open_model(folder, tower="cross")

@@ -26,6 +26,18 @@ def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> 
     return Layer(q, k, v, w_o, b_o)
 
 
+def conv1d_crossing(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """GPT-2's cross-attention: queries of a Conv1D of their own, the columns of another are [K | V]."""
+    d, h, r = config.d_model, config.n_heads, config.head_dim
+    w_q = tensors.weights(family.query + ".weight", (d, h * r)).reshape(d, h, r).transpose(1, 0, 2)
+    b_q = tensors.read(family.query + ".bias", (h * r,)).reshape(h, r)
+    fused = tensors.weights(family.key + ".weight", (d, 2 * h * r)).reshape(d, 2, h, r).transpose(1, 2, 0, 3)
+    bias = tensors.read(family.key + ".bias", (2 * h * r,)).reshape(2, h, r)
+    w_o = tensors.weights(family.output + ".weight", (h * r, d)).reshape(h, r, d)
+    b_o = tensors.read(family.output + ".bias", (d,))
+    return Layer(Affine(w_q, b_q), Affine(fused[0], bias[0]), Affine(fused[1], bias[1]), w_o, b_o)
+
+
 def separate(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """One Linear each, the rows of a head together; values may have another width than queries and keys.
 

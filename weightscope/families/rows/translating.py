@@ -2,6 +2,7 @@
 
 from weightscope.families.cells import Inputs, Memory, biases, layer_norm, rms_norm
 from weightscope.families.family import Family, When
+from weightscope.families.layouts import conv1d_crossing
 from weightscope.families.relative import Projected
 from weightscope.families.rows.audio import PARAKEET
 from weightscope.families.rows.bart import (
@@ -16,7 +17,7 @@ from weightscope.families.rows.bart import (
 )
 from weightscope.families.rows.bert_line import BERT_GENERATION
 from weightscope.families.rows.encoders import BERT, ROBERTA
-from weightscope.families.rows.gpt import unscaled
+from weightscope.families.rows.gpt import GPT2, unscaled
 from weightscope.families.rows.llama import LLAMA
 
 SEAMLESS = ("seamless_m4t", "seamless_m4t_v2")
@@ -200,9 +201,22 @@ BERT_CROSS = tuple(
     row.but(model_types=types, **CROSSING)
     for row, types in ((BERT, ("bert",)), (ROBERTA, ROBERTA.model_types), (BERT_GENERATION, ("bert-generation",)))
 )
+GPT2_CROSS = GPT2.but(
+    gguf=None,
+    tower="cross",
+    layout=conv1d_crossing,
+    transposed=("q_attn", *GPT2.transposed),
+    query="crossattention.q_attn",
+    key="crossattention.c_attn",
+    value="crossattention.c_attn",
+    output="crossattention.c_proj",
+    norm=layer_norm("ln_cross_attn"),
+    memory=Memory(),
+    outputs=None,
+)
 
 TRANSLATING: tuple[Family, ...] = (
     SEAMLESS_DECODER, SEAMLESS_ENCODER, SEAMLESS_CROSS, UNIT_ENCODER, UNIT_DECODER, UNIT_CROSS, UNIT_DECODER_2,
     *PP_FORMULANET, CANARY_DECODER, CANARY_CROSS, COHERE_ASR_DECODER, COHERE_ASR_ENCODER, COHERE_ASR_CROSS,
-    DIA_DECODER, DIA_ENCODER, DIA_CROSS, *TIME_SERIES, *INFORMER, *BERT_CROSS,
+    DIA_DECODER, DIA_ENCODER, DIA_CROSS, *TIME_SERIES, *INFORMER, *BERT_CROSS, GPT2_CROSS,
 )  # fmt: skip
