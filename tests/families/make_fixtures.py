@@ -45,7 +45,11 @@ def recorded_softmax(calls: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[Non
             calls.append(tuple(values.reshape(-1, n, m).numpy().copy() for values in (scores, result)))
         return result
 
-    with patch("torch.nn.functional.softmax", record):
+    def in_steps(q: Any, k: Any, v: Any, attn_mask: Any, scale: float) -> torch.Tensor:
+        return record(q @ k.transpose(-1, -2) * scale + attn_mask, dim=-1) @ v
+
+    fused = "torch.nn.functional.scaled_dot_product_attention"
+    with patch("torch.nn.functional.softmax", record), patch(fused, in_steps):
         yield
 
 

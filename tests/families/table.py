@@ -12,12 +12,13 @@ import numpy as np
 
 from tests.support.tiny_models import NAMES, Fixture, fixture, softmax
 from weightscope.attention.layer import Layer
-from weightscope.attention.position_bias import Slopes
+from weightscope.attention.position_bias import Buckets, Slopes, WindowBias
 from weightscope.attention.rotation import GridRotation
 from weightscope.families import FAMILIES
 from weightscope.families.cells import StoredNorm
 from weightscope.families.family import Family
 
+BIASES = {Slopes: "ALiBi", Buckets: "relative buckets", WindowBias: "biases by offset in a window"}
 PAGE = Path(__file__).parent.parent.parent / "docs" / "families.md"
 MARKED = re.compile(r"(<!-- families -->\n)(.*?)(<!-- /families -->)", re.DOTALL)
 HEADER = ("family", "model_type", "scores", "values", "rotation or position terms", "norms", "tiny models")
@@ -71,7 +72,7 @@ def rotation_of(found: list[Fixture]) -> str:
         elif kinds:
             said.append("none in some layers")
         if layer.additive is not None:
-            said.append("ALiBi" if isinstance(layer.additive, Slopes) else "relative buckets")
+            said.append(BIASES[type(layer.additive)])
         thetas = {given["rope_theta"] for given in kinds.values()}
         said += ["a base for each layer type"] if len(thetas) > 1 else []
     learned = any(it.model.positions is not None for it in found)

@@ -80,7 +80,8 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
                 met = term.at(term.apart(np.arange(len(x)))[i, j].reshape(1))
                 score += head.scale * tokens @ met[head.index if len(met) > 1 else 0, 0]
             if layer.additive is not None:
-                score += layer.additive.times * layer.position_bias(apart[i, j])[head.index]
+                bias = layer.additive.between(np.array([i]), np.array([j]))
+                score += layer.additive.times * bias[head.index, 0, 0]
             if layer.softcap is not None:
                 score = layer.softcap * np.tanh(score / layer.softcap)
             assert score == pytest.approx(scores[head.index, i, j], abs=TOLERANCE)

@@ -10,7 +10,7 @@ from weightscope.attention.gathered import GATES, Difference, HeadNorm, SubNorm,
 from weightscope.attention.head import Head
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
-from weightscope.attention.position_bias import Buckets, Slopes
+from weightscope.attention.position_bias import Buckets, Slopes, WindowBias
 from weightscope.attention.relative import RelativeKeys
 from weightscope.attention.rotation import Rotation
 from weightscope.attention.temperature import Temperature
@@ -56,8 +56,8 @@ class Layer:
         is folded into `q`.
     temperature : Temperature or None
         Multiplies queries, by position.
-    additive : Slopes, Buckets or None
-        A term by distance, added after scaling.
+    additive : Slopes, Buckets, WindowBias or None
+        A term by distance, or by the places of both tokens in a window, added after scaling.
     relative : tuple of RelativeKeys
         Terms of a token and a distance, added before scaling.
     softcap : float or None
@@ -92,7 +92,7 @@ class Layer:
     rotation: Rotation | None = None
     gain: np.ndarray | None = None
     temperature: Temperature | None = None
-    additive: Slopes | Buckets | None = None
+    additive: Slopes | Buckets | WindowBias | None = None
     relative: tuple[RelativeKeys, ...] = ()
     softcap: float | None = None
     clip: float | None = None
@@ -277,7 +277,7 @@ class Layer:
         of_group = q.reshape(self.n_kv_heads, -1, r) @ k.transpose(0, 2, 1)  # (G, H/G n, m)
         scores = sum(terms, self.scale * of_group.reshape(self.n_heads, n, len(y)))
         if self.additive is not None:
-            bias = self.additive.times * self.position_bias(positions[:, None] - of_keys)
+            bias = self.additive.times * self.additive.between(positions, of_keys)
             scores = scores + bias.astype(scores.dtype)
         return scores if self.softcap is None else self.softcap * np.tanh(scores / self.softcap)
 
@@ -302,7 +302,7 @@ class Layer:
         return term(tokens, term.apart(positions))
 
     def position_bias(self, delta: np.ndarray | int) -> np.ndarray:
-        """What is added to scaled scores at distances i - j: ALiBi, relative biases; zero for everyone else.
+        """What is added to scaled scores at distances i - j: ALiBi, relative biases, a window's along a row; else zero.
 
         Parameters
         ----------

@@ -1,15 +1,24 @@
-"""Terms that depend on distance alone, added to scores after scaling: ALiBi slopes and relative-position buckets."""
+"""Terms by where two tokens are, added to scores after scaling: ALiBi slopes, buckets of distances, windows."""
 
 from dataclasses import dataclass, field
 from math import log
 
 import numpy as np
 
+from weightscope.errors import CheckpointError
 from weightscope.shapes import ShowsShapes
 
 
+class ByDistance(ShowsShapes):
+    """What depends on the distance alone."""
+
+    def between(self, of_queries: np.ndarray, of_keys: np.ndarray) -> np.ndarray:
+        """(n,) and (m,) positions -> (n_heads, n, m)."""
+        return np.asarray(self(of_queries[:, None] - of_keys))  # type: ignore[operator]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Slopes(ShowsShapes):
+class Slopes(ByDistance):
     """ALiBi: -slope times how far back the key is, up to a term constant in the key.
 
     Attributes
@@ -28,7 +37,7 @@ class Slopes(ShowsShapes):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Buckets(ShowsShapes):
+class Buckets(ByDistance):
     """T5's relative bias: small distances have a bucket each, larger ones share, logarithmically.
 
     Attributes
@@ -57,3 +66,53 @@ class Buckets(ShowsShapes):
         shared = exact + (np.log(far / exact) / log(self.furthest / exact) * (a_side - exact)).astype(int)
         bucket = np.where(away < exact, away, np.minimum(shared, a_side - 1))
         return np.moveaxis(self.table[bucket if self.causal else bucket + a_side * (delta < 0)], -1, 0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WindowBias(ShowsShapes):
+    """A learned bias for every offset, in rows and columns, of two patches of a window (Swin, eq. 4).
+
+    Attributes
+    ----------
+    table : (2 height - 1, 2 width - 1, n_heads) array
+        By rows and by columns from key to query.
+    of_class : (3, n_heads) array or None
+        Where a class token stands before the patches (BEiT): what is added where it is the query, the key, and both.
+    times : int
+    """
+
+    table: np.ndarray = field(repr=False)
+    of_class: np.ndarray | None = field(default=None, repr=False)
+    times: int = 1
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Rows and columns of the window."""
+        return (self.table.shape[0] + 1) // 2, (self.table.shape[1] + 1) // 2
+
+    def __call__(self, delta: np.ndarray) -> np.ndarray:
+        """Of patches in one row, (...) columns apart -> (n_heads, ...)."""
+        height, width = self.sides
+        if np.abs(delta).max(initial=0) >= width:
+            raise self._too_far()
+        return np.moveaxis(self.table[height - 1, delta + width - 1], -1, 0)
+
+    def between(self, of_queries: np.ndarray, of_keys: np.ndarray) -> np.ndarray:
+        """(n,) and (m,) places in the window, row by row and behind the class token -> (n_heads, n, m)."""
+        height, width = self.sides
+        first = 0 if self.of_class is None else 1
+        if max(of_queries.max(initial=0), of_keys.max(initial=0)) >= first + height * width:
+            raise self._too_far()
+        (row, column), (key_row, key_column) = (
+            np.divmod(np.maximum(of - first, 0), width) for of in (of_queries, of_keys)
+        )
+        bias = self.table[row[:, None] - key_row + height - 1, column[:, None] - key_column + width - 1]
+        if self.of_class is not None:
+            query, key = (of_queries == 0)[:, None, None], (of_keys == 0)[:, None]
+            from_class, to_class, both = self.of_class
+            bias = np.where(query & key, both, np.where(query, from_class, np.where(key, to_class, bias)))
+        return np.moveaxis(bias, -1, 0)
+
+    def _too_far(self) -> CheckpointError:
+        height, width = self.sides
+        return CheckpointError(f"tokens are more than this layer's window of {height} x {width}")

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.attention.position_bias import Buckets, Slopes
+from weightscope.attention.position_bias import Buckets, Slopes, WindowBias
 from weightscope.attention.temperature import Temperature
+from weightscope.checkpoint.config import Config
 from weightscope.families.cells import (
     NO_BIASES,
     Biases,
@@ -56,7 +57,7 @@ def same_layer(config: ModelConfig, layer: int) -> int:
 
 
 Layout = Callable[[LayerTensors, "Family", ModelConfig], Layer]
-Additive = Callable[[LayerTensors, ModelConfig, int], Slopes | Buckets]
+Additive = Callable[[LayerTensors, ModelConfig, int], Slopes | Buckets | WindowBias]
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ class Family:
         Config keys of what multiplies the projections' "input", the "key" or the "value".
     listed : str
         Config key of the layers' types, where the config lists them.
+    derived : function of Config -> dict, or None
+        Values of config keys that follow from those of others: the sizes of one stage, heads of a fixed width.
     sizes : function of (ModelConfig, layer index) -> dict
         Values of config keys that are others in one layer.
     in_layers : tuple of In
@@ -231,6 +234,7 @@ class Family:
     values_normed: bool = False
     multipliers: Mapping[str, str] = field(default_factory=dict)
     listed: str = "layer_types"
+    derived: Callable[[Config], Mapping[str, Any]] | None = None
     sizes: Callable[[ModelConfig, int], Mapping[str, Any]] = listed_sizes
     in_layers: tuple[In, ...] = ()
     layer_types: LayerTypes = all_full
@@ -295,6 +299,11 @@ class Family:
                 value = {**self.defaults, **value}
             cells[whole] = value
         return replace(self, **cells)
+
+    def completed(self, values: Mapping[str, Any], file: object) -> Config:
+        """A config of these values with those that follow from them."""
+        config = Config(values, file)
+        return config if self.derived is None else Config({**values, **self.derived(config)}, file)
 
     def in_layer(self, layer_type: str) -> "Family":
         """The row as layers of a type have it."""

@@ -113,7 +113,7 @@ class GridRope:
         if len(axes) == 0 or (FRAME not in axes and config.head_dim % (2 * n_axes)):
             problem = f"heads of {config.head_dim} dimensions do not turn in pairs by {n_axes} axes"
             raise CheckpointError(problem, file=config.file)
-        image, patch = (_sides(config, key) if self.image else (1, 1) for key in (self.image, self.patch))
+        image, patch = (sides_of(config, key) if self.image else (1, 1) for key in (self.image, self.patch))
         grid = tuple(max(whole // part, 1) for whole, part in zip(image, patch, strict=True)) if self.image else ()
         merge = config.size(self.merge) if self.merge else 1
         return GridRotation(
@@ -154,7 +154,7 @@ class WindowRope(GridRope):
         return replace(image, grid=(side, side))
 
 
-def _sides(config: Config, key: str) -> tuple[int, int]:
+def sides_of(config: Config, key: str) -> tuple[int, int]:
     """(height, width) of something that may be given as one number."""
     value = config.get(key)
     pair = value if isinstance(value, list) and len(value) == 2 else [value, value]

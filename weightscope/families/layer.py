@@ -8,7 +8,7 @@ from weightscope.attention.gathered import HeadNorm, SubNorm
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
-from weightscope.attention.position_bias import Slopes
+from weightscope.attention.position_bias import Buckets, Slopes, WindowBias
 from weightscope.attention.rotation import GridRotation, Rotation
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
@@ -20,6 +20,9 @@ from weightscope.families.layouts import by_head, linear
 from weightscope.families.sizes import in_layer
 from weightscope.families.tensors import LayerTensors
 
+ADDED = {
+    Slopes: "ALiBi bias", Buckets: "relative-position bias", WindowBias: "bias by two patches' rows and columns",
+}  # fmt: skip
 CHOSEN = "an indexer chooses which keys a query sees: scores are the model's where it sees, as with any mask"
 
 
@@ -243,8 +246,7 @@ def caveats(layer: Layer) -> tuple[str, ...]:
     if layer.relative:
         said.append("relative-position terms, of one token and the distance to the other (layer.relative)")
     if layer.additive is not None:
-        kind = "ALiBi" if isinstance(layer.additive, Slopes) else "relative-position"
-        said.append(f"the {kind} bias added to scores (layer.position_bias)")
+        said.append(f"the {ADDED[type(layer.additive)]} added to scores (layer.position_bias)")
     if layer.softcap is not None:
         said.append(f"the softcap: scores s become {layer.softcap:g} tanh(s / {layer.softcap:g})")
     if layer.clip is not None:

@@ -25,6 +25,15 @@ def in_four_blocks(tensors: LayerTensors, family: Family, config: ModelConfig) -
     return Layer(q, k, v, *output(tensors, family, config, r))
 
 
+def keys_with_values(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """Granite Speech: one Linear of queries, and one with all keys, then all values; no biases."""
+    d, h, r = config.d_model, config.n_heads, config.head_dim
+    q = by_head(*linear(tensors, config, family.query, (h * r, d), False), h)
+    w, b = linear(tensors, config, family.key, (2 * h * r, d), False)
+    k, v = (by_head(w[of], b[of], h) for of in (slice(0, h * r), slice(h * r, None)))
+    return Layer(q, k, v, *output(tensors, family, config, r))
+
+
 def scaled_by_dimension(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """TimesFM: queries are multiplied by a learned softplus(s) / (ln 2 sqrt(d')) a dimension, which W_Q takes in."""
     d, h, r = config.d_model, config.n_heads, config.head_dim

@@ -47,7 +47,7 @@ def own_part(checkpoint: Checkpoint, family: Family) -> Config:
         if config.get("tie_word_embeddings") is True:
             inherited["tie_word_embeddings"] = True
     values = {key: value for key, value in {**family.defaults, **inherited, **part}.items() if value is not None}
-    return Config(values, config.file)
+    return family.completed(values, config.file)
 
 
 def _left_out(part: Config, family: Family, wrapped: str | None) -> dict[str, Any]:

@@ -69,6 +69,14 @@ class Listed:
         return (RelativeKeys(lambda distances: table[np.clip(-distances, -before, after) + before][None]),)
 
 
+def within_blocks(model: LayerTensors, tensors: LayerTensors, config: ModelConfig) -> tuple[RelativeKeys, ...]:
+    """Granite Speech's: Shaw's keys, for as many distances as two tokens of one block may have and more."""
+    most, block = config.size("max_pos_emb"), config.size("context_size")
+    table = tensors.read("attn.rel_pos_emb.weight", (2 * most + 1, config.head_dim))
+    block = min(block, most)
+    return (RelativeKeys(lambda distances: table[np.clip(distances, -block, block) + most][None]),)
+
+
 def halved_sinusoids(distances: np.ndarray, width: int) -> np.ndarray:
     """Sines of all frequencies, then cosines, (D,) distances -> (D, width)."""
     angles = np.outer(distances, 10000.0 ** (-np.arange(0, width, 2) / width))

@@ -67,6 +67,8 @@ class Rope:
         Pairs turn the other way round.
     alpha : bool
         Dynamic scaling by an `alpha` is once and for all: the base grows by alpha^(w / (w - 2)) at any length.
+    rounded : bool
+        Of an odd number of dimensions the one beside them turns too.
     sections : Sections or None
         Which coordinate turns which pair, where positions have several.
     """
@@ -87,6 +89,7 @@ class Rope:
     scaled: str = ""
     backwards: bool = False
     alpha: bool = False
+    rounded: bool = False
     sections: Sections | None = None
 
     def parameters(self, config: Config, layer_type: str) -> Config:
@@ -153,7 +156,8 @@ class Rope:
             share = given.number("partial_rotary_factor")  # of the config's head_dim: of whole heads, or of this part
             if self.start_key and config.has("head_dim") and int(config.size("head_dim") * share) != width:
                 raise config.error("head_dim", f"{width}: with {self.start_key}, the part of a head that turns")
-        if width % 2 or width < 2 or start + width > config.head_dim:
+        turning = width + width % 2 if self.rounded else width
+        if turning % 2 or turning < 2 or start + turning > config.head_dim:
             raise given.error("partial_rotary_factor", f"an even number of the head's {config.head_dim} dimensions")
         interleaved = config.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
         kind = given["rope_type"]

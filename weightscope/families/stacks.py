@@ -247,6 +247,10 @@ def _places(checkpoint: Checkpoint, found: _Found, part: Config) -> dict[str, tu
     """Prefixes under which the tensors of a row have the width that its part says, and how well each fits it."""
     row = found.row.configured({**found.row.defaults, **part})
     keys = row.size_keys
+    try:
+        part = row.completed(part, part.file)
+    except CheckpointError:  # it is said where the stack is opened
+        return {}
     width, count = (
         next((part.get(key) for key in keys[size] if part.has(key)), None) for size in ("d_model", "n_layers")
     )

@@ -21,6 +21,7 @@ from weightscope.families.rows.older import OLDER_DECODERS
 from weightscope.families.rows.planes import PLANES
 from weightscope.families.rows.seeing import SEEING
 from weightscope.families.rows.speaking import SPEAKING
+from weightscope.families.rows.staged import STAGED
 from weightscope.families.rows.t5 import T5_LINE
 from weightscope.families.rows.text_encoders import TEXT_ENCODERS
 from weightscope.families.rows.towers import TOWERS
@@ -52,6 +53,7 @@ FAMILIES: tuple[Family, ...] = (
     *MATCHING,
     *VIT_LINE,
     *PLANES,
+    *STAGED,
     *T5_LINE,
     *BART_LINE,
     *TRANSLATING,

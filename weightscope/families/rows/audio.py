@@ -1,10 +1,14 @@
 """Encoders of sound, and of series of numbers."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from weightscope.checkpoint.config import Config
 from weightscope.families.cells import Inputs, biases, layer_norm, rms_norm
 from weightscope.families.family import Family, When
 from weightscope.families.layouts import separate
-from weightscope.families.odd_layouts import scaled_by_dimension
-from weightscope.families.relative import Listed, Projected
+from weightscope.families.odd_layouts import keys_with_values, scaled_by_dimension
+from weightscope.families.relative import Listed, Projected, within_blocks
 from weightscope.families.rope import Rope
 from weightscope.families.rows.encoders import DEBERTA_V2
 from weightscope.families.rows.gpt import unscaled
@@ -99,6 +103,19 @@ SEAMLESS_V2_SPEECH = WAV2VEC2_BERT.but(
     keys=SEAMLESS_SPEECH.keys,
 )
 
+
+def of_its_own(stem: str) -> Callable[[Config], Mapping[str, Any]]:
+    """FastSpeech2's sizes of one half: what the object of that name says, and the config's own keys do not."""
+
+    def derived(config: Config) -> Mapping[str, Any]:
+        own = config.inside(f"{stem}_config")
+        return {
+            f"{stem}_{key}": own[key] for key in ("layers", "num_attention_heads", "normalize_before") if key in own
+        }
+
+    return derived
+
+
 FASTSPEECH2_ENCODER = WAV2VEC2_CONFORMER.but(
     name="fastspeech2_conformer",
     model_types=("fastspeech2_conformer",),
@@ -110,6 +127,7 @@ FASTSPEECH2_ENCODER = WAV2VEC2_CONFORMER.but(
         *WAV2VEC2_CONFORMER.variants,
         When("encoder_normalize_before", False, norm=None),
     ),
+    derived=of_its_own("encoder"),
     defaults={"encoder_normalize_before": False},
 )
 
@@ -121,6 +139,7 @@ FASTSPEECH2_DECODER = FASTSPEECH2_ENCODER.but(
         *WAV2VEC2_CONFORMER.variants,
         When("decoder_normalize_before", False, norm=None),
     ),
+    derived=of_its_own("decoder"),
     defaults={"decoder_normalize_before": False},
 )
 
@@ -138,6 +157,30 @@ PARAKEET = LLAMA.but(
     loose=("self_attn.bias_u", "self_attn.bias_v"),
     defaults={"attention_bias": True, "max_position_embeddings": 5000},
 )
+
+GRANITE_SPEECH = WAV2VEC2.but(
+    name="granite_speech",
+    model_types=("granite_speech_encoder", "granite_speech_plus_encoder"),
+    prefixes=("encoder.", ""),
+    layer="layers.{i}.",
+    layout=keys_with_values,
+    query="attn.to_q",
+    key="attn.to_kv",
+    value="attn.to_kv",
+    output="attn.to_out",
+    biases=biases(False, True),
+    norm=layer_norm("attn.pre_norm", eps=1e-5),
+    closing=None,
+    relative=within_blocks,
+    others=("attn.rel_pos_emb",),
+    keys={"n_layers": ("num_layers",), "d_model": ("hidden_dim",), "n_heads": ("num_heads",)},
+    head_dim=("dim_head",),
+    variants=(),
+    caveats=("attention is within blocks of context_size: distances are those within one",),
+    defaults={
+        "num_layers": 10, "hidden_dim": 1024, "num_heads": 8, "max_pos_emb": 512, "context_size": 200,
+    },
+)  # fmt: skip
 
 LASR = LLAMA.but(
     name="lasr_encoder",
@@ -180,5 +223,5 @@ TIMESFM = LLAMA.but(
 
 AUDIO = (
     WAV2VEC2, WAV2VEC2_CONFORMER, WAV2VEC2_BERT, SEAMLESS_SPEECH, SEAMLESS_V2_SPEECH, FASTSPEECH2_ENCODER,
-    FASTSPEECH2_DECODER, SEW_D, PARAKEET, LASR, PE_AUDIO, TIMESFM,
+    FASTSPEECH2_DECODER, SEW_D, PARAKEET, GRANITE_SPEECH, LASR, PE_AUDIO, TIMESFM,
 )  # fmt: skip

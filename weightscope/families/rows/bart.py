@@ -203,7 +203,7 @@ MOONSHINE_ENCODER = LLAMA.but(
     norm=layer_norm("input_layernorm", bias=False, eps=1e-5),
     inputs=HEARS,
     outputs=None,
-    rope=Rope(interleaved=True, fraction=0.9),
+    rope=Rope(interleaved=True, fraction=0.9, rounded=True),
     kv_heads=("encoder_num_key_value_heads",),
     keys={"n_layers": ("encoder_num_hidden_layers",), "n_heads": ("encoder_num_attention_heads",)},
     defaults={"max_position_embeddings": 512, "tie_word_embeddings": True},

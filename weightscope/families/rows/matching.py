@@ -1,6 +1,6 @@
 """Models that match images, sounds and videos with text: their towers, where those are none that others have."""
 
-from weightscope.families.cells import Biases, Inputs, QkNorm, StoredNorm, biases, layer_norm, rms_norm
+from weightscope.families.cells import Biases, Inputs, Memory, QkNorm, StoredNorm, biases, layer_norm, rms_norm
 from weightscope.families.layouts import packed, stacked
 from weightscope.families.rows.encoders import BERT, ROBERTA
 from weightscope.families.rows.seeing import QWEN3_VL
@@ -232,6 +232,19 @@ BRIDGED_TEXT = BERT.but(
 
 BRIDGED_VISION = BRIDGED_TEXT.but(tower="image_with_text", layer="cross_modal_image_layers.{i}.")
 
+BRIDGED_TO_IMAGE = BRIDGED_TEXT.but(
+    tower="text_to_image",
+    query="crossattention.self.query",
+    key="crossattention.self.key",
+    value="crossattention.self.value",
+    output="crossattention.output.dense",
+    beside=("crossattention.output.LayerNorm",),
+    memory=Memory(),
+    closing=None,
+)
+
+BRIDGED_TO_TEXT = BRIDGED_TO_IMAGE.but(tower="image_to_text", layer=BRIDGED_VISION.layer)
+
 TIPS_TEXT = CLIP_TEXT.but(
     name="tipsv2",
     model_types=("tipsv2_text_model",),
@@ -321,6 +334,7 @@ MATCHING = (
     XCLIP_VISION, SIGLIP2_TEXT, SIGLIP2_VISION, IDEFICS2_VISION, IDEFICS3_VISION, BLIP_VISION, BLIP2_VISION,
     AIMV2_TEXT, AIMV2_VISION, BERT_TOWER, ROBERTA_TOWER, ALTCLIP_TEXT, FLAVA_VISION, FLAVA_TEXT,
     FLAVA_BOTH, KOSMOS_TEXT, KOSMOS25_TEXT, KOSMOS25_VISION, CLVP_ENCODER, CLVP_DECODER, BRIDGED_TEXT, BRIDGED_VISION,
+    BRIDGED_TO_IMAGE, BRIDGED_TO_TEXT,
     TIPS_TEXT, VIDEOPRISM_TEXT, VIDEOPRISM_SPACE, VIDEOPRISM_TIME,
     VIDEOPRISM_BESIDE, COSMOS3_OMNI,
 )  # fmt: skip

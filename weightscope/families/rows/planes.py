@@ -12,6 +12,7 @@ from weightscope.families.grid_rope import WindowRope, one_after_another
 from weightscope.families.layouts import stacked
 from weightscope.families.rows.towers import LAYER_SCALE, VIDEO_LLAMA_VISION
 from weightscope.families.rows.vit_line import VIT_ALIKE
+from weightscope.families.stages import WindowTable
 from weightscope.families.tensors import LayerTensors
 
 
@@ -100,7 +101,16 @@ VITDET = VIT_ALIKE.but(
     defaults={"layer_norm_eps": 1e-6, "use_relative_position_embeddings": False},
 )
 
-WINDOW_BIAS = "a learned bias for every pair of places in a window"
+OWN_TABLE, SHARED_TABLE = (
+    f"{stem}relative_position_bias.relative_position_bias_table" for stem in ("attention.attention.", "encoder.")
+)
+BEIT_BIASES = WindowTable(
+    {
+        "encoder.layer.{i}." + OWN_TABLE: "use_relative_position_bias",
+        SHARED_TABLE: "use_shared_relative_position_bias",
+    },
+    class_token=True,
+)
 BEIT = VIT_ALIKE.but(
     name="beit",
     model_types=("beit", "data2vec-vision"),
@@ -109,10 +119,13 @@ BEIT = VIT_ALIKE.but(
     inputs=Inputs(),
     caveats=(LAYER_SCALE.format("lambda_1"),),
     variants=(
-        When("use_relative_position_bias", True, refused=WINDOW_BIAS),
-        When("use_shared_relative_position_bias", True, refused=WINDOW_BIAS),
+        When("use_relative_position_bias", True, additive=BEIT_BIASES, loose=(OWN_TABLE,)),
+        When("use_shared_relative_position_bias", True, additive=BEIT_BIASES, shared=(SHARED_TABLE,)),
     ),
-    defaults={"use_relative_position_bias": False, "use_shared_relative_position_bias": False},
-)
+    defaults={
+        "use_relative_position_bias": False, "use_shared_relative_position_bias": False, "image_size": 224,
+        "patch_size": 16,
+    },
+)  # fmt: skip
 
 PLANES = (SAM, UNLIMITED_OCR_SAM, SAM3_VIT, VITDET, BEIT)

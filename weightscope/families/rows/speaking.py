@@ -175,7 +175,22 @@ PHONON_RUNTIME = PHONON.but(
     inputs=Inputs(more="text, and a voice"),
 )
 
+CODE2WAV = LLAMA.but(
+    name="qwen3_omni_moe_code2wav",
+    model_types=("qwen3_omni_moe",),
+    tower="code2wav",
+    nested="code2wav_config",
+    prefixes=("code2wav.pre_transformer.",),
+    output_scale="self_attn_layer_scale.scale",
+    inputs=Inputs(),
+    outputs=None,
+    defaults={
+        "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 8000,
+    },
+)  # fmt: skip
+
 SPEAKING = (
     CSM, CSM_DEPTH, VOXTRAL_REALTIME, KYUTAI, MOSHI, HIGGS_AUDIO, BLT, BLT_GLOBAL, BLT_PATCHER, MIMI_ENCODER,
-    MIMI_DECODER, BARK, BARK_FINE, POCKET, PHONON, PHONON_RUNTIME,
+    MIMI_DECODER, BARK, BARK_FINE, POCKET, PHONON, PHONON_RUNTIME, CODE2WAV,
 )  # fmt: skip

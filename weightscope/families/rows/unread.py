@@ -2,7 +2,6 @@
 
 STATE_SPACES = "has no attention: its layers are state spaces"
 BLOCKS = "attends in pieces that are looked up by hashing or landmarks, so that there is no score of every pair"
-WINDOWS = "has layers of several widths, and a learned bias for every pair of places in a window"
 WINDOWS_2 = "has layers of several widths, cosines for scores, and a bias that a network makes of places in a window"
 REDUCED = "has layers of several widths, and keys and values of an image that a convolution has made smaller"
 ADDED = "adds positions to what queries and keys are made of, and not to values"
@@ -36,16 +35,14 @@ UNREAD = {
     "wavlm": "gates its relative-position biases by the query",
     "speecht5": "adds keys of distances that all layers share, to what a query meets",
     "cpmant": "adds a bias that depends on which segments two tokens are in",
-    "granite_speech_encoder": "attends within blocks, with keys of distances in each",
     "gemma3n_audio": "attends within chunks, with keys of distances in each",
     "gemma4_audio": "attends within chunks, with keys of distances in each",
-    **dict.fromkeys(("swin", "donut-swin", "maskformer-swin"), WINDOWS),
     **dict.fromkeys(("swinv2", "swin2sr"), WINDOWS_2),
     **dict.fromkeys(("segformer", "glpn", "pvt", "pvt_v2"), REDUCED),
     **dict.fromkeys(("hiera", "sam2_vision_model", "sam2_hiera_det_model"), "pools queries from stage to stage"),
     **dict.fromkeys(("detr", "table-transformer", "conditional_detr", "dab-detr"), ADDED),
     **dict.fromkeys(("deformable_detr", "rt_detr", "rt_detr_v2", "d_fine", "deimv2", "rf_detr", "lw_detr"), DEFORMABLE),
-    **dict.fromkeys(("maskformer", "mask2former", "oneformer"), f"{ADDED}; its backbone {WINDOWS}"),
+    **dict.fromkeys(("maskformer", "mask2former", "oneformer"), ADDED),
     **dict.fromkeys(("mlcd_vision_model", "mlcd"), "learns the angles by which its class token turns"),
     "vjepa2": "turns the two dimensions of a pair by different angles, which is no rotation",
     "timesformer": "attends over time and over space in turn within a layer",

@@ -1,16 +1,20 @@
 """Encoders of images and films like ViT, CLIP's or DINO's, under other names."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from weightscope.attention.rotation import COLUMN, ROW
+from weightscope.checkpoint.config import Config
 from weightscope.families.cells import Biases, Inputs, Outputs, QkNorm, biases, layer_norm, rms_norm
+from weightscope.families.config import ModelConfig
 from weightscope.families.family import When
 from weightscope.families.grid_rope import GridRope, one_after_another
 from weightscope.families.layouts import packed, separate, stacked
 from weightscope.families.odd_layouts import loose_biases
 from weightscope.families.rows.gpt import GPT2, unscaled
 from weightscope.families.rows.towers import INTERNVL_VISION, LAYER_SCALE, VIDEO_LLAMA_VISION
-from weightscope.families.rows.vision import DINOV2, VIT
+from weightscope.families.rows.vision import DINOV2, DINOV3, VIT
 
 # ViT's own names.
 VIT_ALIKE = replace(VIT, defaults={"layer_norm_eps": 1e-12, "qkv_bias": True}).but(
@@ -136,6 +140,12 @@ JANUS_VISION = SIGLIP_ALIKE_VISION.but(
     defaults={"attention_bias": True, "use_qk_norm": False},
 )
 
+
+def heads_of_64(config: Config) -> Mapping[str, Any]:
+    """As many heads of 64 dimensions as make the width; the config does not count them."""
+    return {"num_attention_heads": config.size("hidden_size") // 64}
+
+
 BRIDGETOWER_VISION = IDEFICS_VISION.but(
     name="bridgetower_vision",
     model_types=("bridgetower_vision_model",),
@@ -149,6 +159,7 @@ BRIDGETOWER_VISION = IDEFICS_VISION.but(
     loose=("attn.in_proj_weight", "attn.in_proj_bias"),
     norm=layer_norm("ln_1"),
     inputs=Inputs(norm=layer_norm("ln_pre")),
+    derived=heads_of_64,
 )
 
 UNLIMITED_OCR_VISION = IDEFICS_VISION.but(
@@ -254,6 +265,41 @@ GEMMA4_VISION = SIGLIP_ALIKE_VISION.but(
     defaults={"rms_norm_eps": 1e-6, "use_clipped_linears": False},
 )
 
+
+def groups_by_layer(config: ModelConfig, layer: int) -> Mapping[str, Any]:
+    """Sapiens 2: key-value heads of every layer, listed; or as many as query heads in the first and last layers."""
+    listed = config.get("num_key_value_heads_per_layer")
+    if listed is not None:
+        if not isinstance(listed, list) or len(listed) <= layer:
+            raise config.error("num_key_value_heads_per_layer", "a list with every layer's number")
+        return {"num_key_value_heads": listed[layer]}
+    first, last = (config.count(f"num_{end}_full_attention_layers") for end in ("first", "last"))
+    whole = layer < first or layer >= config.n_layers - last
+    return {"num_key_value_heads": config.n_heads if whole else config.size("num_key_value_attention_heads")}
+
+
+SAPIENS2 = DINOV3.but(
+    name="sapiens2",
+    model_types=("sapiens2",),
+    prefixes=("", "sapiens2.", "backbone."),
+    layer="blocks.{i}.",
+    query="attn.wq",
+    key="attn.wk",
+    value="attn.wv",
+    output="attn.proj",
+    norm=rms_norm("ln1"),
+    output_scale="attn.gamma.weight",
+    qk_norm=QkNorm("attn.q_norm", "attn.k_norm"),
+    kv_heads=("num_key_value_heads",),
+    sizes=groups_by_layer,
+    images=None,
+    variants=(When("use_qk_norm", False, qk_norm=None),),
+    defaults={
+        "rms_norm_eps": 1e-6, "layer_norm_eps": None, "key_bias": True, "num_register_tokens": 8, "use_qk_norm": True,
+        "num_first_full_attention_layers": 8, "num_last_full_attention_layers": 8, "num_key_value_attention_heads": 8,
+    },
+)  # fmt: skip
+
 IMAGEGPT = GPT2.but(
     name="imagegpt", model_types=("imagegpt",), gguf=None, norm=rms_norm("ln_1"), outputs=Outputs(rms_norm("ln_f"))
 )
@@ -261,5 +307,6 @@ IMAGEGPT = GPT2.but(
 VIT_LINE = (
     VIT_ALIKE, VIVIT, VITPOSE, VILT, PIXIO, VIDEOMAE, RADIO, TIPS_VISION, EOMT, RF_DETR_DINOV2, LW_DETR_VIT,
     SIGLIP_ALIKE_VISION, IDEFICS_VISION, JANUS_VISION, BRIDGETOWER_VISION, UNLIMITED_OCR_VISION, MOLMO2_VISION,
-    OVIS2_VISION, QIANFAN_VISION, QIANFAN_PUBLISHED_VISION, PIX2STRUCT_VISION, MGP_STR, GEMMA4_VISION, IMAGEGPT,
+    OVIS2_VISION, QIANFAN_VISION, QIANFAN_PUBLISHED_VISION, PIX2STRUCT_VISION, MGP_STR, GEMMA4_VISION,
+    SAPIENS2, IMAGEGPT,
 )  # fmt: skip

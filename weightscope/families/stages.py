@@ -1,0 +1,94 @@
+"""Stages of several widths: each is a stack of its own, since no stream leads through all of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weightscope.attention.position_bias import WindowBias
+from weightscope.checkpoint.config import Config
+from weightscope.families.config import ModelConfig
+from weightscope.families.grid_rope import sides_of
+from weightscope.families.tensors import LayerTensors
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The sizes of one stage, by the lists that a config has of all.
+
+    Attributes
+    ----------
+    index : int
+    layers : str
+        Config key of a list: layers of every stage.
+    heads : str
+        Likewise of heads; empty where all stages have as many.
+    width : str
+        Config key of the first stage's width, which doubles from stage to stage, or of a list; empty where all are of
+        one width.
+    """
+
+    index: int
+    layers: str = "depths"
+    heads: str = "num_heads"
+    width: str = "embed_dim"
+
+    def __call__(self, config: Config) -> Mapping[str, Any]:
+        """Values of the keys that a model without stages has.
+
+        Raises
+        ------
+        CheckpointError
+            There is no such stage.
+        """
+        found = {"num_hidden_layers": self._own(config, self.layers)}
+        if self.heads:
+            found["num_attention_heads"] = self._own(config, self.heads)
+        if self.width:
+            listed = isinstance(config.get(self.width), list)
+            found["hidden_size"] = self._own(config, self.width) if listed else config.size(self.width) << self.index
+        return found
+
+    def _own(self, config: Config, key: str) -> int:
+        listed = config.get(key)
+        if not isinstance(listed, list) or len(listed) <= self.index:
+            raise config.error(key, f"a list with every stage's number, {self.index + 1} or more")
+        return Config({key: listed[self.index]}, config.file).size(key)
+
+
+@dataclass(frozen=True)
+class WindowTable:
+    """A table of biases by offset in a window, as it is stored: offset after offset, then those of a class token.
+
+    Attributes
+    ----------
+    tensors : dict of str
+        Of the model, with `{i}` for the layer where each has its own, and the config key that says whether it is there;
+        empty where it always is. Several add up.
+    side : str
+        Config key of a window's side in patches; empty where the window is the image.
+    class_token : bool
+    """
+
+    tensors: Mapping[str, str]
+    side: str = ""
+    class_token: bool = False
+
+    def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> WindowBias:
+        """The term of one layer.
+
+        Raises
+        ------
+        CheckpointError
+            The image is not square: transformers resamples its table then.
+        """
+        if not self.side and len({*sides_of(config, "image_size")}) > 1:
+            raise config.error("image_size", "a square image")
+        side = config.size(self.side) if self.side else sides_of(config, "image_size")[0] // config.size("patch_size")
+        offsets = 2 * side - 1
+        shape = (offsets**2 + 3 * self.class_token, config.n_heads)
+        there = [name.format(i=layer) for name, key in self.tensors.items() if not key or config.flag(key)]
+        table = np.sum([tensors.read(name, shape) for name in there], axis=0)
+        patches = table[: offsets**2].reshape(offsets, offsets, -1)
+        return WindowBias(patches, table[offsets**2 :] if self.class_token else None)
