@@ -18,7 +18,7 @@ from weightscope.families.cells import StoredNorm
 from weightscope.families.layer import read_layer, rotation_of
 from weightscope.families.nesting import prefix_of
 from weightscope.families.opening import open_source
-from weightscope.families.sizes import attends, kind_of
+from weightscope.families.sizes import attends, borrows, kind_of
 from weightscope.families.unread import attention_names
 from weightscope.on_demand import OnDemand
 from weightscope.unembedding import Unembedding
@@ -150,6 +150,11 @@ class Model:
         """Indices of the layers that are attention of one input; hybrid models have others."""
         return tuple(i for i in range(self.config.n_layers) if attends(self.config, self.family, i))
 
+    @cached_property
+    def borrowing_layers(self) -> tuple[int, ...]:
+        """Indices of further layers, which attend to keys and values of one before (`Layer.keys_of`)."""
+        return tuple(i for i in range(self.config.n_layers) if borrows(self.config, self.family, i))
+
     def layer(self, index: int) -> Layer:
         """One layer; its attention tensors are read here. The last one asked for is kept.
 
@@ -160,7 +165,7 @@ class Model:
         """
         if not 0 <= index < self.config.n_layers:
             raise CheckpointError(f"no layer {index}: the model has {self.config.n_layers}", file=self.checkpoint.name)
-        if index not in self.attention_layers:
+        if index not in (*self.attention_layers, *self.borrowing_layers):
             kind, those = kind_of(self.config, self.family, index), ", ".join(map(str, self.attention_layers))
             raise CheckpointError(f"layer {index} is {kind}, not attention; {those} are", file=self.checkpoint.name)
         if self._last is None or self._last.index != index:
@@ -361,10 +366,8 @@ class Model:
     def _unembedding_name(self) -> str:
         """The unembedding's name in the file, under as much of the prefix as it has; empty where there is none."""
         ends = [i + 1 for i, c in enumerate(self.prefix) if c == "."]
-        outputs = self.family.outputs
-        names = [
-            self.prefix[:end] + name for end in (*reversed(ends), 0) for name in (outputs.tokens if outputs else ())
-        ]
+        own = self.family.outputs.tokens if self.family.outputs else ()
+        names = [self.prefix[:end] + name for end in (*reversed(ends), 0) for name in own]
         return next((name for name in names if name in self.checkpoint), "")
 
     @property

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import weightscope as ws
@@ -20,14 +21,34 @@ def test_keys_that_are_values_are_read_once() -> None:
     assert not any("v_proj" in tensor.name for tensor in tensors)
 
 
-def test_a_layer_that_attends_to_anothers_keys_is_passed_over_and_named(tmp_path: Path) -> None:
+def test_a_layer_that_attends_to_anothers_keys_has_that_ones_maps(tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "gemma4", tmp_path / "shared")
     path = tmp_path / "shared" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_kv_shared_layers": 1}))
     model = ws.open_model(tmp_path / "shared")
-    assert model.attention_layers == (0, 1)
-    with pytest.raises(ws.CheckpointError, match="keys and values that layer 1 has made"):
-        model.layer(2)
+    assert model.attention_layers == (0, 1) and model.borrowing_layers == (2,)
+    layer, own, lender = model.layer(2), *(fixture("gemma4").model.layer(index) for index in (2, 1))
+    assert layer.keys_of == 1 and "keys and values are those of layer 1" in layer.caveats[0]
+    rng = np.random.default_rng(0)
+    x, before = rng.normal(size=(2, 5, layer.d_model))
+    np.testing.assert_allclose(layer.queries(x), own.queries(x))
+    np.testing.assert_allclose(layer.keys(before), lender.keys(before))
+    np.testing.assert_allclose(layer.inner_values(before), lender.inner_values(before))
+    np.testing.assert_allclose(layer.w_o, own.w_o)
+    read = {tensor.name for tensor in model.attention_tensors(2)}
+    assert {"model.layers.1.self_attn.k_proj.weight", "model.layers.2.self_attn.q_proj.weight"} <= read
+    assert "model.layers.2.self_attn.k_proj.weight" not in read
+    with pytest.raises(ws.CheckpointError, match="what enters layer 1"):
+        layer.scores(x)
+
+
+def test_layers_that_share_keys_and_values_are_the_eager_models() -> None:
+    pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
+    pytest.importorskip("transformers", reason="tiny models are made by transformers")
+    from weightscope.adoption.census import census
+
+    (row,) = census("gemma3n_text")
+    assert (row.layers, row.verdict) == (4, "exact")
 
 
 def test_layers_that_share_need_one_to_share_with(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +138,17 @@ def judge(
         What it said of stacks that it knows and refuses, by the beginning of their tensors' names.
     """
     matched = _matched(models, observed, stored)
+    at_work = {
+        (id(model), index): [one for one in observed if one.module == module]
+        for module, own in matched.items()
+        for model, index in own
+    }
     found = []
     for name, members in stacks(observed).items():
         modules = list(dict.fromkeys(one.module for one in members))
         reasons, refused, met = [], "", 0
         for module in modules:
-            said = _of_module(matched.get(module, []), [one for one in members if one.module == module])
+            said = _of_module(matched.get(module, []), [one for one in members if one.module == module], at_work)
             if said is None:
                 continue
             met += 1
@@ -181,7 +186,7 @@ def _matched(models: Sequence[ws.Model], observed: Sequence[Observed], stored: S
     modules = list(dict.fromkeys(one.module for one in observed))
     names = {module: stored.under(module) for module in modules}
     for model in models:
-        for index in model.attention_layers:
+        for index in (*model.attention_layers, *model.borrowing_layers):
             read = _projections(model, index)
             shares = {module: len(read & names[module]) for module in modules}
             best = max(shares, key=lambda module: shares[module], default=None)
@@ -210,11 +215,13 @@ def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
     return any(order != sorted(order) for order in orders.values())
 
 
-def _of_module(readings: Sequence[Reading], members: Sequence[Observed]) -> str | None:
+def _of_module(
+    readings: Sequence[Reading], members: Sequence[Observed], at_work: Mapping[tuple[int, int], Sequence[Observed]]
+) -> str | None:
     """What is wrong with what is read of one module: nothing, "refused: ..." or what; None where nothing reads it.
 
     A module that several layers share is called once by each, in their order. Where more than one model reads it (the
-    whole and a tower), each must.
+    whole and a tower), each must. What a layer with keys of another attends to entered that one, `at_work`.
     """
     if not readings:
         return None
@@ -230,6 +237,8 @@ def _of_module(readings: Sequence[Reading], members: Sequence[Observed]) -> str 
             except CheckpointError as error:
                 said = said or "refused: " + _line(error, model.checkpoint.folder)
                 continue
+            if layer.keys_of is not None:
+                one = replace(one, memories=at_work[id(model), layer.keys_of][which].streams)
             problem = compare(layer, one)
             if problem and not problem.startswith("refused: "):
                 return f"{model.family.name}, layer {index}: {problem}"

@@ -69,6 +69,8 @@ class Layer:
         Sink logits that attention does not know of: what a head gathers is multiplied by the mass that they leave.
     cross : bool
         Keys and values are made of a memory.
+    keys_of : int or None
+        The layer of the same tokens whose input is the memory, where that is one before.
     memory_norm : Norm or None
         The norm of the memory before its keys and values, of which sigma is left.
     caveats : tuple of str
@@ -99,6 +101,7 @@ class Layer:
     sinks: np.ndarray | None = None
     outer_sinks: np.ndarray | None = None
     cross: bool = False
+    keys_of: int | None = None
     memory_norm: Norm | None = None
     caveats: tuple[str, ...] = ()
 
@@ -227,7 +230,8 @@ class Layer:
     def _memory(self, x: Any, memory: Any) -> Any:
         """What keys and values are made of: the memory in cross-attention, x itself elsewhere."""
         if self.cross == (memory is None):
-            problem = "is cross-attention: say what it attends to, `memory=`" if self.cross else "has no memory"
+            kind = "is cross-attention" if self.keys_of is None else f"attends to what enters layer {self.keys_of}"
+            problem = f"{kind}: say what it attends to, `memory=`" if self.cross else "has no memory"
             raise CheckpointError(f"layer {self.index} {problem}")
         return memory if self.cross else x
 
@@ -266,10 +270,9 @@ class Layer:
         (n_heads, n, n or m) array
             Queries along the second axis, keys along the third.
         """
-        x = np.asarray(x)
-        y = np.asarray(self._memory(x, memory))
+        x, y = np.asarray(x), np.asarray(self._memory(x, memory))
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
-        of_keys = np.arange(len(y)) if self.cross else positions
+        of_keys = np.arange(len(y)) if self.cross and self.keys_of is None else positions
         q, k = self.queries(x), self.keys(y)  # (H, n, r), (G, m, r)
         terms = [self.scale * self._relative(of, q, k, positions) for of in self.relative]
         q, k = self.placed(q, k, positions, of_keys)
@@ -286,10 +289,8 @@ class Layer:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Queries (H, n, r) and keys (G, n, r) at positions (n,): rotated, and what else depends on the position."""
         if self.rotation is not None:
-            q, k = (
-                self.rotation.rotate(q, positions),
-                self.rotation.rotate(k, positions if of_keys is None else of_keys),
-            )
+            of_keys = positions if of_keys is None else of_keys
+            q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, of_keys)
         if self.gain is not None:
             q = q * self.gain[:, None, :]
         if self.temperature is not None:

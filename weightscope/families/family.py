@@ -271,6 +271,11 @@ class Family:
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property
+    def of_keys(self) -> tuple[str, ...]:
+        """The modules that make a layer's keys and values."""
+        return tuple(filter(None, (self.key, self.value, self.qk_norm.key if self.qk_norm else "")))
+
+    @property
     def lone(self) -> tuple[str, ...]:
         """Every tensor of a layer that belongs to none of its modules."""
         return (*self.loose, self.sinks, self.outer_sinks, self.gate.of_heads if self.gate else "")

@@ -44,7 +44,9 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         Tensors are missing, misshapen or not finite, or the config's values absurd.
     """
     config, family = in_layer(config, family, index)
-    tensors = replace(model, prefix=model.prefix + family.stored_name(config, index))
+    source = family.keys_of(config, index)
+    own, maker = (model.prefix + family.stored_name(config, i) for i in (index, source))
+    tensors = replace(model, prefix=own, lent=dict.fromkeys(family.of_keys, maker) if source != index else {})
     for name, formula in family.frozen.items():
         expected = formula(config)
         if name in model and not np.allclose(model.read(name, expected.shape), expected, atol=1e-2):
@@ -61,7 +63,8 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         clip=_clip(family, config),
         sinks=tensors.read(family.sinks, (config.n_heads,)) if family.sinks else None,
         outer_sinks=tensors.read(family.outer_sinks, (config.n_heads,)) if family.outer_sinks else None,
-        cross=family.memory is not None,
+        cross=family.memory is not None or source != index,
+        keys_of=None if source == index else source,
     )
     if family.query_bias and isinstance(layer.q, Affine):
         more = tensors.read(family.query_bias, (config.n_heads, config.head_dim))
@@ -72,6 +75,8 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
     norm = family.norm_of(index)
     if norm is not None:
         layer = layer.after_norm(_norm(norm, tensors, family, config))
+    if source != index and (norm := family.norm_of(source)) is not None:
+        layer = layer.after_memory_norm(_norm(norm, replace(tensors, prefix=maker), family, config))
     if family.memory is not None and family.memory.norm is not None:
         layer = layer.after_memory_norm(family.memory.norm.read(tensors, config, layer.k.shape[1]))
     if family.qk_norm is not None and family.qk_norm.within(config, index):
@@ -206,7 +211,12 @@ def _gains(tensors: LayerTensors, module: str, row: QkNorm, heads: int, r: int) 
 def caveats(layer: Layer) -> tuple[str, ...]:
     """What of a layer's scores and values its heads' matrices leave out, in words."""
     said = []
-    if layer.cross:
+    if layer.keys_of is not None:
+        said.append(
+            f"keys and values are those of layer {layer.keys_of}: W_QK leads from what enters this layer to what "
+            "enters that one, and W_VO back"
+        )
+    elif layer.cross:
         said.append(
             "eigenvalues and symmetric parts: cross-attention's maps lead from one space to another, W_QK from queries "
             "to the memory and W_VO back"

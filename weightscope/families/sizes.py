@@ -49,6 +49,12 @@ def attends(config: ModelConfig, family: Family, index: int) -> bool:
     return (not kinds or config.layer_types[index] in kinds) and family.keys_of(config, index) == index
 
 
+def borrows(config: ModelConfig, family: Family, index: int) -> bool:
+    """Whether a layer is attention of what enters it to keys and values that an earlier layer has made."""
+    source = family.keys_of(config, index)
+    return source != index and attends(config, family, source)
+
+
 def kind_of(config: ModelConfig, family: Family, index: int) -> str:
     """What a layer is, in words."""
     source = family.keys_of(config, index)

@@ -1,6 +1,7 @@
 """A checkpoint's tensors by the names a family's row uses, shapes checked as they are read."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,14 +24,20 @@ class LayerTensors:
         Stands before every name asked for.
     needed_by : str
         Named in errors: the family and the sizes that set the shapes expected.
+    lent : mapping of str
+        Modules that stand under another prefix: those of keys and values that another layer makes.
     """
 
     checkpoint: Checkpoint
     prefix: str
     needed_by: str
+    lent: Mapping[str, str] = field(default_factory=dict)
+
+    def _full(self, name: str) -> str:
+        return self.lent.get(name.rpartition(".")[0], self.prefix) + name
 
     def __contains__(self, name: str) -> bool:
-        return self.prefix + name in self.checkpoint
+        return self._full(name) in self.checkpoint
 
     def tensor(self, name: str, shape: tuple[int | None, ...]) -> Tensor:
         """The unread tensor; None in `shape` stands for any size.
@@ -40,7 +47,7 @@ class LayerTensors:
         CheckpointError
             It is not there, or has another shape.
         """
-        full = self.prefix + name
+        full = self._full(name)
         module, dot, kind = full.rpartition(".")
         legacy = module + LEGACY.get(dot + kind, dot + kind)
         full = legacy if full not in self.checkpoint and legacy in self.checkpoint else full

@@ -27,11 +27,15 @@ def attention_names(
         Attention has tensors there that the row does not read.
     """
     family = row.in_layer(config.layer_types[index])
-    stem = prefix + family.stored_name(config, index)
+    stem, maker = (prefix + family.stored_name(config, i) for i in (index, family.keys_of(config, index)))
     names = {name for module in family.modules for name in checkpoint.names_under(f"{stem}{module}.")}
     lone = (*(stem + name for name in family.lone), *(prefix + name for name in family.shared))
     names |= {name for name in lone if name in checkpoint}
     refuse_unread(checkpoint, stem, family, config, names)
+    if maker != stem:  # keys and values of a layer before: its modules, and its norm
+        names -= {name for module in family.of_keys for name in checkpoint.names_under(f"{stem}{module}.")}
+        lent = (*family.of_keys, *([family.norm.module] if family.norm else ()))
+        names |= {name for module in lent for name in checkpoint.names_under(f"{maker}{module}.")}
     return sorted(names)
 
 
