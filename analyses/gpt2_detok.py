@@ -18,11 +18,12 @@ from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import device_option, text_option
 from weightscope.detokenization import paper
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import counts_for, measure_heads, roc_curves, single_tokens
+from weightscope.detokenization.heads import counts_for, measure_heads
 from weightscope.detokenization.neighbours import neighbours
 from weightscope.detokenization.on_text import TextCheck, run_on_texts
 from weightscope.detokenization.page import auroc_sections, neighbour_section, position_section, text_section
 from weightscope.detokenization.positions import position_terms
+from weightscope.detokenization.roc import roc_curves, single_tokens
 from weightscope.embedded import FOLDER
 from weightscope.folder import OutputFolder
 from weightscope.pages.page import write_page

@@ -11,7 +11,8 @@ import pytest
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import BigramAuroc, roc_curves
+from weightscope.detokenization.heads import BigramAuroc
+from weightscope.detokenization.roc import roc_curves
 from weightscope.embedded import COUNTS
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.text.counts import Counts

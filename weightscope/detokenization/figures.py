@@ -6,9 +6,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from weightscope.detokenization.heads import BigramAuroc, TokenRoc
+from weightscope.detokenization.heads import BigramAuroc
 from weightscope.detokenization.on_text import TextCheck
 from weightscope.detokenization.positions import PositionTerms, spread_over_tokens
+from weightscope.detokenization.roc import TokenRoc
 from weightscope.detokenization.terms import TERMS
 from weightscope.pages.style import COLOURS, COLUMN, DASHES, head_style, in_our_style, subplots
 

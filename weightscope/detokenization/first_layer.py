@@ -120,6 +120,16 @@ class FirstLayer:
         self.check_finite(f"the query side of T^ee of head {head}", factor, self.layer)
         return factor
 
+    def query_rows(self, head: int, tokens: np.ndarray) -> np.ndarray:
+        """Rows of `query_factor` for some tokens, (n,) ids -> float32 (n, r); no other rows are read."""
+        w, norm = self.heads[head].query_at(self.delta)[0], self.attention.q_norm
+        scaled = self.model.embeddings.rows(tokens) / self.divisor[tokens, None]  # (n, d)
+        factor = scaled @ w  # (n, r)
+        if norm is not None:
+            factor[:, : norm.dims] *= self._scalars(norm.of(head), scaled)[0][:, None]
+        self.check_finite(f"the query side of T^ee of head {head}", factor, self.layer)
+        return factor
+
     def key_factor(self, kv_head: int) -> np.ndarray:
         """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
         w, norm = self.attention.k.of(kv_head)[0], self.attention.k_norm

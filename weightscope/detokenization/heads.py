@@ -1,7 +1,6 @@
 """Which heads put words together: T^ee against bigram counts (detokenization paper, section 3)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -11,23 +10,25 @@ from typing import Any
 import numpy as np
 
 from weightscope.detokenization.first_layer import FirstLayer, bare_embeddings
+from weightscope.detokenization.roc import TokenRoc
+from weightscope.detokenization.sampled import draw_tokens
 from weightscope.device import open_device
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess
 from weightscope.errors import CheckpointError, TooLargeError, printable
 from weightscope.fingerprint import Fingerprint, file_identity
 from weightscope.folder import Files, OutputFolder
-from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve
+from weightscope.metrics.auroc import auroc_by_token, mean_auroc
+from weightscope.metrics.sampling import Stratified
 from weightscope.model import Model
 from weightscope.overflow import overflow
 from weightscope.parallel import one_blas_thread
-from weightscope.progress import bar, phase, progress_shown
-from weightscope.shapes import ShowsShapes
+from weightscope.progress import bar, progress_shown
 from weightscope.sources import Source
 from weightscope.tables import Column, Table, notebook
 from weightscope.text.counts import Counts, load_counts
 from weightscope.text.token_list import TokenList
-from weightscope.text.tokenizer import token_id, tokenizer_hash, tokenizer_if_any
+from weightscope.text.tokenizer import tokenizer_hash, tokenizer_if_any
 
 PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
 FEWEST_ROWS = 8192  # of a block, so that laying out the keys for it stays below a hundredth of the work
@@ -45,9 +46,11 @@ class BigramAuroc:
     counts : Counts
         The bigrams that the ranking is held to.
     auroc : (n_heads, vocab) float64 array
-        NaN where a token follows no token in the counts.
+        NaN where a token follows no token in the counts, and where one was not drawn.
     caveats : tuple of str
         What T^ee leaves out of the heads' scores.
+    sample : Stratified, optional
+        The current tokens that were drawn, where not all are scored.
     """
 
     model: str
@@ -55,20 +58,41 @@ class BigramAuroc:
     counts: Counts
     auroc: np.ndarray
     caveats: tuple[str, ...]
+    sample: Stratified | None = None
 
     @cached_property
     def heads(self) -> Table:
-        """Table 2, a row a head."""
+        """Table 2, a row a head; of a sample with the ends of the 95 % interval."""
         symbol = "AUROC of bare embeddings" if self.layer else "AUROC"
         auroc, auroc_paper, scored = zip(*map(mean_auroc, self.auroc), strict=True)
+        between: list[Column] = []
+        if self.sample is not None:
+            drawn = self.auroc[:, self.sample.items]
+            auroc, low, high = np.transpose([self.sample.mean(own) for own in drawn])
+            auroc_paper = auroc * self.sample.sizes.sum() / self.auroc.shape[1]
+            between = [
+                Column("auroc_low", low, "95 % from", meaning="lower end of the mean's 95 % interval", format=".3f"),
+                Column("auroc_high", high, "to", meaning="upper end", format=".3f"),
+            ]
         columns = [
             Column("head", np.arange(len(self.auroc))),
             Column("auroc", auroc, symbol, meaning="mean over the tokens scored", format=".3f"),
+            *between,
             Column("auroc_paper", auroc_paper, "AUROC, paper's mean", meaning="mean over all tokens", format=".3f"),
             Column("tokens_scored", scored, "tokens scored", meaning="those that follow some token in the counts"),
         ]
         caption = "Table 2. The paper's mean counts a token that follows no token as 0."
-        return Table(columns, " ".join(filter(None, (caption, bare_embeddings(self.layer)))))
+        return Table(columns, " ".join(filter(None, (caption, self.drawn, bare_embeddings(self.layer)))))
+
+    @property
+    def drawn(self) -> str:
+        """How many tokens were drawn, in a sentence; nothing where all are scored."""
+        if self.sample is None:
+            return ""
+        return (
+            f"Means are estimates from {len(self.sample.items):,} current tokens of the {self.sample.sizes.sum():,} "
+            "that follow some token, drawn at random in strata of tokens that occur as often."
+        )
 
     @property
     def ranked(self) -> Table:
@@ -79,11 +103,11 @@ class BigramAuroc:
     def lead(self) -> str:
         """The result in a sentence."""
         head, auroc = self.ranked["head"], self.ranked["auroc"]
-        return (
+        result = (
             f"Head {head[0]} ranks previous tokens that occur in text above those that do not with AUROC "
             f"{auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is chance."
-            f"{' ' * bool(self.layer)}{bare_embeddings(self.layer)}"
         )
+        return " ".join(filter(None, (result, self.drawn, bare_embeddings(self.layer))))
 
     def __repr__(self) -> str:
         best, auroc = self.ranked["head"][0], self.ranked["auroc"][0]
@@ -113,12 +137,12 @@ class BigramAuroc:
         files.table("heads.csv", self.heads)
         files.npz("tokens.npz", auroc=self.auroc)
 
-    def write_report(self, files: Files, curves: "list[TokenRoc] | None" = None) -> None:
+    def write_report(self, files: Files, curves: Sequence[TokenRoc] = ()) -> None:
         """Write the figure auroc, roc where there are curves, and report.html."""
         from weightscope.detokenization.page import auroc_sections
         from weightscope.pages.page import write_page
 
-        sections = auroc_sections(files, self, curves or [])
+        sections = auroc_sections(files, self, curves)
         write_page(files, "report.html", f"Detokenization in layer {self.layer} of {self.model}", self.lead, sections)
 
     def plot(self) -> Any:
@@ -135,6 +159,7 @@ def bigram_auroc(
     delta: int = 1,
     device: str = "cpu",
     progress: bool = False,
+    sample: int | None = None,
 ) -> BigramAuroc:
     """AUROC of every head over the full vocabulary: does T^ee rank the tokens that come before a token above others?
 
@@ -147,11 +172,13 @@ def bigram_auroc(
         As in `FirstLayer`.
     progress : bool
         Show a bar.
+    sample : int, optional
+        Score so many current tokens, drawn at random, against the full vocabulary: means then have intervals.
 
     Raises
     ------
     CheckpointError
-        No token embedding, no counts, or counts of another vocabulary or tokenizer.
+        No token embedding, no counts, or counts of another vocabulary or tokenizer; a sample of too few tokens.
 
     Examples
     --------
@@ -163,7 +190,8 @@ def bigram_auroc(
     (8, 8000)
     """
     with progress_shown(progress):
-        return measure_heads(FirstLayer(model, layer, delta, device), counts_for(model, counts))
+        first, counts = FirstLayer(model, layer, delta, device), counts_for(model, counts)
+        return measure_heads(first, counts, sample=None if sample is None else draw_tokens(first, counts, sample))
 
 
 def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
@@ -192,6 +220,7 @@ def measure_heads(
     counts: Counts,
     engine: Engine | None = None,
     on_worker: "Callable[[], Scorer] | None" = None,
+    sample: Stratified | None = None,
 ) -> BigramAuroc:
     """As `bigram_auroc`, in blocks of rows wherever an engine computes.
 
@@ -203,6 +232,8 @@ def measure_heads(
         Where to compute; in this process if not given.
     on_worker : function returning a Scorer, optional
         The same layer and counts for an engine outside this process; see `ScorerOnWorker`.
+    sample : Stratified, optional
+        The current tokens to score, if not all; see `draw_tokens`.
 
     Raises
     ------
@@ -211,30 +242,33 @@ def measure_heads(
     """
     if engine is None:
         with ThisProcess() as own:
-            return measure_heads(first, counts, own)
+            return measure_heads(first, counts, own, sample=sample)
     n_tokens, scorer = first.model.embeddings.n_tokens, Scorer(first, counts)
     get_scorer = on_worker if engine.elsewhere else lambda: scorer
     with one_blas_thread():
         auroc = np.full((len(first.heads), n_tokens), np.nan)
     step = max(FEWEST_ROWS, PRODUCTS_A_TASK // (n_tokens * first.model.config.head_dim))
+    n_rows = n_tokens if sample is None else len(sample.items)
     for head in range(len(auroc)):
-        for start in range(0, n_tokens, step):
-            block = head, start, min(start + step, n_tokens)
-            engine.submit(block, auroc_of_rows, get_scorer, *block)
-    with bar(what="AUROC", unit="token", total=auroc.size, unit_scale=True) as done:
+        for start in range(0, n_rows, step):
+            stop = min(start + step, n_rows)
+            rows = range(start, stop) if sample is None else sample.items[start:stop]
+            engine.submit((head, start, stop), auroc_of_rows, get_scorer, head, rows)
+    with bar(what="AUROC", unit="token", total=len(auroc) * n_rows, unit_scale=True) as done:
         while engine.busy:
             (head, start, stop), values, error = engine.next()
             if error is not None:
                 raise error
-            auroc[head, start:stop] = values
+            auroc[head, slice(start, stop) if sample is None else sample.items[start:stop]] = values
             done.update(stop - start)
-    return BigramAuroc(first.model.title, first.layer, counts, auroc, (*first.attention.caveats, *counts.caveats))
+    caveats = (*first.attention.caveats, *counts.caveats)
+    return BigramAuroc(first.model.title, first.layer, counts, auroc, caveats, sample)
 
 
-def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, start: int, stop: int) -> np.ndarray:
+def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, tokens: range | np.ndarray) -> np.ndarray:
     """The task that Table 2 consists of: one head and a block of rows. Their size depends on sizes alone."""
     with one_blas_thread():
-        return get_scorer().auroc(head, start, stop)
+        return get_scorer().auroc(head, tokens)
 
 
 class Scorer:
@@ -252,13 +286,17 @@ class Scorer:
         self._keys: tuple[int, np.ndarray] | None = None
         self._making = Lock()  # a worker may have several threads, and all need the same layer and keys
 
-    def auroc(self, head: int, start: int, stop: int) -> np.ndarray:
-        """AUROC of one head for current tokens start .. stop - 1, float64 (stop - start,)."""
+    def auroc(self, head: int, tokens: range | np.ndarray) -> np.ndarray:
+        """AUROC of one head for a run of current tokens, or for some of them, float64 (n,)."""
         with self._making:
             keys = self._key_factor(self._first.heads[head].kv_head)
-        queries, device = self._first.query_factor(head, start, stop), open_device(self._first.device)
+        if isinstance(tokens, range):
+            queries = self._first.query_factor(head, tokens.start, tokens.stop)
+            counts = self._matrix[tokens.start : tokens.stop]
+        else:
+            queries, counts = self._first.query_rows(head, tokens), self._matrix[tokens]
         try:
-            return auroc_by_token(queries, keys, self._matrix[start:stop], device=device)
+            return auroc_by_token(queries, keys, counts, device=open_device(self._first.device))
         except TooLargeError:
             raise overflow(self._first.model, f"T^ee of head {head}", self._first.layer) from None
 
@@ -318,54 +356,3 @@ def _kept(wanted: ScorerOnWorker) -> Scorer:
 
 def _fingerprint(counts: Path | None) -> Fingerprint:
     return Fingerprint.of(counts=None if counts is None else file_identity(counts))
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TokenRoc(ShowsShapes):
-    """ROC curves of one current token (Fig. 2), a pair of arrays a head.
-
-    Attributes
-    ----------
-    text : str
-    curves : list of (false positive rate, true positive rate)
-    """
-
-    text: str
-    curves: list[tuple[np.ndarray, np.ndarray]]
-
-
-def single_tokens(tokenizer: Any, counts: Counts, texts: Sequence[str]) -> dict[str, int]:
-    """Ids, by their text, of those texts that are one token in this vocabulary and follow some token in the counts."""
-    ids = {}
-    for text in texts:
-        with suppress(CheckpointError):
-            ids[text] = token_id(tokenizer, text)
-    return {text: token for text, token in ids.items() if len(counts.row(token)[0])}
-
-
-@phase("ROC curves")
-def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> list[TokenRoc]:
-    """ROC curves of every head for chosen current tokens (Fig. 2).
-
-    Parameters
-    ----------
-    first : FirstLayer
-    counts : Counts
-    tokens : mapping of str to int
-        Ids of the current tokens by their text.
-
-    Raises
-    ------
-    CheckpointError
-        A token follows no token in the counts, so that it has no curve.
-    """
-    rocs = []
-    for text, token in tokens.items():
-        previous, weights = counts.row(token)
-        if not len(previous):
-            problem = f"{text!r} follows no token in these counts, so it has no ROC curve"
-            raise CheckpointError(problem, file=counts.file)
-        with one_blas_thread():
-            curves = [roc_curve(scores, previous, weights) for scores in first.token_scores(token)]
-        rocs.append(TokenRoc(text, curves))
-    return rocs

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from weightscope.detokenization import figures, paper
-from weightscope.detokenization.heads import BigramAuroc, TokenRoc
+from weightscope.detokenization.heads import BigramAuroc
 from weightscope.detokenization.on_text import TextCheck
 from weightscope.detokenization.positions import SHOWN, PositionTerms, Trends
+from weightscope.detokenization.roc import TokenRoc
 from weightscope.detokenization.terms import TERMS
 from weightscope.folder import Files
 from weightscope.mathml import plain
@@ -33,7 +34,8 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
         )
         table = Table([*table.columns, Column("auroc_printed", printed, "Table 2's AUROC"), differs], table.caption)
     scored = f"{table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,}"
-    text = f"{plain(counts.origin)}. {scored} tokens follow some token."
+    which = "were drawn" if auroc.sample else "follow some token"
+    text = f"{plain(counts.origin)}. {scored} tokens {which}."
     caption = (
         "Bigram AUROC of $T^ee$ by head, best first. "
         "Dot: mean over tokens; bars: the middle half and the middle 90 % of them."
