@@ -330,9 +330,9 @@ def test_a_task_that_goes_elsewhere_takes_the_devices_name_along(folder):
         scorer = pickle.loads(pickle.dumps(sent))()
         if name == "no_such_module":
             with pytest.raises(ws.CheckpointError, match="no device 'no_such_module'"):
-                scorer.auroc(1, 20, 90)
+                scorer.auroc(1, range(20, 90))
         else:
-            np.testing.assert_allclose(scorer.auroc(1, 20, 90), whole[1, 20:90], rtol=0, atol=0.01)
+            np.testing.assert_allclose(scorer.auroc(1, range(20, 90)), whole[1, 20:90], rtol=0, atol=0.01)
 
 
 class Watched:
