@@ -12,7 +12,7 @@ from weightscope.cli import main
 from weightscope.detokenization import sampled
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import BigramAuroc
-from weightscope.detokenization.sampled import draw_tokens, how_long
+from weightscope.detokenization.sampled import seconds_of_all
 from weightscope.embedded import COUNTS
 from weightscope.metrics.sampling import Stratified
 
@@ -68,15 +68,18 @@ def test_the_command_takes_a_sample_and_refuses_one_that_is_too_small(tmp_path: 
 
 
 def test_long_runs_are_told_beforehand_and_short_ones_are_not(
-    embedded: ws.Model, monkeypatch: pytest.MonkeyPatch
+    embedded: ws.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     first, counts = FirstLayer(embedded), ws.load_counts(COUNTS)
-    assert how_long(first, counts) == ""
+    assert seconds_of_all(first, counts) == 0
     monkeypatch.setattr(sampled, "SURELY_SHORT", 0)
-    products = 8 * 7853 * 8000 * 32
-    monkeypatch.setattr(sampled, "products_a_second", lambda r: products / 1000)
-    assert how_long(first, counts) == (
-        "scoring all 7,853 tokens of 8 heads takes about 25 minutes here; "
-        "--sample 2000 takes about 6.4, and gives each AUROC to +-0.01"
+    assert 0 < seconds_of_all(first, counts) < 100
+    monkeypatch.setattr(sampled, "products_a_second", lambda r: 8 * 7853 * 8000 * 32 / 1000)
+    result = CliRunner().invoke(main, ["detok", "embedded", "--token", "none such", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2 and "minutes" not in result.stderr  # what is wrong comes first
+    with undrawn():
+        result = CliRunner().invoke(main, ["detok", "embedded", "--out", str(tmp_path / "out")])
+    told = (
+        "every token against every token takes about 25 minutes here; --sample 2000 gives each AUROC to +-0.01 sooner"
     )
-    assert len(draw_tokens(first, counts, 2000).items) == 2000
+    assert told in result.stderr and result.exit_code == 0

@@ -11,9 +11,8 @@ from weightscope.parallel import in_threads, usable_cores
 from weightscope.text.counts import Counts
 
 SURELY_SHORT = 1e13  # multiply-adds: minutes on one slow core, so that nothing has to be timed
-LONG = 600  # seconds
+LONG = 600  # seconds that a person should know of before they begin
 BESIDE_PRODUCTS = 1.5  # times the products alone: what ranking the scores adds
-OFFERED = 2000  # tokens: AUROC of a token spreads by 0.2 or so, their mean by 0.0045
 
 
 def draw_tokens(first: FirstLayer, counts: Counts, how_many: int) -> Stratified:
@@ -31,20 +30,14 @@ def draw_tokens(first: FirstLayer, counts: Counts, how_many: int) -> Stratified:
     return Stratified.draw(scored, np.asarray(matrix.sum(axis=1)).ravel()[scored], how_many)
 
 
-def how_long(first: FirstLayer, counts: Counts) -> str:
-    """A sentence on the time that scoring every token takes here, and on the way out; nothing below ten minutes."""
-    n_tokens, n_heads, r = first.model.embeddings.n_tokens, len(first.heads), first.model.config.head_dim
+def seconds_of_all(first: FirstLayer, counts: Counts) -> float:
+    """About how long scoring every token takes here; 0 where it is surely less than `LONG` seconds."""
+    n_tokens = first.model.embeddings.n_tokens
     scored = np.count_nonzero(np.diff(counts.matrix(n_tokens).indptr))
-    products = float(n_heads) * scored * n_tokens * r
+    products = float(len(first.heads)) * scored * n_tokens * first.model.config.head_dim
     if products < SURELY_SHORT:
-        return ""
-    seconds = BESIDE_PRODUCTS * products / products_a_second(r)
-    if seconds < LONG:
-        return ""
-    return (
-        f"scoring all {scored:,} tokens of {n_heads} heads takes about {seconds / 60:.0f} minutes here; "
-        f"--sample {OFFERED} takes about {seconds / 60 * OFFERED / scored:.1f}, and gives each AUROC to +-0.01"
-    )
+        return 0.0
+    return BESIDE_PRODUCTS * products / products_a_second(first.model.config.head_dim)
 
 
 def products_a_second(r: int) -> float:
