@@ -24,6 +24,8 @@ from weightscope.cli.options import (
 )
 from weightscope.errors import CheckpointError
 
+LONG = 600  # seconds that a person should know of before they begin
+
 
 @click.command()
 @with_source
@@ -61,7 +63,7 @@ def detok(
     from weightscope.detokenization.first_layer import FirstLayer
     from weightscope.detokenization.heads import ScorerOnWorker, counts_for, measure_heads
     from weightscope.detokenization.roc import roc_curves
-    from weightscope.detokenization.sampled import LONG, draw_tokens, seconds_of_all
+    from weightscope.detokenization.sampled import draw_tokens, seconds_of_all
     from weightscope.embedded import FOLDER
     from weightscope.folder import OutputFolder
 
@@ -77,17 +79,8 @@ def detok(
     _say_bare(first)
     first.attention  # noqa: B018  a layer that is none is refused before a folder is made
     drawn = None if sample is None else draw_tokens(first, bigrams, sample)
-    if (
-        drawn is None
-        and not engine.elsewhere
-        and device == "cpu"
-        and (seconds := seconds_of_all(first, bigrams)) > LONG
-    ):
-        offer = "--sample 2000 gives each AUROC to +-0.01 sooner"
-        click.echo(
-            f"weightscope: every token against every token takes about {seconds / 60:.0f} minutes here; {offer}",
-            err=True,
-        )
+    if drawn is None and device == "cpu" and not engine.elsewhere:
+        _say_long(seconds_of_all(first, bigrams))
     curves = roc_curves(first, bigrams, chosen)
     with OutputFolder(out) as files:
         auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts), drawn)
@@ -222,6 +215,12 @@ def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[
     if found:
         model.embeddings.rows(found)  # says which is not there
     return [*texts, *map(token_names(tokenizer), ids)], found, tokenizer
+
+
+def _say_long(seconds: float) -> None:
+    if seconds > LONG:
+        told = f"every token against every token takes about {seconds / 60:.0f} minutes here"
+        click.echo(f"weightscope: {told}; --sample 2000 gives each AUROC to +-0.01 sooner", err=True)
 
 
 def _say_bare(first: Any) -> None:

@@ -11,7 +11,6 @@ from weightscope.parallel import in_threads, usable_cores
 from weightscope.text.counts import Counts
 
 SURELY_SHORT = 1e13  # multiply-adds: minutes on one slow core, so that nothing has to be timed
-LONG = 600  # seconds that a person should know of before they begin
 BESIDE_PRODUCTS = 1.5  # times the products alone: what ranking the scores adds
 
 
@@ -31,7 +30,7 @@ def draw_tokens(first: FirstLayer, counts: Counts, how_many: int) -> Stratified:
 
 
 def seconds_of_all(first: FirstLayer, counts: Counts) -> float:
-    """About how long scoring every token takes here; 0 where it is surely less than `LONG` seconds."""
+    """About how long scoring every token takes here; 0 where it is surely minutes at most."""
     n_tokens = first.model.embeddings.n_tokens
     scored = np.count_nonzero(np.diff(counts.matrix(n_tokens).indptr))
     products = float(len(first.heads)) * scored * n_tokens * first.model.config.head_dim
