@@ -44,7 +44,12 @@ DRAWINGS = (
     Drawing("sink-mechanisms/smollm2", f"analyses.sink_mechanisms --source {SMOLLM2} --text {{books}}"),
     Drawing("sink-mechanisms/vit", "analyses.sink_mechanisms --source {vit}"),
     Drawing("sink-toys", "analyses.sink_toys"),
-    Drawing("audit-gpt2", "weightscope audit {gpt2}", ("heads.png",)),
+    Drawing(
+        "positions-gpt2",
+        "weightscope positions {gpt2} --unscaled --query 500 --head 7",
+        ("*.png", "*.svg", "trends.csv"),
+    ),
+    Drawing("audit-gpt2", "weightscope audit {gpt2}", ("heads.png", "heads.csv", "findings.csv")),
     Drawing("circuits/gpt2", "weightscope circuits {gpt2}", CIRCUITS),
     Drawing("circuits/minilm", f"weightscope circuits {MINILM} --measure --text {{books}}", CIRCUITS),
     Drawing("circuits/smollm2", f"weightscope circuits {SMOLLM2} --measure --text {{books}}", CIRCUITS),

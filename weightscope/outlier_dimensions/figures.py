@@ -218,21 +218,27 @@ def _name(axis: Axes, curves: np.ndarray, dimensions: Sequence[int], grey: Colle
 
 
 def _untangle(figure: Figure) -> None:
-    """Move numbers aside, then a line or more outwards, until none touches another; the largest values' come first."""
+    """Move numbers aside, then a line or more outwards, until none touches another or another's values.
+
+    The numbers of the largest values come first.
+    """
     figure.draw_without_rendering()
     for axis in figure.axes:
-        placed: list[Bbox] = []
         names = [text for text in axis.texts if isinstance(text, Annotation)]
-        for name in sorted(names, key=lambda name: -abs(name.xy[1])):
+        names.sort(key=lambda name: -abs(name.xy[1]))
+        feet = {name: axis.transData.transform((name.xy[0], 0)) for name in names}
+        taken = {name: [Bbox([feet[name], axis.transData.transform(name.xy)])] for name in names}
+        for name in names:
             side = 1 if name.xy[1] >= 0 else -1
+            others = [box for other in names if other is not name for box in taken[other]]
             for line, (lean, right) in product(range(LINES), LEANS):
                 name.set_horizontalalignment(lean)
                 name.xyann = right, side * (NEAR + line * 8)
                 box = name.get_window_extent()
-                inside = axis.bbox.x0 <= box.x0 and box.x1 <= axis.bbox.x1
-                if inside and not any(box.padded(1).overlaps(other) for other in placed):
+                inside = axis.bbox.x0 <= box.x0 and box.x1 <= axis.bbox.x1 + box.width / 2
+                if inside and not any(box.padded(1).overlaps(other) for other in others):
                     break
-            placed.append(box)
+            taken[name].append(box)
 
 
 def _dimension_style(j: int, dimensions: np.ndarray) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from weightscope.errors import counted
 from weightscope.folder import Files
-from weightscope.pages.page import Figure, Section, write_page
+from weightscope.pages.page import Figure, Filed, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.sinks.mechanisms import figures
@@ -13,6 +13,7 @@ from weightscope.sinks.strength import MECHANISMS
 from weightscope.tables import Table
 
 HEADS_SHOWN = 24  # in the table of what sinks do
+HEADS, LAYERS = "heads.csv", "layers.csv"  # beside the page
 
 
 @phase("drawing figures")
@@ -71,7 +72,9 @@ def _tokens(files: Files, sinks: SinkMechanisms) -> Section:
         "Which kind of token, and which token, is the strongest sink most often, over inputs and heads; and the median "
         "norm of each kind's tokens as they enter the layer."
     )
-    return Section("Which tokens are sinks", text, [by_layer, by_head, heads, norms, layers])
+    return Section(
+        "Which tokens are sinks", text, [by_layer, by_head, Filed(heads, HEADS), norms, Filed(layers, LAYERS)]
+    )
 
 
 def strongest_heads(sinks: SinkMechanisms) -> Table:
@@ -106,19 +109,20 @@ def _mechanisms(files: Files, sinks: SinkMechanisms) -> Section:
 def _lemmas(files: Files, sinks: SinkMechanisms) -> Section:
     held = sinks.layers["sink_at_0.1"].mean()
     text = (
-        "Definition 1: s is an epsilon-sink where every query gives it 1 - epsilon of its attention or more; "
-        f"{held:.2%} of the strongest keys are 0.1-sinks. Lemma 3: what a head writes, Y = A u, is then near u_s "
-        "written everywhere, and its first singular direction near u_s (eq. 12). Lemma 4: such an update hardly "
+        "$$alpha_(i s) >= 1 - epsilon$$ "
+        "Definition 1: $s$ is an $epsilon$-sink where every query $i$ gives it so much of its attention; "
+        f"{held:.2%} of the strongest keys are 0.1-sinks. Lemma 3: what a head writes, $Y = A u$, is then near $u_s$ "
+        "written everywhere, and its first singular direction near $u_s$ (eq. 12). Lemma 4: such an update hardly "
         "changes the variance of tokens. The bounds hold always and say little where one query looks elsewhere: their "
-        "epsilon is that of the least faithful query. In a causal model no query before the sink can see it, and "
-        "epsilon is 1 unless the sink is the first token."
+        "$epsilon$ is that of the least faithful query. In a causal model no query before the sink can see it, and "
+        "$epsilon$ is 1 unless the sink is the first token."
     )
     lemmas = Figure(
         save(figures.lemma_figure(sinks), files, "lemmas"),
-        "Every head's strongest sink on every input. Definition 1: share of them that are epsilon-sinks, by the kind "
-        "of the sink. Lemma 3, eq. 12 and Lemma 4: what is measured against its bound; the shaded side is what the "
-        "lemma rules out, and bounds below 1e-4 of the largest are left out. In Lemma 4 V' is the variance after this "
-        "head alone has written.",
+        "Every head's strongest sink on every input. Definition 1: share of them that are $epsilon$-sinks, by the "
+        "kind of the sink. Lemma 3, eq. 12 and Lemma 4: what is measured against its bound; the shaded side is what "
+        "the lemma rules out, and bounds below 1e-4 of the largest are left out. In Lemma 4 $V'$ is the variance "
+        "after this head alone has written.",
     )
     similarity = Figure(
         save(figures.similarity_figure(sinks), files, "similarity"),
@@ -134,31 +138,31 @@ def _lemmas(files: Files, sinks: SinkMechanisms) -> Section:
     layers = sinks.layers.select(
         "layer", "sink_at_0.1", "sink_at_0.5", "between_before", "between_after", "variance_before", "variance_after"
     )
-    layers.caption = "Epsilon-sinks among the strongest keys; cosine and variance of tokens around attention."
-    return Section("What the lemmas say", text, [lemmas, similarity, heads, layers])
+    layers.caption = "$epsilon$-sinks among the strongest keys; cosine and variance of tokens around attention."
+    return Section("What the lemmas say", text, [lemmas, similarity, Filed(heads, HEADS), Filed(layers, LAYERS)])
 
 
 def _gates(files: Files, sinks: SinkMechanisms) -> Section:
     text = (
-        "A gate needs one large singular value of W_QK, or a sink of large norm (Lemma 2). Under rotation W_QK is that "
-        "of distance 0."
+        "A gate needs one large singular value of $W_QK$, or a sink of large norm (Lemma 2). Under rotation $W_QK$ is "
+        "that of distance 0."
     )
     spectra = Figure(
         save(figures.spectrum_figure(sinks), files, "spectra"),
-        "Fig. 2B. Singular values of W_QK over the largest, median over heads and the middle half of them. Then, "
+        "Fig. 2B. Singular values of $W_QK$ over the largest, median over heads and the middle half of them. Then, "
         "against the strength of each head's sink: the ratio of the two largest; and the sink's norm in the residual "
         "stream over the other tokens', median over inputs.",
     )
     routing = Figure(
         save(figures.routing_figure(sinks), files, "routing"),
-        "Median over inputs, a dot a head, against the strength of its sink. Lemma 2: the cosine of the sink token, as "
-        "W_QK takes it, with v_1, W_QK's first singular direction on the side of keys; crosses, the mean of the other "
-        "tokens. Appendix A.2: the sink's key norm over the others'; how alike queries are before rotation; how much "
-        "the length of what positions gather, o = A v, varies among them.",
+        "Median over inputs, a dot a head, against the strength of its sink. Lemma 2: the cosine of the sink token, "
+        "as $W_QK$ takes it, with $v_1$, the first singular direction of $W_QK$ on the side of keys; crosses, the "
+        "mean of the other tokens. Appendix A.2: the sink's key norm over the others'; how alike queries are before "
+        "rotation; how much the length of what positions gather, $o = A v$, varies among them.",
     )
     heads = strongest_heads(sinks).select(
         "layer", "head", "qk_gap", "norm_ratio", "alignment", "alignment_others", "key_ratio", "query_similarity",
         "update_spread",
     )  # fmt: skip
     heads.caption = "The same heads: the two ways to a gate of Lemma 2, and what appendix A.2 tracks."
-    return Section("How sinks are chosen", text, [spectra, routing, heads])
+    return Section("How sinks are chosen", text, [spectra, routing, Filed(heads, HEADS)])

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightscope.mathml import plain
 from weightscope.metrics.spectra import spectral_gap, stable_rank
 from weightscope.sinks.mechanisms.measures import EPSILONS, MEASURES
 from weightscope.sinks.strength import MECHANISMS
@@ -49,7 +50,7 @@ def of_heads(sinks: "SinkMechanisms") -> Table:
     return Table([
         Column("layer", sinks.layer_indices[at]),
         Column("head", head),
-        Column("strength", sinks.strength.mean(axis=0).ravel(), meaning="mean of alpha_s (eq. 2)"),
+        Column("strength", sinks.strength.mean(axis=0).ravel(), meaning="mean of $alpha_s$ (eq. 2)"),
         Column("epsilon", np.median(sinks.epsilon, axis=0).ravel(), meaning="median of the smallest epsilon"),
         Column("event_share", sinks.share.mean(axis=0).ravel(),
                meaning="mean share of the queries that give the sink half of their attention or more"),
@@ -57,14 +58,14 @@ def of_heads(sinks: "SinkMechanisms") -> Table:
         Column("kind", np.array(sinks.kinds)[of_kind.argmax(axis=0).ravel()], "sink",
                meaning="the kind of token that is its sink most often"),
         Column("kind_share", of_kind.max(axis=0).ravel(), meaning="and on what share of the inputs"),
-        Column("ratio_out", median(sinks.ratio), "ratio", meaning="|u_s| / mean |u_j|"),
-        Column("stable_rank", median(sinks.rank), "stable rank", meaning="of A u"),
-        Column("norm_ratio", median(sinks.norm_ratio), meaning="|x_s| / mean |x_j|"),
+        Column("ratio_out", median(sinks.ratio), "ratio", meaning="$|u_s|$ / mean $|u_j|$"),
+        Column("stable_rank", median(sinks.rank), "stable rank", meaning="of $A u$"),
+        Column("norm_ratio", median(sinks.norm_ratio), meaning="$|x_s|$ / mean $|x_j|$"),
         *(Column(name, values.ravel(), meaning="share of the inputs with an event of this mechanism")
           for name, values in zip(MECHANISMS, does, strict=True)),
         Column("mechanism", mostly.ravel(), meaning="the most frequent one of a sink head; empty for other heads"),
-        Column("qk_gap", spectral_gap(sinks.qk_singular_values).ravel(), "σ1/σ2 of W_QK"),
-        Column("qk_stable_rank", stable_rank(sinks.qk_singular_values).ravel(), "stable rank of W_QK"),
+        Column("qk_gap", spectral_gap(sinks.qk_singular_values).ravel(), "$σ₁/σ₂$ of $W_QK$"),
+        Column("qk_stable_rank", stable_rank(sinks.qk_singular_values).ravel(), "stable rank of $W_QK$"),
         *epsilon_sinks(sinks, inputs=0),
         *(Column(name, median(sinks.measures[name]), symbol, meaning=meaning) for name, symbol, meaning in MEASURES),
     ])  # fmt: skip
@@ -109,5 +110,6 @@ def norms_of_kinds(sinks: "SinkMechanisms") -> list[Column]:
         for of in ("mean", "largest"):
             norms = getattr(sinks, f"norm_{of}")[some][..., kind]  # (inputs that have any, L)
             values = np.median(norms, axis=0) if some.any() else np.full(len(sinks.layer_indices), np.nan)
-            columns.append(Column(f"norm_{of}_{name}", values, f"{of} |x|, {name}", meaning="of an input's tokens"))
+            symbol = f"{of} $|x|$, {plain(name)}"
+            columns.append(Column(f"norm_{of}_{name}", values, symbol, meaning="of an input's tokens"))
     return columns
