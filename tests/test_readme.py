@@ -1,0 +1,279 @@
+"""Numbers in the README come from files: what it quotes of figures/ is what these hold."""
+
+import csv
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from weightscope.sinks.prediction import PREDICTORS, prediction_aurocs
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "figures"
+README = " ".join((ROOT / "README.md").read_text().split())
+
+
+@cache
+def rows(name: str) -> tuple[dict[str, str], ...]:
+    with (FIGURES / name).open() as file:
+        return tuple(csv.DictReader(file))
+
+
+def column(name: str, column: str, **where: Any) -> np.ndarray:
+    """A column of a CSV, of those of its rows that hold these values."""
+    cells = [row[column] for row in rows(name) if all(row[key] == str(value) for key, value in where.items())]
+    assert cells, f"{name} has no row with {where}"
+    return np.array([float(cell or "nan") for cell in cells])
+
+
+def cell(name: str, *args: Any, **where: Any) -> float:
+    """The one cell there is."""
+    (value,) = column(name, *args, **where)
+    return float(value)
+
+
+def accuracy(model: str, score: str) -> list[float]:
+    """A row of the README's table of roles."""
+    names = (
+        "heads_with",
+        "roc_auc",
+        "roc_auc_low",
+        "roc_auc_high",
+        "average_precision",
+        "layer_roc_auc",
+        "norm_roc_auc",
+    )
+    return [cell(f"circuits/{model}/accuracy.csv", name, score=score) for name in names]
+
+
+TRAINING = json.loads((ROOT / "weightscope" / "embedded" / "training.json").read_text())
+TRENDS, GPT2 = "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
+UNTRAINED = {"kind": "undertrained_rows", "index": 1023}
+SHARES, KINDS, OUTLIERS = "norm-attention/shares.csv", "norm-attention/kinds.csv", "outlier-dimensions/preferences.csv"
+TERMS = "gpt2-detok/contributions.csv"
+GPT2_ROLES, INDUCTION = "circuits/gpt2/roles.csv", [(5, 1), (6, 9), (5, 5), (7, 2), (7, 10)]
+COMMA = ". or ,"
+ONE, OTHERS = "{:.3f}", "({:.3f}-{:.3f}) | {:.3f} | {:.3f} | {:.3f}"
+
+
+def term(head: int, name: str) -> float:
+    return cell(TERMS, "mean_over_positions", head=head, term=name)
+
+
+def above(kind: str) -> np.ndarray:
+    return column(OUTLIERS, "score_above_other", key=kind)
+
+
+SINKS, PATCHING = (f"sink-bias/smollm2-135m-instruct.q4_1/{name}.csv" for name in ("layers", "patching"))
+HEADS, NOP, VIT = "sink-mechanisms/smollm2/heads.csv", "sink-toys/nop.csv", "sink-toys/vit.csv"
+TOY = {"variant": "softmax", "probability": 0.5}
+
+
+def change(layers: str, intervention: str, start: int = 0) -> float:
+    return cell(PATCHING, "change", layers=layers, intervention=intervention, first_position=start)
+
+
+def both(layers: str, start: int = 0) -> list[float]:
+    """With the constant in the sink's place, and with nothing."""
+    return [change(layers, intervention, start) for intervention in ("SSP", "ablation")]
+
+
+def from_layer_12(name: str) -> float:
+    return float(np.median(column(SINKS, name)[12:]))
+
+
+def events(name: str) -> float:
+    return float(column(HEADS, name).sum() * 64)  # heads.csv has shares of 64 texts
+
+
+def sink_heads(name: str) -> np.ndarray:
+    return np.concatenate([column(HEADS, name, mechanism=mechanism) for mechanism in ("nop", "broadcast")])
+
+
+def ends(values: np.ndarray) -> list[float]:
+    return [values.min(), values.max()]
+
+
+def iou(variant: str) -> list[float]:
+    """Mean and standard deviation over seeds, in percent."""
+    values = 100 * column(VIT, "patch_iou", variant=variant)
+    return [values.mean(), values.std(ddof=1)]
+
+
+def of_variants(name: str) -> np.ndarray:
+    """Mean over layers and seeds."""
+    variants = {row["variant"] for row in rows(VIT)}
+    layers = [f"layer{layer}_{name}" for layer in range(3)]
+    return np.array([np.mean([column(VIT, layer, variant=variant) for layer in layers]) for variant in variants])
+
+
+def accuracies() -> np.ndarray:
+    return np.array([column(VIT, "accuracy", variant=name).mean() for name in {row["variant"] for row in rows(VIT)}])
+
+
+def foretold(name: str) -> float:
+    """AUROC of a reading of the weights over heads that sink."""
+    heads = "sink-bias/smollm2-135m-instruct.q4_1/heads.csv"
+    readings = {each.name: column(heads, each.name) for each in PREDICTORS}
+    aurocs = prediction_aurocs(readings, column(heads, "strength"))
+    return float(aurocs["auroc"][list(aurocs["name"]).index(name)])
+
+
+def published_induction(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """GPT-2's induction heads as published, and a column of what the wiring alone says."""
+    at = list(zip(column(GPT2_ROLES, "layer"), column(GPT2_ROLES, "head"), strict=True))
+    return np.isin(range(len(at)), [at.index(head) for head in INDUCTION]), np.nan_to_num(column(GPT2_ROLES, name))
+
+
+# What the README says, the places of numbers in braces, and where they come from. Shares are percentages there.
+QUOTED: dict[str, list[float]] = {
+    "before a token above those that do not with AUROC {:.3f}": [cell("gpt2-detok/heads.csv", "auroc", head=6)],
+    "6 1 {:.3f} ' respons' responsibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" responsibility")],
+    "6 2 {:.3f} ' insens' insensibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" insensibility")],
+    "6 3 {:.3f} ' wh' whibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" whibility")],
+    "heads 1 and 6 give {:.0%} and {:.0%} of their position-only attention": [
+        cell(TRENDS, "near_mass", head=1), cell(TRENDS, "near_mass", head=6),
+    ],
+    "rises with j, a line explaining {:.0%} of it over": [cell(GPT2, "t_p_linear_share", head=7)],
+    "beyond a line that explains {:.0%}, a wave of period {:.0f} that explains {:.0%};": [
+        cell(GPT2, name, head=7) for name in ("t_pp_linear_share", "t_pp_period", "t_pp_sinusoid_share")
+    ],
+    "was hardly ever trained (norm {:.2f}, the others' median {:.2f})": [
+        cell("audit-gpt2/findings.csv", name, **UNTRAINED) for name in ("number", "usual")
+    ],
+    "Position 1023 was hardly trained (norm {:.2f}, the others' median {:.2f})": [
+        cell("audit-gpt2/findings.csv", name, **UNTRAINED) for name in ("number", "usual")
+    ],
+    "a first singular value {:.1f} times the second": [cell("audit-gpt2/heads.csv", "vo_gap", layer=11, head=8)],
+    "it takes {:.1%} of the weight and gives {:.1%} of the length": [
+        cell(SHARES, name, kind="[CLS]") for name in ("weight", "length")
+    ],
+    "[SEP] takes {:.1%} and gives {:.1%}, full stops and commas take {:.1%} and give {:.1%}": [
+        cell(SHARES, name, kind=kind) for kind in ("[SEP]", COMMA) for name in ("weight", "length")
+    ],
+    "have a rank correlation of {:.2f} over [CLS]": [cell(KINDS, "spearman", kind="[CLS]")],
+    "of {:.2f} over [SEP] (-0.69), {:.2f} over punctuation (-0.25) and {:.2f} over all other tokens (-0.06)": [
+        cell(KINDS, "spearman", kind=kind) for kind in ("[SEP]", COMMA, "other")
+    ],
+    "over {:.0f} million pairs come from counted bins": [column(KINDS, "pairs").sum() / 1e6],
+    "In MiniLM {:.0f} of 384 dimensions stand out": [len(rows(OUTLIERS)[0]) - 4],
+    "[CLS] keys of layer 1 score {:.1f} above ordinary ones": [above("[CLS]").max()],
+    "dimension 99 alone adds {:.1f} of it": [cell(OUTLIERS, "of 99", layer=1, key="[CLS]")],
+    "score at most {:.1f} and {:.1f} above ordinary keys where [CLS] scores {:.1f} to {:.1f} above": [
+        above("[SEP]").max(), above(COMMA).max(), above("[CLS]").min(), above("[CLS]").max(),
+    ],
+    "meets the measured order with rank correlations of {:.2f} to {:.2f} only": [
+        extreme(column("outlier-dimensions/guess.csv", "C at beta and |C|")) for extreme in (np.min, np.max)
+    ],
+    "moves that head's attention most, by {:.2f} nats on average (c^p; next, {:.2f} for c^e)": [
+        term(1, "p"), term(1, "e"),
+    ],
+    "depends on T^pp, T^p and T^ee ({:.2f}, {:.2f}, {:.2f})": [term(6, name) for name in ("pp", "p", "ee")],
+    "a third of what all others write together, {:.0%} of it along one direction, and {:.0%} of it varies": [
+        from_layer_12("spectral_sink"), from_layer_12("variance_sink"),
+    ],
+    "perplexity on 16 others, {:.1f} as it is)": [cell(PATCHING, "perplexity", intervention="none")],
+    "{:+.1f} perplexity in the middle layers where nothing in its place costs {:+.1f}": both("middle"),
+    "{:+.1f} against {:+.1f} in the late ones": both("late"),
+    "In the early layers it does not help: {:+.1f} against {:+.1f}": both("early"),
+    "eq. 7 as written does worse than ablation ({:+.1f} against {:+.1f})": both("all"),
+    "the constant costs {:+.1f} and nothing {:+.1f}.": both("all", 1),
+    "of {:.0f} sink events on 64 texts {:.0f} are no-ops and {:.0f} broadcasts": [
+        events(name) for name in ("events", "nop", "broadcast")
+    ],
+    "all of its {:.0f} sink heads but one are no-ops": [len(sink_heads("layer"))],
+    "(cosine {:.2f} to {:.2f})": [
+        cell("sink-mechanisms/smollm2/layers.csv", name, layer=24) for name in ("between_before", "between_after")
+    ],
+    "chosen by norm ({:.0f} to {:.0f} times": ends(sink_heads("norm_ratio")),
+    "(sigma_1/sigma_2 at most {:.1f})": [sink_heads("qk_gap").max()],
+    "they give it {:.0f}-{:.0f} % of their attention": ends(
+        100 * column(NOP, "flagged_attention", damping=0, **TOY)
+    ),
+    "its value norm is {:.0f}-{:.0f} % of the others'": ends(100 * column(NOP, "ratio", damping=0, **TOY)),
+    "stands {:.1f} to {:.1f} times above the next": ends(column(NOP, "qk_gap", damping=0, **TOY)),
+    "({:.2f}-{:.2f} where there is nothing to suppress)": ends(column(NOP, "qk_gap", damping=1, **TOY)),
+    "a stable rank of at most {:.2f}": [
+        max(column("sink-toys/broadcast.csv", f"layer{layer}_rank").max() for layer in (0, 1))
+    ],
+    "({:.1f} to {:.1f} % of pairs of a head and an image, by variant)": ends(100 * of_variants("event")),
+    "{:.0f} to {:.0f} % of pairs broadcast": ends(100 * of_variants("broadcast")),
+    "Mean class accuracy is {:.0f}-{:.0f} %": ends(100 * accuracies()),
+    "({:.1f} ± {:.1f} plain, {:.1f} ± {:.1f} and {:.1f} ± {:.1f})": [
+        *iou("softmax"), *iou("headwise gate + registers"), *iou("elementwise gate + registers"),
+    ],
+    "held-out loss {:.2f} nats": [TRAINING["held_out_loss"][-1][1]],
+    "a small |f(x_0)| of the first token's embedding, has AUROC {:.2f} over heads, the layer's index alone {:.2f}": [
+        foretold("value_ratio"), foretold("layer"),
+    ],
+    "GPT-2, published | 5 of 144 | **{:.3f}** (0.991-1.000) | {:.3f} | {:.3f} | 0.963 |": [
+        roc_auc_score(*published_induction("reads_by_keys")),
+        average_precision_score(*published_induction("reads_by_keys")),
+        roc_auc_score(*published_induction("layer")),
+    ],
+    "| | MiniLM | {:.0f} of 72 | **{:.3f}** | {:.3f} | {:.3f} | {:.3f} |": [
+        number for at, number in enumerate(accuracy("minilm", "duplicate_token")) if at not in (2, 3)
+    ],
+    f"| previous token | SmolLM2-135M | {{:.0f}} of 270 | **{ONE}** {OTHERS} |": accuracy("smollm2", "previous_token"),
+    f"| | MiniLM | {{:.0f}} of 72 | **{ONE}** {OTHERS} |": accuracy("minilm", "previous_token"),
+    f"| induction | SmolLM2-135M | {{:.0f}} of 270 | **{ONE}** {OTHERS} |": accuracy("smollm2", "induction"),
+    f"| | SmolLM2-135M | {{:.0f}} of 270 | **{ONE}** {OTHERS} |": accuracy("smollm2", "reads_by_keys"),
+    f"| duplicate token | SmolLM2-135M | {{:.0f}} of 270 | **{ONE}** {OTHERS} |": accuracy(
+        "smollm2", "duplicate_token"
+    ),
+    f"| copying | MiniLM | {{:.0f}} of 72 | **{ONE}** {OTHERS} |": accuracy("minilm", "copying"),
+    f"| | SmolLM2-135M | {{:.0f}} of 270 | {ONE} {OTHERS} |": accuracy("smollm2", "copying"),
+    f"| | SmolLM2-135M | {{:.0f}} of 270 | {ONE} {OTHERS[:-6]}**{ONE}** |": accuracy("smollm2", "read_by_keys"),
+}  # fmt: skip
+
+
+def said(template: str, numbers: list[float]) -> str:
+    """The sentence with these numbers, as the README writes them."""
+    return re.sub(r"(\d)%", r"\1 %", template.format(*numbers)).replace("-0.00", "0.00")
+
+
+@pytest.mark.parametrize("template", QUOTED)
+def test_a_number_is_what_its_file_holds(template: str) -> None:
+    assert said(template, QUOTED[template]) in README
+
+
+def test_every_figure_and_file_that_is_linked_is_there() -> None:
+    for path in re.findall(r"\]\((?!http|#)([^)#]+)", README):
+        assert (ROOT / path).exists(), path
+
+
+def results() -> str:
+    """The sections that tell results."""
+    sections = re.split(r" (?=##+ )", README)
+    told = (
+        "## The checkpoint", "## What are this", "## Which heads talk", "### What attention", "### Which dimensions",
+        "### On text", "### Is an attention", "### No-op", "### Two kinds",
+    )  # fmt: skip
+    found = [section for section in sections if section.startswith(told)]
+    assert len(found) == len(told)
+    return " ".join(found)
+
+
+# Numbers of these sections that no file under figures/ holds, and whose they are.
+ELSEWHERE = {
+    "0.5": "chance, and the rule of a broadcast", "0.45": "untrained models of the shape", "0.55": "the same",
+    "0.75": "a trial's best head",
+    "4.11": "a head", "5.1": "a head", "6.9": "a head", "5.5": "a head", "7.2": "a head", "7.10": "a head",
+    "0.05": "an option", "6.4": "a section of a book", "2601.10266": "a paper's number", "1 %": "a threshold",
+    "95 %": "a confidence", "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
+    "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
+    **dict.fromkeys(("0.982", "0.943", "1.000", "0.643", "0.711"), "of two published previous-token heads of GPT-2"),
+}  # fmt: skip
+
+
+def test_no_number_is_told_that_no_file_holds() -> None:
+    text = results()
+    for template, numbers in QUOTED.items():
+        text = text.replace(said(template, numbers), "")
+    left = set(re.findall(r"(?<![\w.])\d+\.\d+|(?<![\w.])\d+ %", text))
+    assert left <= set(ELSEWHERE)
