@@ -67,7 +67,7 @@ def at_work(config: Any, sizes: Sequence[Size], seed: int, start: int) -> tuple[
     """
     problems: list[str] = []
     best: tuple[Any, list[Observed]] | None = None
-    for tried, (size, plan) in enumerate(product(sizes, PLANS)):
+    for tried, (plan, size) in enumerate(product(PLANS, sizes)):
         if best and tried >= MOST_PLANS:
             break
         try:

@@ -11,6 +11,10 @@ from weightscope.adoption.sizes import Size
 FIRST_TOKEN = 60  # smaller ids are special tokens'
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder", "decoder_config")
 SEEN = ("vision_config", "vision_encoder_config", "visual_config", "backbone_config", "image_encoder_config", "encoder")
+MEL = (
+    "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim", "input_dim",
+    "input_feat_size",
+)  # fmt: skip
 HEARD = ("audio_config", "audio_encoder_config", "speech_config", "encoder_config")
 
 
@@ -77,14 +81,7 @@ class Inputs:
         return self.noise(4 * self.size.grid**2, int(_get(config, ("in_channels", "in_chans"), 3, SEEN)) * per)
 
     def features(self) -> torch.Tensor:
-        mel = int(
-            _get(
-                self.config,
-                ("num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", "input_feat_size"),
-                16,
-                HEARD,
-            )
-        )
+        mel = int(_get(self.config, MEL, 16, HEARD))
         frames = 2 * int(_get(self.config, ("max_source_positions",), 2 * self.size.length, HEARD))
         frames = int(_get(self.config, ("max_length",), frames))
         return self.noise(1, mel, frames)
@@ -135,12 +132,27 @@ class Inputs:
         if "grid_thw" in has or "image_grid_thw" in has:
             name = "grid_thw" if "grid_thw" in has else "image_grid_thw"
             first = next(iter(has))
-            yield {first: self.patches(), name: grid}
+            of_side = {"merge_sizes": torch.tensor([1])} if "merge_sizes" in has else {}
+            yield {first: self.patches(), name: grid} | of_side
+            patch = int(_get(self.config, ("patch_size",), 14, SEEN))
+            yield {first: self.patches().reshape(4 * self.size.grid**2, -1, patch, patch), name: grid}
+        if "spatial_shapes" in has or "pixel_position_ids" in has:
+            side = self.size.grid
+            places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(-1)[None]
+            given = {
+                "spatial_shapes": torch.tensor([[side, side]]), "pixel_position_ids": places,
+                "pixel_attention_mask": torch.ones(1, side**2, dtype=torch.long),
+            }  # fmt: skip
+            given = {name: value for name, value in given.items() if name in has}
+            yield {"pixel_values": self.patches()[None, : side**2]} | given
         if "pixel_values" in has:
             yield {"pixel_values": self.pixels()} | decoder
             yield {"pixel_values": self.frames()} | decoder
         if "input_features" in has:
             features = self.features()
+            mask = torch.ones(1, features.shape[2], dtype=torch.long)
+            if "input_features_mask" in has:
+                yield {"input_features": features, "input_features_mask": mask}
             yield {"input_features": features} | decoder
             yield {"input_features": features.transpose(1, 2).contiguous()} | decoder
             yield {"input_features": features[0], "feature_lens": torch.tensor([features.shape[2]])} | decoder

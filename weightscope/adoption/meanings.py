@@ -116,6 +116,7 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     (r"n_group|num_expert_group", lambda p, v: min(v, 2)),
     (r"topk_group", lambda p, v: 1),
     (r"original_max_position_embeddings", lambda p, v: 8),
+    (r"coordinate_size|shape_size", lambda p, v: p.width // 6),  # of LayoutLMv3: four of one, two of the other
     (r"context_size", lambda p, v: p.size.length),
     (r"floor_scale|log_scaling_n_floor", lambda p, v: 4),
     (r"sliding_window.*|attention_chunk_size|local_attention|local_window|attention_window.*|local_window_size",

@@ -248,7 +248,7 @@ def _places(checkpoint: Checkpoint, found: _Found, part: Config) -> dict[str, tu
     row = found.row.configured({**found.row.defaults, **part})
     keys = row.size_keys
     try:
-        part = row.completed(part, part.file)
+        part = row.completed({**row.defaults, **part}, part.file) if row.derived else part
     except CheckpointError:  # it is said where the stack is opened
         return {}
     width, count = (

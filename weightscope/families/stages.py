@@ -1,7 +1,7 @@
 """Stages of several widths: each is a stack of its own, since no stream leads through all of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,19 +20,22 @@ class Stage:
     Attributes
     ----------
     index : int
-    layers : str
-        Config key of a list: layers of every stage.
+    layers : str or int
+        Config key of a list: layers of every stage; or how many this one has by the architecture's code.
     heads : str
         Likewise of heads; empty where all stages have as many.
     width : str
         Config key of the first stage's width, which doubles from stage to stage, or of a list; empty where all are of
         one width.
+    more : dict of str
+        Further keys that a stage has a value of, and the lists they are in.
     """
 
     index: int
-    layers: str = "depths"
+    layers: str | int = "depths"
     heads: str = "num_heads"
     width: str = "embed_dim"
+    more: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, config: Config) -> Mapping[str, Any]:
         """Values of the keys that a model without stages has.
@@ -42,7 +45,8 @@ class Stage:
         CheckpointError
             There is no such stage.
         """
-        found = {"num_hidden_layers": self._own(config, self.layers)}
+        layers = self.layers if isinstance(self.layers, int) else self._own(config, self.layers)
+        found = {"num_hidden_layers": layers} | {key: self._own(config, listed) for key, listed in self.more.items()}
         if self.heads:
             found["num_attention_heads"] = self._own(config, self.heads)
         if self.width:

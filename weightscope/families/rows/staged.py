@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from weightscope.checkpoint.config import Config
-from weightscope.families.cells import Memory
+from weightscope.families.cells import Memory, biases, layer_norm
+from weightscope.families.family import When
 from weightscope.families.rows.planes import SAM
 from weightscope.families.rows.vit_line import SIGLIP_ALIKE_VISION, VIT_ALIKE
 from weightscope.families.stages import Stage, WindowTable
@@ -79,4 +80,80 @@ GROUPVIT_CROSS = GROUPVIT_VISION.but(
     caveats=("patches are then assigned to groups, by a softmax over groups: that is no attention of heads",),
 )
 
-STAGED = (*SWIN_STAGES, *GROUPVIT_STAGES, GROUPVIT_CROSS)
+# Queries of every patch, keys and values of an image that a convolution has made smaller: the layer's memory.
+SEGFORMER = VIT_ALIKE.but(
+    name="segformer",
+    model_types=("segformer", "glpn"),
+    prefixes=("", "segformer.", "glpn."),
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    biases=biases(True, True),
+    norm=layer_norm("layer_norm_1", eps=1e-5),
+    memory=Memory(layer_norm("attention.self.layer_norm", eps=1e-5)),
+    beside=("attention.self.sr",),
+    caveats=("its memory is what a convolution of the normalised stream gives: the image, smaller by reduction_ratio",),
+    variants=(When("reduction_ratio", 1, memory=None, beside=(), caveats=()),),
+    defaults={
+        "depths": [2, 2, 2, 2], "hidden_sizes": [32, 64, 160, 256], "num_attention_heads": [1, 2, 5, 8],
+        "sr_ratios": [8, 4, 2, 1],
+    },
+)  # fmt: skip
+PVT = SEGFORMER.but(
+    name="pvt",
+    model_types=("pvt",),
+    prefixes=("", "pvt."),
+    biases=biases("qkv_bias", True),
+    norm=layer_norm("layer_norm_1"),
+    memory=Memory(layer_norm("attention.self.layer_norm")),
+    beside=("attention.self.sequence_reduction",),
+    defaults={
+        "layer_norm_eps": 1e-6, "hidden_sizes": [64, 128, 320, 512], "sequence_reduction_ratios": [8, 4, 2, 1],
+    },
+)  # fmt: skip
+PVT_V2 = PVT.but(
+    name="pvt_v2",
+    model_types=("pvt_v2",),
+    prefixes=("", "pvt_v2."),
+    query="attention.query",
+    key="attention.key",
+    value="attention.value",
+    output="attention.proj",
+    memory=Memory(layer_norm("attention.layer_norm")),
+    beside=("attention.spatial_reduction",),
+    variants=(
+        *SEGFORMER.variants,
+        When("linear_attention", True, refused="linear_attention: keys and values of a pooled image"),
+    ),
+    defaults={"hidden_sizes": [32, 64, 160, 256], "linear_attention": False},
+)
+REDUCED_STAGES = tuple(
+    row.but(
+        tower=f"stage{n + 1}",
+        layer=layer.format(n=n, i="{i}"),
+        derived=Stage(n, heads="num_attention_heads", width="hidden_sizes", more={"reduction_ratio": ratios}),
+    )
+    for row, layer, ratios in (
+        (SEGFORMER, "encoder.block.{n}.{i}.", "sr_ratios"),
+        (PVT, "encoder.block.{n}.{i}.", "sequence_reduction_ratios"),
+        (PVT_V2, "encoder.layers.{n}.blocks.{i}.", "sr_ratios"),
+    )
+    for n in STAGES
+)
+
+# Sequences of the patches at one place of all windows; the stages between are convolutions.
+MOBILEVIT_STAGES = tuple(
+    VIT_ALIKE.but(
+        name="mobilevit",
+        model_types=("mobilevit",),
+        prefixes=("", "mobilevit."),
+        tower=f"stage{n + 1}",
+        layer=f"encoder.layer.{n + 2}.transformer.layer.{{i}}.",
+        derived=Stage(n, layers, heads="", width="hidden_sizes"),
+        caveats=("it attends between the same places of patches: a sequence has one token of each patch",),
+        defaults={"layer_norm_eps": 1e-5, "hidden_sizes": [144, 192, 240], "num_attention_heads": 4},
+    )
+    for n, layers in enumerate((2, 4, 3))
+)
+
+STAGED = (*SWIN_STAGES, *GROUPVIT_STAGES, GROUPVIT_CROSS, *REDUCED_STAGES, *MOBILEVIT_STAGES)

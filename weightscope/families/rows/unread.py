@@ -3,7 +3,6 @@
 STATE_SPACES = "has no attention: its layers are state spaces"
 BLOCKS = "attends in pieces that are looked up by hashing or landmarks, so that there is no score of every pair"
 WINDOWS_2 = "has layers of several widths, cosines for scores, and a bias that a network makes of places in a window"
-REDUCED = "has layers of several widths, and keys and values of an image that a convolution has made smaller"
 ADDED = "adds positions to what queries and keys are made of, and not to values"
 DEFORMABLE = f"{ADDED}; its cross-attention looks at a few places of an image that each query chooses"
 
@@ -28,6 +27,8 @@ UNREAD = {
     "mobilebert": "attends in a bottleneck: its heads write to a narrower stream than the one they read",
     "funnel": "pools its queries from block to block",
     "canine": "attends locally to characters, and to what they are pooled to",
+    "layoutlmv3": "adds biases by where two tokens stand on a page",
+    "cvt": "has layers of several widths, and a convolution of patches before queries, keys and values are made",
     "lilt": "adds the scores of a second stream, of where tokens stand on a page, to those of text",
     "bros": "adds terms of a query and where the key stands on the page",
     "vits": "adds values of distances to what a head gathers",
@@ -38,7 +39,6 @@ UNREAD = {
     "gemma3n_audio": "attends within chunks, with keys of distances in each",
     "gemma4_audio": "attends within chunks, with keys of distances in each",
     **dict.fromkeys(("swinv2", "swin2sr"), WINDOWS_2),
-    **dict.fromkeys(("segformer", "glpn", "pvt", "pvt_v2"), REDUCED),
     **dict.fromkeys(("hiera", "sam2_vision_model", "sam2_hiera_det_model"), "pools queries from stage to stage"),
     **dict.fromkeys(("detr", "table-transformer", "conditional_detr", "dab-detr"), ADDED),
     **dict.fromkeys(("deformable_detr", "rt_detr", "rt_detr_v2", "d_fine", "deimv2", "rf_detr", "lw_detr"), DEFORMABLE),
@@ -46,7 +46,6 @@ UNREAD = {
     **dict.fromkeys(("mlcd_vision_model", "mlcd"), "learns the angles by which its class token turns"),
     "vjepa2": "turns the two dimensions of a pair by different angles, which is no rotation",
     "timesformer": "attends over time and over space in turn within a layer",
-    "mobilevit": "attends between the same places of patches, in layers between convolutions",
     "mobilevitv2": "has one score a token, not one a pair",
     "levit": "adds a bias by offset in attention whose values are wider than keys, between layers of several widths",
     "eomt_dinov3": "puts queries before the patches in its later layers, where rotation leaves them out",
