@@ -52,7 +52,7 @@ sink-mechanisms: $(VENV)/.installed-runner $(CARD)  ## does a sink do nothing, o
 	$(BIN)/python -m analyses.sink_mechanisms $(if $(SOURCE),--source "$(SOURCE)") $(if $(TOWER),--tower "$(TOWER)") \
 		$(if $(IMAGES),--images "$(IMAGES)") $(COMMON)
 
-sink-toys: $(VENV)/.installed-runner  ## both kinds of sink come about in training (an hour)
+sink-toys: $(VENV)/.installed-runner  ## both kinds of sink come about in training, and a page of it (an hour and a quarter)
 	$(BIN)/python -m analyses.sink_toys
 
 figures: $(VENV)/.installed-runner  ## draw again what figures/ holds: BOOKS= STSB= GPT2= VIT= ONLY= (half an hour)

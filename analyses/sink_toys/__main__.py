@@ -17,16 +17,16 @@ import numpy as np
 import torch
 
 from analyses.inputs import out_option
-from analyses.sink_toys import broadcast, figures, nop, vit
+from analyses.sink_toys import broadcast, nop, vit
 from analyses.sink_toys.attention import GATES_AND_REGISTERS, VARIANTS
+from analyses.sink_toys.page import write_toys_report
 from weightscope import CheckpointError
 from weightscope.cli.command import EndsInOneLine
 from weightscope.folder import Folder
-from weightscope.pages.style import save
 from weightscope.tables import Table
 
 Runs = list[dict[str, Any]]
-STAGES = ("nop", "broadcast", "vit")
+STAGES = ("nop", "broadcast", "trials", "vit")
 
 
 def nop_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
@@ -59,6 +59,18 @@ def broadcast_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> Non
     train_all(out, "broadcast", size, {
         f"{name}, seed {seed}": lambda a=(name, seed): run(*a) for name in VARIANTS for seed in seeds
     })  # fmt: skip
+
+
+def trial_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
+    """The broadcast with one thing changed at a time, one training each: what makes its second layer a diagonal."""
+    (seed, *_) = seeds
+
+    def run(name: str) -> dict[str, Any]:
+        setting, size = broadcast.TRIALS[name]
+        return asdict(broadcast.train_broadcast(name, VARIANTS["softmax"], size, seed, setting)[1])
+
+    planned = {f"{name}, seed {seed}": lambda name=name: run(name) for name in broadcast.TRIALS}
+    train_all(out, "trials", broadcast.DEFAULT_SIZE, planned)
 
 
 def vit_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
@@ -99,25 +111,20 @@ def kept(path: Path) -> dict[str, Any]:
 
 
 def draw(out: Folder, stages: tuple[str, ...]) -> None:
-    """Tables and figures of the results that `out` holds."""
-    runs = {stage: list(kept(out.path / f"{stage}.json")["runs"].values()) for stage in stages}
+    """Tables, figures and the page of the results that `out` holds."""
+    held = {stage: kept(out.path / f"{stage}.json") for stage in stages}
+    runs = {stage: list(found["runs"].values()) for stage, found in held.items()}
     for stage in stages:
         out.table(f"{stage}.csv", table_of(runs[stage]))
-        kinds = GATES_AND_REGISTERS if stage == "vit" else VARIANTS
+        kinds = {"vit": GATES_AND_REGISTERS, "trials": broadcast.TRIALS}.get(stage, VARIANTS)
         missing = [name for name in kinds if name not in {run["variant"] for run in runs[stage]}]
         if missing:
             click.echo(f"{stage}: drawn without {', '.join(missing)}, which {stage}.json does not have")
-    if "nop" in stages:
-        save(figures.nop_figure(runs["nop"]), out, "nop")
-        save(figures.emergence_figure(runs["nop"]), out, "nop-emergence")
+    example = None
     if "broadcast" in stages:
-        with np.load(out.path / "broadcast-example.npz") as example:
-            save(figures.broadcast_figure(runs["broadcast"], dict(example)), out, "broadcast")
-    if {"nop", "broadcast"} <= set(stages):
-        save(figures.kinds_figure(runs["nop"], runs["broadcast"]), out, "kinds-of-attention")
-    if "vit" in stages:
-        save(figures.mitigation_figure(runs["vit"]), out, "mitigation")
-        save(figures.mechanisms_figure(runs["vit"]), out, "mitigation-mechanisms")
+        with np.load(out.path / "broadcast-example.npz") as arrays:
+            example = dict(arrays)
+    write_toys_report(out, runs, {stage: found["size"] for stage, found in held.items()}, example)
 
 
 def table_of(runs: Runs) -> Table:
@@ -130,7 +137,8 @@ def table_of(runs: Runs) -> Table:
         for i, layer in enumerate(run.get("layers", [])):
             row |= {f"layer{i}_{key}": value for key, value in layer.items() if not isinstance(value, list)}
         rows.append(row)
-    return Table.of_rows(list(rows[0]), [list(row.values()) for row in rows])
+    header = list(dict.fromkeys(name for row in rows for name in row))  # a model of three layers has more columns
+    return Table.of_rows(header, [[row.get(name, np.nan) for name in header] for row in rows])
 
 
 @click.command("sink-toys", cls=EndsInOneLine)
@@ -142,11 +150,11 @@ def table_of(runs: Runs) -> Table:
 )
 @click.option("--redraw", is_flag=True, help="Train nothing, draw what OUT holds.")
 def main(out: Path, only: tuple[str, ...], seeds: int, paper_size: bool, redraw: bool) -> None:
-    """Train the toys and write tables and figures into OUT."""
+    """Train the toys and write tables, figures and report.html into OUT."""
     torch.set_num_threads(1)  # matrices are small: a second core would wait
     folder, stages = Folder(out), only or STAGES
     if not redraw:
-        for stage, train in zip(STAGES, (nop_runs, broadcast_runs, vit_runs), strict=True):
+        for stage, train in zip(STAGES, (nop_runs, broadcast_runs, trial_runs, vit_runs), strict=True):
             if stage in stages:
                 train(folder, tuple(range(seeds)), paper_size)
     draw(folder, stages)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from weightscope.attention.factored import Factored
 from weightscope.attention.norms import fold_layer_norm
@@ -29,14 +30,12 @@ def clipped_softmax(scores: Tensor) -> Tensor:
     return ((CLIPPED_HIGH - CLIPPED_LOW) * softmax(scores) + CLIPPED_LOW).clamp(0, 1)
 
 
-def relu(scores: Tensor) -> Tensor:
-    """max(S, 0) / n (eqs 33-34)."""
-    return scores.relu() / scores.shape[-1]
+def pointwise(phi: Callable[[Tensor], Tensor], exponent: float) -> Callable[[Tensor], Tensor]:
+    """The general family phi(S) / n^exponent, elementwise (eqs 36-37); rows sum to anything, weights may be negative.
 
-
-def polynomial(scores: Tensor) -> Tensor:
-    """S^3 / sqrt(n), elementwise (eq. 38): weights may be negative."""
-    return scores**POLYNOMIAL_POWER / math.sqrt(scores.shape[-1])
+    ReLU attention is phi = max(., 0) with exponent 1 (eqs 33-34), polynomial attention S^3 with 1/2 (eq. 38).
+    """
+    return lambda scores: phi(scores) / scores.shape[-1] ** exponent
 
 
 def sigmoid(scores: Tensor) -> Tensor:
@@ -47,9 +46,14 @@ def sigmoid(scores: Tensor) -> Tensor:
 WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": softmax,
     "clipped": clipped_softmax,
-    "relu": relu,
-    "polynomial": polynomial,
+    "relu": pointwise(torch.relu, 1),
+    "polynomial": pointwise(lambda scores: scores**POLYNOMIAL_POWER, 1 / 2),
     "sigmoid": sigmoid,
+    "squared relu": pointwise(lambda scores: scores.relu() ** 2, 1),
+    "gelu": pointwise(functional.gelu, 1),
+    "softplus": pointwise(functional.softplus, 1),
+    "identity": pointwise(lambda scores: scores, 1),
+    "relu6": pointwise(functional.relu6, 1),
 }
 
 
@@ -76,6 +80,11 @@ VARIANTS = {
     "ReLU": Options(weights="relu"),
     "polynomial": Options(weights="polynomial"),
     "sigmoid": Options(weights="sigmoid"),
+    "squared ReLU": Options(weights="squared relu"),
+    "GELU": Options(weights="gelu"),
+    "softplus": Options(weights="softplus"),
+    "identity": Options(weights="identity"),
+    "ReLU6": Options(weights="relu6"),
 }
 GATES_AND_REGISTERS = [name for name, options in VARIANTS.items() if options.weights == "softmax"]
 
@@ -90,6 +99,8 @@ class Trace(NamedTuple):
     queries: np.ndarray
     """(b, h, n, r)"""
     keys: np.ndarray
+    """(b, h, n, r)"""
+    values: np.ndarray
     """(b, h, n, r)"""
     attention: np.ndarray
     """(b, h, n, n)"""
@@ -124,7 +135,7 @@ class PreNormAttention(nn.Module):
         z = self.norm(x)
         q, k, v = (self._split(linear(z)) for linear in (self.query, self.key, self.value))
         w_o = self.output.weight.T.unflatten(0, (self.heads, self.head_dim))  # (h, r, d)
-        return Trace(*(t.numpy() for t in (x, x + self(x), q, k, self._attention(q, k), v @ w_o)))
+        return Trace(*(t.numpy() for t in (x, x + self(x), q, k, v, self._attention(q, k), v @ w_o)))
 
     @torch.no_grad()
     def qk(self, head: int) -> Factored:

@@ -12,13 +12,42 @@ from torch import Tensor, nn
 
 from analyses.sink_toys.attention import Options, PreNormAttention, Registers, Trace, traces
 from analyses.sink_toys.diagnosis import diagnose
-from analyses.sink_toys.training import Size, direction, seeded, train
+from analyses.sink_toys.training import WEIGHT_DECAY, Size, direction, seeded, train
+from weightscope.sinks import lemmas
 from weightscope.sinks import strength as sinks
 
-LAYERS = 2
 HELD_OUT = 256  # sequences
 DEFAULT_SIZE = Size(width=16, tokens=16, batch=64, steps=1000, rate=5e-3, every=100)
 PAPER_SIZE = Size(width=64, tokens=32, batch=1024, steps=30_000, rate=5e-4, every=1000)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a trial changes of the task, of the model and of its training."""
+
+    layers: int = 2
+    weight_decay: float = WEIGHT_DECAY
+    noise: float = 0.0
+    """Standard deviation of what is added to the targets in training."""
+    margin: float = 0.0
+    """How far the selected token is moved along u: from 2 on it cannot be mistaken for the next one."""
+    feed_forward: bool = True
+    """Whether an MLP follows attention."""
+
+
+STANDARD = Setting()
+# One thing changed at a time, to see whether the second layer then gives up broadcasting, as it does in Fig. 3.
+TRIALS = {
+    "as it is": (STANDARD, DEFAULT_SIZE),
+    "weight decay 0.1": (Setting(weight_decay=0.1), DEFAULT_SIZE),
+    "weight decay 1": (Setting(weight_decay=1.0), DEFAULT_SIZE),
+    "noisy targets": (Setting(noise=1.0), DEFAULT_SIZE),
+    "selected token stands out": (Setting(margin=2.0), DEFAULT_SIZE),
+    "one layer": (Setting(layers=1), DEFAULT_SIZE),
+    "three layers": (Setting(layers=3), DEFAULT_SIZE),
+    "no MLPs": (Setting(feed_forward=False), DEFAULT_SIZE),
+    "paper's width, length and rate": (STANDARD, Size(width=64, tokens=32, batch=32, steps=1500, rate=5e-4, every=300)),
+}
 
 
 @dataclass(frozen=True)
@@ -29,12 +58,19 @@ class Task:
     """(d,)"""
     rotation: Tensor
     """(d, d), orthogonal"""
+    margin: float = 0.0
 
     @classmethod
-    def drawn(cls, width: int, generator: torch.Generator) -> "Task":
+    def drawn(cls, width: int, generator: torch.Generator, margin: float = 0.0) -> "Task":
         """A task at random."""
         rotation = torch.linalg.qr(torch.randn(width, width, generator=generator))[0]
-        return cls(direction(width, generator), rotation)
+        return cls(direction(width, generator), rotation, margin)
+
+    def tokens(self, count: int, size: Size, generator: torch.Generator) -> Tensor:
+        """Sequences of Gaussian tokens, the selected one moved by the margin, (count, n, d)."""
+        x = torch.randn(count, size.tokens, size.width, generator=generator)
+        x[torch.arange(count), self.selected(x)] += self.margin * self.selector
+        return x
 
     def selected(self, x: Tensor) -> Tensor:
         """j*, (b, n, d) -> (b,)."""
@@ -49,19 +85,22 @@ class Task:
 class BroadcastModel(nn.Module):
     """Two pre-norm layers of one head and an MLP each; learned positions reach the first attention alone."""
 
-    def __init__(self, size: Size, options: Options) -> None:
+    def __init__(self, size: Size, options: Options, setting: Setting = STANDARD) -> None:
         super().__init__()
         self.positions = nn.Parameter(torch.randn(size.tokens + options.registers, size.width) * 0.02)
         self.registers = Registers(options.registers, size.width)
-        self.attention = nn.ModuleList(PreNormAttention(size.width, 1, size.width, options) for _ in range(LAYERS))
-        self.mlp = nn.ModuleList(mlp(size.width) for _ in range(LAYERS))
+        self.attention = nn.ModuleList(
+            PreNormAttention(size.width, 1, size.width, options) for _ in range(setting.layers)
+        )
+        self.mlp = nn.ModuleList(mlp(size.width) for _ in range(setting.layers if setting.feed_forward else 0))
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, n, d) -> (b, n, d)."""
         x = self.registers.append(x)
-        for i, (attention, feed_forward) in enumerate(zip(self.attention, self.mlp, strict=True)):
+        for i, attention in enumerate(self.attention):
             x = x + attention(x + self.positions if i == 0 else x)
-            x = x + feed_forward(x)
+            if len(self.mlp):
+                x = x + self.mlp[i](x)
         return self.registers.discard(x)
 
 
@@ -93,6 +132,14 @@ class LayerMeasures:
     similarity_before: float
     similarity_after: float
     """Mean cosine between different tokens, before and after the update."""
+    key_ratio: float
+    """The selected token's key norm over the others' mean (appendix A.2)."""
+    update_spread: float
+    """Standard deviation over mean of |o_i|, what positions gather before W_O (appendix A.2)."""
+    diagonal: float
+    """Mean attention of a token to itself; 1/n where it is spread evenly."""
+    loss_without: float
+    """The model's loss when this layer's attention writes nothing."""
 
 
 @dataclass
@@ -100,6 +147,7 @@ class BroadcastRun:
     """What became of one training."""
 
     variant: str
+    """A kind of attention; of a trial its name."""
     seed: int
     loss: float = np.nan
     payload: float = np.nan
@@ -131,21 +179,25 @@ class BroadcastExample:
 
 
 def train_broadcast(
-    variant: str, options: Options, size: Size, seed: int
+    variant: str, options: Options, size: Size, seed: int, setting: Setting = STANDARD
 ) -> tuple[BroadcastModel, BroadcastRun, BroadcastExample]:
     """Train one model and measure it on sequences it has not seen."""
     generator = seeded(seed)
-    model = BroadcastModel(size, options)
-    task = Task.drawn(size.width, generator)
-    held_out = torch.randn(HELD_OUT, size.tokens, size.width, generator=generator)
+    model = BroadcastModel(size, options, setting)
+    task = Task.drawn(size.width, generator, setting.margin)
+    held_out = task.tokens(HELD_OUT, size, generator)
     selected = task.selected(held_out).numpy()
 
     def loss() -> Tensor:
-        x = torch.randn(size.batch, size.tokens, size.width, generator=generator)
-        return nn.functional.mse_loss(model(x), task.target(x))
+        x = task.tokens(size.batch, size, generator)
+        target = task.target(x)
+        if setting.noise:
+            target = target + setting.noise * torch.randn(target.shape, generator=generator)
+        return nn.functional.mse_loss(model(x), target)
 
     run = BroadcastRun(variant, seed)
-    for step in train(model, loss, size.steps, size.rate, f"broadcast, {variant}, seed {seed}"):
+    label = f"broadcast, {variant}, seed {seed}"
+    for step in train(model, loss, size.steps, size.rate, label, weight_decay=setting.weight_decay):
         if step == 1 or step % size.every == 0:
             run.steps.append(step)
             run.match.append([matching(trace, selected) for trace in traces(model, held_out)])
@@ -153,7 +205,8 @@ def train_broadcast(
         run.loss = float(nn.functional.mse_loss(model(held_out), task.target(held_out)))
         run.payload = float(nn.functional.mse_loss(held_out, task.target(held_out)))
     found = traces(model, held_out)
-    run.layers = [measured(trace, selected) for trace in found]
+    losses = [loss_without(layer, model, held_out, task.target(held_out)) for layer in model.attention]
+    run.layers = [measured(trace, selected, without) for trace, without in zip(found, losses, strict=True)]
     return model, run, example(found, selected, size.tokens)
 
 
@@ -163,7 +216,16 @@ def matching(trace: Trace, selected: np.ndarray) -> float:
     return round(float((sink == selected).mean()), 4)
 
 
-def measured(trace: Trace, selected: np.ndarray) -> LayerMeasures:
+@torch.no_grad()
+def loss_without(attention: nn.Module, model: BroadcastModel, x: Tensor, target: Tensor) -> float:
+    """The model's loss on x when one attention layer writes nothing."""
+    silent = attention.register_forward_hook(lambda _, given, output: torch.zeros_like(output))
+    found = float(nn.functional.mse_loss(model(x), target))
+    silent.remove()
+    return found
+
+
+def measured(trace: Trace, selected: np.ndarray, without: float) -> LayerMeasures:
     """One layer's measures, all of them means over sequences."""
     found = diagnose(trace)
     return LayerMeasures(
@@ -178,6 +240,10 @@ def measured(trace: Trace, selected: np.ndarray) -> LayerMeasures:
         query_similarity=float(sinks.similarity_between_tokens(trace.queries).mean()),
         similarity_before=float(sinks.similarity_between_tokens(trace.before).mean()),
         similarity_after=float(sinks.similarity_between_tokens(trace.after).mean()),
+        key_ratio=float(sinks.value_norm_ratio(trace.keys, selected[:, None]).mean()),
+        update_spread=float(np.nanmean(lemmas.relative_spread(trace.attention @ trace.values))),
+        diagonal=float(np.diagonal(trace.attention, axis1=-2, axis2=-1).mean()),
+        loss_without=without,
     )
 
 

@@ -124,6 +124,40 @@ def broadcast_figure(runs: Sequence[Run], example: Mapping[str, np.ndarray]) -> 
 
 
 @in_our_style()
+def trials_figure(runs: Sequence[Run]) -> Figure:
+    """What each layer of the broadcast does when one thing is changed: Fig. 3 expects a sink in one, a diagonal beside.
+
+    A dot a layer: the first layer blue, the second vermilion, a third green.
+    """
+    names = [run["variant"] for run in runs]
+    panels = (
+        ("attention to the\nstrongest key", "strength"),
+        ("attention of a\ntoken to itself", "diagonal"),
+        ("stable rank\nof the update", "rank"),
+        ("loss without\nits attention", "loss_without"),
+    )
+    figure, axes = subplots(1, len(panels), figsize=(2.2 * COLUMN, 0.2 * len(names) + 1.0), sharey=True)
+    for axis, (title, key) in zip(axes, panels, strict=True):
+        for depth, (colour, marker) in enumerate(((BLUE, "o"), (VERMILION, "s"), (GREEN, "^"))):
+            own = [(at, run["layers"][depth][key]) for at, run in enumerate(runs) if depth < len(run["layers"])]
+            places, values = zip(*own, strict=True) if own else ((), ())
+            axis.plot(values, places, marker, markersize=3.5, color=colour, alpha=0.8, label=f"layer {depth + 1}")
+        axis.set_title(title, fontsize=7)
+        axis.set_yticks(range(len(names)), names)
+        axis.set_ylim(len(names) - 0.5, -0.5)
+        axis.grid(axis="y", color="0.92", linewidth=0.6)
+        axis.set_axisbelow(True)
+    for axis in axes[:2]:
+        axis.set_xlim(-0.03, 1.03)
+    axes[2].set_xlim(0.9, max(2.0, 1.05 * max(layer["rank"] for run in runs for layer in run["layers"])))
+    axes[3].plot(
+        [run["loss"] for run in runs], range(len(names)), "|", markersize=9, color="black", label="whole model"
+    )
+    figure.legend(*axes[3].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+@in_our_style()
 def kinds_figure(nop: Sequence[Run], broadcast: Sequence[Run]) -> Figure:
     """Which kinds of attention sink on each task, and how well they do it; one dot a seed."""
     default = _default_task(nop)

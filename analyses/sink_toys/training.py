@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from weightscope.progress import bar
 
+WEIGHT_DECAY = 1e-4
+
 
 @dataclass(frozen=True)
 class Size:
@@ -39,7 +41,13 @@ def direction(width: int, generator: torch.Generator) -> Tensor:
 
 
 def train(
-    model: nn.Module, loss: Callable[[], Tensor], steps: int, rate: float, label: str, cosine: bool = False
+    model: nn.Module,
+    loss: Callable[[], Tensor],
+    steps: int,
+    rate: float,
+    label: str,
+    cosine: bool = False,
+    weight_decay: float = WEIGHT_DECAY,
 ) -> Iterator[int]:
     """Train step by step, yielding each step's number (from 1) after it, so that a caller can look at the model.
 
@@ -50,13 +58,14 @@ def train(
         Draws a batch and gives the model's loss on it.
     steps : int
     rate : float
-        AdamW's learning rate; weight decay is 1e-4.
+        AdamW's learning rate.
     label : str
         What the progress bar says.
     cosine : bool
         Let the rate rise over a twentieth of the steps and then fall to nothing along a cosine; constant otherwise.
+    weight_decay : float
     """
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=1e-4, fused=True)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=weight_decay, fused=True)
     for step in bar(range(1, steps + 1), label, "step", mininterval=1.0):
         if cosine:
             scheduled = min(20 * step / steps, 0.5 + 0.5 * math.cos(math.pi * step / steps))

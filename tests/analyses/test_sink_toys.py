@@ -55,6 +55,11 @@ FORMULAS = {
     "relu": lambda row: np.array([max(s, 0) / len(row) for s in row]),
     "polynomial": lambda row: np.array([s * s * s / math.sqrt(len(row)) for s in row]),
     "sigmoid": lambda row: np.array([1 / (1 + math.exp(-(s - math.log(len(row))))) for s in row]),
+    "squared relu": lambda row: np.array([max(s, 0) ** 2 / len(row) for s in row]),
+    "gelu": lambda row: np.array([s * (1 + math.erf(s / math.sqrt(2))) / 2 / len(row) for s in row]),
+    "softplus": lambda row: np.array([math.log(1 + math.exp(s)) / len(row) for s in row]),
+    "identity": lambda row: row / len(row),
+    "relu6": lambda row: np.array([min(max(s, 0), 6) / len(row) for s in row]),
 }
 
 
@@ -70,7 +75,7 @@ def test_only_a_softmax_has_to_give_its_attention_away() -> None:
     """Against scores that are all very low, the others but the clipped and the odd one withhold it."""
     low = torch.full((1, 6), -30.0)
     assert toys.softmax(low).sum() == pytest.approx(1)
-    assert toys.relu(low).sum() == 0 and toys.sigmoid(low).sum() < 1e-9
+    assert toys.WEIGHTS["relu"](low).sum() == 0 and toys.sigmoid(low).sum() < 1e-9
 
 
 def test_clipped_softmax_reaches_nought_and_one() -> None:
@@ -213,6 +218,25 @@ def test_the_broadcast_target_adds_the_rotated_selected_token() -> None:
         assert target[sequence] == pytest.approx(x[sequence].numpy() + payload, abs=1e-6)
 
 
+def test_a_trial_changes_what_it_says() -> None:
+    """The selected token alone is moved along the selector; MLPs go; layers come; noise stays in training."""
+    generator, size = torch.Generator().manual_seed(0), BROADCAST_SIZE
+    plain = broadcast.Task.drawn(size.width, generator).tokens(5, size, torch.Generator().manual_seed(1))
+    task = broadcast.Task.drawn(size.width, torch.Generator().manual_seed(0), margin=3.0)
+    moved = task.tokens(5, size, torch.Generator().manual_seed(1)) - plain
+    for sequence, selected in enumerate(task.selected(plain)):
+        assert torch.allclose(moved[sequence, selected], 3 * task.selector, atol=1e-6)
+        moved[sequence, selected] = 0
+    assert not moved.any()
+    deep = broadcast.BroadcastModel(size, toys.Options(), broadcast.Setting(layers=3, feed_forward=False))
+    assert len(deep.attention) == 3 and len(deep.mlp) == 0
+    short = replace(size, steps=1, every=1)
+    quiet, noisy = (
+        broadcast.train_broadcast("", toys.Options(), short, 0, broadcast.Setting(noise=noise))[1] for noise in (0, 1)
+    )
+    assert quiet.payload == noisy.payload and quiet.loss != noisy.loss
+
+
 def test_a_patch_is_labelled_with_the_digit_it_lies_on() -> None:
     drawn = mosaics(60, 0, test=False)
     bright = drawn.patches.max(axis=-1) > 0.9  # (images, PATCHES): surely ink
@@ -228,13 +252,25 @@ def test_a_patch_is_labelled_with_the_digit_it_lies_on() -> None:
 def test_the_command_trains_once_and_draws_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nop, "DEFAULT_SIZE", replace(NOP_SIZE, batch=4, steps=2, every=1))
     monkeypatch.setattr(broadcast, "DEFAULT_SIZE", replace(BROADCAST_SIZE, batch=4, steps=2, every=1))
+    small = replace(BROADCAST_SIZE, batch=4, steps=2, every=1)
+    trials = {name: broadcast.TRIALS[name] for name in ("as it is", "three layers")}
+    monkeypatch.setattr(broadcast, "TRIALS", {name: (setting, small) for name, (setting, _) in trials.items()})
     monkeypatch.setattr(vit, "DEFAULT_SIZE", VIT_SIZE)
     for name in ("TEST_IMAGES", "PROBE_IMAGES", "DIAGNOSED"):
         monkeypatch.setattr(vit, name, 30)
     result = CliRunner().invoke(main, ["--out", str(tmp_path), "--seeds", "1"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     written = {path.name for path in tmp_path.iterdir()}
-    figures = {"nop", "nop-emergence", "broadcast", "kinds-of-attention", "mitigation", "mitigation-mechanisms"}
+    figures = {
+        "nop",
+        "nop-emergence",
+        "broadcast",
+        "trials",
+        "kinds-of-attention",
+        "mitigation",
+        "mitigation-mechanisms",
+    }
+    assert "report.html" in written
     assert {f"{name}.{suffix}" for name in figures for suffix in ("png", "svg")} <= written
     assert {f"{stage}.{suffix}" for stage in STAGES for suffix in ("json", "csv")} <= written
     assert len((tmp_path / "vit.csv").read_text().splitlines()) == 1 + len(toys.GATES_AND_REGISTERS)

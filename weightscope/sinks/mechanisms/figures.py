@@ -28,7 +28,7 @@ from weightscope.sinks.strength import BROADCAST_RANK, BROADCAST_RATIO, MECHANIS
 MECHANISM_COLOURS = dict(zip(MECHANISMS, (COLOURS[0], COLOURS[1], COLOURS[4]), strict=True))
 MECHANISM_NAMES = dict(zip(MECHANISMS, ("NOP", "broadcast", "neither"), strict=True))
 NO_SINK = "0.9"
-BOUNDS_SHOWN = 1e4  # what lies further below the largest bound is left out: such a bound says nothing
+BOUNDS_SHOWN = 1e4  # a lower bound further than this below the largest says nothing, and is left out
 # The same colour for tokens of the same role in images and texts.
 KIND_COLOURS = {
     "CLS": COLOURS[0], "first": COLOURS[0], "register": COLOURS[3], "special": COLOURS[3], "patch": COLOURS[1],
@@ -36,6 +36,7 @@ KIND_COLOURS = {
 }  # fmt: skip
 MARKERS = ("o", "s", "^", "D")
 WIDE = 4  # a range of more than this factor is drawn on a logarithmic axis
+VAST = 1000  # and of more than this one without numbers between powers of ten
 DOT: dict[str, Any] = {"s": 5, "linewidths": 0, "alpha": 0.6, "rasterized": True}
 
 
@@ -295,7 +296,8 @@ def _against_bound(axis: Axes, sinks: SinkMechanisms, bound: np.ndarray, value: 
     axis.set_xscale("log")
     axis.set_yscale("log")
     low, high = axis.get_xlim()
-    low = max(low, high / BOUNDS_SHOWN)
+    if forbidden == "below":
+        low = max(low, high / BOUNDS_SHOWN)
     bottom, top = axis.get_ylim()
     line = np.geomspace(low, high)
     axis.plot(line, line, color="black", linewidth=0.6)
@@ -324,7 +326,8 @@ def routing_figure(sinks: SinkMechanisms) -> Figure:
                 axis.plot(strength[chosen], values[chosen], ".", color=colour, markersize=4, alpha=0.8, label=label_of)
         if name in ("key_ratio", "update_spread") and np.nanmax(values) > WIDE * np.nanmin(values):
             axis.set_yscale("log")
-            _plain_numbers(axis.yaxis)
+            if np.nanmax(values) < VAST * np.nanmin(values):
+                _plain_numbers(axis.yaxis)
         axis.set_xlabel(r"sink strength $\alpha_s$ (1)")
         axis.set_ylabel(label)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)

@@ -121,14 +121,15 @@ def _lemmas(files: Files, sinks: SinkMechanisms) -> Section:
         save(figures.lemma_figure(sinks), files, "lemmas"),
         "Every head's strongest sink on every input. Definition 1: share of them that are $epsilon$-sinks, by the "
         "kind of the sink. Lemma 3, eq. 12 and Lemma 4: what is measured against its bound; the shaded side is what "
-        "the lemma rules out, and bounds below 1e-4 of the largest are left out. In Lemma 4 $V'$ is the variance "
+        "the lemma rules out. In eq. 12 bounds below 1e-4 of the largest are left out. In Lemma 4 $V'$ is the variance "
         "after this head alone has written.",
     )
     similarity = Figure(
         save(figures.similarity_figure(sinks), files, "similarity"),
         "Lemma 4 of whole layers. Mean cosine between different tokens of an input before and after attention adds to "
         "them; the variance of the tokens, the mean squared distance from their mean, before and after (eq. 17); and "
-        "the cosine of each token with itself across that. Median over inputs and the middle half of them.",
+        "the cosine of each token with itself across that. Median over inputs and the middle half of them. Where one "
+        "token's norm is massive, the variance is mostly that token's.",
     )
     heads = strongest_heads(sinks).select(
         "layer", "head", "mechanism", "epsilon", "sink_at_0.1", "sink_at_0.5", "distance", "bound", "leading",
