@@ -2,8 +2,9 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import weightscope as ws
 from weightscope.adoption.observed import NO_SCORE, Observed
 from weightscope.attention.layer import Layer
+from weightscope.attention.maps import Affine
 from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
 from weightscope.families import stacks_of
@@ -167,7 +169,8 @@ def judge(
             rest = own or (problem if not models else "no row reads this stack" if not met else "")
             verdict, reason = "refused", refused or rest or f"{met} of {len(modules)} layers are read"
         kinds = {one.kind for one in members}
-        kind = "causal" if kinds == {"causal"} else "cross" if "cross" in kinds else "self"
+        crosses = any(model.family.memory for module in modules for model, _ in matched.get(module, ()))
+        kind = "cross" if crosses or "cross" in kinds else "causal" if kinds == {"causal"} else "self"
         found.append(Verdict(name, kind, len(modules), verdict, reason))
     return found
 
@@ -255,9 +258,9 @@ def compare(layer: Layer, one: Observed) -> str:
     one : Observed
     """
     problems = []
-    for given in _given(one):
+    for x, positions, more in _given(layer, one):
         try:
-            problem = _compare(layer, one, *given)
+            problem = _compare(layer, one, x, positions, more)
         except CheckpointError as error:
             return f"refused: {error}"
         except (ValueError, TypeError, IndexError) as error:
@@ -268,19 +271,69 @@ def compare(layer: Layer, one: Observed) -> str:
     return min(problems, key=len, default="nothing was seen to enter it")
 
 
-def _given(one: Observed) -> Iterator[tuple[np.ndarray, np.ndarray | None, np.ndarray | None]]:
-    """Streams, memories and positions that may have entered; some models count the tokens of a run, whatever theirs."""
-    for x in one.streams:
-        for memory in one.memories or (None,):
-            yield x, memory, one.positions
-            if one.positions is not None:
-                yield x, memory, None
+Given = tuple[np.ndarray, np.ndarray | None, dict[str, np.ndarray]]
+
+
+def _given(layer: Layer, one: Observed) -> Iterator[Given]:
+    """What may have entered: streams, positions, and by name what else the layer takes.
+
+    Some models count the tokens of a run, whatever the positions that they are given.
+    """
+    positions = (None,) if one.positions is None else (one.positions, None)
+    takes = [name for name, taken in layer.added.taken(cross=layer.cross).items() if taken]
+    n, m = one.attention.shape[1:]
+    streams = (*one.streams, *_of(one, n, layer.d_model)) if takes or (layer.cross and n == m) else one.streams
+    found: Iterable[tuple[np.ndarray, dict[str, np.ndarray]]] = ((x, {}) for x in streams)
+    if layer.cross:
+        memories = one.memories if one.memories and not takes else _of(one, m, layer.k.shape[1])
+        found = ((x, {"memory": memory}) for memory in memories for x in streams)
+    if takes:
+        found = (given for given in found if _output_off(layer, one, *given) <= TOLERANCE)
+        found = chain.from_iterable(_with_positions(layer, one, *given) for given in found)
+    for x, more in found:
+        yield from ((x, where, more) for where in positions)
+
+
+def _of(one: Observed, rows: int, width: int) -> list[np.ndarray]:
+    return [given for given in one.entered if given.shape == (rows, width)]
+
+
+def _with_positions(
+    layer: Layer, one: Observed, x: np.ndarray, more: dict[str, np.ndarray]
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """The same, and what may have been added before queries and keys: it was given, or it is a difference."""
+    taken, memory = layer.added.taken(cross=layer.cross), more.get("memory")
+    choices: list[list[dict[str, np.ndarray]]] = [[more]]
+    if taken["added"]:
+        z = x if layer.norm is None else layer.norm(x)
+        choices.append([{"added": p} for p in _positions(one, z, layer.added.of_queries or layer.added.of_keys)])
+    if taken["added_to_memory"] and memory is not None:
+        y = memory if layer.memory_norm is None else layer.memory_norm(memory)
+        choices.append([{"added_to_memory": p} for p in _positions(one, y, layer.added.of_keys)])
+    for chosen in product(*choices):
+        yield x, {name: array for part in chosen for name, array in part.items()}
+
+
+def _positions(one: Observed, z: np.ndarray, of: Affine | None) -> list[np.ndarray]:
+    """What may have been added to z: all that entered, side by side where that is as wide; or what is more than z."""
+    width = z.shape[1] if of is None else of.shape[1]
+    given = [array for array in one.entered if len(array) == len(z)]
+    found = [array for array in given if array.shape[1] == width]
+    found += [np.hstack(pair) for pair in permutations(given, 2) if sum(array.shape[1] for array in pair) == width]
+    return found + [array - z for array in given if array.shape == z.shape and z.shape[1] == width]
+
+
+def _output_off(layer: Layer, one: Observed, x: np.ndarray, more: Mapping[str, np.ndarray]) -> float:
+    """How far the layer's output is off, by the attention that was seen: values know of no added positions."""
+    if x.shape[-1] != layer.d_model or len(more.get("memory", x)) != one.attention.shape[2]:
+        return np.inf
+    gathered = layer.output(np.nan_to_num(one.attention), x, **more)
+    return min((_off(gathered, out) for out in one.outputs if out.shape == gathered.shape), default=np.inf)
 
 
 def _compare(
-    layer: Layer, one: Observed, x: np.ndarray, memory: np.ndarray | None, positions: np.ndarray | None
-) -> str:
-    more = {} if memory is None else {"memory": memory}
+    layer: Layer, one: Observed, x: np.ndarray, positions: np.ndarray | None, more: dict[str, np.ndarray]
+) -> str:  # fmt: skip
     if x.shape[-1] != layer.d_model:
         return f"reads a stream of width {layer.d_model}, and {x.shape[-1]} enter"
     scores = layer.scores(x, positions, **more)
@@ -299,7 +352,8 @@ def _compare(
     masked = scores if one.mask is None else scores + one.mask[:, :keys]
     found = softmax(np.where(seen, masked, -np.inf), layer.sinks)
     error = np.abs(found - expected)[rows].max(initial=0.0)
-    gathered = layer.output(expected, x, **more)
+    memory = {name: array for name, array in more.items() if name == "memory"}
+    gathered = layer.output(expected, x, **memory)
     outputs = [out for out in one.outputs if out.shape == gathered.shape]
     off = min((_off(gathered[read], out[read]) for out in outputs), default=np.inf)
     right = error <= TOLERANCE, off <= TOLERANCE

@@ -32,7 +32,9 @@ class Observed(ShowsShapes):
         What may be called the residual stream that enters: the layer's input where attention or a norm before it takes
         that, or else what enters the norm and what enters attention.
     memories : tuple of (m, e) arrays
-        The same for keys and values where they are another's.
+        The same for keys and values where there are more or fewer of them than queries.
+    entered : tuple of (n or m, e) arrays
+        Whatever else of so many rows the layer, the module and its projections were given, and norms before it gave.
     positions : (n,) int array or None
     scores : (H, n, m) array
     attention : (H, n, m) array
@@ -46,6 +48,7 @@ class Observed(ShowsShapes):
     module: str
     streams: tuple[np.ndarray, ...]
     memories: tuple[np.ndarray, ...]
+    entered: tuple[np.ndarray, ...]
     positions: np.ndarray | None
     scores: np.ndarray
     attention: np.ndarray
@@ -283,12 +286,14 @@ def _observed(
     inside = [event for event in log.events if layer.start < event.start and event.end < layer.end]
     mask = next((found for one in attends.inputs if (found := _mask_of(one, b, n, m)) is not None), None)
     streams, memories = _entering(layer, attends, inside, softmax.at, b, n, m)
+    entered = _around(layer, attends, inside, softmax.at, b, n, m)
     outputs = [out for event in (*inside, layer) if event.end > softmax.at for out in event.outputs[:1]]
     positions = given.get("position_ids")
     for which in range(min(b, BATCH)):
         yield Observed(
             layer.name, attends.name,
             tuple(one[which] for one in streams), tuple(one[which] for one in memories),
+            tuple(one[which] for one in entered),
             None if positions is None or positions.shape[-1] != n else positions[0].numpy(),
             scores[which], attention[which], None if mask is None else mask[which],
             tuple(one[which] for one in (_rows(out, b, n) for out in outputs[:24]) if one is not None),
@@ -350,6 +355,20 @@ def _second(read: list[torch.Tensor], arrive: np.ndarray, b: int, n: int) -> np.
         return None
     others = all(np.array_equal(one, rows[1]) for one in rows[2:])
     return None if not others or np.array_equal(rows[1], arrive) else rows[1]
+
+
+def _around(
+    layer: _Event, attends: _Event, inside: list[_Event], at: int, b: int, n: int, m: int
+) -> list[np.ndarray]:  # fmt: skip
+    """Everything of n or m rows that entered the layer, its attention or a projection of that, or left a norm; once."""
+    given = [*attends.inputs, *layer.inputs]
+    for event in inside:
+        if event.start > attends.start and event.end < at and isinstance(event.module, torch.nn.Linear):
+            given += event.inputs[:1]
+        elif event.end < at and "norm" in type(event.module).__name__.lower():
+            given += event.outputs[:1]
+    found = [rows for one in given for tokens in {n, m} if (rows := _rows(one, b, tokens)) is not None]
+    return list({(rows.shape, rows.tobytes()): rows for rows in found}.values())
 
 
 def _first(tensors: list[torch.Tensor], b: int, n: int) -> np.ndarray | None:

@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from weightscope.attention.added import NOTHING_ADDED, Added
 from weightscope.attention.gathered import GATES, Difference, HeadNorm, SubNorm, mass_beside
 from weightscope.attention.head import Head
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
 from weightscope.attention.position_bias import Buckets, Slopes, WindowBias
 from weightscope.attention.relative import RelativeKeys
-from weightscope.attention.rotation import Rotation
+from weightscope.attention.rotation import Rotation, forms_between
 from weightscope.attention.temperature import Temperature
 from weightscope.device import CPU, Device, namespace
 from weightscope.errors import CheckpointError
@@ -73,6 +75,8 @@ class Layer:
         The layer of the same tokens whose input is the memory, where that is one before.
     memory_norm : Norm or None
         The norm of the memory before its keys and values, of which sigma is left.
+    added : Added
+        What positions add to queries and keys where they are added to what those are made of.
     caveats : tuple of str
         What of its scores and values the heads' matrices leave out.
     """
@@ -103,6 +107,7 @@ class Layer:
     cross: bool = False
     keys_of: int | None = None
     memory_norm: Norm | None = None
+    added: Added = NOTHING_ADDED
     caveats: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -166,20 +171,7 @@ class Layer:
         -------
         dict of float64 (r, r) arrays
         """
-        identity, turns = np.eye(self.head_dim), np.zeros(self.head_dim, bool)
-        rotation = None if self.rotation is None else replace(self.rotation, factor=1.0)
-        if rotation is not None:
-            turns[rotation.turning] = True
-
-        def turned(delta: int) -> np.ndarray:
-            return identity if rotation is None else rotation.rotate_at(identity, delta)
-
-        forms = {f"delta{delta}": turned(delta) for delta in deltas if delta}
-        total = np.zeros_like(identity)
-        for delta in range(window if rotation is not None else 1):  # summed as they come: a window may be long
-            total += turned(delta)
-        forms[f"mean{window}"] = total / (window if rotation is not None else 1)
-        return forms | {"free": np.diag(1.0 - turns), "turning": np.diag(1.0 * turns)}
+        return forms_between(self.rotation, self.head_dim, deltas, window)
 
     def on(self, device: Device) -> "Layer":
         """The layer with its maps on a device, where `normalised`, `scalars`, `queries` and `inner_values` then run.
@@ -249,7 +241,8 @@ class Layer:
         return made if self.clip is None else namespace(made).clip(made, -self.clip, self.clip)
 
     def scores(
-        self, x: np.ndarray, positions: np.ndarray | None = None, memory: np.ndarray | None = None
+        self, x: np.ndarray, positions: np.ndarray | None = None, memory: np.ndarray | None = None,
+        added: ArrayLike | None = None, added_to_memory: ArrayLike | None = None,
     ) -> np.ndarray:  # fmt: skip
         """The model's scaled pre-softmax attention scores, without the mask and without learned sinks.
 
@@ -264,6 +257,11 @@ class Layer:
             width in multimodal RoPE, row and column of a patch in a vision tower.
         memory : (m, d_memory) array, optional
             In cross-attention, and only there, what the layer attends to: the encoder's output, at 0 .. m-1.
+        added : (n, e) array or 0, optional
+            What the model adds to that of which queries and, but in cross-attention, keys are made; not to values
+            (DETR, section A.3). Layers that do so need it; 0 leaves what x does alone.
+        added_to_memory : (m, e) array or 0, optional
+            Likewise, to that of which the keys of cross-attention are made.
 
         Returns
         -------
@@ -273,7 +271,7 @@ class Layer:
         x, y = np.asarray(x), np.asarray(self._memory(x, memory))
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
         of_keys = np.arange(len(y)) if self.cross and self.keys_of is None else positions
-        q, k = self.queries(x), self.keys(y)  # (H, n, r), (G, m, r)
+        q, k = self.added.to(self.queries(x), self.keys(y), added, added_to_memory, cross=self.cross, index=self.index)
         terms = [self.scale * self._relative(of, q, k, positions) for of in self.relative]
         q, k = self.placed(q, k, positions, of_keys)
         n, r = q.shape[1:]

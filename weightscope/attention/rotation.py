@@ -1,7 +1,7 @@
 """Rotary position embeddings: which pairs of dimensions turn, how fast, and what a query at distance delta becomes."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil, floor, isqrt, log, pi
 from typing import Any
 
@@ -258,3 +258,23 @@ class GridRotation(Rotation):
         if self.centred:
             step[ROW:] *= 2 / np.array(self.grid)
         return self._along(step[None])[0] * self.frequencies
+
+
+def forms_between(
+    rotation: Rotation | None, head_dim: int, deltas: Sequence[int], window: int
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """What stands between queries and keys of a head's width in `Layer.qk_forms`."""
+    identity, turns = np.eye(head_dim), np.zeros(head_dim, bool)
+    rotation = None if rotation is None else replace(rotation, factor=1.0)
+    if rotation is not None:
+        turns[rotation.turning] = True
+
+    def turned(delta: int) -> np.ndarray:
+        return identity if rotation is None else rotation.rotate_at(identity, delta)
+
+    forms = {f"delta{delta}": turned(delta) for delta in deltas if delta}
+    total = np.zeros_like(identity)
+    for delta in range(window if rotation is not None else 1):  # summed as they come: a window may be long
+        total += turned(delta)
+    forms[f"mean{window}"] = total / (window if rotation is not None else 1)
+    return forms | {"free": np.diag(1.0 - turns), "turning": np.diag(1.0 * turns)}

@@ -92,6 +92,8 @@ class Family:
         The norm that feeds attention; None where attention reads the layer's input as it is.
     memory : Memory or None
         The second input of cross-attention; None where keys and values are made of the stream.
+    added : tuple of str
+        "queries", "keys": to which of what they are made of positions are added, and not to what values are made of.
     closing : StoredNorm or None
         The norm that a layer's output has come out of (post-norm models).
     gate : Gate or None
@@ -200,6 +202,7 @@ class Family:
     norm: StoredNorm | None
     outputs: Outputs | None = None
     memory: Memory | None = None
+    added: tuple[str, ...] = ()
     closing: StoredNorm | None = None
     others: tuple[str, ...] = ()
     loose: tuple[str, ...] = ()

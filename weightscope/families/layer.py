@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from weightscope.attention.added import NOTHING_ADDED, Added
 from weightscope.attention.gathered import HeadNorm, SubNorm
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
@@ -72,6 +73,8 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
     if family.gate is not None:
         layer = replace(layer, gate=_gate(layer, family.gate, tensors, config), gate_kind=family.gate.kind)
     layer = _multiplied(layer, family, config)
+    if family.added and layer.added is NOTHING_ADDED:
+        layer = replace(layer, added=_added(layer, family))
     norm = family.norm_of(index)
     if norm is not None:
         layer = layer.after_norm(_norm(norm, tensors, family, config))
@@ -118,6 +121,14 @@ def _multiplied(layer: Layer, family: Family, config: ModelConfig) -> Layer:
             factor = np.full((1, 1), config.number(key, smallest=-1e12), np.float32)
             layer = replace(layer, **{of: getattr(layer, of).scaled(factor)})
     return layer
+
+
+def _added(layer: Layer, family: Family) -> Added:
+    """What added positions become: they meet the projections behind the layer's norm, and no bias of theirs."""
+
+    maps = {"queries": layer.q, "keys": layer.k}
+    own = {side: Affine(of.stored, np.zeros_like(of.bias)) for side, of in maps.items() if isinstance(of, Affine)}
+    return Added(*(own[side] if side in family.added else None for side in maps))
 
 
 def _softcap(family: Family, config: ModelConfig) -> float | None:
@@ -221,6 +232,8 @@ def caveats(layer: Layer) -> tuple[str, ...]:
             "eigenvalues and symmetric parts: cross-attention's maps lead from one space to another, W_QK from queries "
             "to the memory and W_VO back"
         )
+    if layer.added is not NOTHING_ADDED:
+        said.append("what positions add to scores: they are added to what queries and keys are made of (layer.added)")
     if layer.k_norm is not None and layer.k_norm.dims is not None:
         said.append("the norms of latents: a scalar a token on keys' position-free part and on values")
         if layer.q_norm is not None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from weightscope.attention.added import Added
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.families.config import ModelConfig
@@ -84,3 +85,59 @@ def loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> 
     bias_of = str(family.biases.query)
     q, k, v = projected(family.query, "q_bias"), projected(family.key, ""), projected(family.value, "v_bias")
     return Layer(q, k, v, *output(tensors, family, config, r))
+
+
+def content_and_positions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """Conditional DETR: positions have projections of their own, whose outputs are added to those of content."""
+    layer = separate(tensors, family, config)
+    q, k = (_of_positions(tensors, config, module) for module in (family.query, family.key))
+    return _with_biases(layer, q, k, Added(_unbiased(q), _unbiased(k)))
+
+
+def content_beside_positions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """Conditional DETR, eq. 3: a head's queries are [content | where it looks], its keys [content | positions].
+
+    Positions meet positions alone. What is added to queries is the embedding of where they look.
+    """
+    layer, (where, at) = separate(tensors, family, config), _places(tensors, family, config)
+    return replace(layer, added=Added(_beside(None, where), _beside(None, at)))
+
+
+def content_with_and_beside_positions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+    """The same in its first layer, where positions are added to content, too.
+
+    What is added to queries is twice as wide: their positions, beside the embedding of where they look.
+    """
+    layer, (where, at) = separate(tensors, family, config), _places(tensors, family, config)
+    own, d = _of_positions(tensors, config, family.query), config.d_model
+    above, below = (Affine(np.pad(of.w, ((0, 0), pad, (0, 0))), of.b) for of, pad in ((own, (0, d)), (where, (d, 0))))
+    return _with_biases(layer, own, at, Added(_beside(above, below), _beside(at, at)))
+
+
+def _places(tensors: LayerTensors, family: Family, config: ModelConfig) -> tuple[Affine, Affine]:
+    """The maps of where queries look, and of the positions of keys."""
+    return _of_positions(tensors, config, family.query, "_sine_proj"), _of_positions(tensors, config, family.key)
+
+
+def _of_positions(tensors: LayerTensors, config: ModelConfig, content: str, suffix: str = "_proj") -> Affine:
+    """The projection of positions that stands beside one of content: `qpos_proj` beside `qcontent_proj`."""
+    d, h = config.d_model, config.n_heads
+    module = content.replace("content_proj", "pos" + suffix)
+    return by_head(*linear(tensors, config, module, (h * config.head_dim, d), True), h)
+
+
+def _with_biases(layer: Layer, q: Affine, k: Affine, added: Added) -> Layer:
+    """The layer with what positions add, whose biases are content's as well."""
+    pairs = ((layer.q, q), (layer.k, k))
+    queries, keys = (replace(of, bias=of.bias + more.b) for of, more in pairs if isinstance(of, Affine))
+    return replace(layer, q=queries, k=keys, added=added)
+
+
+def _unbiased(of: Affine) -> Affine:
+    return replace(of, bias=np.zeros_like(of.bias))
+
+
+def _beside(content: Affine | None, places: Affine) -> Affine:
+    """A map to [what positions add to content | places], the bias of the former left out: content has it."""
+    first = np.zeros_like(places.w) if content is None else content.w
+    return Affine(np.concatenate((first, places.w), axis=-1), np.hstack((np.zeros_like(places.b), places.b)))

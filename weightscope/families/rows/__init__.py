@@ -7,6 +7,8 @@ from weightscope.families.rows.audio import AUDIO
 from weightscope.families.rows.bart import BART_LINE
 from weightscope.families.rows.bert_line import BERT_LINE
 from weightscope.families.rows.cohere import COHERE_DECODERS
+from weightscope.families.rows.detecting import DETECTING
+from weightscope.families.rows.detr import DETR_LINE
 from weightscope.families.rows.encoders import ENCODERS
 from weightscope.families.rows.gated import GATED
 from weightscope.families.rows.gemma4 import GEMMAS
@@ -57,4 +59,6 @@ FAMILIES: tuple[Family, ...] = (
     *T5_LINE,
     *BART_LINE,
     *TRANSLATING,
+    *DETR_LINE,
+    *DETECTING,
 )

@@ -3,8 +3,7 @@
 STATE_SPACES = "has no attention: its layers are state spaces"
 BLOCKS = "attends in pieces that are looked up by hashing or landmarks, so that there is no score of every pair"
 WINDOWS_2 = "has layers of several widths, cosines for scores, and a bias that a network makes of places in a window"
-ADDED = "adds positions to what queries and keys are made of, and not to values"
-DEFORMABLE = f"{ADDED}; its cross-attention looks at a few places of an image that each query chooses"
+MASKED = "has a decoder whose layers cross to the levels of an image in turn, for which there is no row"
 
 CONVOLVED = "convolves keys and values over tokens between their projections and attention"
 TWO_STREAMS = "has one block at many places, which reads the residual stream and the embeddings side by side"
@@ -40,9 +39,7 @@ UNREAD = {
     "gemma4_audio": "attends within chunks, with keys of distances in each",
     **dict.fromkeys(("swinv2", "swin2sr"), WINDOWS_2),
     **dict.fromkeys(("hiera", "sam2_vision_model", "sam2_hiera_det_model"), "pools queries from stage to stage"),
-    **dict.fromkeys(("detr", "table-transformer", "conditional_detr", "dab-detr"), ADDED),
-    **dict.fromkeys(("deformable_detr", "rt_detr", "rt_detr_v2", "d_fine", "deimv2", "rf_detr", "lw_detr"), DEFORMABLE),
-    **dict.fromkeys(("maskformer", "mask2former", "oneformer"), ADDED),
+    **dict.fromkeys(("mask2former", "oneformer"), MASKED),
     **dict.fromkeys(("mlcd_vision_model", "mlcd"), "learns the angles by which its class token turns"),
     "vjepa2": "turns the two dimensions of a pair by different angles, which is no rotation",
     "timesformer": "attends over time and over space in turn within a layer",
