@@ -19,6 +19,7 @@ from weightscope.errors import CheckpointError
 from weightscope.families import stacks_of
 
 TOLERANCE = 1e-4  # of probabilities, and of outputs relative to the largest
+ROUNDING = 2.0**-21  # of float32 scores relative to the largest, and so of probabilities where scores are hundreds
 
 
 @dataclass(frozen=True)
@@ -356,7 +357,7 @@ def _compare(
     gathered = layer.output(expected, x, **memory)
     outputs = [out for out in one.outputs if out.shape == gathered.shape]
     off = min((_off(gathered[read], out[read]) for out in outputs), default=np.inf)
-    right = error <= TOLERANCE, off <= TOLERANCE
+    right = error <= max(TOLERANCE, ROUNDING * np.abs(scores).max(initial=0.0)), off <= TOLERANCE
     if right == (True, True):
         return ""
     if right == (True, False):
