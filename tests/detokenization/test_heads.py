@@ -125,7 +125,7 @@ def test_the_papers_model_stands_beside_the_papers_numbers(embedded_auroc: Bigra
     np.testing.assert_allclose(table["auroc_paper_differs"] + table["auroc_printed"], table["auroc_paper"])
     assert paper.there([paper.HEAD_OF_FIG_3, 3, 7, 11], 8) == [7, 3]
     (section,) = auroc_sections(Files(), embedded_auroc)
-    assert "auroc_printed" not in section.parts[1]
+    assert "auroc_printed" not in section.parts[1].table
 
 
 def test_a_token_that_follows_none_has_no_roc_curve(tiny_gpt2: Path, counts: Counts) -> None:

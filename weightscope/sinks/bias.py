@@ -53,7 +53,7 @@ class Sizes:
 DEFAULT = Sizes(texts=16, tokens=512, evaluated=6)
 THOROUGH = Sizes(texts=40, tokens=512, evaluated=16)
 PAPER = Sizes(texts=100, tokens=512, evaluated=100)
-SIZE_NAMES = {DEFAULT: "the default", THOROUGH: "--thorough", PAPER: "--paper, as the paper has"}
+SIZE_NAMES = {DEFAULT: "the default", THOROUGH: "the thorough size", PAPER: "the size of the paper"}
 
 
 def sizes_of(*, thorough: bool, paper: bool) -> Sizes:
