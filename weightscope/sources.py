@@ -14,6 +14,7 @@ from weightscope.checkpoint.jsontext import MAX_BYTES, read_small
 from weightscope.checkpoint.source import existing, from_url
 from weightscope.embedded import resolved
 from weightscope.errors import CheckpointError, printable
+from weightscope.families import stacks_of
 from weightscope.fingerprint import Fingerprint
 from weightscope.model import Model, open_model
 
@@ -71,7 +72,12 @@ class Source:
 
     def of_stacks(self) -> dict[str, "Source"]:
         """How to open each of its attention models, by name; those that no row reads are not among them."""
-        stacks = replace(self, tower=None).open().stacks
+        try:
+            stacks = replace(self, tower=None).open().stacks
+        except CheckpointError:  # several are there, and none of them is the one that is meant unless another is
+            stacks = stacks_of(self.checkpoint())
+            if all(stack.refusal for stack in stacks.values()):
+                raise
         return {name: replace(self, tower=name) for name, stack in stacks.items() if not stack.refusal}
 
     def checkpoint(self) -> Checkpoint:
