@@ -67,7 +67,7 @@ def _nop(files: Files, runs: Sequence[Run], size: Mapping[str, Any]) -> Section:
     values = Figure(
         save(figures.nop_figure(runs), files, "nop"),
         f"Fig. 2. The sink's value norm is {ratio} of the others', and flagged tokens give it {attention} of their "
-        "attention. Right: singular values of W_QK with a no-op to learn and with none.",
+        "attention. Right: singular values of $W_QK$ with a no-op to learn and with none.",
     )
     emergence = Figure(
         save(figures.emergence_figure(runs), files, "nop-emergence"),
@@ -132,13 +132,20 @@ def _trials(files: Files, runs: Sequence[Run]) -> Section:
         "noise on the targets, a selected token that cannot be mistaken, depth, no MLPs, and the paper's width, length "
         "and rate for as long as a CPU allows."
     )
+    alone = [run["variant"] for run in runs if len(run["layers"]) > 1 and _broadcasting(run) == 1]
     highest = max(layer["rank"] for run in runs for layer in run["layers"])
     figure = Figure(
         save(figures.trials_figure(runs), files, "trials"),
-        f"{found} The highest stable rank of an update is {highest:.2f}. A layer whose strongest key gets about 1/n of "
-        "the attention spreads it evenly and writes the mean of all tokens, which is of rank one too.",
+        f"{found} The highest stable rank of an update is {highest:.2f}. A layer whose strongest key gets about $1/n$ "
+        "of the attention spreads it evenly and writes the mean of all tokens, which is of rank one too. One layer alone "
+        f"of several broadcasts with: {', '.join(alone) or 'none'}.",
     )
     return Section("Where is the diagonal layer?", text, [figure])
+
+
+def _broadcasting(run: Run) -> int:
+    """How many layers' strongest keys get half of the attention or more."""
+    return sum(layer["strength"] >= 0.5 for layer in run["layers"])
 
 
 def _is_diagonal(run: Run) -> bool:
@@ -148,9 +155,9 @@ def _is_diagonal(run: Run) -> bool:
 
 def _kinds(files: Files, nop: Sequence[Run], broadcast: Sequence[Run]) -> Section:
     text = (
-        "Gates and registers (eqs 24-29) and attention without a softmax: clipped (eqs 30-32), sigmoid with b = -ln n "
-        "(eqs 40-42), and the general family phi(S) / n^a (eqs 36-37), of which ReLU is phi = max(., 0) with a = 1 "
-        "(eq. 33) and polynomial attention S^3 with a = 1/2 (eq. 38). For the other phi a is 1."
+        "Gates and registers (eqs 24-29) and attention without a softmax: clipped (eqs 30-32), sigmoid with "
+        "$b = -ln n$ (eqs 40-42), and the general family $φ(S) / n^a$ (eqs 36-37), of which ReLU is one with $a = 1$ "
+        "(eq. 33) and polynomial attention, $S^3$, one with $a = 1/2$ (eq. 38). For the other $φ$ it is $a = 1$."
     )
     default = [run for run in nop if run["damping"] == 0 and run["probability"] == 0.5]
     withheld = [
