@@ -137,8 +137,8 @@ def _trials(files: Files, runs: Sequence[Run]) -> Section:
     figure = Figure(
         save(figures.trials_figure(runs), files, "trials"),
         f"{found} The highest stable rank of an update is {highest:.2f}. A layer whose strongest key gets about $1/n$ "
-        "of the attention spreads it evenly and writes the mean of all tokens, which is of rank one too. One layer alone "
-        f"of several broadcasts with: {', '.join(alone) or 'none'}.",
+        "of the attention spreads it evenly and writes the mean of all tokens, which is of rank one too. One layer "
+        f"alone of several broadcasts with: {', '.join(alone) or 'none'}.",
     )
     return Section("Where is the diagonal layer?", text, [figure])
 

@@ -17,7 +17,7 @@ from analyses.sink_toys.page import PLAIN, steps_to_sink, write_toys_report
 from weightscope.folder import Files
 
 KEPT = Path(__file__).parents[2] / "figures" / "sink-toys"
-FAMILY = ("ReLU", "squared ReLU", "GELU", "softplus", "identity", "ReLU6", "polynomial")  # phi(S) / n^a
+WITHHOLD = ("ReLU", "squared ReLU", "GELU", "softplus", "ReLU6", "sigmoid")  # weights that all can be small
 
 
 def stage(name: str) -> dict[str, Any]:
@@ -76,8 +76,13 @@ def test_what_gates_and_registers_do_to_the_no_ops_sink() -> None:
 def test_attention_without_a_softmax_withholds_itself_in_place_of_a_sink() -> None:
     default = runs_of("nop", damping=0, probability=0.5)
     assert all(run["flagged_weight"] == pytest.approx(1, abs=1e-3) for run in default[PLAIN])
-    for name in (*FAMILY, "sigmoid"):
-        assert all(run["strength"] < 0.2 for run in default[name]), name
+    for name in WITHHOLD:
+        assert all(run["flagged_weight"] < 0.2 and run["ratio"] > 0.5 for run in default[name]), name
+    for name in ("identity", "polynomial"):  # they do neither, and do the task worst
+        assert all(run["strength"] < 0.1 and run["flagged_weight"] > 0.5 for run in default[name]), name
+        assert min(run["loss"] for run in default[name]) > max(
+            run["loss"] for other in WITHHOLD for run in default[other]
+        )
 
 
 def test_every_kind_of_attention_broadcasts_at_rank_one() -> None:
