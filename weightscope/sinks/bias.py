@@ -181,7 +181,7 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
     patching = patching_table(runner, dict(zip(layers, updates.mu, strict=True)), evaluated)
     layer_shown = layers[int(updates.strength.mean(axis=1).argmax())]
     return SinkBias(
-        model=model.title,
+        model=name_of(model),
         stored=stored_in(model, layers[0]),
         biased=has_biases(model, layers[0]),
         first=token_text(framing.tokenizer, begin) if first else "",
@@ -194,6 +194,12 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
         shown=updates_of(runner, measured[0][:TOKENS_SHOWN], layer_shown),
         layer_shown=layer_shown,
     )
+
+
+def name_of(model: Model) -> str:
+    """Its title, or its GGUF file's own name, which says what it is quantised to; a package's around it does not."""
+    name = model.checkpoint.name
+    return name if name.endswith(".gguf") else model.title
 
 
 def stored_in(model: Model, layer: int) -> str:

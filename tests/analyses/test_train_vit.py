@@ -1,0 +1,85 @@
+"""The vision transformers that stand in for DINOv2: how they are trained, and that the Hub's are taken first."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch", reason="the recipes need the extra `runner`")
+
+import weightscope as ws  # noqa: E402
+from analyses import sink_mechanisms, train_vit  # noqa: E402
+from tests.support.cases import CASES  # noqa: E402
+from tests.support.hub_server import Hub  # noqa: E402
+from tests.support.random_models import random_model  # noqa: E402
+from weightscope.sinks.inputs import Inputs  # noqa: E402
+
+ON_THE_HUB = {"dinov2": "facebook/dinov2-small", "dinov2_with_registers": "facebook/dinov2-with-registers-small"}
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Four files as Fashion-MNIST has them, of a few images of noise."""
+    rng = np.random.default_rng(0)
+    for part in ("train", "t10k"):
+        for kind, values in (
+            ("images-idx3", rng.integers(0, 256, (6, train_vit.SIDE, train_vit.SIDE), np.uint8)),
+            ("labels-idx1", rng.integers(0, train_vit.GARMENTS, 6, np.uint8)),
+        ):
+            header = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes()
+            (tmp_path / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + values.tobytes()))
+    return tmp_path
+
+
+def test_training_writes_two_models_that_open_and_the_images_shown(photographs: Path) -> None:
+    arguments = ["--images", str(photographs), "--out", str(photographs), "--steps", "2"]
+    result = CliRunner().invoke(train_vit.main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert len(list((photographs / "images").iterdir())) == 6
+    for name, family in zip(train_vit.REGISTERS, ON_THE_HUB, strict=True):
+        model = ws.open_model(photographs / name)
+        assert model.family.name == family and len(model.attention_layers) == train_vit.SHAPE["num_hidden_layers"]
+        assert json.loads((photographs / name / "training.json").read_text())["steps"] == 2
+
+
+def test_each_patch_is_asked_for_its_own_pixels() -> None:
+    """A reading that undoes the patch embedding finds exactly the pixels that the loss compares with."""
+    learner = train_vit.Learner(0)
+    images = torch.randn(2, 1, train_vit.SIDE, train_vit.SIDE)
+    kernel = learner.network.embeddings.patch_embeddings.projection
+    embedded = torch.nn.functional.conv2d(images, kernel.weight, stride=train_vit.PATCH).flatten(2).transpose(1, 2)
+    learner.pixels = torch.nn.Linear(embedded.shape[-1], train_vit.PATCH**2, bias=False)
+    learner.pixels.weight = torch.nn.Parameter(torch.linalg.pinv(kernel.weight.flatten(1)))
+    learner.forward = lambda *_: torch.cat([torch.zeros(2, 1, embedded.shape[-1]), embedded], dim=1)
+    garments = torch.zeros(2, dtype=torch.long)
+    named = learner.garment(learner(images)).flatten(0, 1)
+    of_names = torch.nn.functional.cross_entropy(named, garments.repeat_interleave(50))
+    torch.testing.assert_close(learner.loss(images, garments, None), of_names, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("reached", [True, False], ids=["the Hub answers", "the Hub does not"])
+def test_dinov2_comes_from_the_hub_where_it_can(
+    reached: bool, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reached:
+        for fixture, name in ON_THE_HUB.items():
+            folder = tmp_path / fixture
+            random_model(next(case for case in CASES if case.name == fixture)).save_pretrained(folder)
+            hub.repositories[name] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    seen = {name: sink_mechanisms.DEFAULTS[name] for name in ("dinov2", "dinov2-registers")}
+    monkeypatch.setattr(sink_mechanisms, "DEFAULTS", seen)
+    run: dict[str, str] = {}
+
+    def loaded(model: ws.Model, inputs: Inputs, out: Path, **_: str) -> list[str]:
+        run[out.name] = f"{ws.open_runner(model).model.name}: {inputs.note}"
+        return []
+
+    monkeypatch.setattr(sink_mechanisms, "study_mechanisms", loaded)
+    result = CliRunner().invoke(sink_mechanisms.main, ["--out", str(tmp_path / "out")], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    for name, source, own in zip(seen, ON_THE_HUB.values(), train_vit.REGISTERS, strict=True):
+        assert run[name].startswith(f"{source if reached else own}: Run on 64 images")
+        assert ("scikit-learn's two photographs" if reached else "vit/images") in run[name]
