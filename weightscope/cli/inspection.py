@@ -61,7 +61,10 @@ def describe(model: "Model") -> Iterator[str]:
     if family.origin:
         yield f"            {printable(family.origin)}"
     yield f"layers      {config.n_layers}, width {config.d_model}"
-    others = [i for i in range(config.n_layers) if i not in model.attention_layers]
+    borrowing = model.borrowing_layers
+    if borrowing:
+        yield f"            to keys and values of a layer before: {', '.join(map(str, borrowing))}"
+    others = [i for i in range(config.n_layers) if i not in (*model.attention_layers, *borrowing)]
     if others:
         yield f"            not attention: {', '.join(map(str, others))}"
     yield f"heads       {config.n_heads} of {config.head_dim}, {config.n_kv_heads} key-value"

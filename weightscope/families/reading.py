@@ -166,8 +166,9 @@ def choose_family(
         known = ", ".join(sorted({row.name for row in families}))
         raise CheckpointError(f"no family is called '{name}'; known are {known}")
     if not rows:
-        if isinstance(wanted, str) and wanted in UNREAD:
-            raise CheckpointError(f"no row can describe {wanted}: it {UNREAD[wanted]}", file=checkpoint.name)
+        kinds = (wanted, *(part.get("model_type") for _, part in parts(checkpoint.config) if name is None))
+        if (kind := next((kind for kind in kinds if isinstance(kind, str) and kind in UNREAD), None)) is not None:
+            raise CheckpointError(f"no row can describe {kind}: it {UNREAD[kind]}", file=checkpoint.name)
         found = f"unknown model_type '{wanted}'" if wanted is not None else "has no model_type"
         inner = [f"{path} '{part['model_type']}'" for path, part in parts(checkpoint.config) if "model_type" in part]
         found += f" (within it {', '.join(inner)})" if inner else ""

@@ -1,6 +1,6 @@
 """Encoders of BERT's line with embeddings of their own, a norm in another place, or positions that rotate."""
 
-from weightscope.families.cells import biases, layer_norm
+from weightscope.families.cells import Inputs, biases, layer_norm
 from weightscope.families.family import Family, When
 from weightscope.families.rope import Rope
 from weightscope.families.rows.encoders import ALBERT, BERT, ELECTRA, ROBERTA
@@ -37,6 +37,29 @@ BIG_BIRD = BERT.but(
         BLOCK_SPARSE,
     ),
     defaults={"use_bias": True, "rescale_embeddings": False, "attention_type": "block_sparse"},
+)
+
+CANINE = BERT.but(
+    name="canine",
+    model_types=("canine",),
+    gguf=None,
+    tower="text",
+    prefixes=("canine.", ""),
+    inputs=Inputs(more="characters, attended to among themselves and put together by a strided convolution"),
+)
+CANINE_FIRST, CANINE_LAST = (
+    CANINE.but(
+        tower=tower,
+        layer=f"{tower}_char_encoder.layer.{{i}}.",
+        inputs=Inputs(more=more),
+        keys={"n_layers": ("char_layers",)},
+        caveats=caveats,
+        defaults={"char_layers": 1},
+    )
+    for tower, more, caveats in (
+        ("initial", "hashes of characters", ("characters see those of their own block of local_transformer_stride",)),
+        ("final", "characters beside what they were put together to, through a convolution", ()),
+    )
 )
 
 LAYOUTLM = BERT.but(name="layoutlm", model_types=("layoutlm",), inputs__more="where a token stands on its page")
@@ -143,6 +166,6 @@ MEGATRON_BERT = BERT.but(
 )
 
 BERT_LINE: tuple[Family, ...] = (
-    ERNIE, BERT_GENERATION, BIG_BIRD, LAYOUTLM, TAPAS, ROC_BERT, MARKUPLM, REMBERT, ROFORMER, IBERT, LUKE, XMOD,
-    XLM_ROBERTA_XL, ROBERTA_PRELAYERNORM, MEGATRON_BERT,
+    ERNIE, BERT_GENERATION, BIG_BIRD, CANINE, CANINE_FIRST, CANINE_LAST, LAYOUTLM, TAPAS, ROC_BERT, MARKUPLM, REMBERT,
+    ROFORMER, IBERT, LUKE, XMOD, XLM_ROBERTA_XL, ROBERTA_PRELAYERNORM, MEGATRON_BERT,
 )  # fmt: skip

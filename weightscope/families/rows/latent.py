@@ -137,6 +137,21 @@ MISTRAL_LARGE4 = DEEPSEEK_V32.but(
     refused="temperatures by position that each head has learned, and keys and values of other layers",
 )
 
+MISTRAL_LARGE4_RELEASED = MISTRAL_LARGE4.but(
+    tower="text",
+    prefixes=("language_model.",),
+    query="attention.wq",
+    key="attention.wkv_a_with_mqa",
+    value="attention.wkv_b",
+    output="attention.wo",
+)
+
+DOTS3_NOTE = DEEPSEEK_V32.but(
+    name="dots3_note",
+    model_types=("dots3_note_text",),
+    refused="a norm of the rotary key that all heads share, beside the latent's",
+)
+
 DEEPSEEK_V4 = DEEPSEEK_V32.but(
     name="deepseek_v4",
     model_types=("deepseek_v4",),
@@ -148,5 +163,5 @@ DEEPSEEK_V4 = DEEPSEEK_V32.but(
 
 LATENT_DECODERS = (
     YOUTU, AXK1, GLM4_MOE_LITE, DEEPSEEK_V32, GLM_MOE_DSA, MINICPM3, HY_V4, BAILING_HYBRID, LONGCAT_FLASH, AXK2,
-    DEEPSEEK_V4, MISTRAL_LARGE4,
+    DEEPSEEK_V4, MISTRAL_LARGE4, MISTRAL_LARGE4_RELEASED, DOTS3_NOTE,
 )  # fmt: skip

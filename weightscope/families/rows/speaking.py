@@ -119,6 +119,7 @@ BARK_FINE = GPT2.but(
     name="bark",
     model_types=("fine_acoustics",),
     gguf=None,
+    tower="audio",
     prefixes=("fine_acoustics.", ""),
     layer="layers.{i}.",
     layout=stacked,
@@ -137,6 +138,7 @@ BARK_FINE = GPT2.but(
 )
 BARK = BARK_FINE.but(
     model_types=("semantic", "coarse_acoustics"),
+    tower="",
     prefixes=("semantic.", "coarse_acoustics.", ""),
     inputs=Inputs(tokens="input_embeds_layer.weight", positions="position_embeds_layer.weight"),
     outputs=Outputs(layer_norm("layernorm_final", eps=1e-5)),
@@ -169,6 +171,7 @@ PHONON = POCKET.but(
     kv_heads=(),
 )
 PHONON_RUNTIME = PHONON.but(
+    tower="text",
     prefixes=("flow_lm.transformer.",),
     output="self_attn.out_proj",
     norm=layer_norm("norm1"),

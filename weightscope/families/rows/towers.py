@@ -87,7 +87,10 @@ GLM_OCR_VISION = GLM4V_VISION.but(
 )
 
 DOTS_VISION = GLM_OCR_VISION.but(
-    name="dots3_note_vision", model_types=("dots3_note_vision_encoder",), defaults={"attention_bias": False}
+    name="dots3_note_vision",
+    model_types=("dots3_note_vision_encoder",),
+    norm=rms_norm("norm_1"),
+    defaults={"attention_bias": False},
 )
 
 # As it is published, and within its wrapper.
