@@ -198,9 +198,15 @@ def test_a_missing_or_misshapen_tensor_is_named(name: str, tmp_path: Path) -> No
         ("dinov3_vit", "dinov3_vit"),
     ],
 )  # fmt: skip
-def test_an_unknown_model_type_names_the_nearest_family(name: str, family: str, tmp_path: Path) -> None:
-    folder = rewritten(tmp_path, name, model_type="newcomer")
-    with pytest.raises(ws.CheckpointError, match=f"'newcomer'; .* `family='{family}'` reads it so, unproved"):
+def test_where_no_model_type_is_said_the_nearest_family_is_named(name: str, family: str, tmp_path: Path) -> None:
+    folder = rewritten(tmp_path, name, model_type=None)
+    with pytest.raises(ws.CheckpointError, match=f"has no model_type; .* `family='{family}'` reads it so, unproved"):
+        ws.open_model(folder)
+
+
+def test_an_unknown_model_type_names_what_proves_a_row_and_guesses_none(tmp_path: Path) -> None:
+    folder = rewritten(tmp_path, "llama", model_type="newcomer")
+    with pytest.raises(ws.CheckpointError, match=r"'newcomer'; `weightscope adopt` looks for a row .*\[runner\]'\)$"):
         ws.open_model(folder)
 
 
@@ -213,7 +219,7 @@ def test_an_unknown_model_type_can_be_tried_under_a_family(tmp_path: Path) -> No
 
 def test_tensors_that_are_like_nothing_known_are_said_to_be(tmp_path: Path) -> None:
     save_file({"core.0.mix": np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"model_type": "newcomer"}')
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ws.CheckpointError, match="named like no family that weightscope knows"):
         ws.open_model(tmp_path)
 

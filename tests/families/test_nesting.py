@@ -45,7 +45,6 @@ def test_a_wrapper_of_unknown_make_opens_by_its_tensors(prefix: str, tmp_path: P
 
 
 def test_a_family_that_is_asked_for_finds_its_part_by_the_tensors_sizes(tmp_path: Path) -> None:
-    """The hint of the refusal leads somewhere."""
     text = config_of("llama_linear") | {"model_type": "mystery_text"}
     deeper = text | {"num_hidden_layers": 3}
     config = {
@@ -55,7 +54,7 @@ def test_a_family_that_is_asked_for_finds_its_part_by_the_tensors_sizes(tmp_path
         "vision_config": VIT | {"hidden_size": 8},
     }
     folder = wrapped(tmp_path / "wrapped", config, "model.brain.", "llama_linear")
-    with pytest.raises(ws.CheckpointError, match=r"'mystery'.*`weightscope adopt`.*`family='llama'`"):
+    with pytest.raises(ws.CheckpointError, match=r"'mystery'.*`weightscope adopt`"):
         ws.open_model(folder)
     assert same(ws.open_model(folder, family="llama"), "llama_linear")
     (folder / "config.json").write_text(json.dumps(config | {"other_config": text}))

@@ -57,6 +57,11 @@ def model_types() -> list[str]:
     return sorted(kinds)
 
 
+def newcomers() -> list[str]:
+    """The model_types that the installed transformers builds and the committed census does not know."""
+    return sorted({*model_types()} - {row.type for row in read()})
+
+
 def at_work(config: Any, sizes: Sequence[Size], seed: int, start: int) -> tuple[Any, list[Observed]]:
     """A tiny model of a config and its attention layers at work: with the first and boldest sizes that it runs with.
 

@@ -2,24 +2,20 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, permutations, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import weightscope as ws
-from weightscope.adoption.observed import NO_SCORE, Observed
+from weightscope.adoption.comparing import TOLERANCE, compare
+from weightscope.adoption.observed import Observed
 from weightscope.attention.layer import Layer
-from weightscope.attention.maps import Affine
 from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
 from weightscope.families import stacks_of
-
-TOLERANCE = 1e-4  # of probabilities, and of outputs relative to the largest
-ROUNDING = 2.0**-21  # of float32 scores relative to the largest, and so of probabilities where scores are hundreds
 
 
 @dataclass(frozen=True)
@@ -126,6 +122,7 @@ def judge(
     models: Sequence[ws.Model],
     problem: str = "",
     refusals: Mapping[str, str] | None = None,
+    tolerance: float = TOLERANCE,
 ) -> list[Verdict]:
     """A verdict of every stack that was seen.
 
@@ -139,19 +136,17 @@ def judge(
         What it said where it opened nothing.
     refusals : mapping of str, optional
         What it said of stacks that it knows and refuses, by the beginning of their tensors' names.
+    tolerance : float
     """
     matched = _matched(models, observed, stored)
-    at_work = {
-        (id(model), index): [one for one in observed if one.module == module]
-        for module, own in matched.items()
-        for model, index in own
-    }
+    at_work = _at_work(matched, observed)
     found = []
     for name, members in stacks(observed).items():
         modules = list(dict.fromkeys(one.module for one in members))
         reasons, refused, met = [], "", 0
         for module in modules:
-            said = _of_module(matched.get(module, []), [one for one in members if one.module == module], at_work)
+            own_calls = [one for one in members if one.module == module]
+            said = _of_module(matched.get(module, []), own_calls, at_work, tolerance)
             if said is None:
                 continue
             met += 1
@@ -219,170 +214,67 @@ def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
     return any(order != sorted(order) for order in orders.values())
 
 
+AtWork = Mapping[tuple[int, int], Sequence[Observed]]
+
+
+def _at_work(matched: Mapping[str, Sequence[Reading]], observed: Sequence[Observed]) -> AtWork:
+    """What was seen of every layer of every model."""
+    return {
+        (id(model), index): [one for one in observed if one.module == module]
+        for module, own in matched.items()
+        for model, index in own
+    }
+
+
 def _of_module(
-    readings: Sequence[Reading], members: Sequence[Observed], at_work: Mapping[tuple[int, int], Sequence[Observed]]
-) -> str | None:
+    readings: Sequence[Reading], members: Sequence[Observed], at_work: AtWork, tolerance: float
+) -> str | None:  # fmt: skip
     """What is wrong with what is read of one module: nothing, "refused: ..." or what; None where nothing reads it.
 
     A module that several layers share is called once by each, in their order. Where more than one model reads it (the
-    whole and a tower), each must. What a layer with keys of another attends to entered that one, `at_work`.
+    whole and a tower), each must.
     """
     if not readings:
         return None
-    by_model: dict[int, list[Reading]] = defaultdict(list)
-    for reading in readings:
-        by_model[id(reading[0])].append(reading)
     said = ""
-    for own in by_model.values():
-        for which, one in enumerate(members):
-            model, index = own[min(which, len(own) - 1) if len(own) < len(members) else which % len(own)]
-            try:
-                layer = model.layer(index)
-            except CheckpointError as error:
-                said = said or "refused: " + _line(error, model.checkpoint.folder)
-                continue
-            if layer.keys_of is not None:
-                one = replace(one, memories=at_work[id(model), layer.keys_of][which].streams)
-            problem = compare(layer, one)
-            if problem and not problem.startswith("refused: "):
-                return f"{model.family.name}, layer {index}: {problem}"
-            said = said or problem
+    for model, index, which, one in _in_turn(readings, members):
+        try:
+            layer = model.layer(index)
+        except CheckpointError as error:
+            said = said or "refused: " + _line(error, model.checkpoint.folder)
+            continue
+        problem = compare(layer, _with_memories(layer, model, which, one, at_work), tolerance)
+        if problem and not problem.startswith("refused: "):
+            return f"{model.family.name}, layer {index}: {problem}"
+        said = said or problem
     return said
 
 
-def compare(layer: Layer, one: Observed) -> str:
-    """What is wrong with a layer, in words; nothing where it does what was seen.
-
-    Parameters
-    ----------
-    layer : Layer
-    one : Observed
-    """
-    problems = []
-    for x, positions, more in _given(layer, one):
-        try:
-            problem = _compare(layer, one, x, positions, more)
-        except CheckpointError as error:
-            return f"refused: {error}"
-        except (ValueError, TypeError, IndexError) as error:
-            problem = f"does not run on what entered: {type(error).__name__}: {error}".splitlines()[0]
-        if not problem:
-            return ""
-        problems.append(problem)
-    return min(problems, key=len, default="nothing was seen to enter it")
+def _in_turn(
+    readings: Sequence[Reading], members: Sequence[Observed]
+) -> Iterator[tuple[ws.Model, int, int, Observed]]:  # fmt: skip
+    """Every call of one module, the layer that each model reads it as, and which call it is."""
+    by_model: dict[int, list[Reading]] = defaultdict(list)
+    for reading in readings:
+        by_model[id(reading[0])].append(reading)
+    for own in by_model.values():
+        for which, one in enumerate(members):
+            model, index = own[min(which, len(own) - 1) if len(own) < len(members) else which % len(own)]
+            yield model, index, which, one
 
 
-Given = tuple[np.ndarray, np.ndarray | None, dict[str, np.ndarray]]
+def _with_memories(layer: Layer, model: ws.Model, which: int, one: Observed, at_work: AtWork) -> Observed:
+    """What a layer with keys of another attends to entered that one."""
+    if layer.keys_of is None:
+        return one
+    return replace(one, memories=at_work[id(model), layer.keys_of][which].streams)
 
 
-def _given(layer: Layer, one: Observed) -> Iterator[Given]:
-    """What may have entered: streams, positions, and by name what else the layer takes.
-
-    Some models count the tokens of a run, whatever the positions that they are given.
-    """
-    positions = (None,) if one.positions is None else (one.positions, None)
-    takes = [name for name, taken in layer.added.taken(cross=layer.cross).items() if taken]
-    n, m = one.attention.shape[1:]
-    streams = (*one.streams, *_of(one, n, layer.d_model)) if takes or (layer.cross and n == m) else one.streams
-    found: Iterable[tuple[np.ndarray, dict[str, np.ndarray]]] = ((x, {}) for x in streams)
-    if layer.cross:
-        memories = one.memories if one.memories and not takes else _of(one, m, layer.k.shape[1])
-        found = ((x, {"memory": memory}) for memory in memories for x in streams)
-    if takes:
-        found = (given for given in found if _output_off(layer, one, *given) <= TOLERANCE)
-        found = chain.from_iterable(_with_positions(layer, one, *given) for given in found)
-    for x, more in found:
-        yield from ((x, where, more) for where in positions)
-
-
-def _of(one: Observed, rows: int, width: int) -> list[np.ndarray]:
-    return [given for given in one.entered if given.shape == (rows, width)]
-
-
-def _with_positions(
-    layer: Layer, one: Observed, x: np.ndarray, more: dict[str, np.ndarray]
-) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """The same, and what may have been added before queries and keys: it was given, or it is a difference."""
-    taken, memory = layer.added.taken(cross=layer.cross), more.get("memory")
-    choices: list[list[dict[str, np.ndarray]]] = [[more]]
-    if taken["added"]:
-        z = x if layer.norm is None else layer.norm(x)
-        choices.append([{"added": p} for p in _positions(one, z, layer.added.of_queries or layer.added.of_keys)])
-    if taken["added_to_memory"] and memory is not None:
-        y = memory if layer.memory_norm is None else layer.memory_norm(memory)
-        choices.append([{"added_to_memory": p} for p in _positions(one, y, layer.added.of_keys)])
-    for chosen in product(*choices):
-        yield x, {name: array for part in chosen for name, array in part.items()}
-
-
-def _positions(one: Observed, z: np.ndarray, of: Affine | None) -> list[np.ndarray]:
-    """What may have been added to z: all that entered, side by side where that is as wide; or what is more than z."""
-    width = z.shape[1] if of is None else of.shape[1]
-    given = [array for array in one.entered if len(array) == len(z)]
-    found = [array for array in given if array.shape[1] == width]
-    found += [np.hstack(pair) for pair in permutations(given, 2) if sum(array.shape[1] for array in pair) == width]
-    return found + [array - z for array in given if array.shape == z.shape and z.shape[1] == width]
-
-
-def _output_off(layer: Layer, one: Observed, x: np.ndarray, more: Mapping[str, np.ndarray]) -> float:
-    """How far the layer's output is off, by the attention that was seen: values know of no added positions."""
-    if x.shape[-1] != layer.d_model or len(more.get("memory", x)) != one.attention.shape[2]:
-        return np.inf
-    gathered = layer.output(np.nan_to_num(one.attention), x, **more)
-    return min((_off(gathered, out) for out in one.outputs if out.shape == gathered.shape), default=np.inf)
-
-
-def _compare(
-    layer: Layer, one: Observed, x: np.ndarray, positions: np.ndarray | None, more: dict[str, np.ndarray]
-) -> str:  # fmt: skip
-    if x.shape[-1] != layer.d_model:
-        return f"reads a stream of width {layer.d_model}, and {x.shape[-1]} enter"
-    scores = layer.scores(x, positions, **more)
-    expected = one.attention
-    keys = scores.shape[-1]
-    if expected.shape[-1] == keys + 1 and layer.sinks is not None:
-        expected = expected[..., :keys]
-    if expected.shape != scores.shape:
-        return f"scores are {scores.shape}, attention {expected.shape}"
-    seen = expected > NO_SCORE
-    rows = one.scores.max(-1) > -1e4  # a query that sees nothing has no attention that means anything
-    read = rows.all(axis=0)
-    if not read.any():
-        return "refused: no query sees anything, so that nothing is compared"
-    expected = np.nan_to_num(expected)
-    masked = scores if one.mask is None else scores + one.mask[:, :keys]
-    found = softmax(np.where(seen, masked, -np.inf), layer.sinks)
-    error = np.abs(found - expected)[rows].max(initial=0.0)
-    memory = {name: array for name, array in more.items() if name == "memory"}
-    gathered = layer.output(expected, x, **memory)
-    outputs = [out for out in one.outputs if out.shape == gathered.shape]
-    off = min((_off(gathered[read], out[read]) for out in outputs), default=np.inf)
-    right = error <= max(TOLERANCE, ROUNDING * np.abs(scores).max(initial=0.0)), off <= TOLERANCE
-    if right == (True, True):
-        return ""
-    if right == (True, False):
-        return f"attention is right, the output is off by {off:.2g} of its largest"
-    where = _where(found, expected, seen & rows[..., None])
-    return f"{'values are right' if right[1] else 'the output is wrong too'}; attention is off by {error:.2g}{where}"
-
-
-def _off(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest error, relative to the largest number expected."""
-    return float(np.abs(found - expected).max(initial=0.0) / max(1.0, np.abs(expected).max(initial=0.0)))
-
-
-def _where(found: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> str:
-    """In how many heads the attention is off, where it is not in all."""
-    wrong = (np.abs(found - expected) > TOLERANCE) & seen
-    heads = wrong.any(axis=(1, 2))
-    return "" if heads.all() else f" in {heads.sum()} of {len(heads)} heads"
-
-
-def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-    """Probabilities of scores (H, n, m), with a learned sink (H,) as one more key that takes mass and gives nothing."""
-    if sinks is not None:
-        more = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
-        return softmax(np.concatenate((scores, more), axis=-1), None)[..., :-1]
-    top = scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
-    return np.asarray(weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-30))
+def pairs(model: ws.Model, observed: Sequence[Observed], stored: Stored) -> Iterator[tuple[Layer, Observed]]:
+    """Every layer of a model that was seen at work, and what was seen of it."""
+    matched = _matched([model], observed, stored)
+    at_work = _at_work(matched, observed)
+    for module, readings in matched.items():
+        for _, index, which, one in _in_turn(readings, [member for member in observed if member.module == module]):
+            layer = model.layer(index)
+            yield layer, _with_memories(layer, model, which, one, at_work)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from weightscope.adoption.entering import Event, around, entering, first_of, rows_of
 from weightscope.adoption.inputs import Inputs
 from weightscope.adoption.sizes import Size
 from weightscope.adoption.tiny import first_line
@@ -42,6 +43,10 @@ class Observed(ShowsShapes):
         What was added to scores, where the module was given it.
     outputs : tuple of (n, d) arrays
         What attention, its out projection and whatever follows within the layer gave, in that order.
+    norm : str
+        The norm that the first of the streams enters and attention reads; empty where that reads the stream itself.
+    before, after : tuple of str
+        Modules with parameters of their own, and norms without, that the layer ran before its softmax and after.
     """
 
     layer: str
@@ -54,6 +59,9 @@ class Observed(ShowsShapes):
     attention: np.ndarray
     mask: np.ndarray | None
     outputs: tuple[np.ndarray, ...]
+    norm: str = ""
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -63,18 +71,6 @@ class Observed(ShowsShapes):
         n, m = self.attention.shape[1:]
         later = np.triu(np.ones((n, m), bool), 1 + m - n)
         return "causal" if n > 1 and not self.attention[:, later].any() else "self"
-
-
-@dataclass
-class _Event:
-    """One call of one module."""
-
-    name: str
-    module: torch.nn.Module
-    start: int
-    inputs: list[torch.Tensor]
-    outputs: list[torch.Tensor] = field(default_factory=list)
-    end: int = 0
 
 
 @dataclass
@@ -88,13 +84,13 @@ class _Log:
     """Every call of every module of a model, and of every softmax over scores, in order."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.time, self.open, self.events, self.softmaxes = 0, [], [], []  # type: int, list[_Event], list[_Event], list[_Softmax]
+        self.time, self.open, self.events, self.softmaxes = 0, [], [], []  # type: int, list[Event], list[Event], list[_Softmax]
         self.hooks = [hook for name, module in model.named_modules() for hook in self._watch(name, module)]
 
     def _watch(self, name: str, module: torch.nn.Module) -> Iterator[Any]:
         def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
             self.time += 1
-            self.open.append(_Event(name, module, self.time, _tensors((args, kwargs))))
+            self.open.append(Event(name, module, self.time, _tensors((args, kwargs))))
 
         def after(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             self.time += 1
@@ -233,13 +229,13 @@ def observe(model: PreTrainedModel, size: Size, seed: int = 0, start: int = 0) -
     return found, problems
 
 
-def _at_work(log: _Log) -> Iterator[tuple[_Event, _Event, _Softmax]]:
+def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
     """Every layer, the module of it that attends, and its softmax.
 
     A module that takes one sequence in pieces (the windows of an image) has a softmax a piece; together they are one
     softmax of the whole, in which no token sees another piece.
     """
-    pieces: dict[int, tuple[_Event, _Event, list[_Softmax]]] = {}
+    pieces: dict[int, tuple[Event, Event, list[_Softmax]]] = {}
     for softmax in log.softmaxes:
         around = [event for event in log.events if event.start < softmax.at < event.end]
         around.sort(key=lambda event: event.start)
@@ -255,7 +251,7 @@ def _at_work(log: _Log) -> Iterator[tuple[_Event, _Event, _Softmax]]:
     for layer, attends, softmaxes in pieces.values():
         shapes = [tuple(one.scores.shape) for one in softmaxes]
         n = sum(shape[-1] for shape in shapes)
-        if len(shapes) > 1 and {shape[0] for shape in shapes} == {1} and _first(attends.inputs, 1, n) is not None:
+        if len(shapes) > 1 and {shape[0] for shape in shapes} == {1} and first_of(attends.inputs, 1, n) is not None:
             scores = _block_diagonal([one.scores for one in softmaxes], -torch.inf)
             attention = _block_diagonal([one.attention for one in softmaxes], 0.0)
             yield layer, attends, _Softmax(softmaxes[0].at, scores, attention)
@@ -275,9 +271,7 @@ def _block_diagonal(blocks: list[torch.Tensor], fill: float) -> torch.Tensor:
     return whole
 
 
-def _observed(
-    log: _Log, layer: _Event, attends: _Event, softmax: _Softmax, given: dict[str, Any]
-) -> Iterator[Observed]:
+def _observed(log: _Log, layer: Event, attends: Event, softmax: _Softmax, given: dict[str, Any]) -> Iterator[Observed]:
     """What one softmax was part of, a sequence at a time."""
     b, n, m = *_batch(softmax.scores), softmax.scores.shape[-1]
     scores, attention = (one.reshape(b, -1, n, m).float().numpy() for one in (softmax.scores, softmax.attention))
@@ -285,8 +279,9 @@ def _observed(
         return
     inside = [event for event in log.events if layer.start < event.start and event.end < layer.end]
     mask = next((found for one in attends.inputs if (found := _mask_of(one, b, n, m)) is not None), None)
-    streams, memories = _entering(layer, attends, inside, softmax.at, b, n, m)
-    entered = _around(layer, attends, inside, softmax.at, b, n, m)
+    streams, memories, norm = entering(layer, attends, inside, softmax.at, b, n, m)
+    entered = around(layer, attends, inside, softmax.at, b, n, m)
+    ran = [event for event in sorted(inside, key=lambda event: event.start) if _holds(event.module)]
     outputs = [out for event in (*inside, layer) if event.end > softmax.at for out in event.outputs[:1]]
     positions = given.get("position_ids")
     for which in range(min(b, BATCH)):
@@ -296,8 +291,16 @@ def _observed(
             tuple(one[which] for one in entered),
             None if positions is None or positions.shape[-1] != n else positions[0].numpy(),
             scores[which], attention[which], None if mask is None else mask[which],
-            tuple(one[which] for one in (_rows(out, b, n) for out in outputs[:24]) if one is not None),
+            tuple(one[which] for one in (rows_of(out, b, n) for out in outputs[:24]) if one is not None), norm,
+            tuple(event.name for event in ran if event.start < softmax.at),
+            tuple(event.name for event in ran if event.start > softmax.at),
         )  # fmt: skip
+
+
+def _holds(module: torch.nn.Module) -> bool:
+    """Whether a module has parameters of its own, or is a norm."""
+    norm = "norm" in type(module).__name__.lower() and not list(module.children())
+    return norm or next(module.parameters(recurse=False), None) is not None
 
 
 def _mask_of(given: torch.Tensor, b: int, n: int, m: int) -> np.ndarray | None:
@@ -314,83 +317,3 @@ def _batch(scores: torch.Tensor) -> tuple[int, int]:
     if scores.ndim == 3:
         return 1, scores.shape[1]
     return int(np.prod(scores.shape[:-3])), scores.shape[-2]
-
-
-def _rows(of: torch.Tensor, b: int, n: int) -> np.ndarray | None:
-    """A tensor as (sequences, tokens, width), if it has so many tokens; whichever of its axes are the tokens'."""
-    if of.dtype == torch.bool or (of.ndim == 4 and of.shape[1] == 1):  # masks
-        return None
-    if of.ndim < 2 or of.numel() != b * n * of.shape[-1] or of.shape[-1] < 2:
-        return None
-    return of.reshape(b, n, -1).float().numpy()
-
-
-def _entering(
-    layer: _Event, attends: _Event, inside: list[_Event], at: int, b: int, n: int, m: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Candidates for the stream of queries, and for that of keys where it is another."""
-    before = [event for event in inside if event.end < at]
-    own = [event for event in before if event.start > attends.start and isinstance(event.module, torch.nn.Linear)]
-    arrive = _first(attends.inputs, b, n)
-    if arrive is None:
-        return [], []
-    whole = _first(layer.inputs, b, n)
-    through = _before_norm(arrive, before, attends)
-    if whole is not None and (
-        np.array_equal(whole, arrive) or (through is not None and np.array_equal(whole, through))
-    ):
-        streams = [whole]
-    else:
-        streams = [one for one in (through, arrive, whole) if one is not None]
-    read = [one for event in own for one in event.inputs[:1]]
-    second = _first(read + attends.inputs, b, m) if m != n else _second(read, arrive, b, n)
-    inner = None if second is None else _before_norm(second, before, attends)
-    return streams, [one for one in (second, inner) if one is not None]
-
-
-def _second(read: list[torch.Tensor], arrive: np.ndarray, b: int, n: int) -> np.ndarray | None:
-    """What keys and values are made of where that is not what queries are, though it is as long."""
-    rows = [own for one in read if (own := _rows(one, b, n)) is not None]
-    if len(rows) < 3 or len(rows) < len(read) or not np.array_equal(rows[0], arrive):
-        return None
-    others = all(np.array_equal(one, rows[1]) for one in rows[2:])
-    return None if not others or np.array_equal(rows[1], arrive) else rows[1]
-
-
-def _around(
-    layer: _Event, attends: _Event, inside: list[_Event], at: int, b: int, n: int, m: int
-) -> list[np.ndarray]:  # fmt: skip
-    """Everything of n or m rows that entered the layer, its attention or a projection of that, or left a norm; once."""
-    given = [*attends.inputs, *layer.inputs]
-    for event in inside:
-        if event.start > attends.start and event.end < at and isinstance(event.module, torch.nn.Linear):
-            given += event.inputs[:1]
-        elif event.end < at and "norm" in type(event.module).__name__.lower():
-            given += event.outputs[:1]
-    found = [rows for one in given for tokens in {n, m} if (rows := _rows(one, b, tokens)) is not None]
-    return list({(rows.shape, rows.tobytes()): rows for rows in found}.values())
-
-
-def _first(tensors: list[torch.Tensor], b: int, n: int) -> np.ndarray | None:
-    return next((rows for one in tensors if (rows := _rows(one, b, n)) is not None), None)
-
-
-def _before_norm(arrive: np.ndarray, before: list[_Event], attends: _Event) -> np.ndarray | None:
-    """What entered the norm that made these rows, in their order; None where no norm of the layer made them."""
-    wanted = arrive.reshape(-1, arrive.shape[-1])
-    for event in reversed(before):
-        if (
-            "norm" not in type(event.module).__name__.lower()
-            or not event.inputs
-            or not event.outputs
-            or event is attends
-        ):
-            continue
-        made, of = event.outputs[0], event.inputs[0]
-        if made.shape != of.shape or made.shape[-1] != wanted.shape[-1]:
-            continue
-        rows = {row.tobytes(): i for i, row in enumerate(made.reshape(-1, made.shape[-1]).float().numpy())}
-        places = [rows.get(row.tobytes()) for row in wanted.astype(np.float32)]
-        if None not in places:
-            return of.reshape(-1, of.shape[-1]).float().numpy()[np.array(places)].reshape(arrive.shape)
-    return None

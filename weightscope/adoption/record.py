@@ -6,11 +6,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 
 from weightscope.regular import regular_file
 from weightscope.writing import new_file
 
+OF = "# transformers "
 RECORD = Path(__file__).with_name("architectures.csv")
 QUOTED = re.compile(r"'[^']*'|\([^()]*\)|\b\d+\b", re.ASCII)  # what differs where the same is said of two stacks
 
@@ -75,8 +77,9 @@ class Row:
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
-    """Write a census as CSV."""
+    """Write a census as CSV, after a line that says which transformers it is of."""
     text = io.StringIO()
+    text.write(f"{OF}{version('transformers')}\n")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(field.name for field in fields(Row))
     writer.writerows(map(astuple, rows))
@@ -87,11 +90,27 @@ def write(path: Path, rows: Sequence[Row]) -> None:
 def read(path: Path = RECORD) -> list[Row]:
     """The rows of a census that was written before; by default of the one that comes with weightscope."""
     with regular_file(path) as file:
-        rows = csv.DictReader(io.StringIO(file.read().decode()))
+        lines = file.read().decode().splitlines(keepends=True)
+        rows = csv.DictReader(line for line in lines if not line.startswith(OF))
         return [
             Row(row["type"], row["stack"], row["kind"], int(row["layers"]), row["verdict"], row["reason"])
             for row in rows
         ]
+
+
+def standing(path: Path = RECORD) -> str:
+    """How many stacks of how many types are read, in a sentence, and of which transformers."""
+    with regular_file(path) as file:
+        first = file.read().decode().partition("\n")[0]
+    of = first.removeprefix(OF) if first.startswith(OF) else ""
+    rows = read(path)
+    counts, types = tally(rows), {row.type for row in rows if row.stack}
+    unbuilt = len({row.type for row in rows} - types)
+    return (
+        f"Of {sum(counts.values())} attention stacks in {len(types)} types of transformers{of and f' {of}'}, held against "
+        f"its eager attention on tiny models, {counts['exact']} are exact, {counts['refused']} are refused and "
+        f"{counts['WRONG'] or 'none'} wrong; {unbuilt} types more have none or are not built so small."
+    )
 
 
 def tally(rows: Sequence[Row]) -> Counter[str]:

@@ -38,6 +38,19 @@ def build(config: Any, seed: int) -> torch.nn.Module:
     raise ValueError(f"cannot be built: {first_line(problem)}" if problem else "no class of transformers builds it")
 
 
+def parameters_of(config: Any) -> set[str]:
+    """The names of all parameters of a config's model, which is not filled; none where it cannot be built."""
+    for head in HEADS:
+        auto = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel", None)
+        if auto is not None and type(config) in auto._model_mapping:
+            try:
+                with torch.device("meta"):
+                    return {name for name, _ in auto.from_config(config).named_parameters()}
+            except Exception:  # whatever transformers raises of a flag that does not go with others
+                continue
+    return set()
+
+
 def first_line(error: BaseException) -> str:
     """An error in a line: what a validator found, where one wraps it."""
     if error.__cause__ is not None and "alidation" in type(error).__name__:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.audits.coverage import attention_only, tensors_of_heads
+from weightscope.audits.coverage import attention_only, other_stacks, tensors_of_heads
 from weightscope.audits.directions import HeadDirections, directions_of, with_tokens
 from weightscope.audits.findings import Findings
 from weightscope.audits.measure import Arrays, measure_layer
@@ -165,7 +165,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     with one_blas_thread():
         directions, notes = directions_of(unchecked, indices, options.directions)
         notes += tuple(filter(None, positions_of(unchecked)[1:]))
-        notes = (model.checkpoint.note, *notes) if model.checkpoint.note else notes
+        notes = tuple(filter(None, (model.checkpoint.note, other_stacks(model), *notes)))
         findings = with_tokens(findings_of(unchecked, heads), directions)
     roles = roles_of(model)
     everything = read_everything(model.checkpoint) if options.all_tensors else None

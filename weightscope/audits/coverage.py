@@ -27,6 +27,18 @@ def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = Fa
     return [name for name in dict.fromkeys(names) if name in model.checkpoint]
 
 
+def other_stacks(model: Model) -> str:
+    """What else of attention is in a checkpoint, in a sentence; empty where this model is all there is."""
+    own = model.prefix + model.family.layer + model.family.query
+    others = []
+    for name, stack in model.stacks.items():
+        if stack.family is None or stack.prefix + stack.family.layer + stack.family.query != own:
+            others.append(name + " (not read)" * bool(stack.refusal))
+    if not others:
+        return ""
+    return f"The file has other stacks of attention: {', '.join(others)}; --tower chooses one, or all."
+
+
 def attention_only(checkpoint: Checkpoint, names: Sequence[str], included: str = "") -> str:
     """How little was read, in a sentence; empty where it was all there is.
 

@@ -14,7 +14,10 @@ from weightscope.families.rows.unread import UNREAD
 from weightscope.families.sizes import head_sizes
 from weightscope.families.stacks import LANGUAGE, Stack, choose, readable, refuse_choice, unread
 
-ADOPT_NEEDS = "pip install 'weightscope-attention[runner]'"
+# Alike names are no reason to read it as another family: half of such guesses are wrong. What is proved is right.
+ADOPT = (
+    "; `weightscope adopt` looks for a row that reads it and proves it (pip install 'weightscope-attention[runner]')"
+)
 MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
 
 
@@ -148,8 +151,8 @@ def choose_family(
     Raises
     ------
     CheckpointError
-        No row reads it, or several do and `tower` does not say which. The message names the family whose tensor names
-        are nearest, and how to try it.
+        No row reads it, or several do and `tower` does not say which. The message names `weightscope adopt`; where no
+        model_type is said, which adopting needs, it names the family whose tensor names are nearest.
     """
     stacks = readable(families, checkpoint) if name is None else {}
     if (stack := choose(stacks, tower)) and stack.family:
@@ -174,7 +177,8 @@ def choose_family(
         found += f" (within it {', '.join(inner)})" if inner else ""
         missing = wanted is None and not checkpoint.config
         raise CheckpointError(
-            ("no config.json says which model_type this is" if missing else found) + _advice(families, checkpoint),
+            ("no config.json says which model_type this is" if missing else found)
+            + (_nearest(families, checkpoint) if wanted is None else ADOPT),
             file=checkpoint.config.file if wanted is None and not missing else checkpoint.name,
         )
     towers = sorted({row.tower for row in rows})
@@ -193,15 +197,14 @@ def as_asked(row: Family, checkpoint: Checkpoint, name: str) -> Family:
     return row.but(origin=f"unproved: nobody has shown that model_type '{str(kinds[0])[:40]}' is read so")
 
 
-def _advice(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
-    """What to do instead: prove a row, or read it unproved as the family that has most of its names, fewest missing."""
-    said = f"; `weightscope adopt` looks for a row that reads it and proves it ({ADOPT_NEEDS})"
+def _nearest(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
+    """What to read a checkpoint as that does not say what it is: the family that has most of its names, fewest missing."""
     family, balance, example = max((_likeness(row, checkpoint) for row in families), key=lambda found: found[1])
     if balance <= 0:
-        return said + "; its tensors are named like no family that weightscope knows"
+        return "; its tensors are named like no family that weightscope knows"
     tower = f" `tower='{family.tower}'`" if family.tower else ""
     named = f"its tensors ('{example}' ...) are named as in {family.name}"
-    return f"{said}; {named}: `family='{family.name}'`{tower} reads it so, unproved"
+    return f"; {named}: `family='{family.name}'`{tower} reads it so, unproved"
 
 
 def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]:
