@@ -17,7 +17,7 @@ LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
     "adoption.census.MOST_MEMORY", "adoption.census.MOST_PLANS", "adoption.meanings.MOST_LAYERS",
-    "adoption.tiny.MOST_PARAMETERS",
+    "adoption.derived.MOST_FLAGS", "adoption.switches.MOST", "adoption.tiny.MOST_PARAMETERS",
     "audits.findings.MOST_OPEN", "checkpoint.gguf_header.LONGEST_LIST", "checkpoint.local.LARGEST_READ",
     "checkpoint.ranges.LARGEST_REQUEST", "checkpoint.ranges.LONGEST_WAIT", "circuitry.passes.MOST_PAIRS",
     "detokenization.on_text.MOST_DIFFERENCE", "metrics._auroc_device.MOST_SCORES", "metrics.low_rank.MOST_RANK",

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,44 +11,160 @@ from click.testing import CliRunner
 
 import weightscope as ws
 from tests.support.tiny_models import FIXTURES, fixture
+from weightscope.adoption.record import read, standing, tally, write
 from weightscope.checkpoint import open_checkpoint
 from weightscope.cli import main
-from weightscope.families import FAMILIES
-from weightscope.families.rows import gpt
-from weightscope.families.stored import file_of
+from weightscope.families import FAMILIES, Family
+from weightscope.families.stored import file_of, read_rows
 
-pytest.importorskip("torch")
-from weightscope.adoption.adopting import PROOF, adopt, as_python
+pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
+transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
+
+from tests.adoption.newcomer import NewcomerConfig, NewcomerModel  # noqa: E402
+from weightscope.adoption import census  # noqa: E402
+from weightscope.adoption.adopting import PROOF, Adopted, adopt, misread  # noqa: E402
+from weightscope.adoption.census import at_work  # noqa: E402
+from weightscope.adoption.printed import as_python  # noqa: E402
+from weightscope.adoption.sizes import SIZES  # noqa: E402
+
+CONFIG = "config.json"
+
+
+def without(kind: str) -> list[Family]:
+    """The table without the rows that read a model_type."""
+    return [row for row in FAMILIES if kind not in row.model_types]
+
+
+def published(kind: str, folder: Path) -> Path:
+    """A checkpoint of a type, of other weights than any model that a row is proved on."""
+    model, _ = at_work(transformers.AutoConfig.for_model(kind), SIZES[1:], seed=5, start=0)
+    model.save_pretrained(folder)
+    return folder
+
+
+def changed(name: str, folder: Path, **values: Any) -> Path:
+    """A fixture with some values of its config replaced; None takes a key out."""
+    shutil.copytree(FIXTURES / name, folder)
+    config = json.loads((folder / CONFIG).read_text()) | values
+    (folder / CONFIG).write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return folder
+
+
+def same_as_the_table(adopted: Adopted, folder: Path, file: Path) -> None:
+    """What adopted rows, saved and read again, say of a checkpoint is what the table's say."""
+    file.write_bytes(file_of(adopted.rows, PROOF))
+    for row in read_rows(file):
+        own, table = ws.Model(open_checkpoint(folder), row), ws.open_model(folder, tower=row.tower or None)
+        assert own.family.origin == f"adopted, proved against {PROOF}" and not table.family.origin
+        for index in table.attention_layers:
+            layer, expected = own.layer(index), table.layer(index)
+            x = np.random.default_rng(index).normal(size=(11, expected.d_model)).astype(np.float32)
+            more = {"memory": x[:7, : expected.k.shape[1]]} if expected.cross else {}
+            at = 1000 + np.arange(11)
+            np.testing.assert_allclose(layer.scores(x, at, **more), expected.scores(x, at, **more), atol=2e-4)
+            np.testing.assert_allclose(layer.values(x), expected.values(x), atol=1e-5)
 
 
 def test_a_row_is_found_again_and_reads_the_checkpoint(tmp_path: Path) -> None:
-    row = adopt(open_checkpoint(FIXTURES / "llama"), [one for one in FAMILIES if "llama" not in one.model_types])
-    assert ".but(" in as_python(row) and "no_rope" not in as_python(row)
-    (tmp_path / "row.json").write_bytes(file_of([row], PROOF))
+    adopted = adopt(open_checkpoint(FIXTURES / "llama"), without("llama"))
+    (row,) = adopted.rows
+    assert not adopted.refused and ".but(" in as_python(row) and "no_rope" not in as_python(row)
+    same_as_the_table(adopted, FIXTURES / "llama", tmp_path / "row.json")
     model, x = ws.open_model(FIXTURES / "llama", families=tmp_path / "row.json"), fixture("llama").arrays["x1"]
-    assert model.family.origin == f"adopted, proved against {PROOF}"
     np.testing.assert_array_equal(model.layer(1).scores(x), fixture("llama").model.layer(1).scores(x))
 
 
+def test_a_row_of_one_that_nobody_has_named_is_made_of_its_own_names(tmp_path: Path) -> None:
+    """Modules and config keys have names that stand nowhere else, one tensor holds all, gains count from 1."""
+    transformers.AutoConfig.register("newcomer", NewcomerConfig, exist_ok=True)
+    transformers.AutoModel.register(NewcomerConfig, NewcomerModel, exist_ok=True)
+    NewcomerModel(NewcomerConfig()).save_pretrained(tmp_path / "model")
+    (row,) = adopt(open_checkpoint(tmp_path / "model")).rows
+    assert row.query == row.value == "mixing.joint" and row.norm and row.norm.offset == 1.0
+    assert row.keys["n_heads"] == ("query_heads",) and row.rope and row.rope.interleaved
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "gemma2"])
+def test_lineages_are_found_again(kind: str, tmp_path: Path) -> None:
+    folder = published(kind, tmp_path / "model")
+    same_as_the_table(adopt(open_checkpoint(folder), without(kind)), folder, tmp_path / "rows.json")
+
+
+STACKS = {"bart": 3, "t5": 3, "whisper": 3, "clip_text_model": 1}
+AGAIN = [
+    "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "phi", "phi3", "gpt2", "gptj", "opt", "bloom", "falcon",
+    "stablelm", "starcoder2", "cohere", "olmo", "olmo2", "granite", "smollm3", "bert", "roberta", "distilbert", "t5",
+    "bart", "vit", "clip_text_model", "whisper", "codegen", "gpt_bigcode", "glm4", "nemotron", "helium", "exaone4",
+    "mpt", "gpt_neo", "persimmon", "deepseek_v3", "modernbert", "esm", "gpt_oss", "olmoe", "wav2vec2",
+]  # fmt: skip
+
+
+@pytest.mark.census
+@pytest.mark.parametrize("kind", AGAIN)
+def test_every_stack_of_a_known_type_is_found_again(kind: str, tmp_path: Path) -> None:
+    folder = published(kind, tmp_path / "model")
+    adopted = adopt(open_checkpoint(folder), without(kind))
+    assert not adopted.refused and len(adopted.rows) == STACKS.get(kind, 1)
+    same_as_the_table(adopted, folder, tmp_path / "rows.json")
+
+
 def test_where_nothing_is_exact_it_says_how_near_it_came() -> None:
-    unscaled = [one.but(scale=gpt.unscaled) for one in FAMILIES if one.name == "gpt_neox"]
-    with pytest.raises(ws.CheckpointError, match=r"no row reads it exactly; nearest: .*values are right"):
-        adopt(open_checkpoint(FIXTURES / "gpt_neox"), unscaled)
-    with pytest.raises(ws.CheckpointError, match=r"no row is proposed"):
-        adopt(open_checkpoint(FIXTURES / "gpt_neox"), [one for one in FAMILIES if one.name == "opt"])
+    unbiased = [one for one in FAMILIES if one.additive is None]
+    with pytest.raises(
+        ws.CheckpointError, match=r"no row reads it exactly; nearest: values are right; attention is off"
+    ):
+        adopt(open_checkpoint(FIXTURES / "bloom"), unbiased)
+
+
+def test_switches_that_were_not_proved_are_refused(tmp_path: Path) -> None:
+    adopted = adopt(open_checkpoint(published("gpt2", tmp_path / "model")), without("gpt2"))
+    (tmp_path / "row.json").write_bytes(file_of(adopted.rows, PROOF))
+    other = changed("gpt2", tmp_path / "other", scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(ws.CheckpointError, match="scale_attn_by_inverse_layer_idx true, which this row was not proved"):
+        ws.open_model(other, families=tmp_path / "row.json")
+
+
+def test_keys_of_older_configs_are_found_and_what_is_read_otherwise_is_seen(tmp_path: Path) -> None:
+    """GPT-NeoX's rotary_pct: transformers 5 knows it, and writes another key."""
+    older = {"rope_parameters": None, "rotary_pct": 0.25, "rotary_emb_base": 100}
+    checkpoint = open_checkpoint(changed("gpt_neox", tmp_path / "older", **older))
+    (row,) = adopt(checkpoint, without("gpt_neox")).rows
+    assert row.rope and row.rope.fraction_key == "rotary_pct"
+    understood = transformers.AutoConfig.from_pretrained(tmp_path / "older").to_dict()
+    assert not misread(row, checkpoint, understood)
+    assert misread(row.but(rope__fraction_key="partial_rotary_factor"), checkpoint, understood)
+
+
+def test_a_file_of_other_shapes_than_its_config_says_is_refused(tmp_path: Path) -> None:
+    folder = changed("llama", tmp_path / "model", num_key_value_heads=4)
+    with pytest.raises(ws.CheckpointError, match=r"does not fit this file: .*k_proj\.weight"):
+        adopt(open_checkpoint(folder), without("llama"))
 
 
 def test_what_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
-    folder = shutil.copytree(FIXTURES / "llama", tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text()) | {"auto_map": {"AutoModel": "evil.Model"}}
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "newcomer"}))
+    folder = changed("llama", tmp_path / "model", model_type="unheard_of", auto_map={"AutoModel": "evil.Model"})
     result = CliRunner().invoke(main, ["adopt", str(folder)])
     assert result.exit_code == 2
-    assert "has no architecture 'newcomer', and code that comes with a checkpoint is not run" in result.stderr
+    assert "has no architecture 'unheard_of', and code that comes with a checkpoint is not run" in result.stderr
 
 
-def test_families_are_listed() -> None:
+def test_families_are_listed_and_counted() -> None:
     result = CliRunner().invoke(main, ["families", "--csv"])
     assert result.exit_code == 0
     assert "\nqwen2,qwen2" in result.stdout
     assert len(result.stdout.splitlines()) == len(FAMILIES) + 1
+    told = CliRunner().invoke(main, ["families"]).stdout.splitlines()[-1]
+    assert told == standing() and f"{tally(read())['exact']} are exact" in told
+
+
+def test_which_transformers_a_census_is_of_is_written_with_it(tmp_path: Path) -> None:
+    write(tmp_path / "census.csv", read())
+    assert f"of {PROOF}, held against" in standing(tmp_path / "census.csv")
+    assert read(tmp_path / "census.csv") == read()
+
+
+def test_what_a_newer_transformers_adds_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(census, "model_types", lambda: ["bert", "llama"])
+    monkeypatch.setattr(census, "read", lambda: [row for row in read() if row.type != "bert"])
+    result = CliRunner().invoke(main, ["families", "--new"])
+    assert result.stdout == "bert: exact self encoder.layer.{}.attention.self\n"

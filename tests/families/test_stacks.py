@@ -120,6 +120,15 @@ def test_the_tower_that_sees_in_a_wrapper_of_a_known_family_is_what_transformers
     np.testing.assert_allclose(layer.output(attention[0].numpy(), rows), output[0].numpy(), atol=1e-5)
 
 
+def test_an_audit_says_which_other_stacks_there_are(tmp_path: Path) -> None:
+    folder = joined(tmp_path / "sees", SEES, language_model__="llama", vision_tower__="vit")
+    said = "The file has other stacks of attention, each a `tower` of its own: vision."
+    result = CliRunner().invoke(main, ["audit", str(folder), "--out", str(tmp_path / "out")])
+    assert said in result.stdout and said in (tmp_path / "out" / "report.html").read_text()
+    assert "other stacks" not in ws.audit(ws.open_model(FIXTURES / "llama"), layers=[0]).lead
+    assert " vision: " in CliRunner().invoke(main, ["inspect", str(folder)]).stdout
+
+
 def test_an_audit_of_all_stacks_has_a_folder_each_and_one_summary(tmp_path: Path) -> None:
     folder = joined(tmp_path / "sees", SEES, language_model__="llama", vision_tower__="vit")
     command = ["audit", str(folder), "--tower", "all", "--out", str(tmp_path / "out")]

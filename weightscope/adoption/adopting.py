@@ -1,4 +1,4 @@
-"""Rows for an architecture that the table does not list: proposed from names and shapes, proved against the eager model."""
+"""Rows for an architecture that the table does not list: made of names and shapes, proved against the eager model."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields, replace
@@ -109,8 +109,13 @@ def _kept(
     if problem := proved(row, search.tinies, search.stack):
         return None, problem
     for placed in _placements(row, checkpoint):
-        if not (problem := misfit(placed, checkpoint) or misread(placed, checkpoint, understood)):
+        if problem := misfit(placed, checkpoint):
+            continue
+        if not (problem := misread(placed, checkpoint, understood)):
             return placed, ""
+        for other in search.older(placed, checkpoint.config):
+            if not misread(other, checkpoint, understood) and not proved(other, search.tinies, search.stack):
+                return other, ""
     return None, f"the row that is exact of tiny models does not fit this file: {problem or 'no such layers'}"
 
 
@@ -139,7 +144,7 @@ def _read_without(key: str, row: Family, tiny: Tiny, stack: str) -> bool:
 
 
 def _placements(row: Family, checkpoint: Checkpoint) -> Iterable[Family]:
-    """The row with the prefixes that its layers have in the checkpoint itself: those that end as the tiny model's do."""
+    """The row with each prefix that its layers have in the checkpoint itself, those like the tiny model's first."""
     (own,) = row.prefixes
     found = prefixes_of(checkpoint, row)
     for prefix in sorted(found, key=lambda one: (not one.endswith(own), len(one))):
@@ -173,7 +178,7 @@ def misfit(row: Family, checkpoint: Checkpoint) -> str:
 
 
 def misread(row: Family, checkpoint: Checkpoint, understood: dict[str, Any]) -> str:
-    """What a row takes from a checkpoint's own config otherwise than from the same config as transformers understands it.
+    """What a row takes from a checkpoint's own config otherwise than from that config as transformers has it.
 
     Older files have other keys (`rope_theta` for `rope_parameters`), which tiny models never show.
     """
@@ -205,5 +210,5 @@ def _turns(rotation: Any) -> Any:
     """A rotation's numbers in full."""
     if rotation is None:
         return None
-    return {one.name: np.asarray(value).tolist() if isinstance(value := getattr(rotation, one.name), np.ndarray) else value
-            for one in fields(rotation)}  # fmt: skip
+    values = {one.name: getattr(rotation, one.name) for one in fields(rotation)}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}

@@ -1,10 +1,9 @@
 """A stack of a tiny model taken apart: which of its modules do what, by the names that a file has for their tensors."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from itertools import permutations
-from os.path import commonprefix
+from itertools import permutations, takewhile
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,8 @@ class Anatomy:
         found = {}
         for layer in dict.fromkeys(one.layer for one in self.members):
             own = [names[0] for name, names in self.tiny.stored.names.items() if name.startswith(layer + ".") and names]
-            if match := re.match(r"(.*\.)?\d+\.", commonprefix(own)):
+            shared = takewhile(lambda pair: pair[0] == pair[1], zip(min(own), max(own), strict=False)) if own else ()
+            if match := re.match(r"(.*\.)?\d+\.", "".join(letter for letter, _ in shared)):
                 found[layer] = match[0]
         return found
 
@@ -198,7 +198,7 @@ class Anatomy:
 
     def tokens(self) -> str:
         """The table whose rows enter the first layer as they are; empty where none is."""
-        rows: Sequence[np.ndarray] = self.members[0].streams[0]
+        rows = self.members[0].streams[0]
         for path, module in self.tiny.model.named_modules():
             if isinstance(module, torch.nn.Embedding) and module.weight.shape[1] == self.d_model:
                 table = {row.tobytes() for row in module.weight.detach().float().numpy()}

@@ -171,7 +171,7 @@ def _measure(
 
 
 def _here(found: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> float:
-    """The largest error of a token's scores with itself, relative to the largest of them; infinite in cross-attention."""
+    """The largest error of a token's scores with itself, relative to the largest; infinite in cross-attention."""
     if found.shape[1] != found.shape[2]:
         return np.inf
     own = (np.diagonal(each[..., : found.shape[1]], axis1=1, axis2=2) for each in (found, expected, seen))

@@ -4,8 +4,8 @@ What names and shapes cannot tell (kinds of norm, rotation, scale) is left at it
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from weightscope.adoption.anatomy import Anatomy, Roles
@@ -39,6 +39,7 @@ class Derived:
         self.each = [Anatomy(tiny, stack) for tiny in tinies]
         self.first, self.stack = self.each[0], stack
         self.flags = _flags(self.first)
+        self._left_out: dict[str, Any] = {}
         # In a post-norm layer what enters cross-attention has come out of a norm, and is the stream.
         ahead = bool(self.first.one.before) and self.first.is_norm(self.first.one.before[0])
         self.before = self.first.one.norm if ahead else ""
@@ -47,15 +48,15 @@ class Derived:
         """The config's key of a number: it has the number's value in both models, and a name that fits; or none."""
         parts = [each.config for each in self.each]
         numbers = [number(each) for each in self.each]
-        fitting = [
-            key for key in parts[0]
-            if all(n is not None and type(part.get(key)) is type(n) and part[key] == n for part, n in zip(parts, numbers, strict=True))
-            and (key in known or re.search(WORDS[meaning], key))
-        ]  # fmt: skip
+        if None in numbers:
+            return ""
+        fitting = [key for key in parts[0] if key in known or re.search(WORDS[meaning], key)]
+        for part, own in zip(parts, numbers, strict=True):
+            fitting = [key for key in fitting if type(part.get(key)) is type(own) and part[key] == own]
         fitting.sort(key=lambda key: (-len(self.here & {*key.split("_")}), key not in known))
         return fitting[0] if fitting else ""
 
-    def size_keys(self) -> dict[str, tuple[str, ...]]:
+    def size_keys(self) -> Mapping[str, tuple[str, ...]]:
         """Config keys of sizes that the usual keys do not give."""
         wanted: dict[str, Callable[[Anatomy], float | None]] = {
             "n_layers": lambda each: max(each.indices(), default=0) + 1,
@@ -213,9 +214,13 @@ class Derived:
         known = {key: self.left_out(key) for key in sorted(named) if key in first.config}
         return row.but(defaults={key: value for key, value in known.items() if value is not None})
 
-    @cache  # noqa: B019: as long-lived as the search
     def left_out(self, key: str) -> Any:
         """What the architecture takes where the config lacks a key; None where that depends on others."""
+        if key not in self._left_out:
+            self._left_out[key] = self._without(key)
+        return self._left_out[key]
+
+    def _without(self, key: str) -> Any:
         kind = type(self.first.owner.config)
         found = [kind().to_dict().get(key)]  # of its own sizes, as d / H need not be the same in all three
         for each in self.each:
@@ -225,7 +230,8 @@ class Derived:
                 found.append(kind.from_dict(values).to_dict().get(key))
             except Exception:  # whatever transformers raises of what is missing
                 return None
-        return found[0] if found[0] == found[1] == found[2] else None
+        plain = isinstance(found[0], bool | int | float | str)  # dialects write objects, and one hides another's keys
+        return found[0] if plain and found[0] == found[1] == found[2] else None
 
     def _placed(self, row: Family) -> Family:
         """The row with its layer's name: as short as it is without being another stack's too."""

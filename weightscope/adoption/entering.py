@@ -30,7 +30,7 @@ def rows_of(of: torch.Tensor, b: int, n: int) -> np.ndarray | None:
 def entering(
     layer: Event, attends: Event, inside: list[Event], at: int, b: int, n: int, m: int
 ) -> tuple[list[np.ndarray], list[np.ndarray], str]:
-    """Candidates for the stream of queries, and for that of keys where it is another; the norm that the former enters."""
+    """Candidates for the stream of queries, and for that of keys where it is another; the norm the former enters."""
     before = [event for event in inside if event.end < at]
     own = [event for event in before if event.start > attends.start and isinstance(event.module, torch.nn.Linear)]
     arrive = first_of(attends.inputs, b, n)

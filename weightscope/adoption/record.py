@@ -107,8 +107,8 @@ def standing(path: Path = RECORD) -> str:
     counts, types = tally(rows), {row.type for row in rows if row.stack}
     unbuilt = len({row.type for row in rows} - types)
     return (
-        f"Of {sum(counts.values())} attention stacks in {len(types)} types of transformers{of and f' {of}'}, held against "
-        f"its eager attention on tiny models, {counts['exact']} are exact, {counts['refused']} are refused and "
+        f"Of {sum(counts.values())} attention stacks in {len(types)} types of transformers{of and f' {of}'}, held "
+        f"against its eager attention on tiny models, {counts['exact']} are exact, {counts['refused']} are refused and "
         f"{counts['WRONG'] or 'none'} wrong; {unbuilt} types more have none or are not built so small."
     )
 

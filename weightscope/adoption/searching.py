@@ -31,6 +31,7 @@ MATHEMATICS = (
 )  # fmt: skip
 KEY_CELLS = {"theta_key": ("theta", "base"), "fraction_key": ("partial", "pct", "fraction", "percent"),
              "dims_key": ("rotary_dim", "rotary_emb_dim", "rope_dim")}  # fmt: skip
+SHARES = (0.25, 0.5, 0.75, 0.9)  # of a head that turns, where the config does not say it
 LESS_USUAL = ("thetas", "dims_key", "start_key", "interleaved_key", "scaled_in")
 SOME_LAYERS = (within.sliding, within.windowed, within.windowed_if_any, within.listed, within.with_parameters)
 Changes = Mapping[str, Any]
@@ -88,7 +89,7 @@ class Search:
         return best
 
     def run(self, proposals: Iterable[Family]) -> Found | None:
-        """The nearest row: of those that the model itself makes, of the proposals, or else of any with the table's cells.
+        """The nearest row: of those that the model makes, of the proposals, or else with any of the table's cells.
 
         Parameters
         ----------
@@ -133,7 +134,8 @@ class Search:
         for table, term in product(first.tables, terms.values()):
             for own, causal in product((False, True), (False, True)):
                 where = {"others": (table,)} if own else {"shared": (f"{row.layer.format(i=0)}{table}.weight",)}
-                found.append({"additive": replace(term, layer=row.layer, causal=causal, own=own), **where})
+                placed: Any = replace(term, layer=row.layer, causal=causal, own=own)  # type: ignore[type-var]
+                found.append({"additive": placed, **where})
         return found
 
     @cached_property
@@ -175,26 +177,38 @@ class Search:
         norms: list[Any] = [row.qk_norm]
         if row.qk_norm is not None:
             norms.append(replace(row.qk_norm, rotated=not row.qk_norm.rotated))
-        usual = [(rope, {}) for rope in self.own_rotations()]
+        usual: list[Any] = [(rope, {}) for rope in (None, *self.own_rotations())]
         table = [(one.rope, self.defaults(one)) for one in self.rows if self.may_turn(one.rope)]
         for norm, (rope, defaults) in product(norms, [*usual, *table]):
             yield {"rope": rope, "qk_norm": norm, "defaults": defaults}
 
-    def own_rotations(self) -> Iterator[Rope]:
-        """Rotations by the keys that the config has for base, share and width; of all layers, or of some."""
-        config = self.derived.first.config
+    def own_rotations(self, *more: Mapping[str, Any]) -> Iterator[Rope]:
+        """Rotations by the keys that the config, or another, has for base, share and width; of all layers or some."""
+        named = [key for config in (self.derived.first.config, *more) for key in config]
 
         def keys(words: Sequence[str]) -> list[str]:
-            return [key for key in config if any(word in key for word in words)]
+            return [key for key in named if any(word in key for word in words)]
 
         bases = dict.fromkeys(("rope_theta", *keys(KEY_CELLS["theta_key"])))
         shares: list[dict[str, Any]] = [{}, {"fraction": 1.0}]
         shares += [{"fraction_key": key, "fraction": 1.0} for key in keys(KEY_CELLS["fraction_key"])]
         shares += [{"dims_key": key} for key in keys(KEY_CELLS["dims_key"])]
+        shares += [{"fraction": share} for share in SHARES]
         for base, share, interleaved in product(bases, shares, (False, True)):
             yield Rope(interleaved, theta_key=base, **share)
         for rotates, share, interleaved in product(SOME_LAYERS, shares, (False, True)):
             yield Rope(interleaved, rotates=rotates, **share)
+
+    def older(self, row: Family, config: Mapping[str, Any]) -> Iterator[Family]:
+        """The row with other keys of rotations and of layers' types, as the checkpoint's own config may have."""
+        turning = dict.fromkeys((*self.own_rotations(config), *(one.rope for one in self.rows)))
+        listing = {str(as_data(one.layer_types)): one for one in self.rows}.values()
+        for layer_types, defaults in [
+            (row.layer_types, {}),
+            *((one.layer_types, self.defaults(one)) for one in listing),
+        ]:
+            for rope in (row.rope, *turning) if row.rope is not None else (None,):
+                yield row.but(rope=rope, layer_types=layer_types, defaults=defaults)
 
     def may_turn(self, rope: Any) -> bool:
         """Whether a rotation of the table asks for no key that the config has not."""

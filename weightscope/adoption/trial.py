@@ -73,7 +73,7 @@ def tiny_models(config: Any, name: object) -> Iterator[tuple[Tiny, ...]]:
         transformers builds none so small, or it does not run.
     """
     with ExitStack() as folders:
-        made = []
+        made: list[Tiny] = []
         for sizes, seed, start in TRIALS:
             folder = folders.enter_context(scratch_folder())
             try:

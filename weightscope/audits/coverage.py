@@ -36,7 +36,7 @@ def other_stacks(model: Model) -> str:
             others.append(name + " (not read)" * bool(stack.refusal))
     if not others:
         return ""
-    return f"The file has other stacks of attention: {', '.join(others)}; --tower chooses one, or all."
+    return f"The file has other stacks of attention, each a `tower` of its own: {', '.join(others)}."
 
 
 def attention_only(checkpoint: Checkpoint, names: Sequence[str], included: str = "") -> str:

@@ -198,7 +198,7 @@ def as_asked(row: Family, checkpoint: Checkpoint, name: str) -> Family:
 
 
 def _nearest(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
-    """What to read a checkpoint as that does not say what it is: the family that has most of its names, fewest missing."""
+    """What to read a checkpoint as that says no model_type: the family that has most of its names, fewest missing."""
     family, balance, example = max((_likeness(row, checkpoint) for row in families), key=lambda found: found[1])
     if balance <= 0:
         return "; its tensors are named like no family that weightscope knows"
