@@ -45,8 +45,8 @@ class Guess(ShowsShapes):
             "extreme gains and |mean|": rank_agreement(extremity(self.gains), means),
             "C at beta and |C|": rank_agreement(self.contributions, measured.sizes),
         }
-        columns = [Column("layer", measured.layer_indices), *(Column(*named) for named in correlations.items())]
-        return Table(columns, "Spearman's correlation over dimensions.")
+        columns = (Column(name, values, as_mathematics(name)) for name, values in correlations.items())
+        return Table([Column("layer", measured.layer_indices), *columns], "Spearman's correlation over dimensions.")
 
     def ranks_of(self, measured: Contributions, dimensions: np.ndarray) -> Table:
         """The place of some dimensions among all, 1 the largest, by measure and by guess, by layer."""
@@ -57,10 +57,15 @@ class Guess(ShowsShapes):
             "C at beta": ranks(self.contributions),
         }
         rows = crossed(layer=measured.layer_indices, dimension=dimensions)
-        columns = (Column(name, of_all[:, dimensions].ravel()) for name, of_all in ranked.items())
+        columns = (Column(name, of_all[:, dimensions].ravel(), as_mathematics(name)) for name, of_all in ranked.items())
         d = self.columns.shape[1]
         caption = f"Place of the outlier dimensions among {d}, 1 the largest, by measure and by guess."
         return Table([*rows, *columns], caption)
+
+
+def as_mathematics(name: str) -> str:
+    """The name of a column with its formulas marked."""
+    return name.replace("|C|", "$|C|$").replace("|mean|", "$|mean|$").replace("C at beta", "$C$ at $beta$")
 
 
 def guess(model: Model) -> Guess:
