@@ -102,7 +102,7 @@ def test_an_audit_shows_itself(checkpoint: Path) -> None:
     audit = ws.audit(ws.open_model(checkpoint), directions=0)
     assert repr(audit).startswith("Audit(twelve layers: 12 layers of 4 heads, ") and "\n" not in repr(audit)
     assert "not asked for" in audit.lead and audit.lead in str(audit)
-    assert "σ₁(W_QK)" in audit._repr_html_() and "<table" in audit._repr_html_()
+    assert "<mi>σ</mi>" in audit._repr_html_() and "<table" in audit._repr_html_()
     assert len({audit, audit}) == 1 and audit == audit
     for finding in audit.findings:
         assert finding.text in repr(audit.findings) or len(audit.findings) > SHOWN
