@@ -63,6 +63,7 @@ NEMOTRON_DIARIZATION = GLM_ASR.but(
     biases=biases(False, True),
     norm=layer_norm("layer_norm1", eps=1e-5),
     rope=Rope(fraction=1.0),
+    defaults={"max_position_embeddings": 5000},
 )
 
 NEMOTRON_TRANSCRIBE = NEMOTRON_DIARIZATION.but(

@@ -96,7 +96,7 @@ SEGFORMER = VIT_ALIKE.but(
     variants=(When("reduction_ratio", 1, memory=None, beside=(), caveats=()),),
     defaults={
         "depths": [2, 2, 2, 2], "hidden_sizes": [32, 64, 160, 256], "num_attention_heads": [1, 2, 5, 8],
-        "sr_ratios": [8, 4, 2, 1],
+        "sr_ratios": [8, 4, 2, 1], "layer_norm_eps": 1e-6,
     },
 )  # fmt: skip
 PVT = SEGFORMER.but(
