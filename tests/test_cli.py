@@ -184,10 +184,10 @@ def test_bad_input_is_one_clear_line(folder: Path, tmp_path: Path, arguments: li
     assert not (tmp_path / "o").exists()
 
 
-def test_an_unknown_model_type_names_the_nearest_family(tmp_path: Path) -> None:
+def test_an_unknown_model_type_names_adopt(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, gpt2_weights(), model_type="gpt2-but-new")
     message = refused("inspect", folder)
-    assert "unknown model_type 'gpt2-but-new'" in message and "--family gpt2" in message
+    assert "unknown model_type 'gpt2-but-new'" in message and "`weightscope adopt`" in message
     assert run("inspect", folder, "--family", "gpt2").exit_code == 0
 
 

@@ -44,7 +44,8 @@ def test_every_tensor_that_is_read_is_named_if_it_is_broken(name: str, read: set
     """One value of every tensor of the file is spoilt; the audit must name all those it has read."""
     it = fixture(name)
     weights = load_file(it.folder / "model.safetensors")
-    for number, tensor in enumerate(weights.values()):
+    counts = {name for name, tensor in weights.items() if np.issubdtype(tensor.dtype, np.integer)}  # of batches
+    for number, tensor in enumerate(tensor for name, tensor in weights.items() if name not in counts):
         tensor.flat[-1 if number % 2 else 0] = (np.nan, np.inf, -np.inf)[number % 3]
     save_file(weights, tmp_path / "model.safetensors")
     shutil.copy(it.folder / "config.json", tmp_path)

@@ -169,8 +169,10 @@ def test_what_is_written_is_what_was_found(both: tuple[NormAnalysis, Loops]) -> 
         if name.endswith(".csv")
     }
     n_kinds = len(KINDS.names)
-    sizes = {"heads": n_layers * n_heads, "layers": n_layers, "kinds": n_kinds, "summary": 4}
+    sizes = {"heads": n_layers * n_heads, "layers": n_layers, "kinds": n_kinds, "shares": n_kinds, "summary": 4}
     assert {name: len(rows) for name, rows in tables.items()} == sizes
+    assert sum(float(row["weight"]) for row in tables["shares"]) == pytest.approx(1)
+    assert sum(float(row["length"]) for row in tables["shares"]) == pytest.approx(1)
     last = tables["heads"][-1]
     assert (int(last["layer"]), int(last["head"])) == (n_layers - 1, n_heads - 1)
     assert float(last["alpha . or ,"]) == pytest.approx(norms.alpha[-1, -1, 1], rel=1e-5)
