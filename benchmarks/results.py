@@ -72,7 +72,7 @@ class Bench:
         Folder(path.parent).json(path.name, {"machine": self.machine, "measured": measured})
 
     def table(self) -> str:
-        """Markdown, as the README has it."""
+        """Markdown, as docs/speed.md has it."""
         lines = ["| work | time | beside the least | peak memory |", "| --- | --- | --- | --- |"]
         for each in self.measured:
             beside = "" if each.ratio is None else f"{each.ratio:.2f} x {each.floor}"

@@ -1,4 +1,4 @@
-"""Numbers in the README come from files: what it quotes of figures/ is what these hold."""
+"""Numbers in README and docs/ come from files: what they quote of figures/ is what these hold."""
 
 import csv
 import json
@@ -11,11 +11,21 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from weightscope.adoption import record
 from weightscope.sinks.prediction import PREDICTORS, prediction_aurocs
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "figures"
-README = " ".join((ROOT / "README.md").read_text().split())
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = [ROOT / "docs" / "audit.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+
+
+def words(path: Path) -> str:
+    """A page in one line."""
+    return " ".join(path.read_text().split())
+
+
+SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
 
 
 @cache
@@ -38,7 +48,7 @@ def cell(name: str, *args: Any, **where: Any) -> float:
 
 
 def accuracy(model: str, score: str) -> list[float]:
-    """A row of the README's table of roles."""
+    """A row of the table of roles in docs/results/circuits.md."""
     names = (
         "heads_with",
         "roc_auc",
@@ -130,7 +140,7 @@ def published_induction(name: str) -> tuple[np.ndarray, np.ndarray]:
     return np.isin(range(len(at)), [at.index(head) for head in INDUCTION]), np.nan_to_num(column(GPT2_ROLES, name))
 
 
-# What the README says, the places of numbers in braces, and where they come from. Shares are percentages there.
+# What the pages say, the places of numbers in braces, and where they come from. Shares are percentages there.
 QUOTED: dict[str, list[float]] = {
     "before a token above those that do not with AUROC {:.3f}": [cell("gpt2-detok/heads.csv", "auroc", head=6)],
     "6 1 {:.3f} ' respons' responsibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" responsibility")],
@@ -233,37 +243,49 @@ QUOTED: dict[str, list[float]] = {
 
 
 def said(template: str, numbers: list[float]) -> str:
-    """The sentence with these numbers, as the README writes them."""
+    """The sentence with these numbers, as the pages write them."""
     return re.sub(r"(\d)%", r"\1 %", template.format(*numbers)).replace("-0.00", "0.00")
 
 
 @pytest.mark.parametrize("template", QUOTED)
 def test_a_number_is_what_its_file_holds(template: str) -> None:
-    assert said(template, QUOTED[template]) in README
+    assert said(template, QUOTED[template]) in SAID
 
 
-def test_every_figure_and_file_that_is_linked_is_there() -> None:
-    for path in re.findall(r"\]\((?!http|#)([^)#]+)", README):
-        assert (ROOT / path).exists(), path
+def anchors(path: Path) -> set[str]:
+    """Of a page's headings, as a code host and the site name them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def results() -> str:
-    """The sections that tell results."""
-    sections = re.split(r" (?=##+ )", README)
-    told = (
-        "## The checkpoint", "## What are this", "## Which heads talk", "### What attention", "### Which dimensions",
-        "### On text", "### Is an attention", "### No-op", "### Two kinds",
-    )  # fmt: skip
-    found = [section for section in sections if section.startswith(told)]
-    assert len(found) == len(told)
-    return " ".join(found)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for path, anchor in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
 
 
-# Numbers of these sections that no file under figures/ holds, and whose they are.
+def test_the_readme_is_short() -> None:
+    assert len(PAGES[0].read_text().splitlines()) <= 150
+
+
+def test_the_readme_says_how_many_architectures_are_read() -> None:
+    assert record.standing() in words(PAGES[0])
+
+
+def test_the_readmes_speeds_are_those_of_the_page_of_speeds() -> None:
+    section = PAGES[0].read_text().split("## How fast")[1].split("\n## ")[0]
+    table = [line for line in section.splitlines() if line.startswith("| ")]
+    assert len(table) > 2 and set(table) <= set((ROOT / "docs" / "speed.md").read_text().splitlines())
+
+
+# Numbers of these pages that no file under figures/ holds, and whose they are.
 ELSEWHERE = {
     "0.5": "chance, and the rule of a broadcast", "0.45": "untrained models of the shape", "0.55": "the same",
     "0.75": "a trial's best head",
     "4.11": "a head", "5.1": "a head", "6.9": "a head", "5.5": "a head", "7.2": "a head", "7.10": "a head",
+    "3.1": "a section of the paper", "3.2": "a section of the paper",
     "0.05": "an option", "6.4": "a section of a book", "2601.10266": "a paper's number", "1 %": "a threshold",
     "95 %": "a confidence", "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
     "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
@@ -272,7 +294,7 @@ ELSEWHERE = {
 
 
 def test_no_number_is_told_that_no_file_holds() -> None:
-    text = results()
+    text = " ".join(map(words, RESULTS))
     for template, numbers in QUOTED.items():
         text = text.replace(said(template, numbers), "")
     left = set(re.findall(r"(?<![\w.])\d+\.\d+|(?<![\w.])\d+ %", text))
