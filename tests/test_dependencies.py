@@ -34,7 +34,8 @@ def declared(requirements: list[str]) -> set[str]:
 
 
 BASE = declared(PROJECT["dependencies"])
-EXTRAS = {name: declared(own) for name, own in PROJECT["optional-dependencies"].items() if name != "dev"}
+OF_CHECKOUT = {"dev", "docs"}  # what works on the package, or on its site
+EXTRAS = {name: declared(own) for name, own in PROJECT["optional-dependencies"].items() if name not in OF_CHECKOUT}
 
 
 def packages(names: set[str]) -> set[str]:

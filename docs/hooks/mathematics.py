@@ -1,0 +1,27 @@
+"""Formulas between dollar signs as MathML, which browsers draw by themselves: the notation of `weightscope.mathml`."""
+
+import re
+
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.inlinepatterns import InlineProcessor
+
+from weightscope.mathml import mathml
+
+FORMULA = r"(?<![\\$])(\$\$?)(?=[^\s$])(.{1,200}?)(?<![\\\s])\1(?!\d)"
+AFTER_CODE = 185  # of Markdown's own, code has 190 and a sign behind a backslash 180
+
+
+class Formula(InlineProcessor):
+    """One formula."""
+
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:  # noqa: N802, Markdown's name
+        html = str(mathml(m[2], block=m[1] == "$$"))
+        return self.md.htmlStash.store(html), m.start(0), m.end(0)
+
+
+class Mathematics(Extension):
+    """The extension, for a list of Markdown's."""
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802, Markdown's name
+        md.inlinePatterns.register(Formula(FORMULA, md), "mathml", AFTER_CODE)
