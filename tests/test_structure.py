@@ -15,6 +15,7 @@ FLOORS = """
 errors parallel progress embedded half on_demand shapes
 regular writing mathml
 tables
+notebook
 folder device engine
 checkpoint attention
 metrics

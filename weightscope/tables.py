@@ -5,7 +5,6 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from html import escape
 from math import isfinite, isnan
 from typing import Any
 from urllib.parse import quote
@@ -234,11 +233,6 @@ class Table:
             return self.html(on_page=False)
         ends = self.take([*range(SHOWN), *range(len(self) - SHOWN, len(self))])
         return f"{ends.html(on_page=False)}<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
-
-
-def notebook(lead: str, *parts: Any) -> str:
-    """A result in a notebook: a sentence, escaped, above what shows itself there."""
-    return f"<p>{escape(printable(lead))}</p>{''.join(part._repr_html_() for part in parts)}"
 
 
 def crossed(**labels: Any) -> list[Column]:

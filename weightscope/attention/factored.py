@@ -4,14 +4,16 @@ With left = Q_L R_L and right = Q_R R_R, Q orthonormal, the matrix has the singu
 The triangles R come from a QR (accurate) or from the Cholesky factor of the Gram matrix (fast); see `triangle`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from weightscope.device import CPU, Device
+from weightscope.notebook import notebook
 from weightscope.shapes import ShowsShapes
+from weightscope.tables import Column, Table
 
 # Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of
 # itself, rcond that of the triangle with unit columns. Here that is 1e-6.
@@ -138,6 +140,33 @@ class Factored:
         """|W|_F^2 / sigma_1^2, between 1 and r; NaN for the zero matrix."""
         s = self.svdvals()
         return float((s**2).sum() / s[0] ** 2) if s[0] > 0 else float("nan")
+
+    def plot_spectrum(self) -> Any:
+        """A Matplotlib figure of the singular values, in the caller's style."""
+        from weightscope.attention.figures import spectrum_figure
+
+        return spectrum_figure({"": self}, repr(self))
+
+    def _repr_png_(self) -> bytes:
+        return bytes(self.plot_spectrum()._repr_png_())
+
+    def _repr_html_(self) -> str:
+        return notebook(repr(self), spectra({"": self}), picture=self._repr_png_())
+
+
+def spectra(maps: Mapping[str, Factored]) -> Table:
+    """Matrices by their symbols, a row each: the first singular values and what sums up all of them."""
+    header: list[str | Column] = [
+        "matrix",
+        *(Column(f"sigma{i}", symbol=f"$σ_{i}$") for i in (1, 2)),
+        Column("frobenius", symbol="$|W|_F$", meaning="Frobenius norm"),
+        Column("stable_rank", symbol="stable rank", meaning="$|W|_F^2 / σ_1^2$"),
+    ]
+    rows = []
+    for symbol, w in maps.items():
+        s = np.append(w.svdvals(), [np.nan, np.nan])
+        rows.append((symbol or str(w), s[0], s[1], w.frobenius(), w.stable_rank()))
+    return Table.of_rows(header, rows)
 
 
 def inner(a: Any, b: Any = None, device: Device = CPU) -> np.ndarray:

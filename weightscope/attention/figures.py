@@ -1,28 +1,36 @@
-"""The picture of a head."""
+"""The picture of a matrix or a head: its singular values."""
 
-from typing import TYPE_CHECKING, Any
+import io
+from collections.abc import Mapping
 
 import numpy as np
+from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    from weightscope.attention.head import Head
+from weightscope.attention.factored import Factored
+
+MARKERS = "os"
 
 
-def spectrum_figure(head: "Head") -> Any:
-    """The singular values of W_QK and W_VO of one head, on a logarithmic scale.
+class ShownFigure(Figure):
+    """A figure that a notebook shows, where pyplot may not have been imported."""
 
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Not known to pyplot, so that it closes by itself; drawn in whatever style the caller has.
+    def _repr_png_(self) -> bytes:
+        picture = io.BytesIO()
+        self.savefig(picture, format="png")
+        return picture.getvalue()
+
+
+def spectrum_figure(maps: Mapping[str, Factored], title: str = "") -> Figure:
+    """The singular values of matrices, by their symbols, on a logarithmic scale.
+
+    Not known to pyplot, so that it closes by itself; drawn in whatever style the caller has.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0, 3.2), layout="constrained")
+    figure = ShownFigure(figsize=(5.0, 3.2), layout="constrained")
     axis = figure.add_subplot()
-    for symbol, w, marker in (("$W_{QK}$", head.qk, "o"), ("$W_{VO}$", head.vo, "s")):
+    for (symbol, w), marker in zip(maps.items(), MARKERS, strict=False):
         s = w.svdvals()
         axis.semilogy(np.arange(1, len(s) + 1), s, marker=marker, markersize=3, label=symbol)
-    axis.set(xlabel="index i", ylabel="singular value $\\sigma_i$", title=f"layer {head.layer.index} head {head.index}")
-    axis.legend()
+    axis.set(xlabel="index i", ylabel="singular value $\\sigma_i$", title=title)
+    if any(maps):
+        axis.legend()
     return figure

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightscope.attention.factored import Factored
+from weightscope.attention.factored import Factored, spectra
 from weightscope.attention.rotation import Delta
+from weightscope.notebook import notebook
 
 if TYPE_CHECKING:
     from weightscope.attention.layer import Layer
@@ -166,4 +167,18 @@ class Head:
         """A Matplotlib figure of the singular values of W_QK and W_VO, in the caller's style."""
         from weightscope.attention.figures import spectrum_figure
 
-        return spectrum_figure(self)
+        maps = {"$W_{QK}$": self.qk, "$W_{VO}$": self.vo}
+        return spectrum_figure(maps, f"layer {self.layer.index} head {self.index}")
+
+    @property
+    def lead(self) -> str:
+        """What it is, and what its matrices leave out, in a few sentences."""
+        shared = "" if self.layer.n_kv_heads == self.layer.n_heads else f", with key-value head {self.kv_head}"
+        left_out = [f"Not in these numbers: {caveat}." for caveat in self.caveats]
+        return " ".join([f"{repr(self).removesuffix(')')}{shared}).", *left_out])
+
+    def _repr_png_(self) -> bytes:
+        return bytes(self.plot_spectrum()._repr_png_())
+
+    def _repr_html_(self) -> str:
+        return notebook(self.lead, spectra({"W_QK": self.qk, "W_VO": self.vo}), picture=self._repr_png_())

@@ -23,9 +23,10 @@ from weightscope.device import open_device
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.folder import Files, OutputFolder
 from weightscope.model import Model
+from weightscope.notebook import notebook
 from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, progress_shown
-from weightscope.tables import Column, Table, as_json, notebook
+from weightscope.tables import Column, Table, as_json
 
 LONGEST_WINDOW = 131_072  # distances: each is turned and summed by itself, and no model was trained on longer texts
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head

@@ -23,8 +23,9 @@ from weightscope.errors import CheckpointError, counted, printable
 from weightscope.folder import Files, OutputFolder
 from weightscope.metrics.medians import known_median
 from weightscope.model import Model
+from weightscope.notebook import notebook
 from weightscope.progress import bar, progress_shown
-from weightscope.tables import Column, Table, as_json, notebook
+from weightscope.tables import Column, Table, as_json
 
 SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim")  # what checkpoints must have in common
 SHOWN = ("qk_sigma1", "vo_sigma1")  # measures beside the changes on pages

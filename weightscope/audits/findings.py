@@ -9,6 +9,7 @@ from typing import Any
 
 from weightscope.audits.kinds import KINDS, SEVERITIES
 from weightscope.errors import CheckpointError, counted, printable
+from weightscope.notebook import notebook
 from weightscope.tables import Column, Table, as_json, templates
 
 SHOWN = 12  # findings on a terminal
@@ -144,7 +145,7 @@ class Findings(list[Finding]):
 
     def _repr_html_(self) -> str:
         if not self:
-            return "<p>no findings</p>"
+            return notebook("no findings")
         rows = [(finding.severity, finding.title, finding.where, finding.text) for finding in self]
         return Table.of_rows(("severity", "finding", "where", "what"), rows)._repr_html_()
 

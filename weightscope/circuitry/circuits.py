@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightscope.circuitry.channels import edges_table
+from weightscope.circuitry.edges import strongest
 from weightscope.circuitry.names import HeadRoles, head_roles, roles_table
 from weightscope.circuitry.passes import GetModel, wiring
 from weightscope.circuitry.wiring import Wiring
@@ -16,6 +17,7 @@ from weightscope.engine import Engine
 from weightscope.errors import CheckpointError
 from weightscope.folder import Files, OutputFolder
 from weightscope.model import Model
+from weightscope.notebook import notebook
 from weightscope.tables import Table
 
 if TYPE_CHECKING:
@@ -96,11 +98,33 @@ class Circuits:
                 found.setdefault(role, []).append(f"{layer}.{head}")
         return found
 
+    @property
+    def named_heads(self) -> Table:
+        """The heads that have a name, with the scores that this checkpoint allows."""
+        kept = [own for own in self.heads.columns if own.values.dtype.kind != "f" or np.isfinite(own.values).any()]
+        return Table(kept).where(self.heads["role"] != "")
+
+    @property
+    def lead(self) -> str:
+        """How many heads have a name, and which two are tied the most by keys, in a sentence or two."""
+        count, layers = sum(map(len, self.named.values())), self.wiring.layers
+        said = f"{len(self.heads)} heads in {len(layers)} layers, {count} of them named from the weights alone."
+        best = strongest(self.wiring, "k", "pk", 1)
+        if not best:
+            return said
+        edge = best[0]
+        a, b = f"{layers[edge.i]}.{edge.a}", f"{layers[edge.j]}.{edge.b}"
+        pk, r = self.wiring.pk["k"][edge.pair], self.wiring.rank["o"][edge.i, edge.a]
+        return f"{said} The keys of {b} read most of what another head writes: {pk:.1f} of the {r} dimensions of {a}."
+
     def __repr__(self) -> str:
         return f"Circuits({self.name}: {len(self.heads)} heads, {sum(map(len, self.named.values()))} named)"
 
     def _repr_html_(self) -> str:
-        return self.heads._repr_html_() + self.edges._repr_html_()
+        return notebook(self.lead, self.named_heads, self.edges, picture=self._repr_png_())
+
+    def _repr_png_(self) -> bytes:
+        return bytes(self.plot()._repr_png_())
 
 
 def circuits(

@@ -13,7 +13,6 @@ from weightscope.folder import Files
 from weightscope.pages.page import write_template
 from weightscope.pages.style import save
 from weightscope.progress import phase
-from weightscope.tables import Table
 
 ON_PAGE = 300  # edges of each kind that can be shown at once
 OF_A_HEAD = 2  # of each kind and direction that a head shows when it is chosen, however weak
@@ -35,25 +34,10 @@ def write_report(found: Circuits, files: Files) -> None:
     """Write report.html, circuits.png and circuits.svg."""
     save(diagram(found), files, "circuits")
     write_template(
-        files, "report.html", "circuits.html", title=f"Circuits of {found.name}", lead=lead(found),
+        files, "report.html", "circuits.html", title=f"Circuits of {found.name}", lead=found.lead,
         caveats=found.caveats, facts=facts(found), roles=_role_rows(found), kinds=READS, columns=COLUMNS,
-        kind_colours=KIND_COLOURS, accuracy=found.accuracy, edges=found.edges, named=_named_table(found),
+        kind_colours=KIND_COLOURS, accuracy=found.accuracy, edges=found.edges, named=found.named_heads,
     )  # fmt: skip
-
-
-def lead(found: Circuits) -> str:
-    """What the page says, in a sentence or two."""
-    count = sum(map(len, found.named.values()))
-    said = (
-        f"{len(found.heads)} heads in {len(found.wiring.layers)} layers, {count} of them named from the weights alone."
-    )
-    best = strongest(found.wiring, "k", "pk", 1)
-    if not best:
-        return said
-    edge = best[0]
-    a, b = f"{found.wiring.layers[edge.i]}.{edge.a}", f"{found.wiring.layers[edge.j]}.{edge.b}"
-    pk, r = found.wiring.pk["k"][edge.pair], found.wiring.rank["o"][edge.i, edge.a]
-    return f"{said} The keys of {b} read most of what another head writes: {pk:.1f} of the {r} dimensions of {a}."
 
 
 def facts(found: Circuits) -> dict[str, Any]:
@@ -114,11 +98,3 @@ def _role_rows(found: Circuits) -> list[tuple[str, str, str, list[str]]]:
     return [
         (role, ROLE_COLOURS[role], MEANINGS[role], found.named[role]) for role in ROLE_COLOURS if role in found.named
     ]
-
-
-def _named_table(found: Circuits) -> Table:
-    """The heads that have a name, with the scores that this checkpoint allows."""
-    kept = [
-        column for column in found.heads.columns if column.values.dtype.kind != "f" or np.isfinite(column.values).any()
-    ]
-    return Table(kept).where(found.heads["role"] != "")

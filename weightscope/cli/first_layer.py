@@ -162,7 +162,7 @@ def positions(
     """T^p and T^pp of every head at one query position, their trends, and Fig. 3 of the paper."""
     from weightscope.detokenization.first_layer import FirstLayer
     from weightscope.detokenization.on_text import run_on_texts
-    from weightscope.detokenization.page import position_lead, position_section, text_section
+    from weightscope.detokenization.page import position_section, text_section
     from weightscope.detokenization.positions import position_terms
     from weightscope.folder import OutputFolder
     from weightscope.pages.page import write_page
@@ -188,7 +188,7 @@ def positions(
         if check is not None:
             check.write_tables(files)
             sections.append(text_section(files, check, terms))
-        write_page(files, "report.html", f"Position terms of layer 0 of {model.title}", position_lead(terms), sections)
+        write_page(files, "report.html", f"Position terms of layer 0 of {model.title}", terms.lead, sections)
     for caution in terms.cautions:
         click.echo(f"weightscope: {caution}", err=True)
     click.echo(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency").text())

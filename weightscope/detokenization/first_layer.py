@@ -1,10 +1,10 @@
 """A model's first attention layer as a function of token types, which is what detokenization is read from."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from weightscope.model import Model
 from weightscope.overflow import overflow
 from weightscope.parallel import in_threads
 from weightscope.progress import bar
+from weightscope.tables import Table
+
+if TYPE_CHECKING:
+    from weightscope.detokenization.positions import PositionTerms
 
 PIECE = 512  # rows of the embedding that a thread projects at a time
 SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
@@ -225,6 +229,44 @@ class FirstLayer:
             rows = slice(first, first + len(block))
             np.matmul(block / self.divisor[rows, None], maps, out=scores[rows])
         return scores.T
+
+    def neighbours(self, *tokens: str | int, top: int = 10, heads: Sequence[int] | None = None) -> Table:
+        """The previous tokens that heads score highest for some current tokens, by T^ee (the paper's Tables 1 and 3).
+
+        Parameters
+        ----------
+        *tokens : str or int
+            Each as it stands in a document (" Jackson"), as the vocabulary spells it, or its id.
+        top : int
+            How many previous tokens a head and current token.
+        heads : sequence of int, optional
+            All by default.
+
+        Raises
+        ------
+        CheckpointError
+            There is no such token, or a text and no tokenizer.
+
+        Examples
+        --------
+        >>> import weightscope as ws
+        >>> first = ws.first_layer(ws.open_model("embedded"))
+        >>> first.neighbours("ibility", top=2, heads=[6])["joined"].tolist()
+        [' responsibility', ' insensibility']
+        """
+        from weightscope.detokenization.neighbours import neighbours
+        from weightscope.text.tokenizer import load_tokenizer, token_id, tokenizer_at_hand
+
+        named = any(isinstance(token, str) for token in tokens)
+        tokenizer: Any = load_tokenizer(self.model.tokenizer) if named else tokenizer_at_hand(self.model)
+        ids = [token_id(tokenizer, token) if isinstance(token, str) else token for token in tokens]
+        return neighbours(self, tokenizer, ids, top, heads)
+
+    def positions(self, query: int | None = None, unscaled: bool = False) -> "PositionTerms":
+        """T^p and T^pp of every head at a query position, as `position_terms` computes them (section 4, Fig. 3)."""
+        from weightscope.detokenization.positions import position_terms
+
+        return position_terms(self, query, unscaled)
 
     def terms(self, head: int, tokens: np.ndarray, positions: np.ndarray) -> SixTerms:
         """The six terms of eq. 14 for one head over a sequence of tokens at given positions.

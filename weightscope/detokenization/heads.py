@@ -21,11 +21,12 @@ from weightscope.folder import Files, OutputFolder
 from weightscope.metrics.auroc import auroc_by_token, mean_auroc
 from weightscope.metrics.sampling import Stratified
 from weightscope.model import Model
+from weightscope.notebook import notebook
 from weightscope.overflow import overflow
 from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, progress_shown
 from weightscope.sources import Source
-from weightscope.tables import Column, Table, notebook
+from weightscope.tables import Column, Table
 from weightscope.text.counts import Counts, load_counts
 from weightscope.text.token_list import TokenList
 from weightscope.text.tokenizer import tokenizer_hash, tokenizer_if_any

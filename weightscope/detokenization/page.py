@@ -79,13 +79,7 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
     parts.append(Figure(save(figures.all_heads_figure(terms), files, "positions-all-heads"), caption))
     what = EQUATIONS if terms.sigma is not None else BARE_EQUATIONS
     trends = Filed(table.select(*SHOWN), "trends.csv")
-    return Section("What heads owe to position", f"{what} {position_lead(terms)}", [*parts, trends])
-
-
-def position_lead(terms: PositionTerms) -> str:
-    """What position alone does, in a sentence, after what a reader must know of it."""
-    near = np.count_nonzero(terms.heads["recency"] > 0)
-    return " ".join([*terms.cautions, f"Position alone makes {near} of {len(terms.heads)} heads favour near tokens."])
+    return Section("What heads owe to position", f"{what} {terms.lead}", [*parts, trends])
 
 
 @phase("drawing figures")

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import softmax
@@ -15,6 +15,7 @@ from weightscope.detokenization.sigma import SigmaStatistics
 from weightscope.errors import CheckpointError, counted
 from weightscope.folder import Files
 from weightscope.metrics.untrained import undertrained_rows
+from weightscope.notebook import notebook
 from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
 
@@ -119,6 +120,21 @@ class PositionTerms(ShowsShapes):
             Column("near_mass", near, "near mass", meaning="attention that position gives to the nearest tenth"),
         ]
         return Table(columns, f"Trends of the position terms over $j$, at query position {self.query}.")
+
+    @property
+    def lead(self) -> str:
+        """What position alone does, in a sentence, after what a reader must know of it."""
+        near = np.count_nonzero(self.heads["recency"] > 0)
+        return " ".join([*self.cautions, f"Position alone makes {near} of {len(self.heads)} heads favour near tokens."])
+
+    def _repr_html_(self) -> str:
+        return notebook(self.lead, self.heads.select(*SHOWN))
+
+    def plot(self, head: int | None = None) -> Any:
+        """Fig. 3 of the paper for a head, by default the one that looks nearest: a matplotlib Figure."""
+        from weightscope.detokenization.figures import position_figure
+
+        return position_figure(self, self.nearest_head() if head is None else head)
 
     def nearest_head(self) -> int:
         """The head that position makes look nearest."""

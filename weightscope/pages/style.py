@@ -19,6 +19,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
+from weightscope.attention.figures import ShownFigure
 from weightscope.errors import printable
 from weightscope.folder import Files
 
@@ -57,19 +58,13 @@ def in_our_style() -> Iterator[None]:
         yield
 
 
-class StyledFigure(figures.Figure):
+class StyledFigure(ShownFigure):
     """A figure that looks the same whoever shows it: matplotlib reads its settings again when it draws."""
 
     @in_our_style()
     def draw(self, renderer: Any) -> None:
         """Draw the figure; matplotlib calls this."""
         super().draw(renderer)
-
-    def _repr_png_(self) -> bytes:
-        """The figure in a notebook, where pyplot may not have been imported."""
-        picture = io.BytesIO()
-        self.savefig(picture, format="png")
-        return picture.getvalue()
 
 
 def subplots(
