@@ -84,10 +84,10 @@ def outliers(
 @out_option
 @text_option
 @click.option("--images", type=click.Path(path_type=Path), help="kind: a folder of images, for a model that sees.")
-@click.option("--inputs", type=click.IntRange(1), help="How many texts or images.  [default: bias 16, kind 64]")
+@click.option("--inputs", type=click.IntRange(1), help="How many texts or images.  [default: bias 12, kind 64]")
 @click.option("--length", type=click.IntRange(2), help="Tokens of a text.  [default: bias 512, kind 256]")
 @click.option("--seed", type=click.IntRange(0), help="kind: of the crops and of the choice of texts.  [default: 0]")
-@click.option("--evaluated", type=click.IntRange(1), help="bias: texts that perplexity is measured on.  [default: 6]")
+@click.option("--evaluated", type=click.IntRange(1), help="bias: texts that perplexity is measured on.  [default: 4]")
 @click.option("--thorough", is_flag=True, help="bias: 40 texts, and 16 evaluated.")
 @click.option("--paper", is_flag=True, help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.")
 @click.option("--own-first", is_flag=True, help="bias: texts begin with their own first token, and none before it.")

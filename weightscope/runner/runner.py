@@ -193,7 +193,11 @@ class Runner:
                 bar.update(len(batch.inputs))
 
     def losses(
-        self, sequences: Sequence[np.ndarray], observer: Observer | None = None, tokens_a_batch: int = TOKENS_A_BATCH
+        self,
+        sequences: Sequence[np.ndarray],
+        observer: Observer | None = None,
+        layers: Collection[int] | None = None,
+        tokens_a_batch: int = TOKENS_A_BATCH,
     ) -> np.ndarray:
         """Sum of the negative log-likelihoods of every token but the first, in nats, a sequence.
 
@@ -202,6 +206,8 @@ class Runner:
         sequences : sequence of (n,) int arrays
         observer : callable, optional
             May replace attention outputs on the way.
+        layers : collection of int, optional
+            It is shown only these.
         tokens_a_batch : int
 
         Returns
@@ -217,7 +223,7 @@ class Runner:
         torch = import_torch()
         cross_entropy = torch.nn.functional.cross_entropy
         found = np.zeros(len(sequences))
-        wanted = set(self.layers) if observer else set()
+        wanted = set(self.layers if layers is None else layers) if observer else set()
         with _passes(len(sequences)) as bar:
             for batch in batches(sequences, tokens_a_batch):
                 logits = self._forward(batch, observer, wanted, stop=False).logits[:, :-1]  # (b, n - 1, vocab)

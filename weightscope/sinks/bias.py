@@ -50,7 +50,7 @@ class Sizes:
         return f"{self.texts} texts of {self.tokens} tokens, {self.evaluated} evaluated ({name})"
 
 
-DEFAULT = Sizes(texts=16, tokens=512, evaluated=6)
+DEFAULT = Sizes(texts=12, tokens=512, evaluated=4)
 THOROUGH = Sizes(texts=40, tokens=512, evaluated=16)
 PAPER = Sizes(texts=100, tokens=512, evaluated=100)
 SIZE_NAMES = {DEFAULT: "the default", THOROUGH: "the thorough size", PAPER: "the size of the paper"}

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from weightscope.progress import bar
+from weightscope.runner.interventions import Intervention, losses_under
 from weightscope.runner.runner import Activations, Observer, Runner
 from weightscope.sinks.updates import sink_update
 from weightscope.tables import Column, Table
@@ -117,14 +117,16 @@ def patching_table(runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence
         `change_low` and `change_high` for 95 % of the sets of texts drawn anew.
     """
     tokens = np.array([len(text) - 1 for text in texts])
-    plain = runner.losses(texts)
+    means = {layer: mean.astype(np.float32) for layer, mean in mu.items()}
+    replacements = {PATCHED: constant(means), ABLATED: nothing}
+    work = list(product(STARTS, layer_ranges(sorted(mu)).items(), replacements))
+    interventions = [
+        Intervention(chosen, replacing_sink(replacements[how], chosen, start)) for start, (_, chosen), how in work
+    ]
+    plain, *patched = losses_under(runner, texts, interventions)
     baseline = float(perplexity(plain, tokens))
     rows: list[tuple[object, ...]] = [(NONE, NONE, 0, baseline, 0.0, np.nan, np.nan)]
-    means = {layer: mean.astype(np.float32) for layer, mean in mu.items()}
-    interventions = {PATCHED: constant(means), ABLATED: nothing}
-    work = list(product(STARTS, layer_ranges(sorted(mu)).items(), interventions))
-    for start, (name, chosen), how in bar(work, "interventions", "run"):
-        losses = runner.losses(texts, replacing_sink(interventions[how], chosen, start))
+    for (start, (name, _), how), losses in zip(work, patched, strict=True):
         changed = float(perplexity(losses, tokens))
         rows.append((name, how, start, changed, changed - baseline, *change_interval(losses, plain, tokens)))
     names = ("layers", "intervention", "first_position", "perplexity", "change", "change_low", "change_high")
