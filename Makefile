@@ -44,7 +44,8 @@ norm-attention: $(VENV)/.installed-runner $(CARD)  ## what attention adds up, no
 outlier-dimensions: $(VENV)/.installed-runner $(CARD)  ## which dimensions decide where attention goes (half a minute)
 	$(BIN)/python -m analyses.outlier_dimensions $(GIVEN)
 
-# SIZES=--thorough takes two and a half times as much text, SIZES=--paper as much as the paper; MODELS="one two" several.
+# SIZES=--thorough takes 40 texts and not 12, SIZES=--paper 100 as the paper does, and both a small model of each of its
+# families from the Hub; MODELS="one two" names others.
 sink-bias: $(VENV)/.installed-runner $(CARD)  ## is what the first token writes a constant (three minutes)
 	$(BIN)/python -m analyses.sink_bias $(foreach model,$(MODELS),--model "$(model)") $(GIVEN) $(SIZES)
 

@@ -81,6 +81,7 @@ def above(kind: str) -> np.ndarray:
 
 SINKS, PATCHING = (f"sink-bias/smollm2-135m-instruct.q4_1/{name}.csv" for name in ("layers", "patching"))
 HEADS, NOP, VIT = "sink-mechanisms/smollm2/heads.csv", "sink-toys/nop.csv", "sink-toys/vit.csv"
+DINO = [f"sink-mechanisms/vit-fashion-mnist{registers}/heads.csv" for registers in ("", "-registers")]
 TOY = {"variant": "softmax", "probability": 0.5}
 
 
@@ -103,6 +104,11 @@ def events(name: str) -> float:
 
 def sink_heads(name: str) -> np.ndarray:
     return np.concatenate([column(HEADS, name, mechanism=mechanism) for mechanism in ("nop", "broadcast")])
+
+
+def strongest(heads: str, n: int) -> np.ndarray:
+    """Rows of the heads whose sinks get most of the attention."""
+    return column(heads, "strength").argsort()[::-1][:n]
 
 
 def ends(values: np.ndarray) -> list[float]:
@@ -202,6 +208,15 @@ QUOTED: dict[str, list[float]] = {
     ],
     "chosen by norm ({:.0f} to {:.0f} times": ends(sink_heads("norm_ratio")),
     "(sigma_1/sigma_2 at most {:.1f})": [sink_heads("qk_gap").max()],
+    "rule on {:.1f} % of the pairs of a head and an image and, with four registers, on {:.1f} %": [
+        100 * column(heads, "events").mean() for heads in DINO
+    ],
+    "All {:.0f} of the plain one and {:.0f} of the other's {:.0f} are broadcasts, and none is a no-op": [
+        *(64 * column(heads, "broadcast").sum() for heads in DINO), 64 * column(DINO[1], "events").sum(),
+    ],
+    "(sigma_1/sigma_2 of {:.1f} and {:.1f}), not the norm ({:.2f} and {:.2f} of the others')": [
+        column(DINO[0], name)[at] for name in ("qk_gap", "norm_ratio") for at in strongest(DINO[0], 2)
+    ],
     "they give it {:.0f}-{:.0f} % of their attention": ends(
         100 * column(NOP, "flagged_attention", damping=0, **TOY)
     ),
@@ -291,6 +306,12 @@ ELSEWHERE = {
     "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
     **dict.fromkeys(("0.982", "0.943", "1.000", "0.643", "0.711"), "of two published previous-token heads of GPT-2"),
 }  # fmt: skip
+
+
+def test_what_is_said_without_numbers_of_the_small_dinov2s() -> None:
+    for heads in DINO:
+        assert not column(heads, "nop").any() and column(heads, "events").max() < 0.5
+        assert {row["kind"] for row in rows(heads)} == {"patch"}
 
 
 def test_no_number_is_told_that_no_file_holds() -> None:
