@@ -76,7 +76,8 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
         if check is not None:
             check.write_tables(files)
             sections.append(text_section(files, check, terms, drawn))
-        write_page(files, "report.html", f"Detokenization in the first attention layer of {name}", auroc.lead, sections)
+        title = f"Detokenization in the first attention layer of {name}"
+        write_page(files, "report.html", title, auroc.lead, sections, of=name)
     click.echo(auroc)
     click.echo(f"report: {out / 'report.html'}")
 

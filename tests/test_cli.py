@@ -68,11 +68,13 @@ def test_detok_writes_what_is_promised(folder: Path, tmp_path: Path) -> None:
     assert "Table 2" in page and page.count("<svg") == 2
     assert {path.name for path in tmp_path.iterdir()} == {
         ".weightscope", "heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "roc.png", "roc.svg",
+        "auroc.figure.csv", "roc.figure.csv",
     }  # fmt: skip
     (tmp_path / "my-roc.png").write_bytes(b"")
     assert run("detok", folder, "--counts", folder / "counts.npz", "--out", tmp_path).exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == {
         ".weightscope", "heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "my-roc.png",
+        "auroc.figure.csv",
     }  # fmt: skip
 
 
@@ -113,7 +115,7 @@ def test_positions_are_scaled_as_in_the_papers_code(folder: Path, tmp_path: Path
 def test_positions_leave_no_figure_of_another_run(folder: Path, tmp_path: Path) -> None:
     for head in (0, 3):
         assert run("positions", folder, "--out", tmp_path, "--head", head).exit_code == 0
-        assert {path.stem for path in tmp_path.glob("positions-head-*")} == {f"positions-head-{head}"}
+        assert {path.name.partition(".")[0] for path in tmp_path.glob("positions-head-*")} == {f"positions-head-{head}"}
 
 
 def test_positions_beside_attention_on_text(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def test_the_command_trains_once_and_draws_again(tmp_path: Path, monkeypatch: py
         "mitigation-mechanisms",
     }
     assert "report.html" in written
-    assert {f"{name}.{suffix}" for name in figures for suffix in ("png", "svg")} <= written
+    assert {f"{name}.{suffix}" for name in figures for suffix in ("png", "svg", "figure.csv")} <= written
     assert {f"{stage}.{suffix}" for stage in STAGES for suffix in ("json", "csv")} <= written
     assert len((tmp_path / "vit.csv").read_text().splitlines()) == 1 + len(toys.GATES_AND_REGISTERS)
 

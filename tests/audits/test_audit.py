@@ -22,7 +22,8 @@ FIRST_COLUMNS = ["layer", "head", "kv_head", "qk_sigma1", "qk_sigma2"]
 NEEDED = ["qk_frobenius", "qk_stable_rank", "qk_effective_rank", "vo_sigma1", "vo_sigma2", "vo_frobenius",
           "vo_stable_rank", "vo_effective_rank"]  # fmt: skip
 RESULTS = ["heads.csv", "spectra.npz", "percentiles.csv", "findings.csv", "findings.json", "directions.json",
-           "report.html", "heads.png", "heads.svg", "spectra.png", "spectra.svg", "depth.png", "depth.svg"]  # fmt: skip
+           "report.html", "spectra.csv", "heads.png", "heads.svg", "spectra.png", "spectra.svg", "depth.png",
+           "depth.svg"]  # fmt: skip
 
 
 def test_an_audit_leaves_its_results_and_nothing_else(out: Path) -> None:

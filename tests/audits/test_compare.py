@@ -92,7 +92,9 @@ def test_compare_writes_tables_spectra_figures_and_a_page(out: Path) -> None:
     with np.load(out / "spectra.npz", allow_pickle=False) as spectra:
         assert spectra["qk_singular_values"].shape == (3, 2, HEADS, WIDTH // HEADS)
     names = {path.name for path in out.iterdir() if path.is_file()}
-    figures = {f"{name}.{kind}" for name in ("changes", "spectra", "trajectories") for kind in ("png", "svg")}
+    figures = {
+        f"{name}.{kind}" for name in ("changes", "spectra", "trajectories") for kind in ("png", "svg", "figure.csv")
+    }
     tables = {"findings.csv", "heads.csv", "trajectory.csv", "roles.csv", "edges.csv"}
     assert names == tables | {"findings.json", "spectra.npz", "report.html"} | figures
 

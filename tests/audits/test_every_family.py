@@ -14,7 +14,7 @@ from tests.support.audits import audit_of, names_in
 from tests.support.tiny_models import NAMES, fixture
 
 TABLES = ["findings.csv", "findings.json", "heads.csv", "percentiles.csv", "report.html", "spectra.npz"]
-FIGURES = [f"{name}.{kind}" for name in ("depth", "heads", "spectra") for kind in ("png", "svg")]
+FIGURES = [f"{name}.{kind}" for name in ("depth", "heads", "spectra") for kind in ("png", "svg")] + ["spectra.csv"]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,8 @@ from tests.support.word_models import WORDS, written_model
 from weightscope.cli import main
 
 PARAGRAPHS = "\n\n".join(f"{first} , {' '.join(WORDS)} ." for first in WORDS)
-FIGURES = {f"{name}.{suffix}" for name in ("heads", "layers", "pairs", "singular-values") for suffix in ("png", "svg")}
+DRAWN = ("heads", "layers", "pairs", "singular-values")
+FIGURES = {f"{name}.{suffix}" for name in DRAWN for suffix in ("png", "svg", "figure.csv")}
 WRITTEN = FIGURES | {"report.html", "heads.csv", "layers.csv", "kinds.csv", "shares.csv", "summary.csv", "norms.npz"}
 
 

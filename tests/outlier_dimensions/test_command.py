@@ -21,7 +21,7 @@ from weightscope.outlier_dimensions.page import _paper, layers_shown
 
 TEXT = "\n\n".join(f"{first} , {' '.join(WORDS[:n])} ." for n, first in enumerate(WORDS, 1))
 DRAWN = ("stream", "attention", "contributions", "contributions-all-layers", "guess", "preferences")
-FIGURES = {f"{name}.{suffix}" for name in DRAWN for suffix in ("png", "svg")}
+FIGURES = {f"{name}.{suffix}" for name in DRAWN for suffix in ("png", "svg", "figure.csv")}
 TABLES = {"stream.csv", "attention.csv", "contributions.csv", "preferences.csv", "guess.csv", "outliers.npz"}
 
 
@@ -47,7 +47,11 @@ def bert(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_everything_is_written_and_dimensions_account_for_every_preference(bert: Path) -> None:
     out = bert / "out"
-    written = {path.name for path in out.iterdir()} - {"values.png", "values.svg"}  # random weights: outliers or none
+    written = {path.name for path in out.iterdir()} - {
+        "values.png",
+        "values.svg",
+        "values.figure.csv",
+    }  # random weights: outliers or none
     assert written == FIGURES | TABLES | {"report.html", ".weightscope"}
     with np.load(out / "outliers.npz") as arrays:
         assert arrays["kinds"].tolist() == ["[CLS]", "[SEP]", ". or ,", "other"]

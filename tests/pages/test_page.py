@@ -11,6 +11,7 @@ import pytest
 from tests.support.browser import Page
 from weightscope.folder import Folder
 from weightscope.pages.page import Figure, Filed, Section, write_page
+from weightscope.pages.style import Drawing
 from weightscope.tables import Table, templates
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
@@ -19,7 +20,7 @@ HOSTILE = '<script>alert("x")</script>\x1b[2J'
 @pytest.fixture
 def page(tmp_path: Path) -> str:
     table = Table.of_rows(("head", HOSTILE), [(0, HOSTILE), (np.int64(1), np.float64("nan")), (2, 0.123456)], HOSTILE)
-    figure = Figure('<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"></svg>', HOSTILE)
+    figure = Figure(Drawing('<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"></svg>'), HOSTILE)
     write_page(Folder(tmp_path), "report.html", HOSTILE, HOSTILE, [Section(HOSTILE, HOSTILE, [table, figure])])
     return (tmp_path / "report.html").read_text()
 
@@ -27,8 +28,8 @@ def page(tmp_path: Path) -> str:
 def test_names_are_shown_and_never_run(page: str) -> None:
     assert page.count("<script>") == 1  # the page's own
     assert (
-        page.count("&lt;script&gt;") == 10
-    )  # title, heading, lead; section, text; header, cell, caption twice; figure
+        page.count("&lt;script&gt;") == 11
+    )  # title, heading, lead; section, text; header, cell, caption twice; figure, its description
     assert "\x1b" not in page
 
 
@@ -84,7 +85,7 @@ def test_what_is_wider_than_the_page_says_so_and_scrolls_by_keyboard(
     table = Table.of_rows([f"column {i}" for i in range(columns)], [range(columns)], "Rows of $x_i$.")
     write_page(Folder(tmp_path), "report.html", "", "", [Section("", "", [table])])
     tab.open(tmp_path / "report.html", width)
-    region = "document.querySelector('[role=region]')"
+    region = "document.querySelector('.wide[role=group]')"
     assert tab.run(f"{region}.getAttribute('aria-label')") == "Table: Rows of x_i. It scrolls sideways."
     assert tab.run("document.querySelector('.hint').checkVisibility()") is wider
     assert tab.run("document.documentElement.scrollWidth") <= width

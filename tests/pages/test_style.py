@@ -61,7 +61,7 @@ def test_a_command_draws_in_our_style_whatever_the_callers(users_style: None) ->
     files = Files()
     save(curve(), files, "curve")
     assert dict(mpl.rcParams) == before
-    assert set(files.contents) == {"curve.png", "curve.svg"}
+    assert set(files.contents) == {"curve.png", "curve.svg", "curve.figure.csv"}
 
     plain = Files()
     with mpl.rc_context(mpl.rcParamsDefault):

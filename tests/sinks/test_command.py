@@ -18,7 +18,7 @@ BIAS = ("embedded", "--question", "bias", "--inputs", 3, "--length", 32, "--eval
 KIND_FILES = {"events.csv", "heads.csv", "layers.csv", "sinks.npz", "report.html"} | {
     f"{name}.{suffix}"
     for name in ("sink-tokens", "head-map", "norms", "plane", "lemmas", "similarity", "spectra", "routing")
-    for suffix in ("png", "svg")
+    for suffix in ("png", "svg", "figure.csv")
 }  # fmt: skip
 
 
@@ -58,10 +58,12 @@ def test_bias_writes_tables_figures_and_a_page(texts: Path, tmp_path: Path) -> N
     done = sinks(*BIAS, "--text", texts, "--out", tmp_path)
     assert done.exit_code == 0, done.output
     figures = {
-        f"{stem}-embedded.{end}" for stem in ("updates", "picture", "patching", "heads") for end in ("png", "svg")
+        f"{stem}-embedded.{end}"
+        for stem in ("updates", "picture", "patching", "heads")
+        for end in ("png", "svg", "figure.csv")
     }
     assert visible(tmp_path) == {"layers.csv", "heads.csv", "patching.csv", "mu_sink.npz", "report.html"} | figures
-    assert all((tmp_path / name).stat().st_size > 5000 for name in figures)
+    assert all((tmp_path / name).stat().st_size > 5000 for name in figures if not name.endswith(".csv"))
     with (tmp_path / "patching.csv").open() as file:
         rows = list(csv.DictReader(file))
     base = float(rows[0]["perplexity"])
@@ -100,7 +102,7 @@ def test_kind_looks_at_what_the_model_takes(sees: bool, given: bool, texts: Path
     source = dino if sees else "embedded"
     done = sinks(source, "--question", "kind", *(options if given else []), "--inputs", 3, "--length", 16, "--out", out)
     assert done.exit_code == 0, done.output
-    assert visible(out) == KIND_FILES | ({"registers.png", "registers.svg"} if sees else set())
+    assert visible(out) == KIND_FILES | ({"registers.png", "registers.svg", "registers.figure.csv"} if sees else set())
     assert "3 inputs, 2 layers of" in done.output
     said = {
         (True, True): f"Run on 3 images: images from {tmp_path}; BitImageProcessorPil with size 12",

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from weightscope.audits import page
 from weightscope.cli import main
 from weightscope.folder import HIDDEN, Files
+from weightscope.pages.style import Drawing
 
 FIGURES = ("head_maps", "spectra", "depth", "changes", "spectra_before_and_after", "trajectories")
 
@@ -18,10 +19,11 @@ FIGURES = ("head_maps", "spectra", "depth", "changes", "spectra_before_and_after
 def undrawn() -> Iterator[None]:
     """Figures are empty files."""
 
-    def save(figure: None, files: Files, name: str) -> str:
-        files.text(f"{name}.png", "")
-        files.text(f"{name}.svg", "<svg/>")
-        return "<svg/>"
+    def save(figure: None, files: Files, name: str, numbers_in: str = "") -> Drawing:
+        saved = (f"{name}.png", f"{name}.svg", numbers_in or f"{name}.figure.csv")
+        for file in saved[: 2 if numbers_in else 3]:
+            files.text(file, "")
+        return Drawing("<svg/>", files=saved)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "save", save)

@@ -19,6 +19,7 @@ from tests.support.tiny_models import fixture
 from weightscope import progress
 from weightscope.cli import main
 from weightscope.folder import Files
+from weightscope.pages.style import Drawing
 
 WORDS = 24  # the vocabulary of every fixture
 Weights = dict[str, np.ndarray]
@@ -40,9 +41,9 @@ def unsaved() -> Iterator[None]:
 def undrawn() -> Iterator[None]:
     """Figures are not even put together, and nobody waits for the disk."""
 
-    def save(figure: None, files: Files, name: str) -> str:
+    def save(figure: None, files: Files, name: str, numbers_in: str = "") -> Drawing:
         files.text(f"{name}.svg", "<svg/>")
-        return "<svg/>"
+        return Drawing("<svg/>")
 
     with pytest.MonkeyPatch.context() as patch:
         for room in ("audits", "circuitry", "detokenization"):

@@ -34,6 +34,7 @@ SUMMED_UP = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score") 
 
 RESULTS = (
     "heads.csv", "percentiles.csv", "findings.csv", "findings.json", "spectra.npz", "directions.json", "report.html",
+    "spectra.csv",
     *(f"{figure}.{kind}" for figure in ("heads", "spectra", "depth") for kind in ("png", "svg")),
 )  # fmt: skip
 

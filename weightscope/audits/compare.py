@@ -31,7 +31,7 @@ SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim")  # what che
 SHOWN = ("qk_sigma1", "vo_sigma1")  # measures beside the changes on pages
 RESULTS = (
     "heads.csv", "trajectory.csv", "findings.csv", "findings.json", "spectra.npz", "report.html",
-    *(f"{figure}.{kind}" for figure in ("changes", "spectra", "trajectories") for kind in ("png", "svg")),
+    *(f"{figure}.{kind}" for figure in ("changes", "spectra", "trajectories") for kind in ("png", "svg", "figure.csv")),
 )  # fmt: skip
 PRINTED = 10  # heads on a terminal
 

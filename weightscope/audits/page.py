@@ -5,19 +5,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightscope.audits import figures
-from weightscope.audits.measures import forms_of
+from weightscope.audits.measures import MeasuredHeads, forms_of
 from weightscope.folder import Files
 from weightscope.mathml import plain
 from weightscope.pages.page import Figure, Section, write_page, write_template
 from weightscope.pages.style import save
 from weightscope.progress import bar
-from weightscope.tables import Column, Table
+from weightscope.tables import Column, Table, crossed
 
 if TYPE_CHECKING:
     from weightscope.audits.audit import Audit
     from weightscope.audits.compare import Comparison
 
 LISTED = 40  # heads in the table of a comparison
+WHAT = {"heads": "six measures of every head", "spectra": "singular values of every head", "depth": "measures by depth"}
 
 
 def write_audit_page(files: Files, audit: "Audit") -> None:
@@ -27,8 +28,12 @@ def write_audit_page(files: Files, audit: "Audit") -> None:
     """
     heads = audit.measured
     drawings = {"heads": figures.head_maps, "spectra": figures.spectra, "depth": figures.depth}
-    for name, draw in bar(drawings.items(), "figures", "figure"):
-        save(draw(heads), files, name)
+    tables = {"heads": "heads.csv", "spectra": "spectra.csv", "depth": "heads.csv"}
+    files.table("spectra.csv", _spectra_table(heads))
+    drawn = [
+        (WHAT[name], save(draw(heads), files, name, tables[name]))
+        for name, draw in bar(drawings.items(), "figures", "figure")
+    ]
     write_template(
         files,
         "report.html",
@@ -41,7 +46,21 @@ def write_audit_page(files: Files, audit: "Audit") -> None:
         everything=audit.everything,
         standing=audit.standing,
         facts=_facts(audit),
+        drawn=drawn,
     )
+
+
+def _spectra_table(heads: MeasuredHeads) -> Table:
+    """The singular values that are drawn, a row a head and map."""
+    arrays = {of: heads.arrays[f"{of}_singular_values"] for of in ("qk", "vo", "vo_affine")}
+    longest = max(array.shape[2] for array in arrays.values())
+    padded = {
+        of: np.pad(array, ((0, 0), (0, 0), (0, longest - array.shape[2])), constant_values=np.nan)
+        for of, array in arrays.items()
+    }
+    rows = np.concatenate([array.reshape(-1, longest) for array in padded.values()])
+    labels = crossed(of=[*arrays], layer=heads.layers, head=range(heads.n_heads))
+    return Table([*labels, *(Column(f"sigma{i}", own) for i, own in enumerate(rows.T, 1))])
 
 
 def _facts(audit: "Audit") -> dict[str, Any]:
@@ -83,6 +102,7 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
     if len(comparison.labels) > 2:
         drawings["trajectories"] = figures.trajectories
     drawn = {name: save(draw(comparison), files, name) for name, draw in bar(drawings.items(), "figures", "figure")}
+    of = first if first == last else f"{first}, and what became of it in {last}"
     sections = [
         Section("Findings", parts=[comparison.findings]),
         Section(
@@ -113,7 +133,7 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
     if len(comparison.labels) > 2:
         along = Figure(drawn["trajectories"], "Median of each layer, early layers dark.")
         sections.append(Section("Along the run", ", ".join(map(plain, comparison.labels)), [along]))
-    write_page(files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats)
+    write_page(files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats, of=of)
 
 
 def write_summary_page(files: Files, summary: Table) -> None:

@@ -32,11 +32,11 @@ MEANINGS = {
 @phase("drawing figures")
 def write_report(found: Circuits, files: Files) -> None:
     """Write report.html, circuits.png and circuits.svg."""
-    save(diagram(found), files, "circuits")
+    drawn = save(diagram(found), files, "circuits", "edges.csv")
     write_template(
         files, "report.html", "circuits.html", title=f"Circuits of {found.name}", lead=found.lead,
         caveats=found.caveats, facts=facts(found), roles=_role_rows(found), kinds=READS, columns=COLUMNS,
-        kind_colours=KIND_COLOURS, accuracy=found.accuracy, edges=found.edges, named=found.named_heads,
+        kind_colours=KIND_COLOURS, accuracy=found.accuracy, drawn=drawn, edges=found.edges, named=found.named_heads,
     )  # fmt: skip
 
 

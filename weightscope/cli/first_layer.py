@@ -188,7 +188,8 @@ def positions(
         if check is not None:
             check.write_tables(files)
             sections.append(text_section(files, check, terms))
-        write_page(files, "report.html", f"Position terms of layer 0 of {model.title}", terms.lead, sections)
+        title = f"Position terms of layer 0 of {model.title}"
+        write_page(files, "report.html", title, terms.lead, sections, of=model.title)
     for caution in terms.cautions:
         click.echo(f"weightscope: {caution}", err=True)
     click.echo(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency").text())

@@ -144,7 +144,14 @@ class BigramAuroc:
         from weightscope.pages.page import write_page
 
         sections = auroc_sections(files, self, curves)
-        write_page(files, "report.html", f"Detokenization in layer {self.layer} of {self.model}", self.lead, sections)
+        write_page(
+            files,
+            "report.html",
+            f"Detokenization in layer {self.layer} of {self.model}",
+            self.lead,
+            sections,
+            of=self.model,
+        )
 
     def plot(self) -> Any:
         """AUROC by head, best first, over the spread of the single tokens: a matplotlib Figure."""

@@ -31,7 +31,9 @@ def write_report(files: Files, norms: NormAnalysis, source: str) -> None:
         *([] if printed else [_reference()]),
         _lengths(norms, printed),
     ]
-    write_page(files, "report.html", f"What attention adds up in {norms.model}", lead(norms, source), sections)
+    write_page(
+        files, "report.html", f"What attention adds up in {norms.model}", lead(norms, source), sections, of=norms.model
+    )
 
 
 def lead(norms: NormAnalysis, source: str) -> str:

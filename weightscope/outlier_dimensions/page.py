@@ -33,7 +33,7 @@ def write_report(files: Files, outliers: OutlierAnalysis, source: str) -> None:
         _paper(outliers.contributions, outliers.model),
     ]
     title = f"Outlier dimensions and attention in {outliers.model}"
-    write_page(files, "report.html", title, lead(outliers, source), sections)
+    write_page(files, "report.html", title, lead(outliers, source), sections, of=outliers.model)
 
 
 def lead(outliers: OutlierAnalysis, source: str) -> str:

@@ -225,6 +225,16 @@ function showSpectra(i, head) {
   ], mates("vo_singular_values"));
 }
 
+// The spectra in the panel as a table, a row a map.
+function spectraTable() {
+  const [i, head] = selected();
+  const rows = Object.entries(facts.spectra).map(([name, values]) => [name, ...values[i][head]]);
+  const longest = largest(rows.map(row => row.length));
+  return [["of", ...count(longest - 1).map(k => `sigma${k + 1}`)], ...rows].map(row => row.join(",")).join("\n") + "\n";
+}
+
+const OF_A_FILE = "text{font:11px sans-serif;fill:#444}path{fill:none}.axis{stroke:#999}.mates{stroke:#888;opacity:.25;stroke-width:.7}.line{stroke-width:2}";
+
 // ---- The chosen head: its spectra, what was found of it, its tokens, its measures.
 
 function showRemarks(layer, head) {
@@ -336,6 +346,10 @@ byId("more").addEventListener("click", () => {
   table.length = Infinity;
   fillTable();
 });
+
+const fileOf = ending => () => `layer-${facts.layers[selected()[0]]}-head-${selected()[1]}.${ending}`;
+downloads(byId("as-csv"), "text/csv", fileOf("csv"), spectraTable);
+downloads(byId("as-svg"), "image/svg+xml", fileOf("svg"), () => standalone([...document.querySelectorAll("#spectra svg")], OF_A_FILE));
 
 // A finding's button shows the head it is about; the page opens with the first of them.
 const buttons = [...document.querySelectorAll("button.where")];

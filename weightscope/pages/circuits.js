@@ -169,6 +169,8 @@ for (const button of document.querySelectorAll("#names .head")) {
     byId("wiring").scrollIntoView();
   });
 }
+const OF_A_FILE = "text{font:11px sans-serif;fill:#444}.name{font-size:10px;fill:#111}path{fill:none}.away{opacity:.18}";
+downloads(byId("as-svg"), "image/svg+xml", () => "wiring.svg", () => standalone([diagram], OF_A_FILE));
 byId("filters").addEventListener("input", redraw);
 byId("filters").addEventListener("submit", event => event.preventDefault());
 redraw();

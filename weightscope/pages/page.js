@@ -23,6 +23,32 @@ function sortOnClick(header, sort, descendingFirst = () => false) {
   }));
 }
 
+// A link that downloads what `content` makes of the page as it is when it is clicked.
+function downloads(link, type, name, content) {
+  link.addEventListener("click", () => {
+    link.download = name();
+    link.setAttribute("href", `data:${type};charset=utf-8,${encodeURIComponent(content())}`);
+  });
+}
+
+// Drawings one below the other as one SVG with its colours within, which any program opens.
+function standalone(drawings, style) {
+  const boxes = drawings.map(svg => svg.viewBox.baseVal);
+  const file = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const width = Math.max(...boxes.map(box => box.width)), height = boxes.reduce((sum, box) => sum + box.height, 0);
+  file.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  file.append(Object.assign(document.createElementNS(file.namespaceURI, "style"), { textContent: style }));
+  let top = 0;
+  drawings.forEach((svg, k) => {
+    const copy = svg.cloneNode(true);
+    for (const [name, value] of Object.entries({ y: top, width: boxes[k].width, height: boxes[k].height })) copy.setAttribute(name, value);
+    copy.removeAttribute("style");
+    file.append(copy);
+    top += boxes[k].height;
+  });
+  return new XMLSerializer().serializeToString(file);
+}
+
 // What is wider than the page says so.
 const widths = new ResizeObserver(entries => entries.forEach(({ target }) => {
   target.closest("figure").querySelector(".hint").hidden = target.scrollWidth <= target.clientWidth;

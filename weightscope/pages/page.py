@@ -1,26 +1,28 @@
 """One self-contained HTML page: text, figures and tables, no network, light and dark, wide and narrow."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from markupsafe import Markup
 
 from weightscope.folder import Files
+from weightscope.pages.style import Drawing
 from weightscope.tables import Table, templates
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing and what it says, formulas between dollar signs."""
+    """A drawing and what it says, formulas between dollar signs; `of` is the model that its numbers are of."""
 
-    svg: str
+    drawing: Drawing
     caption: str
+    of: str = ""
 
     def html(self) -> str:
         """The drawing as it is, since it was made here, and the caption as prose."""
-        drawing = Markup(self.svg[self.svg.index("<svg") :])  # HTML does not take the XML prologue
-        return templates().get_template("figure.html").render(drawing=drawing, caption=self.caption)
+        svg = Markup(self.drawing.svg[self.drawing.svg.index("<svg") :])  # HTML does not take the XML prologue
+        return templates().get_template("figure.html").render(svg=svg, drawing=self.drawing, figure=self)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def write_page(
     lead: str,
     sections: Sequence[Section] = (),
     caveats: Sequence[str] = (),
+    of: str = "",
 ) -> None:
     """Write a page; every name and token in it is shown as text.
 
@@ -74,13 +77,20 @@ def write_page(
     sections : sequence of Section
     caveats : sequence of str
         What the numbers leave out.
+    of : str
+        The model, which every figure's caption names: a figure is read without its page too.
 
     Raises
     ------
     CheckpointError
         The file cannot be written.
     """
-    write_template(files, name, "page.html", title=title, lead=lead, sections=sections, caveats=caveats)
+    whole = [replace(section, parts=[_of(part, of) for part in section.parts]) for section in sections]
+    write_template(files, name, "page.html", title=title, lead=lead, sections=whole, caveats=caveats)
+
+
+def _of(part: Part, model: str) -> Part:
+    return replace(part, of=part.of or model) if isinstance(part, Figure) else part
 
 
 def write_template(files: Files, name: str, template: str, **values: Any) -> None:

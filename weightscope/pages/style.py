@@ -7,6 +7,7 @@ registered, nothing has to be closed, and no window opens.
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import RLock
 from typing import Any
 
@@ -22,6 +23,7 @@ from matplotlib.ticker import MaxNLocator
 from weightscope.attention.figures import ShownFigure
 from weightscope.errors import printable
 from weightscope.folder import Files
+from weightscope.pages.drawn import description, numbers
 
 COLUMN = 3.4  # inches: one column of a two-column paper
 # Okabe and Ito's colours, told apart by every kind of colour vision; black is kept for reference lines.
@@ -120,9 +122,35 @@ def layer_rows(axis: Axes, layers: np.ndarray) -> None:
     axis.set_ylabel("layer")
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that has been saved, as a page shows it.
+
+    Attributes
+    ----------
+    svg : str
+    description : str
+        What is drawn, for who cannot see it.
+    files : tuple of str
+        Beside the page: the picture, the drawing and its numbers.
+    """
+
+    svg: str
+    description: str = ""
+    files: tuple[str, ...] = ()
+
+
 @in_our_style()
-def save(figure: figures.Figure, files: Files, name: str) -> str:
-    """Save NAME.png and NAME.svg, and return the SVG for a page.
+def save(figure: figures.Figure, files: Files, name: str, numbers_in: str = "") -> Drawing:
+    """Save NAME.png, NAME.svg, and NAME.figure.csv with the numbers that are drawn.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+    files : Files
+    name : str
+    numbers_in : str
+        A file that has them already, by better names.
 
     Raises
     ------
@@ -136,4 +164,7 @@ def save(figure: figures.Figure, files: Files, name: str) -> str:
         figure.set_layout_engine(None)  # everything has its place by now; finding it again takes as long as drawing
     figure.savefig(drawing, format="svg", metadata={"Date": None})
     files.bytes(f"{name}.svg", drawing.getvalue())
-    return drawing.getvalue().decode()
+    if not numbers_in:
+        files.table(f"{name}.figure.csv", numbers(figure))
+    saved = (f"{name}.png", f"{name}.svg", numbers_in or f"{name}.figure.csv")
+    return Drawing(drawing.getvalue().decode(), description(figure), saved)

@@ -93,6 +93,7 @@ def _side_by_side(files: Files, models: Sequence[SinkBias]) -> Section:
     figure = Figure(
         save(figures.side_by_side_figure(models), files, "updates"),
         "Figs 2, 3 and 4. $u_sink$ drawn through, the mean $u_ctx$ dashed; $R$ of $u_sink$ is against $mu_sink$.",
+        ", ".join(bias.model for bias in models),
     )
     return Section("What token 0 writes, in all models", text, [figure])
 
@@ -117,12 +118,14 @@ def _updates(files: Files, bias: SinkBias) -> Section:
         save(figures.updates_figure(bias), files, f"updates-{bias.stem}"),
         f"Figs 2, 3 and 4. In layer {layers['layer'][strongest]} token 0 writes {layers['ratio'][strongest]:.2f} of "
         f"what all others do. Bands: from the {SPREAD[0]}th to the {SPREAD[1]}th percentile of the texts, each alone.",
+        bias.model,
     )
     picture = Figure(
         save(figures.picture_figure(bias), files, f"picture-{bias.stem}"),
         f"Fig. 5: updates in layer {bias.layer_shown}, whose heads sink most, on one text of up to {TOKENS_SHOWN} "
         f"tokens, the stream's first {figures.DIMENSIONS_SHOWN} dimensions. A bias is a pattern of vertical stripes. "
         f"Colours end at the {figures.BOUND}th percentile of $|u_others|$.",
+        bias.model,
     )
     strength = Column("strength", bias.updates.strength.mean(axis=1), "mean attention to token 0")
     return Section(f"{bias.model}: what token 0 writes", text, [updates, picture, Table([*layers.columns, strength])])
@@ -135,7 +138,7 @@ def _patching(files: Files, bias: SinkBias) -> Section:
         "anew."
     )
     caption = " ".join(["Table 1 as a figure.", *_in_words(bias)])
-    figure = Figure(save(figures.patching_figure(bias), files, f"patching-{bias.stem}"), caption)
+    figure = Figure(save(figures.patching_figure(bias), files, f"patching-{bias.stem}"), caption, bias.model)
     interventions = bias.patching.take(range(1, len(bias.patching)))
     return Section(f"{bias.model}: a constant in the sink's place", text, [figure, interventions])
 
@@ -163,5 +166,6 @@ def _prediction(files: Files, bias: SinkBias) -> Section:
         save(figures.prediction_figure(bias), files, f"heads-{bias.stem}"),
         "Left: measured. Middle: the best reading of the weights against the measured strength, the threshold dotted. "
         "Right: AUROC of each reading; none where it is the same for every head, or where no head sinks.",
+        bias.model,
     )
     return Section(f"{bias.model}: which heads sink, foretold", text, [figure, bias.aurocs.select("meaning", "auroc")])

@@ -21,7 +21,7 @@ def write_mechanism_report(files: Files, sinks: SinkMechanisms) -> None:
     """Draw the figures and write report.html: what do sinks do?"""
     sections = [_tokens(files, sinks), _mechanisms(files, sinks), _lemmas(files, sinks), _gates(files, sinks)]
     lead = " ".join([*mechanism_headline(sinks), sinks.inputs.note])
-    write_page(files, "report.html", f"Attention sinks of {sinks.model}", lead, sections)
+    write_page(files, "report.html", f"Attention sinks of {sinks.model}", lead, sections, of=sinks.model)
 
 
 def mechanism_headline(sinks: SinkMechanisms) -> list[str]:
