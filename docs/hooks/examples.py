@@ -1,8 +1,9 @@
 """Examples of a page are run when the site is built, and what they print stands below them.
 
-A block of code whose first line ends in `run` is run: Python in one namespace a page, a console's lines that begin with
-`$` as commands. `{{ expression }}` in the text is the expression's value in that namespace, `{{ expression :.3f }}` its
-value in that format. All of a page runs in one folder, empty at first; an example that fails, fails the build.
+A block of code whose first line ends in `run` is run (in `quiet`: and not shown): Python in one namespace a page, a
+console's lines that begin with `$` as commands. `{{ expression }}` in the text is the expression's value in that
+namespace, `{{ expression :.3f }}` its value in that format. All of a page runs in one folder, empty at first. An
+example that fails, fails the build.
 """
 
 import contextlib
@@ -16,8 +17,8 @@ from typing import Any
 
 from links import outside_code
 
-BLOCK = re.compile(r"^```(?P<language>python|console) run\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
-VALUE = re.compile(r"\{\{ (?P<expression>.+?)(?: :(?P<format>\S+))? \}\}")
+BLOCK = re.compile(r"^```(?P<language>python|console) (?P<how>run|quiet)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+VALUE = re.compile(r"\{\{ (?P<expression>.+?)(?: :(?P<format>[^\s}]+))? ?\}\}")
 LONGEST = 120  # seconds
 
 
@@ -45,7 +46,7 @@ class Examples:
         """The page's text with what its examples print and what its expressions are."""
         parts, end = [], 0
         for block in BLOCK.finditer(text):
-            parts += [self._values(text[end : block.start()]), self._shown(block["language"], block["code"])]
+            parts += [self._values(text[end : block.start()]), self._shown(**block.groupdict())]
             end = block.end()
         return "".join([*parts, self._values(text[end:])])
 
@@ -58,10 +59,12 @@ class Examples:
         except Exception as error:
             raise ExampleError(f"{self.page}: {found[0]}: {error!r}") from error
 
-    def _shown(self, language: str, code: str) -> str:
+    def _shown(self, language: str, how: str, code: str) -> str:
         if language == "console":
             return f"```console\n{''.join(map(self._command, code.splitlines()))}```"
         printed = self._python(code)
+        if how == "quiet":
+            return ""
         return f"```python\n{code}```\n" + (f"\n```text\n{printed}```" if printed else "")
 
     def _python(self, code: str) -> str:

@@ -6,12 +6,13 @@ read. What lies outside docs/ comes along into the site under the path that it h
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 CODE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)\s*$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+BESIDE = re.compile(r'(?:href|src)="([^"#:/]+)"')
 LINK = re.compile(r"(?P<text>\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<path>[^()\s#:]+)(?P<anchor>#[^()\s]*)?\)")
 
 
@@ -20,7 +21,11 @@ def source_of(page: str) -> str:
     return next((file for file, name in PAGES.items() if name == page), f"docs/{page}")
 
 
-def within_site(text: str, page: str, bring: Callable[[str, str], None]) -> str:
+class DeadLinkError(Exception):
+    """A page links what is not there."""
+
+
+def within_site(text: str, page: str, made: Collection[str], bring: Callable[[str, str], None]) -> str:
     """The page's text with links that lead within the site.
 
     Parameters
@@ -29,6 +34,8 @@ def within_site(text: str, page: str, bring: Callable[[str, str], None]) -> str:
         Markdown, as it is in the repository.
     page : str
         Its path in the site.
+    made : collection of str
+        Files that the page's own examples wrote.
     bring : function of two str
         Called with the path of each file that is to come along, in the repository and in the site.
     """
@@ -45,11 +52,19 @@ def within_site(text: str, page: str, bring: Callable[[str, str], None]) -> str:
         elif (ROOT / path).is_file():
             target = path + ".txt" if path.endswith(".md") else path  # no page of this site
             bring(path, target)
+        elif link["path"] in made:
+            return link[0]
         else:
-            return link[0]  # a file that the page itself makes, or a dead link, which fails the build
+            raise DeadLinkError(f"{page}: {link[0]}")
         return f"{link['text']}({posixpath.relpath(target, posixpath.dirname(page) or '.')}{link['anchor'] or ''})"
 
     return outside_code(text, lambda part: LINK.sub(moved, part))
+
+
+def companions(page: str) -> list[str]:
+    """Files of the repository that one of its pages in HTML links beside itself."""
+    folder, text = posixpath.dirname(page), (ROOT / page).read_text(encoding="utf-8")
+    return [posixpath.join(folder, name) for name in dict.fromkeys(BESIDE.findall(text))]
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:

@@ -1,8 +1,27 @@
 """Parts of the reference that are made of the package itself, for `{{ ... }}` on a page."""
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+from evidence import MODELS, auroc_of_behaviours, heads_of
 
 import weightscope
+from weightscope.audits.audit import Audit
+from weightscope.audits.kinds import KINDS
+from weightscope.audits.measures import Measure, measures_of
+from weightscope.circuitry.names import ROLES, ROLES_BY_WIRING
+from weightscope.mathml import prose
+from weightscope.tables import Table
+
+CLEAR, FAINT = 0.8, 0.65  # an AUROC worth telling, and one that says anything, or as far below a half
+RESULTS = (
+    "audits.audit.Audit",
+    "audits.compare.Comparison",
+    "circuitry.circuits.Circuits",
+    "detokenization.heads.BigramAuroc",
+    "attention.layer.Layer",
+    "attention.head.Head",
+)
 
 
 def public_names() -> str:
@@ -10,4 +29,84 @@ def public_names() -> str:
     return "\n".join(f"::: weightscope.{name}\n" for name in weightscope.__all__)
 
 
-PARTS: dict[str, Callable[..., str]] = {"public_names": public_names}
+def results() -> str:
+    """What they give, for mkdocstrings."""
+    return "\n".join(f"::: weightscope.{name}\n" for name in RESULTS)
+
+
+def columns(table: Table) -> str:
+    """The columns of a CSV; those that come twice, of the first checkpoint and of the last, in one line."""
+    names = [c.name for c in table.columns if f"{c.name[:-2]}_a" not in table]
+    rows = (
+        (f"`{c.name}`", {"i": "whole number", "f": "number"}.get(c.values.dtype.kind, "text"), prose(c.meaning))
+        for c in table.select(*names).columns
+    )
+    return _table(("column", "holds", "what"), rows)
+
+
+def arrays(held: Mapping[str, np.ndarray]) -> str:
+    """The arrays of an NPZ."""
+    return _table(("array", "shape here", "of"), ((f"`{n}`", f"{a.shape}", f"{a.dtype}") for n, a in held.items()))
+
+
+def measures(audit: Audit, of: str) -> str:
+    """Every measure of one map of a head: equation, source, meaning, and what values real checkpoints have."""
+    return "\n".join(_section(m) for m in measures_of(audit.measured.arrays) if m.equation and m.name.startswith(of))
+
+
+def _section(measure: Measure) -> str:
+    source = f" Source: {measure.source}." if measure.source else ""
+    formula = " = ".join(dict.fromkeys((measure.symbol, measure.equation)))
+    parts = [f"### `{measure.name}`", f"$${formula}$$", measure.meaning + source]
+    rows = []
+    for model, title in MODELS.items():
+        values = heads_of(model)[measure.name].astype(float)
+        if not np.isfinite(values).any():
+            rows.append((title, "", "", "", ""))
+            continue
+        low, middle, high = (f"{value:.3g}" for value in np.nanquantile(values, (0.05, 0.5, 0.95)))
+        top = int(np.nanargmax(values))
+        where = f"{values[top]:.3g} ({heads_of(model)['layer'][top]}.{heads_of(model)['head'][top]})"
+        rows.append((title, low, middle, high, where if np.nanmin(values) < values[top] else "all the same"))
+    parts += [_table(("checkpoint", "5 %", "median", "95 %", "highest (layer.head)"), rows), *_told(measure.name)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _told(name: str) -> Iterator[str]:
+    """What heads with a high or a low value did when the model was run, both models where one of them is clear."""
+    found = [(model, *rest) for model in MODELS for rest in auroc_of_behaviours(model, name)]
+    clear = {behaviour for _, behaviour, _, auroc in found if max(auroc, 1 - auroc) >= CLEAR}
+    said = [
+        f"{_level(auroc)} in {MODELS[model]}'s {n} heads {behaviour} ({auroc:.2f})"
+        for model, behaviour, n, auroc in found
+        if behaviour in clear
+    ]
+    if said:
+        yield "When run: " + "; ".join(said) + "."
+
+
+def _level(auroc: float) -> str:
+    return "high" if auroc >= FAINT else "low" if auroc <= 1 - FAINT else "neither high nor low"
+
+
+def findings() -> str:
+    """Every kind of finding."""
+    rows = ((f"`{name}`", kind.severity, kind.title, kind.look_next) for name, kind in KINDS.items())
+    return _table(("kind", "severity", "what", "what to look at next"), rows)
+
+
+def roles(by_wiring: bool = False) -> str:
+    """What heads are called, from which score on, and how often that was right."""
+    rows = (
+        (role.name, f"`{role.score}`", f"{role.least:g}", "" if role.sure is None else f"{role.sure:.0%}")
+        for role in (ROLES_BY_WIRING if by_wiring else ROLES)
+    )
+    return _table(("name", "score", "from", "had the role when run"), rows)
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [header, ["---"] * len(tuple(header)), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+PARTS = {f.__name__: f for f in (public_names, results, columns, arrays, measures, findings, roles)}

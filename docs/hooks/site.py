@@ -4,7 +4,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from examples import Examples
-from links import PAGES, ROOT, within_site
+from links import PAGES, ROOT, companions, within_site
 from mathematics import Mathematics
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -26,12 +26,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def bring(path: str, target: str) -> None:
         if files.get_file_from_path(target) is None:
             files.append(File.generated(config, target, abs_src_path=str(ROOT / path)))
+            for other in companions(path) if path.endswith(".html") else ():
+                bring(other, other)
 
     name = page.file.src_uri
     folder = Path(mkdtemp(prefix="weightscope-docs-"))
-    examples = Examples(name, folder, PARTS)
-    text = within_site(examples.fill(markdown), name, bring)
-    for made in folder.rglob("*"):
-        if made.is_file() and f"({made.relative_to(folder)})" in text:
-            files.append(File.generated(config, str(made.relative_to(folder)), abs_src_path=str(made)))
-    return text
+    text = Examples(name, folder, PARTS).fill(markdown)
+    made = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    for file in made:
+        if f"({file})" in text:
+            files.append(File.generated(config, file, abs_src_path=str(folder / file)))
+    return within_site(text, name, made, bring)

@@ -33,6 +33,10 @@ class Measure:
         Of its colour map; "" where a map would show little that another does not.
     words : str
         What to call it where its symbol is long.
+    equation : str
+        What it is, a formula too.
+    source : str
+        Where it is from.
     """
 
     name: str
@@ -42,6 +46,8 @@ class Measure:
     meaning: str = ""
     scale: str = ""
     words: str = ""
+    equation: str = ""
+    source: str = ""
 
     @property
     def label(self) -> str:
@@ -60,22 +66,31 @@ def _itself(values: np.ndarray, d: int) -> np.ndarray:
 # Of the singular values s (L, H, r) of a map W. The width d of the model says which of them are rounding.
 _SPECTRUM = (
     Measure("sigma1", "σ₁(W)", "", lambda s, d: s[..., 0],
-            "Spectral norm: the most the map makes of a unit input.", "log"),
-    Measure("sigma2", "σ₂(W)", "", _second, "The second singular value."),
+            "Spectral norm: the most the map makes of a unit input.", "log",
+            equation="max_(|x| = 1) |x W|"),
+    Measure("sigma2", "σ₂(W)", "", _second, "The second singular value.",
+            equation="max_(|x| = 1, x ⊥ u_1) |x W|"),
     Measure("gap", "σ₁/σ₂(W)", "", lambda s, d: spectra.spectral_gap(s),
-            "Spectral gap: a large one is a spike, one direction rules.", "log"),
+            "Spectral gap: a large one is a spike, one direction rules.", "log",
+            equation="frac(σ_1, σ_2)", source="two-sink-mechanisms, Lemma 2"),
     Measure("frobenius", "‖W‖_F", "", lambda s, d: spectra.frobenius(s),
-            "Frobenius norm: what the map makes of inputs on average.", "log"),
+            "Frobenius norm: what the map makes of inputs on average.", "log",
+            equation="sqrt(sum_i σ_i^2)"),
     Measure("stable_rank", "‖W‖_F²/σ₁²", "", lambda s, d: spectra.stable_rank(s),
-            "Stable rank: how many directions carry what the first does.", "linear"),
+            "Stable rank: how many directions carry what the first does.", "linear",
+            equation="frac(sum_i σ_i^2, σ_1^2)", source="Rudelson and Vershynin 2007"),
     Measure("effective_rank", "erank(W)", "", lambda s, d: spectra.effective_rank(s),
-            "exp of the entropy of $σᵢ/Σσ$: how many directions are used.", "linear", "effective rank of W"),
+            "exp of the entropy of $σᵢ/Σσ$: how many directions are used.", "linear", "effective rank of W",
+            equation="exp(-sum_i p_i ln p_i), p_i = frac(σ_i, sum_j σ_j)", source="Roy and Vetterli 2007"),
     Measure("participation_ratio", "(Σσ²)²/Σσ⁴(W)", "", lambda s, d: spectra.participation_ratio(s),
-            "How many directions share the energy.", "linear"),
+            "How many directions share the energy.", "linear",
+            equation="frac((sum_i σ_i^2)^2, sum_i σ_i^4)"),
     Measure("rank", "rank(W)", "", spectra.numerical_rank,
-            "How many singular values are more than rounding; -1 where they are not finite."),
+            "How many singular values are more than rounding; -1 where they are not finite.",
+            equation="#{i: σ_i > d ε σ_1}"),
     Measure("condition", "σ₁/σ_min(W)", "", spectra.condition_number,
-            "Largest over smallest non-zero singular value.", "log"),
+            "Largest over smallest non-zero singular value.", "log",
+            equation="frac(σ_1, min_(σ_i > d ε σ_1) σ_i)", source="norm-based-attention, Fig. 2"),
 )  # fmt: skip
 _OF_A_FORM = ("sigma1", "frobenius", "stable_rank", "effective_rank")  # measured of the other forms of W_QK too
 
@@ -83,27 +98,38 @@ _LIKES = "eigenvalue of the symmetric part: positive where like attends to like,
 _ROUTE = "How the spectra were computed: by Gram matrices (gram), or where they are not accurate by QR (qr)."
 _QK = (
     Measure("qk_symmetric_share", "‖sym W_QK‖_F²/‖W_QK‖_F²", "qk_symmetric_share", _itself,
-            "1: $score(i, j) = score(j, i)$; 0: the score turns its sign; ½: neither, as in random ones.", "linear"),
+            "1: $score(i, j) = score(j, i)$; 0: the score turns its sign; ½: neither, as in random ones.", "linear",
+            equation="frac(‖W_QK + W_QK'‖_F^2, 4 ‖W_QK‖_F^2)"),
     Measure("qk_antisymmetric_share", "‖asym W_QK‖_F²/‖W_QK‖_F²", "qk_symmetric_share", lambda share, d: 1 - share,
-            "What the symmetric part leaves."),
+            "What the symmetric part leaves.",
+            equation="frac(‖W_QK - W_QK'‖_F^2, 4 ‖W_QK‖_F^2)"),
     Measure("qk_sym_eig1", "λ₁(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 0],
-            f"Leading {_LIKES}", "linear"),
-    Measure("qk_sym_eig2", "λ₂(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 1], f"Second {_LIKES}"),
-    Measure("qk_sym_eig3", "λ₃(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 2], f"Third {_LIKES}"),
-    Measure("qk_bias_norm", "‖b_QK‖", "qk_bias_norm", _itself, "What keys score whatever the query is.", "log"),
+            f"Leading {_LIKES}", "linear",
+            equation="λ_1(frac(W_QK + W_QK', 2))"),
+    Measure("qk_sym_eig2", "λ₂(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 1], f"Second {_LIKES}",
+            equation="λ_2(frac(W_QK + W_QK', 2))"),
+    Measure("qk_sym_eig3", "λ₃(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 2], f"Third {_LIKES}",
+            equation="λ_3(frac(W_QK + W_QK', 2))"),
+    Measure("qk_bias_norm", "‖b_QK‖", "qk_bias_norm", _itself, "What keys score whatever the query is.", "log",
+            equation="‖b_Q W_K'‖", source="detokenization, eq. 14"),
     Measure("qk_route", "route of W_QK", "qk_route", _itself, _ROUTE),
 )  # fmt: skip
 _VO = (
     Measure("vo_affine_sigma1", "σ₁(f̃)", "vo_affine_singular_values", lambda s, d: s[..., 0],
-            "Spectral norm of the value-output map with its bias, on $[x 1]$.", "log"),
+            "Spectral norm of the value-output map with its bias, on $[x 1]$.", "log",
+            equation="max_(|[x 1]| = 1) |[x 1] f̃|", source="norm-based-attention, eqs 9-11"),
     Measure("vo_affine_condition", "σ₁/σ_min(f̃)", "vo_affine_singular_values",
             lambda s, d: spectra.condition_number(s, d + 1),
-            "Largest over smallest non-zero stretch of $f$, with its bias.", "log"),
+            "Largest over smallest non-zero stretch of $f$, with its bias.", "log",
+            equation="frac(σ_1(f̃), min_i σ_i(f̃))", source="norm-based-attention, Fig. 2"),
     Measure("vo_copying_score", "Σ⁺Re λ/Σ|λ|(W_VO)", "vo_eigenvalues", lambda eig, d: copying_score(eig),
-            "Share of positive eigenvalue mass: near 1 it writes what it reads.", "linear", "copying score"),
+            "Share of positive eigenvalue mass: near 1 it writes what it reads.", "linear", "copying score",
+            equation="frac(sum_i max(0, Re λ_i), sum_i |λ_i|)", source="after Elhage et al. 2021"),
     Measure("vo_eigenvalue_balance", "ΣRe λ/Σ|λ|(W_VO)", "vo_eigenvalues", lambda eig, d: eigenvalue_balance(eig),
-            "1: it writes what it reads; -1: it writes the opposite."),
-    Measure("vo_bias_norm", "‖b_V W_O‖", "vo_bias_norm", _itself, "What it writes whatever it attends to.", "log"),
+            "1: it writes what it reads; -1: it writes the opposite.",
+            equation="frac(sum_i Re λ_i, sum_i |λ_i|)", source="Elhage et al. 2021"),
+    Measure("vo_bias_norm", "‖b_V W_O‖", "vo_bias_norm", _itself, "What it writes whatever it attends to.", "log",
+            equation="‖b_V W_O‖"),
     Measure("vo_route", "route of W_VO", "vo_route", _itself, _ROUTE),
 )  # fmt: skip
 
@@ -115,10 +141,8 @@ def _of(map_name: str, form: str = "") -> Iterator[Measure]:
     for measure in _SPECTRUM:
         if not form or measure.name in _OF_A_FORM:
             name = "_".join(filter(None, (map_name, measure.name, form)))
-            symbol, words = measure.symbol.replace("W", w), measure.words.replace("W", w)
-            yield replace(
-                measure, name=name, symbol=symbol, words=words, array=array, scale="" if form else measure.scale
-            )
+            texts = {text: getattr(measure, text).replace("W", w) for text in ("symbol", "words", "equation")}
+            yield replace(measure, name=name, array=array, scale="" if form else measure.scale, **texts)
 
 
 def measures_of(arrays: Arrays) -> tuple[Measure, ...]:
