@@ -40,7 +40,7 @@ class Elements(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert not built.returncode, built.stderr + built.stdout
     return out

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-CODE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)\s*$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)\s*$", re.DOTALL | re.MULTILINE)
 BESIDE = re.compile(r'(?:href|src)="([^"#:/]+)"')
 LINK = re.compile(r"(?P<text>\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<path>[^()\s#:]+)(?P<anchor>#[^()\s]*)?\)")
 
@@ -68,7 +68,7 @@ def companions(page: str) -> list[str]:
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """The text with all of it changed but code."""
+    """The text with all of it changed but blocks of code."""
     parts, end = [], 0
     for code in CODE.finditer(text):
         parts += [change(text[end : code.start()]), code[0]]
