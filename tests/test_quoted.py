@@ -16,7 +16,7 @@ from weightscope.sinks.prediction import PREDICTORS, prediction_aurocs
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "figures"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RESULTS = [ROOT / "docs" / "audit.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
 
 
