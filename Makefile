@@ -20,6 +20,9 @@ STSB ?=
 GPT2 ?=
 VIT ?=
 ONLY ?=
+# What `make bench-compare` compares.
+OLD ?= benchmarks/bench.json
+NEW ?= out/bench/bench.json
 COMMON = $(if $(TEXT),--text "$(TEXT)") $(if $(OUT),--out "$(OUT)") $(if $(DEVICE),--device "$(DEVICE)")
 GIVEN = $(if $(MODEL),--model "$(MODEL)") $(COMMON)
 
@@ -71,10 +74,10 @@ test: $(VENV)/.installed-dev  ## lint, types and the whole test suite (seven min
 docs: $(VENV)/.installed-docs  ## the site, site/index.html; it opens from the disk (half a minute)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-bench: $(VENV)/.installed-dev  ## every benchmark, beside the least it could cost (four minutes)
+bench: $(VENV)/.installed-dev  ## every benchmark, beside the least it could cost (ten minutes)
 	$(BIN)/python -m benchmarks
 
-bench-compare: $(VENV)/.installed-dev  ## what changed between OLD= and NEW=, two bench.json
+bench-compare: $(VENV)/.installed-dev  ## what changed since the run that is kept, or between OLD= and NEW=, two bench.json
 	$(BIN)/python -m benchmarks.compare "$(OLD)" "$(NEW)"
 
 lint: $(VENV)/.installed-dev  ## mend what ruff can, and check types

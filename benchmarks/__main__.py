@@ -2,20 +2,24 @@
 
 AUROC over GPT-2's vocabulary against the bare products that make the scores, and the paper's way; sigma statistics;
 bigram counting; audits of Llama-2's shapes against reading the bytes and the Gram products, and the peers on GPT-2's
-heads where they are installed; norms and contributions against the forward passes; and how the first of them grow.
-Writes bench.json, which `make bench-compare` reads, and bench.md, the table.
+heads where they are installed; wiring against its products; norms and contributions against the forward passes; samples
+of the largest vocabularies; what starting costs; checkpoints past any published one; and how all that grows.
+Writes bench.json, which `make bench-compare` reads, and bench.md, the table; `python -m benchmarks.publish` keeps them.
 """
 
+import os
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from benchmarks import audit, auroc, bigrams, growth, norms, sigma
+from benchmarks import audit, auroc, bigrams, circuits, extremes, growth, norms, sampled, sigma, startup
+from benchmarks.limits import machine_limits
 from benchmarks.results import Bench, Measured, duration, this_machine
 from weightscope.embedded import FOLDER
 from weightscope.folder import Folder
@@ -44,7 +48,7 @@ def counting() -> list[Measured]:
 
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/bench", help="Results.")
-@click.option("--only", multiple=True, help="Only these: auroc, sigma, bigrams, norms, contributions, audit, growth.")
+@click.option("--only", multiple=True, help="Only these: auroc, sigma, audit and so on.")
 @click.option("--peer-python", default=sys.executable, help="An interpreter with transformer-lens or weightwatcher.")
 def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
     """Run the benchmarks, print what each costs beside the least it could, and write bench.json and bench.md."""
@@ -55,12 +59,17 @@ def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
         "norms": lambda: norms.measure(NORM_SEQUENCES),
         "contributions": norms.measure_contributions,
         "audit": lambda: audit.run(AUDITS, rounds=3, python=peer_python),
+        "circuits": circuits.of_gpt2s_shape,
+        "sampled": sampled.measure,
+        "startup": startup.measure,
+        "extremes": extremes.measure,
         "growth": growth.measure,
     }
     unknown = sorted(set(only) - set(works))
     if unknown:
         raise click.BadParameter(f"{', '.join(unknown)}: there are {', '.join(works)}", param_hint="--only")
-    bench = Bench(this_machine())
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    bench, began = Bench(this_machine(), limits=machine_limits() | {"load": load}), time.perf_counter()
     for name, work in works.items():
         if only and name not in only:
             continue
@@ -70,7 +79,7 @@ def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
             click.echo(f"{each.name}: {duration(each.seconds)}{beside}")
     bench.save(out / "bench.json")
     Folder(out).text("bench.md", bench.table())
-    click.echo(f"{out / 'bench.json'}, {out / 'bench.md'}")
+    click.echo(f"{out / 'bench.json'}, {out / 'bench.md'}, in {duration(time.perf_counter() - began)}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,6 +20,7 @@ import click
 import numpy as np
 
 import weightscope as ws
+from benchmarks.commands import Cost, anonymous_megabytes
 from benchmarks.peers import PEERS, peer_cost
 from benchmarks.results import Bench, Measured
 from weightscope.attention.factored import Triangle, core_singular_values, inner, triangle
@@ -142,9 +142,7 @@ def anonymous_peak() -> Iterator[list[float]]:
 
     def watch() -> None:
         while not done.wait(0.01):
-            for line in Path("/proc/self/status").read_text().splitlines():
-                if line.startswith("RssAnon"):
-                    peak[0] = max(peak[0], int(line.split()[1]) / 1000)
+            peak[0] = max(peak[0], anonymous_megabytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -153,15 +151,6 @@ def anonymous_peak() -> Iterator[list[float]]:
     finally:
         done.set()
         watcher.join()
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one run took: seconds on the clock, seconds of all cores together, and peak anonymous MB."""
-
-    wall: float
-    cpu: float
-    peak: float
 
 
 WORK: dict[str, Callable[[Model], None]] = {
@@ -199,17 +188,26 @@ def best(own: list[Cost]) -> Cost:
     return Cost(min(c.wall for c in own), min(c.cpu for c in own), max(c.peak for c in own))
 
 
-def rows(title: str, found: dict[str, list[Cost]]) -> list[Measured]:
+def least(folder: Path) -> tuple[float, float]:
+    """Bytes of the attention tensors, and operations of the Gram matrices, of each half."""
+    model = ws.open_model(folder)
+    config, tensors = model.config, [tensor for i in model.attention_layers for tensor in model.attention_tensors(i)]
+    factors = 2 * len(model.attention_layers) * (config.n_heads + config.n_kv_heads)
+    return float(sum(t.nbytes for t in tensors)), factors * config.d_model * config.head_dim * (config.head_dim + 1.0)
+
+
+def rows(title: str, found: dict[str, list[Cost]], folder: Path) -> list[Measured]:
     """Every work beside the floor of the same round."""
+    reads, flops = least(folder)
     floor, measured = found[FLOOR], []
     for name, own in found.items():
         if name == FLOOR:
             continue
-        ratios = tuple(one.wall / least.wall for one, least in zip(own, floor, strict=True))
-        of_cpu = np.median([one.cpu / least.cpu for one, least in zip(own, floor, strict=True)])
+        ratios = tuple(one.wall / bare.wall for one, bare in zip(own, floor, strict=True))
+        of_cpu = np.median([one.cpu / bare.cpu for one, bare in zip(own, floor, strict=True)])
         seconds, peak = float(np.median([one.wall for one in own])), max(one.peak for one in own)
         note = f"{of_cpu:.2f} x in processor time"
-        measured.append(Measured(f"{title}: {name}", seconds, ratios, FLOOR, peak, note))
+        measured.append(Measured(f"{title}: {name}", seconds, ratios, FLOOR, peak, note, reads=reads, flops64=flops))
     return measured
 
 
@@ -243,7 +241,7 @@ def run(shapes: dict[str, int], rounds: int, python: str = sys.executable) -> li
     for shape, layers in shapes.items():
         with tempfile.TemporaryDirectory() as folder:
             found = costs(write_synthetic(Path(folder), shape, layers), rounds)
-            measured += rows(f"{shape}, {layers} layers", found)
+            measured += rows(f"{shape}, {layers} layer{'s' if layers > 1 else ''}", found, Path(folder))
             if shape == "gpt2":
                 measured += peer_rows(shape, Path(folder), python, found["singular values"])
     return measured
@@ -267,7 +265,7 @@ def main(
         source = checkpoint or folder
         found = costs(source, rounds)
         title = source.name if checkpoint else f"{shape}, {layers} layers"
-        measured = rows(title, found)
+        measured = rows(title, found, source)
         if peer_python:
             measured += peer_rows(title, source, peer_python, found["singular values"])
         click.echo(Bench({}, measured).table())

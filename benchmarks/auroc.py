@@ -29,11 +29,11 @@ ROWS_A_PRODUCT = (128, 256, 512, 1024)  # the floor is the fastest of these
 SAMPLED_ROWS = 20
 
 
-def zipf_counts(vocab: int = VOCAB, seed: int = 0) -> scipy.sparse.csr_matrix:
+def zipf_counts(vocab: int = VOCAB, seed: int = 0, bigrams_a_token: int = BIGRAMS_A_TOKEN) -> scipy.sparse.csr_matrix:
     """Bigram counts, (vocab, vocab) int64: both tokens drawn by Zipf's law, in ranks of their own."""
     rng = np.random.default_rng(seed)
     share = np.cumsum(1 / np.arange(1, vocab + 1))
-    draws = BIGRAMS_A_TOKEN * vocab
+    draws = bigrams_a_token * vocab
     current, previous = (
         rng.permutation(vocab)[np.searchsorted(share, rng.uniform(0, share[-1], draws))] for _ in range(2)
     )
@@ -100,9 +100,12 @@ def measure(heads: int = HEADS, numpy_heads: int = 2) -> list[Measured]:
     floor = "the bare float32 products"
     note = "" if heads >= HEADS else f"from {heads} heads"
     rows = [
-        Measured(f"{title}, {path}", found["seconds"][path], found["ratios"][path], floor, found["peak_mb"][path], note)
+        Measured(
+            f"{title}, {path}", found["seconds"][path], found["ratios"][path], floor, found["peak_mb"][path], note,
+            flops32=2.0 * HEADS * VOCAB**2 * HEAD_DIM,
+        )
         for path in paths()
-    ]
+    ]  # fmt: skip
     sklearn, products = found["sklearn_seconds"], found["seconds"]["floor"]
     way = f"the paper's way: scikit-learn, a row at a time, {HEADS} heads"
     return [*rows, Measured(way, sklearn, (sklearn / products,), floor, None, f"from {SAMPLED_ROWS} rows")]

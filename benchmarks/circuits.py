@@ -7,16 +7,20 @@ the whole pass: reading, the spaces of every head, and both measures by queries,
 functions of one measure are timed for keys, counted three times, and have to find the same numbers.
 """
 
+import tempfile
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import click
 import numpy as np
 
 import weightscope as ws
-from benchmarks.audit import Cost, factors_of
+from benchmarks.audit import factors_of, write_synthetic
+from benchmarks.commands import Cost
 from benchmarks.peers import PEERS, peer_cost
 from benchmarks.results import Bench, Measured
-from weightscope.circuitry.passes import wiring
+from weightscope.circuitry.passes import multiplications, wiring
 from weightscope.circuitry.wiring import KINDS, Wiring
 
 FLOOR = "the bare float32 products"
@@ -47,8 +51,17 @@ def measure(source: str, rounds: int) -> tuple[Measured, Cost, Wiring]:
                 wired = found
     of_wall, of_cpu = (tuple(np.divide(costs[::2], costs[1::2]).tolist()) for costs in (walls, cpus))
     note = f"{np.median(of_cpu):.2f} x in processor time, {np.median(cpus[::2]):.1f} s"
-    measured = Measured(f"{model.name}: wiring", float(np.median(walls[::2])), of_wall, FLOOR, None, note)
+    flops = 2.0 * multiplications(model, len(model.attention_layers))
+    seconds = float(np.median(walls[::2]))
+    measured = Measured(f"{model.name}: wiring", seconds, of_wall, FLOOR, None, note, flops32=flops)
     return measured, Cost(min(walls[::2]), min(cpus[::2]), 0.0), wired
+
+
+def of_gpt2s_shape(rounds: int = 3) -> list[Measured]:
+    """Of random heads of GPT-2's sizes."""
+    with tempfile.TemporaryDirectory() as folder:
+        measured, _, _ = measure(str(write_synthetic(Path(folder), "gpt2", 12)), rounds)
+    return [replace(measured, name="wiring of GPT-2's 144 heads, both measures of 28,512 pairs")]
 
 
 def peer_rows(source: str, python: str, ours: Cost, wired: Wiring) -> list[Measured]:

@@ -1,87 +1,165 @@
-"""How AUROC and an audit grow: with the vocabulary, with heads, with layers, with cores.
+"""How AUROC, an audit and the wiring grow, in time and memory: with layers, heads, width, vocabulary and cores.
 
-Each row's ratio is to the row before it in its series, where the work is half as large or the cores half as many.
+Every size runs in a process of its own, after a smaller one that compiles and imports what both need. A row is a
+series: its time and memory at the largest size, and the powers of the size that they go with, by least squares of logs.
 """
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import scipy.sparse
+import numpy as np
 
-from benchmarks.audit import cost, write_synthetic
-from benchmarks.auroc import factors, zipf_counts
+import weightscope as ws
+from benchmarks.audit import anonymous_peak
+from benchmarks.auroc import seconds, zipf_counts
+from benchmarks.commands import anonymous_megabytes
 from benchmarks.results import Measured
+from benchmarks.synthetic import Sizes, write
 from weightscope.metrics.auroc import auroc_by_token
 from weightscope.parallel import usable_cores
 
-VOCABULARIES = (12_564, 25_128, 50_256)
-HEADS = (1, 2, 4)
-LAYERS = (1, 2, 4)
 ROUNDS = 3
+BASE = Sizes(layers=4, width=1024, heads=8, head_dim=64, kv_heads=8, vocabulary=4096)
+SMALL = Sizes(vocabulary=1024)
 
 
-def auroc_seconds(counts: scipy.sparse.csr_matrix, heads: int = 1) -> float:
-    """Seconds of so many heads over the vocabulary that counts are of."""
-    vocab = counts.shape[0]
-    pairs = [[factor[:vocab] for factor in factors(head)] for head in range(heads)]
-    started = time.perf_counter()
-    for left, right in pairs:
-        auroc_by_token(left, right, counts)
-    return time.perf_counter() - started
+@dataclass(frozen=True)
+class Series:
+    """What grows, and with what.
+
+    Attributes
+    ----------
+    work : str
+        One of `WORKS`.
+    against : str
+        A field of `Sizes`, or "cores".
+    values : tuple of int
+    base : Sizes
+        The other sizes.
+    """
+
+    work: str
+    against: str
+    values: tuple[int, ...]
+    base: Sizes = BASE
+
+    @property
+    def name(self) -> str:
+        """What the row is called."""
+        sizes = ", ".join(f"{value:,}" for value in self.values)
+        return f"{self.work} against {self.against.replace('_', ' ')}, {sizes}"
+
+    def sizes(self, value: int) -> Sizes:
+        """All sizes at one of the values."""
+        if self.against == "cores":
+            return self.base
+        more = {"kv_heads": value} if self.against == "heads" else {}
+        return replace(self.base, **{self.against: value}, **more)
 
 
-def audit_seconds(folder: Path) -> float:
-    return cost("singular values", folder).wall
+FIRST_LAYER = Sizes(heads=1, head_dim=64, vocabulary=25_128)
+DOUBLINGS = tuple(2**k for k in range(usable_cores().bit_length()) if 2**k <= usable_cores())
+SERIES = (
+    Series("AUROC", "vocabulary", (12_564, 25_128, 50_256), FIRST_LAYER),
+    Series("AUROC", "heads", (1, 2, 4), replace(FIRST_LAYER, vocabulary=12_564)),
+    Series("AUROC", "head_dim", (32, 64, 128), FIRST_LAYER),
+    Series("AUROC", "cores", DOUBLINGS, FIRST_LAYER),
+    Series("audit", "layers", (4, 8, 16)),
+    Series("audit", "heads", (8, 16, 32)),
+    Series("audit", "width", (1024, 2048, 4096)),
+    Series("audit", "vocabulary", (8192, 16_384, 32_768), replace(BASE, layers=2)),
+    Series("audit", "cores", DOUBLINGS),
+    Series("circuits", "layers", (4, 8, 16)),
+    Series("circuits", "heads", (8, 16, 32)),
+    Series("circuits", "width", (1024, 2048, 4096)),
+)
 
 
-ON_CORES = """
-import os, sys
-os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:int(sys.argv[1])])
-from benchmarks.auroc import zipf_counts
-from benchmarks.growth import auroc_seconds
-auroc_seconds(zipf_counts(2048))
-print(auroc_seconds(zipf_counts(25_128)))
+def auroc_work(folder: Path, sizes: Sizes) -> Callable[[], object]:
+    """AUROC of so many heads over so many tokens."""
+    rng = np.random.default_rng(1)
+    shape = (sizes.heads, 2, sizes.vocabulary, sizes.head_dim)
+    factors, counts = rng.standard_normal(shape, np.float32), zipf_counts(sizes.vocabulary)
+    return lambda: [auroc_by_token(left, right, counts) for left, right in factors]
+
+
+def audit_work(folder: Path, sizes: Sizes) -> Callable[[], object]:
+    """A whole audit without its files; the tokens along directions of all heads are read."""
+    write(folder, sizes)
+    return lambda: ws.audit(ws.open_model(folder), directions=2)
+
+
+def circuits_work(folder: Path, sizes: Sizes) -> Callable[[], object]:
+    """Wiring, names and edges."""
+    write(folder, sizes)
+    return lambda: ws.circuits(ws.open_model(folder))
+
+
+WORKS: dict[str, Callable[[Path, Sizes], Callable[[], object]]] = {
+    "AUROC": auroc_work,
+    "audit": audit_work,
+    "circuits": circuits_work,
+}
+
+
+def in_this_process(work: str, sizes: Sizes) -> tuple[list[float], float]:
+    """Seconds of some rounds, and the memory that they took beyond what a small size left, in MB."""
+    with tempfile.TemporaryDirectory() as top:
+        WORKS[work](Path(top) / "small", SMALL)()
+        run = WORKS[work](Path(top) / "own", sizes)
+        before = anonymous_megabytes()
+        with anonymous_peak() as peak:
+            taken = seconds(run, ROUNDS)
+    return taken, peak[0] - before
+
+
+ALONE = """
+import json, os, sys
+sizes = json.loads(sys.argv[2])
+cores = int(sys.argv[3])
+if cores:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+from benchmarks.growth import Sizes, in_this_process
+print(json.dumps(in_this_process(sys.argv[1], Sizes(**sizes))))
 """
 
 
-def seconds_on(cores: int) -> float:
-    """The same AUROC in a process of its own that may use so many cores."""
-    done = subprocess.run([sys.executable, "-c", ON_CORES, str(cores)], check=True, capture_output=True, text=True)
-    return float(done.stdout)
+def alone(work: str, sizes: Sizes, cores: int = 0) -> tuple[list[float], float]:
+    """The same in a process of its own, which may use so many cores, or all."""
+    command = [sys.executable, "-c", ALONE, work, json.dumps(asdict(sizes)), str(cores)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    taken, peak = json.loads(done.stdout)
+    return taken, peak
 
 
-def series(title: str, sizes: list[int], rounds: list[list[float]]) -> list[Measured]:
-    """Rows of one series: seconds by size, each round's ratio to the size before."""
-    found = []
-    for k, size in enumerate(sizes):
-        ratios = tuple(each[k] / each[k - 1] for each in rounds) if k else ()
-        before = f"{sizes[k - 1]:,}" if k else ""
-        seconds = sorted(each[k] for each in rounds)[len(rounds) // 2]
-        found.append(Measured(title.format(f"{size:,}"), seconds, ratios, before))
-    return found
+def power(sizes: tuple[int, ...], values: list[float]) -> float | None:
+    """b of values = a sizes^b; None of a single size, or where nothing was seen."""
+    if len(sizes) < 2 or min(values) <= 0:
+        return None
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def row(series: Series) -> Measured:
+    """One series: the ratio is of its largest size to its smallest, the round's own."""
+    by_cores = series.against == "cores"
+    found = [alone(series.work, series.sizes(value), value if by_cores else 0) for value in series.values]
+    times, peaks = [taken for taken, _ in found], [peak for _, peak in found]
+    middle = [float(np.median(taken)) for taken in times]
+    ratios = tuple(last / first for first, last in zip(times[0], times[-1], strict=True))
+    floor = f"that at {series.values[0]:,}"
+    return Measured(
+        series.name, middle[-1], ratios, floor, peaks[-1],
+        exponent=power(series.values, middle),
+        memory_exponent=None if by_cores else power(series.values, peaks),
+    )  # fmt: skip
 
 
 def measure() -> list[Measured]:
     """All series; cores where the operating system lets a process be kept to some."""
-    counts = {vocab: zipf_counts(vocab) for vocab in VOCABULARIES}
-    auroc_seconds(zipf_counts(2048))  # compiles
-    by_vocabulary = [[auroc_seconds(counts[vocab]) for vocab in VOCABULARIES] for _ in range(ROUNDS)]
-    by_heads = [[auroc_seconds(counts[VOCABULARIES[1]], heads) for heads in HEADS] for _ in range(ROUNDS)]
-    with tempfile.TemporaryDirectory() as top:
-        folders = [write_synthetic(Path(top) / str(layers), "llama-2-7b", layers) for layers in LAYERS]
-        audit_seconds(folders[0])
-        by_layers = [[audit_seconds(folder) for folder in folders] for _ in range(ROUNDS)]
-    found = [
-        *series("AUROC, one head, vocabulary {}", list(VOCABULARIES), by_vocabulary),
-        *series("AUROC, vocabulary 25,128, heads {}", list(HEADS), by_heads),
-        *series("singular values, Llama-2-7B's shape, layers {}", list(LAYERS), by_layers),
-    ]
-    if hasattr(os, "sched_setaffinity"):
-        doublings = [2**k for k in range(usable_cores().bit_length()) if 2**k <= usable_cores()]
-        by_cores = [[seconds_on(cores) for cores in doublings] for _ in range(ROUNDS)]
-        found += series("AUROC, vocabulary 25,128, cores {}", doublings, by_cores)
-    return found
+    return [row(series) for series in SERIES if series.against != "cores" or hasattr(os, "sched_setaffinity")]

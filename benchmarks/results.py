@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from weightscope.errors import CheckpointError
 from weightscope.folder import Folder
 
 LEAST_CHANGE = 0.05  # of a ratio; less is told apart on no shared machine
+HEADER = "| work | time | beside the least | peak memory |"
 SPREADS = 3.0  # robust standard deviations, of both runs together, that a change has to pass
 
 
@@ -32,6 +33,12 @@ class Measured:
         What the ratio is to.
     peak_mb : float or None
     note : str
+    cpu : float or None
+        Seconds of all cores together.
+    reads, flops32, flops64 : float
+        Bytes that it cannot do without reading, and operations of its products in either precision; 0 where not known.
+    exponent, memory_exponent : float or None
+        Of a series: the power of what grows that time and memory go with, fitted over its sizes.
     """
 
     name: str
@@ -40,6 +47,12 @@ class Measured:
     floor: str = ""
     peak_mb: float | None = None
     note: str = ""
+    cpu: float | None = None
+    reads: float = 0.0
+    flops32: float = 0.0
+    flops64: float = 0.0
+    exponent: float | None = None
+    memory_exponent: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -52,6 +65,14 @@ class Measured:
         middle = self.ratio or 0.0
         return 1.4826 * statistics.median(abs(ratio - middle) for ratio in self.ratios) if self.ratios else 0.0
 
+    @property
+    def told(self) -> str:
+        """Its name with the note, and how it grows."""
+        powers = [(self.exponent, "time"), (self.memory_exponent, "memory")]
+        grows = [f"{what} grows as its power {power:.2f}" for power, what in powers if power is not None]
+        more = "; ".join(filter(None, (self.note, *grows)))
+        return f"{self.name} ({more})" if more else self.name
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -62,23 +83,26 @@ class Bench:
     machine : dict
         Cores, processor and versions.
     measured : list of Measured
+    limits : dict of float
+        What the machine reached in this run: see `benchmarks.limits`.
     """
 
     machine: dict[str, Any]
     measured: list[Measured] = field(default_factory=list)
+    limits: dict[str, float] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         measured = [asdict(each) for each in self.measured]
-        Folder(path.parent).json(path.name, {"machine": self.machine, "measured": measured})
+        Folder(path.parent).json(path.name, {"machine": self.machine, "limits": self.limits, "measured": measured})
 
-    def table(self) -> str:
-        """Markdown, as docs/speed.md has it."""
-        lines = ["| work | time | beside the least | peak memory |", "| --- | --- | --- | --- |"]
+    def table(self, names: Collection[str] | None = None) -> str:
+        """Markdown, as the pages have it; of all works, or of some."""
+        lines = [HEADER, "| --- | --- | --- | --- |"]
         for each in self.measured:
-            beside = "" if each.ratio is None else f"{each.ratio:.2f} x {each.floor}"
-            peak = "" if each.peak_mb is None else f"{each.peak_mb:.0f} MB"
-            name = f"{each.name} ({each.note})" if each.note else each.name
-            lines.append(f"| {name} | {duration(each.seconds)} | {beside} | {peak} |")
+            if names is None or each.name in names:
+                beside = "" if each.ratio is None else f"{each.ratio:.2f} x {each.floor}"
+                peak = "" if each.peak_mb is None else f"{each.peak_mb:.0f} MB"
+                lines.append(f"| {each.told} | {duration(each.seconds)} | {beside} | {peak} |")
         return "\n".join(lines) + "\n"
 
 
@@ -93,7 +117,7 @@ def load(path: Path) -> Bench:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         measured = [Measured(**{**each, "ratios": tuple(each["ratios"])}) for each in found["measured"]]
-        return Bench(found["machine"], measured)
+        return Bench(found["machine"], measured, found["limits"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"not the result of a benchmark ({error})", file=path) from None
 

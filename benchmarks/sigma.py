@@ -2,8 +2,6 @@
 
 import resource
 import statistics
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -37,26 +35,14 @@ def run() -> dict[str, float]:
 
 
 def measure(rounds: int = 3) -> list[Measured]:
-    """`run`, a few times, and the command's start as rows of a table."""
+    """`run`, a few times, as a row of a table."""
     found = [run() for _ in range(rounds)]
     seconds = statistics.median(each["seconds"] for each in found)
     ratios = tuple(each["ratio"] for each in found)
     title = f"sigma, {VOCAB:,} tokens x {POSITIONS:,} positions"
-    return [
-        Measured(title, seconds, ratios, "its one product", found[-1]["peak_mb"], "memory with the inputs"),
-        Measured("weightscope --help", help_seconds()),
-    ]
-
-
-def help_seconds(repeats: int = 5) -> float:
-    """Seconds of `weightscope --help` as a whole process, the best of a few."""
-    command = [sys.executable, "-c", "from weightscope.cli import main; main()", "--help"]
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
-        times.append(time.perf_counter() - started)
-    return min(times)
+    peak, note = found[-1]["peak_mb"], "memory with the inputs"
+    flops = 2.0 * VOCAB * POSITIONS * WIDTH
+    return [Measured(title, seconds, ratios, "its one product", peak, note, flops32=flops)]
 
 
 if __name__ == "__main__":
@@ -66,4 +52,3 @@ if __name__ == "__main__":
         f"{found['ratio']:.1f} x the matrix product ({found['floor_seconds']:.2f} s); "
         f"peak memory {found['peak_mb']:.0f} MB, of which the embedding 154 MB"
     )
-    print(f"weightscope --help: {help_seconds():.2f} s")

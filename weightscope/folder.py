@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -20,6 +21,7 @@ from weightscope.tables import Table
 from weightscope.writing import new_file, writing
 
 HIDDEN = ".weightscope"  # the one folder within OUT that holds what is no result
+PIECES = 1000  # of JSON, numbers and brackets, that are put together at a time
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # what some network file systems answer
 Bytes = bytes  # `Files.bytes` hides the built-in name within the class
 
@@ -53,8 +55,12 @@ class Files:
         self.bytes(name, text.encode())
 
     def json(self, name: str, value: Any) -> None:
-        """Write JSON, indented."""
-        self.text(name, json.dumps(value, indent=1) + "\n")
+        """Write JSON, indented, without holding all of its text."""
+        pieces = json.JSONEncoder(indent=1).iterencode(value)
+        with self.open(name) as file:
+            while text := "".join(islice(pieces, PIECES)):
+                file.write(text.encode())
+            file.write(b"\n")
 
     def table(self, name: str, table: Table) -> None:
         """Write a table as CSV."""

@@ -1,0 +1,72 @@
+"""What would grow with tensors, files, layers or tokens, past any published checkpoint, by the user's commands.
+
+    python -m benchmarks.extremes
+
+Tensors are small, so that what is measured is what a command does for each of them, and not for their values.
+"""
+
+import tempfile
+from pathlib import Path
+
+import click
+import scipy.sparse
+
+from benchmarks.auroc import zipf_counts
+from benchmarks.commands import command_cost
+from benchmarks.results import Bench, Measured
+from benchmarks.synthetic import Sizes, write
+
+LAYERS, TOKENS, FILES = 1000, 1_000_000, 100
+IN_A_FILE = Sizes(layers=32, inner=16, experts=508)  # just below the 50,000 tensors that one header may have
+IN_FILES = Sizes(layers=64, inner=16, experts=520)
+DEEP = Sizes(layers=LAYERS, inner=64)
+WIDE = Sizes(vocabulary=TOKENS, inner=64)
+LARGE = Sizes(layers=62, width=16384, heads=128, head_dim=128, kv_heads=8, vocabulary=128_256, inner=53248)
+
+# A checkpoint, how it is written, and what is run on it: {} stands for its folder.
+EXTREMES = (
+    (f"{len(list(IN_A_FILE.shapes)):,} tensors in a file", IN_A_FILE, {}, ("inspect {}",)),
+    (
+        f"{len(list(IN_FILES.shapes)):,} tensors in {FILES} files",
+        IN_FILES,
+        {"shards": FILES},
+        ("inspect {}", "audit {}", "audit --all {}"),
+    ),
+    (f"{LAYERS:,} layers", DEEP, {}, ("inspect {}", "audit {}", "compare {} {}", "circuits {}")),
+    (f"{TOKENS:,} tokens", WIDE, {}, ("inspect {}", "audit {}", "compare {} {}", "detok --sample 2000 {}")),
+    ("400 GB in 96 files", LARGE, {"shards": 96, "holes": True}, ("inspect {}",)),
+)
+
+
+def measure() -> list[Measured]:
+    """A row for every command and checkpoint: its time, and the most memory it held."""
+    return [row for what, sizes, how, commands in EXTREMES for row in of_checkpoint(what, sizes, how, commands)]
+
+
+def of_checkpoint(what: str, sizes: Sizes, how: dict[str, int], commands: tuple[str, ...]) -> list[Measured]:
+    """The rows of one checkpoint."""
+    found = []
+    with tempfile.TemporaryDirectory() as top:
+        folder, out, counts = write(Path(top) / "model", sizes, **how), Path(top) / "out", Path(top) / "counts.npz"
+        if any("detok" in command for command in commands):
+            scipy.sparse.save_npz(counts, zipf_counts(sizes.vocabulary, bigrams_a_token=5))
+        for number, command in enumerate(commands):
+            arguments = command.format(*[folder] * command.count("{}")).split()
+            arguments += [] if "inspect" in command else ["--out", str(out / str(number))]
+            arguments += ["--counts", str(counts)] if "detok" in command else []
+            cost = command_cost(*arguments)
+            name = " ".join(part for part in command.split() if part != "{}")
+            found.append(Measured(f"{what}: {name}", cost.wall, peak_mb=cost.peak, cpu=cost.cpu))
+    return found
+
+
+@click.command()
+@click.option("--only", default="", help="Only checkpoints whose description has this in it.")
+def main(only: str) -> None:
+    """Print what each command takes."""
+    chosen = [extreme for extreme in EXTREMES if only in extreme[0]]
+    click.echo(Bench({}, [row for extreme in chosen for row in of_checkpoint(*extreme)]).table())
+
+
+if __name__ == "__main__":
+    main()

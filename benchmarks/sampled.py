@@ -1,0 +1,62 @@
+"""Sampled AUROC of the largest vocabularies: `detok --sample 2000` on Gemma 3's and Llama 3's shapes.
+
+    python -m benchmarks.sampled
+
+The embedding and the first layer alone are there, random BF16; counts follow Zipf's law. The product that scores are,
+in float32, is what the sample cannot do without; the whole vocabulary's time is told as the command tells it.
+"""
+
+import csv
+import tempfile
+from pathlib import Path
+
+import click
+import scipy.sparse
+
+import weightscope as ws
+from benchmarks.auroc import zipf_counts
+from benchmarks.commands import command_cost
+from benchmarks.results import Bench, Measured, duration
+from benchmarks.synthetic import Sizes, write
+from weightscope.detokenization.first_layer import FirstLayer
+from weightscope.detokenization.sampled import seconds_of_all
+from weightscope.text.counts import load_counts
+
+SAMPLE = 2000
+A_TOKEN = 20  # bigrams of each; more make neither faster nor slower
+SHAPES = {
+    "Gemma 3 4B": Sizes(layers=1, width=2560, heads=8, head_dim=256, kv_heads=4, vocabulary=262_144),
+    "Llama 3 8B": Sizes(layers=1, width=4096, heads=32, head_dim=128, kv_heads=8, vocabulary=128_256),
+}
+
+
+def measure(shapes: dict[str, Sizes] = SHAPES) -> list[Measured]:
+    """A row a shape, by the command; the exact run's time is told beside it, and how wide the widest interval is."""
+    found = []
+    for name, sizes in shapes.items():
+        with tempfile.TemporaryDirectory() as top:
+            folder, counts, out = write(Path(top) / "model", sizes), Path(top) / "counts.npz", Path(top) / "out"
+            scipy.sparse.save_npz(counts, zipf_counts(sizes.vocabulary, bigrams_a_token=A_TOKEN))
+            exact = seconds_of_all(FirstLayer(ws.open_model(folder)), load_counts(counts))
+            arguments = ("--sample", str(SAMPLE), "--counts", str(counts), "--out", str(out))
+            cost = command_cost("detok", folder, *arguments)
+            with (out / "heads.csv").open() as file:
+                reach = max(float(row["auroc_high"]) - float(row["auroc"]) for row in csv.DictReader(file))
+        keys = sizes.width * sizes.kv_heads * sizes.head_dim  # multiply-adds a token
+        scores = SAMPLE * sizes.heads * sizes.head_dim
+        title = f"AUROC of {SAMPLE:,} tokens of {name}'s {sizes.vocabulary:,}, {sizes.heads} heads"
+        note = f"to +-{reach:.3f}; every token would take {duration(exact)}"
+        reads, flops = 2.0 * sizes.vocabulary * sizes.width, 2.0 * sizes.vocabulary * (keys + scores)
+        found.append(Measured(title, cost.wall, (), "", cost.peak, note, cost.cpu, reads, flops))
+    return found
+
+
+@click.command()
+@click.option("--only", default="", help="Only shapes whose name has this in it.")
+def main(only: str) -> None:
+    """Print what a sample takes, and what every token would."""
+    click.echo(Bench({}, measure({name: sizes for name, sizes in SHAPES.items() if only in name})).table())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Tables on pages are those of the run of the benchmarks that is kept."""
+
+import pytest
+
+from benchmarks.publish import KEPT, PAGES, ROOT, short
+from benchmarks.results import Bench, Measured, load
+
+LIMITS = {"cached": 2e9, "disk": 0.0, "flops32": 1e11, "flops64": 5e10, "load": 0.5}
+BENCH = Bench(
+    {"cores": 2, "processor": "a processor"},
+    [
+        Measured("AUROC, 12 heads x 50,257 x 50,257, numba", 25.0, (1.3, 1.4, 1.5), "the products", 341, flops32=4e12),
+        Measured("AUROC against heads, 1, 2, 4", 2.0, (4.1,), "that at 1", 90, exponent=1.02, memory_exponent=0.1),
+    ],
+    LIMITS,
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
+def test_a_page_has_one_place_for_each_table_and_nothing_else_changes(page) -> None:
+    text = (ROOT / page.path).read_text()
+    found = page.rewritten(text, BENCH)
+    assert page.made(BENCH).strip() in found and page.rewritten(found, BENCH) == found
+    lines, kept = text.splitlines(), set(found.splitlines())
+    assert all(line in kept for line in lines if not line.startswith("| ") and "when the run began" not in line)
+
+
+def test_the_readme_has_some_of_the_rows_and_speed_has_all() -> None:
+    assert set(short(BENCH).splitlines()) < set(BENCH.table().splitlines())
+    assert "time grows as its power 1.02; memory grows as its power 0.10" in BENCH.table()
+
+
+@pytest.mark.skipif(not KEPT.exists(), reason="no run is kept")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
+def test_pages_say_what_the_kept_run_found(page) -> None:
+    text = (ROOT / page.path).read_text()
+    assert page.rewritten(text, load(KEPT)) == text
