@@ -94,6 +94,12 @@ def both(layers: str, start: int = 0) -> list[float]:
     return [change(layers, intervention, start) for intervention in ("SSP", "ablation")]
 
 
+def from_position_1(intervention: str) -> list[float]:
+    """The change in all layers with token 0's own update left as it is, and its interval."""
+    where = {"layers": "all", "intervention": intervention, "first_position": 1}
+    return [cell(PATCHING, name, **where) for name in ("change", "change_low", "change_high")]
+
+
 def from_layer_12(name: str) -> float:
     return float(np.median(column(SINKS, name)[12:]))
 
@@ -190,15 +196,17 @@ QUOTED: dict[str, list[float]] = {
         term(1, "p"), term(1, "e"),
     ],
     "depends on T^pp, T^p and T^ee ({:.2f}, {:.2f}, {:.2f})": [term(6, name) for name in ("pp", "p", "ee")],
-    "a third of what all others write together, {:.0%} of it along one direction, and {:.0%} of it varies": [
-        from_layer_12("spectral_sink"), from_layer_12("variance_sink"),
+    "a third of what all others write together, {:.0%} of it along one direction;": [from_layer_12("spectral_sink")],
+    "R of eq. 6 is {:.2f} against mu_sink of eq. 2 and {:.2f} against the updates' own mean": [
+        from_layer_12("variance_sink_mu"), from_layer_12("variance_sink"),
     ],
-    "perplexity on 16 others, {:.1f} as it is)": [cell(PATCHING, "perplexity", intervention="none")],
+    "(perplexity {:.1f} as it is)": [cell(PATCHING, "perplexity", intervention="none")],
     "{:+.1f} perplexity in the middle layers where nothing in its place costs {:+.1f}": both("middle"),
     "{:+.1f} against {:+.1f} in the late ones": both("late"),
     "In the early layers it does not help: {:+.1f} against {:+.1f}": both("early"),
     "eq. 7 as written does worse than ablation ({:+.1f} against {:+.1f})": both("all"),
-    "the constant costs {:+.1f} and nothing {:+.1f}.": both("all", 1),
+    "the constant costs {:+.1f}, from {:+.1f} to {:+.1f} in 95 % of the draws of the four": from_position_1("SSP"),
+    "and nothing {:+.1f}, from {:+.1f} to {:+.1f}:": from_position_1("ablation"),
     "of {:.0f} sink events on 64 texts {:.0f} are no-ops and {:.0f} broadcasts": [
         events(name) for name in ("events", "nop", "broadcast")
     ],
