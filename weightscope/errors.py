@@ -1,5 +1,8 @@
 """The one error that bad input raises, and how names and numbers are put into a message."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 LONGEST_NAME = 200  # characters of a name that a message shows
 LONGEST_PROBLEM = 2000
 
@@ -37,6 +40,12 @@ class CheckpointError(Exception):
 
 class TooLargeError(CheckpointError):
     """Numbers that leave the range of their type; whoever knows the weights they come of says which those are."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What was probably meant, to end a message with; nothing where no known name is near."""
+    near = get_close_matches(name, list(known), 1)
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _short(text: str, longest: int) -> str:

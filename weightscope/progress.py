@@ -25,6 +25,16 @@ def progress_shown(wanted: bool = True) -> Iterator[None]:
         _is_shown.reset(before)
 
 
+@contextmanager
+def progress_hidden() -> Iterator[None]:
+    """Show no progress while the block runs, whoever called."""
+    before = _is_shown.set(False)
+    try:
+        yield
+    finally:
+        _is_shown.reset(before)
+
+
 def bar(
     items: Iterable[Any] | None = None, what: str = "", unit: str = "it", *, total: int | None = None, **options: Any
 ) -> "Bar":

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError, nearest, printable
 from weightscope.mathml import plain, prose, spoken
 
 SHOWN = 12  # rows of a table that a notebook shows at each end
@@ -142,7 +142,7 @@ class Table:
         for column in self.columns:
             if column.name == name:
                 return column
-        raise KeyError(f"no column {name!r}; there are {', '.join(self.names)}")
+        raise KeyError(f"no column {name!r}; there are {', '.join(self.names)}{nearest(name, self.names)}")
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.column(name).values

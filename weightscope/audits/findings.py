@@ -8,7 +8,7 @@ from math import inf, log
 from typing import Any
 
 from weightscope.audits.kinds import KINDS, SEVERITIES
-from weightscope.errors import CheckpointError, counted, printable
+from weightscope.errors import CheckpointError, counted, nearest, printable
 from weightscope.notebook import notebook
 from weightscope.tables import Column, Table, as_json, templates
 
@@ -237,7 +237,8 @@ def checked_limits(limits: Iterable[str]) -> tuple[str, ...]:
     for limit in limits:
         if limit not in {*SEVERITIES, *KINDS}:
             known = f"{', '.join(SEVERITIES)}, or a kind of finding: {', '.join(KINDS)}"
-            raise CheckpointError(f"`fail_on` is {limit!r}; it is {known}")
+            near = nearest(limit, (*SEVERITIES, *KINDS))
+            raise CheckpointError(f"`fail_on` is {limit!r}; it is {known}{near}")
     return limits
 
 

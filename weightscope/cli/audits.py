@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from weightscope.cli import completing
 from weightscope.cli.command import in_options
 from weightscope.cli.options import (
     device_option,
@@ -20,6 +21,7 @@ from weightscope.cli.options import (
     with_source,
     writable,
 )
+from weightscope.cli.terminal import headline, is_quiet, show
 
 
 def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[str, ...]) -> tuple[str, ...]:
@@ -33,6 +35,7 @@ def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[s
 
 fail_on_option = click.option(
     "--fail-on", multiple=True, callback=_checked, metavar="error|warning|note|KIND",
+    shell_complete=completing.limits,
     help="End with status 3 where a finding is as grave as this, or of this kind; may be repeated.",
 )  # fmt: skip
 ALL = "all"  # as --tower: every stack
@@ -101,9 +104,9 @@ def audit_command(
     if as_json:
         _print_json(outcome.result)
     elif not outcome.text:
-        click.echo(f"{out / 'report.html'} is kept: an earlier run made it with these weights and options")
+        headline(f"{out / 'report.html'} is kept: an earlier run made it with these weights and options")
     else:
-        click.echo(outcome.text)
+        headline(outcome.text)
         click.echo(out / "report.html")
     _gate(_told(outcome.findings_that_fail(fail_on), fail_on))
 
@@ -189,7 +192,7 @@ def _audit_list(
         elif not as_json:
             sizes = f"{counted(row['layers'], 'layer')} of {counted(row['heads'], 'head')}"
             with tqdm.external_write_mode():
-                click.echo(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
+                headline(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
     if as_json:
         _print_json(sorted(results, key=lambda result: names.index(result["folder"])))
     else:
@@ -202,10 +205,18 @@ def _audit_list(
 
 
 @click.command("compare")
-@click.argument("sources", nargs=-1, required=True)
+@click.argument("sources", nargs=-1, required=True, shell_complete=completing.sources)
 @out_option
-@click.option("--family", help="Read the checkpoints as this family, whatever their configs say.")
-@click.option("--tower", help="Which stack, where there are several: text, vision, encoder, decoder, cross ...")
+@click.option(
+    "--family",
+    shell_complete=completing.families,
+    help="Read the checkpoints as this family, whatever their configs say.",
+)
+@click.option(
+    "--tower",
+    shell_complete=completing.towers,
+    help="Which stack, where there are several: text, vision, encoder, decoder, cross ...",
+)
 @click.option("--base", help="What LoRA adapters among them change; the first of the checkpoints if not given.")
 @families_option
 @click.option("--across-families", is_flag=True, help="Compare heads of different families too.")
@@ -254,7 +265,7 @@ def compare_command(
     if as_json:
         _print_json(comparison.as_json())
     else:
-        click.echo(str(comparison))
+        headline(comparison)
         click.echo(out / "report.html")
     farthest = comparison.largest_change()
     moved = ""
@@ -285,5 +296,6 @@ def reference_command(listed: Path, out: Path) -> None:
     reference.save(out)
     with new_file(out.with_suffix(".csv")) as file:
         file.write(reference.table.csv().encode())
-    click.echo(reference.table.select("name", "family", "layers", "heads", "d_model", "licence").text())
+    if not is_quiet():
+        show(reference.table.select("name", "family", "layers", "heads", "d_model", "licence"))
     click.echo(out)

@@ -15,6 +15,7 @@ from weightscope.cli.options import (
     with_engine,
     with_source,
 )
+from weightscope.cli.terminal import headline, is_quiet, show
 
 
 @click.command("circuits")
@@ -64,8 +65,8 @@ def circuits_command(
             found = measured(model, found, texts, device)
         found.write(folder)
     for role, heads in found.named.items():
-        click.echo(f"{role}: {', '.join(heads)}")
-    if found.accuracy is not None:
-        click.echo(found.accuracy.table.text())
+        headline(f"{role}: {', '.join(heads)}")
+    if found.accuracy is not None and not is_quiet():
+        show(found.accuracy.table)
     click.echo(out / "report.html")
     say_caveats(found.caveats)

@@ -12,7 +12,9 @@ from typing import Any
 
 import click
 
+from weightscope.cli.examples import with_examples
 from weightscope.cli.signals import ended_by_signals
+from weightscope.cli.terminal import quiet_option
 from weightscope.errors import CheckpointError, printable
 from weightscope.progress import progress_shown
 
@@ -78,4 +80,7 @@ class EndsInOneLine(click.Command):
 
 
 class Commands(EndsInOneLine, click.Group):
-    """Several of them."""
+    """Several of them, each with --quiet, with a line that says what it gives and costs, and with examples."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        super().add_command(with_examples(quiet_option(cmd)), name)

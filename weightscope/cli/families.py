@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from weightscope.cli.options import families_option, with_source
+from weightscope.cli.terminal import headline, show
 from weightscope.errors import CheckpointError, printable
 
 
@@ -25,9 +26,11 @@ def families_command(as_csv: bool, new: bool, families: str | None) -> None:
         _newer()
         return
     table = families_table(families)
-    click.echo(table.csv() if as_csv else table.text(), nl=not as_csv)
-    if not as_csv:
-        click.echo(standing())
+    if as_csv:
+        click.echo(table.csv(), nl=False)
+    else:
+        show(table)
+        headline(standing())
 
 
 def _newer() -> None:

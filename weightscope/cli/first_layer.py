@@ -22,6 +22,7 @@ from weightscope.cli.options import (
     with_source,
     writable,
 )
+from weightscope.cli.terminal import headline, is_quiet, show
 from weightscope.errors import CheckpointError
 
 LONG = 600  # seconds that a person should know of before they begin
@@ -86,7 +87,7 @@ def detok(
         auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts), drawn)
         auroc.write_tables(files)
         auroc.write_report(files, curves)
-    click.echo(auroc)
+    headline(auroc)
     click.echo(out / "report.html")
 
 
@@ -135,7 +136,7 @@ def neighbours(
     quoted = [replace(own, values=[*map(repr, own.values)]) if own.name == "token" else own for own in columns]
     if first.bare:
         quoted = [replace(own, symbol="score of bare embeddings") if own.name == "score" else own for own in quoted]
-    click.echo(Table(quoted).text())  # quotes show a space that begins a token
+    show(Table(quoted))  # quotes show a space that begins a token
     say_caveats(first.attention.caveats)
 
 
@@ -192,7 +193,8 @@ def positions(
         write_page(files, "report.html", title, terms.lead, sections, of=model.title)
     for caution in terms.cautions:
         click.echo(f"weightscope: {caution}", err=True)
-    click.echo(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency").text())
+    if not is_quiet():
+        show(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency"))
     click.echo(out / "report.html")
 
 
@@ -247,4 +249,4 @@ def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
 
     counts = count_bigrams([Path(path) for path in corpus], load_tokenizer(tokenizer))
     counts.save(out)
-    click.echo(f"{out}: {counts.documents:,} documents, {counts.tokens:,} tokens, {counts.pairs:,} pairs")
+    headline(f"{out}: {counts.documents:,} documents, {counts.tokens:,} tokens, {counts.pairs:,} pairs")

@@ -8,6 +8,9 @@ from typing import Any
 
 import click
 
+from weightscope.cli.completing import families as family_names
+from weightscope.cli.completing import sources, towers
+from weightscope.cli.terminal import headline
 from weightscope.errors import printable
 from weightscope.writing import check_writable
 
@@ -90,10 +93,16 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
     With `tokenizer_option` the Source knows that place too.
     """
 
-    @click.argument("source")
+    @click.argument("source", shell_complete=sources)
     @click.option("--revision", help="Branch, tag or commit on the Hub.")
-    @click.option("--family", help="Read the checkpoint as this family, whatever its config says.")
-    @click.option("--tower", help="Which stack, where there are several: text, vision, encoder, decoder, cross ...")
+    @click.option(
+        "--family", shell_complete=family_names, help="Read the checkpoint as this family, whatever its config says."
+    )
+    @click.option(
+        "--tower",
+        shell_complete=towers,
+        help="Which stack, where there are several: text, vision, encoder, decoder, cross ...",
+    )
     @click.option("--base", help="Of a LoRA adapter the model that it changes, where its settings do not name it.")
     @families_option
     @wraps(command)
@@ -175,4 +184,4 @@ def whole_numbers(text: str, option: str) -> tuple[int, ...]:
 
 def say_caveats(caveats: Sequence[str]) -> None:
     for caveat in caveats:
-        click.echo(f"not in these numbers: {caveat}")
+        headline(f"not in these numbers: {caveat}")

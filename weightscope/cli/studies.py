@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from weightscope.cli.options import out_option, runner_device_option, text_option, tokenizer_option, with_model
+from weightscope.cli.terminal import headline
 
 longest_option = click.option(
     "--longest", default=128, show_default=True, type=click.IntRange(8), help="Tokens of a sequence."
@@ -19,7 +20,7 @@ OF_QUESTION = {"bias": ("evaluated", "thorough", "paper", "own_first"), "kind": 
 def say(lines: Sequence[str], out: Path) -> None:
     """The result, and where its page is."""
     for line in lines:
-        click.echo(line)
+        headline(line)
     click.echo(out / "report.html")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, nearest
 from weightscope.families.config import MOST_LAYERS, ModelConfig
 from weightscope.families.defaults import inner_types, sizes_of
 from weightscope.families.family import Family
@@ -166,8 +166,8 @@ def choose_family(
     wanted = checkpoint.config.get("model_type") if name is None else name
     rows = [row for row in families if wanted in row.model_types or (name is not None and name == row.name)]
     if not rows and name is not None:
-        known = ", ".join(sorted({row.name for row in families}))
-        raise CheckpointError(f"no family is called '{name}'; known are {known}")
+        known = sorted({row.name for row in families})
+        raise CheckpointError(f"no family is called '{name}'; known are {', '.join(known)}{nearest(name, known)}")
     if not rows:
         kinds = (wanted, *(part.get("model_type") for _, part in parts(checkpoint.config) if name is None))
         if (kind := next((kind for kind in kinds if isinstance(kind, str) and kind in UNREAD), None)) is not None:

@@ -1,0 +1,118 @@
+"""What the command line tells a person before it runs: help, examples, completion, near names; what --quiet leaves."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests.support.commands import run, undrawn
+from weightscope.cli import main
+from weightscope.cli.examples import TOLD
+from weightscope.cli.terminal import show
+from weightscope.tables import Column, Table
+
+COMMANDS = sorted(main.commands)
+
+
+def test_the_list_of_commands_says_of_each_what_it_gives_and_costs() -> None:
+    assert set(TOLD) == set(COMMANDS)
+    said = " ".join(run("--help").output.split())
+    for name, told in TOLD.items():
+        assert f"{name} {told.gives}" in said  # whole
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_examples_and_each_parses(name: str) -> None:
+    command = main.commands[name]
+    help_text = run(name, "--help").output
+    assert "--quiet" in help_text
+    assert "\n  Examples:\n" in help_text
+    for example in TOLD[name].examples:
+        assert f"    {example}\n" in help_text
+        program, called, *arguments = shlex.split(example.partition(">")[0])
+        assert (program, called) == ("weightscope", name)
+        context = click.Context(command, info_name=name)
+        given, left, _ = command.make_parser(context).parse_args(arguments)
+        assert not left
+        for parameter in command.params:  # choices and numbers; whether a file is there is not asked
+            if isinstance(parameter.type, click.Path) or parameter.name not in given:
+                continue
+            parameter.type_cast_value(context, given[parameter.name])
+        assert all(given.get(p.name) not in (None, ()) for p in command.params if p.required)
+
+
+@pytest.mark.parametrize(
+    "arguments, meant",
+    [
+        (["audti", "embedded"], "audit"),
+        (["audit", "embedded", "--ot", "x"], "--out"),
+        (["inspect", "embedded", "--family", "gpt22"], "gpt2"),
+        (["audit", "embedded", "--out", "x", "--fail-on", "spectral_spyke"], "spectral_spike"),
+    ],
+)
+def test_a_name_that_is_nearly_one_names_it(arguments: list[str], meant: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert meant in result.stderr.casefold().rpartition("did you mean")[2]
+
+
+def test_a_measure_that_is_nearly_one_names_it() -> None:
+    with pytest.raises(KeyError, match="did you mean 'qk_sigma1'"):
+        Table([Column("qk_sigma1", [1.0]), Column("vo_sigma1", [2.0])])["qk_sigma"]
+
+
+def test_quiet_says_only_where_the_result_is(tmp_path: Path) -> None:
+    with undrawn():
+        result = run("audit", "embedded", "--out", tmp_path / "a", "--quiet")
+    assert (result.stdout, result.stderr) == (f"{tmp_path / 'a' / 'report.html'}\n", "")
+    loud, quiet = run("neighbours", "embedded", " ship"), run("neighbours", "embedded", " ship", "--quiet")
+    assert quiet.stdout and quiet.stdout in loud.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_given_its_script(shell: str) -> None:
+    result = run("completion", shell)
+    assert result.exit_code == 0 and "_WEIGHTSCOPE_COMPLETE" in result.output
+
+
+@pytest.mark.parametrize(
+    "typed, found",
+    [
+        ("weightscope aud", "audit"),
+        ("weightscope audit emb", "embedded"),
+        ("weightscope inspect x --family gpt_ne", "gpt_neo"),
+        ("weightscope audit x --fail-on spectral", "spectral_spike"),
+        ("weightscope circuits x --eng", "--engine"),
+    ],
+)
+def test_a_shell_completes(typed: str, found: str) -> None:
+    words = shlex.split(typed)
+    asked = {"_WEIGHTSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    result = CliRunner().invoke(main, [], env=asked, prog_name="weightscope")
+    assert found in result.output
+
+
+def test_a_table_is_ruled_on_a_terminal_and_plain_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table([Column("token", ["[red]", "b"]), Column("n", [1, 20])])
+    show(table)
+    assert capsys.readouterr().out == table.text() + "\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    show(table)
+    ruled = capsys.readouterr().out
+    assert "─" in ruled and "[red]" in ruled and "20" in ruled
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys, weightscope.cli as c; c.main(['--help'], standalone_mode=False); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    loaded = done.stdout.rpartition("\n[")[2]
+    assert not any(
+        f"'{name}'" in loaded for name in ("rich", "numpy", "scipy", "matplotlib", "jinja2", "joblib", "torch")
+    )

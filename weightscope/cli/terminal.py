@@ -1,0 +1,57 @@
+"""What a command prints: its result, a headline that --quiet leaves out, a table as wide as the terminal allows."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weightscope.progress import progress_hidden
+
+if TYPE_CHECKING:
+    from weightscope.tables import Table
+
+QUIET = "weightscope.quiet"  # in click's context
+
+
+def _hush(context: click.Context, parameter: click.Parameter, quiet: bool) -> None:
+    context.meta[QUIET] = quiet
+    if quiet:
+        context.with_resource(progress_hidden())
+
+
+quiet_option: Callable[[Any], Any] = click.option(
+    "--quiet", is_flag=True, expose_value=False, is_eager=True, callback=_hush,
+    help="No progress and no headline: only the result, or where it was written.",
+)  # fmt: skip
+
+
+def is_quiet() -> bool:
+    """Whether --quiet was given to the command that runs."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(QUIET))
+
+
+def headline(said: object) -> None:
+    """Print what a person reads beside the result; nothing with --quiet."""
+    if not is_quiet():
+        click.echo(str(said))
+
+
+def show(table: "Table") -> None:
+    """Print a table: ruled and fitted on a terminal, plain columns where a file or a program reads."""
+    if not sys.stdout.isatty():
+        click.echo(table.text())
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Ruled
+    from rich.text import Text
+
+    ruled = Ruled(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns:
+        side = "right" if column.is_numeric else "left"
+        ruled.add_column(Text(column.heading), justify=side, overflow="fold")  # type: ignore[arg-type]
+    for row in table.rows():
+        ruled.add_row(*(Text(column.shown(cell)) for column, cell in zip(table.columns, row, strict=True)))
+    Console().print(ruled)
