@@ -71,7 +71,7 @@ test: $(VENV)/.installed-dev  ## lint, types and the whole test suite (seven min
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The examples of its pages run as it is built, and whatever is dead ends the build.
-docs: $(VENV)/.installed-docs  ## the site, site/index.html; it opens from the disk (half a minute)
+docs: $(VENV)/.installed-docs  ## the site, site/index.html; it opens from the disk (a minute)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.installed-dev  ## every benchmark, beside the least it could cost (ten minutes)
