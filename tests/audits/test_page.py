@@ -38,7 +38,9 @@ def test_the_page_is_one_file_that_asks_for_nothing(page_file: Path) -> None:
         r"src\s*=|@import|url\(|fetch\(|XMLHttpRequest", text.replace(escape(HOSTILE), ""), re.IGNORECASE
     )
     links = re.findall(r'href\s*=\s*"([^",]*)', text)
-    assert set(links) == {"heads.csv", "findings.csv", "percentiles.csv", "data:text/csv;charset=utf-8"}
+    figures = {f"{name}.{kind}" for name in ("heads", "spectra", "depth") for kind in ("png", "svg")}
+    tables = {"heads.csv", "findings.csv", "percentiles.csv", "spectra.csv", "data:text/csv;charset=utf-8"}
+    assert set(links) == figures | tables | {"#spectra"}  # of the chosen head, made when it is asked for
     facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.DOTALL).group(1))
     assert np.shape(facts["spectra"]["qk_singular_values"]) == (4, 6, 8)
 

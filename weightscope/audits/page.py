@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from weightscope.audits.compare import Comparison
 
 LISTED = 40  # heads in the table of a comparison
+SINGULAR_VALUES = 250_000  # that a page holds, 2 MB of it; spectra.npz and spectra.csv have all
+FEWEST_POINTS = 24  # of a curve
 WHAT = {"heads": "six measures of every head", "spectra": "singular values of every head", "depth": "measures by depth"}
 
 
@@ -67,6 +69,8 @@ def _facts(audit: "Audit") -> dict[str, Any]:
     """What the page's script draws from."""
     heads = audit.measured
     spectra = {name: array for name, array in heads.arrays.items() if "singular_values" in name}
+    points = max(FEWEST_POINTS, SINGULAR_VALUES // (heads.n_heads * len(heads.layers) * len(spectra)))
+    at = {name: _places(array.shape[2], points) for name, array in spectra.items()}
     return {
         "layers": heads.layers.tolist(),
         "heads": heads.n_heads,
@@ -76,7 +80,8 @@ def _facts(audit: "Audit") -> dict[str, Any]:
         "percentiles": {name: _plain(np.round(grid), 3) for name, grid in audit.standing.grids.items()},
         "compared_with": {name: count.tolist() for name, count in audit.standing.counts.items()},
         "columns": {m.name: _plain(heads.grid(m.name), 6) for m in heads.measures},
-        "spectra": {name: _plain(array, 4) for name, array in spectra.items()},
+        "spectra": {name: _plain(array[..., at[name]], 4) for name, array in spectra.items()},
+        "places": {name: places.tolist() for name, places in at.items()},
         "forms": forms_of(heads.arrays),
         "findings": [
             {"layer": one.layer, "heads": one.heads, "title": one.title, "text": one.text} for one in audit.findings
@@ -84,6 +89,11 @@ def _facts(audit: "Audit") -> dict[str, Any]:
         "read_through": list(audit.notes) if audit.directions else [],
         "directions": {f"{one.layer}.{one.head}": one.as_json()["lines"] for one in audit.directions},
     }
+
+
+def _places(r: int, points: int) -> np.ndarray:
+    """Which of r singular values a curve is drawn through: all, or some that lie closer where they fall faster."""
+    return np.unique(np.geomspace(1, r, points).round().astype(int) - 1) if r > points else np.arange(r)
 
 
 def _plain(array: np.ndarray, digits: int) -> Any:

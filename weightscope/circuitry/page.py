@@ -15,6 +15,7 @@ from weightscope.pages.style import save
 from weightscope.progress import phase
 
 ON_PAGE = 300  # edges of each kind that can be shown at once
+ROWS = 150  # heads that are listed: a page of thousands takes seconds to open
 OF_A_HEAD = 2  # of each kind and direction that a head shows when it is chosen, however weak
 
 MEANINGS = {
@@ -32,11 +33,13 @@ MEANINGS = {
 @phase("drawing figures")
 def write_report(found: Circuits, files: Files) -> None:
     """Write report.html, circuits.png and circuits.svg."""
+    named = found.named_heads
     drawn = save(diagram(found), files, "circuits", "edges.csv")
     write_template(
         files, "report.html", "circuits.html", title=f"Circuits of {found.name}", lead=found.lead,
         caveats=found.caveats, facts=facts(found), roles=_role_rows(found), kinds=READS, columns=COLUMNS,
-        kind_colours=KIND_COLOURS, accuracy=found.accuracy, drawn=drawn, edges=found.edges, named=found.named_heads,
+        kind_colours=KIND_COLOURS, accuracy=found.accuracy, drawn=drawn, edges=found.edges,
+        named=named.take(range(min(len(named), ROWS))), found_named=len(named), at_once=ROWS,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ const CIVIDIS = [
   [0, 34, 78], [24, 54, 108], [64, 77, 107], [92, 98, 110], [122, 120, 120],
   [153, 143, 117], [187, 167, 107], [223, 193, 87], [254, 232, 56],
 ];
-const UNKNOWN = "rgb(150, 150, 150)";
+const UNKNOWN = [150, 150, 150];
 const stacked = matchMedia("(max-width: 62rem)"); // as in the style sheet: the panel stands above the maps
 const SHOWN_AT_FIRST = 100; // rows of the table
 
@@ -58,7 +58,7 @@ function cividis(share) {
   const place = within(0, share, 1) * (CIVIDIS.length - 1);
   const below = Math.min(Math.floor(place), CIVIDIS.length - 2);
   const mix = (low, channel) => Math.round(low + (place - below) * (CIVIDIS[below + 1][channel] - low));
-  return `rgb(${CIVIDIS[below].map(mix)})`;
+  return CIVIDIS[below].map(mix);
 }
 
 // A measure's values on the colour map, from the smallest known one to the largest.
@@ -73,11 +73,9 @@ function colourScale(values, log) {
 
 function paint(canvas, values, colour) {
   [canvas.width, canvas.height] = [nHeads, nLayers];
-  const pen = canvas.getContext("2d");
-  values.forEach((row, i) => row.forEach((value, head) => {
-    pen.fillStyle = colour(value);
-    pen.fillRect(head, i, 1, 1);
-  }));
+  const pen = canvas.getContext("2d"), image = pen.createImageData(nHeads, nLayers);
+  values.flat().forEach((value, k) => image.data.set([...colour(value), 255], 4 * k));
+  pen.putImageData(image, 0, 0);
 }
 
 function drawHeatMap({ name, log }) {
@@ -205,9 +203,16 @@ function legend(svg, start, curves, line) {
 }
 
 function showSpectra(i, head) {
-  const finite = values => (values || []).filter(value => value !== null);
-  const own = name => finite(facts.spectra[name][i][head]);
-  const mates = name => facts.spectra[name][i].filter((_, other) => other !== head).map(finite);
+  // Each value at its place: of many heads a page has every so many values alone, and curves skip what is 0.
+  const placed = (name, values) => {
+    const places = facts.places[name], known = (values || []).filter(value => value !== null);
+    if (!known.length || places.length === places.at(-1) + 1) return known;
+    const whole = Array(places.at(-1) + 1).fill(0);
+    values.forEach((value, k) => { whole[places[k]] = value ?? 0; });
+    return whole;
+  };
+  const own = name => placed(name, facts.spectra[name][i][head]);
+  const mates = name => facts.spectra[name][i].filter((_, other) => other !== head).map(values => placed(name, values));
   const forms = facts.forms.map((form, k) => ({
     name: form,
     values: own(`qk_singular_values_${form}`),
@@ -225,12 +230,12 @@ function showSpectra(i, head) {
   ], mates("vo_singular_values"));
 }
 
-// The spectra in the panel as a table, a row a map.
+// The spectra in the panel as a table, a row a value.
 function spectraTable() {
   const [i, head] = selected();
-  const rows = Object.entries(facts.spectra).map(([name, values]) => [name, ...values[i][head]]);
-  const longest = largest(rows.map(row => row.length));
-  return [["of", ...count(longest - 1).map(k => `sigma${k + 1}`)], ...rows].map(row => row.join(",")).join("\n") + "\n";
+  const rows = Object.entries(facts.spectra).flatMap(([name, values]) =>
+    values[i][head].map((value, k) => [name, facts.places[name][k] + 1, value]));
+  return [["of", "index", "value"], ...rows].map(row => row.join(",")).join("\n") + "\n";
 }
 
 const OF_A_FILE = "text{font:11px sans-serif;fill:#444}path{fill:none}.axis{stroke:#999}.mates{stroke:#888;opacity:.25;stroke-width:.7}.line{stroke-width:2}";
