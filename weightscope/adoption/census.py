@@ -34,7 +34,7 @@ from weightscope.writing import new_file, scratch_folder
 
 SECONDS = 100  # of a processor, for a type
 MOST_MEMORY = 12 << 30
-MOST_PLANS = 3  # tried for the sake of parts that do not run, where others do
+MOST_PLANS = 3  # tried after one that runs, for the sake of parts that do not
 FAR = 37  # where the second text begins
 TRIALS = ((SIZES[:1], 1, 0), (SIZES[1:], 2, FAR))  # sizes, seed and first position of the two models of a type
 
@@ -72,9 +72,11 @@ def at_work(config: Any, sizes: Sequence[Size], seed: int, start: int) -> tuple[
     """
     problems: list[str] = []
     best: tuple[Any, list[Observed]] | None = None
-    for tried, (plan, size) in enumerate(product(PLANS, sizes)):
-        if best and tried >= MOST_PLANS:
+    left = MOST_PLANS * len(sizes)
+    for plan, size in product(PLANS, sizes):
+        if not left:
             break
+        left -= best is not None
         try:
             model: Any = build(tiny_config(config, size, plan), seed)
             observed, unseen = observe(model, size, seed, start)

@@ -69,8 +69,9 @@ def readings(folder: Path, family: str | None = None) -> tuple[list[ws.Model], s
         try:
             found.append(ws.open_model(folder, family=family, tower=name))
         except CheckpointError as error:
-            if stack.family is not None and family is None:
-                refused[stack.prefix + stack.family.layer.split("{i}")[0]] = _line(error, folder)
+            start = stack.prefix + (stack.family.layer.split("{i}")[0] if stack.family else "")
+            if start and family is None:
+                refused[start] = _line(error, folder)
             if "tower" not in str(error) and not problem:
                 problem = _line(error, folder)
     return found, problem, refused

@@ -284,6 +284,16 @@ PIXTRAL = VIDEO_LLAMA_VISION.but(
     rope=GridRope(odd_and_even),
 )
 
+# As Mistral writes it, and Mistral Large 4 is saved.
+PIXTRAL_OF_MISTRAL = PIXTRAL.but(
+    name="pixtral_of_mistral",
+    query="attention.wq",
+    key="attention.wk",
+    value="attention.wv",
+    output="attention.wo",
+    rope=GridRope(odd_and_even, interleaved=True),
+)
+
 INTERNVL_VISION = VIDEO_LLAMA_VISION.but(
     name="internvl_vision",
     model_types=("internvl_vision",),
@@ -311,5 +321,5 @@ TOWERS = (
     GLM4V_VISION, GLM_OCR_VISION, DOTS_VISION, DOTS_PUBLISHED_VISION, GLM_IMAGE_VISION, KIMI_VISION,
     KIMI_PUBLISHED_VISION, KIMI_BARE_VISION, MUSE_VISION, VIDEO_LLAMA_VISION, PADDLEOCR_VISION, COSMOS_VISION,
     COSMOS_PUBLISHED_VISION, MINIMAX_VISION, HUNYUAN_VISION, LFM3_VISION, INKLING2_VISION, LLAMA4_VISION, MLLAMA_VISION,
-    MLLAMA_GLOBAL, STEP_VISION, PIXTRAL, INTERNVL_VISION,
+    MLLAMA_GLOBAL, STEP_VISION, PIXTRAL, PIXTRAL_OF_MISTRAL, INTERNVL_VISION,
 )  # fmt: skip

@@ -97,6 +97,16 @@ RF_DETR_DINOV2 = EOMT.but(
     biases=biases("qkv_bias", True),
 )
 
+# As RF-DETR's whole checkpoints name it.
+RF_DETR_BACKBONE = RF_DETR_DINOV2.but(
+    name="rf_detr_backbone",
+    layer="encoder.layer.{i}.",
+    query="attention.attention.query",
+    key="attention.attention.key",
+    value="attention.attention.value",
+    output="attention.output.dense",
+)
+
 LW_DETR_VIT = RF_DETR_DINOV2.but(
     name="lw_detr_vit",
     model_types=("lw_detr_vit",),
@@ -305,7 +315,7 @@ IMAGEGPT = GPT2.but(
 )
 
 VIT_LINE = (
-    VIT_ALIKE, VIVIT, VITPOSE, VILT, PIXIO, VIDEOMAE, RADIO, TIPS_VISION, EOMT, RF_DETR_DINOV2, LW_DETR_VIT,
+    VIT_ALIKE, VIVIT, VITPOSE, VILT, PIXIO, VIDEOMAE, RADIO, TIPS_VISION, EOMT, RF_DETR_DINOV2, RF_DETR_BACKBONE, LW_DETR_VIT,
     SIGLIP_ALIKE_VISION, IDEFICS_VISION, JANUS_VISION, BRIDGETOWER_VISION, UNLIMITED_OCR_VISION, MOLMO2_VISION,
     OVIS2_VISION, QIANFAN_VISION, QIANFAN_PUBLISHED_VISION, PIX2STRUCT_VISION, MGP_STR, GEMMA4_VISION,
     SAPIENS2, IMAGEGPT,
