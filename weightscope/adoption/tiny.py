@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import transformers
 
-MOST_PARAMETERS = 200_000_000
+MOST_PARAMETERS = 75_000_000
 HEADS = ("", "CausalLM", "Seq2SeqLM", "ImageTextToText", "MaskedLM", "PreTraining", "SpeechSeq2Seq", "CTC",
          "ObjectDetection", "MaskGeneration", "TextToWaveform", "MultimodalLM")  # fmt: skip
 
