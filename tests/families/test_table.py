@@ -10,7 +10,6 @@ from weightscope.adoption.record import read
 from weightscope.families import FAMILIES
 from weightscope.families.family import Family
 
-MADE_ELSEWHERE = {"conditional_detr"}  # tiny models of three stacks, in test_added_positions
 ERRORS = (HEADER.index("scores"), HEADER.index("values"))  # bounds on them may change with the machine
 
 
@@ -42,7 +41,7 @@ def mechanisms(row: Family) -> set[tuple[str, object]]:
 def test_every_mechanism_has_a_tiny_model_in_a_test_or_in_the_census() -> None:
     shown = set().union(*(mechanisms(fixture(name).model.family) for name in NAMES))
     exact = {one.type for one in read() if one.verdict == "exact"} - {one.type for one in read() if one.reason}
-    shown |= set().union(*(mechanisms(row) for row in FAMILIES if (exact | MADE_ELSEWHERE) & {*row.model_types}))
+    shown |= set().union(*(mechanisms(row) for row in FAMILIES if exact & {*row.model_types}))
     for row in FAMILIES:
         assert mechanisms(row) <= shown, row.name
 
