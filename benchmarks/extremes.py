@@ -30,7 +30,7 @@ EXTREMES = (
         f"{len(list(IN_FILES.shapes)):,} tensors in {FILES} files",
         IN_FILES,
         {"shards": FILES},
-        ("inspect {}", "audit {}", "audit --all {}"),
+        ("inspect {}", "audit {}"),
     ),
     (f"{LAYERS:,} layers", DEEP, {}, ("inspect {}", "audit {}", "compare {} {}", "circuits {}")),
     (f"{TOKENS:,} tokens", WIDE, {}, ("inspect {}", "audit {}", "compare {} {}", "detok --sample 2000 {}")),

@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from itertools import combinations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weightscope as ws
+from benchmarks.synthetic import Sizes, write
 from tests.support.heads_by_hand import dense_scores, layer_of, random_layer
 from tests.support.tiny_models import NAMES, fixture
 from weightscope.attention.layer import Layer
@@ -202,3 +204,19 @@ def test_other_array_libraries_give_the_same() -> None:
     for kind in KINDS:
         spaces = layer_spaces(first, centred=False).written, layer_spaces(second, centred=False).read[kind]
         np.testing.assert_allclose(measures(*spaces, strict), measures(*spaces), rtol=1e-5)
+
+
+def test_small_layers_that_are_multiplied_together_give_what_each_gives_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ws.open_model(write(tmp_path, Sizes(layers=9, width=48, heads=4, kv_heads=2)))
+    products_made = []
+    monkeypatch.setattr(passes, "pair_scores", lambda *args: products_made.append(1) or pair_scores(*args))
+    together = wiring(model)
+    assert len(products_made) == len(KINDS) * 8  # one for all layers below, by queries, keys and values
+    monkeypatch.setattr(passes, "SMALL_BYTES", 0)
+    alone = wiring(model)
+    assert len(products_made) == len(KINDS) * (8 + 9 * 8 // 2)
+    for kind in KINDS:
+        np.testing.assert_allclose(together.pk[kind], alone.pk[kind], rtol=1e-5)
+        np.testing.assert_allclose(together.cs[kind], alone.cs[kind], rtol=1e-5)

@@ -21,7 +21,7 @@ from weightscope.circuitry.products import Written, pair_scores
 from weightscope.circuitry.sketches import FAILURE, LEADING, PROBES, doubt, sketched
 from weightscope.circuitry.spaces import LayerSpaces, Spaces, layer_spaces
 from weightscope.circuitry.wiring import KINDS, Wiring
-from weightscope.device import Device, open_device
+from weightscope.device import CPU, Device, open_device
 from weightscope.engine import Engine, ThisProcess
 from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.model import Model
@@ -31,6 +31,7 @@ from weightscope.progress import bar
 from weightscope.shapes import ShowsShapes
 
 WRITTEN_BYTES = 224 << 20  # of what is written, held at a time
+SMALL_BYTES = 1 << 20  # of the product of two layers; smaller ones are made of several layers at once
 TASKS_ELSEWHERE = 8  # at least, where other processes share the work
 EXACT_UP_TO = 10**13  # multiplications; a 7B model's 10^14 would take two cores half an hour
 MOST_PAIRS = 20_000  # that are computed one by one
@@ -178,7 +179,8 @@ def pass_task(
     h, n = model.config.n_heads, len(layers) - group.start
     scores = np.full((2, len(KINDS), len(group), h, n, h), np.nan, np.float32)
     facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *KINDS)} for fact in FACTS}
-    written: list[Written] = []
+    written: list[Written] = []  # each of one layer, or of some that are small
+    together = SMALL_BYTES // (4 * model.config.head_dim * h) if device is CPU else 0  # rows of heads
 
     def read_by(m: int, layer: Layer) -> None:
         """In a function of its own, so that one layer's spaces are let go before the next one's are found."""
@@ -192,7 +194,7 @@ def pass_task(
             _meet(written, spaces, device, scores[..., m, :])
         if m < len(group):
             whole = Written.whole(spaces.written, device)
-            written.append(whole if exact else sketched(spaces.written, layers[group.start + m]))
+            _keep(written, whole if exact else sketched(spaces.written, layers[group.start + m]), together)
 
     for m, layer in enumerate(_one_ahead(model.layer, layers[group.start :])):
         read_by(m, layer)
@@ -209,6 +211,15 @@ def _one_ahead(read: Callable[[int], Layer], indices: Sequence[int]) -> Iterator
         yield coming.result()
 
 
+def _keep(written: list[Written], own: Written, together: int) -> None:
+    """Add what a layer writes: to what the last ones write where all have so few rows, else by itself."""
+    alike = written and written[-1].rows.shape[1:] == own.rows.shape[1:]
+    if alike and (len(written[-1].rows) + len(own.rows)) * own.rows.shape[1] <= together:
+        last = written.pop()
+        own = Written(np.concatenate([last.rows, own.rows]), np.concatenate([last.weights, own.weights]))
+    written.append(own)
+
+
 def _meet(written: Sequence[Written], spaces: LayerSpaces, device: Device, scores: np.ndarray) -> None:
     """Write the scores of all that was written with what one layer reads into their place, (2, 3, G, H, H)."""
     columns = {kind: device.put(read.directions) for kind, read in spaces.read.items()}
@@ -218,8 +229,11 @@ def _meet(written: Sequence[Written], spaces: LayerSpaces, device: Device, score
         i, kind = task[0], KINDS[task[1]]
         return pair_scores(written[i], spaces.read[kind], device, columns[kind])
 
+    h = scores.shape[-1]
+    ends = np.cumsum([len(own.rows) // h for own in written])
     for (i, number), found in zip(tasks, in_threads(meet, tasks), strict=True):
-        scores[:, number, i] = found
+        of_layers = found.reshape(2, -1, h, h)
+        scores[:, number, ends[i] - of_layers.shape[1] : ends[i]] = of_layers
 
 
 def _with_the_strongest(model: Model, found: _Pass, top: int, engine: Engine, get_model: GetModel) -> Wiring:
