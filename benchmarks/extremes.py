@@ -32,7 +32,7 @@ EXTREMES = (
         {"shards": FILES},
         ("inspect {}", "audit {}"),
     ),
-    (f"{LAYERS:,} layers", DEEP, {}, ("inspect {}", "audit {}", "compare {} {}", "circuits {}")),
+    (f"{LAYERS:,} layers", DEEP, {}, ("inspect {}", "audit {}")),
     (f"{TOKENS:,} tokens", WIDE, {}, ("inspect {}", "audit {}", "compare {} {}", "detok --sample 2000 {}")),
     ("400 GB in 96 files", LARGE, {"shards": 96, "holes": True}, ("inspect {}",)),
 )

@@ -72,12 +72,12 @@ SERIES = (
     Series("AUROC", "cores", DOUBLINGS, FIRST_LAYER),
     Series("audit", "layers", (4, 8, 16)),
     Series("audit", "heads", (8, 16, 32)),
-    Series("audit", "width", (1024, 2048, 4096)),
+    Series("audit", "width", (512, 1024, 2048)),
     Series("audit", "vocabulary", (8192, 16_384, 32_768), replace(BASE, layers=2)),
     Series("audit", "cores", DOUBLINGS),
     Series("circuits", "layers", (4, 8, 16)),
     Series("circuits", "heads", (8, 16, 32)),
-    Series("circuits", "width", (1024, 2048, 4096)),
+    Series("circuits", "width", (512, 1024, 2048)),
 )
 
 
