@@ -18,6 +18,7 @@ from safetensors import safe_open
 from tests.support.files import bfloat16, encode, write, write_shards
 from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
+from weightscope.half import CHECKED_AT_ONCE, Half
 
 GIB = 1 << 30
 
@@ -372,3 +373,12 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, specs
     assert set(checkpoint) == set(arrays)
     for name, array in arrays.items():
         np.testing.assert_array_equal(checkpoint[name].read(), array)
+
+
+@pytest.mark.parametrize("at", [0, CHECKED_AT_ONCE - 1, CHECKED_AT_ONCE, CHECKED_AT_ONCE + 6])
+@pytest.mark.parametrize("dtype", [np.float16, np.uint16])
+def test_one_weight_of_16_bits_that_is_not_finite_is_seen_wherever_it_stands(dtype: type, at: int) -> None:
+    bits = np.full(CHECKED_AT_ONCE + 7, 0x3C00, np.uint16)
+    assert Half(bits.view(dtype)).is_finite()
+    bits[at] = 0xFF80  # a NaN of float16, minus infinity of bfloat16
+    assert not Half(bits.view(dtype)).is_finite()
