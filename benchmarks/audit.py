@@ -1,4 +1,7 @@
-"""An audit against reading the bytes and the float64 Gram products alone, and its memory.
+"""An audit against the least it could cost, and its memory.
+
+Two floors: reading the bytes and the float64 Gram products of every factor; and those with one r x r singular value
+decomposition a form and head, without which there are no spectra.
 
 python -m benchmarks.audit --shape llama-2-7b --layers 32
 python -m benchmarks.audit --checkpoint GPT2_FOLDER --peer-python VENV/bin/python
@@ -13,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -25,9 +29,10 @@ from benchmarks.peers import PEERS, peer_cost
 from benchmarks.results import Bench, Measured
 from weightscope.attention.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
-from weightscope.audits.audit import AuditOptions, measure_task
+from weightscope.audits.audit import AuditOptions, measure_task, measured_forms
 from weightscope.audits.finished_layers import FinishedLayers
-from weightscope.audits.measures import MeasuredHeads
+from weightscope.audits.many import report_task
+from weightscope.audits.measure import Arrays
 from weightscope.fingerprint import Fingerprint
 from weightscope.half import Weights
 from weightscope.model import Model
@@ -107,13 +112,27 @@ def _heads_of(w: Weights, r: int, name: str) -> Iterator[Weights]:
         yield columns[:, start : start + r]
 
 
-def audit_measures(model: Model) -> None:
+def read_gram_and_svds(model: Model) -> None:
+    """The same, and singular values of an r x r core for each form of W_QK and for W_VO of every head."""
+    read_and_gram(model)
+    config, forms = model.config, 2 + len(measured_forms(model, AuditOptions()))
+    core = np.random.default_rng(0).standard_normal((config.head_dim, config.head_dim))
+    cores = repeat(core, len(model.attention_layers) * config.n_heads * forms)
+    deque(in_threads(partial(np.linalg.svd, compute_uv=False), cores), maxlen=0)
+
+
+def all_measures(model: Model) -> dict[int, Arrays]:
     """All that an audit measures of every head, kept on disk layer by layer as an audit does."""
     with tempfile.TemporaryDirectory() as work:
         finished = FinishedLayers(Path(work), Fingerprint.of(), model.attention_layers, resume=False)
         for index in model.attention_layers:
             finished.put(index, measure_task(lambda: model, index, AuditOptions()))
-        MeasuredHeads(finished.all(), model.config.d_model)
+        return dict(finished.all())
+
+
+def whole_audit(model: Model) -> None:
+    """Measures, findings, tables, figures and page."""
+    report_task(lambda: model, all_measures(model), AuditOptions())
 
 
 def singular_values(model: Model) -> None:
@@ -153,19 +172,23 @@ def anonymous_peak() -> Iterator[list[float]]:
         watcher.join()
 
 
-WORK: dict[str, Callable[[Model], None]] = {
-    "read and Gram products": read_and_gram,
-    "singular values": singular_values,
-    "the whole audit": audit_measures,
+FLOORS: dict[str, Callable[[Model], object]] = {
+    "reading and Gram products": read_and_gram,
+    "reading, Gram products and a singular value decomposition a form and head": read_gram_and_svds,
 }
-FLOOR = "read and Gram products"
+WORK: dict[str, Callable[[Model], object]] = {
+    "singular values": singular_values,
+    "all measures": all_measures,
+    "the whole audit, figures and page included": whole_audit,
+}
+BESIDE = dict(zip(WORK, (*FLOORS, list(FLOORS)[1]), strict=True))  # the floor of each
 
 
 def cost(name: str, folder: Path) -> Cost:
     """The cost of one run over a freshly opened model."""
     with anonymous_peak() as peak:
         wall, cpu = time.perf_counter(), time.process_time()
-        WORK[name](ws.open_model(folder))
+        (FLOORS | WORK)[name](ws.open_model(folder))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return Cost(wall, cpu, peak[0])
 
@@ -175,7 +198,7 @@ def costs(folder: Path, rounds: int) -> dict[str, list[Cost]]:
 
     Each round measures all in turn, so that whatever else the machine does meets all alike.
     """
-    found: dict[str, list[Cost]] = {name: [] for name in WORK}
+    found: dict[str, list[Cost]] = {name: [] for name in FLOORS | WORK}
     for _ in range(rounds):
         for name, own in found.items():
             with get_context("spawn").Pool(1) as pool:
@@ -197,17 +220,18 @@ def least(folder: Path) -> tuple[float, float]:
 
 
 def rows(title: str, found: dict[str, list[Cost]], folder: Path) -> list[Measured]:
-    """Every work beside the floor of the same round."""
+    """Every work beside its floor in the same round; the note says what it is beside the other in processor time."""
     reads, flops = least(folder)
-    floor, measured = found[FLOOR], []
-    for name, own in found.items():
-        if name == FLOOR:
-            continue
-        ratios = tuple(one.wall / bare.wall for one, bare in zip(own, floor, strict=True))
-        of_cpu = np.median([one.cpu / bare.cpu for one, bare in zip(own, floor, strict=True)])
+    measured = []
+    for name in WORK:
+        own = found[name]
+        walls = tuple(one.wall / bare.wall for one, bare in zip(own, found[BESIDE[name]], strict=True))
+        cpu = [np.median([one.cpu / bare.cpu for one, bare in zip(own, found[floor], strict=True)]) for floor in FLOORS]
         seconds, peak = float(np.median([one.wall for one in own])), max(one.peak for one in own)
-        note = f"{of_cpu:.2f} x in processor time"
-        measured.append(Measured(f"{title}: {name}", seconds, ratios, FLOOR, peak, note, reads=reads, flops64=flops))
+        note = f"in processor time {cpu[0]:.2f} x reading and Gram products, {cpu[1]:.2f} x with the decompositions"
+        measured.append(
+            Measured(f"{title}: {name}", seconds, walls, BESIDE[name], peak, note, reads=reads, flops64=flops)
+        )
     return measured
 
 
@@ -257,7 +281,7 @@ def run(shapes: dict[str, int], rounds: int, python: str = sys.executable) -> li
 def main(
     shape: str, layers: int, checkpoint: Path | None, folder: Path | None, rounds: int, peer_python: str | None
 ) -> None:
-    """Print the cost of singular values and of an audit as ratios to reading the bytes and the Gram products."""
+    """Print the cost of singular values and of an audit as ratios to the least they could cost."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = folder or Path(temporary)
         if checkpoint is None and not (folder / "config.json").exists():
