@@ -77,13 +77,14 @@ def write_json_lines(path: Path, documents) -> Path:
     return path
 
 
+@pytest.mark.parametrize("words_up_to", [0, 4])
 @settings(deadline=None, max_examples=60)
 @given(documents=st.lists(texts, min_size=1, max_size=12))
-def test_counts_are_those_of_a_plain_loop(tmp_path_factory, documents):
-    """However small pieces, batches and buffers are, and however they fall."""
+def test_counts_are_those_of_a_plain_loop(tmp_path_factory, words_up_to, documents):
+    """However small pieces, batches, buffers and memories of words are, however they fall, by words or by pieces."""
     expected = naive(documents, SMALL)
     file = write_json_lines(tmp_path_factory.mktemp("corpus") / "documents.jsonl", documents)
-    with mock.patch.multiple(bigrams, PIECE=3, BATCH=11, BUFFER=5):
+    with mock.patch.multiple(bigrams, PIECE=3, BATCH=11, BUFFER=5, REMEMBERED=500, WORDS_UP_TO=words_up_to):
         if not expected:
             with pytest.raises(CheckpointError, match="no token follows another"):
                 count_bigrams([file], SMALL, progress=False)
@@ -162,8 +163,8 @@ def test_no_pair_reaches_over_a_border(tmp_path):
 def test_jobs_do_not_change_the_counts_and_leave_the_environment_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     write_json_lines(tmp_path / "a.jsonl", [PROSE * 40] * 20)
-    one, four = (count_bigrams([tmp_path], SMALL, jobs=jobs, progress=False) for jobs in (1, 4))
-    assert as_dict(one) == as_dict(four)
+    one, eight = (count_bigrams([tmp_path], SMALL, jobs=jobs, progress=False) for jobs in (1, 8))
+    assert as_dict(one) == as_dict(eight)
     assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
 
 

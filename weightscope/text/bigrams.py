@@ -3,7 +3,8 @@
 A pair is (current token, previous token) inside one document. No special token is added, and no pair reaches over a
 document's border.
 
-Threads encode batches of text while this one reads the next and adds up the last. Long documents are cut where the
+On few cores each word is encoded once and looked up from then on; on many, threads encode batches of text while this
+one reads the next and adds up the last. Long documents are cut where the
 tokenizer is certain to cut them too; the pair across a cut is counted like any other. Memory holds a few batches, a
 buffer of pairs not yet added up, and the distinct pairs; the length of the corpus does not matter.
 """
@@ -23,21 +24,24 @@ import numpy as np
 from scipy import sparse
 
 from weightscope.errors import CheckpointError
-from weightscope.parallel import in_threads
+from weightscope.parallel import in_threads, usable_cores
 from weightscope.progress import bar, progress_shown
 from weightscope.text.corpus import Document, corpus_files, documents
 from weightscope.text.counts import Counts, Int64s
 from weightscope.text.inputs import openwebtext
 from weightscope.text.tokenizer import safe_cut, tokenizer_hash, vocab_size
+from weightscope.text.words import Numbered, Words, encodings
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 PIECE = 4 << 10  # characters: short enough for an encoding to stay in the cache
 LONGEST_PIECE = 1 << 25  # characters without a place to cut; encoding one takes fifty to two hundred bytes
 BATCH = 256 << 10  # characters
 BATCH_PIECES = 2 << 10
+REMEMBERED = 64 << 20  # bytes of words, about; then they are forgotten
 BUFFER = 4 << 20  # pairs
+WORDS_UP_TO = 4  # cores; Python finds the words, one after the other, and more cores encode all of the text sooner
 BORDER = -1  # stands before each document in a stream of token ids
 
 
@@ -60,7 +64,7 @@ def count_bigrams(
     tokenizer : tokenizers.Tokenizer
         As `load_tokenizer` gives it.
     jobs : int, optional
-        Threads that encode; one a core when not given.
+        Cores to encode on; all when not given.
     progress : bool, optional
         Show a bar, if it takes longer than two seconds.
 
@@ -82,8 +86,13 @@ def count_bigrams(
         bar(what="bigrams", unit="B", total=total, unit_scale=True) as read,
         _one_core(),
     ):
-        batches = batched(documents(files, read.update), safe_cut(tokenizer))
-        for ids in in_threads(partial(encode, tokenizer), batches, jobs):
+        cut = safe_cut(tokenizer)
+        batches = batched(documents(files, read.update), cut)
+        if cut is None or (jobs or usable_cores()) > WORDS_UP_TO:
+            streams = in_threads(partial(encode, tokenizer), batches, jobs)
+        else:
+            streams = encoded_by_words(tokenizer, cut, batches, jobs)
+        for ids in streams:
             sums.add(ids)
     matrix = sums.matrix()
     if not matrix.nnz:
@@ -158,16 +167,33 @@ def batched(documents: Iterable[Document], cut: re.Pattern[str] | None) -> Itera
 
 def encode(tokenizer: Tokenizer, batch: list[Piece]) -> Int64s:
     """The token ids of a batch, one after the other, with a `BORDER` before each document; (ids,) int64."""
-    try:
-        encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
-    except Exception as error:  # the library has no error class of its own
-        raise CheckpointError(f"the tokenizer cannot encode this corpus: {error}") from error
     ids = array("q")  # takes a list of integers in half the time np.array does
-    for piece, encoding in zip(batch, encodings, strict=True):
+    for piece, encoding in zip(batch, encodings(tokenizer, [piece.text for piece in batch]), strict=True):
         if piece.opens:
             ids.append(BORDER)
         ids.fromlist(encoding.ids)
     return np.frombuffer(ids, dtype=np.int64)
+
+
+def encoded_by_words(
+    tokenizer: Tokenizer, cut: re.Pattern[str], batches: Iterable[list[Piece]], jobs: int | None
+) -> Iterator[Int64s]:
+    """What `encode` gives of each batch: threads encode the words that are new, this one finds and looks up all."""
+
+    def numbered() -> Iterator[tuple[list[Piece], Numbered]]:
+        words = Words(cut)
+        for batch in batches:
+            if words.nbytes > REMEMBERED:
+                words = Words(cut)  # those that are common soon come back
+            yield batch, words.number([piece.text for piece in batch])
+
+    def learned(found: tuple[list[Piece], Numbered]) -> tuple[list[Piece], Numbered, list[Encoding]]:
+        return *found, encodings(tokenizer, found[1].new)
+
+    for batch, found, new in in_threads(learned, numbered(), jobs):
+        found.among.learn(new)
+        ids, starts = found.among.ids(found)
+        yield np.insert(ids, starts[[piece.opens for piece in batch]], BORDER)
 
 
 class PairSums:
