@@ -33,7 +33,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     folder = Path(mkdtemp(prefix="weightscope-docs-"))
     text = Examples(name, folder, PARTS).fill(markdown)
     made = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
-    for file in made:
-        if f"({file})" in text:
-            files.append(File.generated(config, file, abs_src_path=str(folder / file)))
+    linked = {file for file in made if f"({file})" in text}
+    beside = {Path(file).parent for file in linked if file.endswith(".html")}  # a page links its tables and figures
+    for file in sorted(file for file in made if file in linked or Path(file).parent in beside):
+        files.append(File.generated(config, file, abs_src_path=str(folder / file)))
     return within_site(text, name, made, bring)
