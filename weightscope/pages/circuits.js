@@ -6,7 +6,7 @@ const nLayers = facts.layers.length;
 const nHeads = facts.heads;
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 34, TOP = 26, RIGHT = 18, BOTTOM = 30;
-const ACROSS = Math.max(30, Math.min(70, 820 / nLayers)), DOWN = Math.max(15, Math.min(34, 560 / nHeads));
+const ACROSS = Math.max(30, Math.min(240, 820 / nLayers)), DOWN = Math.max(15, Math.min(34, 560 / nHeads));
 const WIDTH = LEFT + RIGHT + ACROSS * (nLayers - 1) + 20, HEIGHT = TOP + BOTTOM + DOWN * (nHeads - 1) + 10;
 const THICKEST = 6;
 const OF_A_HEAD = 8; // edges of each direction that the panel lists
@@ -42,7 +42,7 @@ function draw(tag, parent, attributes, text = "") {
 
 const diagram = byId("diagram");
 diagram.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
-diagram.style.maxWidth = `${Math.max(WIDTH, 760) * 1.3}px`;
+diagram.style.maxWidth = `${WIDTH * 1.3}px`;
 if (WIDTH > 900) diagram.style.minWidth = `${WIDTH * 0.8}px`;
 const lines = draw("g", diagram, {});
 const dots = draw("g", diagram, {});
