@@ -25,7 +25,7 @@ from weightscope.embedded import FOLDER
 from weightscope.folder import Folder
 
 AUDITS = {"llama-2-7b": 4, "llama-2-70b": 1, "gpt2": 12}  # layers by shape
-AUROC_HEADS = 4
+AUROC_HEADS = 2
 NORM_SEQUENCES = 256
 
 
@@ -58,7 +58,7 @@ def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
         "bigrams": counting,
         "norms": lambda: norms.measure(NORM_SEQUENCES),
         "contributions": norms.measure_contributions,
-        "audit": lambda: audit.run(AUDITS, rounds=3, python=peer_python),
+        "audit": lambda: audit.run(AUDITS, rounds=2, python=peer_python),
         "circuits": circuits.of_gpt2s_shape,
         "sampled": sampled.measure,
         "startup": startup.measure,
@@ -77,7 +77,7 @@ def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
             bench.measured.append(each)
             beside = "" if each.ratio is None else f", {each.ratio:.2f} x {each.floor}"
             click.echo(f"{each.name}: {duration(each.seconds)}{beside}")
-    bench.save(out / "bench.json")
+        bench.save(out / "bench.json")  # after each work: a run that is ended keeps what it has
     Folder(out).text("bench.md", bench.table())
     click.echo(f"{out / 'bench.json'}, {out / 'bench.md'}, in {duration(time.perf_counter() - began)}")
 

@@ -24,7 +24,7 @@ from benchmarks.synthetic import Sizes, write
 from weightscope.metrics.auroc import auroc_by_token
 from weightscope.parallel import usable_cores
 
-ROUNDS = 3
+ROUNDS = 2
 BASE = Sizes(layers=4, width=1024, heads=8, head_dim=64, kv_heads=8, vocabulary=4096)
 SMALL = Sizes(vocabulary=1024)
 
