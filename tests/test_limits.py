@@ -21,8 +21,8 @@ NO_LIMITS = {
     "audits.findings.MOST_OPEN", "checkpoint.gguf_header.LONGEST_LIST", "checkpoint.local.LARGEST_READ",
     "checkpoint.ranges.LARGEST_REQUEST", "checkpoint.ranges.LONGEST_WAIT", "circuitry.passes.MOST_PAIRS",
     "detokenization.on_text.MOST_DIFFERENCE", "metrics._auroc_device.MOST_SCORES", "metrics.low_rank.MOST_RANK",
-    "outlier_dimensions.figures.MOST_IN_LEGEND", "outlier_dimensions.figures.MOST_NAMED", "runner.runner.LARGEST_ERROR",
-    "text.served_tokenizer.MOST_CHILDREN",
+    "outlier_dimensions.figures.MOST_IN_LEGEND", "outlier_dimensions.figures.MOST_NAMED", "pages.drawn.MOST_DESCRIBED",
+    "runner.runner.LARGEST_ERROR", "text.served_tokenizer.MOST_CHILDREN",
 }  # fmt: skip
 
 

@@ -214,7 +214,7 @@ def _one_ahead(read: Callable[[int], Layer], indices: Sequence[int]) -> Iterator
 def _keep(written: list[Written], own: Written, together: int) -> None:
     """Add what a layer writes: to what the last ones write where all have so few rows, else by itself."""
     alike = written and written[-1].rows.shape[1:] == own.rows.shape[1:]
-    if alike and (len(written[-1].rows) + len(own.rows)) * own.rows.shape[1] <= together:
+    if alike and (len(written[-1].weights) + len(own.weights)) * own.rows.shape[1] <= together:
         last = written.pop()
         own = Written(np.concatenate([last.rows, own.rows]), np.concatenate([last.weights, own.weights]))
     written.append(own)
@@ -230,7 +230,7 @@ def _meet(written: Sequence[Written], spaces: LayerSpaces, device: Device, score
         return pair_scores(written[i], spaces.read[kind], device, columns[kind])
 
     h = scores.shape[-1]
-    ends = np.cumsum([len(own.rows) // h for own in written])
+    ends = np.cumsum([len(own.weights) // h for own in written])
     for (i, number), found in zip(tasks, in_threads(meet, tasks), strict=True):
         of_layers = found.reshape(2, -1, h, h)
         scores[:, number, ends[i] - of_layers.shape[1] : ends[i]] = of_layers
