@@ -64,7 +64,7 @@ figures: $(VENV)/.installed-runner  ## draw again what figures/ holds: BOOKS= ST
 		--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
 
 # Two processes, whole files each: every one of them holds PyTorch and some models, 1.7 GB.
-test: $(VENV)/.installed-dev  ## lint, types and the whole test suite (seven minutes)
+test: $(VENV)/.installed-dev  ## lint, types and the whole test suite (a quarter of an hour)
 	$(BIN)/ruff check weightscope analyses benchmarks tests docs/hooks
 	$(BIN)/ruff format --check weightscope analyses benchmarks tests docs/hooks
 	$(BIN)/mypy
