@@ -1,7 +1,7 @@
 """What MkDocs does not do by itself for this site: mathematics, examples that are run, files of the repository."""
 
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 
 from examples import Examples
 from links import PAGES, ROOT, companions, within_site
@@ -10,6 +10,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from reference import PARTS
+
+MADE = TemporaryDirectory(prefix="weightscope-docs-")  # a folder a page; gone when the build ends, however it does
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -30,7 +32,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
                 bring(other, other)
 
     name = page.file.src_uri
-    folder = Path(mkdtemp(prefix="weightscope-docs-"))
+    folder = Path(mkdtemp(dir=MADE.name))
     text = Examples(name, folder, PARTS).fill(markdown)
     made = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
     linked = {file for file in made if f"({file})" in text}
