@@ -37,7 +37,9 @@ def test_help_lists_every_target_with_its_time():
     for target in re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace("\\\n", " ").split():
         line = next(line for line in listed.splitlines() if line.split()[:1] == [target])
         assert len(line.split()) > 2
-    assert len(re.findall(r"\((?:half an?|one|two|three|four|five|six|seven|[a-z-]+) (?:minutes?|hour)\)", listed)) >= 8
+        # These take seconds, or as long as what was changed.
+        if target not in ("help", "bench-compare", "lint", "clean"):
+            assert re.search(r"\([^()]*(?:minute|hour)[^()]*\)$", line), line
 
 
 def test_a_drawing_without_its_input_is_left_out(tmp_path):
