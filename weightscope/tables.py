@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from markupsafe import Markup
 
 from weightscope.errors import CheckpointError, nearest, printable
 from weightscope.mathml import plain, prose, spoken
@@ -65,8 +66,8 @@ class Column:
         return self._with_unit(spoken(self.symbol) or self.name)
 
     def html(self) -> str:
-        """The same as HTML, formulas as mathematics."""
-        return self._with_unit(prose(self.symbol) or prose(plain(self.name)))
+        """The same as HTML, formulas as mathematics; a name may break at its underscores."""
+        return self._with_unit(prose(self.symbol) or prose(plain(self.name)).replace("_", Markup("_<wbr>")))
 
     def _with_unit(self, called: str) -> str:
         return called + f" ({self.unit})" if self.unit else called
@@ -305,7 +306,6 @@ def _csv_cell(value: Any) -> str:
 def templates() -> Any:
     """The HTML templates of `pages`: every value is shown as text, and nothing in it is obeyed."""
     from jinja2 import Environment, PackageLoader
-    from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader("weightscope", "pages"),

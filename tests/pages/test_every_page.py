@@ -99,3 +99,28 @@ def test_a_figure_is_a_click_from_its_files_and_says_what_it_shows(
         ".map(d => [d.getAttribute('aria-label'), d.closest('figure').querySelector('figcaption').textContent])"
     ):
         assert "from" in figure and "Model: " in caption
+
+
+SHEET = 703  # pixels: A4 less the margins of print.css
+SEEN = "[...document.querySelectorAll('{}')].filter(e => e.checkVisibility()).length"
+
+
+@pytest.mark.parametrize("name", [*PAGES, *(pytest.param(name, marks=pytest.mark.slow) for name in STUDIES)])
+def test_a_page_prints_light_open_and_whole(name: str, written: Callable[[str], Path], tab: Page) -> None:
+    """What a sheet of paper cannot do is not on it, and nothing is cut or folded away, whatever the screen showed."""
+    tab.open(written(name), 1280, dark=True)
+    tab.run("document.querySelectorAll('details').forEach(d => { d.open = false })")
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    tab.call("Emulation.setDeviceMetricsOverride", width=SHEET, height=1000, deviceScaleFactor=1, mobile=True)
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    tab.call("Emulation.setEmulatedMedia", media="print", features=dark)
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.run("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+    assert tab.run(SEEN.format("select, input, .beside, .hint, #more, footer")) == 0
+    assert tab.run(SEEN.format("details > :not(summary)")) == tab.run(
+        "document.querySelectorAll('details > :not(summary)').length"
+    )
+    assert tab.run("document.documentElement.scrollWidth") <= SHEET
+    cut = "w.scrollWidth > w.clientWidth + 1 || w.scrollHeight > w.clientHeight + 1"
+    assert tab.run(f"[...document.querySelectorAll('.wide')].filter(w => {cut}).map(w => w.ariaLabel)") == []
+    tab.call("Emulation.setEmulatedMedia", media="")

@@ -324,6 +324,7 @@ function fillTable() {
     row.addEventListener("click", () => choose(i, head, true));
   }
   byId("more").hidden = table.rows.length <= table.length;
+  byId("of-all").textContent = byId("more").hidden ? "" : `The first ${table.length} of ${table.rows.length} heads.`;
   markRow();
 }
 

@@ -55,6 +55,17 @@ const widths = new ResizeObserver(entries => entries.forEach(({ target }) => {
 }));
 document.querySelectorAll("figure > .wide").forEach(wide => widths.observe(wide));
 
+// Before it is printed, every table learns by how much it has to shrink to fit a sheet, its margins taken off.
+const SHEET = 700; // pixels: A4 and Letter have a little more
+addEventListener("beforeprint", () => {
+  const { classList } = document.documentElement;
+  classList.add("printing");
+  const tables = [...document.querySelectorAll("table")];
+  const fits = tables.map(table => Math.min(1, SHEET / table.offsetWidth));
+  classList.remove("printing");
+  tables.forEach((table, k) => table.style.setProperty("--fit", fits[k]));
+});
+
 for (const table of document.querySelectorAll("table.sortable")) {
   const valueOf = cell => "value" in cell.dataset ? parseFloat(cell.dataset.value) : cell.textContent;
   sortOnClick(table.tHead.rows[0], (column, descending) => {
