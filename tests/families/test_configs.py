@@ -287,3 +287,18 @@ def test_caveats_name_what_matrices_leave_out() -> None:
         )
     for name in ("gpt2", "llama", "mistral", "bert", "vit", "qwen2", "clip_text", "deberta"):
         assert fixture(name).model.layer(0).head(0).caveats == (), name
+
+
+def test_a_row_has_one_default_for_a_size() -> None:
+    """One that it inherited under another name would stand before what a config says."""
+    for row in FAMILIES:
+        for meaning, names in row.size_keys.items():
+            assert len([name for name in names if name in row.defaults]) <= 1, (row.name, meaning)
+
+
+def test_a_size_is_what_the_config_says_under_the_name_that_the_code_reads(tmp_path: Path) -> None:
+    said = {"rms_norm_eps": 0.25, "layer_norm_eps": 0.5}
+    assert ws.open_model(rewritten(tmp_path, "llama", **said)).config.norm_eps == 0.25
+    assert ws.open_model(rewritten(tmp_path, "bert", **said)).config.norm_eps == 0.5
+    only = {"rms_norm_eps": "absent", "layer_norm_eps": 0.5}
+    assert ws.open_model(rewritten(tmp_path, "llama", **only)).config.norm_eps == 0.5

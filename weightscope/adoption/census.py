@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from weightscope.adoption.judge import Stored, Verdict, judge, readings, stacks
 from weightscope.adoption.observed import Observed, observe
 from weightscope.adoption.record import RECORD, Row, changes, page, read, write
-from weightscope.adoption.shrinking import tiny_config
+from weightscope.adoption.shrinking import tiny_config, varied
 from weightscope.adoption.sizes import PLANS, SIZES, Size
 from weightscope.adoption.tiny import HEADS, build, first_line
 from weightscope.writing import new_file, scratch_folder
@@ -36,7 +37,8 @@ SECONDS = 100  # of a processor, for a type
 MOST_MEMORY = 12 << 30
 MOST_PLANS = 3  # tried after one that runs, for the sake of parts that do not
 FAR = 37  # where the second text begins
-TRIALS = ((SIZES[:1], 1, 0), (SIZES[1:], 2, FAR))  # sizes, seed and first position of the two models of a type
+# Sizes, seed and first position of the two models of a type, and whether its config has other numbers.
+TRIALS = ((SIZES[:1], 1, 0, False), (SIZES[1:], 2, FAR, True))
 
 
 class OutOfTime(BaseException):
@@ -62,14 +64,21 @@ def newcomers() -> list[str]:
     return sorted({*model_types()} - {row.type for row in read()})
 
 
-def at_work(config: Any, sizes: Sequence[Size], seed: int, start: int) -> tuple[Any, list[Observed]]:
+def at_work(
+    config: Any, sizes: Sequence[Size], seed: int, start: int, other: bool = False
+) -> tuple[Any, list[Observed]]:  # fmt: skip
     """A tiny model of a config and its attention layers at work: with the first and boldest sizes that it runs with.
+
+    With `other` numbers in its config, if it runs with them.
 
     Raises
     ------
     ValueError
         It cannot be built, does not run, or has no attention.
     """
+    if other:
+        with suppress(Exception):  # whatever transformers raises of numbers that do not go together
+            return at_work(type(config).from_dict(varied(config.to_dict())), sizes, seed, start)
     problems: list[str] = []
     best: tuple[Any, list[Observed]] | None = None
     left = MOST_PLANS * len(sizes)
@@ -93,9 +102,9 @@ def at_work(config: Any, sizes: Sequence[Size], seed: int, start: int) -> tuple[
     return best
 
 
-def verdicts(config: Any, sizes: Sequence[Size], seed: int, start: int) -> list[Verdict]:
-    """What one tiny model of a config shows; errors as of `at_work`."""
-    model, observed = at_work(config, sizes, seed, start)
+def verdicts(config: Any, *trial: Any) -> list[Verdict]:
+    """What one tiny model of a config shows; arguments and errors as of `at_work`."""
+    model, observed = at_work(config, *trial)
     with scratch_folder() as folder:
         model.save_pretrained(folder)
         return judge(observed, Stored(model, folder), *readings(folder))
@@ -106,8 +115,8 @@ def census(kind: str, config: Any = None) -> list[Row]:
     found: dict[str, list[Verdict]] = {}
     try:
         config = CONFIG_MAPPING[kind]() if config is None else config
-        for sizes, seed, start in TRIALS:
-            for verdict in verdicts(config, sizes, seed, start):
+        for trial in TRIALS:
+            for verdict in verdicts(config, *trial):
                 found.setdefault(verdict.stack, []).append(verdict)
     except OutOfTime:
         return [Row(kind, "", "", 0, "not built", f"takes longer than {SECONDS} s")]

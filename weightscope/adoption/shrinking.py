@@ -19,6 +19,8 @@ from weightscope.adoption.sizes import FILLED, LACKED, PLANS, Plan, Size
 SPECIAL = re.compile(r".*_token_(id|index)|(bos|eos|pad|sep|cls|mask|unk|image|video|audio)_(token|id|index)", re.ASCII)
 DERIVED = {"out_features", "out_indices", "stage_names", "_out_features", "_out_indices", "transformers_version",
            "architectures", "_name_or_path", "id2label", "label2id", "num_labels"}  # fmt: skip
+VARIED = re.compile(r".*(theta|emb_base|softcap\w*|multiplier|attn_scalar)|attention_scale", re.ASCII)
+EPSILON = re.compile(r".*(eps|epsilon)", re.ASCII)
 RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1],
           "layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}  # fmt: skip
 
@@ -179,3 +181,16 @@ def _few_layers(key: Any, value: Any) -> Any:
         if re.fullmatch(r"num_hidden_layers|encoder_layers|decoder_layers|num_layers", str(key)) and type(value) is int
         else value
     )
+
+
+def varied(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's values with half as much again of every base, cap and factor of scores, and with epsilons that are
+    felt, each its own: which key a model goes by is then told by what it does.
+    """
+    epsilons = [key for key, value in values.items() if EPSILON.fullmatch(str(key)) and type(value) is float]
+    return {
+        key: varied(value) if isinstance(value, Mapping)
+        else 0.02 * (1 + epsilons.index(key)) if key in epsilons
+        else type(value)(1.5 * value) if type(value) in (int, float) and VARIED.fullmatch(str(key)) else value
+        for key, value in values.items()
+    }  # fmt: skip

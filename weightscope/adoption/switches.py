@@ -60,9 +60,8 @@ def _matters(row: Family, derived: Derived, key: str, value: object) -> bool:
     for inner in filter(None, derived.first.part.split(".")):
         part = part[inner]
     part[key] = value
-    sizes, seed, start = TRIALS[0]
     try:
-        model, observed = at_work(type(config).from_dict(values), sizes, seed, start)
+        model, observed = at_work(type(config).from_dict(values), *TRIALS[0])
     except Exception:  # whatever transformers raises of switches that do not go together
         return False
     with scratch_folder() as folder:

@@ -1,6 +1,5 @@
 """A row on trial: tiny models of one architecture at work, and how near a row comes to what they were seen to do."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from weightscope.families import Family
 from weightscope.model import Model
 from weightscope.writing import scratch_folder
 
-VARIED = re.compile(r".*(eps|epsilon|theta|emb_base|softcap\w*|multiplier|attn_scalar)|attention_scale", re.ASCII)
 EXACT = 1e-5  # of probabilities, and of outputs relative to the largest
 
 
@@ -74,35 +72,16 @@ def tiny_models(config: Any, name: object) -> Iterator[tuple[Tiny, ...]]:
     """
     with ExitStack() as folders:
         made: list[Tiny] = []
-        for sizes, seed, start in TRIALS:
+        for trial in TRIALS:
             folder = folders.enter_context(scratch_folder())
             try:
-                model, observed = _at_work(config, bool(made), sizes, seed, start)
+                model, observed = at_work(config, *trial)
                 model.save_pretrained(folder)
             except Exception as error:  # whatever transformers raises of a config that does not fit together
                 problem = f"transformers builds no tiny model of it: {first_line(error)}"
                 raise CheckpointError(problem, file=name) from None
             made.append(Tiny(model, open_checkpoint(folder), Stored(model, folder), stacks(observed)))
         yield tuple(made)
-
-
-def _at_work(config: Any, other: bool, *trial: Any) -> tuple[Any, Sequence[Observed]]:
-    """A tiny model; with other numbers in its config where it runs with them, so that a key is told by what it does."""
-    if other:
-        try:
-            return at_work(type(config).from_dict(varied(config.to_dict())), *trial)
-        except Exception:  # likewise
-            pass
-    return at_work(config, *trial)
-
-
-def varied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's values with half as much again of every eps, base, cap and factor of scores."""
-    return {
-        key: varied(value) if isinstance(value, Mapping)
-        else type(value)(1.5 * value) if type(value) in (int, float) and VARIED.fullmatch(str(key)) else value
-        for key, value in values.items()
-    }  # fmt: skip
 
 
 def nearness(row: Family, tiny: Tiny, stack: str) -> Nearness:

@@ -1,6 +1,6 @@
 """What a family of architectures is: a row of data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -285,8 +285,18 @@ class Family:
 
     @property
     def size_keys(self) -> Mapping[str, tuple[str, ...]]:
-        """Config keys of every size, by meaning: the usual ones, but for those that the row has of its own."""
-        return {**KEYS, **self.keys}
+        """Config keys of every size, by meaning: the usual ones, but for those that the row has of its own.
+
+        First the one that the row has a default for: it is what the code reads, whatever else a file has.
+        """
+        keys = {**KEYS, **self.keys}
+        return {
+            meaning: tuple(sorted(names, key=lambda name: name not in self.defaults)) for meaning, names in keys.items()
+        }
+
+    def synonyms(self, keys: Collection[str]) -> set[str]:
+        """All keys that have the meaning of one of these."""
+        return {key for same in self.size_keys.values() if not set(same).isdisjoint(keys) for key in same}
 
     def norm_of(self, layer: int) -> StoredNorm | None:
         """The norm that feeds attention in one layer."""
@@ -297,14 +307,18 @@ class Family:
         return self.layer.format(i=self.stored_layer(config, layer))
 
     def but(self, **changes: Any) -> "Family":
-        """The same row with some cells changed; `part__cell` reaches into a cell, `defaults` are added to."""
+        """The same row with some cells changed; `part__cell` reaches into a cell, `defaults` are added to.
+
+        A default takes the place of one that has the same meaning under another key: that is not what the code reads.
+        """
         cells: dict[str, Any] = {}
         for name, value in changes.items():
             whole, _, part = name.partition("__")
             if part:
                 value = replace(cells.get(whole, getattr(self, whole)), **{part: value})
             elif name == "defaults":
-                value = {**self.defaults, **value}
+                said = self.synonyms(value)
+                value = {key: usual for key, usual in self.defaults.items() if key not in said} | {**value}
             cells[whole] = value
         return replace(self, **cells)
 

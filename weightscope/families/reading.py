@@ -41,7 +41,8 @@ def refuse_endless_embeddings(checkpoint: Checkpoint, family: Family) -> None:
 def own_part(checkpoint: Checkpoint, family: Family) -> Config:
     """The part of a config that describes this model, with the architecture's defaults for what it leaves out.
 
-    A key that is there and null means null, as it does to transformers.
+    A key that is there and null means null, as it does to transformers. A size under one name leaves no default of
+    another.
     """
     part, config = part_of(checkpoint, family), checkpoint.config
     inherited: dict[str, Any] = {}
@@ -49,14 +50,16 @@ def own_part(checkpoint: Checkpoint, family: Family) -> Config:
         inherited = _left_out(part, family, inner_types(config.get("model_type")).get(family.nested))
         if config.get("tie_word_embeddings") is True:
             inherited["tie_word_embeddings"] = True
-    values = {key: value for key, value in {**family.defaults, **inherited, **part}.items() if value is not None}
+    said = family.synonyms([key for key in part if part.has(key)])
+    defaults = {key: value for key, value in family.defaults.items() if key not in said}
+    values = {key: value for key, value in {**defaults, **inherited, **part}.items() if value is not None}
     return family.completed(values, config.file)
 
 
 def _left_out(part: Config, family: Family, wrapped: str | None) -> dict[str, Any]:
     """The model_type and the sizes that a part of a wrapper's config does not say, as its class has them by default."""
     kind = next(filter(None, (part.get("model_type"), wrapped)), family.model_types[0])
-    said = {key for keys in family.size_keys.values() if part.has(*keys) for key in keys}
+    said = family.synonyms([key for key in part if part.has(key)])
     sizes = sizes_of(kind) or sizes_of(family.model_types[0])
     return {"model_type": kind} | {key: size for key, size in sizes.items() if key not in said}
 

@@ -183,7 +183,7 @@ NEMOTRON = LLAMA.but(
     norm=StoredNorm("input_layernorm", centred=True, bias=True, offset=1),
     rope=Rope(fraction=0.5),
     outputs__norm=StoredNorm("norm", centred=True, bias=True, offset=1),
-    defaults={"norm_eps": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 4096},
+    defaults={"norm_eps": 1e-5, "max_position_embeddings": 4096},
 )
 
 HELIUM = LLAMA.but(
@@ -210,7 +210,7 @@ PERSIMMON = LLAMA.but(
     head_dim=(),
     variants=(When("qk_layernorm", False, qk_norm=None),),
     outputs__norm=layer_norm("final_layernorm"),
-    defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 16384},
+    defaults={"layer_norm_eps": 1e-5, "max_position_embeddings": 16384},
 )
 
 JAIS2 = LLAMA.but(
@@ -218,7 +218,7 @@ JAIS2 = LLAMA.but(
     model_types=("jais2",),
     norm=layer_norm("input_layernorm"),
     outputs__norm=layer_norm("norm"),
-    defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "attention_bias": True, "max_position_embeddings": 8192},
+    defaults={"layer_norm_eps": 1e-5, "attention_bias": True, "max_position_embeddings": 8192},
 )
 
 CWM = LLAMA.but(

@@ -111,7 +111,7 @@ NEMOTRON_H = LLAMA.but(
     outputs=Outputs(rms_norm("norm_f")),
     defaults={
         "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-        "layer_norm_epsilon": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 4096,
+        "layer_norm_epsilon": 1e-5, "max_position_embeddings": 4096,
     },
 )  # fmt: skip
 
@@ -138,7 +138,7 @@ LFM2 = LLAMA.but(
     outputs=Outputs(rms_norm("embedding_norm")),
     defaults={
         "hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "norm_eps": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 128000, "tie_word_embeddings": True,
+        "norm_eps": 1e-5, "max_position_embeddings": 128000, "tie_word_embeddings": True,
     },
 )  # fmt: skip
 

@@ -198,7 +198,7 @@ PHI = LLAMA.but(
         ),
     ),
     outputs__norm=layer_norm("final_layernorm"),
-    defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "qk_layernorm": False},
+    defaults={"layer_norm_eps": 1e-5, "qk_layernorm": False},
 )  # fmt: skip
 
 PHI3 = LLAMA.but(
@@ -260,7 +260,7 @@ STABLELM = LLAMA.but(
         ),
     ),
     outputs__norm=layer_norm("norm"),
-    defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "use_qkv_bias": False, "qk_layernorm": False,
+    defaults={"layer_norm_eps": 1e-5, "use_qkv_bias": False, "qk_layernorm": False,
               "max_position_embeddings": 4096},
 )  # fmt: skip
 
@@ -274,7 +274,6 @@ STARCODER2 = LLAMA.but(
     defaults={
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
-        "rms_norm_eps": None,
         "use_bias": True,
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
@@ -289,7 +288,7 @@ COHERE = LLAMA.but(
     variants=(When("use_qk_norm", True, qk_norm=QkNorm(scope="own", centred=True)),),
     outputs__norm=layer_norm("norm", bias=False),
     defaults={
-        "layer_norm_eps": 1e-5, "rms_norm_eps": None, "use_qk_norm": False, "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-5, "use_qk_norm": False, "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     },
 )  # fmt: skip

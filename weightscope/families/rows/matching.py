@@ -111,7 +111,6 @@ AIMV2_TEXT = CLIP_TEXT.but(
     defaults={
         "hidden_size": 768,
         "num_attention_heads": 6,
-        "layer_norm_eps": None,
         "rms_norm_eps": 1e-5,
         "qkv_bias": False,
     },
@@ -278,7 +277,7 @@ CLVP_DECODER = CLIP_TEXT.but(
     tower="decoder",
     defaults={
         "hidden_size": 1024, "num_hidden_layers": 30, "num_attention_heads": 16, "max_position_embeddings": 608,
-        "layer_norm_eps": None, "layer_norm_epsilon": 1e-5, "use_attention_bias": True,
+        "layer_norm_epsilon": 1e-5, "use_attention_bias": True,
     },
 )  # fmt: skip
 

@@ -105,7 +105,7 @@ MIMI_ENCODER = LLAMA.but(
     inputs=Inputs(),
     outputs=None,
     defaults={
-        "norm_eps": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 8000, "tie_word_embeddings": True,
+        "norm_eps": 1e-5, "max_position_embeddings": 8000, "tie_word_embeddings": True,
     },
 )  # fmt: skip
 
@@ -156,7 +156,7 @@ POCKET = LLAMA.but(
     model_types=("pocket_tts",),
     norm=layer_norm("input_layernorm"),
     outputs=None,
-    defaults={"layer_norm_eps": 1e-5, "rms_norm_eps": None, "max_position_embeddings": 8192},
+    defaults={"layer_norm_eps": 1e-5, "max_position_embeddings": 8192},
 )
 
 # As its runtime stores it: a Linear of thirds, in which neighbours turn together. So heads are not grouped.

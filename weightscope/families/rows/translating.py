@@ -150,7 +150,7 @@ DIA_ENCODER = LLAMA.but(
     inputs=Inputs(tokens="embedding.weight"),
     outputs=None,
     scale=unscaled,
-    defaults={"norm_eps": 1e-5, "rms_norm_eps": None, "head_dim": 128, "max_position_embeddings": 1024},
+    defaults={"norm_eps": 1e-5, "head_dim": 128, "max_position_embeddings": 1024},
 )
 DIA_DECODER = DIA_ENCODER.but(
     model_types=("dia_decoder",),

@@ -305,7 +305,7 @@ SAPIENS2 = DINOV3.but(
     images=None,
     variants=(When("use_qk_norm", False, qk_norm=None),),
     defaults={
-        "rms_norm_eps": 1e-6, "layer_norm_eps": None, "key_bias": True, "num_register_tokens": 8, "use_qk_norm": True,
+        "rms_norm_eps": 1e-6, "key_bias": True, "num_register_tokens": 8, "use_qk_norm": True,
         "num_first_full_attention_layers": 8, "num_last_full_attention_layers": 8, "num_key_value_attention_heads": 8,
     },
 )  # fmt: skip
