@@ -173,8 +173,12 @@ def judge(
 
 
 def _refusal(refusals: Mapping[str, str], names: set[str]) -> str:
-    """What was said of the stack that has tensors of these names."""
-    return next((line for start, line in refusals.items() if any(name.startswith(start) for name in names)), "")
+    """What was said of the stack that has tensors of these names, or else of one in the same part of the model."""
+    for beginning in (str, lambda start: start.partition(".")[0] + "."):
+        for start, line in refusals.items():
+            if any(name.startswith(beginning(start)) for name in names):
+                return line
+    return ""
 
 
 Reading = tuple[ws.Model, int]
@@ -197,11 +201,16 @@ def _matched(models: Sequence[ws.Model], observed: Sequence[Observed], stored: S
 
 def _projections(model: ws.Model, index: int) -> set[str]:
     """The names of the tensors that make a layer's queries, keys, values and output."""
-    row, stem = model.family, model.prefix + model.family.stored_name(model.config, index)
+    row, stem = model.family, _layer_name(model, index)
     modules = {row.query, row.key, row.value, row.output, *row.others}
     return {name for module in modules if module for name in model.checkpoint.names_under(f"{stem}{module}.")} | {
         stem + name for name in row.loose
     }
+
+
+def _layer_name(model: ws.Model, index: int) -> str:
+    """What stands before the modules of a layer in the file."""
+    return model.prefix + model.family.stored_name(model.config, index)
 
 
 def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
@@ -233,10 +242,13 @@ def _of_module(
     """What is wrong with what is read of one module: nothing, "refused: ..." or what; None where nothing reads it.
 
     A module that several layers share is called once by each, in their order. Where more than one model reads it (the
-    whole and a tower), each must.
+    whole and a tower), each must. Models that make other values of it read another softmax of each call: every softmax
+    must be one model's, and every model have one.
     """
     if not readings:
         return None
+    if len({_layer_name(*reading) + reading[0].family.value for reading in readings}) > 1:
+        return _of_softmaxes(readings, members, tolerance)
     said = ""
     for model, index, which, one in _in_turn(readings, members):
         try:
@@ -249,6 +261,19 @@ def _of_module(
             return f"{model.family.name}, layer {index}: {problem}"
         said = said or problem
     return said
+
+
+def _of_softmaxes(readings: Sequence[Reading], members: Sequence[Observed], tolerance: float) -> str:
+    """What is wrong with what models read of a module, each a softmax of its own."""
+    try:
+        layers = [(model.family.name, index, model.layer(index)) for model, index in readings]
+    except CheckpointError as error:
+        return f"refused: {error}"
+    said = [[compare(layer, one, tolerance) for _, _, layer in layers] for one in members]
+    for (name, index, _), own in zip(layers, zip(*said, strict=True), strict=True):
+        if all(own):
+            return f"{name}, layer {index}: {min(own, key=len)}"
+    return next((f"{layers[0][0]}: {own[0]}" for own in said if all(own)), "")
 
 
 def _in_turn(

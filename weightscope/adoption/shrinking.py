@@ -14,7 +14,7 @@ from typing import Any
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from weightscope.adoption.meanings import MEANINGS, Part, kept_layers, layers_of, lists_of_layers
-from weightscope.adoption.sizes import FILLED, LACKED, PLANS, Plan, Size
+from weightscope.adoption.sizes import CONVOLVED, FILLED, LACKED, PLANS, Plan, Size
 
 SPECIAL = re.compile(r".*_token_(id|index)|(bos|eos|pad|sep|cls|mask|unk|image|video|audio)_(token|id|index)", re.ASCII)
 DERIVED = {"out_features", "out_indices", "stage_names", "_out_features", "_out_indices", "transformers_version",
@@ -122,7 +122,8 @@ def _shrunk(values: Mapping[str, Any], outer: Part) -> dict[str, Any]:
         if mark in values or mark == values.get("model_type"):
             values = {**values, **lacked}
     part = Part(values, outer.size, outer.plan)
-    return {key: _value(key, value, part) for key, value in values.items() if key not in DERIVED}
+    shrunk = {key: _value(key, value, part) for key, value in values.items() if key not in DERIVED}
+    return {**shrunk, **CONVOLVED.get(values.get("model_type", ""), {})}
 
 
 def _with_small_ids(values: Any, known: dict[str, int]) -> Any:

@@ -72,6 +72,12 @@ LACKED: Mapping[
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
 }
+# By model_type of a part: widths of convolutions, which divide one another, and so large by default that no model of
+# them is a tiny one.
+CONVOLVED: Mapping[str, Mapping[str, Any]] = {
+    "dac": {"encoder_hidden_size": 8, "decoder_hidden_size": 16},
+    "janus_vqgan": {"base_channels": 32, "latent_channels": 32},
+}
 FILLED: Mapping[str, Any] = {
     "head_dim": 0, "num_key_value_heads": 0, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "n_routed_experts": 4, "num_local_experts": 4, "num_experts": 4, "n_shared_experts": 1,

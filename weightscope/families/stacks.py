@@ -19,6 +19,7 @@ from weightscope.families.config import KEYS
 from weightscope.families.defaults import inner_types
 from weightscope.families.family import Family
 from weightscope.families.nesting import parts, prefixes_of, width_of
+from weightscope.families.rows.unread import UNREAD
 
 LANGUAGE = ("text", "decoder")  # what a checkpoint of several stacks is opened by unless another is asked for
 # Words that say the same in the keys of configs and in the names of tensors.
@@ -174,7 +175,12 @@ def unread(stacks: Mapping[str, Stack], checkpoint: Checkpoint) -> dict[str, Sta
         said = next((word for word in ("audio", "vision") if word in words), "") or _place(path)
         own = said if said and said not in stacks and said not in found else head.rstrip(".")
         of = f"model_type '{kind}'" if kind else f"model_type '{checkpoint.config.get('model_type')}'"
-        found[own] = Stack(own, None, kind, path, head, f"no row reads it ({of}; '{name}' ...)")
+        why = (
+            f"no row can describe {kind}: it {UNREAD[kind]}"
+            if kind in UNREAD
+            else f"no row reads it ({of}; '{name}' ...)"
+        )
+        found[own] = Stack(own, None, kind, path, head, why)
     return found
 
 
@@ -265,8 +271,8 @@ def _places(checkpoint: Checkpoint, found: _Found, part: Config) -> dict[str, tu
 
 
 def _claim(row: Family, prefix: str) -> set[str]:
-    """The modules that a row takes for its own there."""
-    return {prefix + row.layer + module for module in (row.query, row.key, row.value, row.output)}
+    """The modules that a row takes for its own there: two softmaxes of one matrix of scores share the other two."""
+    return {prefix + row.layer + module for module in (row.value, row.output)}
 
 
 def _words(text: str) -> set[str]:

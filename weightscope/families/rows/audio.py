@@ -103,6 +103,22 @@ SEAMLESS_V2_SPEECH = WAV2VEC2_BERT.but(
     keys=SEAMLESS_SPEECH.keys,
 )
 
+# After the encoder: each of its layers halves the sequence, or more, before its attention.
+SEAMLESS_ADAPTER, SEAMLESS_V2_ADAPTER = (
+    row.but(
+        tower="adapter",
+        layer="adapter.layers.{i}.",
+        norm=None,
+        variants=(),
+        keys={"n_layers": ("num_adapter_layers",), "n_heads": ("speech_encoder_attention_heads",)},
+        inputs=Inputs(more="what a convolution of a normalised stream and its gate make of it, over several tokens"),
+        caveats=(
+            "a norm, a convolution over tokens and its gate stand before queries, keys and values: x is their output",
+        ),
+    )
+    for row in (SEAMLESS_SPEECH, SEAMLESS_V2_SPEECH)
+)
+
 
 def of_its_own(stem: str) -> Callable[[Config], Mapping[str, Any]]:
     """FastSpeech2's sizes of one half: what the object of that name says, and the config's own keys do not."""
@@ -222,6 +238,7 @@ TIMESFM = LLAMA.but(
 )
 
 AUDIO = (
-    WAV2VEC2, WAV2VEC2_CONFORMER, WAV2VEC2_BERT, SEAMLESS_SPEECH, SEAMLESS_V2_SPEECH, FASTSPEECH2_ENCODER,
-    FASTSPEECH2_DECODER, SEW_D, PARAKEET, GRANITE_SPEECH, LASR, PE_AUDIO, TIMESFM,
+    WAV2VEC2, WAV2VEC2_CONFORMER, WAV2VEC2_BERT, SEAMLESS_SPEECH, SEAMLESS_V2_SPEECH, SEAMLESS_ADAPTER,
+    SEAMLESS_V2_ADAPTER, FASTSPEECH2_ENCODER, FASTSPEECH2_DECODER, SEW_D, PARAKEET, GRANITE_SPEECH, LASR, PE_AUDIO,
+    TIMESFM,
 )  # fmt: skip

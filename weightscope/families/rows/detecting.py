@@ -5,7 +5,7 @@ cross so, only their self-attention has a row.
 """
 
 from weightscope.checkpoint.config import Config
-from weightscope.families.cells import Memory, biases, layer_norm
+from weightscope.families.cells import Inputs, Memory, biases, layer_norm
 from weightscope.families.family import When
 from weightscope.families.layouts import packed
 from weightscope.families.rows.detr import DETR_DECODER, DETR_ENCODER, OF_DECODER, OF_ENCODER
@@ -105,6 +105,40 @@ GROUNDING_TEXT = GROUNDING_DECODER.but(
     caveats=("deformable attention of the image, and fusion of image and text, stand beside these heads, not read",),
 )
 
+
+def of_fusion(config: Config) -> dict[str, int]:
+    """Image and text meet in half the heads of the encoder, which share half of its feed-forward network's width."""
+    heads = config.size("encoder_attention_heads") // 2
+    return {"fusion_heads": heads, "fusion_head_dim": config.size("encoder_ffn_dim") // 2 // max(1, heads)}
+
+
+# One matrix of scores, and a softmax each way: over the text for each place of the image, and over the image.
+GROUNDING_TO_TEXT, GROUNDING_TO_IMAGE = (
+    GROUNDING_DECODER.but(
+        tower=tower,
+        layer="encoder.layers.{i}.fusion_layer.",
+        query=f"attn.{own}_proj",
+        key=f"attn.{other}_proj",
+        value=f"attn.values_{other}_proj",
+        output=f"attn.out_{own}_proj",
+        beside=(f"attn.values_{own}_proj", f"attn.out_{other}_proj"),
+        norm=layer_norm(f"layer_norm_{own}"),
+        memory=Memory(layer_norm(f"layer_norm_{other}")),
+        output_scale=f"{own}_param",
+        loose=(f"{own}_param",),
+        closing=None,
+        added=(),
+        inputs=Inputs(more=more),
+        keys=OF_ENCODER | {"n_heads": ("fusion_heads",)},
+        head_dim=("fusion_head_dim",),
+        derived=of_fusion,
+        defaults={"layer_norm_eps": 1e-5},
+    )
+    for tower, own, other, more in (
+        ("image_to_text", "vision", "text", "an image"), ("text_to_image", "text", "vision", "text"),
+    )
+)  # fmt: skip
+
 SAM3_ENCODER = DETR_ENCODER.but(
     name="sam3",
     model_types=("sam3_detr_encoder", "sam3_lite_text_detr_encoder"),
@@ -149,6 +183,6 @@ SAM3_TEXT_CROSS, SAM3_VISION_CROSS = (
 
 DETECTING = (
     RT_DETR_DECODER, RT_DETR_ENCODER, DEIMV2_DECODER, DEIMV2_ENCODER, DEFORMABLE_DECODER, RF_DETR, LW_DETR,
-    GROUNDING_DECODER, GROUNDING_CROSS, GROUNDING_TEXT, SAM3_DECODER, SAM3_TEXT_CROSS, SAM3_VISION_CROSS, SAM3_ENCODER,
-    SAM3_ENCODER_CROSS,
+    GROUNDING_DECODER, GROUNDING_CROSS, GROUNDING_TEXT, GROUNDING_TO_TEXT, GROUNDING_TO_IMAGE, SAM3_DECODER,
+    SAM3_TEXT_CROSS, SAM3_VISION_CROSS, SAM3_ENCODER, SAM3_ENCODER_CROSS,
 )  # fmt: skip

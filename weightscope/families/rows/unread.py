@@ -6,10 +6,12 @@ WINDOWS_2 = "has layers of several widths, cosines for scores, and a bias that a
 MASKED = "has a decoder whose layers cross to the levels of an image in turn, for which there is no row"
 
 CONVOLVED = "convolves keys and values over tokens between their projections and attention"
+OVER_DEPTH = f"{CONVOLVED}, and adds up what layers before gave by attention over depth"
 TWO_STREAMS = "has one block at many places, which reads the residual stream and the embeddings side by side"
 
 UNREAD = {
-    **dict.fromkeys(("zaya", "inkling_text", "inkling2_text"), CONVOLVED),
+    **dict.fromkeys(("zaya", "inkling_text"), CONVOLVED),
+    "inkling2_text": OVER_DEPTH,
     **dict.fromkeys(("zamba", "zamba2"), TWO_STREAMS),
     "moshi_depth": "has projections of their own for every codebook, that is for every position",
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), STATE_SPACES),
