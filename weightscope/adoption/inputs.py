@@ -182,7 +182,10 @@ class Inputs:
             yield {"past_values": self.noise(1, past, int(getattr(self.config, "num_input_channels", 1)))}
             yield {"past_values": self.noise(1, past)}
         if "hidden_states" in has:
-            yield {"hidden_states": self.noise(1, n, self.width())}
+            states = {"hidden_states": self.noise(1, n, self.width())}
+            if "encoder_hidden_states" in has:
+                yield states | {"encoder_hidden_states": self.memory()}
+            yield states
         needed = [
             name for name, one in has.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
         ]

@@ -122,7 +122,8 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     (r"sliding_window.*|attention_chunk_size|local_attention|local_window|attention_window.*|local_window_size",
      lambda p, v: p.size.window),
     (r"relative_attention_num_buckets|num_buckets", lambda p, v: 8),
-    (r"relative_attention_max_distance|max_distance|relative_max_distance", lambda p, v: 12),
+    (r"relative_attention_max_distance|max_distance|relative_max_distance|max_bucket_distance", lambda p, v: 12),
+    (r"encoder_max_relative_position", lambda p, v: 6),
     (r"position_buckets", lambda p, v: min(v, 8)),
     (r"max_source_positions", lambda p, v: 2 * p.size.length),
     (r".*(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|max_target_positions|max_seq_length"

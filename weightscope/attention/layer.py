@@ -12,8 +12,8 @@ from weightscope.attention.gathered import GATES, Difference, HeadNorm, SubNorm,
 from weightscope.attention.head import Head
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
-from weightscope.attention.position_bias import Buckets, Slopes, WindowBias
-from weightscope.attention.relative import RelativeKeys
+from weightscope.attention.position_bias import BiasGate, Buckets, Slopes, WindowBias
+from weightscope.attention.relative import RelativeKeys, RelativeValues
 from weightscope.attention.rotation import Rotation, forms_between
 from weightscope.attention.temperature import Temperature
 from weightscope.device import CPU, Device, namespace
@@ -21,7 +21,8 @@ from weightscope.errors import CheckpointError
 from weightscope.half import Weights
 from weightscope.on_demand import OnDemand
 
-QUERY_SIDE, KEY_SIDE = ("q", "gate", "q_norm"), ("k", "v", "k_norm", "v_norm")  # maps by what they are made of
+# Maps by what they are made of.
+QUERY_SIDE, KEY_SIDE = ("q", "gate", "q_norm", "additive_gate"), ("k", "v", "k_norm", "v_norm")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,8 +61,12 @@ class Layer:
         Multiplies queries, by position.
     additive : Slopes, Buckets, WindowBias or None
         A term by distance, or by the places of both tokens in a window, added after scaling.
+    additive_gate : BiasGate or None
+        Multiplies that term, by query.
     relative : tuple of RelativeKeys
         Terms of a token and a distance, added before scaling.
+    relative_values : RelativeValues or None
+        Gathered beside tokens' values.
     softcap : float or None
     clip : float or None
         q, k and v are clipped to [-clip, clip], their norms behind them.
@@ -99,7 +104,9 @@ class Layer:
     gain: np.ndarray | None = None
     temperature: Temperature | None = None
     additive: Slopes | Buckets | WindowBias | None = None
+    additive_gate: BiasGate | None = None
     relative: tuple[RelativeKeys, ...] = ()
+    relative_values: RelativeValues | None = None
     softcap: float | None = None
     clip: float | None = None
     sinks: np.ndarray | None = None
@@ -272,14 +279,15 @@ class Layer:
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
         of_keys = np.arange(len(y)) if self.cross and self.keys_of is None else positions
         q, k = self.added.to(self.queries(x), self.keys(y), added, added_to_memory, cross=self.cross, index=self.index)
-        terms = [self.scale * self._relative(of, q, k, positions) for of in self.relative]
+        terms = [self.scale * of.between(q, k, positions) for of in self.relative]
         q, k = self.placed(q, k, positions, of_keys)
         n, r = q.shape[1:]
         of_group = q.reshape(self.n_kv_heads, -1, r) @ k.transpose(0, 2, 1)  # (G, H/G n, m)
         scores = sum(terms, self.scale * of_group.reshape(self.n_heads, n, len(y)))
         if self.additive is not None:
             bias = self.additive.times * self.additive.between(positions, of_keys)
-            scores = scores + bias.astype(scores.dtype)
+            gate = 1 if self.additive_gate is None else self.additive_gate(self.normalised(x))[:, :, None]
+            scores = scores + (gate * bias).astype(scores.dtype)
         return scores if self.softcap is None else self.softcap * np.tanh(scores / self.softcap)
 
     def placed(
@@ -295,11 +303,6 @@ class Layer:
             q = q * self.temperature(positions)[:, None].astype(q.dtype)
         return q, k
 
-    def _relative(self, term: RelativeKeys, q: np.ndarray, k: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """A term of distances' keys or queries, unscaled: (H, n, r), (G, n, r) -> (H, n, n)."""
-        tokens = np.repeat(k, self.n_heads // self.n_kv_heads, axis=0) if term.of_keys else q
-        return term(tokens, term.apart(positions))
-
     def position_bias(self, delta: np.ndarray | int) -> np.ndarray:
         """What is added to scaled scores at distances i - j: ALiBi, relative biases, a window's along a row; else zero.
 
@@ -309,7 +312,7 @@ class Layer:
 
         Returns
         -------
-        (n_heads, ...) array
+        (n_heads, ...) array, before the query's factor where it has one (`additive_gate`)
         """
         delta = np.asarray(delta)
         return np.zeros((self.n_heads, *delta.shape)) if self.additive is None else self.additive(delta)
@@ -334,8 +337,8 @@ class Layer:
 
     @property
     def modulated(self) -> bool:
-        """Whether anything multiplies what heads have gathered, so that values do not add up to the output."""
-        return any(of is not None for of in (self.gate, self.gathered_norm, self.outer_sinks))
+        """Whether values do not add up to the output: something multiplies what heads gather, or is added to it."""
+        return any(of is not None for of in (self.gate, self.gathered_norm, self.outer_sinks, self.relative_values))
 
     def output(
         self, attention: np.ndarray, x: np.ndarray, part: np.ndarray | None = None, memory: np.ndarray | None = None
@@ -373,7 +376,8 @@ class Layer:
     def _gathered(self, attention: np.ndarray, v: np.ndarray) -> np.ndarray:
         """What every head gathers of values v (G, n, r_v), (H, n, r_v)."""
         g, n, r_v = v.shape
-        return (attention.reshape(g, -1, n) @ v).reshape(self.n_heads, -1, r_v)
+        gathered = (attention.reshape(g, -1, n) @ v).reshape(self.n_heads, -1, r_v)
+        return gathered if self.relative_values is None else gathered + self.relative_values(attention)
 
     def inner_values(self, x: Any) -> Any:
         """v(x) of every key-value head, before W_O: (n, d) -> (n_kv_heads, n, r_v); or of the memory."""

@@ -1,10 +1,13 @@
 """Terms by where two tokens are, added to scores after scaling: ALiBi slopes, buckets of distances, windows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log
 
 import numpy as np
 
+from weightscope.attention.gathered import sigmoid
+from weightscope.attention.maps import Affine
+from weightscope.attention.norms import Norm
 from weightscope.errors import CheckpointError
 from weightscope.shapes import ShowsShapes
 
@@ -66,6 +69,34 @@ class Buckets(ByDistance):
         shared = exact + (np.log(far / exact) / log(self.furthest / exact) * (a_side - exact)).astype(int)
         bucket = np.where(away < exact, away, np.minimum(shared, a_side - 1))
         return np.moveaxis(self.table[bucket if self.causal else bucket + a_side * (delta < 0)], -1, 0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BiasGate(ShowsShapes):
+    """What a query multiplies a bias by distance by: sigmoid(a) (factor sigmoid(b) - 1) + 2 (WavLM, section III.B).
+
+    Attributes
+    ----------
+    of : Affine of (n_heads, d, 2)
+        a and b of a token.
+    factor : (n_heads,) array
+    """
+
+    of: Affine
+    factor: np.ndarray = field(repr=False)
+
+    def __call__(self, z: np.ndarray) -> np.ndarray:
+        """Tokens z = x / sigma(x), (n, d) -> (n_heads, n)."""
+        a, b = np.moveaxis(sigmoid(self.of(z)), -1, 0)
+        return np.asarray(a * (self.factor[:, None] * b - 1) + 2)
+
+    def after_norm(self, norm: Norm) -> "BiasGate":
+        """The gate with the norm before it absorbed."""
+        return replace(self, of=self.of.after_norm(norm))
+
+    def after(self, w: np.ndarray, b: np.ndarray) -> "BiasGate":
+        """The gate preceded by z -> z w + b."""
+        return replace(self, of=self.of.after(w, b))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,4 +1,4 @@
-"""Keys of distances: what a query meets beside a token's key, a term that knows of the key how far back it is only."""
+"""Keys and values of distances: what a query meets and gathers beside a token's, and knows how far back it is only."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +34,11 @@ class RelativeKeys(ShowsShapes):
         at = positions if self.coordinate is None else self.coordinate(positions)
         return at[:, None] - at
 
+    def between(self, q: np.ndarray, k: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """The term of every pair, unscaled: queries (H, n, r), keys (G, n, r) and positions -> (H, n, n)."""
+        tokens = np.repeat(k, len(q) // len(k), axis=0) if self.of_keys else q
+        return self(tokens, self.apart(positions))
+
     def __call__(self, tokens: np.ndarray, apart: np.ndarray) -> np.ndarray:
         """The term of every pair: queries (or keys) (H, n, r) and distances i - j (n, n) -> (H, n, n), unscaled."""
         if self.bias is not None:
@@ -44,3 +49,24 @@ class RelativeKeys(ShowsShapes):
         which = (apart.T if self.of_keys else apart) - nearest
         term = np.take_along_axis(met, which[None], axis=-1)
         return term.transpose(0, 2, 1) if self.of_keys else term
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RelativeValues(ShowsShapes):
+    """Values of distances (Shaw et al. 2018, eq. 3): a head gathers them beside those of tokens, by the same attention.
+
+    Attributes
+    ----------
+    at : function of (D,) distances i - j giving (H or 1, D, r_v)
+    """
+
+    at: Callable[[np.ndarray], np.ndarray] = field(repr=False)
+
+    def __call__(self, attention: np.ndarray) -> np.ndarray:
+        """What attention (H, n, n) gathers of them, (H, n, r_v)."""
+        n = attention.shape[-1]
+        distances = np.arange(1 - n, n)
+        by_distance = np.zeros((*attention.shape[:2], len(distances)), attention.dtype)  # (H, n, D)
+        which = np.arange(n)[:, None] - np.arange(n) + n - 1
+        np.put_along_axis(by_distance, np.broadcast_to(which, attention.shape), attention, axis=-1)
+        return np.asarray(by_distance @ self.at(distances).astype(attention.dtype))

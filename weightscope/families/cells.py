@@ -85,6 +85,10 @@ class QkNorm:
         It comes after rotation; otherwise before. Only an RMSNorm with one gamma for all heads may.
     within : function of (ModelConfig, layer index) -> bool
         Which layers have it.
+    log_scales : str
+        Tensor (H, 1, 1) of logarithms of what multiplies each head's scores then; empty where there is none.
+    largest_scale : float
+        The bound of those factors.
     """
 
     query: str = "self_attn.q_norm"
@@ -96,6 +100,8 @@ class QkNorm:
     eps: float | None = None
     rotated: bool = False
     within: Callable[[ModelConfig, int], bool] = always
+    log_scales: str = ""
+    largest_scale: float = 100.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.attention.position_bias import Buckets, Slopes, WindowBias
+from weightscope.attention.position_bias import BiasGate, Buckets, Slopes, WindowBias
+from weightscope.attention.relative import RelativeValues
 from weightscope.attention.temperature import Temperature
 from weightscope.checkpoint.config import Config
 from weightscope.families.cells import (
@@ -107,8 +108,10 @@ class Family:
     rope : Rope, GridRope or None
     additive : function of (LayerTensors, ModelConfig, layer index) giving a term by distance, or None
         The tensors are the model's, not the layer's.
+    additive_gate : function of (LayerTensors, ModelConfig) giving what a query multiplies that term by, or None
     relative : function of (LayerTensors, LayerTensors, ModelConfig) giving keys of distances, or None
         Of the model's tensors and the layer's.
+    relative_values : function of (LayerTensors, ModelConfig) giving values of distances, or None
     query_bias : str
         Tensor (H, r) that is added to queries; empty where there is none.
     scale : function of (ModelConfig, layer index) -> float
@@ -216,7 +219,9 @@ class Family:
     qk_norm: QkNorm | None = None
     rope: Rope | GridRope | None = None
     additive: Additive | None = None
+    additive_gate: Callable[[LayerTensors, ModelConfig], BiasGate] | None = None
     relative: Relative | None = None
+    relative_values: Callable[[LayerTensors, ModelConfig], RelativeValues] | None = None
     query_bias: str = ""
     scale: Callable[[ModelConfig, int], float] = default_scale
     temperature: Callable[[ModelConfig, int], Temperature | None] | None = None

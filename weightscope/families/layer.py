@@ -1,6 +1,7 @@
 """A layer read through its row: projections split, norms folded, what no matrix holds named."""
 
 from dataclasses import replace
+from math import log
 
 import numpy as np
 
@@ -59,7 +60,9 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         rotation=family.rope.rotation(config, index) if family.rope else None,
         temperature=family.temperature(config, index) if family.temperature else None,
         relative=family.relative(model, tensors, config) if family.relative else (),
+        relative_values=family.relative_values(tensors, config) if family.relative_values else None,
         additive=family.additive(model, config, index) if family.additive else None,
+        additive_gate=family.additive_gate(tensors, config) if family.additive_gate else None,
         softcap=_softcap(family, config),
         clip=_clip(family, config),
         sinks=tensors.read(family.sinks, (config.n_heads,)) if family.sinks else None,
@@ -169,6 +172,9 @@ def _with_qk_norm(layer: Layer, row: QkNorm, tensors: LayerTensors, config: Mode
     if not row.rotated or rotation is None:
         q, q_norm = _normed(layer.q, row.query, tensors, row, eps)
         k, k_norm = _normed(layer.k, row.key, tensors, row, eps)
+        if row.log_scales:
+            scales = tensors.read(row.log_scales, (layer.n_heads, 1, 1))[:, :, 0]
+            q = q.scaled(np.exp(np.minimum(scales, log(row.largest_scale))))
         return replace(layer, q=q, k=k, q_norm=q_norm, k_norm=k_norm)
     if rotation.factor != 1 and len(rotation.turning) < layer.head_dim:
         raise config.error(
@@ -269,7 +275,10 @@ def caveats(layer: Layer) -> tuple[str, ...]:
     if layer.relative:
         said.append("relative-position terms, of one token and the distance to the other (layer.relative)")
     if layer.additive is not None:
-        said.append(f"the {ADDED[type(layer.additive)]} added to scores (layer.position_bias)")
+        times = ", times a factor of the query (layer.additive_gate)" if layer.additive_gate is not None else ""
+        said.append(f"the {ADDED[type(layer.additive)]} added to scores (layer.position_bias){times}")
+    if layer.relative_values is not None:
+        said.append("values of distances, which a head gathers beside those of tokens (layer.relative_values)")
     if layer.softcap is not None:
         said.append(f"the softcap: scores s become {layer.softcap:g} tanh(s / {layer.softcap:g})")
     if layer.clip is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weightscope.attention.relative import RelativeKeys
+from weightscope.attention.relative import RelativeKeys, RelativeValues
 from weightscope.families.cells import layer_norm
 from weightscope.families.config import ModelConfig
 from weightscope.families.tensors import LayerTensors
@@ -67,6 +67,46 @@ class Listed:
         before, after = config.count(self.before), config.count(self.after)
         table = tensors.read(self.module + ".weight", (before + after + 1, config.head_dim))
         return (RelativeKeys(lambda distances: table[np.clip(-distances, -before, after) + before][None]),)
+
+
+@dataclass(frozen=True)
+class SharedTable:
+    """SpeechT5's: a learned key for each distance, the same in every layer and for all heads.
+
+    Attributes
+    ----------
+    table : str
+        Of the model: the keys of what lies `most` after the query, one nearer, ..., `most` - 1 before it.
+    most : str
+        Config key.
+    """
+
+    table: str
+    most: str
+
+    def __call__(
+        self, model: LayerTensors, tensors: LayerTensors, config: ModelConfig
+    ) -> tuple[RelativeKeys, ...]:  # fmt: skip
+        most = config.count(self.most)
+        table = model.read(self.table, (2 * most, config.head_dim))
+        return (RelativeKeys(lambda distances: table[np.clip(distances, -most, most - 1) + most][None]),)
+
+
+def _near(tensors: LayerTensors, config: ModelConfig, name: str) -> Callable[[np.ndarray], np.ndarray]:
+    """VITS's table of what lies at most `window_size` after or before a token; nothing where it is further away."""
+    most = config.count("window_size")
+    table = np.pad(tensors.read(name, (1, 2 * most + 1, config.head_dim)), ((0, 0), (1, 1), (0, 0)))
+    return lambda distances: table[:, np.clip(-distances, -most - 1, most + 1) + most + 1]
+
+
+def near_keys(model: LayerTensors, tensors: LayerTensors, config: ModelConfig) -> tuple[RelativeKeys, ...]:
+    """VITS's keys of distances."""
+    return (RelativeKeys(_near(tensors, config, "attention.emb_rel_k")),)
+
+
+def near_values(tensors: LayerTensors, config: ModelConfig) -> RelativeValues:
+    """VITS's values of distances."""
+    return RelativeValues(_near(tensors, config, "attention.emb_rel_v"))
 
 
 def within_blocks(model: LayerTensors, tensors: LayerTensors, config: ModelConfig) -> tuple[RelativeKeys, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.attention.gathered import sigmoid
 from weightscope.attention.position_bias import WindowBias
 from weightscope.checkpoint.config import Config
 from weightscope.families.config import ModelConfig
@@ -96,3 +97,38 @@ class WindowTable:
         table = np.sum([tensors.read(name, shape) for name in there], axis=0)
         patches = table[: offsets**2].reshape(offsets, offsets, -1)
         return WindowBias(patches, table[offsets**2 :] if self.class_token else None)
+
+
+@dataclass(frozen=True)
+class WindowNetwork:
+    """Biases by offset in a window that a small network makes of the offset's logarithm (Swin v2, section 3.3).
+
+    Attributes
+    ----------
+    network : str
+        Of the model, with `{i}` for the layer: two Linears with a ReLU between.
+    stage : int
+        How often the image was halved before.
+    pretrained : str
+        Config key of the windows' sides in training, a stage each; empty where they are those of the model.
+    """
+
+    network: str
+    stage: int = 0
+    pretrained: str = ""
+
+    def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> WindowBias:
+        """The term of one layer: no window is larger than its image."""
+        patches = [side // config.size("patch_size") >> self.stage for side in sides_of(config, "image_size")]
+        side = min(config.size("window_size"), *patches)
+        listed = config.get(self.pretrained)
+        trained = listed[self.stage] if isinstance(listed, list) and len(listed) > self.stage else 0
+        reach = (trained if type(trained) is int and trained > 1 else side) - 1
+        along = 8 * np.arange(1 - side, side) / max(1, reach)
+        along = np.sign(along) * np.log2(np.abs(along) + 1) / np.log2(8)
+        offsets = np.stack(np.meshgrid(along, along, indexing="ij"), axis=-1)  # (2 side - 1, 2 side - 1, 2)
+        name = self.network.format(i=layer)
+        first = tensors.read(f"{name}.0.weight", (None, 2))
+        hidden = np.maximum(offsets @ first.T + tensors.read(f"{name}.0.bias", (len(first),)), 0)
+        table = hidden @ tensors.read(f"{name}.2.weight", (config.n_heads, len(first))).T
+        return WindowBias(16 * sigmoid(table))

@@ -3,16 +3,24 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
+from weightscope.attention.maps import Affine
+from weightscope.attention.position_bias import BiasGate
 from weightscope.checkpoint.config import Config
 from weightscope.families.cells import Inputs, biases, layer_norm, rms_norm
+from weightscope.families.config import ModelConfig
 from weightscope.families.family import Family, When
 from weightscope.families.layouts import separate
 from weightscope.families.odd_layouts import keys_with_values, scaled_by_dimension
-from weightscope.families.relative import Listed, Projected, within_blocks
+from weightscope.families.relative import Listed, Projected, SharedTable, near_keys, near_values, within_blocks
 from weightscope.families.rope import Rope
+from weightscope.families.rows.bart import BART_CROSS, BART_DECODER
 from weightscope.families.rows.encoders import DEBERTA_V2
 from weightscope.families.rows.gpt import unscaled
 from weightscope.families.rows.llama import LLAMA, QWEN3
+from weightscope.families.rows.t5 import Distances
+from weightscope.families.tensors import LayerTensors
 
 ROTATED_INPUT = "rotary positions: what enters attention is rotated, before queries and keys are made of it"
 
@@ -32,6 +40,72 @@ WAV2VEC2 = Family(
     inputs=Inputs(),
     variants=(When("do_stable_layer_norm", True, norm=layer_norm("layer_norm"), closing=None),),
     defaults={"layer_norm_eps": 1e-5, "do_stable_layer_norm": False},
+)
+
+
+def gate_of_bias(tensors: LayerTensors, config: ModelConfig) -> BiasGate:
+    """WavLM's: a Linear of each head's part of the token, the same for all heads, whose outputs add up to two."""
+    h, r, module = config.n_heads, config.head_dim, "attention.gru_rel_pos_linear"
+    own = tensors.read(module + ".weight", (8, r)).reshape(2, 4, r).sum(axis=1).T  # (r, 2)
+    bias = tensors.read(module + ".bias", (8,)).reshape(2, 4).sum(axis=1)
+    w = np.einsum("hg,ro->hgro", np.eye(h, dtype=own.dtype), own).reshape(h, h * r, 2)
+    factor = tensors.read("attention.gru_rel_pos_const", (1, h, 1, 1)).ravel()
+    return BiasGate(Affine(w, np.tile(bias, (h, 1))), factor)
+
+
+WAVLM = WAV2VEC2.but(
+    name="wavlm",
+    model_types=("wavlm",),
+    prefixes=("wavlm.", ""),
+    additive=Distances(WAV2VEC2.layer, table="attention.rel_attn_embed", sizes=("num_buckets", "max_bucket_distance")),
+    additive_gate=gate_of_bias,
+    shared=(f"{WAV2VEC2.layer.format(i=0)}attention.rel_attn_embed.weight",),
+    others=("attention.gru_rel_pos_linear",),
+    loose=("attention.gru_rel_pos_const",),
+    defaults={"num_buckets": 320, "max_bucket_distance": 800},
+)
+
+SPEECHT5_ENCODER = WAV2VEC2.but(
+    name="speecht5",
+    model_types=("speecht5",),
+    tower="encoder",
+    prefixes=("speecht5.encoder.wrapped_encoder.", "encoder.wrapped_encoder.", "wrapped_encoder."),
+    layer="layers.{i}.",
+    relative=SharedTable("embed_positions.pe_k.weight", "encoder_max_relative_position"),
+    shared=("embed_positions.pe_k.weight",),
+    keys={"n_layers": ("encoder_layers",), "n_heads": ("encoder_attention_heads",)},
+    inputs=Inputs(more="what a prenet makes of sound or of text"),
+    variants=(),
+    defaults={"encoder_max_relative_position": 160},
+)
+SPEECHT5_DECODER, SPEECHT5_CROSS = (
+    row.but(
+        name="speecht5",
+        model_types=("speecht5",),
+        prefixes=("speecht5.decoder.wrapped_decoder.", "decoder.wrapped_decoder.", "wrapped_decoder."),
+        layer="layers.{i}.",
+        norm=None,
+        closing=layer_norm("final_layer_norm"),
+        inputs=Inputs(more="what a prenet makes of sound or of text"),
+        outputs=None,
+        variants=(),
+        defaults={"layer_norm_eps": 1e-5},
+    )
+    for row in (BART_DECODER, BART_CROSS)
+)
+
+VITS = WAV2VEC2.but(
+    name="vits",
+    model_types=("vits",),
+    prefixes=("text_encoder.encoder.", "encoder.", ""),
+    layer="layers.{i}.",
+    biases=biases("use_bias", "use_bias"),
+    relative=near_keys,
+    relative_values=near_values,
+    loose=("attention.emb_rel_k", "attention.emb_rel_v"),
+    inputs=Inputs(more="the sounds of a language, scaled"),
+    variants=(When("window_size", 0, relative=None, relative_values=None, loose=()),),
+    defaults={"use_bias": True, "window_size": 4},
 )
 
 WAV2VEC2_CONFORMER = WAV2VEC2.but(
@@ -238,7 +312,7 @@ TIMESFM = LLAMA.but(
 )
 
 AUDIO = (
-    WAV2VEC2, WAV2VEC2_CONFORMER, WAV2VEC2_BERT, SEAMLESS_SPEECH, SEAMLESS_V2_SPEECH, SEAMLESS_ADAPTER,
-    SEAMLESS_V2_ADAPTER, FASTSPEECH2_ENCODER, FASTSPEECH2_DECODER, SEW_D, PARAKEET, GRANITE_SPEECH, LASR, PE_AUDIO,
-    TIMESFM,
+    WAV2VEC2, WAVLM, SPEECHT5_DECODER, SPEECHT5_CROSS, SPEECHT5_ENCODER, VITS, WAV2VEC2_CONFORMER, WAV2VEC2_BERT,
+    SEAMLESS_SPEECH, SEAMLESS_V2_SPEECH, SEAMLESS_ADAPTER, SEAMLESS_V2_ADAPTER, FASTSPEECH2_ENCODER,
+    FASTSPEECH2_DECODER, SEW_D, PARAKEET, GRANITE_SPEECH, LASR, PE_AUDIO, TIMESFM,
 )  # fmt: skip

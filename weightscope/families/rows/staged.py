@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from weightscope.checkpoint.config import Config
-from weightscope.families.cells import Memory, biases, layer_norm
+from weightscope.families.cells import Biases, Memory, QkNorm, biases, layer_norm
+from weightscope.families.config import ModelConfig
 from weightscope.families.family import When
+from weightscope.families.rows.llama import OUTPUT_NORM
 from weightscope.families.rows.planes import SAM
 from weightscope.families.rows.vit_line import SIGLIP_ALIKE_VISION, VIT_ALIKE
-from weightscope.families.stages import Stage, WindowTable
+from weightscope.families.stages import Stage, WindowNetwork, WindowTable
 
 STAGES = range(4)
 
@@ -34,6 +36,50 @@ SWIN_STAGES = tuple(
         ),
     )
     for n in STAGES
+)
+
+
+def of_cosines(config: ModelConfig, layer: int) -> float:
+    """Queries and keys divided by their root mean squares are sqrt(r) long: cosines of r dimensions."""
+    return 1 / config.head_dim
+
+
+SWINV2 = SWIN.but(
+    name="swinv2",
+    model_types=("swinv2",),
+    prefixes=("", "swinv2."),
+    norm=None,
+    biases=Biases("qkv_bias", False, "qkv_bias", True),
+    qk_norm=QkNorm("", "", eps=1e-24, log_scales="attention.self.logit_scale"),
+    scale=of_cosines,
+    loose=("attention.self.logit_scale",),
+    others=("attention.self.continuous_position_bias_mlp",),
+    caveats=(*SAM.caveats, OUTPUT_NORM),
+    defaults={"qkv_bias": True, "pretrained_window_sizes": [0, 0, 0, 0]},
+)
+NETWORK = "attention.self.continuous_position_bias_mlp"
+SWINV2_STAGES = tuple(
+    SWINV2.but(
+        tower=f"stage{n + 1}",
+        layer=(layer := f"encoder.layers.{n}.blocks.{{i}}."),
+        derived=Stage(n),
+        additive=WindowNetwork(layer + NETWORK, n, "pretrained_window_sizes"),
+    )
+    for n in STAGES
+)
+SWIN2SR_STAGES = tuple(
+    SWINV2.but(
+        name="swin2sr",
+        model_types=("swin2sr",),
+        prefixes=("", "swin2sr."),
+        tower=f"stage{n + 1}",
+        layer=(layer := f"encoder.stages.{n}.layers.{{i}}."),
+        keys={"d_model": ("embed_dim",)},
+        derived=Stage(n, width=""),
+        additive=WindowNetwork(layer + NETWORK),
+        defaults={"embed_dim": 180, "window_size": 8, "image_size": 64, "patch_size": 1},
+    )
+    for n in range(6)
 )
 
 # Stages of one width, with fewer tokens: groups that patches are assigned to.
@@ -156,4 +202,12 @@ MOBILEVIT_STAGES = tuple(
     for n, layers in enumerate((2, 4, 3))
 )
 
-STAGED = (*SWIN_STAGES, *GROUPVIT_STAGES, GROUPVIT_CROSS, *REDUCED_STAGES, *MOBILEVIT_STAGES)
+STAGED = (
+    *SWIN_STAGES,
+    *SWINV2_STAGES,
+    *SWIN2SR_STAGES,
+    *GROUPVIT_STAGES,
+    GROUPVIT_CROSS,
+    *REDUCED_STAGES,
+    *MOBILEVIT_STAGES,
+)

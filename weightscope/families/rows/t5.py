@@ -26,18 +26,21 @@ class Distances:
     own : bool
     table : str
         The table's module within a layer.
+    sizes : (str, str)
+        Config keys of how many buckets there are, and from which distance on everything is in the last.
     """
 
     layer: str
     causal: bool = False
     own: bool = False
     table: str = TABLE
+    sizes: tuple[str, str] = ("relative_attention_num_buckets", "relative_attention_max_distance")
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> Buckets:
         """The term of one layer."""
-        n_buckets, furthest = (config.size(f"relative_attention_{of}") for of in ("num_buckets", "max_distance"))
+        n_buckets, furthest = (config.size(key) for key in self.sizes)
         if n_buckets < 4 or furthest <= n_buckets:
-            raise config.error("relative_attention_num_buckets", "4 or more, and less than the largest distance")
+            raise config.error(self.sizes[0], "4 or more, and less than the largest distance")
         stem = self.layer.format(i=layer if self.own else 0)
         table = tensors.read(f"{stem}{self.table}.weight", (n_buckets, config.n_heads))
         return Buckets(table, furthest, causal=self.causal)

@@ -2,7 +2,6 @@
 
 STATE_SPACES = "has no attention: its layers are state spaces"
 BLOCKS = "attends in pieces that are looked up by hashing or landmarks, so that there is no score of every pair"
-WINDOWS_2 = "has layers of several widths, cosines for scores, and a bias that a network makes of places in a window"
 MASKED = "has a decoder whose layers cross to the levels of an image in turn, for which there is no row"
 
 CONVOLVED = "convolves keys and values over tokens between their projections and attention"
@@ -30,10 +29,7 @@ UNREAD = {
     "cvt": "has layers of several widths, and a convolution of patches before queries, keys and values are made",
     "lilt": "adds the scores of a second stream, of where tokens stand on a page, to those of text",
     "bros": "adds terms of a query and where the key stands on the page",
-    "vits": "adds values of distances to what a head gathers",
     "neomme": "mixes the first layer's input and values of the vocabulary into every layer",
-    "wavlm": "gates its relative-position biases by the query",
-    "speecht5": "adds keys of distances that all layers share, to what a query meets",
     "patchtst": "has batch norms before attention: means and variances of its training, not of a token",
     "patchtsmixer": "has no attention: gates weigh patches and channels",
     "timesfm2_5": "multiplies queries by learned gains of dimensions after their rotation and their norm",
@@ -42,7 +38,6 @@ UNREAD = {
     "cpmant": "adds a bias that depends on which segments two tokens are in",
     "gemma3n_audio": "attends within chunks, with keys of distances in each",
     "gemma4_audio": "attends within chunks, with keys of distances in each",
-    **dict.fromkeys(("swinv2", "swin2sr"), WINDOWS_2),
     **dict.fromkeys(("hiera", "sam2_vision_model", "sam2_hiera_det_model"), "pools queries from stage to stage"),
     **dict.fromkeys(("mask2former", "oneformer"), MASKED),
     **dict.fromkeys(("mlcd_vision_model", "mlcd"), "learns the angles by which its class token turns"),
