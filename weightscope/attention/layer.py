@@ -21,8 +21,7 @@ from weightscope.errors import CheckpointError
 from weightscope.half import Weights
 from weightscope.on_demand import OnDemand
 
-# Maps by what they are made of.
-QUERY_SIDE, KEY_SIDE = ("q", "gate", "q_norm", "additive_gate"), ("k", "v", "k_norm", "v_norm")
+QUERY_SIDE, KEY_SIDE = ("q", "gate", "q_norm", "additive_gate"), ("k", "v", "k_norm", "v_norm")  # maps of each
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,10 +62,8 @@ class Layer:
         A term by distance, or by the places of both tokens in a window, added after scaling.
     additive_gate : BiasGate or None
         Multiplies that term, by query.
-    relative : tuple of RelativeKeys
-        Terms of a token and a distance, added before scaling.
-    relative_values : RelativeValues or None
-        Gathered beside tokens' values.
+    relative, relative_values : tuple of RelativeKeys, RelativeValues or None
+        Terms of a token and a distance, added before scaling; what a head gathers beside tokens' values.
     softcap : float or None
     clip : float or None
         q, k and v are clipped to [-clip, clip], their norms behind them.
