@@ -163,7 +163,7 @@ def judge(
             verdict, reason = "exact", ""
         else:
             own = "" if met else _refusal(refusals or {}, stored.under(modules[0]))
-            rest = own or (problem if not models and not refusals else "no row reads this stack" if not met else "")
+            rest = own or (problem if not models else "no row reads this stack" if not met else "")
             verdict, reason = "refused", refused or rest or f"{met} of {len(modules)} layers are read"
         kinds = {one.kind for one in members}
         crosses = any(model.family.memory for module in modules for model, _ in matched.get(module, ()))
