@@ -158,11 +158,15 @@ def save(figure: figures.Figure, files: Files, name: str, numbers_in: str = "") 
         The folder cannot be written to.
     """
     drawing = io.BytesIO()
-    with files.open(f"{name}.png") as picture:
-        figure.savefig(picture, format="png", metadata={"Software": None})
+    figure.set_dpi(mpl.rcParams["savefig.dpi"])
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+    # Everything has its place by now: whoever saves a figure that still has an engine finds it again and draws twice.
     with mpl.rc_context({"figure.constrained_layout.use": False}):
-        figure.set_layout_engine(None)  # everything has its place by now; finding it again takes as long as drawing
-    figure.savefig(drawing, format="svg", metadata={"Date": None})
+        figure.set_layout_engine(None)
+        with files.open(f"{name}.png") as picture:
+            figure.savefig(picture, format="png", metadata={"Software": None})
+        figure.savefig(drawing, format="svg", metadata={"Date": None})
     files.bytes(f"{name}.svg", drawing.getvalue())
     if not numbers_in:
         files.table(f"{name}.figure.csv", numbers(figure))
