@@ -14,7 +14,8 @@ from tests.support.tiny_gpt2 import write_checkpoint
 from tests.support.weights import shared
 from weightscope.audits import roles
 from weightscope.audits.findings import Finding, Findings, Member
-from weightscope.audits.roles import roles_of, with_roles
+from weightscope.audits.roles import named_wiring, roles_of, with_roles
+from weightscope.circuitry import names
 from weightscope.folder import Files
 
 
@@ -24,6 +25,13 @@ def test_findings_of_gpt2_call_its_heads_by_their_roles(monkeypatch: pytest.Monk
     assert found.roles[4, 11] == "feeds keys" and found.roles[5, 1] == "induction"
     monkeypatch.setattr(roles, "AFFORDABLE", 0)
     assert roles_of(model) == {}
+
+
+def test_heads_that_tokens_name_need_no_wiring(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = named_wiring(embedded)
+    assert found is not None
+    monkeypatch.setattr(names, "wiring", None)
+    assert np.array_equal(names.head_names(embedded), found[1]) and roles_of(embedded)
 
 
 def test_a_head_that_stands_out_is_named_where_its_finding_is() -> None:

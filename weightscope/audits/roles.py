@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from weightscope.audits.findings import Finding, Findings
-from weightscope.circuitry.names import head_roles
+from weightscope.circuitry.names import head_names, head_roles
 from weightscope.circuitry.passes import multiplications, wiring
 from weightscope.circuitry.wiring import Wiring
 from weightscope.errors import CheckpointError
@@ -19,7 +19,7 @@ Roles = dict[tuple[int, int], str]
 
 def named_wiring(model: Model) -> tuple[Wiring, np.ndarray] | None:
     """The wiring and the heads' roles, (L, H) text; None of a larger model, or where something is missing or broken."""
-    if multiplications(model, len(model.attention_layers)) > AFFORDABLE:
+    if not _affordable(model):
         return None
     model = copy(model)  # a model keeps the last layer it was asked for
     try:
@@ -30,12 +30,18 @@ def named_wiring(model: Model) -> tuple[Wiring, np.ndarray] | None:
 
 
 def roles_of(model: Model) -> Roles:
-    """Roles by layer and head; none where `named_wiring` finds none."""
-    found = named_wiring(model)
-    if found is None:
+    """Roles by layer and head, as `named_wiring` finds them; none where it finds none."""
+    if not _affordable(model) or model.family.memory is not None:
         return {}
-    wired, names = found
-    return {(int(wired.layers[i]), int(head)): str(names[i, head]) for i, head in np.argwhere(names != "")}
+    try:
+        names = head_names(copy(model))
+    except CheckpointError:
+        return {}
+    return {(model.attention_layers[i], int(head)): str(names[i, head]) for i, head in np.argwhere(names != "")}
+
+
+def _affordable(model: Model) -> bool:
+    return multiplications(model, len(model.attention_layers)) <= AFFORDABLE
 
 
 def with_roles(findings: Findings, roles: Mapping[tuple[int, int], str]) -> Findings:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from weightscope.circuitry import roles
+from weightscope.circuitry.passes import wiring
 from weightscope.circuitry.stream import sample_tokens, streams, why_no_stream
 from weightscope.circuitry.wiring import Wiring
 from weightscope.detokenization.heads import bigram_auroc
@@ -107,21 +108,38 @@ class HeadRoles(ShowsShapes):
     lacking: str | None
 
 
-def head_roles(model: Model, wiring: Wiring, counts: str | Path | None = None) -> HeadRoles:
+def head_roles(model: Model, wired: Wiring, counts: str | Path | None = None) -> HeadRoles:
     """Every score that the checkpoint allows, and the names.
 
     Parameters
     ----------
     model : Model
-    wiring : Wiring
+    wired : Wiring
         Of the same model.
     counts : str or Path, optional
         Bigram counts, for the role of detokenization.
     """
+    scores, lacking = _without_wiring(model, wired.layers, wired.n_heads, counts)
+    scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wired)
+    return HeadRoles(scores, *named(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking)
+
+
+def head_names(model: Model) -> np.ndarray:
+    """The names alone, (L, H); the wiring, most of the work, is looked at only where tokens give none."""
+    scores, lacking = _without_wiring(model, np.array(model.attention_layers), model.config.n_heads)
+    if lacking is None:
+        return named(scores, ROLES)[0]
+    scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring(model))
+    return named(scores, ROLES_BY_WIRING)[0]
+
+
+def _without_wiring(
+    model: Model, layers: np.ndarray, n_heads: int, counts: str | Path | None = None
+) -> tuple[dict[str, np.ndarray], str | None]:
+    """All scores, those by wiring still NaN, and why those by tokens are not there."""
     intervals = [f"{name}_{end}" for name in SAMPLED for end in ("low", "high")]
-    scores = {name: np.full((len(wiring.layers), wiring.n_heads), np.nan) for name in (*COLUMNS, *intervals)}
-    scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring)
-    place = {int(layer): i for i, layer in enumerate(wiring.layers)}
+    scores = {name: np.full((len(layers), n_heads), np.nan) for name in (*COLUMNS, *intervals)}
+    place = {int(layer): i for i, layer in enumerate(layers)}
     lacking = why_no_stream(model)
     if lacking is None:
         try:
@@ -136,7 +154,7 @@ def head_roles(model: Model, wiring: Wiring, counts: str | Path | None = None) -
         scores["identity"][i] = roles.identity(model.layer(layer))
     if counts is not None and 0 in place:
         scores["detokenization"][place[0]] = bigram_auroc(model, counts).heads["auroc"]
-    return HeadRoles(scores, *named(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking)
+    return scores, lacking
 
 
 def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
