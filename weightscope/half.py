@@ -32,9 +32,7 @@ class Half:
         if self.precision == "float16":
             widened = self.stored.astype(np.float32)
         else:  # bfloat16 is the upper half of a float32
-            bits = self.stored.astype("<u4")
-            bits <<= 16
-            widened = bits.view("<f4")
+            widened = np.left_shift(self.stored, np.uint32(16), dtype="<u4").view("<f4")
         return widened if dtype is None else widened.astype(dtype, copy=False)
 
     def __getitem__(self, key: Any) -> "Half":

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weightscope.attention.factored import ROWS_AT_ONCE, Factored, inner
+from weightscope.attention.factored import ROWS_AT_ONCE, ROWS_OF_BOTH, Factored, inner, inner_products
 
 
 @st.composite
@@ -45,12 +45,15 @@ def test_the_zero_matrix_has_no_stable_rank() -> None:
     assert np.isnan(Factored(np.zeros((4, 2)), np.ones((4, 2))).stable_rank())
 
 
-@pytest.mark.parametrize("d", [1, ROWS_AT_ONCE, ROWS_AT_ONCE + 1, 3 * ROWS_AT_ONCE - 1])
+@pytest.mark.parametrize("d", [1, ROWS_AT_ONCE, ROWS_AT_ONCE + 1, 3 * ROWS_AT_ONCE - 1, ROWS_OF_BOTH + 1])
 def test_inner_products_by_blocks_of_rows_are_those_of_all_rows(d: int) -> None:
     a, b = np.random.default_rng(d).standard_normal((2, d, 4), np.float32)
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     np.testing.assert_allclose(inner(a), wide_a.T @ wide_a, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(inner(a, b), wide_a.T @ wide_b, rtol=1e-12, atol=1e-12)
+    found = inner_products(a, b[:, :3])  # of two widths
+    for own, x, y in zip(found, (wide_a, wide_b[:, :3], wide_a), (wide_a, wide_b[:, :3], wide_b[:, :3]), strict=True):
+        np.testing.assert_allclose(own, x.T @ y, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])

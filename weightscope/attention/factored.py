@@ -21,6 +21,8 @@ LEAST_RCOND = 1.5e-5
 # Rows of a factor that are brought to float64 at a time: half a megabyte at a head's usual width, so that they stay in
 # the cache between the conversion and the product, and no float64 copy of a whole factor is made.
 ROWS_AT_ONCE = 512
+# Of two factors side by side more are: their product is four times as large, and is written for every block.
+ROWS_OF_BOTH = 4096
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -188,6 +190,26 @@ def inner(a: Any, b: Any = None, device: Device = CPU) -> np.ndarray:
         x = a[rows].astype(np.float64, copy=False)
         total += x.T @ (x if b is None else b[rows].astype(np.float64, copy=False))
     return total
+
+
+def inner_products(a: Any, b: Any, device: Device = CPU) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """a'a, b'b and a'b in float64, on this machine from one symmetric product of both side by side.
+
+    Parameters
+    ----------
+    a : (d, r) array
+    b : (d, s) array
+    device : Device, optional
+        Where `a` and `b` lie and the products are computed.
+    """
+    if device is not CPU:
+        return inner(a, device=device), inner(b, device=device), inner(a, b, device)
+    r, total = a.shape[1], np.zeros((a.shape[1] + b.shape[1],) * 2)
+    for start in range(0, len(a), ROWS_OF_BOTH):
+        rows = slice(start, start + ROWS_OF_BOTH)
+        both = np.concatenate((a[rows], b[rows]), axis=1, dtype=np.float64)
+        total += both.T @ both
+    return total[:r, :r], total[r:, r:], total[:r, r:]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.attention.factored import Triangle, core_singular_values, inner, route_of, triangle
+from weightscope.attention.factored import Triangle, core_singular_values, inner, inner_products, route_of, triangle
 from weightscope.attention.layer import Layer
 from weightscope.device import CPU, Device
 from weightscope.metrics.spaces import probes, space_sketch
@@ -27,25 +27,17 @@ TASKS = 8  # a layer's heads are handed out in at least about this many pieces
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Projection(ShowsShapes):
-    """One head's (d, r) factor, the device it is multiplied on, and what is worked out of it once."""
+    """What is worked out of one head's (d, r) factor once."""
 
-    device: Device
-    factor: Any
     gram: np.ndarray
     triangle: Triangle
     sketch: np.ndarray
 
-    def inner(self, other: "Projection") -> np.ndarray:
-        """factor' other.factor in float64."""
-        return inner(self.factor, other.factor, self.device)
-
-
-def project(factor: np.ndarray, omega: np.ndarray, device: Device) -> Projection:
-    """A factor with its Gram matrix, triangle and sketch."""
-    on_device = device.put(factor)
-    gram = inner(on_device, device=device)  # (r, r)
-    root = triangle(factor, gram)
-    return Projection(device, on_device, gram, root, space_sketch(factor, root.r, omega))
+    @classmethod
+    def of(cls, factor: np.ndarray, gram: np.ndarray, omega: np.ndarray) -> "Projection":
+        """A factor's triangle and sketch, beside its Gram matrix."""
+        root = triangle(factor, gram)
+        return cls(gram, root, space_sketch(factor, root.r, omega))
 
 
 def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device = CPU) -> dict[str, np.ndarray]:
@@ -104,22 +96,32 @@ def _measure_heads(
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
     """Heads that share a key-value head, and the sum over them of |column of W_QK|^2 / |W_QK|_F^2, (d,)."""
     (w_k, _), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
-    key, value = project(w_k, omegas[1], device), project(w_v, omegas[1], device)
-    measured, queries = [], np.zeros_like(key.gram)
+    on_device = device.put(w_k), device.put(w_v)
+    products = _apart if layer.cross else inner_products  # memory may have another width
+    key = value = None
+    measured, queries = [], np.zeros((layer.head_dim, layer.head_dim))
     for head in heads:
         w_q, b_q = layer.head(head).query_at(0)
         w_o = np.asarray(layer.w_o[head]).T
-        query, output = project(w_q, omegas[0], device), project(w_o, omegas[0], device)
-        sizes = layer.head_dim, len(value.gram)
-        one_space = _two_spaces(*sizes) if layer.cross else _one_space(query, key, value, output)
+        key_gram, query_gram, qk = products(on_device[0], device.put(w_q), device)
+        output_gram, value_gram, vo = products(device.put(w_o), on_device[1], device)
+        key = key or Projection.of(w_k, key_gram, omegas[1])
+        value = value or Projection.of(w_v, value_gram, omegas[1])
+        query, output = Projection.of(w_q, query_gram, omegas[0]), Projection.of(w_o, output_gram, omegas[0])
+        one_space = _one_space(query, key, qk, vo)
         measured.append(_qk(query, key, b_q, forms) | _vo(value, output, b_v) | one_space)
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             queries += query.gram / squared
-    keys = np.nan_to_num(w_k.T) if key.triangle.route == "none" else w_k.T  # (r, d)
+    keys = w_k.T if np.isfinite(key_gram).all() else np.nan_to_num(w_k.T)  # (r, d)
     weighted = queries.astype(np.float32) @ keys  # (r, d), sum over heads of A / |W_QK|_F^2
     squares = np.einsum("rd,rd->d", weighted, keys, dtype=np.float64)  # k_j A k_j' of every residual dimension j
     return measured, squares
+
+
+def _apart(a: Any, b: Any, device: Device) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gram matrices of factors that act on two spaces, and NaN for the product of both, which is of one space."""
+    return inner(a, device=device), inner(b, device=device), np.full((a.shape[1], b.shape[1]), np.nan)
 
 
 def _qk(query: Projection, key: Projection, b_q: np.ndarray, forms: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -147,20 +149,10 @@ def _vo(value: Projection, output: Projection, b_v: np.ndarray) -> dict[str, np.
     }
 
 
-def _one_space(query: Projection, key: Projection, value: Projection, output: Projection) -> dict[str, np.ndarray]:
-    """What a map has that leads from a space into the same."""
-    cross = key.inner(query)  # (r, r)
+def _one_space(query: Projection, key: Projection, qk: np.ndarray, vo: np.ndarray) -> dict[str, np.ndarray]:
+    """What a map has that leads from a space into the same, from W_K'W_Q and W_O W_V; NaN where those are."""
     return {
-        "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, cross)),
-        "qk_symmetric_eigenvalues": symmetric_eigenvalues(query.gram, key.gram, cross)[:LEADING],
-        "vo_eigenvalues": eigenvalues(output.inner(value)),
-    }
-
-
-def _two_spaces(r: int, r_v: int) -> dict[str, np.ndarray]:
-    """The same of cross-attention, whose maps have none of it."""
-    return {
-        "qk_symmetric_share": np.array(np.nan),
-        "qk_symmetric_eigenvalues": np.full(min(2 * r, LEADING), np.nan),
-        "vo_eigenvalues": np.full(r_v, np.nan, np.complex128),
+        "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, qk)),
+        "qk_symmetric_eigenvalues": symmetric_eigenvalues(query.gram, key.gram, qk)[:LEADING],
+        "vo_eigenvalues": eigenvalues(vo),
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -39,16 +40,22 @@ def space_sketch(factor: np.ndarray, r: np.ndarray, omega: np.ndarray) -> np.nda
         NaN where the columns are not independent, or are so many that every space is nearly the whole.
     """
     d, width = factor.shape
-    m = len(omega)
-    upper = np.triu_indices(m)
+    upper, lengths = _upper(len(omega))
     diagonal = np.abs(r.diagonal())
     if width > 0.9 * d or not diagonal.min() > 1e-6 * diagonal.max():
-        return np.full(len(upper[0]), np.nan)
-    projected = (omega @ factor).astype(np.float64)  # (m, r); in the factor's own precision, which is enough for this
-    inside = solve_triangular(r, projected.T, trans="T")  # Q' Omega', (r, m)
+        return np.full(len(lengths), np.nan)
+    projected = (factor.T @ omega.T).astype(np.float64)  # (r, m); in the factor's own precision, which is enough here
+    inside = solve_triangular(r, projected, trans="T", check_finite=False)  # Q' Omega'
     centred = inside.T @ inside - width / d * (omega @ omega.T)  # (m, m)
-    sketch = (centred * np.where(np.eye(m, dtype=bool), 1.0, np.sqrt(2.0)))[upper]  # keeps the Frobenius inner product
+    sketch = centred[upper] * lengths
     return sketch / np.linalg.norm(sketch)
+
+
+@lru_cache(maxsize=2)
+def _upper(m: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Where the upper half of a symmetric (m, m) matrix is, and by what it keeps the Frobenius inner product."""
+    upper = np.triu_indices(m)
+    return upper, np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
 
 
 def alike(first: np.ndarray, second: np.ndarray, least: float) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
