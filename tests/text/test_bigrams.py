@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from unittest import mock
 
@@ -20,7 +20,7 @@ from weightscope.errors import CheckpointError
 from weightscope.text import bigrams
 from weightscope.text.bigrams import BORDER, PairSums, count_bigrams, pieces
 from weightscope.text.counts import Counts, load_counts
-from weightscope.text.tokenizer import END_OF_TEXT, GPT2, LLAMA3, QWEN2, load_tokenizer, safe_cut
+from weightscope.text.tokenizer import END_OF_TEXT, GPT2, LLAMA3, QWEN2, load_tokenizer, safe_cut, safe_split
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the 'bigrams' extra")
 parquet = pytest.importorskip("pyarrow.parquet", reason="needs the 'bigrams' extra")
@@ -109,6 +109,39 @@ def test_pieces_have_the_tokens_of_the_whole(name, text, parts):
     assert [i for piece in cut for i in tokenizer.encode(piece).ids] == tokenizer.encode(text).ids
 
 
+ASCII = [chr(code) for code in range(128)]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(deadline=None, max_examples=200)
+@given(text=texts | st.lists(st.sampled_from([*ASCII, "'LL", "  ", END_OF_TEXT, "é"]), max_size=30).map("".join))
+def test_the_parts_of_a_text_have_the_tokens_of_the_whole(name, text):
+    tokenizer = TOKENIZERS[name]
+    parts = safe_split(tokenizer)(text)
+    assert "".join(parts) == text
+    assert [i for part in parts for i in tokenizer.encode(part).ids] == tokenizer.encode(text).ids
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_ascii_is_split_where_the_tokenizer_splits_it(name):
+    """After any character and before any other."""
+    split, pre_tokenizer = safe_split(TOKENIZERS[name]), TOKENIZERS[name].pre_tokenizer
+    for text in map("".join, product(ASCII, ASCII)):
+        words = pre_tokenizer.pre_tokenize_str(text)
+        assert split(text) == [text[start:end] for _, (start, end) in words]
+
+
+@pytest.mark.parametrize("content", ["sat", " s", "'t", "\u212a"])  # the last is K where text is normalised
+def test_a_token_that_was_added_is_not_split(content):
+    tokenizer = byte_level(QWEN2)
+    tokenizer.add_tokens([tokenizers.AddedToken(content, normalized=True)])
+    text = "the cats' Kets sat, didn't they sats"
+    parts = safe_split(tokenizer)(text)
+    assert len(parts) > 5
+    assert [i for part in parts for i in tokenizer.encode(part).ids] == tokenizer.encode(text).ids
+    assert tokenizer.token_to_id(content) in tokenizer.encode(text).ids
+
+
 def test_a_long_file_is_cut_and_the_pairs_across_the_cuts_are_counted(tmp_path):
     text = PROSE * 300
     (tmp_path / "long.txt").write_text(text, encoding="utf-8")
@@ -122,7 +155,7 @@ def test_a_long_file_is_cut_and_the_pairs_across_the_cuts_are_counted(tmp_path):
 def test_a_tokenizer_nothing_is_known_of_gets_whole_documents(tmp_path):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "cats": 1, "[UNK]": 7}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    assert safe_cut(tokenizer) is None
+    assert safe_cut(tokenizer) is None is safe_split(tokenizer)
     text = "the cats the cats the mats " * 500
     assert list(pieces([text[:5000], text[5000:]], None)) == [text]
     (tmp_path / "cats.txt").write_text(text, encoding="utf-8")

@@ -4,9 +4,9 @@ A pair is (current token, previous token) inside one document. No special token 
 document's border.
 
 On few cores each word is encoded once and looked up from then on; on many, threads encode batches of text while this
-one reads the next and adds up the last. Long documents are cut where the
-tokenizer is certain to cut them too; the pair across a cut is counted like any other. Memory holds a few batches, a
-buffer of pairs not yet added up, and the distinct pairs; the length of the corpus does not matter.
+one reads the next and adds up the last. Texts are cut where the tokenizer is certain to cut them too; the pair across a
+cut is counted like any other. Memory holds a few batches, a buffer of pairs not yet added up, and the distinct pairs;
+the length of the corpus does not matter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from weightscope.progress import bar, progress_shown
 from weightscope.text.corpus import Document, corpus_files, documents
 from weightscope.text.counts import Counts, Int64s
 from weightscope.text.inputs import openwebtext
-from weightscope.text.tokenizer import safe_cut, tokenizer_hash, vocab_size
+from weightscope.text.tokenizer import safe_cut, safe_split, tokenizer_hash, vocab_size
 from weightscope.text.words import Numbered, Words, encodings
 
 if TYPE_CHECKING:
@@ -86,12 +86,12 @@ def count_bigrams(
         bar(what="bigrams", unit="B", total=total, unit_scale=True) as read,
         _one_core(),
     ):
-        cut = safe_cut(tokenizer)
-        batches = batched(documents(files, read.update), cut)
-        if cut is None or (jobs or usable_cores()) > WORDS_UP_TO:
+        split = safe_split(tokenizer)
+        batches = batched(documents(files, read.update), safe_cut(tokenizer))
+        if split is None or (jobs or usable_cores()) > WORDS_UP_TO:
             streams = in_threads(partial(encode, tokenizer), batches, jobs)
         else:
-            streams = encoded_by_words(tokenizer, cut, batches, jobs)
+            streams = encoded_by_words(tokenizer, split, batches, jobs)
         for ids in streams:
             sums.add(ids)
     matrix = sums.matrix()
@@ -176,15 +176,15 @@ def encode(tokenizer: Tokenizer, batch: list[Piece]) -> Int64s:
 
 
 def encoded_by_words(
-    tokenizer: Tokenizer, cut: re.Pattern[str], batches: Iterable[list[Piece]], jobs: int | None
+    tokenizer: Tokenizer, split: Callable[[str], list[str]], batches: Iterable[list[Piece]], jobs: int | None
 ) -> Iterator[Int64s]:
     """What `encode` gives of each batch: threads encode the words that are new, this one finds and looks up all."""
 
     def numbered() -> Iterator[tuple[list[Piece], Numbered]]:
-        words = Words(cut)
+        words = Words(split)
         for batch in batches:
             if words.nbytes > REMEMBERED:
-                words = Words(cut)  # those that are common soon come back
+                words = Words(split)  # those that are common soon come back
             yield batch, words.number([piece.text for piece in batch])
 
     def learned(found: tuple[list[Piece], Numbered]) -> tuple[list[Piece], Numbered, list[Encoding]]:

@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 from weightscope.checkpoint.folder import lone_gguf
 from weightscope.checkpoint.jsontext import read_json, read_small
@@ -38,6 +39,7 @@ END_OF_TEXT = "<|endoftext|>"
 LIKE_BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
 # Where tokenizers are, the most telling first; a GGUF file's own list is the last resort.
 FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",), ("tokenizer.model",))
+ADDED_UP_TO = 1000  # tokens found before words are: they are looked for one after the other
 LONGEST_TOKEN = 200  # characters that are shown; a page shows thousands of tokens, and a file may have them of 20 kB
 
 # Where a text may be cut so that its pieces have the tokens of the whole. Each row is a pre-tokenizer's pattern and the
@@ -56,6 +58,15 @@ SAFE_CUTS = {
     LLAMA3: re.compile(r"(?<=\S) "),
     QWEN2: re.compile(r"(?<=\S) "),
 }
+# The same patterns for a text of ASCII alone, in words that Python's expressions know.
+IN_ASCII = (
+    (r"[^\s\p{L}\p{N}]", r"[^\t-\r A-Za-z0-9]"),
+    (r"[^\r\n\p{L}\p{N}]", r"[^\r\nA-Za-z0-9]"),
+    (r"\p{L}", "[A-Za-z]"),
+    (r"\p{N}", "[0-9]"),
+    (r"\s", r"[\t-\r ]"),
+    (r"\S", r"[^\t-\r ]"),
+)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None) -> Tokenizer:
@@ -289,20 +300,55 @@ def safe_cut(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     re.Pattern or None
         Every match starts where a piece may end and the next begin.
     """
-    if {part["type"] for part in _parts(tokenizer.normalizer)} - {"NFC"}:  # NFC joins nothing to a space
+    return SAFE_CUTS.get(_pattern(tokenizer))
+
+
+def safe_split(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
+    """What splits a text into parts that have the tokens of the whole, as short as is certain; None as `safe_cut`.
+
+    ASCII without a special token in it is split wherever the pre-tokenizer splits it: a match of its pattern is matched
+    whole when it stands alone as well, so its tokens do not depend on what is around it. What letters and spaces are
+    beyond ASCII, Python and the library need not agree on: other words stay as `safe_cut` cuts them.
+    """
+    if (cut := safe_cut(tokenizer)) is None:
         return None
+    words = re.compile(f"(?={cut.pattern})").split
+    in_ascii = reduce(lambda pattern, classes: pattern.replace(*classes), IN_ASCII, _pattern(tokenizer))
+    parts = re.compile(in_ascii).findall
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    added |= {normalize("NFC", content) for content in added}  # some are looked for in text that is normalised
+    if len(added) > ADDED_UP_TO:
+        return words
+
+    def split(text: str) -> list[str]:
+        there = [content for content in added if content in text]
+        if text.isascii() and not there:
+            return parts(text)
+        split_up = (
+            parts(word) if word.isascii() and not any(content in word for content in there) else [word]
+            for word in words(text)
+        )
+        return [part for word in split_up for part in word]
+
+    return split
+
+
+def _pattern(tokenizer: Tokenizer) -> str:
+    """The pattern that alone says where words end; empty where something else has a say."""
+    if {part["type"] for part in _parts(tokenizer.normalizer)} - {"NFC"}:  # NFC joins nothing to a space
+        return ""
     for added in tokenizer.get_added_tokens_decoder().values():  # found in the text before the pattern is
         if added.rstrip or re.search(r"\S\s", added.content):
-            return None
+            return ""
     match _parts(tokenizer.pre_tokenizer):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
-            return SAFE_CUTS[GPT2]
+            return GPT2
         case [
-            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+            {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
         ]:
-            return SAFE_CUTS.get(pattern)
-    return None
+            return pattern
+    return ""
 
 
 def _parts(component: Any) -> list[dict[str, Any]]:

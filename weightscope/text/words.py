@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -68,12 +68,12 @@ class Numbered(ShowsShapes):
 
 
 class Words:
-    """The words met so far, what lies between two places where the tokenizer is certain to cut, and their token ids.
+    """The words met so far and their token ids.
 
     Parameters
     ----------
-    cut : re.Pattern
-        Those places, as `safe_cut` gives them.
+    split : function of a text
+        Gives its words, each with the tokens that it has in the text, as `safe_split` does.
 
     Attributes
     ----------
@@ -81,8 +81,8 @@ class Words:
         Of memory that they take, about.
     """
 
-    def __init__(self, cut: re.Pattern[str]) -> None:
-        self._split = re.compile(f"(?={cut.pattern})").split
+    def __init__(self, split: Callable[[str], list[str]]) -> None:
+        self._split = split
         self._numbers = _Numbers()
         self._ids, self._ends = array("q"), array("q", [0])  # of all words, one after the other
         self.nbytes = 0
