@@ -18,8 +18,9 @@ PACKAGES = {
     "cupyx": "cupy-cuda12x",
     "dask": "distributed",
     "huggingface_hub": "huggingface-hub",
+    "llvmlite": "numba",
     "sklearn": "scikit-learn",
-}  # whose package has another name; dask is what distributed distributes
+}  # whose package has another name; dask is what distributed distributes, and llvmlite comes with numba
 FOR_OTHERS = {"accelerate"}  # transformers imports it
 OFFERED = {"pandas"}  # a table becomes a DataFrame where pandas is; nothing needs it
 EXTRA_OF = {
