@@ -11,7 +11,6 @@ OUT ?=
 DEVICE ?=
 SIZES ?=
 SHARDS ?=
-SOURCE ?= $(MODEL)
 TOWER ?=
 IMAGES ?=
 # What `make figures` draws from, beside what comes along or is installed: see analyses/figures.py.
@@ -53,8 +52,8 @@ sink-bias: $(VENV)/.installed-runner $(CARD)  ## is what the first token writes 
 	$(BIN)/python -m analyses.sink_bias $(foreach model,$(MODELS),--model "$(model)") $(GIVEN) $(SIZES)
 
 sink-mechanisms: $(VENV)/.installed-runner $(CARD)  ## does a sink do nothing, or tell everyone something (five minutes)
-	$(BIN)/python -m analyses.sink_mechanisms $(if $(SOURCE),--source "$(SOURCE)") $(if $(TOWER),--tower "$(TOWER)") \
-		$(if $(IMAGES),--images "$(IMAGES)") $(COMMON)
+	$(BIN)/python -m analyses.sink_mechanisms $(if $(TOWER),--tower "$(TOWER)") \
+		$(if $(IMAGES),--images "$(IMAGES)") $(GIVEN)
 
 sink-toys: $(VENV)/.installed-runner  ## both kinds of sink come about in training, and a page of it (an hour and a quarter)
 	$(BIN)/python -m analyses.sink_toys

@@ -26,7 +26,7 @@ SEQUENCES, LONGEST, SEED = 992, 128, 0  # the paper's, and ours
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased or MiniLM]")
 @text_option
 @out_option("out/norm-attention")
-@click.option("--sequences", "n", default=SEQUENCES, show_default=True, type=click.IntRange(1), help="How many.")
+@click.option("--inputs", "n", default=SEQUENCES, show_default=True, type=click.IntRange(1), help="How many sequences.")
 @runner_device_option
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""

@@ -27,7 +27,7 @@ SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # as many as STS-B's dev 
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased or MiniLM]")
 @text_option
 @out_option("out/outlier-dimensions")
-@click.option("--sentences", "n", default=SENTENCES, show_default=True, type=click.IntRange(1), help="How many.")
+@click.option("--inputs", "n", default=SENTENCES, show_default=True, type=click.IntRange(1), help="How many sentences.")
 @runner_device_option
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""

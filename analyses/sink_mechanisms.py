@@ -1,6 +1,6 @@
 """What attention sinks do in pretrained models: no-op or broadcast (paper: "A Unifying View of Attention Sinks").
 
-    python -m analyses.sink_mechanisms --source facebook/dinov2-small --images photos/ --out sinks/
+    python -m analyses.sink_mechanisms --model facebook/dinov2-small --images photos/ --out sinks/
 
 Runs a model on images or texts and sees, head by head: which token is the sink (Fig. 4), which heads have one (Fig. 5),
 whether it writes nothing or the same to everyone (Figs 6 and 8), how that changes the tokens, and how the spectra of
@@ -32,7 +32,7 @@ DEFAULTS = {
 
 
 @click.command("sink-mechanisms", cls=EndsInOneLine)
-@click.option("--source", help="Folder, .safetensors or .gguf file, or Hub id; four models are tried without.")
+@click.option("--model", "source", help="Folder, .safetensors or .gguf file, or Hub id; four models are tried without.")
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
 @click.option("--images", type=click.Path(path_type=Path), help="Folder of images, for a model that sees.")
 @text_option

@@ -52,6 +52,10 @@ def test_help_ends_with_examples_and_each_parses(name: str) -> None:
         (["audti", "embedded"], "audit"),
         (["audit", "embedded", "--ot", "x"], "--out"),
         (["inspect", "embedded", "--family", "gpt22"], "gpt2"),
+        (["norms", "embedded", "--sequences", "4"], "--inputs"),
+        (["outliers", "embedded", "--sentences", "4"], "--inputs"),
+        (["outliers", "embedded", "--sampled", "4"], "--sample"),
+        (["norms", "embedded", "--longest", "4"], "--length"),
         (["audit", "embedded", "--out", "x", "--fail-on", "spectral_spyke"], "spectral_spike"),
     ],
 )
@@ -72,6 +76,16 @@ def test_quiet_says_only_where_the_result_is(tmp_path: Path) -> None:
     assert (result.stdout, result.stderr) == (f"{tmp_path / 'a' / 'report.html'}\n", "")
     loud, quiet = run("neighbours", "embedded", " ship"), run("neighbours", "embedded", " ship", "--quiet")
     assert quiet.stdout and quiet.stdout in loud.stdout
+
+
+def test_an_option_has_one_form_over_all_commands() -> None:
+    """A name takes a value everywhere or nowhere, and a value of one kind."""
+    forms: dict[str, set[tuple[bool, str]]] = {}
+    for command in main.commands.values():
+        for option in (parameter for parameter in command.params if isinstance(parameter, click.Option)):
+            kind = type(option.type).__name__.removesuffix("Range").removesuffix("ParamType")
+            forms.setdefault(option.opts[0], set()).add((option.is_flag, kind))
+    assert {name for name, own in forms.items() if len(own) > 1} == set()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

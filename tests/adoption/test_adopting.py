@@ -148,12 +148,13 @@ def test_what_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
     assert "has no architecture 'unheard_of', and code that comes with a checkpoint is not run" in result.stderr
 
 
-def test_families_are_listed_and_counted() -> None:
-    result = CliRunner().invoke(main, ["families", "--csv"])
+def test_families_are_listed_and_counted(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["families", "--csv", str(tmp_path / "rows.csv")])
     assert result.exit_code == 0
-    assert "\nqwen2,qwen2" in result.stdout
-    assert len(result.stdout.splitlines()) == len(FAMILIES) + 1
-    told = CliRunner().invoke(main, ["families"]).stdout.splitlines()[-1]
+    rows = (tmp_path / "rows.csv").read_text()
+    assert "\nqwen2,qwen2" in rows
+    assert len(rows.splitlines()) == len(FAMILIES) + 1
+    told = result.stdout.splitlines()[-1]
     assert told == standing() and f"{tally(read())['exact']} are exact" in told
 
 

@@ -67,9 +67,7 @@ def test_the_recipe_and_the_command_write_the_same(bert: Path) -> None:
 
 def test_another_model_has_the_papers_numbers_apart(tmp_path: Path) -> None:
     """A language model is given its first token, whose kind is its own."""
-    result = run(
-        written_model("gpt2", tmp_path / "model", framed=False), tmp_path, "--longest", "12", "--sequences", "5"
-    )
+    result = run(written_model("gpt2", tmp_path / "model", framed=False), tmp_path, "--length", "12", "--inputs", "5")
     assert result.exit_code == 0, result.output
     kinds = rows(tmp_path / "out" / "kinds.csv")
     assert [row["kind"] for row in kinds] == ["[CLS]", ". or ,", "other"]  # token 1, as the config says
@@ -80,7 +78,7 @@ def test_another_model_has_the_papers_numbers_apart(tmp_path: Path) -> None:
 
 def test_a_special_token_is_text_in_figures_and_no_formula(tmp_path: Path) -> None:
     model = written_model("bert", tmp_path / "model", framed=True, cls=r"$\frac$")
-    result = run(model, tmp_path, "--longest", "12", "--sequences", "3")
+    result = run(model, tmp_path, "--length", "12", "--inputs", "3")
     assert result.exit_code == 0, result.output
     assert rows(tmp_path / "out" / "kinds.csv")[0]["kind"] == r"$\frac$"
 
@@ -94,7 +92,7 @@ def test_without_a_hub_minilm_is_run_and_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
     text = tmp_path / "text.txt"
     text.write_text(PARAGRAPHS)
-    options = ["--text", str(text), "--out", str(tmp_path / "out"), "--sequences", "3"]
+    options = ["--text", str(text), "--out", str(tmp_path / "out"), "--inputs", "3"]
     result = CliRunner().invoke(norm_attention.main, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "trying" in result.output.splitlines()[0]
@@ -130,7 +128,7 @@ def test_no_sequence_is_longer_than_the_model_reads(tmp_path: Path) -> None:
 
 def test_without_text_the_works_in_the_package_are_read_and_named(tmp_path: Path) -> None:
     model = written_model("bert", tmp_path / "model", framed=True)
-    result = CliRunner().invoke(main, ["norms", str(model), "--out", str(tmp_path / "out"), "--sequences", "4"])
+    result = CliRunner().invoke(main, ["norms", str(model), "--out", str(tmp_path / "out"), "--inputs", "4"])
     assert result.exit_code == 0, result.output
     assert "works in the public domain" in result.stdout
     assert "works in the public domain" in (tmp_path / "out" / "report.html").read_text()

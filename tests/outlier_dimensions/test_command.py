@@ -77,9 +77,7 @@ def test_the_recipe_and_the_command_write_the_same(bert: Path, text: Path) -> No
 
 def test_a_language_model_is_given_its_first_token(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = run(
-        written_model("gpt2", tmp_path / "model", framed=False), text, out, "--sentences", "5", "--sampled", "3"
-    )
+    result = run(written_model("gpt2", tmp_path / "model", framed=False), text, out, "--inputs", "5", "--sample", "3")
     assert result.exit_code == 0, result.output
     with np.load(out / "outliers.npz") as arrays:
         assert arrays["kinds"].tolist() == ["[CLS]", ". or ,", "other"]  # token 1, as the config says
@@ -116,7 +114,7 @@ def test_without_a_hub_minilm_is_run_and_named(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
-    options = ["--text", str(text), "--out", str(tmp_path / "out"), "--sentences", "10"]
+    options = ["--text", str(text), "--out", str(tmp_path / "out"), "--inputs", "10"]
     result = CliRunner().invoke(outlier_dimensions.main, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "trying" in result.output.splitlines()[0]

@@ -24,8 +24,8 @@ PAGES: dict[str, list[str]] = {
     "positions": ["positions", "embedded"],
 }
 STUDIES: dict[str, list[str]] = {
-    "norms": ["norms", "embedded", "--text", "TEXT.txt", "--sequences", "2", "--longest", "16"],
-    "outliers": ["outliers", "embedded", "--text", "TEXT.txt", "--sentences", "8", "--sampled", "2", "--longest", "16"],
+    "norms": ["norms", "embedded", "--text", "TEXT.txt", "--inputs", "2", "--length", "16"],
+    "outliers": ["outliers", "embedded", "--text", "TEXT.txt", "--inputs", "8", "--sample", "2", "--length", "16"],
     "sink-bias": ["sinks", "embedded", "--question", "bias", "--inputs", "2", "--length", "32", "--evaluated", "1"],
     "sink-kind": ["sinks", "embedded", "--question", "kind", "--inputs", "2", "--length", "32"],
 }

@@ -101,8 +101,8 @@ def commands(source: Path, counts: Path, out: Path, *options: str) -> dict[str, 
 def studies(source: Path, text: Path, out: Path, *options: str) -> dict[str, list[object]]:
     """The arguments of the commands that run the model."""
     few = {
-        "norms": ["norms", "--sequences", "2", "--longest", "16"],
-        "outliers": ["outliers", "--sentences", "4", "--sampled", "2", "--longest", "16"],
+        "norms": ["norms", "--inputs", "2", "--length", "16"],
+        "outliers": ["outliers", "--inputs", "4", "--sample", "2", "--length", "16"],
         "sinks": ["sinks", "--question", "kind", "--inputs", "2", "--length", "16"],
     }
     return {name: [*own, source, "--text", text, "--out", out / name, *options] for name, own in few.items()}

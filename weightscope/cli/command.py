@@ -18,6 +18,8 @@ from weightscope.cli.terminal import quiet_option
 from weightscope.errors import CheckpointError, printable
 from weightscope.progress import progress_shown
 
+# Names of options that were others once: one meaning has one name over all commands.
+RENAMED = {"--longest": "--length", "--sequences": "--inputs", "--sentences": "--inputs", "--sampled": "--sample"}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files that are open
 ARGUMENT = re.compile(r"`(\w+)(?:='([^'`]+)')?`")
 
@@ -76,7 +78,13 @@ class EndsInOneLine(click.Command):
             return "; the same command with --resume goes on" if resumes else ""
 
         with ended_by_signals(advice):
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except click.NoSuchOption as error:
+                if error.option_name not in RENAMED:
+                    raise
+                meant = f"{error.message} Did you mean '{RENAMED[error.option_name]}'?"
+                raise click.UsageError(meant, error.ctx) from None
 
 
 class Commands(EndsInOneLine, click.Group):

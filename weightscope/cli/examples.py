@@ -76,12 +76,12 @@ TOLD = {
         "What attention adds up, by kind of token. Runs the model (PyTorch).",
         (
             "weightscope norms embedded --out norms/",
-            "weightscope norms bert/ --text books/ --sequences 100 --out norms/",
+            "weightscope norms bert/ --text books/ --inputs 100 --out norms/",
         ),
     ),
     "outliers": Told(
         "Dimensions that stand out, and what they add. Runs the model (PyTorch).",
-        ("weightscope outliers embedded --out outliers/", "weightscope outliers bert/ --sentences 200 --out outliers/"),
+        ("weightscope outliers embedded --out outliers/", "weightscope outliers bert/ --inputs 200 --out outliers/"),
     ),
     "sinks": Told(
         "Attention sinks: a bias, or of what kind. Runs the model (PyTorch).",
@@ -92,7 +92,7 @@ TOLD = {
     ),
     "families": Told(
         "Every architecture that is read, as a table. Reads no weights.",
-        ("weightscope families", "weightscope families --csv"),
+        ("weightscope families", "weightscope families --csv rows.csv"),
     ),
     "adopt": Told(
         "A proved row for an unknown architecture. Runs tiny models (PyTorch).",

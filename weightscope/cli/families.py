@@ -1,19 +1,20 @@
 """Which architectures are read, and how one that is not known yet is adopted."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from weightscope.cli.options import families_option, with_source
-from weightscope.cli.terminal import headline, show
+from weightscope.cli.options import csv_option, families_option, with_source
+from weightscope.cli.terminal import headline, show, write_csv
 from weightscope.errors import CheckpointError, printable
 
 
 @click.command("families")
-@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
+@csv_option
 @click.option("--new", is_flag=True, help="What the installed transformers has that the census has not (PyTorch).")
 @families_option
-def families_command(as_csv: bool, new: bool, families: str | None) -> None:
+def families_command(csv_file: Path | None, new: bool, families: str | None) -> None:
     """Every architecture that is read: its row, the model_types that it lists, the stack, and what is special.
 
     The last line says how many attention stacks of all that transformers builds are read exactly. With --new the
@@ -26,11 +27,10 @@ def families_command(as_csv: bool, new: bool, families: str | None) -> None:
         _newer()
         return
     table = families_table(families)
-    if as_csv:
-        click.echo(table.csv(), nl=False)
-    else:
-        show(table)
-        headline(standing())
+    if csv_file is not None:
+        write_csv(table, csv_file)
+    show(table)
+    headline(standing())
 
 
 def _newer() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from weightscope.cli.options import (
+    csv_option,
     delta_option,
     device_option,
     layer_option,
@@ -22,7 +23,7 @@ from weightscope.cli.options import (
     with_source,
     writable,
 )
-from weightscope.cli.terminal import headline, is_quiet, show
+from weightscope.cli.terminal import headline, is_quiet, show, write_csv
 from weightscope.errors import CheckpointError
 
 LONG = 600  # seconds that a person should know of before they begin
@@ -100,10 +101,7 @@ def detok(
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Previous tokens a head.")
 @layer_option
 @delta_option
-@click.option(
-    "--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), callback=writable,
-    help="Write the table here too.",
-)  # fmt: skip
+@csv_option
 def neighbours(
     model: Any,
     token: str | None,
@@ -118,7 +116,6 @@ def neighbours(
     from weightscope.detokenization.first_layer import FirstLayer
     from weightscope.detokenization.neighbours import neighbours as rank
     from weightscope.tables import Table
-    from weightscope.writing import new_file
 
     if token is None and not token_ids:
         raise click.UsageError("a TOKEN is needed, or --token-id")
@@ -130,8 +127,7 @@ def neighbours(
     _say_bare(first)
     table = rank(first, tokenizer, ids, top, heads or None)
     if csv_file is not None:
-        with new_file(csv_file) as file:
-            file.write(table.csv().encode())
+        write_csv(table, csv_file)
     columns = table.select("head", "rank", "score", "token", "joined").columns
     quoted = [replace(own, values=[*map(repr, own.values)]) if own.name == "token" else own for own in columns]
     if first.bare:

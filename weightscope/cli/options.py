@@ -26,6 +26,10 @@ out_option = click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, callback=writable,
     help="Folder for results.",
 )  # fmt: skip
+csv_option = click.option(
+    "--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), callback=writable,
+    help="Write the table here too.",
+)  # fmt: skip
 layer_option = click.option("--layer", default=0, show_default=True, help="Layer whose heads are asked.")
 delta_option = click.option(
     "--delta", default=1, show_default=True, help="Distance i - j at which tokens are compared under rotation."

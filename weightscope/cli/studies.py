@@ -9,8 +9,8 @@ import click
 from weightscope.cli.options import out_option, runner_device_option, text_option, tokenizer_option, with_model
 from weightscope.cli.terminal import headline
 
-longest_option = click.option(
-    "--longest", default=128, show_default=True, type=click.IntRange(8), help="Tokens of a sequence."
+length_option = click.option(
+    "--length", default=128, show_default=True, type=click.IntRange(8), help="Tokens of an input, at most."
 )
 
 # Options of one question about sinks alone.
@@ -29,13 +29,15 @@ def say(lines: Sequence[str], out: Path) -> None:
 @tokenizer_option
 @out_option
 @text_option
-@click.option("--sequences", "n", default=992, show_default=True, type=click.IntRange(1), help="Pairs of paragraphs.")
-@longest_option
+@click.option(
+    "--inputs", default=992, show_default=True, type=click.IntRange(1), help="How many inputs: pairs of paragraphs."
+)
+@length_option
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the choice of texts, pairs and heads."
 )
 @runner_device_option
-def norms(model: Any, out: Path, text: tuple[Path, ...], n: int, longest: int, seed: int, device: str) -> None:
+def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: int, seed: int, device: str) -> None:
     """What attention adds up: lengths of alpha f(x) beside alpha, by kind of token.
 
     Tables, figures and report.html go into --out.
@@ -43,7 +45,7 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], n: int, longest: int, s
     from weightscope.norms.study import study_norms
     from weightscope.text.inputs import read_texts
 
-    lines = study_norms(model, read_texts(text), out, sequences=n, longest=longest, seed=seed, device=device)
+    lines = study_norms(model, read_texts(text), out, sequences=inputs, longest=length, seed=seed, device=device)
     say(lines, out)
 
 
@@ -53,16 +55,17 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], n: int, longest: int, s
 @out_option
 @text_option
 @click.option(
-    "--sentences", "n", default=1500, show_default=True, type=click.IntRange(1), help="Sentences that means are over."
+    "--inputs", default=1500, show_default=True, type=click.IntRange(1), help="How many inputs: sentences, for means."
 )
 @click.option(
-    "--sampled", default=100, show_default=True, type=click.IntRange(1), help="How many of them eq. 7 is averaged over."
-)
-@longest_option
+    "--sample", metavar="N", default=100, show_default=True, type=click.IntRange(1),
+    help="Average eq. 7 over N of them drawn at random.",
+)  # fmt: skip
+@length_option
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the choice of sentences.")
 @runner_device_option
 def outliers(
-    model: Any, out: Path, text: tuple[Path, ...], n: int, sampled: int, longest: int, seed: int, device: str
+    model: Any, out: Path, text: tuple[Path, ...], inputs: int, sample: int, length: int, seed: int, device: str
 ) -> None:
     """Which dimensions of the residual stream stand out, and what they add to attention scores, by kind of token.
 
@@ -71,7 +74,7 @@ def outliers(
     from weightscope.outlier_dimensions.study import study_outliers
     from weightscope.text.inputs import read_sentences
 
-    sizes = {"sentences": n, "sampled": sampled, "longest": longest, "seed": seed}
+    sizes = {"sentences": inputs, "sampled": sample, "longest": length, "seed": seed}
     say([study_outliers(model, read_sentences(text), out, **sizes, device=device)], out)
 
 
@@ -85,8 +88,8 @@ def outliers(
 @out_option
 @text_option
 @click.option("--images", type=click.Path(path_type=Path), help="kind: a folder of images, for a model that sees.")
-@click.option("--inputs", type=click.IntRange(1), help="How many texts or images.  [default: bias 12, kind 64]")
-@click.option("--length", type=click.IntRange(2), help="Tokens of a text.  [default: bias 512, kind 256]")
+@click.option("--inputs", type=click.IntRange(1), help="How many inputs: texts or images.  [default: bias 12, kind 64]")
+@click.option("--length", type=click.IntRange(2), help="Tokens of an input, at most.  [default: bias 512, kind 256]")
 @click.option("--seed", type=click.IntRange(0), help="kind: of the crops and of the choice of texts.  [default: 0]")
 @click.option("--evaluated", type=click.IntRange(1), help="bias: texts that perplexity is measured on.  [default: 4]")
 @click.option("--thorough", is_flag=True, help="bias: 40 texts, and 16 evaluated.")

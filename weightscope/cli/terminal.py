@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +37,14 @@ def headline(said: object) -> None:
     """Print what a person reads beside the result; nothing with --quiet."""
     if not is_quiet():
         click.echo(str(said))
+
+
+def write_csv(table: "Table", file: Path) -> None:
+    """Write all of a table, whole or not at all."""
+    from weightscope.writing import new_file
+
+    with new_file(file) as written:
+        written.write(table.csv().encode())
 
 
 def show(table: "Table") -> None:
