@@ -1,0 +1,188 @@
+"""What the gallery says of a page is what the files beside that page hold."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.test_quoted import ROOT, cell, change, column, rows, words
+
+SAID = words(ROOT / "docs" / "gallery.md")
+GPT2, SMOLLM2, MINILM, VIT = (f"audit-{name}/heads.csv" for name in ("gpt2", "smollm2", "minilm", "vit"))
+SHARES, PREFERRED = "norm-attention/shares.csv", "outlier-dimensions/preferences.csv"
+CLS = {"layer": 1, "key": "[CLS]"}
+HEADS = {"4.11", "4.7", "16.0"}
+
+
+def by_layer(name: str, measure: str) -> np.ndarray:
+    """The median head of each layer."""
+    return np.array([np.median(column(name, measure, layer=i)) for i in range(int(column(name, "layer").max()) + 1)])
+
+
+def accuracy(model: str, score: str) -> tuple[float, float]:
+    """ROC-AUC of a score, and of the layer's index."""
+    of = f"circuits/{model}/accuracy.csv"
+    return cell(of, "roc_auc", score=score), cell(of, "layer_roc_auc", score=score)
+
+
+def named(model: str, role: str) -> list[str]:
+    return [f"{row['layer']}.{row['head']}" for row in rows(f"circuits/{model}/roles.csv") if row["role"] == role]
+
+
+def read_by_keys(model: str, writer: tuple[int, int], reader: tuple[int, int]) -> dict[str, str]:
+    """The edge between two heads, which is listed."""
+    ends = [str(n) for n in (*writer, *reader)]
+    names = ("from_layer", "from_head", "to_layer", "to_head")
+    edges = [row for row in rows(f"circuits/{model}/edges.csv") if row["kind"] == "k"]
+    return next(row for row in edges if [row[name] for name in names] == ends)
+
+
+def found(model: str, **where: str) -> list[float]:
+    """The number of a finding, and what is usual."""
+    return [cell(f"audit-{model}/findings.csv", name, **where) for name in ("number", "usual")]
+
+
+def times(model: str, **where: str) -> float:
+    number, usual = found(model, **where)
+    return number / usual
+
+
+# Directions in use of the heads that are no finding.
+OTHERS = np.array([
+    float(row[name]) for row in rows(MINILM) if (row["layer"], row["head"]) not in {("0", "2"), ("4", "9")}
+    for name in ("qk_effective_rank", "vo_effective_rank")
+])  # fmt: skip
+
+# A sentence's numbers, computed anew: the text must hold what the template says with them.
+QUOTED: dict[str, list[float]] = {
+    "head 8 of layer 11 writes one direction {:.1f} times as strongly as the next": [
+        cell(GPT2, "vo_gap", layer=11, head=8)
+    ],
+    "{} heads out of a 4-bit GGUF": [len(rows(SMOLLM2))],
+    "Two of {} heads stand out by $W_QK$": [len(rows(MINILM))],
+    "its $W_QK$ uses {:.0f} directions where its neighbours use {:.0f}": found(
+        "smollm2", kind="layer_off_trend", map="qk"
+    ),
+    "Spectra are otherwise flat, {:.0f} to {:.0f} of 32 directions in use": [OTHERS.min(), OTHERS.max()],
+    "The median head's $W_QK$ differs by {:.2f} of its norm and its $W_VO$ by {:.2f}": [
+        np.median(column("compare-vit/heads.csv", f"{which}_change")) for which in ("qk", "vo")
+    ],
+    "have nothing to do with each other differ by {:.2f}": [2**0.5],
+    "{:.0f} dimensions that 4.11 writes, {:.0f} are read by the keys of 5.1, where two random spaces share {:.0f}": [
+        max(column(GPT2, "vo_rank")),
+        *(float(read_by_keys("gpt2", (4, 11), (5, 1))[name]) for name in ("pk", "pk_random")),
+    ],
+    "{} of {} heads have a name": [
+        sum(bool(row["role"]) for row in rows("circuits/smollm2/roles.csv")),
+        len(rows("circuits/smollm2/roles.csv")),
+    ],
+    "the keys of 17.3 read {:.0f} of the {:.0f} dimensions that it writes": [
+        float(read_by_keys("smollm2", (16, 0), (17, 3))["pk"]), max(column(SMOLLM2, "vo_rank"))
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", QUOTED)
+def test_a_number_is_that_of_the_page(template: str) -> None:
+    assert template.format(*QUOTED[template]) in SAID
+
+
+# What is said in words, and whether the files beside the page have it so.
+HELD: dict[str, bool] = {
+    "more than any head of seven other checkpoints": cell(
+        "audit-gpt2/percentiles.csv", "vo_gap", layer=11, head=8
+    ) == 100,
+    "Layers 1 and 2 have heads whose $W_QK$ is less than a third of their layer's median": all(
+        min(column(GPT2, "qk_frobenius", layer=i)) < by_layer(GPT2, "qk_frobenius")[i] / 3 for i in (1, 2)
+    ),
+    "has one nearly four times its layer's": 3.5 < times("gpt2", kind="outlier_head", layer="4") < 4,
+    "Position 1023 was hardly trained, and position 0 has three times": (
+        times("gpt2", kind="undertrained_rows", index="1023") < 0.1
+        and 2.5 < times("gpt2", kind="oversized_rows", index="0") < 3.5
+    ),
+    "There is one warning: heads 7 and 8 of layer 18 pass on nearly the same, and both are named induction heads": [
+        (row["layer"], row["head"], row["map"], row["name"])
+        for row in rows("audit-smollm2/findings.csv") if row["severity"] == "warning"
+    ] == [("18", "7", "vo", "induction"), ("18", "8", "vo", "induction")],
+    "they read one key-value head": len({
+        row["kv_head"] for row in rows(SMOLLM2) if row["layer"] == "18" and row["head"] in "78"
+    }) == 1,
+    "four dimensions of the stream carry half of it": 0.45 < sum(
+        column("audit-smollm2/findings.csv", "number", kind="outlier_dimension", layer=0, map="qk")
+    ) < 0.55,
+    "its value-output maps are a thirtieth of theirs": (
+        28 < 1 / times("smollm2", kind="layer_off_trend", map="vo") < 33
+    ),
+    "0.2, a previous-token head, has six times its layer's spectral norm, and 4.9 more than five times": (
+        "0.2" in named("minilm", "previous token")
+        and 5.5 < times("minilm", kind="outlier_head", layer="0") < 6.5
+        and 5 < times("minilm", kind="outlier_head", layer="4") < 5.5
+    ),
+    "`[MASK]` has the one embedding that is far shorter than the others, a quarter of their median": (
+        [row["name"] for row in rows("audit-minilm/findings.csv") if row["kind"] == "undertrained_rows"] == ["[MASK]"]
+        and 0.2 < times("minilm", kind="undertrained_rows") < 0.25
+    ),
+    "Layer 1 compares patches twice as strongly as its neighbours": (
+        2 < times("vit", kind="layer_off_trend", layer="1", map="qk") < 2.2
+    ),
+    "the position of the class token is the longest": found("vit", kind="oversized_rows", index="0") is not None,
+    "5.1, 5.5, 5.8, 6.9, 7.2 and 7.10, named induction heads by that wiring alone": (
+        named("gpt2", "induction") == ["5.1", "5.5", "5.8", "6.9", "7.2", "7.10"]
+    ),
+    "Brown lines go from 16.0, a previous-token head, to the induction heads of layers 17 and 18": (
+        "16.0" in named("smollm2", "previous token")
+        and {"17", "18"} <= {head.partition(".")[0] for head in named("smollm2", "induction")}
+    ),
+    "previous tokens and induction are found well, copying hardly better than by the layer's index": (
+        min(accuracy("smollm2", "previous_token"), accuracy("smollm2", "induction")) > (0.9,)
+        and 0 < accuracy("smollm2", "copying")[0] - accuracy("smollm2", "copying")[1] < 0.02
+    ),
+    "five by their scores, all in the first three layers": (
+        len(named("minilm", "previous token")) == 5 and max(named("minilm", "previous token")) < "3"
+    ),
+    "heads that copy or take away the logit": bool(named("minilm", "copying") and named("minilm", "anti-copying")),
+    "No head does induction, and none is called so": (
+        not named("minilm", "induction") and "induction" not in
+        {row["role"] for row in rows("circuits/minilm/accuracy.csv")}
+    ),
+    "Head 6 puts split words together by what tokens are, heads 1 and 6 by position": (
+        column("gpt2-detok/heads.csv", "auroc").argmax() == 6
+        and {*column("gpt2-detok/trends.csv", "near_mass").argsort()[-2:]} == {1, 6}
+    ),
+    "Head 1's position term is almost a straight line": (
+        cell("gpt2-detok/trends.csv", "t_p_linear_share", head=1) > 0.98
+    ),
+    "`[CLS]` takes a quarter of the attention and gives a sixtieth of what is added up": (
+        0.24 < cell(SHARES, "weight", kind="[CLS]") < 0.26 and 58 < 1 / cell(SHARES, "length", kind="[CLS]") < 62
+    ),
+    "`[SEP]` and punctuation give more than they take": all(
+        cell(SHARES, "length", kind=kind) > cell(SHARES, "weight", kind=kind) for kind in ("[SEP]", ". or ,")
+    ),
+    "Dimension 99 alone makes nearly all of `[CLS]`'s advantage in layer 1": (
+        cell(PREFERRED, "of 99", **CLS) / cell(PREFERRED, "score_above_other", **CLS) > 0.9
+    ),
+    "Over all tokens' mean it does not stand out": (  # by less than ten robust deviations
+        abs(column("outlier-dimensions/stream.csv", "robust_z", dimension=99, tokens="all")).max() < 10
+    ),
+    "A constant stands in for it in middle and late layers, and does not in early ones": all(
+        (change(layers, "SSP") < change(layers, "ablation")) == (layers != "early")
+        for layers in ("early", "middle", "late")
+    ),
+    "No-ops and one broadcasting head live side by side": (
+        [row["mechanism"] for row in rows("sink-mechanisms/smollm2/heads.csv")].count("broadcast") == 1
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", HELD)
+def test_what_is_said_in_words_holds(claim: str) -> None:
+    assert claim in SAID
+    assert HELD[claim]
+
+
+def test_no_number_is_told_that_no_file_holds() -> None:
+    """Without the claims above the page has no decimal but the names of heads."""
+    text = SAID.replace("all-MiniLM-L6-v2", "")
+    for sentence in (*(template.format(*numbers) for template, numbers in QUOTED.items()), *HELD):
+        text = text.replace(sentence, "")
+    assert set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*%)", text)) <= HEADS
