@@ -2,18 +2,22 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 
 from tests.support.commands import run, undrawn
 from weightscope.cli import main
 from weightscope.cli.examples import TOLD
 from weightscope.cli.terminal import show
+from weightscope.embedded import FOLDER
 from weightscope.tables import Column, Table
 
 COMMANDS = sorted(main.commands)
@@ -130,3 +134,23 @@ def test_help_loads_nothing_heavy() -> None:
     assert not any(
         f"'{name}'" in loaded for name in ("rich", "numpy", "scipy", "matplotlib", "jinja2", "joblib", "torch")
     )
+
+
+@pytest.mark.parametrize("words, width", [("inspect embedded --check", 110), ("compare embedded MOVED --out OUT", 80)])
+def test_a_result_is_ruled_on_a_terminal_with_its_numbers_whole(
+    words: str, width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And plain, as in a pipe, where the terminal is too narrow for them."""
+    weights = load_file(FOLDER / "model.safetensors")
+    shutil.copytree(FOLDER, tmp_path / "MOVED")
+    save_file({name: own * np.float16(1.5) for name, own in weights.items()}, tmp_path / "MOVED" / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    for columns, ruled in ((width, True), (30, False)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with undrawn():
+            main(words.split(), standalone_mode=False)
+        said = click.unstyle(capsys.readouterr().out)
+        assert ("─" in said) is ruled and "…" not in said
+        lines = said.splitlines()
+        assert not ruled or max(len(line) for line in lines[lines.index(next(x for x in lines if "─" in x)) :]) <= width

@@ -189,14 +189,18 @@ class Comparison:
         return f"Comparison({' -> '.join(map(printable, self.labels))}: {sizes})"
 
     def __str__(self) -> str:
+        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
+
+    def printed(self) -> list[str | Table]:
+        """What a terminal shows, from above to below."""
         moved = self.moved_most(PRINTED)
-        parts = [printable(self.lead), *([repr(self.findings)] if self.findings else [])]
+        parts: list[str | Table] = [printable(self.lead), *([repr(self.findings)] if self.findings else [])]
         if len(moved):
             shown = ("layer", "head", "qk_change", "vo_change", "qk_change_rank", "vo_change_rank")
-            parts.append(moved.select(*(name for name in shown if name in moved)).text())
+            parts.append(moved.select(*(name for name in shown if name in moved)))
         if self.everything is not None and any(one.kind != "identical" for one in self.everything.changes):
-            parts.append(self.everything.moved_most(PRINTED).text())
-        return "\n".join([*parts, *(f"not in these numbers: {caveat}" for caveat in self.caveats)])
+            parts.append(self.everything.moved_most(PRINTED))
+        return [*parts, *(f"not in these numbers: {caveat}" for caveat in self.caveats)]
 
     def _repr_html_(self) -> str:
         return notebook(self.lead, self.findings, self.moved_most(PRINTED))

@@ -265,7 +265,8 @@ def compare_command(
     if as_json:
         _print_json(comparison.as_json())
     else:
-        headline(comparison)
+        if not is_quiet():
+            show(*comparison.printed())
         click.echo(out / "report.html")
     farthest = comparison.largest_change()
     moved = ""

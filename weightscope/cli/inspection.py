@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weightscope.cli.options import with_source
+from weightscope.cli.terminal import show
 from weightscope.errors import printable, sized
 
 if TYPE_CHECKING:
     from weightscope.checkpoint import Checkpoint
     from weightscope.model import Model
     from weightscope.sources import Source
+    from weightscope.tables import Table
 
 
 @click.command()
@@ -21,12 +23,11 @@ if TYPE_CHECKING:
 @click.option("--check", is_flag=True, help="Read every tensor once and say what stands out; of any architecture.")
 def inspect(named: Any, source: str, check: bool) -> None:
     """Family, shapes, dtypes, and the bytes an audit would read."""
-    lines = checked(named(source)) if check else describe(named(source).open())
-    click.echo("\n".join(lines))  # all of it or an error, not half of it and then one
+    show(*(checked(named(source)) if check else describe(named(source).open())))
 
 
-def checked(source: "Source") -> Iterator[str]:
-    """Lines for a person: what is in the file, by role, and what stands out; no family needs to know it."""
+def checked(source: "Source") -> Iterator["str | Table"]:
+    """Lines and a table for a person: what is in the file, by role, and what stands out; no family needs to know it."""
     from weightscope.audits.findings import Findings
     from weightscope.audits.tensor_findings import tensor_findings
     from weightscope.audits.tensors import read_everything
@@ -43,7 +44,7 @@ def checked(source: "Source") -> Iterator[str]:
     findings = Findings(tensor_findings(everything, padding=checkpoint.config.get("pad_token_id")))
     rate = f"{sized(everything.nbytes)} in {seconds:.2f} s, {sized(int(everything.nbytes / seconds))}/s"
     yield f"{everything.lead} {findings.headline} ({rate})"
-    yield everything.roles.text()
+    yield everything.roles
     yield from map(str, findings)
 
 

@@ -47,20 +47,41 @@ def write_csv(table: "Table", file: Path) -> None:
         written.write(table.csv().encode())
 
 
-def show(table: "Table") -> None:
-    """Print a table: ruled and fitted on a terminal, plain columns where a file or a program reads."""
+def show(*parts: "str | Table") -> None:
+    """Print lines and tables: ruled and fitted on a terminal, plain columns where a file or a program reads.
+
+    All of them are there, or an error, before anything is printed.
+    """
     if not sys.stdout.isatty():
-        click.echo(table.text())
+        click.echo("\n".join(part if isinstance(part, str) else part.text() for part in parts))
         return
-    from rich import box
     from rich.console import Console
+
+    console = Console()
+    for part in parts:
+        if isinstance(part, str):
+            click.echo(part)
+        else:
+            ruled = _ruled(part, console.width)
+            click.echo(part.text()) if ruled is None else console.print(ruled)
+
+
+TEXT = 16  # characters that a column of text keeps when a terminal is narrow
+
+
+def _ruled(table: "Table", width: int) -> Any:
+    """A table whose numbers are whole and whose text is folded; None where that is wider than the terminal."""
+    from rich import box
     from rich.table import Table as Ruled
     from rich.text import Text
 
-    ruled = Ruled(box=box.SIMPLE_HEAD, pad_edge=False)
+    ruled, needed = Ruled(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0)), 2
     for column in table.columns:
-        side = "right" if column.is_numeric else "left"
-        ruled.add_column(Text(column.heading), justify=side, overflow="fold")  # type: ignore[arg-type]
+        heading = column.heading.replace(" ", "\n") if column.is_numeric else column.heading
+        longest = max(len(own) for own in (*heading.split("\n"), *map(column.shown, column.values)))
+        needed += 2 + (longest if column.is_numeric else min(longest, TEXT))
+        side: Any = "right" if column.is_numeric else "left"
+        ruled.add_column(Text(heading), justify=side, overflow="fold", no_wrap=column.is_numeric)
     for row in table.rows():
         ruled.add_row(*(Text(column.shown(cell)) for column, cell in zip(table.columns, row, strict=True)))
-    Console().print(ruled)
+    return ruled if needed <= width else None
