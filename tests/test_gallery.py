@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.test_quoted import ROOT, cell, change, column, rows, words
+from tests.support.quoted import ROOT, cell, column, rows, words
 
 SAID = words(ROOT / "docs" / "gallery.md")
 GPT2, SMOLLM2, MINILM, VIT = (f"audit-{name}/heads.csv" for name in ("gpt2", "smollm2", "minilm", "vit"))
@@ -45,6 +45,12 @@ def found(model: str, **where: str) -> list[float]:
 def times(model: str, **where: str) -> float:
     number, usual = found(model, **where)
     return number / usual
+
+
+def change(layers: str, intervention: str) -> float:
+    """Of SmolLM2's perplexity, with a constant (SSP) or nothing (ablation) in the sink's place."""
+    of = "sink-bias/smollm2-135m-instruct.q4_1/patching.csv"
+    return cell(of, "change", layers=layers, intervention=intervention, first_position=0)
 
 
 # Directions in use of the heads that are no finding.

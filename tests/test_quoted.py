@@ -1,50 +1,22 @@
 """Numbers in README and docs/ come from files: what they quote of figures/ is what these hold."""
 
-import csv
 import json
 import re
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from tests.support.quoted import ROOT, cell, column, rows, words
 from weightscope.adoption import record
 from weightscope.sinks.prediction import PREDICTORS, prediction_aurocs
 
-ROOT = Path(__file__).parents[1]
-FIGURES = ROOT / "figures"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RESULTS = [ROOT / "docs" / "audit.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
 
 
-def words(path: Path) -> str:
-    """A page in one line."""
-    return " ".join(path.read_text().split())
-
-
 SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
-
-
-@cache
-def rows(name: str) -> tuple[dict[str, str], ...]:
-    with (FIGURES / name).open() as file:
-        return tuple(csv.DictReader(file))
-
-
-def column(name: str, column: str, **where: Any) -> np.ndarray:
-    """A column of a CSV, of those of its rows that hold these values."""
-    cells = [row[column] for row in rows(name) if all(row[key] == str(value) for key, value in where.items())]
-    assert cells, f"{name} has no row with {where}"
-    return np.array([float(cell or "nan") for cell in cells])
-
-
-def cell(name: str, *args: Any, **where: Any) -> float:
-    """The one cell there is."""
-    (value,) = column(name, *args, **where)
-    return float(value)
 
 
 def accuracy(model: str, score: str) -> list[float]:
