@@ -70,7 +70,7 @@ class Part:
 INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     (r"chunk_size_feed_forward|.*dropout.*|num_channels|in_channels|.*_token_ids?|.*_token_index|type_vocab_size"
      r"|.*conv_kernel.*|.*kernel_size|.*stride.*|num_labels|.*num_conv_pos_embedding_groups", lambda p, v: v),
-    (r"qk_rope_head_dim", lambda p, v: p.size.rope),
+    (r"qk_rope_head_dim", lambda p, v: p.size.rope if v else 0),
     (r"qk_nope_head_dim", lambda p, v: p.size.nope),
     (r"qk_head_dim", lambda p, v: p.size.rope + p.size.nope),
     (r"v_head_dim", lambda p, v: p.size.value),
@@ -113,7 +113,7 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
      lambda p, v: min(v, 4)),
     (r".*(experts_per_tok(en)?|experts_top_k|moe_topk?|moe_top_?k|top_k_experts|num_selected_experts|moe_k)",
      lambda p, v: min(v, 2)),
-    (r"n_group|num_expert_group", lambda p, v: min(v, 2)),
+    (r"n_groups?|num_expert_group", lambda p, v: min(v, 2)),
     (r"topk_group", lambda p, v: 1),
     (r"original_max_position_embeddings", lambda p, v: 8),
     (r"coordinate_size|shape_size", lambda p, v: p.width // 6),  # of LayoutLMv3: four of one, two of the other

@@ -244,8 +244,10 @@ def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
         if not layers:
             continue
         attends, layer = owners[-1], layers[-1]
+        if layer is attends and re.search(r"att\w*\.\d+$", attends.name) and len(layers) > 1:  # one of a layer's two
+            layer = layers[-2]
         names = [type(event.module).__name__.lower() for event in around[around.index(layer) :]]
-        if any("deformable" in name for name in names) or not any("att" in name for name in names):
+        if any("deformable" in name for name in names) or not any("att" in name or "mla" in name for name in names):
             continue
         pieces.setdefault(attends.start, (layer, attends, []))[2].append(softmax)
     for layer, attends, softmaxes in pieces.values():

@@ -28,7 +28,7 @@ RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 2
 def _list(key: str, values: list[Any], part: Part) -> list[Any]:
     """A list shrunk: one of layers to the layers kept, others by their items' meaning."""
     kept = kept_layers(part.values)
-    if key in lists_of_layers(part.values) and key != "depths":
+    if key in lists_of_layers(part.values) and key != "depths" and values == list(part.values[key]):
         return [_value(key, values[i], part) for i in kept]
     if key in {"depths", "layers"}:
         return [min(value, 2) for value in values]
@@ -36,7 +36,7 @@ def _list(key: str, values: list[Any], part: Part) -> list[Any]:
         return _sections(values, part.turning)
     if key in {"long_factor", "short_factor"}:
         return [values[i * len(values) // part.turning] for i in range(part.turning)]
-    if re.fullmatch(r".*(indexes|indices|_layers|_idxs|_layer_ids)", key) and all(type(v) is int for v in values):
+    if re.fullmatch(r".*(indexes|indices|_layers|_idxs|_layer_ids)", key) and values and all(type(v) is int for v in values):
         n = layers_of(part.values)
         few = [v for v in values if v < n]
         return few if len(few) not in (0, n) else [n - 1]

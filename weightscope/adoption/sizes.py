@@ -67,6 +67,12 @@ LACKED: Mapping[
 ] = {  # by model_type or a key of the part: what a default config lacks and its model reads
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 28},
     "codec_nothink_id": {"spatial_merge_size": 2},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "xmod": {"default_language": "en_XX"},
+    "chameleon": {"vocabulary_map": {"<image>": 8, "IMGIMGAZ": 9}},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "molmo2_adapter": {"vision_feature_layer": [-1, -2]},
     "kv_n_heads": {"rope_theta": 10000.0, "clip_qkv": 1.5},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "num_hidden_layers": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
@@ -76,7 +82,9 @@ LACKED: Mapping[
 # them is a tiny one.
 CONVOLVED: Mapping[str, Mapping[str, Any]] = {
     "dac": {"encoder_hidden_size": 8, "decoder_hidden_size": 16},
-    "janus_vqgan": {"base_channels": 32, "latent_channels": 32},
+    **dict.fromkeys(("janus_vqgan", "chameleon_vqgan"), {"base_channels": 32, "latent_channels": 32}),
+    **dict.fromkeys(("mimi", "mimi_decoder"), {"upsample_groups": 8}),
+    "blt": {"encoder_hash_byte_group_vocab": 64},
 }
 FILLED: Mapping[str, Any] = {
     "head_dim": 0, "num_key_value_heads": 0, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,

@@ -71,7 +71,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
+            if not parameter.requires_grad or not parameter.numel():
                 continue
             draw = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim > 1:
