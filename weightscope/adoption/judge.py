@@ -201,7 +201,7 @@ def _matched(models: Sequence[ws.Model], observed: Sequence[Observed], stored: S
 
 def _projections(model: ws.Model, index: int) -> set[str]:
     """The names of the tensors that make a layer's queries, keys, values and output."""
-    row, stem = model.family, _layer_name(model, index)
+    row, stem = model.family.in_layer(model.config.layer_types[index]), _layer_name(model, index)
     modules = {row.query, row.key, row.value, row.output, *row.others}
     return {name for module in modules if module for name in model.checkpoint.names_under(f"{stem}{module}.")} | {
         stem + name for name in row.loose

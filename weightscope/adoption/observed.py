@@ -247,7 +247,9 @@ def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
         if layer is attends and re.search(r"att\w*\.\d+$", attends.name) and len(layers) > 1:  # one of a layer's two
             layer = layers[-2]
         names = [type(event.module).__name__.lower() for event in around[around.index(layer) :]]
-        if any("deformable" in name for name in names) or not any("att" in name or "mla" in name for name in names):
+        if any("deformableattention" in name for name in names) or not any(
+            "att" in name or "mla" in name for name in names
+        ):
             continue
         pieces.setdefault(attends.start, (layer, attends, []))[2].append(softmax)
     for layer, attends, softmaxes in pieces.values():

@@ -36,7 +36,11 @@ def _list(key: str, values: list[Any], part: Part) -> list[Any]:
         return _sections(values, part.turning)
     if key in {"long_factor", "short_factor"}:
         return [values[i * len(values) // part.turning] for i in range(part.turning)]
-    if re.fullmatch(r".*(indexes|indices|_layers|_idxs|_layer_ids)", key) and values and all(type(v) is int for v in values):
+    if (
+        re.fullmatch(r".*(indexes|indices|_layers|_idxs|_layer_ids)", key)
+        and values
+        and all(type(v) is int for v in values)
+    ):
         n = layers_of(part.values)
         few = [v for v in values if v < n]
         return few if len(few) not in (0, n) else [n - 1]

@@ -83,6 +83,12 @@ LACKED: Mapping[
 CONVOLVED: Mapping[str, Mapping[str, Any]] = {
     "dac": {"encoder_hidden_size": 8, "decoder_hidden_size": 16},
     **dict.fromkeys(("janus_vqgan", "chameleon_vqgan"), {"base_channels": 32, "latent_channels": 32}),
+    "rt_detr_resnet": {
+        "embedding_size": 8,
+        "hidden_sizes": [8, 16, 24, 32],
+        "out_features": ["stage2", "stage3", "stage4"],
+    },
+    **dict.fromkeys(("rt_detr", "rt_detr_v2"), {"encoder_in_channels": [16, 24, 32]}),
     **dict.fromkeys(("mimi", "mimi_decoder"), {"upsample_groups": 8}),
     "blt": {"encoder_hash_byte_group_vocab": 64},
 }
