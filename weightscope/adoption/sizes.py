@@ -82,16 +82,17 @@ LACKED: Mapping[
 # them is a tiny one.
 CONVOLVED: Mapping[str, Mapping[str, Any]] = {
     "dac": {"encoder_hidden_size": 8, "decoder_hidden_size": 16},
-    **dict.fromkeys(("janus_vqgan", "chameleon_vqgan"), {"base_channels": 32, "latent_channels": 32}),
+    "janus_vqgan": {"base_channels": 32, "latent_channels": 32},
+    "chameleon_vqgan": {"base_channels": 32, "latent_channels": 32},
+    "rt_detr": {"encoder_in_channels": [16, 24, 32]},
+    "rt_detr_v2": {"encoder_in_channels": [16, 24, 32]},
     "rt_detr_resnet": {
-        "embedding_size": 8,
-        "hidden_sizes": [8, 16, 24, 32],
-        "out_features": ["stage2", "stage3", "stage4"],
+        "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "out_features": ["stage2", "stage3", "stage4"],
     },
-    **dict.fromkeys(("rt_detr", "rt_detr_v2"), {"encoder_in_channels": [16, 24, 32]}),
-    **dict.fromkeys(("mimi", "mimi_decoder"), {"upsample_groups": 8}),
+    "mimi": {"upsample_groups": 8},
+    "mimi_decoder": {"upsample_groups": 8},
     "blt": {"encoder_hash_byte_group_vocab": 64},
-}
+}  # fmt: skip
 FILLED: Mapping[str, Any] = {
     "head_dim": 0, "num_key_value_heads": 0, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "n_routed_experts": 4, "num_local_experts": 4, "num_experts": 4, "n_shared_experts": 1,
