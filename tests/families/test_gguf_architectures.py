@@ -33,11 +33,14 @@ def permuted(w: np.ndarray, heads: int) -> np.ndarray:
     return w.reshape(heads, 2, len(w) // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
+PERMUTED = ("llama", "granite", "smollm3")  # GraniteModel and SmolLM3Model are LlamaModels
+
+
 def converted(name: str, w: np.ndarray, kind: str, heads: int, kv_heads: int) -> np.ndarray:
     """What the converter of an architecture does to one tensor."""
-    if kind == "llama" and ".q_proj" in name:
+    if kind in PERMUTED and ".q_proj" in name:
         return permuted(w, heads)
-    if kind == "llama" and ".k_proj" in name:
+    if kind in PERMUTED and ".k_proj" in name:
         return permuted(w, kv_heads)
     if kind in ("falcon", "gptneox", "bloom") and "query_key_value" in name:
         return grouped(w, heads, kv_heads if kind == "falcon" else heads)
@@ -72,6 +75,10 @@ CASES = (
         {"query_pre_attn_scalar": 8, "layer_types": ["sliding_attention"] * 3,
          "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
     ),
+    Converted("granite", "granite", {"attention.scale": 0.37, "embedding_scale": 3.0}),
+    Converted("smollm3", "smollm3", {}, {"no_rope_layers": [1, 1]}),
+    Converted("olmo2", "olmo2"),
+    Converted("phi", "phi2", {"rope.dimension_count": 4}),
     Converted("phi3", "phi3"),
     Converted("starcoder2", "starcoder2"),
     Converted("stablelm", "stablelm", {"rope.dimension_count": 4}),
@@ -232,3 +239,10 @@ def test_where_the_feed_forward_network_reads_is_what_the_file_says(
     model = ws.open_model(written(case, tmp_path / "model.gguf"))
     row = feed_forward_of(model.family.name, model.config)
     assert row is not None and row.parallel == parallel
+
+
+def test_a_window_refuses_what_may_be_an_olmo_3(tmp_path: Path) -> None:
+    """Both are called olmo2 there, and OLMo 3 turns otherwise in layers that see a window."""
+    windowed = Converted("olmo2", "olmo2", {"attention.sliding_window": 4096})
+    with pytest.raises(ws.CheckpointError, match="as OLMo 3; such files are not read"):
+        ws.open_model(written(windowed, tmp_path / "model.gguf"))

@@ -89,8 +89,8 @@ CONVOLVED: Mapping[str, Mapping[str, Any]] = {
     "rt_detr_resnet": {
         "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "out_features": ["stage2", "stage3", "stage4"],
     },
-    "mimi": {"upsample_groups": 8},
-    "mimi_decoder": {"upsample_groups": 8},
+    "mimi": {"upsample_groups": 8, "codebook_dim": 256},
+    "mimi_decoder": {"upsample_groups": 8, "codebook_dim": 256},
     "blt": {"encoder_hash_byte_group_vocab": 64},
 }  # fmt: skip
 FILLED: Mapping[str, Any] = {

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
+
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
 from weightscope.families.cells import Gguf
@@ -59,6 +61,20 @@ def stablelm_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return {"use_parallel_residual": keys.inside("own").get("use_parallel_residual")}
 
 
+def granite_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """What multiplies scores and embeddings."""
+    own = keys.inside("own")
+    scales = {"attention_multiplier": own.get("attention.scale"), "embedding_multiplier": own.get("embedding_scale")}
+    return {key: float(str(np.float32(scale))) for key, scale in scales.items() if isinstance(scale, float)}
+
+
+def olmo2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Nothing more; but OLMo 3 is called olmo2 there too, and turns otherwise in layers that see a window."""
+    if keys.inside("own").get("attention.sliding_window") is not None:
+        raise CheckpointError("has layers that see a window, as OLMo 3; such files are not read", file=keys.file)
+    return {}
+
+
 def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Which of Falcon's layouts it is: no key says so, the norms and the number of key-value heads do."""
     kv_heads, two = keys.inside("own").get("attention.head_count_kv"), "attn_norm_2.weight" in names
@@ -87,6 +103,20 @@ QWEN3_MOE = Gguf("qwen3moe", MODULES, experts=True)
 GEMMA = Gguf("gemma", MODULES, GEMMA_NORMS | {"post_attention_layernorm": less_one})
 GEMMA2 = Gguf("gemma2", MODULES | AROUND_BOTH, GEMMA_NORMS, gemma_scalar)
 GEMMA3 = Gguf("gemma3", MODULES | AROUND_BOTH, GEMMA_NORMS, gemma_scalar)
+GRANITE = Gguf("granite", MODULES, HALVES, granite_config)
+SMOLLM3 = Gguf("smollm3", MODULES, HALVES)
+OLMO2 = Gguf(
+    "olmo2",
+    MODULES | {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+    config=olmo2_config,
+)
+PHI2 = Gguf(
+    "phi2",
+    MODULES | {
+        "output_norm": "model.final_layernorm", "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1",
+        "ffn_down": "mlp.fc2",
+    },
+)  # fmt: skip
 PHI3 = Gguf("phi3", MODULES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
 STABLELM = Gguf("stablelm", MODULES, config=stablelm_config)
 STARCODER2 = Gguf("starcoder2", MODULES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"})

@@ -76,6 +76,7 @@ GRANITE = LLAMA.but(
     model_types=("granite", "granitemoe", "granitemoeshared"),
     inputs__scale="embedding_multiplier",
     scale=multiplier,
+    gguf=ggml.GRANITE,
     caveats=("the layer's output is multiplied by residual_multiplier before it joins the residual stream",),
     defaults={"attention_multiplier": 1.0, "embedding_multiplier": 1.0},
 )
@@ -84,6 +85,7 @@ SMOLLM3 = LLAMA.but(
     name="smollm3",
     model_types=("smollm3",),
     rope=Rope(theta=2e6, rotates=listed),
+    gguf=ggml.SMOLLM3,
     defaults={
         "num_key_value_heads": 4,
         "no_rope_layer_interval": 4,
@@ -191,6 +193,7 @@ PHI = LLAMA.but(
     norm=layer_norm("input_layernorm"),
     rope=Rope(fraction=0.5),
     head_dim=(),
+    gguf=ggml.PHI2,
     variants=(
         When(
             "qk_layernorm", True,
@@ -233,6 +236,7 @@ OLMO2 = LLAMA.but(
     model_types=("olmo2",),
     norm=None,
     qk_norm=QkNorm(scope="joint"),
+    gguf=ggml.OLMO2,
     caveats=(OUTPUT_NORM,),
     defaults={"rms_norm_eps": 1e-5},
 )
