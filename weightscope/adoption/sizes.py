@@ -91,7 +91,6 @@ CONVOLVED: Mapping[str, Mapping[str, Any]] = {
     },
     "mimi": {"upsample_groups": 8, "codebook_dim": 256},
     "mimi_decoder": {"upsample_groups": 8, "codebook_dim": 256},
-    "blt": {"encoder_hash_byte_group_vocab": 64},
 }  # fmt: skip
 FILLED: Mapping[str, Any] = {
     "head_dim": 0, "num_key_value_heads": 0, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,

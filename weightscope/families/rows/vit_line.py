@@ -115,6 +115,15 @@ LW_DETR_VIT = RF_DETR_DINOV2.but(
     output_scale="",
     caveats=(LAYER_SCALE.format("gamma_1"),),
 )
+# As checkpoints of LW-DETR have it.
+LW_DETR_BACKBONE = LW_DETR_VIT.but(
+    prefixes=("backbone.backbone.", "model.backbone.backbone."),
+    layer="encoder.layer.{i}.",
+    query="attention.attention.query",
+    key="attention.attention.key",
+    value="attention.attention.value",
+    output="attention.output",
+)
 
 # CLIP's and SigLIP's names, with and without a class token.
 SIGLIP_ALIKE_VISION = VIDEO_LLAMA_VISION.but(
@@ -316,7 +325,7 @@ IMAGEGPT = GPT2.but(
 
 VIT_LINE = (
     VIT_ALIKE, VIVIT, VITPOSE, VILT, PIXIO, VIDEOMAE, RADIO, TIPS_VISION, EOMT, RF_DETR_DINOV2, RF_DETR_BACKBONE,
-    LW_DETR_VIT, SIGLIP_ALIKE_VISION, IDEFICS_VISION, JANUS_VISION, BRIDGETOWER_VISION, UNLIMITED_OCR_VISION,
-    MOLMO2_VISION, OVIS2_VISION, QIANFAN_VISION, QIANFAN_PUBLISHED_VISION, PIX2STRUCT_VISION, MGP_STR, GEMMA4_VISION,
+    LW_DETR_VIT, LW_DETR_BACKBONE, SIGLIP_ALIKE_VISION, IDEFICS_VISION, JANUS_VISION, BRIDGETOWER_VISION,
+    UNLIMITED_OCR_VISION, MOLMO2_VISION, OVIS2_VISION, QIANFAN_VISION, QIANFAN_PUBLISHED_VISION, PIX2STRUCT_VISION, MGP_STR, GEMMA4_VISION,
     SAPIENS2, IMAGEGPT,
 )  # fmt: skip
