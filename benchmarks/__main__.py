@@ -24,9 +24,10 @@ from benchmarks.results import Bench, Measured, duration, this_machine
 from weightscope.embedded import FOLDER
 from weightscope.folder import Folder
 
-AUDITS = {"llama-2-7b": 4, "llama-2-70b": 1, "gpt2": 12}  # layers by shape
-AUROC_HEADS = 2
-NORM_SEQUENCES = 256
+# Layers by shape, and rounds: every round of a shape draws its figures and page again.
+AUDITS = {"llama-2-7b": (4, 2), "llama-2-70b": (1, 1), "gpt2": (12, 1)}
+AUROC_HEADS, NUMPY_HEADS = 2, 1
+NORM_SEQUENCES = 128
 
 
 @contextmanager
@@ -53,12 +54,12 @@ def counting() -> list[Measured]:
 def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
     """Run the benchmarks, print what each costs beside the least it could, and write bench.json and bench.md."""
     works: dict[str, Callable[[], list[Measured]]] = {
-        "auroc": lambda: auroc.measure(AUROC_HEADS),
+        "auroc": lambda: auroc.measure(AUROC_HEADS, NUMPY_HEADS),
         "sigma": sigma.measure,
         "bigrams": counting,
         "norms": lambda: norms.measure(NORM_SEQUENCES),
         "contributions": norms.measure_contributions,
-        "audit": lambda: audit.run(AUDITS, rounds=2, python=peer_python),
+        "audit": lambda: audit.run(AUDITS, peer_python),
         "circuits": circuits.of_gpt2s_shape,
         "sampled": sampled.measure,
         "startup": startup.measure,

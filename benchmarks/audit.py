@@ -259,10 +259,10 @@ def peer_rows(title: str, folder: Path, python: str, own: list[Cost]) -> list[Me
     return measured
 
 
-def run(shapes: dict[str, int], rounds: int, python: str = sys.executable) -> list[Measured]:
-    """All of it for synthetic checkpoints: layers by shape; peers for GPT-2's alone, whose heads are few."""
+def run(shapes: dict[str, tuple[int, int]], python: str = sys.executable) -> list[Measured]:
+    """All of it for synthetic checkpoints: layers and rounds by shape; peers for GPT-2's alone, whose heads are few."""
     measured = []
-    for shape, layers in shapes.items():
+    for shape, (layers, rounds) in shapes.items():
         with tempfile.TemporaryDirectory() as folder:
             found = costs(write_synthetic(Path(folder), shape, layers), rounds)
             measured += rows(f"{shape}, {layers} layer{'s' if layers > 1 else ''}", found, Path(folder))

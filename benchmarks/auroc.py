@@ -17,9 +17,9 @@ from typing import Any
 import click
 import numpy as np
 import scipy.sparse
-from sklearn.metrics import roc_auc_score
 
 from benchmarks.results import Measured
+from weightscope.errors import counted
 from weightscope.metrics.auroc import aligned, auroc_by_token, cut_into_panels, tile_rows
 from weightscope.parallel import in_threads, usable_cores
 
@@ -98,11 +98,12 @@ def measure(heads: int = HEADS, numpy_heads: int = 2) -> list[Measured]:
     """`run` as rows of a table."""
     found, title = run(heads, numpy_heads), f"AUROC, {HEADS} heads x {VOCAB:,} x {VOCAB:,}"
     floor = "the bare float32 products"
-    note = "" if heads >= HEADS else f"from {heads} heads"
+    heads_of = dict.fromkeys(paths(), numpy_heads) | {paths()[0]: heads}
+    notes = {path: "" if n >= HEADS else f"from {counted(n, 'head')}" for path, n in heads_of.items()}
     rows = [
         Measured(
-            f"{title}, {path}", found["seconds"][path], found["ratios"][path], floor, found["peak_mb"][path], note,
-            flops32=2.0 * HEADS * VOCAB**2 * HEAD_DIM,
+            f"{title}, {path}", found["seconds"][path], found["ratios"][path], floor, found["peak_mb"][path],
+            notes[path], flops32=2.0 * HEADS * VOCAB**2 * HEAD_DIM,
         )
         for path in paths()
     ]  # fmt: skip
@@ -159,6 +160,8 @@ def tiled_products(left: np.ndarray, right: np.ndarray) -> None:
 
 def sklearn_seconds(counts: scipy.sparse.csr_matrix) -> float:
     """Seconds of a `roc_auc_score` for every token of every head, from a sample of rows."""
+    from sklearn.metrics import roc_auc_score  # a second and more, which no other work here has to wait for
+
     left, right = factors(0)
     sample = np.random.default_rng(2).choice(VOCAB, SAMPLED_ROWS, replace=False)
     scores = left[sample] @ right.T  # (sample, V)
@@ -180,14 +183,13 @@ from benchmarks.results import Measured
 from weightscope.metrics.auroc import auroc_by_token
 
 counts = scipy.sparse.load_npz(sys.argv[1])
-for head in range(2):
-    auroc_by_token(*factors(head), counts, compiled=sys.argv[2] == "numba")
+auroc_by_token(*factors(0), counts, compiled=sys.argv[2] == "numba")
 print(next(line.split()[1] for line in Path("/proc/self/status").open() if line.startswith("VmHWM")))
 """
 
 
 def peak_megabytes(counts: scipy.sparse.csr_matrix, path: str) -> float:
-    """Peak resident memory of a fresh process that reads the counts and does two heads, in MB."""
+    """Peak resident memory of a fresh process that reads the counts and does a head, in MB."""
     if not Path("/proc/self/status").exists():
         return float("nan")
     with tempfile.TemporaryDirectory() as folder:

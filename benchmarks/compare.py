@@ -1,7 +1,7 @@
 """What changed between two runs of the benchmarks: `make bench-compare OLD=a.json NEW=b.json`.
 
 Ratios are compared, not seconds. A change counts that passes three robust standard deviations from round to round, and
-a twentieth. The exit status is 1 where something became slower.
+a twentieth, or a quarter where a run had a single round. The exit status is 1 where something became slower.
 """
 
 import sys

@@ -1,7 +1,8 @@
 """How AUROC, an audit and the wiring grow, in time and memory: with layers, heads, width, vocabulary and cores.
 
-Every size runs in a process of its own, after a smaller one that compiles and imports what both need. A row is a
-series: its time and memory at the largest size, and the powers of the size that they go with, by least squares of logs.
+Every size runs in a process of its own, after a tiny one that compiles and imports what both need. A row is a series:
+its time and memory at the largest size, and the powers of the size that they go with, by least squares of logs. What a
+tiny size takes once it has been run, any size does; that is taken off before a power is fitted.
 """
 
 import json
@@ -11,7 +12,9 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,9 +27,10 @@ from benchmarks.synthetic import Sizes, write
 from weightscope.metrics.auroc import auroc_by_token
 from weightscope.parallel import usable_cores
 
-ROUNDS = 2
-BASE = Sizes(layers=4, width=1024, heads=8, head_dim=64, kv_heads=8, vocabulary=4096)
-SMALL = Sizes(vocabulary=1024)
+ENOUGH = 1.0  # seconds, after which there is no second round
+BASE = Sizes(layers=2, width=1024, heads=8, head_dim=64, kv_heads=8, vocabulary=4096)
+DEEPER = replace(BASE, layers=4)  # layers are read by later ones
+TINY = Sizes(vocabulary=1024)
 
 
 @dataclass(frozen=True)
@@ -70,14 +74,14 @@ SERIES = (
     Series("AUROC", "heads", (1, 2, 4), replace(FIRST_LAYER, vocabulary=12_564)),
     Series("AUROC", "head_dim", (32, 64, 128), FIRST_LAYER),
     Series("AUROC", "cores", DOUBLINGS, FIRST_LAYER),
-    Series("audit", "layers", (4, 8, 16)),
+    Series("audit", "layers", (2, 4, 8)),
     Series("audit", "heads", (8, 16, 32)),
     Series("audit", "width", (512, 1024, 2048)),
-    Series("audit", "vocabulary", (8192, 16_384, 32_768), replace(BASE, layers=2)),
+    Series("audit", "vocabulary", (8192, 16_384, 32_768)),
     Series("audit", "cores", DOUBLINGS),
-    Series("circuits", "layers", (4, 8, 16)),
-    Series("circuits", "heads", (8, 16, 32)),
-    Series("circuits", "width", (512, 1024, 2048)),
+    Series("circuits", "layers", (4, 8, 16), DEEPER),
+    Series("circuits", "heads", (8, 16, 32), DEEPER),
+    Series("circuits", "width", (512, 1024, 2048), DEEPER),
 )
 
 
@@ -108,34 +112,44 @@ WORKS: dict[str, Callable[[Path, Sizes], Callable[[], object]]] = {
 }
 
 
-def in_this_process(work: str, sizes: Sizes) -> tuple[list[float], float]:
-    """Seconds of some rounds, and the memory that they took beyond what a small size left, in MB."""
+class Taken(NamedTuple):
+    """Seconds of each round and of a tiny size, and the memory beyond what that left, in MB, inputs included."""
+
+    rounds: list[float]
+    tiny: float
+    peak: float
+
+
+def in_this_process(work: str, sizes: Sizes) -> Taken:
+    """One size, twice where once took little."""
     with tempfile.TemporaryDirectory() as top:
-        WORKS[work](Path(top) / "small", SMALL)()
+        tiny = WORKS[work](Path(top) / "tiny", TINY)
+        tiny()  # compiles, and imports what is left
+        start, before = min(seconds(tiny, 2)), anonymous_megabytes()
         run = WORKS[work](Path(top) / "own", sizes)
-        before = anonymous_megabytes()
         with anonymous_peak() as peak:
-            taken = seconds(run, ROUNDS)
-    return taken, peak[0] - before
+            taken = seconds(run)
+            taken += seconds(run) if taken[0] < ENOUGH else []
+    return Taken(taken, start, peak[0] - before)
 
 
 ALONE = """
 import json, os, sys
 sizes = json.loads(sys.argv[2])
 cores = int(sys.argv[3])
-if cores:
+if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 from benchmarks.growth import Sizes, in_this_process
 print(json.dumps(in_this_process(sys.argv[1], Sizes(**sizes))))
 """
 
 
-def alone(work: str, sizes: Sizes, cores: int = 0) -> tuple[list[float], float]:
-    """The same in a process of its own, which may use so many cores, or all."""
+@cache
+def alone(work: str, sizes: Sizes, cores: int) -> Taken:
+    """The same in a process of its own, which may use so many cores; several series may ask for it."""
     command = [sys.executable, "-c", ALONE, work, json.dumps(asdict(sizes)), str(cores)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    taken, peak = json.loads(done.stdout)
-    return taken, peak
+    return Taken(*json.loads(done.stdout))
 
 
 def power(sizes: tuple[int, ...], values: list[float]) -> float | None:
@@ -148,14 +162,13 @@ def power(sizes: tuple[int, ...], values: list[float]) -> float | None:
 def row(series: Series) -> Measured:
     """One series: the ratio is of its largest size to its smallest, the round's own."""
     by_cores = series.against == "cores"
-    found = [alone(series.work, series.sizes(value), value if by_cores else 0) for value in series.values]
-    times, peaks = [taken for taken, _ in found], [peak for _, peak in found]
-    middle = [float(np.median(taken)) for taken in times]
-    ratios = tuple(last / first for first, last in zip(times[0], times[-1], strict=True))
+    found = [alone(series.work, series.sizes(n), n if by_cores else usable_cores()) for n in series.values]
+    least, peaks = [min(taken.rounds) for taken in found], [taken.peak for taken in found]
+    ratios = tuple(last / first for first, last in zip(found[0].rounds, found[-1].rounds, strict=False))
     floor = f"that at {series.values[0]:,}"
     return Measured(
-        series.name, middle[-1], ratios, floor, peaks[-1],
-        exponent=power(series.values, middle),
+        series.name, least[-1], ratios, floor, peaks[-1],
+        exponent=power(series.values, [time - taken.tiny for time, taken in zip(least, found, strict=True)]),
         memory_exponent=None if by_cores else power(series.values, peaks),
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from weightscope.errors import CheckpointError
 from weightscope.folder import Folder
 
 LEAST_CHANGE = 0.05  # of a ratio; less is told apart on no shared machine
+OF_ONE_ROUND = 0.25  # of a ratio that one round alone gave, whose noise is not known
 HEADER = "| work | time | beside the least | peak memory |"
 SPREADS = 3.0  # robust standard deviations, of both runs together, that a change has to pass
 
@@ -157,7 +158,8 @@ def comparison(old: Bench, new: Bench) -> list[str]:
         if was.ratio is None or each.ratio is None:
             continue
         change = each.ratio / was.ratio - 1
-        noise = max(LEAST_CHANGE, SPREADS * (was.spread**2 + each.spread**2) ** 0.5 / was.ratio)
+        least = LEAST_CHANGE if min(len(was.ratios), len(each.ratios)) > 1 else OF_ONE_ROUND
+        noise = max(least, SPREADS * (was.spread**2 + each.spread**2) ** 0.5 / was.ratio)
         verdict = "unchanged" if abs(change) <= noise else "faster" if change < 0 else "SLOWER"
         lines.append(
             f"{verdict:10} {each.name}: {was.ratio:.2f} -> {each.ratio:.2f} ({change:+.0%}, noise {noise:.0%})"

@@ -8,7 +8,7 @@ import pytest
 import weightscope as ws
 from benchmarks import commands, limits
 from benchmarks.commands import anonymous_megabytes, python_cost
-from benchmarks.growth import DOUBLINGS, SERIES, power
+from benchmarks.growth import DOUBLINGS, SERIES, TINY, in_this_process, power
 from benchmarks.limits import floors, limit
 from benchmarks.results import Bench, Measured
 from benchmarks.synthetic import Sizes, write
@@ -80,3 +80,10 @@ def test_the_machine_s_limits_are_measured(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(limits, "N", 256)
     found = limits.machine_limits()
     assert min(found["cached"], found["flops32"], found["flops64"]) > 1e7
+
+
+def test_a_size_is_measured_once_for_all_series_and_beside_a_tiny_one() -> None:
+    shared = [series.sizes(value) for series in SERIES if series.work == "audit" for value in series.values]
+    assert len(set(shared)) < len(shared)
+    taken = in_this_process("circuits", TINY)
+    assert taken.peak < 50 and 0 < taken.tiny < 5 * min(taken.rounds)

@@ -26,6 +26,8 @@ def test_what_was_saved_is_what_is_read(tmp_path: Path) -> None:
         ((1.50, 1.51, 1.52), (3.00, 3.02, 3.04), "SLOWER"),
         ((3.00, 3.02, 3.04), (1.50, 1.51, 1.52), "faster"),
         ((1.0, 1.5, 2.0), (1.3, 1.9, 2.4), "unchanged"),  # within what rounds differ by themselves
+        ((1.5,), (1.8, 1.8), "unchanged"),  # how much a single round differs is not known
+        ((1.5,), (2.0, 2.0), "SLOWER"),
     ],
 )
 def test_verdicts(old: tuple[float, ...], new: tuple[float, ...], verdict: str) -> None:
