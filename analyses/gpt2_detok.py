@@ -67,9 +67,9 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
 
     # write and draw
     with OutputFolder(out) as files:
+        sections = [*auroc_sections(files, auroc, curves), neighbour_section(previous, list(tokens))]
         auroc.write_tables(files)
         files.table("neighbours.csv", previous)
-        sections = [*auroc_sections(files, auroc, curves), neighbour_section(previous, list(tokens))]
         if terms is not None:
             terms.write_tables(files)
             sections.append(position_section(files, terms, drawn))

@@ -5,12 +5,14 @@ its time and memory at the largest size, and the powers of the size that they go
 tiny size takes once it has been run, any size does; that is taken off before a power is fitted.
 """
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -112,6 +114,12 @@ WORKS: dict[str, Callable[[Path, Sizes], Callable[[], object]]] = {
 }
 
 
+def hand_back() -> None:
+    """Let the system have what was freed, where the C library can: it would count as memory of the next work."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class Taken(NamedTuple):
     """Seconds of each round and of a tiny size, and the memory beyond what that left, in MB, inputs included."""
 
@@ -125,8 +133,11 @@ def in_this_process(work: str, sizes: Sizes) -> Taken:
     with tempfile.TemporaryDirectory() as top:
         tiny = WORKS[work](Path(top) / "tiny", TINY)
         tiny()  # compiles, and imports what is left
-        start, before = min(seconds(tiny, 2)), anonymous_megabytes()
+        start = min(seconds(tiny, 2))
+        hand_back()
+        before = anonymous_megabytes()
         run = WORKS[work](Path(top) / "own", sizes)
+        hand_back()
         with anonymous_peak() as peak:
             taken = seconds(run)
             taken += seconds(run) if taken[0] < ENOUGH else []

@@ -92,6 +92,20 @@ def test_an_option_has_one_form_over_all_commands() -> None:
     assert {name for name, own in forms.items() if len(own) > 1} == set()
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["audit", "--help"], ["completion", "zsh"]])
+def test_who_asks_for_help_waits_for_nothing_that_only_work_needs(arguments: list[str]) -> None:
+    """Each of these modules takes a tenth of the time and more."""
+    code = (
+        "import sys\nfrom weightscope.__main__ import main\nbefore = set(sys.modules)\n"  # the interpreter's own
+        "try:\n    main()\nfinally:\n    print('\\nLOADED', *set(sys.modules) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.rpartition("LOADED")[2].split())
+    assert "click" in loaded and not loaded & {
+        "numpy", "tqdm", "tempfile", "secrets", "random", "hashlib", "difflib", "subprocess", "importlib.metadata",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_is_given_its_script(shell: str) -> None:
     result = run("completion", shell)

@@ -16,12 +16,13 @@ from weightscope import progress
 from weightscope.audits.audit import AuditOptions, measure_task
 from weightscope.audits.compare import compare
 from weightscope.audits.many import report_task
+from weightscope.bars import Bar
 from weightscope.cli.command import EndsInOneLine
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.engine import ThisProcess
 from weightscope.folder import Files
 from weightscope.outlier_dimensions.guess import guess
-from weightscope.progress import Bar, bar, phase, progress_shown
+from weightscope.progress import bar, phase, progress_shown
 from weightscope.sinks.mechanisms.observer import SinkObserver
 
 

@@ -1,7 +1,6 @@
 """The one error that bad input raises, and how names and numbers are put into a message."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 LONGEST_NAME = 200  # characters of a name that a message shows
 LONGEST_PROBLEM = 2000
@@ -44,6 +43,8 @@ class TooLargeError(CheckpointError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """What was probably meant, to end a message with; nothing where no known name is near."""
+    from difflib import get_close_matches  # only where something is wrong
+
     near = get_close_matches(name, list(known), 1)
     return f"; did you mean '{near[0]}'?" if near else ""
 

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,7 +31,7 @@ def new_file(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
     CheckpointError
         The file cannot be written.
     """
-    partial = (beside or path.parent) / f".{secrets.token_hex(8)}.partial"
+    partial = (beside or path.parent) / f".{os.urandom(8).hex()}.partial"
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise CheckpointError("is not a regular file", file=path)  # a pipe or device would be replaced by one
     _unfinished.add(partial)
@@ -55,6 +53,8 @@ def new_file(path: Path, beside: Path | None = None) -> Iterator[BinaryIO]:
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """A new folder that nobody else can read, gone with all that is in it when the block ends."""
+    import tempfile  # which whoever asks for help alone does not wait for
+
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 

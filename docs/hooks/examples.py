@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from links import outside_code
+from links import outside_code, walked
 
 BLOCK = re.compile(r"^```(?P<language>python|console) (?P<how>run|quiet)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 VALUE = re.compile(r"\{\{ (?P<expression>.+?)(?: :(?P<format>[^\s}]+))? ?\}\}")
@@ -44,11 +44,7 @@ class Examples:
 
     def fill(self, text: str) -> str:
         """The page's text with what its examples print and what its expressions are."""
-        parts, end = [], 0
-        for block in BLOCK.finditer(text):
-            parts += [self._values(text[end : block.start()]), self._shown(**block.groupdict())]
-            end = block.end()
-        return "".join([*parts, self._values(text[end:])])
+        return walked(text, BLOCK, lambda block: self._shown(**block.groupdict()), self._values)
 
     def _values(self, text: str) -> str:
         return outside_code(text, lambda part: VALUE.sub(self._value, part))

@@ -69,8 +69,15 @@ def companions(page: str) -> list[str]:
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
     """The text with all of it changed but blocks of code."""
+    return walked(text, CODE, lambda code: code[0], change)
+
+
+def walked(
+    text: str, blocks: re.Pattern[str], within: Callable[[re.Match[str]], str], beside: Callable[[str], str]
+) -> str:
+    """The text with one change to each block that a pattern finds, and another to what lies before and between."""
     parts, end = [], 0
-    for code in CODE.finditer(text):
-        parts += [change(text[end : code.start()]), code[0]]
-        end = code.end()
-    return "".join([*parts, change(text[end:])])
+    for block in blocks.finditer(text):
+        parts += [beside(text[end : block.start()]), within(block)]
+        end = block.end()
+    return "".join([*parts, beside(text[end:])])

@@ -318,8 +318,8 @@ class Audit:
             It cannot be written to, or another run is writing into it.
         """
         with OutputFolder(Path(out), names=RESULTS) as folder:
-            self.write_tables(folder)
             self.write_report(folder)
+            self.write_tables(folder)
 
     def write_tables(self, files: Files) -> None:
         """Write the tables: heads, findings, spectra; directions, and those of all tensors, where they were read."""

@@ -354,6 +354,7 @@ class Comparison:
         """Write the same into a folder that is at hand, or into memory."""
         from weightscope.audits.page import write_comparison_page
 
+        write_comparison_page(files, self)  # a picture is there no later than the numbers
         files.table("heads.csv", self.heads)
         files.table("trajectory.csv", self.trajectory)
         files.table("findings.csv", self.findings.table)
@@ -365,7 +366,6 @@ class Comparison:
             self.circuits.write(files)
         if self.everything is not None:
             self.everything.write(files)
-        write_comparison_page(files, self)
 
     def plot(self) -> Any:
         """Layers against heads, how far each moved: a matplotlib Figure."""

@@ -16,12 +16,13 @@ from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.kinds import SEVERITIES
 from weightscope.audits.measure import Arrays
 from weightscope.audits.reference import OWN
+from weightscope.bars import Bar
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, printable
 from weightscope.fingerprint import Fingerprint, content_identity
 from weightscope.folder import HIDDEN, Files, OutputFolder
 from weightscope.model import Model
-from weightscope.progress import Bar, bar, phase
+from weightscope.progress import bar, phase
 from weightscope.sources import Source, folder_names
 from weightscope.tables import Column, Link, Table
 from weightscope.text.tokenizer import tokenizer_at
@@ -102,9 +103,9 @@ class Outcome:
 def report_task(get_model: Callable[[], Model], layers: Mapping[int, Arrays], options: AuditOptions) -> Report:
     """The task that ends a checkpoint's audit, wherever it runs: findings, tables, figures and page, as bytes."""
     audit, files = conclude(get_model(), layers, options), Files()
+    audit.write_report(files)  # a picture is there no later than the numbers
     with phase("writing tables"):
         audit.write_tables(files)
-    audit.write_report(files)
     return Report(files.contents, str(audit), audit.summary(), audit.as_json())
 
 

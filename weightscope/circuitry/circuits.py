@@ -75,13 +75,13 @@ class Circuits:
             with OutputFolder(Path(out)) as folder:
                 self.write(folder)
             return
+        write_report(self, out)  # a picture is there no later than the numbers
         self.wiring.write(out)
         out.table("edges.csv", self.edges)
         out.table("roles.csv", self.heads)
         if self.accuracy is not None:
             out.table("measured.csv", self.accuracy.heads)
             out.table("accuracy.csv", self.accuracy.table)
-        write_report(self, out)
 
     def plot(self) -> Any:
         """The wiring diagram as a matplotlib figure."""

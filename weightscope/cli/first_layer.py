@@ -86,8 +86,8 @@ def detok(
     curves = roc_curves(first, bigrams, chosen)
     with OutputFolder(out) as files:
         auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts), drawn)
+        auroc.write_report(files, curves)  # a picture is there no later than the numbers
         auroc.write_tables(files)
-        auroc.write_report(files, curves)
     headline(auroc)
     click.echo(out / "report.html")
 
@@ -180,8 +180,8 @@ def positions(
     terms = position_terms(first, query, unscaled)
     check = run_on_texts(first, read_texts(text), terms.query) if on_text or text else None
     with OutputFolder(out) as files:
-        terms.write_tables(files)
         sections = [position_section(files, terms, heads)]
+        terms.write_tables(files)
         if check is not None:
             check.write_tables(files)
             sections.append(text_section(files, check, terms))

@@ -130,8 +130,8 @@ class BigramAuroc:
             It cannot be written to, or another run is writing into it.
         """
         with OutputFolder(Path(out)) as files:
-            self.write_tables(files)
             self.write_report(files)
+            self.write_tables(files)
 
     def write_tables(self, files: Files) -> None:
         """Write heads.csv and tokens.npz."""

@@ -47,6 +47,6 @@ def study_norms(
     pairs = paragraph_pairs(framing, texts.texts, sequences, longest, seed)
     norms = measure_norms(open_runner(model, device=device), pairs, token_kinds(framing), seed=seed)
     with OutputFolder(out) as files:
+        write_report(files, norms, texts.source)  # a picture is there no later than the numbers
         norms.write(files)
-        write_report(files, norms, texts.source)
     return [lead(norms, texts.source), norms.kinds.text()]

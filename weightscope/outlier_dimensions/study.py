@@ -51,6 +51,6 @@ def study_outliers(
     sequences = sentence_sequences(framing, texts.texts, sentences, longest, seed)
     outliers = measure_outliers(open_runner(model, device=device), sequences, token_kinds(framing), sampled)
     with OutputFolder(out) as files:
+        write_report(files, outliers, texts.source)  # a picture is there no later than the numbers
         outliers.write(files)
-        write_report(files, outliers, texts.source)
     return lead(outliers, texts.source)

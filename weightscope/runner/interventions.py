@@ -62,6 +62,8 @@ def losses_under(runner: Runner, texts: Sequence[np.ndarray], interventions: Seq
 
 def _can_begin_at(runner: Runner, layer: int, text: np.ndarray) -> bool:
     """Whether a run that begins at a layer ends as a whole one does; not where blocks serve below it and above."""
+    if layer == 0:
+        return True  # that is a whole one
     if not set(runner.blocks[:layer]).isdisjoint(runner.blocks[layer:]):
         return False
     with _kept(runner, [layer]) as entering:
