@@ -74,14 +74,14 @@ def write(folder: Path, sizes: Sizes, shards: int = 1, holes: bool = False) -> P
     each, weight_map = ceil(len(tensors) / shards), {}
     for shard in range(ceil(len(tensors) / each)):
         own, name = dict(tensors[shard * each : (shard + 1) * each]), f"model-{shard + 1:05d}.safetensors"
-        write_file(folder / name, own, holes)
+        write_file(folder / name, own, holes, shard * each)
         weight_map |= dict.fromkeys(own, name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
 
 
-def write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], holes: bool = False) -> None:
-    """One .safetensors file of BF16 tensors, normal with standard deviation 0.02, or holes."""
+def write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], holes: bool = False, first: int = 0) -> None:
+    """One .safetensors file of BF16 tensors, normal with standard deviation 0.02, or holes; `first` of all of them."""
     header, at = {}, 0
     for name, shape in shapes.items():
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + 2 * prod(shape)]}
@@ -92,9 +92,9 @@ def write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], holes: bool = 
         if holes:
             file.truncate(8 + len(text) + at)
             return
-        values = np.random.default_rng(len(shapes)).standard_normal(BLOCK + 1, np.float32) * np.float32(0.02)
+        values = np.random.default_rng(0).standard_normal(BLOCK + 1, np.float32) * np.float32(0.02)
         drawn = (values.view(np.uint32) >> 16).astype("<u2")
-        for number, shape in enumerate(shapes.values()):
+        for number, shape in enumerate(shapes.values(), first):
             left, start = prod(shape), 7919 * number % BLOCK  # each tensor begins elsewhere, so that none is another
             while left:
                 piece = drawn[start : start + left]

@@ -96,11 +96,11 @@ def test_a_file_is_as_others_may_read_it(tmp_path: Path) -> None:
 
 
 def test_nobody_can_lay_a_link_where_the_unfinished_file_will_be(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("secrets.token_hex", lambda n: "known")
+    monkeypatch.setattr("os.urandom", bytes)
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / ".known.partial").symlink_to(victim)
+    (tmp_path / "out" / f".{'00' * 8}.partial").symlink_to(victim)
     with pytest.raises(CheckpointError, match=r"^a\.csv: cannot be written"), new_file(tmp_path / "out" / "a.csv"):
         pass
     assert victim.read_text() == "mine"

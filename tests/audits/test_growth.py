@@ -11,6 +11,8 @@ import weightscope as ws
 from benchmarks.synthetic import Sizes, write
 from weightscope.audits.audit import AuditOptions, conclude, measure_task
 from weightscope.audits.finished_layers import FinishedLayers
+from weightscope.audits.tensors import read_everything
+from weightscope.circuitry import passes
 from weightscope.fingerprint import Fingerprint
 from weightscope.folder import Folder
 
@@ -67,6 +69,38 @@ def test_what_an_audit_keeps_of_a_head_is_some_kilobytes(tmp_path: Path, monkeyp
     concluded(folders[0])
     few, many = map(concluded, folders)
     assert (many - few) / (20 * 4) < 32_000, (few, many)
+
+
+def test_what_a_comparison_keeps_of_two_heads_is_some_kilobytes(tmp_path: Path) -> None:
+    """A head's own weights are 262 kB here, and none of them is kept."""
+    folders = [write(tmp_path / str(n), Sizes(layers=n, width=256, heads=4, head_dim=64)) for n in (3, 12)]
+    pairs = [(ws.open_model(folder), ws.open_model(folder)) for folder in folders]
+    ws.compare(*pairs[0])
+    few, many = (peak(lambda: ws.compare(*pair)) for pair in pairs)  # noqa: B023
+    assert (many - few) / (9 * 4) < 60_000, (few, many)
+
+
+def test_a_pair_of_heads_costs_its_measures_and_what_ranks_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six float32 numbers and three truth values are the result; ranking one of them takes two numbers more."""
+    monkeypatch.setattr(passes, "WRITTEN_BYTES", 1 << 18)  # of a group of layers, which is small beside all pairs
+    models = [ws.open_model(write(tmp_path / str(n), Sizes(layers=n))) for n in (8, 48)]
+    ws.circuits(models[0])
+    few, many = (peak(lambda: ws.circuits(model)) for model in models)  # noqa: B023
+    assert (many - few) / ((48 * 4) ** 2 - (8 * 4) ** 2) < 60, (few, many)
+
+
+def test_every_tensor_of_a_file_costs_a_kilobyte_and_its_values_nothing(tmp_path: Path) -> None:
+    files = [
+        write(tmp_path / f"{experts}-{inner}", Sizes(inner=inner, experts=experts))
+        for experts, inner in ((100, 16), (400, 16), (100, 64))
+    ]
+    checkpoints = [ws.open_model(folder).checkpoint for folder in files]
+    read_everything(checkpoints[0])
+    few, many, large = (peak(lambda: read_everything(checkpoint)) for checkpoint in checkpoints)  # noqa: B023
+    assert (many - few) / (2 * 3 * 300) < 1000, (few, many)
+    assert large < few + 1e6 and checkpoints[2].nbytes > checkpoints[0].nbytes + 3e6
 
 
 def test_a_row_of_the_vocabulary_costs_its_norm_and_what_judges_it(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def tensor_findings(
     padding : int, optional
         The row of token embeddings that is zero by design.
     """
-    facts = everything.facts
-    others = [one for one in facts if one.name not in judged]
+    facts, known = everything.facts, set(judged)
+    others = [one for one in facts if one.name not in known]
     yield from _not_finite(others)
     yield from _zero_tensors(facts)
     yield from _flat_rows(others, padding)

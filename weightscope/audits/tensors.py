@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.blocks import Block, blocks_of, row_width, streamed
+from weightscope.checkpoint.blocks import BLOCK, Block, batches, blocks_of, row_width, streamed
 from weightscope.checkpoint.tensor import StoredTensor
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.folder import Files
@@ -124,22 +124,24 @@ def facts_of(block: Block) -> TensorFacts:
     """What one block says of its tensor."""
     tensor, values = block.tensor, block.values()
     width = row_width(tensor.shape) if values.dtype.kind == "f" else 0
-    nothing = TensorFacts(
-        tensor.name, tensor.dtype, tensor.shape, tensor.nbytes, kind=values.dtype.kind.replace("u", "i")
-    )
+    kind = values.dtype.kind.replace("u", "i")
     if not len(values):
-        return nothing
+        return TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes, kind=kind)
     rows = values.reshape(-1, width or len(values))
     with np.errstate(all="ignore"):
         squares, broken = row_squares(rows)
         zero, constant = _constant_rows(rows, squares) if width else (np.empty(0, int), np.empty(0, int))
         first = block.start // width if width else 0
-        return replace(
-            nothing,
+        return TensorFacts(
+            tensor.name,
+            tensor.dtype,
+            tensor.shape,
+            tensor.nbytes,
             squares=float(squares.sum()),
             least=float(values.min()),
             most=float(values.max()),
             not_finite=broken,
+            kind=kind,
             zero_rows=len(zero),
             constant_rows=len(constant),
             first_zero=tuple((zero[:NAMED] + first).tolist()),
@@ -265,7 +267,7 @@ def by_role(facts: Iterable[TensorFacts]) -> dict[str, list[TensorFacts]]:
 def read_everything(checkpoint: Checkpoint) -> Everything:
     """Read every value of a checkpoint once, and once more those of tensors that may be equal.
 
-    Memory is a few blocks of a million values a core, however many tensors there are and however large they are; where
+    Memory is a few blocks of a million values a core, however large tensors are, and a kilobyte for each of them; where
     a quantised format keeps no rows together (GPTQ, AWQ, bitsandbytes, FP8 with scales), one whole weight a core.
 
     Raises
@@ -273,13 +275,23 @@ def read_everything(checkpoint: Checkpoint) -> Everything:
     CheckpointError
         A file cannot be read. A tensor of a dtype that holds no known numbers is no error: it is listed as unread.
     """
-    unread = {name: why for name, tensor in checkpoint.items() if (why := why_unread(tensor))}
+    unread: dict[str, str] = {}
+    readable: set[Any] = set()  # kinds of tensor: all of a dtype in a file are read alike
+    for name, tensor in checkpoint.items():
+        kind = type(tensor), tensor.dtype, id(tensor.file)
+        if kind not in readable:
+            if why := why_unread(tensor):
+                unread[name] = why
+            else:
+                readable.add(kind)
     names = [name for name in checkpoint if name not in unread]
     found: dict[str, TensorFacts] = {}
     with bar(what="tensors", unit="B", total=sum(checkpoint[name].nbytes for name in names), unit_scale=True) as moved:
-        for facts, share in in_threads(_facts_and_bytes, streamed(checkpoint, names)):
-            found[facts.name] = found[facts.name].and_then(facts) if facts.name in found else facts
-            moved.update(share)
+        parts = batches(streamed(checkpoint, names), lambda block: block.stop - block.start, BLOCK)
+        for facts_of_some in in_threads(lambda blocks: [*map(_facts_and_bytes, blocks)], parts):
+            for facts, share in facts_of_some:
+                found[facts.name] = found[facts.name].and_then(facts) if facts.name in found else facts
+                moved.update(share)
     return Everything(list(_with_twins(checkpoint, found)), unread)
 
 

@@ -107,14 +107,14 @@ def streamed(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[Block]:
             yield from blocks_of(checkpoint[name])
 
 
-def batches(items: Iterable[Item], n_bytes: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Items in order, in lists of about as many bytes as are worth one request to a server."""
+def batches(items: Iterable[Item], size: Callable[[Item], int], enough: int = AHEAD) -> Iterator[list[Item]]:
+    """Items in order, in lists of about as much as is enough; of bytes, what is worth one request to a server."""
     batch: list[Item] = []
     total = 0
     for item in items:
         batch.append(item)
-        total += n_bytes(item)
-        if total >= AHEAD:
+        total += size(item)
+        if total >= enough:
             yield batch
             batch, total = [], 0
     yield batch

@@ -8,9 +8,9 @@ import numpy as np
 
 from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Layer
-from weightscope.circuitry.edges import MEASURES, Edge, all_strongest
+from weightscope.circuitry.edges import Edge, all_strongest
 from weightscope.circuitry.names import HeadRoles
-from weightscope.circuitry.wiring import KINDS, Wiring
+from weightscope.circuitry.wiring import Wiring
 from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.spaces import nearest_rows
 from weightscope.metrics.spectra import participation_ratio
@@ -30,11 +30,15 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
     edges = all_strongest(wired, top)
     through = channels(model, wired, edges)
     tokens = channel_tokens(model, [channel.direction for channel in through])
-    random = {kind: np.broadcast_to(wired.random_pk(kind).mean, wired.pk[kind].shape) for kind in KINDS}
-    z = {(measure, kind): wired.z(measure, kind) for measure in MEASURES for kind in KINDS}
 
     def of(values: Callable[[Edge], Any]) -> list[Any]:
         return [values(edge) for edge in edges]
+
+    def writer(edge: Edge) -> slice:
+        return slice(edge.i, edge.i + 1)
+
+    def z(measure: str) -> list[float]:
+        return of(lambda e: float(wired.z_of(measure, e.kind, writer(e))[(0, *e.pair[1:])]))
 
     return Table(
         [
@@ -50,14 +54,17 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
                 meaning="query heads of which the reading key-value head is one and PK is the same",
             ),
             Column("pk", of(lambda e: float(wired.pk[e.kind][e.pair])), symbol="PK", meaning="projection kernel"),
-            Column("pk_random", of(lambda e: float(random[e.kind][e.pair])), meaning="of two random spaces"),
-            Column("pk_z", of(lambda e: float(z["pk", e.kind][e.pair])), symbol="z of PK"),
+            Column(
+                "pk_random", of(lambda e: float(wired.random_pk(e.kind, writer(e)).mean[(0, *e.pair[1:])])),
+                meaning="of two random spaces",
+            ),
+            Column("pk_z", z("pk"), symbol="z of PK"),
             Column("cs", of(lambda e: float(wired.cs[e.kind][e.pair])), symbol="CS", meaning="composition score"),
             Column(
                 "cs_above_random", of(lambda e: float(wired.cs[e.kind][e.pair]) - wired.random_cs),
                 meaning="CS less 1/√d, the root mean square of matrices turned at random",
             ),
-            Column("cs_z", of(lambda e: float(z["cs", e.kind][e.pair])), symbol="z of $CS²$"),
+            Column("cs_z", z("cs"), symbol="z of $CS²$"),
             Column(
                 "channel_rank", [channel.rank for channel in through], symbol="rank of channel", format=".1f",
                 meaning="participation ratio of the singular values of W_VO(a) W(b): how many directions carry it",

@@ -38,12 +38,13 @@ def strongest(wired: Wiring, kind: str, measure: str, top: int, among: np.ndarra
     if shared > 1:
         grouped = np.nan_to_num(wired.cs[kind], nan=-1).reshape(n, h, n, -1, shared)
         kept = np.arange(shared) == grouped.argmax(axis=-1)[..., None]
-        z = np.where(kept.reshape(z.shape), z, np.nan)
-    z = z if among is None else np.where(among, z, np.nan)
-    flat = np.nan_to_num(z, nan=-np.inf).ravel()
-    chosen = np.argpartition(-flat, min(top, len(flat) - 1))[:top] if len(flat) > top else np.arange(len(flat))
-    order = chosen[np.argsort(-flat[chosen], kind="stable")]
-    pairs = [np.unravel_index(at, z.shape) for at in order if np.isfinite(flat[at])]
+        z[~kept.reshape(z.shape)] = np.nan
+    if among is not None:
+        z[~among] = np.nan
+    below = np.negative(np.nan_to_num(z, copy=False, nan=-np.inf), out=z).ravel()  # the strongest are the least
+    chosen = np.argpartition(below, min(top, len(below) - 1))[:top] if len(below) > top else np.arange(len(below))
+    order = chosen[np.argsort(below[chosen], kind="stable")]
+    pairs = [np.unravel_index(at, z.shape) for at in order if np.isfinite(below[at])]
     return [Edge(kind, measure, rank, *map(int, pair)) for rank, pair in enumerate(pairs, start=1)]
 
 

@@ -196,17 +196,22 @@ def by_wiring(wiring: Wiring) -> tuple[np.ndarray, np.ndarray]:
     Chance is taken away, 0 being that of random spaces and 1 all of it. A head whose output queries read as well moves
     what all heads need, so that for the writer what queries read is taken away too.
     """
-    shares = {}
-    for kind in ("q", "k"):
-        random = wiring.random_pk(kind).mean
-        most = np.minimum(wiring.rank["o"][:, :, None, None], wiring.rank[kind])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            shares[kind] = np.where(most > random, (wiring.pk[kind] - random) / (most - random), np.nan)
-        # In narrow models a large share is no surprise: only what stands out counts.
-        shares[kind] = np.where(
-            wiring.z("pk", kind) > LEAST_Z, shares[kind], np.where(np.isnan(shares[kind]), np.nan, 0.0)
-        )
-    return _largest(shares["k"], (0, 1)), _largest(shares["k"] - shares["q"], (2, 3))
+    of_readers, of_writers = np.full(wiring.rank["k"].shape, np.nan), []
+    for one in wiring.by_layer:
+        by_keys, by_queries = (_shares(wiring, kind, one) for kind in ("k", "q"))
+        of_readers = np.fmax(of_readers, _largest(by_keys, (0, 1)))
+        of_writers.append(_largest(by_keys - by_queries, (2, 3))[0])
+    return of_readers, np.array(of_writers)
+
+
+def _shares(wiring: Wiring, kind: str, layers: slice) -> np.ndarray:
+    """Share beyond chance of what heads read that these layers write; NaN where nothing can be said."""
+    random = wiring.random_pk(kind, layers).mean
+    most = np.minimum(wiring.rank["o"][layers, :, None, None], wiring.rank[kind])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(most > random, (wiring.pk[kind][layers] - random) / (most - random), np.nan)
+    # In narrow models a large share is no surprise: only what stands out counts.
+    return np.where(wiring.z_of("pk", kind, layers) > LEAST_Z, shares, np.where(np.isnan(shares), np.nan, 0.0))
 
 
 def _largest(values: np.ndarray, axes: tuple[int, int]) -> np.ndarray:

@@ -67,17 +67,15 @@ def page_edges(wired: Wiring) -> list[list[Any]]:
     for number, kind in enumerate(KINDS):
         z = wired.z("pk", kind)
         among = {edge.pair for edge in strongest(wired, kind, "pk", ON_PAGE)}
-        flat = np.nan_to_num(z, nan=-np.inf)
+        square = np.nan_to_num(z, copy=False, nan=-np.inf).reshape(n * h, n * h)
         of_heads = set()
-        for axes in ((0, 1, 2, 3), (2, 3, 0, 1)):
-            by_head = flat.transpose(axes).reshape(n * h, n * h)
-            best = np.argpartition(-by_head, min(OF_A_HEAD, n * h - 1), axis=1)[:, :OF_A_HEAD]
-            for head, others in enumerate(best):
-                for other in others:
-                    if np.isfinite(by_head[head, other]):
+        for writers, by_head in ((True, square), (False, square.T)):
+            for head, others in enumerate(by_head):
+                for other in np.argpartition(-others, min(OF_A_HEAD, n * h - 1))[:OF_A_HEAD]:
+                    if np.isfinite(others[other]):
                         own, its = divmod(head, h), divmod(int(other), h)
-                        of_heads.add((*own, *its) if axes[0] == 0 else (*its, *own))
-        for pair in sorted(among | of_heads, key=lambda at: -flat[at]):
+                        of_heads.add((*own, *its) if writers else (*its, *own))
+        for pair in sorted(among | of_heads, key=lambda at: -z[at]):
             pk, cs = wired.pk[kind][pair], wired.cs[kind][pair]
             rows.append(
                 [

@@ -109,7 +109,8 @@ def _all_pairs(
     pk, cs = ({kind: np.full((n, h, n, h), np.nan, np.float32) for kind in KINDS} for _ in range(2))
     facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *KINDS)} for fact in FACTS}
     rows = config.head_dim if exact else LEADING + 2 * PROBES
-    for group in _groups(n, h * rows * config.d_model * 4, TASKS_ELSEWHERE if engine.elsewhere else 1):
+    bytes_a_layer = 4 * h * (rows * config.d_model + 2 * len(KINDS) * n * h)  # what is written, and all its scores
+    for group in _groups(n, bytes_a_layer, TASKS_ELSEWHERE if engine.elsewhere else 1):
         engine.submit(group, pass_task, get_model, layers, group, exact, device)
     shown = bar(what="wiring", unit="pair of layers", total=n * (n - 1) // 2)
     for group, value in _values(engine):

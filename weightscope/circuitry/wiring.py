@@ -15,6 +15,7 @@ from weightscope.folder import Files
 from weightscope.shapes import ShowsShapes
 
 KINDS = ("q", "k", "v")
+ALL = slice(None)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,14 +96,15 @@ class Wiring(ShowsShapes):
         """Query heads that share a key-value head."""
         return self.n_heads // self.n_kv_heads
 
-    def random_pk(self, kind: str) -> Overlap:
-        """Mean and spread of PK of two random spaces of the same dimensions, (L, H, L, H)."""
-        a, b = self.rank["o"][:, :, None, None], self.rank[kind]
+    def random_pk(self, kind: str, layers: slice = ALL) -> Overlap:
+        """Mean and spread of PK of two random spaces of the same dimensions, (L, H, L, H); of some layers' writers."""
+        a, b = self.rank["o"][layers, :, None, None], self.rank[kind]
         return random_overlap(a, a, b, b, self.width)
 
-    def random_cs_squared(self, kind: str) -> Overlap:
-        """Mean and spread of CS^2 of matrices turned at random, (L, H, L, H)."""
-        return random_overlap(1.0, self.concentration["o"][:, :, None, None], 1.0, self.concentration[kind], self.width)
+    def random_cs_squared(self, kind: str, layers: slice = ALL) -> Overlap:
+        """Mean and spread of CS^2 of matrices turned at random, (L, H, L, H); of some layers' writers."""
+        written = self.concentration["o"][layers, :, None, None]
+        return random_overlap(1.0, written, 1.0, self.concentration[kind], self.width)
 
     @property
     def random_cs(self) -> float:
@@ -114,8 +116,20 @@ class Wiring(ShowsShapes):
 
         For CS it is the square's.
         """
-        of = {"pk": (self.pk[kind], self.random_pk), "cs": (self.cs[kind] ** 2, self.random_cs_squared)}
-        values, random = of[measure][0], of[measure][1](kind)
+        z = np.empty(self.pk[kind].shape)
+        for one in self.by_layer:
+            z[one] = self.z_of(measure, kind, one)
+        return z
+
+    @property
+    def by_layer(self) -> list[slice]:
+        """Each layer of writers by itself: what is computed of all pairs is held for one layer's at a time."""
+        return [slice(i, i + 1) for i in range(len(self.layers))]
+
+    def z_of(self, measure: str, kind: str, layers: slice) -> np.ndarray:
+        """`z` of what some layers write."""
+        of = {"pk": (self.pk[kind][layers], self.random_pk), "cs": (self.cs[kind][layers] ** 2, self.random_cs_squared)}
+        values, random = of[measure][0], of[measure][1](kind, layers)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(random.spread > 0, (values - random.mean) / random.spread, np.nan)
 
