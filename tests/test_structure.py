@@ -12,6 +12,7 @@ ROOT = Path(weightscope.__file__).parent
 CHECKOUT = Path(__file__).parents[1]
 LONGEST = 400  # lines of a module
 FLOORS = """
+bars
 errors parallel progress embedded half on_demand shapes
 regular writing mathml
 tables
