@@ -129,6 +129,7 @@ def test_arrow_keys_on_the_maps_go_from_head_to_head(tab: Page, page_file: Path)
 
 def test_the_table_is_scrolled_by_keyboard_and_the_focus_is_seen(tab: Page, page_file: Path) -> None:
     tab.open(page_file, 390)
+    tab.settle()
     tab.run("document.querySelector('#table .wide').focus()")
     tab.press("ArrowRight")
     tab.run("new Promise(scrolled => document.activeElement.addEventListener('scrollend', scrolled))")

@@ -85,6 +85,7 @@ def test_what_is_wider_than_the_page_says_so_and_scrolls_by_keyboard(
     table = Table.of_rows([f"column {i}" for i in range(columns)], [range(columns)], "Rows of $x_i$.")
     write_page(Folder(tmp_path), "report.html", "", "", [Section("", "", [table])])
     tab.open(tmp_path / "report.html", width)
+    tab.settle()
     region = "document.querySelector('.wide[role=group]')"
     assert tab.run(f"{region}.getAttribute('aria-label')") == "Table: Rows of x_i. It scrolls sideways."
     assert tab.run("document.querySelector('.hint').checkVisibility()") is wider

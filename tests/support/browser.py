@@ -98,6 +98,10 @@ class Page:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
+    def settle(self) -> None:
+        """Wait until the page has been drawn, and what watches its sizes has been told."""
+        self.run("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(() => drawn(0))))")
+
     def click(self, x: float, y: float) -> None:
         """A press of the mouse at a point of the window."""
         for kind in ("mousePressed", "mouseReleased"):
