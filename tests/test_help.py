@@ -141,6 +141,14 @@ def test_a_table_is_ruled_on_a_terminal_and_plain_in_a_pipe(
     assert "─" in ruled and "[red]" in ruled and "20" in ruled
 
 
+def test_words_are_folded_at_any_width(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["families"], standalone_mode=False)
+    *lines, told = click.unstyle(capsys.readouterr().out).splitlines()
+    assert any("─" in line for line in lines) and max(map(len, lines)) <= 80 and told.startswith("Of ")
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = "import sys, weightscope.cli as c; c.main(['--help'], standalone_mode=False); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)

@@ -70,7 +70,7 @@ TEXT = 16  # characters that a column of text keeps when a terminal is narrow
 
 
 def _ruled(table: "Table", width: int) -> Any:
-    """A table whose numbers are whole and whose text is folded; None where that is wider than the terminal."""
+    """A table whose numbers are whole and whose text is folded; None where the terminal is too narrow for them."""
     from rich import box
     from rich.table import Table as Ruled
     from rich.text import Text
@@ -84,4 +84,4 @@ def _ruled(table: "Table", width: int) -> Any:
         ruled.add_column(Text(heading), justify=side, overflow="fold", no_wrap=column.is_numeric)
     for row in table.rows():
         ruled.add_row(*(Text(column.shown(cell)) for column, cell in zip(table.columns, row, strict=True)))
-    return ruled if needed <= width else None
+    return ruled if needed <= width or not any(column.is_numeric for column in table.columns) else None
