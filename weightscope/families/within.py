@@ -37,3 +37,8 @@ def with_parameters(config: ModelConfig, layer: int) -> bool:
     """Those whose type has an entry in rope_parameters that is not null."""
     given = config.inside("rope_parameters")
     return given.get(config.layer_types[layer], given) is not None
+
+
+def with_a_base(config: ModelConfig, layer: int) -> bool:
+    """All where rope_parameters has a base, or the config in the older dialect has one or scales it; else none."""
+    return config.inside("rope_parameters").has("rope_theta") or config.has("rope_theta", "rope_scaling")

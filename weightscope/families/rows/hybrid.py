@@ -7,6 +7,7 @@ from weightscope.families.cells import Biases, Inputs, Outputs, QkNorm, biases, 
 from weightscope.families.family import When, default_scale
 from weightscope.families.rope import Rope
 from weightscope.families.rows.llama import DEEPSEEK_V3, GRANITE, LLAMA, OLMO2, OUTPUT_NORM
+from weightscope.families.within import with_a_base
 
 ATTENTION = ("full_attention", "sliding_attention")
 CALLED = {"M": "mamba", "-": "mlp", "*": "full_attention", "E": "moe"}
@@ -162,7 +163,7 @@ OLMO_HYBRID = OLMO2.but(
     model_types=("olmo_hybrid",),
     attention_types=ATTENTION,
     caveats=(OUTPUT_NORM,),
-    variants=(When("rope_parameters", None, rope=None),),
+    rope__rotates=with_a_base,
     defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 65536},
 )
 

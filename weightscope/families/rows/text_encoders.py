@@ -1,5 +1,6 @@
 """Text and protein encoders with rotary positions, and those that predate the habit of BERT's names."""
 
+from weightscope.checkpoint.config import Config
 from weightscope.families.cells import Inputs, QkNorm, biases, layer_norm
 from weightscope.families.family import Family, When
 from weightscope.families.layouts import separate, stacked
@@ -71,6 +72,13 @@ GTE = BERT.but(
     defaults={"type_vocab_size": 1},
 )
 
+
+def base_of_either_name(config: Config) -> dict[str, object]:
+    """transformers takes `rope_theta` where a file has not Nomic's own name for it."""
+    said = config.has("rope_theta") and not config.has("rotary_emb_base")
+    return {"rotary_emb_base": config["rope_theta"]} if said else {}
+
+
 NOMIC_BERT = Family(
     name="nomic_bert",
     model_types=("nomic_bert",),
@@ -89,6 +97,7 @@ NOMIC_BERT = Family(
         norm=layer_norm("emb_ln"),
     ),
     rope=Rope(theta_key="rotary_emb_base", theta=1000.0),
+    derived=base_of_either_name,
     head_dim=("head_dim",),
     in_transformers={"layer": "layers.{i}.", "output": "self_attn.o_proj"},
     defaults={"layer_norm_eps": 1e-12},
