@@ -73,7 +73,7 @@ test: $(VENV)/.installed-dev  ## lint, types and the whole test suite (a quarter
 docs: $(VENV)/.installed-docs  ## the site, site/index.html; it opens from the disk (a minute)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-bench: $(VENV)/.installed-dev  ## every benchmark, beside the least it could cost (eight minutes)
+bench: $(VENV)/.installed-dev  ## every benchmark, beside the least it could cost (nine minutes)
 	$(BIN)/python -m benchmarks
 
 bench-compare: $(VENV)/.installed-dev  ## what changed since the run that is kept, or between OLD= and NEW=, two bench.json

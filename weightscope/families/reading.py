@@ -51,17 +51,15 @@ def own_part(checkpoint: Checkpoint, family: Family) -> Config:
         if config.get("tie_word_embeddings") is True:
             inherited["tie_word_embeddings"] = True
     said = family.synonyms([key for key in part if part.has(key)])
-    defaults = {key: value for key, value in family.defaults.items() if key not in said}
-    values = {key: value for key, value in {**defaults, **inherited, **part}.items() if value is not None}
+    usual = {key: value for key, value in {**family.defaults, **inherited}.items() if key not in said}
+    values = {key: value for key, value in {**usual, **part}.items() if value is not None}
     return family.completed(values, config.file)
 
 
 def _left_out(part: Config, family: Family, wrapped: str | None) -> dict[str, Any]:
-    """The model_type and the sizes that a part of a wrapper's config does not say, as its class has them by default."""
+    """The model_type of a part of a wrapper's config, and the sizes that its class has by default."""
     kind = next(filter(None, (part.get("model_type"), wrapped)), family.model_types[0])
-    said = family.synonyms([key for key in part if part.has(key)])
-    sizes = sizes_of(kind) or sizes_of(family.model_types[0])
-    return {"model_type": kind} | {key: size for key, size in sizes.items() if key not in said}
+    return {"model_type": kind, **(sizes_of(kind) or sizes_of(family.model_types[0]))}
 
 
 def read_config(config: Config, family: Family) -> ModelConfig:
