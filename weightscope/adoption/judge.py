@@ -268,7 +268,7 @@ def _of_softmaxes(readings: Sequence[Reading], members: Sequence[Observed], tole
     try:
         layers = [(model.family.name, index, model.layer(index)) for model, index in readings]
     except CheckpointError as error:
-        return f"refused: {error}"
+        return f"refused: {_line(error, readings[0][0].checkpoint.folder)}"
     said = [[compare(layer, one, tolerance) for _, _, layer in layers] for one in members]
     for (name, index, _), own in zip(layers, zip(*said, strict=True), strict=True):
         if all(own):
