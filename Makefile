@@ -25,6 +25,20 @@ NEW ?= out/bench/bench.json
 COMMON = $(if $(TEXT),--text "$(TEXT)") $(if $(OUT),--out "$(OUT)") $(if $(DEVICE),--device "$(DEVICE)")
 GIVEN = $(if $(MODEL),--model "$(MODEL)") $(COMMON)
 
+# What each target takes. A name that it does not take would change nothing, so it ends here.
+ANALYSIS := MODEL TEXT OUT DEVICE
+TAKES_gpt2-detok := $(ANALYSIS) COUNTS SHARDS
+TAKES_norm-attention := $(ANALYSIS)
+TAKES_outlier-dimensions := $(ANALYSIS)
+TAKES_sink-bias := $(ANALYSIS) MODELS SIZES
+TAKES_sink-mechanisms := $(ANALYSIS) TOWER IMAGES
+TAKES_figures := BOOKS STSB GPT2 VIT ONLY
+TAKES_bench-compare := OLD NEW
+GOALS := $(or $(MAKECMDGOALS),help)
+TAKEN := $(foreach goal,$(GOALS),$(TAKES_$(goal))) PYTHON VENV
+$(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(if $(filter $(name),$(TAKEN) SHELL),,\
+	$(error $(GOALS) takes no $(name)=; it takes $(strip $(TAKEN:%=%=))))))
+
 BIN := $(VENV)/bin
 CARD := $(if $(filter cuda,$(DEVICE)),$(VENV)/.installed-cuda)
 # Packages that carry real checkpoints; their data is read, their code never run.
