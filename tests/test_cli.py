@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.tiny_models import fixture
 from weightscope.cli import main
 from weightscope.folder import OutputFolder
 from weightscope.writing import check_writable
@@ -29,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "corpus.txt").write_text(TEXT)
     result = run("bigrams", folder / "corpus.txt", "--tokenizer", folder, "--out", folder / "counts.npz")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0 and ": 1 document, " in result.output, result.output
     return folder
 
 
@@ -184,6 +185,11 @@ def test_bad_input_is_one_clear_line(folder: Path, tmp_path: Path, arguments: li
     filled = [a.replace("FOLDER", str(folder)).replace("OUT", str(tmp_path / "o")) for a in arguments]
     assert message in refused(*filled)
     assert not (tmp_path / "o").exists()
+
+
+def test_nobody_counts_bigrams_for_a_checkpoint_without_tokens(tmp_path: Path) -> None:
+    said = refused("detok", fixture("vit").folder, "--out", tmp_path / "out")
+    assert "vit has no token embedding" in said and "--counts" not in said
 
 
 def test_an_unknown_model_type_names_adopt(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ SMALL = {**dict(zip("₀₁₂₃", "0123", strict=True)), **dict(zip("⁰¹²³
 BELOW, ABOVE = "₀₁₂₃ᵢ", "⁰¹²³⁴⁺'"
 FENCES = {"(": ")", "[": "]", "{": "}"}
 FORMULA = re.compile(r"(?<!\\)(\$\$?)(.{1,200}?)(?<!\\)\1")
+COMMAND = re.compile(r"`([^`]+)`")
 TOKEN = re.compile(r"\s*(\w\u0303|[0-9]+(?:\.[0-9]+)?|[A-Za-z]+|[<>!]=|\S)")
 
 
@@ -46,6 +47,17 @@ def prose(text: str) -> Markup:
 def spoken(text: str) -> str:
     """Text for where only letters go, a terminal or a tooltip: formulas as they are typed."""
     return _bare(FORMULA.sub(r"\2", text))
+
+
+def coded(text: str) -> Markup:
+    """Plain text as HTML: everything escaped, commands between backticks as code.
+
+    Examples
+    --------
+    >>> coded("`compare --all` reads A & B")
+    Markup('<code>compare --all</code> reads A &amp; B')
+    """
+    return Markup(COMMAND.sub(r"<code>\1</code>", str(escape(printable(text)))))
 
 
 def plain(text: object) -> str:

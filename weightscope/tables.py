@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from weightscope.errors import CheckpointError, nearest, printable
-from weightscope.mathml import plain, prose, spoken
+from weightscope.mathml import coded, plain, prose, spoken
 
 SHOWN = 12  # rows of a table that a notebook shows at each end
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # spreadsheets obey the full-width forms too
@@ -316,5 +316,6 @@ def templates() -> Any:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}  # of the filter tojson
     environment.tests |= {"link": lambda x: isinstance(x, Link), "numeric": lambda x: isinstance(x, NUMBERS)}
-    environment.filters |= {"quoted": quote, "exact": lambda x: f"{float(x):.17g}", "prose": prose, "spoken": spoken}
+    environment.filters |= {"quoted": quote, "exact": lambda x: f"{float(x):.17g}"}
+    environment.filters |= {"prose": prose, "coded": coded, "spoken": spoken}
     return environment

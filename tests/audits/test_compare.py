@@ -310,3 +310,13 @@ def test_unmoved_heads_are_drawn_and_listed_as_unmoved(run: list[Path]) -> None:
     shown = image.cmap(image.norm(image.get_array()))  # (L, H, 4)
     white = (shown == 1).all(axis=-1)
     assert (white == found.unmoved).all() and white.sum() == 7
+
+
+def test_where_no_head_moved_nothing_is_drawn_of_moving(run: list[Path], tmp_path: Path) -> None:
+    """No scale of changes is made up, and no head is shown as one that moved most."""
+    model = ws.open_model(run[0])
+    with undrawn():
+        ws.compare(model, model).write(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "No head moved." in page and "moved most" not in page and "How far" not in page
+    assert not list(tmp_path.glob("changes.*")) and (tmp_path / "heads.csv").exists()

@@ -34,6 +34,8 @@ def run(*arguments: object) -> tuple[int, str]:
 def test_the_command_writes_wiring_edges_roles_a_figure_and_a_page(tmp_path: Path) -> None:
     status, said = run("embedded", "--out", tmp_path, "--top", 5)
     assert status == 0, said
+    assert said.splitlines()[-1] == str(tmp_path / "report.html")
+    assert said.startswith("16 heads in 2 layers, 1 of them named from the weights alone.") and "\ncopying: 0.6" in said
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == FILES
     edges = list(csv.DictReader(io.StringIO((tmp_path / "edges.csv").read_text())))
     assert [row["rank"] for row in edges] == ["1", "2", "3", "4", "5"] * 6

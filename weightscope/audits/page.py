@@ -9,7 +9,7 @@ from weightscope.audits.measures import MeasuredHeads, forms_of
 from weightscope.folder import Files
 from weightscope.mathml import plain
 from weightscope.pages.page import Figure, Section, write_page, write_template
-from weightscope.pages.style import save
+from weightscope.pages.style import Drawing, save
 from weightscope.progress import bar
 from weightscope.tables import Column, Table, crossed
 
@@ -106,33 +106,18 @@ def _plain(array: np.ndarray, digits: int) -> Any:
 
 
 def write_comparison_page(files: Files, comparison: "Comparison") -> None:
-    """Write the figures changes, spectra and, for more than two checkpoints, trajectories, and report.html."""
+    """Write report.html and its figures: changes and spectra where a head moved, trajectories of more than two."""
     first, last = comparison.labels[0], comparison.labels[-1]
-    drawings = {"changes": figures.changes, "spectra": figures.spectra_before_and_after}
+    drawings = {}
+    if moved := not comparison.unmoved.all():
+        drawings = {"changes": figures.changes, "spectra": figures.spectra_before_and_after}
     if len(comparison.labels) > 2:
         drawings["trajectories"] = figures.trajectories
     drawn = {name: save(draw(comparison), files, name) for name, draw in bar(drawings.items(), "figures", "figure")}
     of = first if first == last else f"{first}, and what became of it in {last}"
-    sections = [
-        Section("Findings", parts=[comparison.findings]),
-        Section(
-            "How far each head moved",
-            "$$frac(‖B − A‖_F, ‖A‖_F)$$ of the products $W_QK$ and $W_VO$ themselves: a change of basis within a "
-            "head, which changes nothing it does, does not count.",
-            [
-                Figure(
-                    drawn["changes"],
-                    f"Relative change from {plain(first)} to {plain(last)}; white: it did not move, grey: unknown.",
-                )
-            ],
-        ),
-        Section(
-            "The heads that moved most",
-            "Angles are the largest principal ones, in degrees, between the spaces that queries (left) "
-            "and keys (right) read, or that values read (left) and outputs write (right).",
-            [Figure(drawn["spectra"], "Singular values before and after."), comparison.moved_most(LISTED)],
-        ),
-    ]
+    sections = [Section("Findings", parts=[comparison.findings])]
+    if moved:
+        sections += _how_far(comparison, drawn)
     circuits = comparison.circuits
     if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
         parts = [table for table in (circuits.roles, circuits.edges) if len(table)]
@@ -144,6 +129,29 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
         along = Figure(drawn["trajectories"], "Median of each layer, early layers dark.")
         sections.append(Section("Along the run", ", ".join(map(plain, comparison.labels)), [along]))
     write_page(files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats, of=of)
+
+
+def _how_far(comparison: "Comparison", drawn: dict[str, Drawing]) -> list[Section]:
+    """The map of every head's change, and the heads that moved most."""
+    first, last = map(plain, (comparison.labels[0], comparison.labels[-1]))
+    return [
+        Section(
+            "How far each head moved",
+            "$$frac(‖B − A‖_F, ‖A‖_F)$$ of the products $W_QK$ and $W_VO$ themselves: a change of basis within a "
+            "head, which changes nothing it does, does not count.",
+            [
+                Figure(
+                    drawn["changes"], f"Relative change from {first} to {last}; white: it did not move, grey: unknown."
+                )
+            ],
+        ),
+        Section(
+            "The heads that moved most",
+            "Angles are the largest principal ones, in degrees, between the spaces that queries (left) "
+            "and keys (right) read, or that values read (left) and outputs write (right).",
+            [Figure(drawn["spectra"], "Singular values before and after."), comparison.moved_most(LISTED)],
+        ),
+    ]
 
 
 def write_summary_page(files: Files, summary: Table) -> None:

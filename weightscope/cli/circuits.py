@@ -64,9 +64,10 @@ def circuits_command(
 
             found = measured(model, found, texts, device)
         found.write(folder)
+    headline(found.lead)
     for role, heads in found.named.items():
         headline(f"{role}: {', '.join(heads)}")
     if found.accuracy is not None and not is_quiet():
         show(found.accuracy.table)
-    click.echo(out / "report.html")
     say_caveats(found.caveats)
+    click.echo(out / "report.html")

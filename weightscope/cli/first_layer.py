@@ -24,7 +24,7 @@ from weightscope.cli.options import (
     writable,
 )
 from weightscope.cli.terminal import headline, is_quiet, show, write_csv
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, counted
 
 LONG = 600  # seconds that a person should know of before they begin
 
@@ -71,6 +71,7 @@ def detok(
 
     opened = named(source)
     model = opened_model(opened)
+    model.embeddings  # noqa: B018  nobody counts bigrams for a checkpoint without tokens
     if counts is None and model.checkpoint.folder != FOLDER:
         raise click.UsageError(
             "--counts is needed; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
@@ -245,4 +246,5 @@ def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
 
     counts = count_bigrams([Path(path) for path in corpus], load_tokenizer(tokenizer))
     counts.save(out)
-    headline(f"{out}: {counts.documents:,} documents, {counts.tokens:,} tokens, {counts.pairs:,} pairs")
+    sums = {"document": counts.documents, "token": counts.tokens, "pair": counts.pairs}
+    headline(f"{out}: {', '.join(counted(count, what) for what, count in sums.items())}")
