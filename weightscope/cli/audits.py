@@ -103,11 +103,10 @@ def audit_command(
         raise outcome.error
     if as_json:
         _print_json(outcome.result)
-    elif not outcome.text:
-        headline(f"{out / 'report.html'} is kept: an earlier run made it with these weights and options")
     else:
-        headline(outcome.text)
-        click.echo(out / "report.html")
+        page = out / "report.html"
+        headline(outcome.text or f"{page} is kept: an earlier run made it with these weights and options")
+        click.echo(page)
     _gate(_told(outcome.findings_that_fail(fail_on), fail_on))
 
 
