@@ -152,7 +152,27 @@ def test_help_loads_nothing_heavy() -> None:
     )
 
 
-@pytest.mark.parametrize("words, width", [("inspect embedded --check", 110), ("compare embedded MOVED --out OUT", 80)])
+def test_the_tensors_of_a_layer_are_ruled_on_a_terminal_and_lines_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "transformer.h.0.attn.c_attn.bias"
+    main(["inspect", "embedded"], standalone_mode=False)
+    assert f"\n  {name}  F16  (768,)\n" in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["inspect", "embedded"], standalone_mode=False)
+    said = click.unstyle(capsys.readouterr().out)
+    assert "─" in said and f"\n {name}     F16     (768,) " in said
+
+
+@pytest.mark.parametrize(
+    "words, width",
+    [
+        ("inspect embedded --check", 110),
+        ("compare embedded MOVED --out OUT", 80),
+        ("detok embedded --sample 100 --out OUT", 80),
+    ],
+)
 def test_a_result_is_ruled_on_a_terminal_with_its_numbers_whole(
     words: str, width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

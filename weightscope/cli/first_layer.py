@@ -89,7 +89,8 @@ def detok(
         auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts), drawn)
         auroc.write_report(files, curves)  # a picture is there no later than the numbers
         auroc.write_tables(files)
-    headline(auroc)
+    if not is_quiet():
+        show(*auroc.printed())
     click.echo(out / "report.html")
 
 

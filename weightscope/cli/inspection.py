@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weightscope.cli.options import with_source
-from weightscope.cli.terminal import show
+from weightscope.cli.terminal import Listed, show
 from weightscope.errors import printable, sized
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
 
 
-def describe(model: "Model") -> Iterator[str]:
-    """Lines for a person: family, sizes, dtypes, embeddings, bytes."""
+def describe(model: "Model") -> Iterator[str | Listed]:
+    """Lines for a person: family, sizes, dtypes, embeddings, bytes; the tensors of the first attention layer."""
     checkpoint, config, family = model.checkpoint, model.config, model.family
     yield from _stored(checkpoint)
     yield f"family      {family.name} (model_type {printable(config.model_type)})"
@@ -75,6 +75,7 @@ def describe(model: "Model") -> Iterator[str]:
         yield from _stacks(model)
     if model.attention_layers:
         yield from _budget(model)
+        yield _first_tensors(model)
 
 
 def _stacks(model: "Model") -> Iterator[str]:
@@ -98,8 +99,15 @@ def _budget(model: "Model") -> Iterator[str]:
     if checkpoint.bytes_fetched or checkpoint.bytes_to_fetch(everything):
         headers, rest = sized(checkpoint.bytes_fetched), sized(checkpoint.bytes_to_fetch(everything))
         yield f"network     {headers} fetched for the headers; an audit fetches {rest}"
-    for name in names[layers[0]]:
-        yield f"  {printable(name)}  {checkpoint[name].dtype}  {checkpoint[name].shape}"
+
+
+def _first_tensors(model: "Model") -> Listed:
+    """Names, dtypes and shapes of what is read of the first attention layer."""
+    from weightscope.tables import Table
+
+    tensors = [model.checkpoint[tensor.name] for tensor in model.attention_tensors(model.attention_layers[0])]
+    rows = [(printable(tensor.name), tensor.dtype, str(tensor.shape)) for tensor in tensors]
+    return Listed(Table.of_rows(["tensor", "dtype", "shape"], rows), "\n".join(f"  {'  '.join(row)}" for row in rows))
 
 
 def _embedding(model: "Model", name: str) -> str:

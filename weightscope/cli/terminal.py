@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -47,7 +47,18 @@ def write_csv(table: "Table", file: Path) -> None:
         written.write(table.csv().encode())
 
 
-def show(*parts: "str | Table") -> None:
+class Listed(NamedTuple):
+    """A table that is a list of lines where a file or a program reads."""
+
+    table: "Table"
+    lines: str
+
+    def text(self) -> str:
+        """The lines."""
+        return self.lines
+
+
+def show(*parts: "str | Table | Listed") -> None:
     """Print lines and tables: ruled and fitted on a terminal, plain columns where a file or a program reads.
 
     All of them are there, or an error, before anything is printed.
@@ -62,7 +73,7 @@ def show(*parts: "str | Table") -> None:
         if isinstance(part, str):
             click.echo(part)
         else:
-            ruled = _ruled(part, console.width)
+            ruled = _ruled(part.table if isinstance(part, Listed) else part, console.width)
             click.echo(part.text()) if ruled is None else console.print(ruled)
 
 

@@ -116,7 +116,11 @@ class BigramAuroc:
         return f"BigramAuroc({sizes}, the best is head {best} with {auroc:.2f})"
 
     def __str__(self) -> str:
-        return "\n".join([self.ranked.text(), *(f"not in these numbers: {caveat}" for caveat in self.caveats)])
+        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
+
+    def printed(self) -> list[str | Table]:
+        """What a terminal shows, from above to below."""
+        return [self.ranked, *(f"not in these numbers: {caveat}" for caveat in self.caveats)]
 
     def _repr_html_(self) -> str:
         return notebook(self.lead, self.ranked)
