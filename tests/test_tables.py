@@ -59,6 +59,11 @@ def test_html_shows_names_and_obeys_none(table: Table) -> None:
     assert "AUROC (share)" in html and 'title="rank"' in html
 
 
+def test_a_sentence_in_a_cell_is_folded() -> None:
+    sentence = "no such file: " + "x" * 100
+    assert f'<td class="long">{sentence}</td>' in Table([Column("what was wrong", [sentence])]).html()
+
+
 def test_rows_are_taken_sorted_and_chosen(table: Table) -> None:
     assert table.sorted_by("auroc", descending=True)["head"].tolist() == [0, 2, 1]  # NaN last either way
     assert table.sorted_by("auroc")["head"].tolist() == [2, 0, 1]

@@ -49,6 +49,7 @@ def run(*arguments: object) -> Result:
 def stopped(result: Result) -> str:
     """The one line of a gate."""
     assert result.exit_code == 3, result.output
+    assert ".," not in result.stderr and ".;" not in result.stderr
     assert result.stderr.count("\n") == 1 and result.stderr.startswith("weightscope: ")
     return result.stderr
 

@@ -121,10 +121,9 @@ def _told(findings: Sequence[dict[str, Any]], limits: Sequence[str]) -> str:
     if not findings:
         return ""
     first = findings[0]
-    more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
-    return printable(
-        f"{counted(len(findings), 'finding')} of {' or '.join(limits)}: {first['title']}: {first['text']}{more}"
-    )
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    said = f"{first['title']}: {first['text'].removesuffix('.')}{more}"
+    return printable(f"{counted(len(findings), 'finding')} of {' or '.join(limits)}: {said}")
 
 
 def _gate(*problems: str) -> None:
