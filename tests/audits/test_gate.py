@@ -139,9 +139,9 @@ def test_the_recipe_lets_good_weights_through_and_stops_broken_ones(work: Path, 
     workflow = yaml.safe_load(text)
     (job,) = workflow["jobs"].values()
     lines = [step["run"] for step in job["steps"] if "run" in step]
-    assert lines[0] == "pip install weightscope-attention"
+    assert lines[0] == 'pip install "weightscope-attention @ $WEIGHTSCOPE"'
     known = {"BASE": str(work / "good"), "CHECKPOINT": str(work / name)}
-    assert set(known) == set(workflow["env"])
+    assert {"WEIGHTSCOPE", *known} == set(workflow["env"])
     commands = [shlex.split(Template(line).substitute(known)) for line in lines[1:]]
     assert [command[:2] for command in commands] == [["weightscope", "audit"], ["weightscope", "compare"]]
     with pytest.MonkeyPatch.context() as patch:
