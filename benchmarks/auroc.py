@@ -20,7 +20,8 @@ import scipy.sparse
 
 from benchmarks.results import Measured
 from weightscope.errors import counted
-from weightscope.metrics.auroc import aligned, auroc_by_token, cut_into_panels, tile_rows
+from weightscope.metrics.auroc import MOST_ROWS, STRIP, auroc_by_token
+from weightscope.metrics.tiles import aligned, cut_into_panels, empty_tile, fill_tile, tile_rows
 from weightscope.parallel import in_threads, usable_cores
 
 VOCAB, HEADS, HEAD_DIM = 50_257, 12, 64
@@ -146,14 +147,13 @@ def products(left: np.ndarray, right: np.ndarray, rows: int, until: int) -> None
 
 def tiled_products(left: np.ndarray, right: np.ndarray) -> None:
     """All scores by the tiles, panels and threads of `auroc_by_token`, and nothing counted."""
-    rows = tile_rows(len(right), usable_cores())
-    panels = cut_into_panels(right, rows)  # (P, r, w)
+    rows = tile_rows(len(right), usable_cores(), MOST_ROWS)
+    panels = cut_into_panels(right, rows, STRIP)
 
     def work(first: int) -> None:
-        tile = aligned(rows, len(panels), panels.shape[2])
+        tile = empty_tile(panels, rows)
         for start in range(first, len(left), rows * usable_cores()):
-            block = left[start : start + rows]
-            np.matmul(block, panels, out=tile[: len(block)].swapaxes(0, 1))
+            fill_tile(tile, left[start : start + rows], panels)
 
     list(in_threads(work, range(0, rows * usable_cores(), rows)))
 

@@ -260,12 +260,17 @@ class TestFullVocabulary:
         counts = np.stack([random_counts(rng, 720, density) for density in rng.uniform(0.01, 0.6, 720)])
         check_against_definition(np.ones((720, 1), np.float32), scores[:, None], counts, way)
 
-    def test_counts_past_int32(self, way):
+    @pytest.mark.parametrize(("vocab", "most", "much_more"), [(150, 10**9, 10**4), (600, 10**4, 10**3), (10, 2**53, 1)])
+    def test_counts_past_int32(self, way, vocab, most, much_more):
+        """Of one token, of all that are counted together, or of a row times the columns that are added up in int32."""
         rng = np.random.default_rng(6)
-        left, right = factors(rng, 150, 3, "ties")
-        counts = random_counts(rng, (150, 150), 0.6) * 10**9
-        counts[3] *= 10**4
+        left, right = factors(rng, vocab, 3, "ties")
+        counts = random_counts(rng, (vocab, vocab), 0.6) * most
+        counts[3] *= much_more
         check_against_definition(left, right, counts, way)
+
+    def test_no_vocabulary(self, way):
+        assert not len(auroc_by_token(np.ones((0, 2)), np.ones((0, 2)), as_csr(np.zeros((0, 0))), **way))
 
     def test_negated_scores_give_the_complement(self, way):
         rng = np.random.default_rng(9)
@@ -279,7 +284,8 @@ class TestFullVocabulary:
         left, right = factors(rng, 500, 4, "ties")
         counts = as_csr(random_counts(rng, (500, 500), 0.05))
         alone = auroc_by_token(left, right, counts, **way, threads=1)
-        monkeypatch.setattr("weightscope.metrics.auroc.MOST_ROWS", 7)
+        for most in ("MOST_ROWS", "MOST_ROWS_SORTED"):
+            monkeypatch.setattr(f"weightscope.metrics.auroc.{most}", 7)
         np.testing.assert_array_equal(auroc_by_token(left, right, counts, **way, threads=3), alone)
 
     def test_a_row_without_positives_or_without_negatives_is_nan(self, way):

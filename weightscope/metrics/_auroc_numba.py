@@ -24,12 +24,11 @@ from numba import njit, types
 from numba.core.cgutils import true_bit
 from numba.extending import intrinsic
 
-FEWEST_BUCKETS, MOST_BUCKETS = 2**10, 2**14  # a table of 8 to 128 kB stays in cache
-BUCKETS_PER_POSITIVE = 128  # then about one element in a hundred meets a step
+FEWEST_BUCKETS, MOST_BUCKETS = 2**11, 2**14  # a table of 8 to 64 kB, or twice that in int64, stays in cache
+BUCKETS_PER_POSITIVE = 256  # then about one element in two hundred meets a step
 FINEST = 2.0**20  # buckets between 0 and the bound on a row's scores, where float32 still tells neighbours apart
-BLOCK = 64  # elements a block: one bit each in the mask of those that meet a step
-BLOCKS_A_RUN = 64  # blocks whose masks are kept before their elements search
-AHEAD = 1024  # elements, a page: what the processor would not fetch of itself before the loop comes to it
+BLOCK = 32  # elements a block: one bit each in the mask of those that meet a step
+AHEAD = 4  # strips: what the processor would not fetch of itself before the loop comes to it
 CACHE_LINE = 16  # elements
 GAPS = (40412, 17961, 7983, 3548, 1577, 701, 301, 132, 57, 23, 10, 4, 1)  # Ciura's for Shell sort, and on by 2.25
 
@@ -43,8 +42,8 @@ def _trailing_zeros(typing_context: Any, bits: Any) -> tuple[Any, Callable[..., 
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _prefetch(typing_context: Any, row: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
-    """Have the cache line of row[index] fetched from memory; past the end of the row is fine."""
+def _prefetch(typing_context: Any, strip: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
+    """Have the cache line of strip[index] fetched from memory; past the end of the strip is fine."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         start = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -56,7 +55,7 @@ def _prefetch(typing_context: Any, row: Any, index: Any) -> tuple[Any, Callable[
         builder.call(prefetch, [place, to_read, into_all_caches, of_numbers])
         return context.get_dummy_value()
 
-    return types.void(row, types.int64), emit
+    return types.void(strip, types.int64), emit
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -102,17 +101,18 @@ def _bucket(s: Any, low: Any, scale: Any, top: Any) -> Any:
 @_cached
 def _fill(table: Any, n: Any, step: Any, above: Any, low: Any, scale: Any, top: Any) -> None:
     """W of each bucket up to `top`; where steps are, -1 - t, the first of them t."""
+    kind = table.dtype.type
     filled = np.uint64(0)
     for t in range(n):
         bucket = _bucket(step[t], low, scale, top)
         if bucket >= filled:
-            weight = above[t]
+            weight = kind(above[t])
             for b in range(filled, bucket):
                 table[b] = weight
-            table[bucket] = -1 - t
+            table[bucket] = kind(-1 - t)
             filled = bucket + np.uint64(1)
     for b in range(filled, np.uint64(top) + np.uint64(1)):
-        table[b] = 0
+        table[b] = kind(0)
 
 
 @_cached
@@ -134,13 +134,15 @@ def _search(s: Any, value: Any, n: Any, step: Any, above: Any) -> Any:
 
 
 @_cached
-def tile_auroc(tile: Any, width: Any, indptr: Any, positives: Any, weights: Any, bound: Any, auroc: Any) -> None:
+def tile_auroc(
+    tile: Any, width: Any, indptr: Any, positives: Any, weights: Any, bound: Any, table: Any, auroc: Any
+) -> None:
     """Write the AUROC of each row of a tile into `auroc`; NaN where all are positives.
 
     Parameters
     ----------
-    tile : (n, V or more) float32 array
-        Scores, finite; columns past `width` are not looked at.
+    tile : (S, n, C) float32 array
+        Scores, finite, in strips of C columns, a multiple of `BLOCK`; columns past `width` are not looked at.
     width : int
         V.
     indptr : (n + 1,) int64 array
@@ -151,25 +153,29 @@ def tile_auroc(tile: Any, width: Any, indptr: Any, positives: Any, weights: Any,
         Twice their sum over a row times V stays in int64.
     bound : (n,) float64 array
         No score of row i is larger in magnitude than bound[i].
+    table : (`MOST_BUCKETS`,) int32 or int64 array
+        Overwritten. C times the sum of a row's weights stays in its type.
     auroc : (n,) float64 array
     """
     _in_wide_vectors()
+    kind, columns = table.dtype.type, tile.shape[2]
     most: Any = np.int64(0)
-    for i in range(tile.shape[0]):
+    for i in range(tile.shape[1]):
         most = max(most, indptr[i + 1] - indptr[i])
-    table = np.empty(MOST_BUCKETS, np.int64)
     step = np.empty(most + 1, np.float32)  # the positives' distinct scores, rising, and +inf
     above = np.empty(most + 1, np.int64)  # weight of this step and of all higher ones
-    masks = np.empty(BLOCKS_A_RUN, np.int64)
-    blocks = width // BLOCK
-    for i in range(tile.shape[0]):
-        row, k = tile[i, :width], indptr[i + 1] - indptr[i]
+    blocks = columns // BLOCK
+    masks = np.empty(blocks, np.uint32)
+    ahead = AHEAD * tile.strides[0] // 4
+    for i in range(tile.shape[1]):
+        k = indptr[i + 1] - indptr[i]
         if k == width:
             auroc[i] = np.nan
             continue
 
         for t in range(k):
-            step[t] = row[positives[indptr[i] + t]]
+            column = np.uint64(positives[indptr[i] + t])
+            step[t] = tile[column // np.uint64(columns), i, column % np.uint64(columns)]
             above[t] = weights[indptr[i] + t]
         _sort_together(step, above, k)
         total, among = np.int64(0), np.int64(0)  # among: twice what the positives win over one another and themselves
@@ -195,28 +201,29 @@ def tile_auroc(tile: Any, width: Any, indptr: Any, positives: Any, weights: Any,
         _fill(table, n, step, above, low, scale, top)
 
         wins = -among
-        for run in range((blocks + BLOCKS_A_RUN - 1) // BLOCKS_A_RUN):
-            in_run = min(BLOCKS_A_RUN, blocks - BLOCKS_A_RUN * run)
-            for b in range(in_run):  # vector instructions only: this loop is where the time goes
-                start = BLOCK * (BLOCKS_A_RUN * run + b)
-                block = row[start : start + BLOCK]
+        for strip in range(width // columns):
+            row = tile[strip, i]
+            values = kind(0)
+            for b in range(blocks):  # vector instructions only: this loop is where the time goes
+                start = BLOCK * b
                 for line in range(0, BLOCK, CACHE_LINE):
-                    _prefetch(row, start + AHEAD + line)
-                values, mask = np.int64(0), np.int64(0)
+                    _prefetch(row, ahead + start + line)
+                mask = np.int32(0)
                 for j in range(BLOCK):
-                    value = table[_bucket(block[j], low, scale, top)]
-                    values += value
-                    mask |= (value >> np.int64(63)) & (np.int64(1) << np.int64(j))
-                wins += 2 * values
+                    value = table[_bucket(row[start + j], low, scale, top)]
+                    values = kind(values + value)
+                    mask = np.int32(mask | (np.int32(1 << j) if value < 0 else np.int32(0)))
                 masks[b] = mask
-            for b in range(in_run):
-                mask = masks[b]
-                while mask != 0:
-                    s = row[BLOCK * (BLOCKS_A_RUN * run + b) + _trailing_zeros(mask)]
-                    mask &= mask - 1
-                    value = table[_bucket(s, low, scale, top)]
+            wins += 2 * np.int64(values)
+            for b in range(blocks):
+                left = np.int64(masks[b])
+                while left != 0:
+                    s = row[BLOCK * b + _trailing_zeros(left)]
+                    left &= left - 1
+                    value = np.int64(table[_bucket(s, low, scale, top)])
                     wins += _search(s, value, np.uint64(n), step, above) - 2 * value
-        for j in range(BLOCK * blocks, width):
-            value = table[_bucket(row[j], low, scale, top)]
-            wins += _search(row[j], value, np.uint64(n), step, above) if value < 0 else 2 * value
+        for j in range(width % columns):
+            s = tile[width // columns, i, j]
+            value = np.int64(table[_bucket(s, low, scale, top)])
+            wins += _search(s, value, np.uint64(n), step, above) if value < 0 else 2 * value
         auroc[i] = np.float64(wins) / np.float64(2 * total * (width - k))

@@ -5,7 +5,6 @@ detokenization paper, eq. 14). Tokens seen before i in a corpus are the positive
 all others are the negatives (section 3.2, Fig. 2, Table 2).
 """
 
-import math
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -17,13 +16,11 @@ import numpy as np
 from weightscope.device import CPU, Device
 from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.metrics._auroc_device import auroc_on_device
+from weightscope.metrics.tiles import cut_into_panels, empty_tile, fill_tile, tile_rows
 from weightscope.parallel import in_threads, usable_cores
 
-TILE_BYTES = 13_000_000  # scores a thread holds at a time: 64 rows of GPT-2's vocabulary
-ALL_TILES_BYTES = 320_000_000  # and all threads together, while the rows allow it
-FEWEST_ROWS, MOST_ROWS = 16, 64  # of a tile, a multiple of the fewest
-PANEL_COLUMNS, PRODUCT_SIZE = 64, 2**19  # of one product, and at most rows x r x columns: BLAS then skips its packing
-CACHE_LINE = 64  # bytes
+MOST_ROWS, STRIP = 128, 256  # of a tile that numba counts, and columns of it that lie together
+MOST_ROWS_SORTED = 64  # of a tile that NumPy sorts, whose rows lie whole, too far apart for more
 LARGEST_TOTAL = 2.0**62  # of the counts of a token, times the vocabulary: twice that many wins stay in int64
 LARGEST_SCORE = 2.0**125  # beyond it sums and differences of scores leave float32
 
@@ -158,9 +155,9 @@ def auroc_by_token(
 
     Row i is `weighted_auroc` of the scores left_i . right_j, j over the vocabulary, in float32 (detokenization paper,
     section 3.2). Scores are made and counted a tile of rows at a time, a thread a core, each with its own tile and
-    single-threaded products. Memory beside the arguments: a tile a thread, 13 MB for GPT-2's vocabulary, and one copy
-    of `right`. A process that reads 3 million counts and does 12 heads of GPT-2's shape one after another on two cores
-    peaks at 276 MB with numba and 170 MB without.
+    single-threaded products. Memory beside the arguments: a tile a thread, 26 MB for GPT-2's vocabulary with
+    numba and 13 MB without, and one copy of `right`. A process that reads 3 million counts and does a head of GPT-2's
+    shape on two cores peaks at 301 MB with numba and 169 MB without.
 
     Parameters
     ----------
@@ -200,24 +197,25 @@ def auroc_by_token(
     if device is not CPU:
         auroc[scored] = auroc_on_device(device, left, right, counts, progress)
         return auroc
-    tile_auroc = _tile_auroc_compiled if (_numba_is_there() if compiled is None else compiled) else _tile_auroc
+    compiled = _numba_is_there() if compiled is None else compiled
+    tile_auroc = _tile_auroc_compiled if compiled else _tile_auroc
     threads = threads or usable_cores()
     width = len(right)
-    height = tile_rows(width, threads)
-    panels = cut_into_panels(right, height)  # (P, r, w)
+    strip, most = (STRIP, MOST_ROWS) if compiled else (max(width, 1), MOST_ROWS_SORTED)
+    height = tile_rows(width, threads, most)
+    panels = cut_into_panels(right, height, strip)  # (S, P, r, w)
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
     for _ in range(threads):
-        tiles.put(aligned(height, len(panels), panels.shape[2]))  # (rows, P, w)
+        tiles.put(empty_tile(panels, height))
 
     def score(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         buffer = tiles.get()
         try:
-            tile = buffer[: len(rows)]
-            np.matmul(left[rows], panels, out=tile.swapaxes(0, 1))  # (P, rows, w)
+            tile = fill_tile(buffer, left[rows], panels)  # (S, rows, P w)
             begin, end = counts.indptr[rows[0]], counts.indptr[rows[-1] + 1]  # the rows skipped in between are empty
             indptr = np.append(counts.indptr[rows], end).astype(np.int64) - begin  # (rows + 1,)
             positives, weights = counts.indices[begin:end], counts.data[begin:end]
-            return rows, tile_auroc(tile.reshape(len(rows), -1), width, indptr, positives, weights, bound[rows])
+            return rows, tile_auroc(tile, width, indptr, positives, weights, bound[rows])
         finally:
             tiles.put(buffer)
 
@@ -228,44 +226,15 @@ def auroc_by_token(
     return auroc
 
 
-def cut_into_panels(right: np.ndarray, height: int) -> np.ndarray:
-    """`right` transposed and cut into panels of columns, the last filled up with zeros.
-
-    Products of a tile of `height` rows with one panel after another stay in cache, and cost a quarter less than one
-    product of the tile with the whole.
-
-    Returns
-    -------
-    (P, r, w) float32 array
-    """
-    width, rank = right.shape
-    columns = min(max(PRODUCT_SIZE // max(height * rank, 1), 16) // 16 * 16, PANEL_COLUMNS)
-    panels = aligned(-(-width // columns), rank, columns)
-    whole = width // columns
-    panels[:whole] = right[: whole * columns].reshape(whole, columns, rank).swapaxes(1, 2)
-    if whole < len(panels):
-        panels[-1] = 0
-        panels[-1, :, : width - whole * columns] = right[whole * columns :].T
-    return panels
-
-
-def aligned(*shape: int) -> np.ndarray:
-    """An empty float32 array that begins on a cache line: products with it and into it are a tenth faster."""
-    size, line = math.prod(shape), CACHE_LINE // 4
-    room = np.empty(size + line, np.float32)
-    start = -room.ctypes.data % CACHE_LINE // 4
-    return room[start : start + size].reshape(shape)
-
-
 def _tile_auroc(
     tile: np.ndarray, width: int, indptr: np.ndarray, positives: np.ndarray, weights: np.ndarray, bound: np.ndarray
 ) -> np.ndarray:
-    """AUROC of each row of a tile, (n,), sorting the tile in place; arguments as in `_auroc_numba.tile_auroc`.
+    """AUROC of each row of a tile of one strip, (n,), sorting it in place; arguments as in `_auroc_numba.tile_auroc`.
 
     `weighted_auroc` for many rows: whatever can be is done for all of them at once, as the threads take turns at it.
     """
-    scores, each = tile[:, :width], np.diff(indptr)
-    row = np.repeat(np.arange(len(tile)), each)  # (m,)
+    scores, each = tile[0, :, :width], np.diff(indptr)
+    row = np.repeat(np.arange(len(scores)), each)  # (m,)
     own = scores[row, positives]
     rising = _rising_within_rows(row, own)
     own, weights = own[rising], weights[rising]
@@ -294,11 +263,13 @@ def _rising_within_rows(row: np.ndarray, score: np.ndarray) -> np.ndarray:
 def _tile_auroc_compiled(
     tile: np.ndarray, width: int, indptr: np.ndarray, positives: np.ndarray, weights: np.ndarray, bound: np.ndarray
 ) -> np.ndarray:
-    """The same, and the tile left as it is."""
+    """The same of any tile, left as it is."""
     from weightscope.metrics import _auroc_numba
 
-    auroc = np.empty(len(tile))
-    _auroc_numba.tile_auroc(tile, width, indptr, positives, weights, bound, auroc)
+    heaviest = np.add.reduceat(weights, indptr[:-1]).max()
+    kind = np.int32 if heaviest < 2**31 // tile.shape[2] else np.int64
+    table, auroc = np.empty(_auroc_numba.MOST_BUCKETS, kind), np.empty(len(bound))
+    _auroc_numba.tile_auroc(tile, width, indptr, positives, weights, bound, table, auroc)
     return auroc
 
 
@@ -351,12 +322,6 @@ def _check_total(total: float, width: int) -> None:
     """Twice the wins of a row stay in int64."""
     if total * width >= LARGEST_TOTAL:
         raise CheckpointError(f"the counts of one token add up to {total:.1e}, more than can be summed exactly")
-
-
-def tile_rows(width: int, threads: int) -> int:
-    """How many rows of scores each thread of `auroc_by_token` holds at a time, for a vocabulary of `width`."""
-    tile = min(TILE_BYTES, ALL_TILES_BYTES // threads)
-    return min(max(tile // (4 * max(width, 1)) // FEWEST_ROWS, 1) * FEWEST_ROWS, MOST_ROWS)
 
 
 @cache
