@@ -20,7 +20,7 @@ import scipy.sparse
 
 from benchmarks.results import Measured
 from weightscope.errors import counted
-from weightscope.metrics.auroc import MOST_ROWS, STRIP, auroc_by_token
+from weightscope.metrics.auroc import COUNTED_ROWS, STRIP, auroc_by_token
 from weightscope.metrics.tiles import aligned, cut_into_panels, empty_tile, fill_tile, tile_rows
 from weightscope.parallel import in_threads, usable_cores
 
@@ -147,7 +147,7 @@ def products(left: np.ndarray, right: np.ndarray, rows: int, until: int) -> None
 
 def tiled_products(left: np.ndarray, right: np.ndarray) -> None:
     """All scores by the tiles, panels and threads of `auroc_by_token`, and nothing counted."""
-    rows = tile_rows(len(right), usable_cores(), MOST_ROWS)
+    rows = tile_rows(len(right), usable_cores(), COUNTED_ROWS)
     panels = cut_into_panels(right, rows, STRIP)
 
     def work(first: int) -> None:

@@ -284,7 +284,7 @@ class TestFullVocabulary:
         left, right = factors(rng, 500, 4, "ties")
         counts = as_csr(random_counts(rng, (500, 500), 0.05))
         alone = auroc_by_token(left, right, counts, **way, threads=1)
-        for most in ("MOST_ROWS", "MOST_ROWS_SORTED"):
+        for most in ("COUNTED_ROWS", "SORTED_ROWS"):
             monkeypatch.setattr(f"weightscope.metrics.auroc.{most}", 7)
         np.testing.assert_array_equal(auroc_by_token(left, right, counts, **way, threads=3), alone)
 

@@ -19,8 +19,8 @@ from weightscope.metrics._auroc_device import auroc_on_device
 from weightscope.metrics.tiles import cut_into_panels, empty_tile, fill_tile, tile_rows
 from weightscope.parallel import in_threads, usable_cores
 
-MOST_ROWS, STRIP = 128, 256  # of a tile that numba counts, and columns of it that lie together
-MOST_ROWS_SORTED = 64  # of a tile that NumPy sorts, whose rows lie whole, too far apart for more
+COUNTED_ROWS, STRIP = 128, 256  # of a tile for numba, at most, and columns of it that lie together for each row
+SORTED_ROWS = 64  # of a tile for NumPy, at most: its rows lie whole, and more of them are slow to write
 LARGEST_TOTAL = 2.0**62  # of the counts of a token, times the vocabulary: twice that many wins stay in int64
 LARGEST_SCORE = 2.0**125  # beyond it sums and differences of scores leave float32
 
@@ -201,7 +201,7 @@ def auroc_by_token(
     tile_auroc = _tile_auroc_compiled if compiled else _tile_auroc
     threads = threads or usable_cores()
     width = len(right)
-    strip, most = (STRIP, MOST_ROWS) if compiled else (max(width, 1), MOST_ROWS_SORTED)
+    strip, most = (STRIP, COUNTED_ROWS) if compiled else (max(width, 1), SORTED_ROWS)
     height = tile_rows(width, threads, most)
     panels = cut_into_panels(right, height, strip)  # (S, P, r, w)
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
