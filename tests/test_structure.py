@@ -13,7 +13,7 @@ CHECKOUT = Path(__file__).parents[1]
 LONGEST = 400  # lines of a module
 FLOORS = """
 bars
-errors parallel progress embedded half on_demand shapes
+errors lapack parallel progress embedded half on_demand shapes
 regular writing mathml
 tables
 notebook

@@ -81,6 +81,8 @@ def deaf_children() -> Iterator[None]:
 
 def one_blas_thread() -> threadpool_limits:
     """A context in which BLAS uses one thread: sums then come out the same on any number of cores."""
+    import scipy.linalg  # noqa: F401 - its BLAS is a second one, and can be limited only once it is there
+
     return threadpool_limits(1, "blas")
 
 

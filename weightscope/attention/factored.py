@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope import lapack
 from weightscope.device import CPU, Device
 from weightscope.notebook import notebook
 from weightscope.shapes import ShowsShapes
@@ -113,7 +114,7 @@ class Factored:
             float64; each vector pair is signed so that the left one's largest component is positive.
         """
         roots = triangle(self.left, inner(self.left)), triangle(self.right, inner(self.right))
-        u, s, vt = np.linalg.svd(roots[0].r @ roots[1].r.T)  # (r, r) core
+        u, s, vt = lapack.svd(roots[0].r @ roots[1].r.T)  # (r, r) core
         shown = slice(k if isinstance(k, int) else k(s))
         left, right = spanned(self.left, roots[0], u[:, shown]), spanned(self.right, roots[1], vt[shown].T)
         signs = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
@@ -313,4 +314,4 @@ def core_singular_values(left: Triangle, right: Triangle, middle: np.ndarray | N
     core = left.r @ right.r.T if middle is None else left.r @ middle @ right.r.T  # (r, r)
     if "none" in (left.route, right.route):
         return np.full(len(core), np.nan)
-    return np.linalg.svd(core, compute_uv=False)
+    return lapack.singular_values(core)

@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from weightscope import lapack
 from weightscope.attention.factored import inner, triangle
 from weightscope.attention.head import Head
 from weightscope.audits.findings import Finding, Member, spans
@@ -181,4 +182,4 @@ class Side(ShowsShapes):
             return np.cos(principal_angles(self.one, self.other))[::-1]
         inside = solve_triangular(roots[0].r, self.between, trans="T")  # Q_one' other
         inside = solve_triangular(roots[1].r, inside.T, trans="T")  # Q_other' Q_one
-        return np.minimum(np.linalg.svd(inside, compute_uv=False)[::-1], 1.0)
+        return np.minimum(lapack.singular_values(inside)[::-1], 1.0)

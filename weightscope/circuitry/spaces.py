@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weightscope import lapack
 from weightscope.attention.factored import triangle
 from weightscope.attention.layer import Layer
 from weightscope.errors import TooLargeError
@@ -119,8 +120,8 @@ def layer_spaces(layer: Layer, *, centred: bool, groups: Sequence[int] | None = 
             query, output = _factor(layer.q.of(head)[0]), _factor(w_o - w_o.mean(axis=0) if centred else w_o)
             turned = query.r if layer.rotation is None else layer.rotation.rotate_at(query.r, 0)
             # W_QK = Q_q (turned key.r') Q_k' and W_VO = Q_v (value.r output.r') Q_o'
-            q, qk, k = np.linalg.svd(turned @ key.r.T)
-            v, vo, o = np.linalg.svd(value.r @ output.r.T)
+            q, qk, k = lapack.svd(turned @ key.r.T)
+            v, vo, o = lapack.svd(value.r @ output.r.T)
             _put(found.written, head, 0, output, o.T, vo)
             _put(found.queries, head, 0, query, q, qk)
             _put(found.keys, kv, s, key, k.T, qk)

@@ -6,6 +6,7 @@ and spectra that are not finite give NaN.
 
 import numpy as np
 
+from weightscope import lapack
 from weightscope.attention.factored import Triangle, core_singular_values
 
 # Singular values nearer than this, relative to the larger, share a block of directions: a perturbation of that size
@@ -137,7 +138,7 @@ def symmetric_eigenvalues(gram_left: np.ndarray, gram_right: np.ndarray, cross: 
     joint[np.diag_indices(2 * r)] += JITTER * joint.trace() / (2 * r)
     g = np.linalg.cholesky(joint)
     upper = g[:r].T @ g[r:]  # G'JG = G1'G2 + G2'G1
-    values = np.linalg.eigvalsh((upper + upper.T) / 2)
+    values = lapack.symmetric_eigenvalues((upper + upper.T) / 2)
     return values[np.argsort(-np.abs(values), kind="stable")]
 
 
@@ -171,7 +172,7 @@ def affine_singular_values(
     core[:r, :r] = value.r @ output.r.T
     core[r, :r] = b_v.astype(np.float64) @ output.r.T
     core[r, r] = 1.0
-    return np.linalg.svd(core, compute_uv=False)
+    return lapack.singular_values(core)
 
 
 def eigenvalues(cross: np.ndarray) -> np.ndarray:
@@ -188,7 +189,7 @@ def eigenvalues(cross: np.ndarray) -> np.ndarray:
     """
     if not np.isfinite(cross).all():
         return np.full(len(cross), np.nan, np.complex128)
-    values = np.linalg.eigvals(cross).astype(np.complex128)
+    values = lapack.eigenvalues(cross)
     return values[np.lexsort((values.imag, values.real, -np.abs(values).round(12)))]
 
 
