@@ -71,9 +71,9 @@ def test_resume_does_what_failed_or_changed_and_nothing_else(work: Path, first: 
     asked: list[str] = []
     whole = many.measure_task
 
-    def counted(get_model, index, options):
+    def counted(get_model, index, options, *ahead):
         asked.append(Path(get_model().source).name)
-        return whole(get_model, index, options)
+        return whole(get_model, index, options, *ahead)
 
     monkeypatch.setattr(many, "measure_task", counted)
     before = {row["name"]: row for row in table(work / "out")}
@@ -114,10 +114,10 @@ def test_one_list_at_a_time_writes_a_summary(work: Path, tmp_path: Path) -> None
 def test_a_defect_met_in_one_checkpoint_does_not_keep_the_others(work: Path, tmp_path: Path, monkeypatch) -> None:
     whole = many.measure_task
 
-    def defective(get_model, index, options):
+    def defective(get_model, index, options, *ahead):
         if "step3" in get_model().source:
             raise ZeroDivisionError("layer 1")
-        return whole(get_model, index, options)
+        return whole(get_model, index, options, *ahead)
 
     monkeypatch.setattr(many, "measure_task", defective)
     (tmp_path / "two.txt").write_text(f"{work}/step3\n{work}/step1\n")

@@ -55,10 +55,10 @@ def interrupted(checkpoint: Path, out: Path, *options: str) -> Result:
     """An audit in which somebody presses Ctrl-C at layer 2."""
     whole = many.measure_task
 
-    def until(get_model, index, options):
+    def until(get_model, index, options, *ahead):
         if index == 2:
             raise KeyboardInterrupt
-        return whole(get_model, index, options)
+        return whole(get_model, index, options, *ahead)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(many, "measure_task", until)
@@ -137,9 +137,9 @@ def test_finished_layers_are_not_measured_again_unless_something_has_changed(che
     measured: list[int] = []
     whole = many.measure_task
 
-    def counted(get_model, index, options):
+    def counted(get_model, index, options, *ahead):
         measured.append(index)
-        return whole(get_model, index, options)
+        return whole(get_model, index, options, *ahead)
 
     assert interrupted(checkpoint, tmp_path).exit_code == 130
     monkeypatch.setattr(many, "measure_task", counted)

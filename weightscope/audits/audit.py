@@ -1,8 +1,11 @@
 """An audit: every attention head of a checkpoint measured from the weights alone, and what stands out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -129,18 +132,40 @@ def audit(
         None if reference is None else str(reference),
     )
     with progress_shown(progress):
-        indices = bar(options.layers_of(model), "layers", "layer")
-        measured = {index: measure_task(lambda: model, index, options) for index in indices}
+        indices = options.layers_of(model)
+        steps = bar(pairwise((*indices, None)), "layers", "layer", total=len(indices))
+        measured = {index: measure_task(lambda: model, index, options, following) for index, following in steps}
         return conclude(model, measured, options)
 
 
-def measure_task(get_model: Callable[[], Model], index: int, options: AuditOptions) -> dict[str, np.ndarray]:
-    """The task an audit consists of: one layer of one checkpoint, read and measured."""
+def measure_task(
+    get_model: Callable[[], Model], index: int, options: AuditOptions, following: int | None = None
+) -> dict[str, np.ndarray]:
+    """The task an audit consists of: one layer of one checkpoint, read and measured.
+
+    The layer `following` it here comes to this machine, from a server or from its disk, while this one is measured.
+    """
     model = get_model()
     with one_blas_thread():
         unchecked = model.unchecked()  # a copy, because a model keeps the last layer it was asked for
-        measured = measured_layer(unchecked.layer(index), measured_forms(model, options), options)
+        layer = unchecked.layer(index)
+        with fetching(model, following):
+            measured = measured_layer(layer, measured_forms(model, options), options)
         return measured | {"broken": np.array(sorted(unchecked.checkpoint.noted or ()), dtype=str)}
+
+
+@contextmanager
+def fetching(model: Model, index: int | None) -> Iterator[None]:
+    """A layer's tensors are brought to this machine while the block runs; what goes wrong is said when it is read."""
+
+    def fetch() -> None:
+        with suppress(CheckpointError):
+            model.checkpoint.prefetch([] if index is None else [one.name for one in model.attention_tensors(index)])
+
+    thread = Thread(target=fetch, daemon=True)
+    thread.start()
+    yield
+    thread.join()
 
 
 def measured_layer(layer: Layer, forms: Sequence[str], options: AuditOptions) -> dict[str, np.ndarray]:

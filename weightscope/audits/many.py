@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +187,9 @@ def _run(
                 say(finished.notice)
             left = finished.left
             layers.total += len(left)
-            for index in left:
-                engine.submit((number, index), measure_task, get_model, index, options)
+            for index, following in pairwise((*left, None)):
+                ahead = [] if engine.elsewhere else [following]  # another process may measure that one
+                engine.submit((number, index), measure_task, get_model, index, options, *ahead)
             while left:
                 index, measured = _value_of((yield))
                 finished.put(index, arrays_of(measured, index))

@@ -5,6 +5,7 @@ registered, nothing has to be closed, and no window opens.
 """
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from matplotlib import figure as figures
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator
 
 from weightscope.attention.figures import ShownFigure
 from weightscope.errors import printable
@@ -30,6 +31,7 @@ COLUMN = 3.4  # inches: one column of a two-column paper
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00", "#7F7F7F")
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^vDPX"
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 BY_LAYER = "cividis"  # its brightness rises evenly for every kind of colour vision
 
 STYLE = {
@@ -66,7 +68,27 @@ class StyledFigure(ShownFigure):
     @in_our_style()
     def draw(self, renderer: Any) -> None:
         """Draw the figure; matplotlib calls this."""
+        plain_powers(self)
         super().draw(renderer)
+
+
+class PlainPowers(LogFormatterSciNotation):
+    """Labels of a logarithmic axis as text, 10⁻²: each formula would be parsed at every size a figure is drawn in."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """The label at x."""
+        label = str(super().__call__(x, pos)).removeprefix(r"$\mathdefault{").removesuffix("}$")
+        return re.sub(r"\^{(.*)}", lambda power: power[1].translate(RAISED), label).replace(r"\times", " × ")
+
+
+def plain_powers(figure: figures.Figure) -> None:
+    """Have the logarithmic axes of a figure labelled by `PlainPowers`, where nothing else was chosen."""
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if type(axis.get_major_formatter()) is LogFormatterSciNotation:
+            axis.set_major_formatter(PlainPowers())
+        minor = axis.get_minor_formatter()
+        if type(minor) is LogFormatterSciNotation:
+            axis.set_minor_formatter(PlainPowers(labelOnlyBase=minor.labelOnlyBase))
 
 
 def subplots(
@@ -159,6 +181,7 @@ def save(figure: figures.Figure, files: Files, name: str, numbers_in: str = "") 
     """
     drawing = io.BytesIO()
     figure.set_dpi(mpl.rcParams["savefig.dpi"])
+    plain_powers(figure)
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
     # Everything has its place by now: whoever saves a figure that still has an engine finds it again and draws twice.

@@ -1,0 +1,57 @@
+"""A layer comes to this machine while the one before it is measured."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightscope as ws
+from tests.support.hub_server import Hub
+from weightscope.audits.audit import AuditOptions, measure_task
+from weightscope.model import Model
+
+
+@pytest.fixture
+def remote(hub: Hub, tiny_gpt2: Path) -> Model:
+    hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
+    return ws.open_model("owner/tiny")
+
+
+def to_fetch(model: Model, layer: int) -> int:
+    return model.checkpoint.bytes_to_fetch(tensor.name for tensor in model.attention_tensors(layer))
+
+
+def test_the_next_layer_is_here_when_this_one_is_measured(remote: Model) -> None:
+    alone = measure_task(lambda: remote, 0, AuditOptions())
+    assert to_fetch(remote, 1)
+    ahead = measure_task(lambda: remote, 0, AuditOptions(), 1)
+    assert not to_fetch(remote, 1)
+    for name, values in alone.items():
+        np.testing.assert_array_equal(ahead[name], values)
+
+
+def test_a_next_layer_that_cannot_be_had_does_not_keep_this_one(remote: Model, hub: Hub) -> None:
+    remote.layer(0)
+    hub.repositories.clear()
+    assert len(measure_task(lambda: remote, 0, AuditOptions(), 1)["qk_singular_values"])
+    with pytest.raises(ws.CheckpointError):
+        measure_task(lambda: remote, 1, AuditOptions())
+
+
+def test_of_a_file_here_the_system_is_told_what_will_be_read(tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(os, "posix_fadvise"):
+        pytest.skip("this system takes no advice")
+    model, told = ws.open_model(tiny_gpt2), set()
+
+    def listen(descriptor: int, start: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        told.add((start, start + length))
+        raise OSError("not on this file system")
+
+    monkeypatch.setattr(os, "posix_fadvise", lambda *said: told.add((said[1], said[1] + said[2])))
+    model.checkpoint.prefetch(["h.1.attn.c_attn.weight"])
+    (part,) = model.checkpoint["h.1.attn.c_attn.weight"].parts
+    assert told == {(part.entry.start, part.entry.stop)}
+    monkeypatch.setattr(os, "posix_fadvise", listen)
+    model.checkpoint.prefetch(["h.1.attn.c_attn.weight"])  # what it says to that is no error
