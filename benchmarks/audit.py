@@ -13,12 +13,13 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import repeat
+from itertools import pairwise, repeat
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -27,6 +28,8 @@ import weightscope as ws
 from benchmarks.commands import Cost, anonymous_megabytes
 from benchmarks.peers import PEERS, peer_cost
 from benchmarks.results import Bench, Measured
+from benchmarks.synthetic import Sizes, write
+from weightscope import lapack
 from weightscope.attention.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
 from weightscope.audits.audit import AuditOptions, measure_task, measured_forms
@@ -118,15 +121,15 @@ def read_gram_and_svds(model: Model) -> None:
     config, forms = model.config, 2 + len(measured_forms(model, AuditOptions()))
     core = np.random.default_rng(0).standard_normal((config.head_dim, config.head_dim))
     cores = repeat(core, len(model.attention_layers) * config.n_heads * forms)
-    deque(in_threads(partial(np.linalg.svd, compute_uv=False), cores), maxlen=0)
+    deque(in_threads(lapack.singular_values, cores), maxlen=0)
 
 
 def all_measures(model: Model) -> dict[int, Arrays]:
     """All that an audit measures of every head, kept on disk layer by layer as an audit does."""
     with tempfile.TemporaryDirectory() as work:
         finished = FinishedLayers(Path(work), Fingerprint.of(), model.attention_layers, resume=False)
-        for index in model.attention_layers:
-            finished.put(index, measure_task(lambda: model, index, AuditOptions()))
+        for index, following in pairwise((*model.attention_layers, None)):
+            finished.put(index, measure_task(lambda: model, index, AuditOptions(), following))
         return dict(finished.all())
 
 
@@ -181,29 +184,44 @@ WORK: dict[str, Callable[[Model], object]] = {
     "all measures": all_measures,
     "the whole audit, figures and page included": whole_audit,
 }
+NAMED = Sizes(layers=2, width=4096, heads=32, head_dim=128, kv_heads=32, vocabulary=2000)
 BESIDE = dict(zip(WORK, (*FLOORS, list(FLOORS)[1]), strict=True))  # the floor of each
 
 
-def cost(name: str, folder: Path) -> Cost:
-    """The cost of one run over a freshly opened model."""
+def cost(work: str | int, folder: Path) -> Cost:
+    """The cost of one run over a freshly opened model; of a number, an audit that reads so many directions a map."""
     with anonymous_peak() as peak:
         wall, cpu = time.perf_counter(), time.process_time()
-        (FLOORS | WORK)[name](ws.open_model(folder))
+        model = ws.open_model(folder)
+        if isinstance(work, int):
+            ws.audit(model, directions=work)
+        else:
+            (FLOORS | WORK)[work](model)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return Cost(wall, cpu, peak[0])
 
 
-def costs(folder: Path, rounds: int) -> dict[str, list[Cost]]:
+def costs(folder: Path, rounds: int, works: Sequence[Any] = (*FLOORS, *WORK)) -> dict[Any, list[Cost]]:
     """The cost of each over several rounds, every run in a process of its own, so that it pays for its own memory.
 
     Each round measures all in turn, so that whatever else the machine does meets all alike.
     """
-    found: dict[str, list[Cost]] = {name: [] for name in FLOORS | WORK}
+    found: dict[Any, list[Cost]] = {work: [] for work in works}
     for _ in range(rounds):
-        for name, own in found.items():
+        for work, own in found.items():
             with get_context("spawn").Pool(1) as pool:
-                own.append(pool.apply(cost, (name, folder)))
+                own.append(pool.apply(cost, (work, folder)))
     return found
+
+
+def directions(rounds: int = 2) -> Measured:
+    """An audit that reads tokens along two directions of every map, beside the same one without, both without files."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = costs(write(Path(folder), NAMED), rounds, (0, 2))
+    walls = tuple(whole.wall / bare.wall for whole, bare in zip(found[2], found[0], strict=True))
+    seconds, peak = float(np.median([one.wall for one in found[2]])), max(one.peak for one in found[2])
+    title = f"audit with tokens along directions, {NAMED.layers} layers of a 7B, {NAMED.vocabulary:,} tokens"
+    return Measured(title, seconds, walls, "the same without directions", peak)
 
 
 def best(own: list[Cost]) -> Cost:
@@ -268,7 +286,7 @@ def run(shapes: dict[str, tuple[int, int]], python: str = sys.executable) -> lis
             measured += rows(f"{shape}, {layers} layer{'s' if layers > 1 else ''}", found, Path(folder))
             if shape == "gpt2":
                 measured += peer_rows(shape, Path(folder), python, found["singular values"])
-    return measured
+    return [*measured, directions()]
 
 
 @click.command()

@@ -187,5 +187,6 @@ def test_a_tokenizer_that_would_end_the_process_costs_its_source_token_names_alo
     assert result.exit_code == 0, result.output
     assert [row["status"] for row in table(tmp_path / "out")] == ["ok", "ok"]
     assert '"#0"' in (tmp_path / "out" / "first" / "directions.json").read_text()
-    _, note = directions_of(ws.open_model(tmp_path / "first"), [0], 1)[1]
+    heads = ws.audit(ws.open_model(tmp_path / "first"), layers=[0], directions=0).measured
+    _, note = directions_of(ws.open_model(tmp_path / "first"), heads, 1)[1]
     assert note.startswith("Tokens have numbers for names: tokenizer.json: the tokenizers library does not survive it")

@@ -117,7 +117,7 @@ class Factored:
         u, s, vt = lapack.svd(roots[0].r @ roots[1].r.T)  # (r, r) core
         shown = slice(k if isinstance(k, int) else k(s))
         left, right = spanned(self.left, roots[0], u[:, shown]), spanned(self.right, roots[1], vt[shown].T)
-        signs = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
+        signs = signs_of(left)
         return left * signs, s, right * signs
 
     def svdvals(self) -> np.ndarray:
@@ -286,11 +286,37 @@ def spanned(factor: np.ndarray, root: Triangle, inside: np.ndarray) -> np.ndarra
         Of the factor, finite.
     inside : (r, k) array
     """
-    from scipy.linalg import solve_triangular
-
     if root.route != "gram":
         return np.asarray(np.linalg.qr(factor.astype(np.float64))[0] @ inside)
-    return np.asarray(factor @ solve_triangular(root.r, inside))  # (d, k)
+    return combined(factor, coordinates(root, inside))
+
+
+def coordinates(root: Triangle, inside: np.ndarray) -> np.ndarray:
+    """What combines a factor's columns to Q inside, (r, k); none of them, (r, 0), where R alone does not tell.
+
+    Parameters
+    ----------
+    root : Triangle
+        Of factor = Q R.
+    inside : (r, k) array
+    """
+    from scipy.linalg import solve_triangular
+
+    return np.asarray(solve_triangular(root.r, inside)) if root.route == "gram" else inside[:, :0]
+
+
+def combined(factor: np.ndarray, how: np.ndarray) -> np.ndarray:
+    """factor @ how in float64, (d, k), for a (d, r) factor of any precision, a block of its rows at a time."""
+    product = np.empty((len(factor), how.shape[1]))
+    for start in range(0, len(factor), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        np.matmul(factor[rows].astype(np.float64, copy=False), how, out=product[rows])
+    return product
+
+
+def signs_of(vectors: np.ndarray) -> np.ndarray:
+    """The sign of the largest component of each column, (k,): a singular vector is as right with the other one."""
+    return np.asarray(np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])]))
 
 
 def _qr_triangle(factor: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 
 from weightscope.attention.layer import Layer
 from weightscope.audits.coverage import attention_only, other_stacks, tensors_of_heads
-from weightscope.audits.directions import HeadDirections, directions_of, with_tokens
+from weightscope.audits.directions import HeadDirections, directions_of, how_many_read, with_tokens
 from weightscope.audits.findings import Findings
 from weightscope.audits.measure import Arrays, measure_layer
 from weightscope.audits.measures import MeasuredHeads
@@ -150,7 +150,8 @@ def measure_task(
         unchecked = model.unchecked()  # a copy, because a model keeps the last layer it was asked for
         layer = unchecked.layer(index)
         with fetching(model, following):
-            measured = measured_layer(layer, measured_forms(model, options), options)
+            directions = how_many_read(model, options.layers_of(model), options.directions)
+            measured = measured_layer(layer, measured_forms(model, options), options, directions)
         return measured | {"broken": np.array(sorted(unchecked.checkpoint.noted or ()), dtype=str)}
 
 
@@ -168,10 +169,12 @@ def fetching(model: Model, index: int | None) -> Iterator[None]:
     thread.join()
 
 
-def measured_layer(layer: Layer, forms: Sequence[str], options: AuditOptions) -> dict[str, np.ndarray]:
+def measured_layer(
+    layer: Layer, forms: Sequence[str], options: AuditOptions, directions: int = 0
+) -> dict[str, np.ndarray]:
     """All that an audit keeps of a layer."""
     between = layer.qk_forms(options.deltas, options.window)
-    return measure_layer(layer, {form: between[form] for form in forms}, open_device(options.device))
+    return measure_layer(layer, {form: between[form] for form in forms}, open_device(options.device), directions)
 
 
 def measured_forms(model: Model, options: AuditOptions) -> list[str]:
@@ -190,7 +193,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     heads = MeasuredHeads(layers, model.config.d_model)
     indices = heads.layers.tolist()
     with one_blas_thread():
-        directions, notes = directions_of(unchecked, indices, options.directions)
+        directions, notes = directions_of(unchecked, heads, options.directions)
         notes += tuple(filter(None, positions_of(unchecked)[1:]))
         notes = tuple(filter(None, (model.checkpoint.note, other_stacks(model), *notes)))
         findings = with_tokens(findings_of(unchecked, heads), directions)

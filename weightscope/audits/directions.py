@@ -1,6 +1,7 @@
 """The tokens along every head's first singular directions, embeddings streamed once for a group of layers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,9 +10,9 @@ import numpy as np
 
 from weightscope.attention.head import Head
 from weightscope.audits.findings import Finding, Findings
-from weightscope.audits.measures import MAPS
+from weightscope.audits.measures import MAPS, MeasuredHeads
 from weightscope.errors import CheckpointError, printable
-from weightscope.metrics.spaces import Block, Directions, Nearest, leading_directions, nearest_rows
+from weightscope.metrics.spaces import Block, Directions, Nearest, directions_from, nearest_rows
 from weightscope.model import Model
 from weightscope.parallel import in_threads
 from weightscope.progress import bar
@@ -119,8 +120,31 @@ class HeadDirections:
         return {"layer": self.layer, "head": self.head, "lines": [line.as_json() for line in self.lines]}
 
 
+def how_many_read(model: Model, layers: Sequence[int], asked: int | None) -> int:
+    """Directions or blocks of each map that are read through tokens, 0 where none are; told by headers alone.
+
+    Parameters
+    ----------
+    model : Model
+    layers : sequence of int
+    asked : int or None
+        None for two where that takes seconds, else none.
+    """
+    if asked == 0 or model.family.memory is not None:
+        return 0
+    n_tokens = []
+    for rows in ("embeddings", "unembedding"):
+        with suppress(CheckpointError):
+            n_tokens.append(getattr(model, rows).n_tokens)
+    if not n_tokens:
+        return 0
+    vectors = len(layers) * model.config.n_heads  # of each of four sides, for each direction
+    multiplications = (3 * n_tokens[0] + n_tokens[-1]) * model.config.d_model * DEFAULT * vectors
+    return asked or (DEFAULT if multiplications <= AFFORDABLE else 0)
+
+
 def directions_of(
-    model: Model, layers: Sequence[int], how_many: int | None
+    model: Model, heads: MeasuredHeads, asked: int | None
 ) -> tuple[list[HeadDirections], tuple[str, ...]]:
     """For every head, the tokens along the first directions of W_QK and W_VO, and notes of what they are read through.
 
@@ -129,29 +153,26 @@ def directions_of(
     Parameters
     ----------
     model : Model
-    layers : sequence of int
-    how_many : int or None
-        Directions or blocks of each map; None for two where that takes seconds, else none.
+    heads : MeasuredHeads
+        Of this model; what they keep of singular vectors is used.
+    asked : int or None
+        As for `how_many_read`.
     """
-    if how_many == 0:
+    if asked == 0:
         return [], ("Tokens along singular directions were not asked for.",)
     if model.family.memory is not None:
         return [], ("Directions have no tokens: cross-attention reads what an encoder made of them.",)
     read, written, note = token_rows(model)
     if read is None or written is None:
         return [], (note,)
-    vectors = len(layers) * model.config.n_heads  # of each of four sides, for each direction
-    if (
-        how_many is None
-        and (3 * read.n_tokens + written.n_tokens) * model.config.d_model * DEFAULT * vectors > AFFORDABLE
-    ):
+    how_many = how_many_read(model, heads.layers.tolist(), asked)
+    if not how_many:
         return [], ("In a model of this size, tokens along singular directions are read only when they are asked for.",)
-    how_many = how_many or DEFAULT
     tokenizer = tokenizer_at_hand(model)
     name = token_names(tokenizer)
     problem = "" if tokenizer is not None else unread_tokenizer(model)
     notes = (note, f"Tokens have numbers for names: {problem}.") if problem else (note,)
-    groups = _groups(model, layers, how_many)
+    groups = _groups(model, heads, how_many)
     return [one for own in groups for one in _through_tokens(own, name, read, written)], notes
 
 
@@ -202,11 +223,18 @@ def _in_stream(model: Model) -> Iterable[tuple[int, np.ndarray]]:
 Found = dict[tuple[int, int], list[tuple[str, Directions]]]  # a head's maps and their directions, by layer and head
 
 
-def _groups(model: Model, layers: Sequence[int], how_many: int) -> Iterator[Found]:
+def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Found]:
     """The directions of all heads, in groups of layers that hold about `VECTOR_BYTES`."""
+    layers = measured.layers.tolist()
 
     def of_head(head: Head) -> list[tuple[str, Directions]]:
-        return [(name, own) for name in MAPS for own in leading_directions(getattr(head, name), how_many)]
+        found, at = [], (layers.index(head.layer.index), head.index)
+        for name in MAPS:
+            w, s = getattr(head, name), measured.arrays[f"{name}_singular_values"][at]
+            vectors = [measured.arrays.get(f"{name}_{side}") for side in ("left", "right")]
+            r, kept = w.rank_bound, [np.empty((len(s), 0)) if one is None else one[at] for one in vectors]
+            found += [(name, own) for own in directions_from(w, s[:r], kept[0][:r], kept[1][:r], how_many)]
+        return found
 
     group: Found = {}
     for layer in bar(layers, "directions", "layer"):

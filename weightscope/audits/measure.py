@@ -11,10 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.attention.factored import Triangle, core_singular_values, inner, inner_products, route_of, triangle
+from weightscope import lapack
+from weightscope.attention.factored import (
+    Triangle,
+    coordinates,
+    core_singular_values,
+    inner,
+    inner_products,
+    route_of,
+    triangle,
+)
 from weightscope.attention.layer import Layer
 from weightscope.device import CPU, Device
-from weightscope.metrics.spaces import probes, space_sketch
+from weightscope.metrics.spaces import leading_blocks, probes, shown, space_sketch
 from weightscope.metrics.spectra import affine_singular_values, eigenvalues, symmetric_eigenvalues, symmetric_share
 from weightscope.parallel import in_threads
 from weightscope.shapes import ShowsShapes
@@ -40,7 +49,9 @@ class Projection(ShowsShapes):
         return cls(gram, root, space_sketch(factor, root.r, omega))
 
 
-def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device = CPU) -> dict[str, np.ndarray]:
+def measure_layer(
+    layer: Layer, forms: Mapping[str, np.ndarray], device: Device = CPU, directions: int = 0
+) -> dict[str, np.ndarray]:
     """Spectra and what belongs to them for every head of a layer.
 
     What belongs to a key-value head is worked out once for the query heads that share it. Beside the layer as it is
@@ -54,6 +65,8 @@ def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device 
     device : Device, optional
         Where everything that grows with d is multiplied; the r x r cores stay with this machine's cores, many of which
         a card takes one after another.
+    directions : int, optional
+        How many of the leading directions of W_QK and of W_VO will be asked for.
 
     Returns
     -------
@@ -62,7 +75,9 @@ def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device 
         (H, r_v), vo_affine_singular_values (H, r_v + 1), vo_eigenvalues (H, r_v) complex, qk_symmetric_eigenvalues
         (H, 8), qk_symmetric_share, qk_bias_norm, vo_bias_norm (H,), qk_route, vo_route (H,) str, q_sketch, k_sketch,
         v_sketch, o_sketch (H, s), kv_head (H,); and for the layer qk_column_share (d,) and caveats, text. What needs
-        one space, eigenvalues and the symmetric part, is NaN in cross-attention.
+        one space, eigenvalues and the symmetric part, is NaN in cross-attention. Where directions will be asked for,
+        what combines the factors' columns to singular vectors too: qk_left, qk_right, vo_left, vo_right (H, r, k),
+        filled with NaN.
     """
     n_heads, n_kv = layer.n_heads, layer.n_kv_heads
     shared_by = n_heads // n_kv
@@ -74,12 +89,12 @@ def measure_layer(layer: Layer, forms: Mapping[str, np.ndarray], device: Device 
     ]
     omegas = probes(layer.d_model), probes(layer.k.shape[1])
     with np.errstate(invalid="ignore", over="ignore"):  # NaN weights make NaN measures, and a finding of their own
-        parts = list(in_threads(lambda task: _measure_heads(layer, *task, forms, omegas, device), tasks))
+        parts = list(in_threads(lambda task: _measure_heads(layer, *task, forms, omegas, device, directions), tasks))
     heads = [head for of_task, _ in parts for head in of_task]
     columns = np.sum([column for _, column in parts], axis=0)  # (d,)
     if columns.sum() == 0 and any(head["qk_route"] == "none" for head in heads):
         columns = np.full_like(columns, np.nan)  # no head is finite: nothing is known of the shares
-    return {name: np.stack([head[name] for head in heads]) for name in heads[0]} | {
+    return {name: stacked([head[name] for head in heads]) for name in heads[0]} | {
         "qk_column_share": columns / columns.sum() if columns.sum() > 0 else columns,
         "kv_head": np.repeat(np.arange(n_kv), shared_by),
         "caveats": np.array(layer.caveats, dtype=str),
@@ -93,6 +108,7 @@ def _measure_heads(
     forms: Mapping[str, np.ndarray],
     omegas: tuple[np.ndarray, np.ndarray],
     device: Device,
+    directions: int,
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
     """Heads that share a key-value head, and the sum over them of |column of W_QK|^2 / |W_QK|_F^2, (d,)."""
     (w_k, _), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
@@ -110,6 +126,9 @@ def _measure_heads(
         query, output = Projection.of(w_q, query_gram, omegas[0]), Projection.of(w_o, output_gram, omegas[0])
         one_space = _one_space(query, key, qk, vo)
         measured.append(_qk(query, key, b_q, forms) | _vo(value, output, b_v) | one_space)
+        if directions:
+            measured[-1] |= _vectors("qk", query, key, layer.d_model, directions)
+            measured[-1] |= _vectors("vo", value, output, layer.d_model, directions)
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             queries += query.gram / squared
@@ -147,6 +166,27 @@ def _vo(value: Projection, output: Projection, b_v: np.ndarray) -> dict[str, np.
         "v_sketch": value.sketch,
         "o_sketch": output.sketch,
     }
+
+
+def _vectors(name: str, left: Projection, right: Projection, d: int, directions: int) -> dict[str, np.ndarray]:
+    """What makes the leading singular vectors of a map of its factors' columns; nothing where R alone does not tell."""
+    own, other = (np.empty((len(one.gram), 0)) for one in (left, right))
+    if route_of(left.triangle, right.triangle) == "gram":
+        u, s, vt = lapack.svd(left.triangle.r @ right.triangle.r.T)
+        columns = slice(shown(leading_blocks(s, d, directions)))
+        own, other = coordinates(left.triangle, u[:, columns]), coordinates(right.triangle, vt[columns].T)
+    return {f"{name}_left": own, f"{name}_right": other}
+
+
+def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays of one rank as one, the smaller filled with NaN at their ends: L of (H, r) -> (L, H, r)."""
+    shape = np.max([array.shape for array in arrays], axis=0)
+    if all(array.shape == tuple(shape) for array in arrays):
+        return np.stack(arrays)
+    whole = np.full((len(arrays), *shape), np.nan, arrays[0].dtype)
+    for row, array in zip(whole, arrays, strict=True):
+        row[tuple(slice(n) for n in array.shape)] = array
+    return whole
 
 
 def _one_space(query: Projection, key: Projection, qk: np.ndarray, vo: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,11 +1,11 @@
 """The measures of a head: one table of them, and the heads of a checkpoint as a table of their values."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weightscope.audits.measure import FORM, Arrays
+from weightscope.audits.measure import FORM, Arrays, stacked
 from weightscope.metrics import spectra
 from weightscope.metrics.spectra import copying_score, eigenvalue_balance
 from weightscope.tables import Column, Table
@@ -171,7 +171,8 @@ class MeasuredHeads:
     ----------
     layers : (L,) int array
     arrays : dict of (L, H, ...) arrays, and (L, d) for qk_column_share
-        Spectra and sketches; where layers differ in width the shorter are filled with NaN.
+        Spectra, sketches, and where all layers have it what makes singular vectors; where layers differ in width the
+        shorter are filled with NaN.
     measures : tuple of Measure
     table : Table
         One row a head: layer, head, kv_head and the measures, which is heads.csv.
@@ -187,7 +188,8 @@ class MeasuredHeads:
         self.caveats = tuple(dict.fromkeys(str(caveat) for arrays in every for caveat in arrays["caveats"]))
         self.broken = {layer: [str(name) for name in arrays.get("broken", ())] for layer, arrays in layers.items()}
         names = [name for name in every[0] if name not in {"caveats", "kv_head", "broken"}]
-        self.arrays = {name: _stacked([arrays[name] for arrays in every]) for name in names}
+        names = [name for name in names if all(name in arrays for arrays in every)]  # vectors may be asked for later
+        self.arrays = {name: stacked([arrays[name] for arrays in every]) for name in names}
         self.measures = measures_of(self.arrays)
         kv_heads = every[0]["kv_head"]  # (H,)
         layer, head = np.meshgrid(self.layers, np.arange(len(kv_heads)), indexing="ij")  # (L, H)
@@ -222,17 +224,6 @@ class MeasuredHeads:
         names = ["qk_singular_values", *(FORM + form for form in forms_of(self.arrays)), "vo_singular_values"]
         names += ["vo_affine_singular_values", "vo_eigenvalues", "qk_symmetric_eigenvalues", "qk_column_share"]
         return {"layers": self.layers} | {name: self.arrays[name] for name in names}
-
-
-def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays of one rank as one, the smaller filled with NaN at their ends: L of (H, r) -> (L, H, r)."""
-    shape = np.max([array.shape for array in arrays], axis=0)
-    if all(array.shape == tuple(shape) for array in arrays):
-        return np.stack(arrays)
-    whole = np.full((len(arrays), *shape), np.nan, arrays[0].dtype)
-    for row, array in zip(whole, arrays, strict=True):
-        row[tuple(slice(n) for n in array.shape)] = array
-    return whole
 
 
 def _without_padding(values: np.ndarray) -> np.ndarray:

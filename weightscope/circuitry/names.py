@@ -129,7 +129,8 @@ def head_names(model: Model) -> np.ndarray:
     scores, lacking = _without_wiring(model, np.array(model.attention_layers), model.config.n_heads)
     if lacking is None:
         return named(scores, ROLES)[0]
-    scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring(model))
+    if len(model.attention_layers) > 1:  # else no head reads what another has written
+        scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring(model))
     return named(scores, ROLES_BY_WIRING)[0]
 
 

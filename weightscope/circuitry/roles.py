@@ -7,8 +7,10 @@ rest on it are carried forward: what previous-token heads are found to write, in
 import numpy as np
 from scipy.special import softmax
 
+from weightscope.attention.head import Head
 from weightscope.attention.layer import Layer
 from weightscope.circuitry.stream import N_POSITIONS, Stream
+from weightscope.parallel import in_threads
 
 RESAMPLES = 400
 
@@ -132,11 +134,13 @@ def first_excess(stream: Stream) -> np.ndarray:
 
 def identity(layer: Layer) -> np.ndarray:
     """Cosine of W_VO with the identity on r dimensions, tr(W_VO) / (sqrt(r) |W_VO|_F), from -1 to 1: (H,)."""
-    found = []
-    for head in layer.heads:
-        size = head.vo.frobenius() * np.sqrt(head.vo.rank_bound)
-        found.append(float(np.einsum("dr,dr->", head.vo.left, head.vo.right, dtype=np.float64)) / size if size else 0.0)
-    return np.array(found)
+
+    def of_head(head: Head) -> float:
+        w = head.vo
+        size = w.frobenius() * np.sqrt(w.rank_bound)
+        return float(np.einsum("dr,dr->", w.left, w.right, dtype=np.float64)) / size if size else 0.0
+
+    return np.array(list(in_threads(of_head, layer.heads)))
 
 
 def _per_position(of_all: np.ndarray, stream: Stream) -> np.ndarray:

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from weightscope.attention.factored import Factored, orthonormal
+from weightscope.attention.factored import Factored, combined, orthonormal, signs_of
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
 from weightscope.parallel import in_threads
 from weightscope.shapes import ShowsShapes
@@ -201,17 +201,47 @@ def leading_directions(w: Factored, how_many: int) -> list[Directions]:
     """
     if not (np.isfinite(w.left).all() and np.isfinite(w.right).all()):
         return []
+    left, s, right = w.leading(lambda s: shown(leading_blocks(s, w.shape[0], how_many)))
+    return _cut(leading_blocks(s, w.shape[0], how_many), left, right)
 
-    def blocks(s: np.ndarray) -> list[Block]:
-        cuts = near_equal_blocks(s[s > null_tolerance(s, w.shape[0])])[:how_many]
-        return [Block(start, stop, s[start:stop].copy()) for start, stop in cuts]
 
-    def shown(s: np.ndarray) -> int:
-        return max((block.stop for block in blocks(s) if not block.wide), default=0)
+def directions_from(w: Factored, s: np.ndarray, left: np.ndarray, right: np.ndarray, how_many: int) -> list[Directions]:
+    """The same, where the singular values are known, and what combines the factors' columns to singular vectors.
 
-    left, s, right = w.leading(shown)
+    Parameters
+    ----------
+    w : Factored
+    s : (r,) array
+        Its singular values.
+    left, right : (r, k) arrays
+        As `factored.coordinates` gives them, filled with NaN; where they are too few they are found anew.
+    how_many : int
+    """
+    blocks = leading_blocks(s, w.shape[0], how_many)
+    columns = slice(shown(blocks))
+    known = np.concatenate([left[:, columns], right[:, columns]])
+    if known.shape[1] < shown(blocks) or not np.isfinite(known).all() or not np.isfinite(s).all():
+        return leading_directions(w, how_many)
+    ours, theirs = combined(w.left, left[:, columns]), combined(w.right, right[:, columns])
+    signs = signs_of(ours)
+    return _cut(blocks, ours * signs, theirs * signs)
+
+
+def leading_blocks(s: np.ndarray, d: int, how_many: int) -> list[Block]:
+    """The first blocks of near-equal singular values of a matrix that acts on d dimensions, its null space left out."""
+    cuts = near_equal_blocks(s[s > null_tolerance(s, d)])[:how_many]
+    return [Block(start, stop, s[start:stop].copy()) for start, stop in cuts]
+
+
+def shown(blocks: Sequence[Block]) -> int:
+    """How many singular vectors it takes to show the blocks that are not too wide."""
+    return max((block.stop for block in blocks if not block.wide), default=0)
+
+
+def _cut(blocks: Sequence[Block], left: np.ndarray, right: np.ndarray) -> list[Directions]:
+    """The blocks with their columns of the singular vectors."""
     found = []
-    for block in blocks(s):
+    for block in blocks:
         columns = slice(block.start, block.start if block.wide else block.stop)
         found.append(Directions(block, left[:, columns].astype(np.float32), right[:, columns].astype(np.float32)))
     return found
