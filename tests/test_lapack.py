@@ -10,6 +10,7 @@ import pytest
 from weightscope import lapack
 
 SIZES = (1, 2, 5, 64, 128, 257)
+EVERY = (lapack.singular_values, lapack.svd, lapack.eigenvalues, lapack.symmetric_eigenvalues, lapack.eigh)
 
 
 def matrix(n: int) -> np.ndarray:
@@ -19,6 +20,12 @@ def matrix(n: int) -> np.ndarray:
 @pytest.mark.parametrize("n", SIZES)
 def test_singular_values_are_numpys(n: int) -> None:
     np.testing.assert_allclose(lapack.singular_values(matrix(n)), np.linalg.svd(matrix(n), compute_uv=False))
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (7, 3), (130, 128)])
+def test_singular_values_of_any_shape_are_numpys(shape: tuple[int, int]) -> None:
+    a = np.random.default_rng(0).standard_normal(shape)
+    np.testing.assert_allclose(lapack.singular_values(a), np.linalg.svd(a, compute_uv=False))
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -44,10 +51,18 @@ def test_eigenvalues_of_a_symmetric_matrix_are_numpys(n: int) -> None:
     np.testing.assert_allclose(lapack.symmetric_eigenvalues(symmetric), np.linalg.eigvalsh(symmetric), atol=1e-12 * n)
 
 
+@pytest.mark.parametrize("n", SIZES)
+def test_eigenvectors_are_orthogonal_and_make_the_matrix(n: int) -> None:
+    symmetric = matrix(n) + matrix(n).T
+    values, vectors = lapack.eigh(symmetric)
+    np.testing.assert_allclose(vectors * values @ vectors.T, symmetric, atol=1e-12 * n)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(n), atol=1e-12)
+
+
 def test_what_is_given_stays_as_it_is() -> None:
     for order in "CF":
         given = np.array(matrix(5), order=order)
-        for decompose in (lapack.singular_values, lapack.svd, lapack.eigenvalues, lapack.symmetric_eigenvalues):
+        for decompose in EVERY:
             decompose(given)
             assert np.array_equal(given, matrix(5))
 
@@ -57,9 +72,7 @@ def test_a_nan_is_an_error_and_no_number() -> None:
         lapack.singular_values(np.full((3, 3), np.nan))
 
 
-@pytest.mark.parametrize(
-    "decompose", [lapack.singular_values, lapack.svd, lapack.eigenvalues, lapack.symmetric_eigenvalues]
-)
+@pytest.mark.parametrize("decompose", EVERY)
 def test_other_threads_go_on_meanwhile(
     decompose: Callable[[np.ndarray], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

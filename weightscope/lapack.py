@@ -22,11 +22,11 @@ def singular_values(a: np.ndarray) -> np.ndarray:
 
     Parameters
     ----------
-    a : (n, n) array, finite
+    a : (m, n) array, finite
 
     Returns
     -------
-    float64 (n,) array
+    float64 (min(m, n),) array
 
     Raises
     ------
@@ -38,8 +38,9 @@ def singular_values(a: np.ndarray) -> np.ndarray:
     >>> singular_values(np.array([[0.0, 2.0], [1.0, 0.0]]))
     array([2., 1.])
     """
-    a, n, s, none = _copied(a), len(a), np.empty(len(a)), np.empty(1)
-    _run("dgesdd", ("N", n, n, a, n, s, none, 1, none, 1), (np.empty(8 * n, np.int64),))
+    a, none, (m, n) = _copied(a), np.empty(1), a.shape
+    s = np.empty(min(m, n))
+    _run("dgesdd", ("N", m, n, a, m, s, none, 1, none, 1), (np.empty(8 * len(s), np.int64),))
     return s
 
 
@@ -91,6 +92,23 @@ def symmetric_eigenvalues(a: np.ndarray) -> np.ndarray:
     a, n, values = _copied(a), len(a), np.empty(len(a))
     _run("dsyevd", ("N", "L", n, a, n, values), (np.empty(1, np.int64), 1))
     return values
+
+
+def eigh(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues of a symmetric matrix, ascending, and its eigenvectors as columns; see `symmetric_eigenvalues`.
+
+    Parameters
+    ----------
+    a : (n, n) array, finite
+
+    Returns
+    -------
+    float64 (n,) and (n, n) arrays
+    """
+    vectors, n, values = _copied(a), len(a), np.empty(len(a))
+    size = 3 + 5 * n  # of LAPACK's second workspace, as its manual has it
+    _run("dsyevd", ("V", "L", n, vectors, n, values), (np.empty(size, np.int64), size))
+    return values, vectors
 
 
 def _copied(a: np.ndarray) -> np.ndarray:

@@ -273,7 +273,7 @@ def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if found.route != "gram":
         q, r = np.linalg.qr(wide)
         return q, r
-    return solve_triangular(found.r, wide.T, trans="T").T, found.r
+    return wide @ solve_triangular(found.r, np.eye(len(found.r))), found.r
 
 
 def spanned(factor: np.ndarray, root: Triangle, inside: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from weightscope import lapack
 from weightscope.attention.factored import Factored, combined, orthonormal, signs_of
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
 from weightscope.parallel import in_threads
@@ -98,11 +99,11 @@ def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """
     (q_a, _), (q_b, _) = orthonormal(a), orthonormal(b)
     inside = q_a.T @ q_b
-    cosines = np.linalg.svd(inside, compute_uv=False)
+    cosines = lapack.singular_values(inside)
     # arccos loses small angles: cos 1e-8 is 1 in float64. Their sines are the singular values of what b has outside a,
     # read off along its own right singular vectors so that they are not squared.
     outside = q_b - q_a @ inside  # (d, s)
-    vectors = np.linalg.eigh(outside.T @ outside)[1]
+    vectors = lapack.eigh(outside.T @ outside)[1]
     sines = np.sort(np.linalg.norm(outside @ vectors, axis=0))[: len(cosines)]
     return np.arctan2(sines, cosines)
 
