@@ -14,6 +14,7 @@ REPORTS = (
     ("compare embedded embedded", "heads.csv", "changes.png"),
     ("circuits embedded", "roles.csv", "circuits.png"),
     ("detok embedded", "heads.csv", "auroc.png"),
+    ("sinks embedded --question kind --inputs 4 --length 32", "heads.csv", "sink-tokens.png"),
 )
 
 

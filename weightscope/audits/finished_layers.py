@@ -86,7 +86,7 @@ class FinishedLayers:
     def put(self, layer: int, measured: Mapping[str, np.ndarray]) -> None:
         """Keep a finished layer: an .npz, and after it the digest by which a single flipped bit is known."""
         whole = io.BytesIO()
-        np.savez_compressed(whole, allow_pickle=False, **measured)
+        np.savez(whole, allow_pickle=False, **measured)
         with new_file(self._file(layer)) as file:
             file.write(whole.getvalue() + hashlib.sha256(whole.getvalue()).digest())
         self.left.remove(layer)

@@ -121,8 +121,8 @@ def _bias(
     texts = read_texts(text, characters=sizes.characters)
     bias = sink_bias(model, texts.texts, sizes, first=not own_first, device=device)
     with OutputFolder(out) as files:
+        write_bias_report(files, [bias], texts.source, sizes)  # a picture is there no later than the numbers
         bias.write(files)
-        write_bias_report(files, [bias], texts.source, sizes)
     return [bias_headline(bias)]
 
 

@@ -35,6 +35,6 @@ def study_mechanisms(model: Model, inputs: Inputs, out: Path, *, device: str = "
     """
     sinks = sink_mechanisms(open_runner(model, device=device), inputs)
     with OutputFolder(out) as files:
+        write_mechanism_report(files, sinks)  # a picture is there no later than the numbers
         sinks.write(files)
-        write_mechanism_report(files, sinks)
     return [inputs.note, *mechanism_headline(sinks)]
