@@ -23,7 +23,7 @@ from weightscope.attention.factored import (
 )
 from weightscope.attention.layer import Layer
 from weightscope.device import CPU, Device
-from weightscope.metrics.spaces import leading_blocks, probes, shown, space_sketch
+from weightscope.metrics.spaces import Probes, leading_blocks, probes, shown, space_sketch
 from weightscope.metrics.spectra import affine_singular_values, eigenvalues, symmetric_eigenvalues, symmetric_share
 from weightscope.parallel import in_threads
 from weightscope.shapes import ShowsShapes
@@ -43,10 +43,10 @@ class Projection(ShowsShapes):
     sketch: np.ndarray
 
     @classmethod
-    def of(cls, factor: np.ndarray, gram: np.ndarray, omega: np.ndarray) -> "Projection":
+    def of(cls, factor: np.ndarray, gram: np.ndarray, against: Probes) -> "Projection":
         """A factor's triangle and sketch, beside its Gram matrix."""
         root = triangle(factor, gram)
-        return cls(gram, root, space_sketch(factor, root.r, omega))
+        return cls(gram, root, space_sketch(factor, root.r, against))
 
 
 def measure_layer(
@@ -87,9 +87,9 @@ def measure_layer(
         for kv in range(n_kv)
         for first in range(kv * shared_by, (kv + 1) * shared_by, a_task)
     ]
-    omegas = probes(layer.d_model), probes(layer.k.shape[1])
+    against = probes(layer.d_model), probes(layer.k.shape[1])
     with np.errstate(invalid="ignore", over="ignore"):  # NaN weights make NaN measures, and a finding of their own
-        parts = list(in_threads(lambda task: _measure_heads(layer, *task, forms, omegas, device, directions), tasks))
+        parts = list(in_threads(lambda task: _measure_heads(layer, *task, forms, against, device, directions), tasks))
     heads = [head for of_task, _ in parts for head in of_task]
     columns = np.sum([column for _, column in parts], axis=0)  # (d,)
     if columns.sum() == 0 and any(head["qk_route"] == "none" for head in heads):
@@ -106,7 +106,7 @@ def _measure_heads(
     kv: int,
     heads: Sequence[int],
     forms: Mapping[str, np.ndarray],
-    omegas: tuple[np.ndarray, np.ndarray],
+    against: tuple[Probes, Probes],
     device: Device,
     directions: int,
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
@@ -121,9 +121,9 @@ def _measure_heads(
         w_o = np.asarray(layer.w_o[head]).T
         key_gram, query_gram, qk = products(on_device[0], device.put(w_q), device)
         output_gram, value_gram, vo = products(device.put(w_o), on_device[1], device)
-        key = key or Projection.of(w_k, key_gram, omegas[1])
-        value = value or Projection.of(w_v, value_gram, omegas[1])
-        query, output = Projection.of(w_q, query_gram, omegas[0]), Projection.of(w_o, output_gram, omegas[0])
+        key = key or Projection.of(w_k, key_gram, against[1])
+        value = value or Projection.of(w_v, value_gram, against[1])
+        query, output = Projection.of(w_q, query_gram, against[0]), Projection.of(w_o, output_gram, against[0])
         one_space = _one_space(query, key, qk, vo)
         measured.append(_qk(query, key, b_q, forms) | _vo(value, output, b_v) | one_space)
         if directions:

@@ -17,12 +17,28 @@ ROWS_AT_ONCE = 256  # heads compared with all others at a time
 PROBES = 24  # a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate by 0.06 or so, equal ones by 1
 
 
-def probes(d: int) -> np.ndarray:
-    """The fixed directions (PROBES, d) that every space of this width is sketched with."""
-    return (np.random.default_rng(d).standard_normal((PROBES, d)) / np.sqrt(d)).astype(np.float32)
+@dataclass(frozen=True, eq=False, repr=False)
+class Probes(ShowsShapes):
+    """The fixed directions that every space of a width is sketched with.
+
+    Attributes
+    ----------
+    omega : (m, d) float32 array
+    gram : (m, m) float32 array
+        Omega Omega'.
+    """
+
+    omega: np.ndarray
+    gram: np.ndarray
 
 
-def space_sketch(factor: np.ndarray, r: np.ndarray, omega: np.ndarray) -> np.ndarray:
+def probes(d: int) -> Probes:
+    """Those for spaces of width d."""
+    omega = (np.random.default_rng(d).standard_normal((PROBES, d)) / np.sqrt(d)).astype(np.float32)
+    return Probes(omega, omega @ omega.T)
+
+
+def space_sketch(factor: np.ndarray, r: np.ndarray, against: Probes) -> np.ndarray:
     """Omega (P - (r/d) I) Omega' of the projection P onto the factor's columns, as a unit vector.
 
     P = Q Q' with Q = factor R^-1, so P does not depend on how the columns are chosen within their space, and the inner
@@ -33,7 +49,8 @@ def space_sketch(factor: np.ndarray, r: np.ndarray, omega: np.ndarray) -> np.nda
     factor : (d, r) array
     r : (r, r) array
         Its upper triangle, factor = Q R.
-    omega : (m, d) array
+    against : Probes
+        Of width d.
 
     Returns
     -------
@@ -41,13 +58,15 @@ def space_sketch(factor: np.ndarray, r: np.ndarray, omega: np.ndarray) -> np.nda
         NaN where the columns are not independent, or are so many that every space is nearly the whole.
     """
     d, width = factor.shape
-    upper, lengths = _upper(len(omega))
+    upper, lengths = _upper(len(against.omega))
     diagonal = np.abs(r.diagonal())
     if width > 0.9 * d or not diagonal.min() > 1e-6 * diagonal.max():
         return np.full(len(lengths), np.nan)
-    projected = (factor.T @ omega.T).astype(np.float64)  # (r, m); in the factor's own precision, which is enough here
+    projected = (factor.T @ against.omega.T).astype(
+        np.float64
+    )  # (r, m); in the factor's own precision, which is enough here
     inside = solve_triangular(r, projected, trans="T", check_finite=False)  # Q' Omega'
-    centred = inside.T @ inside - width / d * (omega @ omega.T)  # (m, m)
+    centred = inside.T @ inside - width / d * against.gram  # (m, m)
     sketch = centred[upper] * lengths
     return sketch / np.linalg.norm(sketch)
 
