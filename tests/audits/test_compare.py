@@ -18,6 +18,7 @@ from tests.support.browser import Page
 from tests.support.embedded_heads import of_heads, permuted, real
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
+from weightscope.audits import figures
 from weightscope.audits.compare import Comparison
 from weightscope.cli import main
 
@@ -312,11 +313,14 @@ def test_unmoved_heads_are_drawn_and_listed_as_unmoved(run: list[Path]) -> None:
     assert (white == found.unmoved).all() and white.sum() == 7
 
 
-def test_where_no_head_moved_nothing_is_drawn_of_moving(run: list[Path], tmp_path: Path) -> None:
-    """No scale of changes is made up, and no head is shown as one that moved most."""
+def test_where_no_head_moved_no_scale_is_made_up(run: list[Path], tmp_path: Path) -> None:
+    """Nor is a head shown as one that moved most; the figures are there all the same."""
     model = ws.open_model(run[0])
+    same = ws.compare(model, model)
+    assert len(figures.changes(same).axes) == 2  # and no colour bar
+    assert len(figures.changes(ws.compare(model, ws.open_model(run[-1]))).axes) == 4
     with undrawn():
-        ws.compare(model, model).write(tmp_path)
+        same.write(tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert "No head moved." in page and "moved most" not in page and "How far" not in page
-    assert not list(tmp_path.glob("changes.*")) and (tmp_path / "heads.csv").exists()
+    assert "No head moved." in page and "moved most" not in page
+    assert {path.suffix for path in tmp_path.glob("changes.*")} >= {".png", ".svg"}

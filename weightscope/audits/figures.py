@@ -124,7 +124,8 @@ def changes(comparison: "Comparison") -> Figure:
         image = _heat_map(axis, change, comparison.measured[0].layers, cmap=unmoved, **limits)
         axis.set_title(rf"$\|\Delta {w}\|_F\,/\,\|{w}\|_F$")
         axis.set_ylabel("layer")
-        figure.colorbar(image, ax=axis, pad=0.02)
+        if len(known):  # else there is no scale to show
+            figure.colorbar(image, ax=axis, pad=0.02)
     axes[-1].set_xlabel("head")
     return figure
 

@@ -106,18 +106,14 @@ def _plain(array: np.ndarray, digits: int) -> Any:
 
 
 def write_comparison_page(files: Files, comparison: "Comparison") -> None:
-    """Write report.html and its figures: changes and spectra where a head moved, trajectories of more than two."""
+    """Write the figures changes, spectra and, for more than two checkpoints, trajectories, and report.html."""
     first, last = comparison.labels[0], comparison.labels[-1]
-    drawings = {}
-    if moved := not comparison.unmoved.all():
-        drawings = {"changes": figures.changes, "spectra": figures.spectra_before_and_after}
+    drawings = {"changes": figures.changes, "spectra": figures.spectra_before_and_after}
     if len(comparison.labels) > 2:
         drawings["trajectories"] = figures.trajectories
     drawn = {name: save(draw(comparison), files, name) for name, draw in bar(drawings.items(), "figures", "figure")}
     of = first if first == last else f"{first}, and what became of it in {last}"
-    sections = [Section("Findings", parts=[comparison.findings])]
-    if moved:
-        sections += _how_far(comparison, drawn)
+    sections = [Section("Findings", parts=[comparison.findings]), *_how_far(comparison, drawn)]
     circuits = comparison.circuits
     if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
         parts = [table for table in (circuits.roles, circuits.edges) if len(table)]
@@ -132,9 +128,9 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
 
 
 def _how_far(comparison: "Comparison", drawn: dict[str, Drawing]) -> list[Section]:
-    """The map of every head's change, and the heads that moved most."""
+    """The map of every head's change, and the heads that moved most where any did."""
     first, last = map(plain, (comparison.labels[0], comparison.labels[-1]))
-    return [
+    sections = [
         Section(
             "How far each head moved",
             "$$frac(‖B − A‖_F, ‖A‖_F)$$ of the products $W_QK$ and $W_VO$ themselves: a change of basis within a "
@@ -152,6 +148,7 @@ def _how_far(comparison: "Comparison", drawn: dict[str, Drawing]) -> list[Sectio
             [Figure(drawn["spectra"], "Singular values before and after."), comparison.moved_most(LISTED)],
         ),
     ]
+    return sections[:1] if comparison.unmoved.all() else sections
 
 
 def write_summary_page(files: Files, summary: Table) -> None:
