@@ -1,5 +1,6 @@
 """What a target of make is given reaches it, or is refused: a name that changes nothing passes for one that does."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -19,7 +20,9 @@ TAKES = {
 
 
 def would_run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True)
+    """As on a command line of its own, also where make runs the tests and tells a make within it what it was told."""
+    own = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
+    return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, env=own)
 
 
 @pytest.mark.parametrize("target", TARGETS)
