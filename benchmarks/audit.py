@@ -13,13 +13,12 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise, repeat
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -185,43 +184,41 @@ WORK: dict[str, Callable[[Model], object]] = {
     "the whole audit, figures and page included": whole_audit,
 }
 NAMED = Sizes(layers=2, width=4096, heads=32, head_dim=128, kv_heads=32, vocabulary=2000)
+WITHOUT, WITH = "the same without directions", f"audit with tokens along directions, {NAMED.layers} layers of a 7B"
+OF_TOKENS = {WITHOUT: partial(ws.audit, directions=0), WITH: partial(ws.audit, directions=2)}  # without their files
 BESIDE = dict(zip(WORK, (*FLOORS, list(FLOORS)[1]), strict=True))  # the floor of each
 
 
-def cost(work: str | int, folder: Path) -> Cost:
-    """The cost of one run over a freshly opened model; of a number, an audit that reads so many directions a map."""
+def cost(name: str, folder: Path) -> Cost:
+    """The cost of one run over a freshly opened model."""
     with anonymous_peak() as peak:
         wall, cpu = time.perf_counter(), time.process_time()
-        model = ws.open_model(folder)
-        if isinstance(work, int):
-            ws.audit(model, directions=work)
-        else:
-            (FLOORS | WORK)[work](model)
+        (FLOORS | WORK | OF_TOKENS)[name](ws.open_model(folder))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return Cost(wall, cpu, peak[0])
 
 
-def costs(folder: Path, rounds: int, works: Sequence[Any] = (*FLOORS, *WORK)) -> dict[Any, list[Cost]]:
+def costs(folder: Path, rounds: int, names: Iterable[str] = (*FLOORS, *WORK)) -> dict[str, list[Cost]]:
     """The cost of each over several rounds, every run in a process of its own, so that it pays for its own memory.
 
     Each round measures all in turn, so that whatever else the machine does meets all alike.
     """
-    found: dict[Any, list[Cost]] = {work: [] for work in works}
+    found: dict[str, list[Cost]] = {name: [] for name in names}
     for _ in range(rounds):
-        for work, own in found.items():
+        for name, own in found.items():
             with get_context("spawn").Pool(1) as pool:
-                own.append(pool.apply(cost, (work, folder)))
+                own.append(pool.apply(cost, (name, folder)))
     return found
 
 
 def directions(rounds: int = 2) -> Measured:
-    """An audit that reads tokens along two directions of every map, beside the same one without, both without files."""
+    """An audit that reads tokens along two directions of every map, beside the same one without."""
     with tempfile.TemporaryDirectory() as folder:
-        found = costs(write(Path(folder), NAMED), rounds, (0, 2))
-    walls = tuple(whole.wall / bare.wall for whole, bare in zip(found[2], found[0], strict=True))
-    seconds, peak = float(np.median([one.wall for one in found[2]])), max(one.peak for one in found[2])
-    title = f"audit with tokens along directions, {NAMED.layers} layers of a 7B, {NAMED.vocabulary:,} tokens"
-    return Measured(title, seconds, walls, "the same without directions", peak)
+        found = costs(write(Path(folder), NAMED), rounds, OF_TOKENS)
+    own, bare = found[WITH], found[WITHOUT]
+    walls = tuple(one.wall / other.wall for one, other in zip(own, bare, strict=True))
+    seconds, peak = float(np.median([one.wall for one in own])), max(one.peak for one in own)
+    return Measured(f"{WITH}, {NAMED.vocabulary:,} tokens", seconds, walls, WITHOUT, peak)
 
 
 def best(own: list[Cost]) -> Cost:

@@ -266,14 +266,12 @@ def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     q : (d, r) array, r : (r, r) array
         Orthonormal columns, also where the factor's are dependent.
     """
-    from scipy.linalg import solve_triangular
-
     wide = factor.astype(np.float64)
     found = triangle(wide, wide.T @ wide)
     if found.route != "gram":
         q, r = np.linalg.qr(wide)
         return q, r
-    return wide @ solve_triangular(found.r, np.eye(len(found.r))), found.r
+    return wide @ coordinates(found, np.eye(len(found.r))), found.r
 
 
 def spanned(factor: np.ndarray, root: Triangle, inside: np.ndarray) -> np.ndarray:

@@ -159,11 +159,15 @@ def measure_task(
 def fetching(model: Model, index: int | None) -> Iterator[None]:
     """A layer's tensors are brought to this machine while the block runs; what goes wrong is said when it is read."""
 
-    def fetch() -> None:
-        with suppress(CheckpointError):
-            model.checkpoint.prefetch([] if index is None else [one.name for one in model.attention_tensors(index)])
+    if index is None:
+        yield
+        return
 
-    thread = Thread(target=fetch, daemon=True)
+    def fetch(index: int) -> None:
+        with suppress(CheckpointError):
+            model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
+
+    thread = Thread(target=fetch, args=(index,), daemon=True)
     thread.start()
     yield
     thread.join()

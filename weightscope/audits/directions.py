@@ -121,7 +121,7 @@ class HeadDirections:
 
 
 def how_many_read(model: Model, layers: Sequence[int], asked: int | None) -> int:
-    """Directions or blocks of each map that are read through tokens, 0 where none are; told by headers alone.
+    """Directions or blocks of each map that are read through tokens, 0 where none are; no token is read.
 
     Parameters
     ----------
@@ -230,10 +230,11 @@ def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Fo
     def of_head(head: Head) -> list[tuple[str, Directions]]:
         found, at = [], (layers.index(head.layer.index), head.index)
         for name in MAPS:
-            w, s = getattr(head, name), measured.arrays[f"{name}_singular_values"][at]
-            vectors = [measured.arrays.get(f"{name}_{side}") for side in ("left", "right")]
-            r, kept = w.rank_bound, [np.empty((len(s), 0)) if one is None else one[at] for one in vectors]
-            found += [(name, own) for own in directions_from(w, s[:r], kept[0][:r], kept[1][:r], how_many)]
+            w, spectra = getattr(head, name), measured.arrays[f"{name}_singular_values"]  # (L, H, r)
+            none = np.empty((*spectra.shape, 0))
+            sides = (measured.arrays.get(f"{name}_{side}", none) for side in ("left", "right"))  # (L, H, r, k)
+            s, left, right = (kept[at][: w.rank_bound] for kept in (spectra, *sides))
+            found += [(name, own) for own in directions_from(w, s, left, right, how_many)]
         return found
 
     group: Found = {}

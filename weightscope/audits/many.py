@@ -188,8 +188,8 @@ def _run(
             left = finished.left
             layers.total += len(left)
             for index, following in pairwise((*left, None)):
-                ahead = [] if engine.elsewhere else [following]  # another process may measure that one
-                engine.submit((number, index), measure_task, get_model, index, options, *ahead)
+                ahead = None if engine.elsewhere else following  # another process may measure that one
+                engine.submit((number, index), measure_task, get_model, index, options, ahead)
             while left:
                 index, measured = _value_of((yield))
                 finished.put(index, arrays_of(measured, index))

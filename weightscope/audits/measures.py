@@ -187,8 +187,8 @@ class MeasuredHeads:
         every = list(layers.values())
         self.caveats = tuple(dict.fromkeys(str(caveat) for arrays in every for caveat in arrays["caveats"]))
         self.broken = {layer: [str(name) for name in arrays.get("broken", ())] for layer, arrays in layers.items()}
-        names = [name for name in every[0] if name not in {"caveats", "kv_head", "broken"}]
-        names = [name for name in names if all(name in arrays for arrays in every)]  # vectors may be asked for later
+        common = [name for name in every[0] if all(name in arrays for arrays in every)]  # vectors may be of some alone
+        names = [name for name in common if name not in {"caveats", "kv_head", "broken"}]
         self.arrays = {name: stacked([arrays[name] for arrays in every]) for name in names}
         self.measures = measures_of(self.arrays)
         kv_heads = every[0]["kv_head"]  # (H,)

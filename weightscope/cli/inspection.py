@@ -105,7 +105,7 @@ def _first_tensors(model: "Model") -> Listed:
     """Names, dtypes and shapes of what is read of the first attention layer."""
     from weightscope.tables import Table
 
-    tensors = [model.checkpoint[tensor.name] for tensor in model.attention_tensors(model.attention_layers[0])]
+    tensors = model.attention_tensors(model.attention_layers[0])
     rows = [(printable(tensor.name), tensor.dtype, str(tensor.shape)) for tensor in tensors]
     return Listed(Table.of_rows(["tensor", "dtype", "shape"], rows), "\n".join(f"  {'  '.join(row)}" for row in rows))
 
