@@ -1,0 +1,355 @@
+"""Find, prove and guard the rows for an architecture that the table does not list."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from weightscope.adopting.census import TRIALS, at_work
+from weightscope.adopting.config_keys import MEANINGS, SPECIAL, VARIED
+from weightscope.adopting.judge import Stored, stacks
+from weightscope.adopting.own_size import at_own_size
+from weightscope.adopting.search import Found, Search
+from weightscope.adopting.shapes import Derived
+from weightscope.adopting.tiny_models import first_line
+from weightscope.adopting.trial import Tiny, nearness, proved, tiny_models
+from weightscope.architectures import FAMILIES, Family, LayerTensors
+from weightscope.architectures.cells import Inputs
+from weightscope.architectures.config import KEYS
+from weightscope.architectures.family import Unless, When
+from weightscope.architectures.layer import read_layer
+from weightscope.architectures.reading import in_layer
+from weightscope.architectures.stacks import prefixes_of
+from weightscope.architectures.stanzas import cells_of, stanza_of
+from weightscope.architectures.steps.bounds import Clip, Softcap
+from weightscope.checkpoint import Checkpoint, open_checkpoint
+from weightscope.checkpoint.config import without_code
+from weightscope.errors import CheckpointError
+from weightscope.files import scratch_folder
+from weightscope.model import Model
+
+PROOF = f"transformers {transformers.__version__}"
+BOUND = 1.5  # tried as a bound of scores, queries, keys or values
+MOST = 16  # switches tried
+NO_ATTENTION = re.compile(
+    r"use_cache|tie_.*|return_dict|output_.*|torchscript|use_bfloat16|is_decoder|is_encoder_decoder|.*dropout.*"
+    r"|add_cross_attention|gradient_checkpointing|.*(router|aux_loss|cls|mask_token|pooling|spec_augment).*",
+    re.ASCII,
+)
+# Words of a config that are no option, and numbers that are eps, which the second tiny model has otherwise.
+NO_OPTION = re.compile(
+    r"model_type|.*dtype|.*_implementation|_?name_or_path|transformers_version|problem_type|tokenizer_class"
+    r"|.*init.*|.*(eps|epsilon)|.*(path|repo|language|loss|pooling|summary).*|.*_coef",
+    re.ASCII,
+)
+ACTIVATION = re.compile(r"act(_|$)|activation|nonlinearity", re.ASCII)
+
+
+def proposals(
+    checkpoint: Checkpoint,
+    stems: Collection[str],
+    usual: dict[str, Any],
+    left_out: Callable[[str], Any],
+    rows: Iterable[Family],
+    **own: Any,
+) -> list[Family]:
+    """Rows of the table whose modules the stack has, those with the fewest cells first.
+
+    Only the layers count: cells for what comes before the first layer or after the last are dropped.
+    """
+    fitting: dict[str, Family] = {}
+    for row in rows:
+        if _foreign(row, usual):
+            continue
+        for prefix in prefixes_of(checkpoint, row):
+            if prefix + row.layer.format(i=0) in stems or any(
+                prefix + row.layer.format(i=i) in stems for i in range(8)
+            ):
+                defaults = {key: value for key in row.defaults if (value := left_out(key)) is not None}
+                same = row.but(prefixes=(prefix,), gguf=None, **own)
+                same = replace(same.without_network(), defaults=defaults, outputs=None, inputs=_sure(row.inputs))
+                fitting.setdefault(str(cells_of(replace(same, prefixes=("",), defaults={}))), same)
+    return sorted(fitting.values(), key=lambda row: len(stanza_of(row)))
+
+
+def _foreign(row: Family, usual: dict[str, Any]) -> bool:
+    """Whether a row reads a setting that the architecture lacks, so that no tiny model can test it."""
+    tried = (*KEYS.values(), row.kv_heads, row.head_dim)
+    common = {key for keys in tried if not isinstance(keys, int) for key in keys}
+    settings = {key for key, value in row.defaults.items() if value not in (False, None)}
+    return bool(settings - usual.keys() - common)
+
+
+def _sure(inputs: Inputs) -> Inputs:
+    """The inputs of the first layer, if they are rows of the token table and nothing else."""
+    return inputs if inputs == Inputs(tokens=inputs.tokens) else Inputs()
+
+
+def guarded(row: Family, derived: Derived, understood: Mapping[str, Any]) -> Family:
+    """The row, made to refuse every value of the config's options that it was not proved for.
+
+    A saved row serves every checkpoint of its model_type, and others may have these options set. Bounds that this
+    config leaves open are tried too, and become cells of the row. `understood`: the stack's part of the config.
+    """
+    for key in _open(derived):
+        if _matters(row, derived, key, BOUND):
+            capped = (row.but(steps__softcap=Softcap(key)), row.but(steps__clip=Clip((key,))))
+            row = next((candidate for candidate in capped if not _matters(candidate, derived, key, BOUND)), row)
+    for key, value in _switches(row, derived):
+        if _matters(row, derived, key, not value):
+            row = _refusing(row, derived, When(key, not value, refused=_unproved(f"{key} {str(not value).lower()}")))
+    for key, values in _options(row, derived):
+        if key in understood and (not values or any(_matters(row, derived, key, value) for value in values)):
+            value = understood[key]
+            row = _refusing(row, derived, Unless(key, value, refused=_unproved(f"a {key} other than {value}")))
+    return row
+
+
+def _unproved(what: str) -> str:
+    return f"{what}, which this row was not proved for"
+
+
+def _refusing(row: Family, derived: Derived, condition: When) -> Family:
+    """The row with a condition under which it refuses, and what the architecture takes where the config lacks it."""
+    usual = derived.left_out(condition.key)
+    row = row.but(variants=(*row.variants, condition))
+    return row if usual is None else row.but(defaults={condition.key: usual})
+
+
+def _open(derived: Derived) -> list[str]:
+    """Bounds of scores, queries, keys and values that the config leaves open."""
+    return [key for key, value in derived.first.config.items() if value is None and re.search("clip|cap", key)]
+
+
+def _switches(row: Family, derived: Derived) -> Iterator[tuple[str, bool]]:
+    """Boolean config values that the row does not read and that may concern attention."""
+    read = {row.biases.query, row.biases.key, row.biases.value, row.biases.output}
+    switches = [(key, value) for key, value in derived.first.config.items() if isinstance(value, bool)]
+    yield from [switch for switch in switches if switch[0] not in read and not NO_ATTENTION.fullmatch(switch[0])][:MOST]
+
+
+def _options(row: Family, derived: Derived) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Words and numbers of the config, each with the values to try in its place; none for a word of unknown meaning.
+
+    Sizes are left out, and what the second tiny model had otherwise: the row reads those, or is not exact.
+    """
+    settled = {when.key for when in row.variants}
+    config = {
+        key: value for key, value in derived.first.config.items()
+        if key not in settled and not any(pattern.fullmatch(key) for pattern in (NO_ATTENTION, NO_OPTION))
+    }  # fmt: skip
+    for key, value in config.items():
+        if isinstance(value, str):
+            yield key, tuple(name for name in ("relu", "tanh") if name != value) if ACTIVATION.search(key) else ()
+    known = (VARIED, SPECIAL, *(pattern for pattern, _ in MEANINGS))
+    numbers = {key: value for key, value in config.items() if type(value) in (int, float)}
+    for key in [key for key in numbers if not any(pattern.fullmatch(key) for pattern in known)][:MOST]:
+        value = numbers[key]
+        yield key, (2 * value or 1, value + 1 if type(value) is int else value / 2)
+
+
+def _matters(row: Family, derived: Derived, key: str, value: object) -> bool:
+    """Whether the row fails on a tiny model with this config value; False if that model cannot be built."""
+    config = derived.first.tiny.model.config
+    values = config.to_dict()
+    part = values
+    for inner in filter(None, derived.first.part.split(".")):
+        part = part[inner]
+    part[key] = value
+    try:
+        model, observed = at_work(type(config).from_dict(values), *TRIALS[0])
+    except Exception:  # whatever transformers raises of switches that do not go together
+        return False
+    with scratch_folder() as folder:
+        model.save_pretrained(folder)
+        tiny = Tiny(model, open_checkpoint(folder), Stored(model, folder), stacks(observed))
+        there: Any = tiny.stacks.get(derived.stack)
+        return there is not None and bool(nearness(row, tiny, derived.stack).problem)
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The result of `adopt`."""
+
+    rows: tuple[Family, ...]  # One row per verified stack
+    unproved: Mapping[str, str]  # By stack why its row is not proved at the checkpoint's own size, where it is not
+    # For every other stack, by the path of its attention modules: what is wrong with the nearest row.
+    refused: Mapping[str, str]
+
+
+def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
+    """Find one row per stack that is exact on two tiny random models, and on the checkpoint's own layers if they run.
+
+    The tiny models differ in sizes, seeds and positions; `own_size` says how the checkpoint's layers are compared.
+    """
+    rows = tuple(rows)
+    kind = checkpoint.config.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        problem = f"{PROOF} has no architecture '{str(kind)[:40]}', and code that comes with a checkpoint is not run"
+        raise CheckpointError(problem, file=checkpoint.name)
+    values = without_code(checkpoint.config, checkpoint.config.file)
+    try:
+        made = CONFIG_MAPPING[kind]
+        config, usual = made.from_dict(values), made().to_dict()
+    except Exception as error:  # whatever transformers raises of a config
+        raise CheckpointError(
+            f"transformers cannot read it: {first_line(error)}", file=checkpoint.config.file
+        ) from None
+    found: dict[str, Family] = {}
+    refused: dict[str, str] = {}
+    with tiny_models(config, checkpoint.name) as tinies:
+        for stack in tinies[0].stacks:
+            if any(stack not in tiny.stacks for tiny in tinies):
+                refused[stack] = "it is seen at one size only"
+                continue
+            search = Search(tinies, stack, rows)
+            best = search.run(_proposals(search, usual))
+            row, problem = _kept(best, search, checkpoint, config.to_dict())
+            if row is None:
+                refused[stack] = problem
+            else:
+                found[stack] = row
+        outcomes = at_own_size(found, config, checkpoint, tinies[0]) if found else {}
+    refused |= {stack: outcome.problem for stack, outcome in outcomes.items() if outcome.problem}
+    rows_left = tuple(row for stack, row in found.items() if stack not in refused)
+    if not rows_left:
+        reasons = "; ".join(f"{stack}: {why}" if len(refused) > 1 else why for stack, why in refused.items())
+        raise CheckpointError(f"no row reads it exactly; nearest: {reasons}", file=checkpoint.name)
+    unproved = {stack: outcome.unproved for stack, outcome in outcomes.items() if outcome.unproved}
+    return Adopted(rows_left, unproved, refused)
+
+
+def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:
+    """Rows of the table whose modules the stack's layers have."""
+    derived, tiny = search.derived, search.tinies[0]
+    part = derived.first.part
+    defaults = dict(usual)
+    for key in filter(None, part.split(".")):
+        defaults = defaults.get(key) or {}
+    stems = derived.first.stems.values()
+    return proposals(tiny.checkpoint, stems, defaults, derived.left_out, search.rows, **derived.identity)
+
+
+def _kept(
+    best: Found | None, search: Search, checkpoint: Checkpoint, understood: dict[str, Any]
+) -> tuple[Family | None, str]:
+    """The best row if it is verified and fits the checkpoint itself, else None and the reason."""
+    if best is None:
+        return None, "its attention is made of no modules that a row can name"
+    if best.problem:
+        return None, best.problem
+    part: Mapping[str, Any] = understood
+    for key in filter(None, search.derived.first.part.split(".")):
+        part = part[key]
+    row = guarded(_tidy(best.row, search), search.derived, part)
+    if problem := proved(row, search.tinies, search.stack):
+        return None, problem
+    for placed in _placements(row, checkpoint):
+        if not (problem := misfit(placed, checkpoint) or misread(placed, checkpoint, understood)):
+            return placed, ""
+        for older in search.older(placed, checkpoint.config):
+            wrong = misfit(older, checkpoint) or misread(older, checkpoint, understood)
+            if not wrong and not proved(older, search.tinies, search.stack):
+                return older, ""
+    return None, f"the row that is exact of tiny models does not fit this file: {problem or 'no such layers'}"
+
+
+def _tidy(row: Family, search: Search) -> Family:
+    """The row with flags for its biases where there are any, and without defaults of keys that it does not read."""
+    tiny = search.tinies[0]
+    for flagged in search.flagged(row):
+        row = row if search.tried(flagged).problem else flagged
+    needed = {}
+    for key, value in row.defaults.items():
+        if not _read_without(key, row, tiny, search.stack):
+            needed[key] = value
+    return replace(row, defaults=needed)
+
+
+def _read_without(key: str, row: Family, tiny: Tiny, stack: str) -> bool:
+    """Whether a row stays exact when neither the config nor its own defaults have this key."""
+
+    def without(values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return {name: without(value) for name, value in values.items() if name != key}
+
+    bare = replace(tiny, checkpoint=tiny.checkpoint.with_config(without(tiny.checkpoint.config.raw)))
+    return not nearness(replace(row, defaults=without(row.defaults)), bare, stack).problem
+
+
+def _placements(row: Family, checkpoint: Checkpoint) -> Iterable[Family]:
+    """The row with each prefix that its layers have in the checkpoint itself, those like the tiny model's first."""
+    (tiny_prefix,) = row.prefixes
+    prefixes = prefixes_of(checkpoint, row)
+    for prefix in sorted(prefixes, key=lambda one: (not one.endswith(tiny_prefix), len(one))):
+        yield row.but(prefixes=tuple(dict.fromkeys((prefix, tiny_prefix))))
+
+
+class _Shapes(LayerTensors):
+    """Checks the shapes of tensors and returns zeros, without reading the values."""
+
+    def read(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+        return np.zeros(self.tensor(name, shape).shape, np.float32)
+
+    weights = read
+
+
+def misfit(row: Family, checkpoint: Checkpoint) -> str:
+    """Why a row does not fit a checkpoint (missing, misshapen or unread attention tensors); empty if it fits."""
+    try:
+        model = Model(checkpoint, row.but(origin=f"adopted, proved against {PROOF}"))
+        types = {model.config.layer_types[index]: index for index in reversed(model.attention_layers)}
+        tensors = model.tensors()
+        shapes = _Shapes(tensors.checkpoint, tensors.prefix, tensors.needed_by)
+        for index in model.attention_layers:
+            if not model.attention_tensors(index):
+                return f"layer {index} is not there"
+        for index in types.values():
+            read_layer(
+                tensors if any(step.compares for step in row.steps) else shapes, model.family, model.config, index
+            )
+    except CheckpointError as error:
+        return str(error).splitlines()[0]
+    return "" if model.attention_layers else "it has no layer of attention"
+
+
+def misread(row: Family, checkpoint: Checkpoint, understood: dict[str, Any]) -> str:
+    """What a row takes from a checkpoint's own config otherwise than from that config as transformers has it.
+
+    Older files have other keys (`rope_theta` for `rope_parameters`), which tiny models never show.
+    """
+    try:
+        stored_numbers, understood_numbers = (
+            _numbers(Model(source, row)) for source in (checkpoint, checkpoint.with_config(understood))
+        )
+    except CheckpointError as error:
+        return str(error).splitlines()[0]
+    differs = [what for what in stored_numbers if str(stored_numbers[what]) != str(understood_numbers[what])]
+    return f"transformers reads {differs[0]} of its config.json otherwise" if differs else ""
+
+
+def _numbers(model: Model) -> dict[str, Any]:
+    """Every number that a row reads from a config."""
+    config, family, layers = model.config, model.family, model.attention_layers
+    return {
+        "sizes": [in_layer(config, family, i)[0].head_dim for i in layers] + [config.n_heads, config.n_kv_heads],
+        "the layers": (config.n_layers, config.layer_types, layers),
+        "the norm's eps": config.norm_eps,
+        "the scale": [family.scale(config, i) for i in layers],
+        "the rotation": [_turns(model.rotations[i]) for i in layers],
+        **{f"the {step.name}": [step.takes(config, i) for i in layers] for step in family.steps},
+        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in astuple(family.biases)],
+    }
+
+
+def _turns(rotation: Any) -> Any:
+    """Every field of a rotation, arrays as lists."""
+    if rotation is None:
+        return None
+    values = {cell.name: getattr(rotation, cell.name) for cell in fields(rotation)}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}

@@ -1,0 +1,437 @@
+"""Run a tiny model and record what its eager attention layers take in, compute and put out."""
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from weightscope.adopting.inputs import Inputs
+from weightscope.adopting.tiny_models import Size, first_line
+from weightscope.display import ShowsShapes
+
+
+@dataclass
+class Event:
+    """One call of one module."""
+
+    name: str
+    module: torch.nn.Module
+    start: int
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    end: int = 0
+
+
+def rows_of(of: torch.Tensor, b: int, n: int) -> np.ndarray | None:
+    """A tensor as (sequences, tokens, width), if it has so many tokens; whichever of its axes are the tokens'."""
+    if of.dtype == torch.bool or (of.ndim == 4 and of.shape[1] == 1):  # masks
+        return None
+    if of.ndim < 2 or of.numel() != b * n * of.shape[-1] or of.shape[-1] < 2:
+        return None
+    return of.reshape(b, n, -1).float().numpy()
+
+
+def entering(
+    layer: Event, attends: Event, inside: list[Event], at: int, b: int, n: int, m: int
+) -> tuple[list[np.ndarray], list[np.ndarray], str]:
+    """Candidates for the stream of queries, and for that of keys where it is another; the norm the former enters."""
+    before = [event for event in inside if event.end < at]
+    projections = [
+        event for event in before if event.start > attends.start and isinstance(event.module, torch.nn.Linear)
+    ]
+    arrive = first_of(attends.inputs, b, n)
+    if arrive is None:
+        return [], [], ""
+    layer_input = first_of(layer.inputs, b, n)
+    through, norm = _before_norm(arrive, before, attends)
+    if layer_input is not None and (
+        np.array_equal(layer_input, arrive) or (through is not None and np.array_equal(layer_input, through))
+    ):
+        streams = [layer_input]
+    else:
+        streams = [stream for stream in (through, arrive, layer_input) if stream is not None]
+    read = [tensor for event in projections for tensor in event.inputs[:1]]
+    second = first_of(read + attends.inputs, b, m) if m != n else _second(read, arrive, b, n)
+    inner = None if second is None else _before_norm(second, before, attends)[0]
+    return streams, [memory for memory in (second, inner) if memory is not None], norm
+
+
+def _second(read: list[torch.Tensor], arrive: np.ndarray, b: int, n: int) -> np.ndarray | None:
+    """What keys and values are made of where that is not what queries are, though it is as long."""
+    rows = [tensor_rows for tensor in read if (tensor_rows := rows_of(tensor, b, n)) is not None]
+    if len(rows) < 3 or len(rows) < len(read) or not np.array_equal(rows[0], arrive):
+        return None
+    same_input = all(np.array_equal(memory_rows, rows[1]) for memory_rows in rows[2:])
+    return None if not same_input or np.array_equal(rows[1], arrive) else rows[1]
+
+
+def around(
+    layer: Event, attends: Event, inside: list[Event], at: int, b: int, n: int, m: int
+) -> list[np.ndarray]:  # fmt: skip
+    """Everything of n or m rows that entered the layer, its attention or a projection of that, or left a norm; once."""
+    given = [*attends.inputs, *layer.inputs]
+    for event in inside:
+        if event.start > attends.start and event.end < at and isinstance(event.module, torch.nn.Linear):
+            given += event.inputs[:1]
+        elif event.end < at and "norm" in type(event.module).__name__.lower():
+            given += event.outputs[:1]
+    candidates = [rows for tensor in given for tokens in {n, m} if (rows := rows_of(tensor, b, tokens)) is not None]
+    return list({(rows.shape, rows.tobytes()): rows for rows in candidates}.values())
+
+
+def first_of(tensors: list[torch.Tensor], b: int, n: int) -> np.ndarray | None:
+    return next((rows for tensor in tensors if (rows := rows_of(tensor, b, n)) is not None), None)
+
+
+def _before_norm(arrive: np.ndarray, before: list[Event], attends: Event) -> tuple[np.ndarray | None, str]:
+    """What entered the norm that made these rows, in their order, and which; None where no norm of the layer did."""
+    wanted = arrive.reshape(-1, arrive.shape[-1])
+    for event in reversed(before):
+        if (
+            "norm" not in type(event.module).__name__.lower()
+            or not event.inputs
+            or not event.outputs
+            or event is attends
+        ):
+            continue
+        made, entered = event.outputs[0], event.inputs[0]
+        if made.shape != entered.shape or made.shape[-1] != wanted.shape[-1]:
+            continue
+        rows = {row.tobytes(): i for i, row in enumerate(made.reshape(-1, made.shape[-1]).float().numpy())}
+        places = [rows.get(row.tobytes()) for row in wanted.astype(np.float32)]
+        if None not in places:
+            sources = entered.reshape(-1, entered.shape[-1]).float().numpy()[np.array(places)]
+            return sources.reshape(arrive.shape), event.name
+    return None, ""
+
+
+NO_SCORE = 1e-30  # a probability below it is a mask's
+BATCH = 6  # windows of an image that are looked at
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Observed(ShowsShapes):
+    """One attention layer at work on one sequence."""
+
+    layer: str  # Paths of the layer and of the module in it that attends
+    module: str
+    # (n, d): What may be called the residual stream that enters: the layer's input where attention or a norm before it
+    # takes that, or else what enters the norm and what enters attention.
+    streams: tuple[np.ndarray, ...]
+    # (m, e): The same for keys and values where there are more or fewer of them than queries.
+    memories: tuple[np.ndarray, ...]
+    # (n or m, e): Whatever else of so many rows the layer, the module and its projections were given, and norms before
+    # it gave.
+    entered: tuple[np.ndarray, ...]
+    positions: np.ndarray | None  # (n,)
+    scores: np.ndarray  # (H, n, m)
+    attention: np.ndarray  # (H, n, m)
+    mask: np.ndarray | None  # (n, m): What was added to scores, where the module was given it
+    # (n, d): What attention, its out projection and whatever follows within the layer gave, in that order.
+    outputs: tuple[np.ndarray, ...]
+    # The norm that the first of the streams enters and attention reads; empty where that reads the stream itself.
+    norm: str = ""
+    # before, after: Modules with parameters of their own, and norms without, that the layer ran before its softmax and
+    # after.
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """cross, causal or self."""
+        if self.memories:
+            return "cross"
+        n, m = self.attention.shape[1:]
+        later = np.triu(np.ones((n, m), bool), 1 + m - n)
+        return "causal" if n > 1 and not self.attention[:, later].any() else "self"
+
+
+@dataclass
+class _Softmax:
+    time: int
+    scores: torch.Tensor
+    attention: torch.Tensor
+
+
+class _Log:
+    """Every call of every module of a model, and of every softmax over scores, in order."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.time, self.open, self.events, self.softmaxes = 0, [], [], []  # type: int, list[Event], list[Event], list[_Softmax]
+        self.hooks = [hook for name, module in model.named_modules() for hook in self._watch(name, module)]
+
+    def _watch(self, name: str, module: torch.nn.Module) -> Iterator[Any]:
+        def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            self.time += 1
+            self.open.append(Event(name, module, self.time, _tensors((args, kwargs))))
+
+        def after(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self.time += 1
+            while self.open and self.open[-1].module is not module:
+                self.open.pop()  # left by an exception
+            event = self.open.pop()
+            event.outputs, event.end = _tensors(output), self.time
+            self.events.append(event)
+
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
+        yield module.register_forward_hook(after, with_kwargs=True)
+
+    def softmax(self, scores: torch.Tensor, attention: torch.Tensor) -> None:
+        self.time += 1
+        if scores.ndim >= 3 and self.open and (scores.ndim > 3 or scores.shape[0] > 1):
+            self.softmaxes.append(_Softmax(self.time, scores.detach().clone(), attention.detach().clone()))
+
+    def close(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """Every floating tensor among what a module was given or gave, copied: some are written into later."""
+    if isinstance(values, torch.Tensor):
+        numbers = values.is_floating_point() or values.dtype == torch.bool
+        return [values.detach().clone()] if numbers else []
+    if isinstance(values, dict):
+        values = values.values()
+    if isinstance(values, list | tuple) or (hasattr(values, "__iter__") and not isinstance(values, str)):
+        with suppress(Exception):
+            return [tensor for value in values for tensor in _tensors(value)]
+    return []
+
+
+@contextmanager
+def _softmaxes_seen(log: _Log) -> Iterator[None]:
+    """Every way to a softmax leads through the log; fused attention is done in steps."""
+
+    def seen(scores: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+        kwargs.pop("_stacklevel", None)
+        result = original(scores, dim, *args, **kwargs)
+        if dim in (-1, scores.ndim - 1):
+            log.softmax(scores, result)
+        return result
+
+    original = torch.Tensor.softmax
+
+    def functional(
+        input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+    ) -> torch.Tensor:
+        return seen(input, dim, dtype=dtype)
+
+    def top(input: torch.Tensor, dim: int, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
+        return seen(input, dim, dtype=dtype)
+
+    def fused(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if enable_gqa:
+            key, value = (heads.repeat_interleave(query.shape[-3] // heads.shape[-3], -3) for heads in (key, value))
+        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if attn_mask is not None:
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        return seen(scores, -1) @ value
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with (
+            patch("torch.nn.functional.softmax", functional), patch("torch.softmax", top),
+            patch("torch.Tensor.softmax", seen), patch("torch.nn.functional.scaled_dot_product_attention", fused),
+        ):  # fmt: skip
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def watch(part: torch.nn.Module, model: torch.nn.Module, inputs: dict[str, Any]) -> _Log:
+    """Run one part of a model under watch."""
+    log = _Log(model)
+    try:
+        with torch.no_grad(), _softmaxes_seen(log):
+            part(**inputs)
+    finally:
+        log.close()
+    return log
+
+
+def observe(model: PreTrainedModel, size: Size, seed: int = 0, start: int = 0) -> tuple[list[Observed], list[str]]:
+    """Every attention layer of a model at work: of the whole, or of its parts where the whole does not run them all."""
+    observed: list[Observed] = []
+    problems: list[str] = []
+    parts = [(name, module) for name, module in model.named_modules() if isinstance(module, PreTrainedModel)]
+    for name, part in parts:
+        if name and any(seen_layer.layer.startswith(name + ".") for seen_layer in observed):
+            continue
+        problem = ""
+        for given in Inputs(part, size, seed, start).attempts():
+            try:
+                log = watch(part, model, given)
+            except Exception as error:  # whatever it raises of inputs that are not its own
+                problem = problem or first_line(error)
+                continue
+            seen = [call for work in _at_work(log) for call in _observed(log, *work, given)]
+            if seen:
+                observed += seen
+                break
+        else:
+            if problem:
+                problems.append(f"{name or 'model'} does not run: {problem}")
+    return observed, problems
+
+
+def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
+    """Every layer, the module of it that attends, and its softmax.
+
+    A module that takes one sequence in pieces (the windows of an image) has a softmax a piece; together they are one
+    softmax of the whole, in which no token sees another piece.
+    """
+    pieces: dict[int, tuple[Event, Event, list[_Softmax]]] = {}
+    for softmax in log.softmaxes:
+        around = [event for event in log.events if event.start < softmax.time < event.end]
+        around.sort(key=lambda event: event.start)
+        owners = [event for event in around if any(parameter.ndim > 1 for parameter in event.module.parameters())]
+        layers = [event for event in owners if re.search(r"\.\d+$|^\d+$", event.name)]
+        if not layers:
+            continue
+        attends, layer = owners[-1], layers[-1]
+        if layer is attends and re.search(r"att\w*\.\d+$", attends.name) and len(layers) > 1:  # one of a layer's two
+            layer = layers[-2]
+        names = [type(event.module).__name__.lower() for event in around[around.index(layer) :]]
+        if any("deformableattention" in name for name in names) or not any(
+            "att" in name or "mla" in name for name in names
+        ):
+            continue
+        pieces.setdefault(attends.start, (layer, attends, []))[2].append(softmax)
+    for layer, attends, softmaxes in pieces.values():
+        shapes = [tuple(softmax.scores.shape) for softmax in softmaxes]
+        n = sum(shape[-1] for shape in shapes)
+        if len(shapes) > 1 and {shape[0] for shape in shapes} == {1} and first_of(attends.inputs, 1, n) is not None:
+            scores = _block_diagonal([piece.scores for piece in softmaxes], -torch.inf)
+            attention = _block_diagonal([piece.attention for piece in softmaxes], 0.0)
+            yield layer, attends, _Softmax(softmaxes[0].time, scores, attention)
+        else:
+            for softmax in softmaxes:
+                yield layer, attends, softmax
+
+
+def _block_diagonal(blocks: list[torch.Tensor], fill: float) -> torch.Tensor:
+    """Blocks (1, H, n, n) as one of (1, H, sum of n, sum of n), `fill` elsewhere."""
+    n = sum(block.shape[-1] for block in blocks)
+    joined, start = torch.full((1, blocks[0].shape[1], n, n), fill), 0
+    for block in blocks:
+        stop = start + block.shape[-1]
+        joined[:, :, start:stop, start:stop] = block
+        start = stop
+    return joined
+
+
+def _observed(log: _Log, layer: Event, attends: Event, softmax: _Softmax, given: dict[str, Any]) -> Iterator[Observed]:
+    """What one softmax was part of, a sequence at a time."""
+    b, n, m = *_batch(softmax.scores), softmax.scores.shape[-1]
+    scores, attention = (tensor.reshape(b, -1, n, m).float().numpy() for tensor in (softmax.scores, softmax.attention))
+    if scores.shape[1] == 0:
+        return
+    inside = [event for event in log.events if layer.start < event.start and event.end < layer.end]
+    mask = next((candidate for tensor in attends.inputs if (candidate := _mask_of(tensor, b, n, m)) is not None), None)
+    streams, memories, norm = entering(layer, attends, inside, softmax.time, b, n, m)
+    entered = around(layer, attends, inside, softmax.time, b, n, m)
+    ran = [event for event in sorted(inside, key=lambda event: event.start) if _holds(event.module)]
+    outputs = [out for event in (*inside, layer) if event.end > softmax.time for out in event.outputs[:1]]
+    positions = given.get("position_ids")
+    for which in range(min(b, BATCH)):
+        yield Observed(
+            layer.name, attends.name,
+            tuple(rows[which] for rows in streams), tuple(rows[which] for rows in memories),
+            tuple(rows[which] for rows in entered),
+            None if positions is None or positions.shape[-1] != n else positions[0].numpy(),
+            scores[which], attention[which], None if mask is None else mask[which],
+            tuple(rows[which] for rows in (rows_of(out, b, n) for out in outputs[:24]) if rows is not None), norm,
+            tuple(event.name for event in ran if event.start < softmax.time),
+            tuple(event.name for event in ran if event.start > softmax.time),
+        )  # fmt: skip
+
+
+def _holds(module: torch.nn.Module) -> bool:
+    """Whether a module has parameters of its own, or is a norm."""
+    norm = "norm" in type(module).__name__.lower() and not list(module.children())
+    return norm or next(module.parameters(recurse=False), None) is not None
+
+
+def _mask_of(given: torch.Tensor, b: int, n: int, m: int) -> np.ndarray | None:
+    """What a module was given as a mask, (b, n, m): the same for all heads, and of two values at most."""
+    if given.ndim != 4 or given.shape[1] != 1 or given.shape[0] not in (1, b) or len(given.unique()) > 2:
+        return None
+    if given.shape[2] not in (1, n) or given.shape[3] != m:
+        return None
+    return np.broadcast_to(given[:, 0].float().numpy(), (b, n, m))
+
+
+def _batch(scores: torch.Tensor) -> tuple[int, int]:
+    """(sequences, queries) of scores: with three axes the first is the heads' of one sequence."""
+    if scores.ndim == 3:
+        return 1, scores.shape[1]
+    return int(np.prod(scores.shape[:-3])), scores.shape[-2]
+
+
+Seen = Callable[[str, list[Observed], Callable[[], list[Observed]]], None]
+
+
+def watch_layers(
+    part: torch.nn.Module, model: torch.nn.Module, inputs: dict[str, Any], layers: Collection[str],
+    before: Callable[[str], None], after: Seen,
+) -> None:  # fmt: skip
+    """Run one part of a model a layer at a time, and keep nothing of a layer once the next one runs.
+
+    `before` takes the name of a layer; `after` takes it too, with what was recorded and a function that runs the layer
+    again on the same input.
+    """
+    log, busy = _Log(model), False
+
+    def recorded() -> list[Observed]:
+        calls = [call for work in _at_work(log) for call in _observed(log, *work, inputs)]
+        log.events.clear()
+        log.softmaxes.clear()
+        return calls
+
+    def enter(name: str) -> None:
+        if not busy:
+            before(name)
+
+    def leave(name: str, layer: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        def again() -> list[Observed]:
+            layer(*args, **kwargs)
+            return recorded()
+
+        nonlocal busy
+        if not busy:
+            busy = True
+            after(name, recorded(), again)
+            busy = False
+
+    for name in layers:
+        layer = model.get_submodule(name)
+        log.hooks.append(layer.register_forward_pre_hook(lambda *_, name=name: enter(name)))
+        log.hooks.append(
+            layer.register_forward_hook(
+                lambda layer, args, kwargs, _, name=name: leave(name, layer, args, kwargs), with_kwargs=True
+            )
+        )
+    try:
+        with torch.no_grad(), _softmaxes_seen(log):
+            part(**inputs)
+    finally:
+        log.close()

@@ -1,0 +1,439 @@
+"""Compare rows with the checkpoint that they were found for: every layer, at its own sizes and with its own weights.
+
+transformers' class is built without memory for its weights. One layer at a time is loaded as `from_pretrained` loads
+it, runs on what the layer before gave, is compared with what weightscope reads, and is given back.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from math import sqrt
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from weightscope.adopting.hooks import Observed, watch_layers
+from weightscope.adopting.inputs import Inputs
+from weightscope.adopting.judge import TOLERANCE, compare, stack_of
+from weightscope.adopting.tiny_models import FUSED, SIZES, first_line
+from weightscope.adopting.trial import Tiny
+from weightscope.architectures import Family
+from weightscope.attention.layer import Layer
+from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
+from weightscope.errors import CheckpointError
+from weightscope.model import Model
+from weightscope.progress import bar
+
+TOKENS = 1152  # of a run
+MOST_SCORES = 1 << 26  # of one layer; there are some 26 arrays of them at once, 7 GB of float32
+MOST_WORK = 3e14  # multiplications: an hour or two on two cores
+PASSES = 6  # runs of each layer
+# How large scores are made, by larger weights, so that bounds of them and of queries, keys and values are met: near,
+# where the largest is 30 and where it is 300; far, where float32 leaves less of the angles, 8 at least.
+NEAR, FAR = (0.0, 30.0, 300.0), (8.0,)
+# What float32 leaves open of a score, relative to the largest: of its sum, and of an angle for each position.
+OF_SUM, OF_ANGLE = 2.0**-17, 2.0**-25
+ENDS = 10  # positions that special tokens may take of those that a model has
+LIMITS = re.compile(r"positions?(_|$)|n_ctx|seq_len|sequence_length|context_length", re.ASCII)
+FIXED = ("pixel_values", "input_features")  # inputs whose length the config says
+
+
+@dataclass
+class AtOwnSize:
+    """What comes of one row on the checkpoint itself."""
+
+    problem: str = ""  # what is wrong with it
+    unproved: str = ""  # why it was not compared as far as a proof asks for
+
+
+@dataclass
+class _Reach:
+    """How far runs of one stack went."""
+
+    layers: set[int] = field(default_factory=set)
+    tokens: int = 0
+    position: int = -1
+    fixed: bool = False  # its length is the config's
+    small: bool = False  # it was not compared with larger scores
+
+
+@dataclass(frozen=True)
+class _Multiplied(DerivedTensor, WholeTensor):
+    """A tensor times a number."""
+
+    stored: Tensor
+    factor: float
+    noted: set[str] | None = None
+
+    def read(self) -> np.ndarray:
+        return np.asarray(self.stored.read() * np.float32(self.factor))
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted))
+
+
+def at_own_size(
+    rows: Mapping[str, Family], config: Any, checkpoint: Checkpoint, tiny: Tiny
+) -> Mapping[str, AtOwnSize]:  # fmt: skip
+    """Of each stack's row what comes of it on the checkpoint that it was found for.
+
+    config: The checkpoint's, as transformers has it.
+    tiny: Of the same class; its layers say which modules of the large model are layers.
+    """
+    try:
+        trial = _Trial(rows, config, checkpoint, tiny)
+        trial.run()
+    except Exception as error:  # whatever transformers raises of sizes, names or weights that it cannot load
+        return {stack: AtOwnSize(unproved=f"transformers does not run it: {first_line(error)}") for stack in rows}
+    return {stack: trial.outcome(stack) for stack in rows}
+
+
+@contextmanager
+def _without_memory() -> Iterator[None]:
+    """Parameters made within take no memory and are not initialised; buffers are as the class makes them."""
+    from transformers.initialization import no_init_weights, no_tie_weights
+
+    register = torch.nn.Module.register_parameter
+
+    def empty(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            module._parameters[name] = _nothing(parameter)
+
+    with no_init_weights(), no_tie_weights(), patch.object(torch.nn.Module, "register_parameter", empty):
+        yield
+
+
+def _nothing(parameter: torch.Tensor) -> torch.nn.Parameter:
+    """A parameter of the same shape without memory."""
+    return torch.nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+
+
+class _Weights:
+    """A model's parameters, loaded of a checkpoint as transformers loads them, and given back."""
+
+    def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
+        from transformers import core_model_loading as loading
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        self.model, self.conversions = model, get_model_conversion_mapping(model)
+        renamings = [each for each in self.conversions if isinstance(each, loading.WeightRenaming)]
+        converters = [each for each in self.conversions if isinstance(each, loading.WeightConverter)]
+        known, prefix = model.state_dict(), model.base_model_prefix
+        self.stored: dict[str, str] = {}  # by its name in the file the parameter, or first of those, that it makes
+        for name in checkpoint:
+            renamed = loading.rename_source_key(name, renamings, converters, prefix, known)[0]
+            if renamed not in known and name in known:
+                renamed = name
+            self.stored[name] = renamed
+
+    def under(self, module: str) -> set[str]:
+        """The names in the file of a module's parameters."""
+        return {name for name, made in self.stored.items() if made.startswith(module + ".")}
+
+    def load(self, names: set[str], checkpoint: Checkpoint) -> None:
+        """Load these tensors."""
+        from transformers.core_model_loading import convert_and_load_state_dict_in_model
+        from transformers.modeling_utils import LoadStateDictConfig
+
+        checkpoint.prefetch(names)
+        tensors = {name: torch.from_numpy(np.require(checkpoint[name].read(), requirements="W")) for name in names}
+        how = LoadStateDictConfig(device_map={"": "cpu"}, dtype=torch.float32, weight_mapping=self.conversions)
+        convert_and_load_state_dict_in_model(self.model, tensors, how)
+
+    def fill(self, names: Iterable[str]) -> None:
+        """Make random what the file lacks of these parameters, as transformers does; nothing compared depends on it."""
+        for name in names:
+            if (missing := self.parameter(name)).is_meta:
+                module, _, last = name.rpartition(".")
+                random = torch.nn.Parameter(0.02 * torch.randn(missing.shape), requires_grad=False)
+                self.model.get_submodule(module)._parameters[last] = random
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """A parameter by its name."""
+        value: torch.Tensor = self.model.get_parameter(name)
+        return value
+
+    def give_back(self, module: str) -> None:
+        """Free the memory of a module's parameters."""
+        for part in self.model.get_submodule(module).modules():
+            for name, parameter in part.named_parameters(recurse=False):
+                part._parameters[name] = _nothing(parameter)
+
+
+class _Texts(Inputs):
+    """Inputs as long as a run, at positions of its own if it has any."""
+
+    def __init__(self, module: Any, tokens: int, at: torch.Tensor | None) -> None:
+        super().__init__(module, replace(SIZES[0], length=tokens, grid=16), seed=0, start=0 if at is None else 1)
+        self.at = at
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return super().positions if self.at is None else self.at[None]
+
+    def noise(self, *shape: int) -> torch.Tensor:
+        """Noise; waves, which are 8,000 samples of a tiny model, are as many tokens as a run has."""
+        return super().noise(*shape[:-1], 320 * self.size.length + 80 if shape[-1] == 8000 else shape[-1])
+
+    def attempts(self) -> Iterator[dict[str, Any]]:
+        """The inputs to try; those with the positions only, if there are any."""
+        for given in super().attempts():
+            if self.at is None:
+                yield given
+            elif "position_ids" in given:  # with a mask, as without one a gap in the positions begins another text
+                more = {"attention_mask": torch.ones(1, len(self.at), dtype=torch.long)}
+                yield given | (more if "attention_mask" in self.parameters else {})
+
+
+class _Trial:
+    """The rows of a checkpoint, and its layers one after the other."""
+
+    def __init__(self, rows: Mapping[str, Family], config: Any, checkpoint: Checkpoint, tiny: Tiny) -> None:
+        self.checkpoint, self.rows = checkpoint, rows
+        self.models = {stack: Model(checkpoint, row) for stack, row in rows.items()}
+        self.problems = dict.fromkeys(rows, "")
+        self.reached = {stack: _Reach() for stack in rows}
+        self.ends = False  # it does not run on texts or positions beyond those that it has
+        values = {key: value for key, value in config.to_dict().items() if key != "quantization_config"}
+        config = type(config).from_dict(values | {"use_cache": False})
+        how = "sdpa" if config.model_type in FUSED else "eager"
+        with _without_memory():
+            self.model = type(tiny.model)._from_config(config, attn_implementation=how, dtype=torch.float32).eval()
+        self.work = 2.0 * sum(parameter.numel() for parameter in self.model.parameters()) * TOKENS * PASSES
+        self.weights = _Weights(self.model, checkpoint)
+        self.parameters = [name for name, _ in self.model.named_parameters()]
+        self.layers = self._layers(tiny)
+        self.modules = {stack: self._modules(stack) for stack in rows}
+
+    def _layers(self, tiny: Tiny) -> list[str]:
+        """The modules that are layers: those called as the tiny model's are, and within no other one."""
+        kinds = {stack_of(call.layer) for calls in tiny.stacks.values() for call in calls}
+        found = [name for name, _ in self.model.named_modules() if name and stack_of(name) in kinds]
+        return [name for name in found if not any(name.startswith(other + ".") for other in found)]
+
+    def _modules(self, stack: str) -> dict[str, list[int]]:
+        """Which layers of a stack's model each of its modules of attention is."""
+        model = self.models[stack]
+        stored = {name: self.weights.under(name) for name, _ in self.model.named_modules() if stack_of(name) == stack}
+        layers: dict[str, list[int]] = {name: [] for name in stored}
+        for index in (*model.attention_layers, *model.borrowing_layers):
+            stem = model.prefix + model.family.stored_name(model.config, index)
+            own = {tensor.name for tensor in model.attention_tensors(index) if tensor.name.startswith(stem)}
+            shares = {name: len(own & names) for name, names in stored.items()}
+            best = max(shares, key=lambda name: shares[name], default="")
+            if shares.get(best):
+                layers[best].append(index)
+        return layers
+
+    def outcome(self, stack: str) -> AtOwnSize:
+        """What came of a stack's row."""
+        if self.problems[stack]:
+            return AtOwnSize(self.problems[stack])
+        model, reach = self.models[stack], self.reached[stack]
+        if self.work > MOST_WORK:
+            return AtOwnSize(unproved=f"running it takes {self.work:.1g} multiplications; {MOST_WORK:.0g} at most are")
+        if left := [*{*model.attention_layers, *model.borrowing_layers} - reach.layers]:
+            return AtOwnSize(unproved=f"layer {min(left)} and {len(left) - 1} more did not run")
+        if reach.small:
+            return AtOwnSize(unproved="it was not compared with larger scores: weightscope does not see what enters it")
+        limits = [limit for limit in _limits(self.model.config.to_dict()) if limit > reach.position]
+        window, end = model.config.n_positions or 0, model.config.n_positions or min(limits, default=TOKENS)
+        if reach.fixed or (self.ends and reach.position >= end - ENDS):
+            return AtOwnSize()
+        if reach.tokens <= 1000:
+            return AtOwnSize(unproved=f"it ran on {reach.tokens} tokens only")
+        if reach.position < window:
+            return AtOwnSize(unproved=f"it ran to position {reach.position} only, and was trained to {window}")
+        return AtOwnSize()
+
+    def run(self) -> None:
+        """Run near and far, until no row is left that is right."""
+        if self.work > MOST_WORK or not self.layers:
+            return
+        self._load_what_is_in_no_layer()
+        window = max(model.config.n_positions or 0 for model in self.models.values())
+        heads = max(model.config.n_heads for model in self.models.values())
+        tokens = 0
+        shorter = {limit - special for limit in _limits(self.model.config.to_dict()) for special in (0, 2, 4, ENDS)}
+        for length in (TOKENS, *sorted(shorter, reverse=True)):
+            if 1 < length <= TOKENS and self._left():
+                self.ends = length < TOKENS
+                tokens = (length if self._run(length, None, NEAR) else 0) or tokens
+        if not tokens:
+            return
+        if not any(True for _ in _Texts(self.model, 2, torch.arange(2)).attempts()):  # it takes no positions
+            if window >= TOKENS and heads * (window + 64) ** 2 <= MOST_SCORES:
+                self._run(window + 64, None, FAR)
+        elif not self._run(tokens, _spread(tokens, max(2 * window, 4 * TOKENS)), FAR):
+            self.ends = True
+            if window > tokens:
+                self._run(tokens, _spread(tokens, window - 1), FAR)
+
+    def _left(self) -> bool:
+        """Whether a row is right so far, and one of its layers did not run."""
+        return any(
+            not self.problems[stack] and not self.reached[stack].layers.issuperset(chain.from_iterable(layers.values()))
+            for stack, layers in self.modules.items()
+        )
+
+    def _load_what_is_in_no_layer(self) -> None:
+        """Load embeddings and whatever else is beside layers; what the file lacks is random, and nothing compared."""
+        within, known = tuple(f"{name}." for name in self.layers), self.model.state_dict()
+        beside = {name for name, made in self.weights.stored.items() if made in known and not made.startswith(within)}
+        self.weights.load(beside, self.checkpoint)
+        self.model.tie_weights(recompute_mapping=False)
+        self.weights.fill(name for name in self.parameters if not name.startswith(within))
+
+    def _run(self, tokens: int, at: torch.Tensor | None, sizes: tuple[float, ...]) -> bool:
+        """Run the model, or its parts where the whole does not run them all; whether any layer ran."""
+        from transformers import PreTrainedModel
+
+        ran: set[str] = set()
+        parts = [(name, part) for name, part in self.model.named_modules() if isinstance(part, PreTrainedModel)]
+        for name, part in parts:
+            if all(self.problems.values()) or (name and any(layer.startswith(name + ".") for layer in ran)):
+                continue
+            for given in _Texts(part, tokens, at).attempts():
+                count = len(ran)
+                try:
+                    self._stream(part, given, sizes, ran)
+                except CheckpointError:
+                    raise
+                except Exception:  # whatever it raises of inputs that are not its own
+                    continue
+                finally:
+                    for layer in self.layers:
+                        self.weights.give_back(layer)
+                if len(ran) > count:
+                    break
+        return bool(ran)
+
+    def _stream(self, part: Any, given: dict[str, Any], sizes: tuple[float, ...], ran: set[str]) -> None:
+        """Run one part of the model, each layer loaded when it is entered and given back when it is left."""
+        calls_before, streams = Counter[str](), {}
+        texts = {ids.shape[1] for name, ids in given.items() if name.endswith("input_ids")}
+        attention = tuple(f"{module}." for modules in self.modules.values() for module in modules)
+        progress = bar(what="layers of the checkpoint itself", unit=" compared", total=len(self.layers))
+
+        def enter(layer: str) -> None:
+            self.weights.load(self.weights.under(layer), self.checkpoint)
+            names = [name for name in self.parameters if name.startswith(layer + ".")]
+            self.weights.fill(name for name in names if not name.startswith(attention))
+            if lacking := next((name for name in names if self.weights.parameter(name).is_meta), ""):
+                raise CheckpointError(f"lacks '{lacking}'", file=self.checkpoint.name)
+
+        def leave(layer: str, calls: list[Observed], again: Callable[[], list[Observed]]) -> None:
+            for stack, index, which in self._layers_of(calls, calls_before):
+                reach, call = self.reached[stack], calls[which]
+                streams[stack, index] = call.streams
+                reach.layers.add(index)
+                tokens = call.attention.shape[1]
+                reach.fixed = reach.fixed or (any(name in given for name in FIXED) and tokens not in texts)
+                reach.tokens, reach.position = max(reach.tokens, tokens), max(reach.position, _furthest(call))
+                for size in sizes:
+                    if not self.problems[stack]:
+                        self.problems[stack] = self._compared(stack, index, which, call, size, layer, again, streams)
+            calls_before.update(call.module for call in calls)
+            self.weights.give_back(layer)
+            ran.add(layer)
+            progress.update(1)
+
+        with progress:
+            watch_layers(part, self.model, given, self.layers, enter, leave)
+
+    def _layers_of(self, calls: list[Observed], before: Counter[str]) -> Iterator[tuple[str, int, int]]:
+        """Of each call the stack and the index of the layer that it is, and its number among the calls."""
+        counts = before.copy()
+        for which, call in enumerate(calls):
+            indices = self.modules.get(stack_of(call.module), {}).get(call.module)
+            if indices:
+                yield stack_of(call.module), indices[min(counts[call.module], len(indices) - 1)], which
+            counts[call.module] += 1
+
+    def _compared(
+        self, stack: str, index: int, which: int, call: Observed, size: float, path: str,
+        again: Callable[[], list[Observed]], streams: Mapping[tuple[str, int], tuple[np.ndarray, ...]],
+    ) -> str:  # fmt: skip
+        """What is wrong with one layer where its largest score is `size`, or as large as it is; empty if nothing is."""
+        model = self.models[stack]
+        layer, top = model.layer(index), _top(call)
+        if layer.keys_of is not None:
+            call = replace(call, memories=streams[stack, layer.keys_of])
+        how = ""
+        if size > top > 0:
+            factors = _factors(model, index, layer, call, size / top)
+            if not factors:
+                self.reached[stack].small = True
+                return ""
+            larger = {name: _Multiplied(self.checkpoint[name], factor) for name, factor in factors.items()}
+            tensors = {name: larger.get(name, self.checkpoint[name]) for name in self.checkpoint}
+            stored = self.checkpoint
+            changed = Checkpoint(stored.folder, stored.files, tensors, stored.config, stored.name)
+            self.weights.load(self.weights.under(path), changed)
+            calls = again()
+            memories, call = call.memories, calls[which]
+            call = replace(call, memories=memories) if layer.keys_of is not None else call
+            layer, top = Model(changed, self.rows[stack]).layer(index), max(size, _top(call))
+            how = f" with scores as large as {size:.0f}"
+        elif size in NEAR[1:]:
+            return ""  # its own are as large
+        tolerance = max(TOLERANCE, min(0.05, top * max(OF_SUM, _furthest(call) * OF_ANGLE)))
+        problem = compare(layer, call, tolerance)
+        return f"at its own size: layer {index}{how}: {problem.removeprefix('refused: ')}" if problem else ""
+
+
+def _limits(values: Mapping[str, Any]) -> set[int]:
+    """Every number of a config, and of its parts, that may be that of positions."""
+    limits = {value for key, value in values.items() if type(value) is int and LIMITS.search(key)}
+    return limits.union(*(_limits(value) for value in values.values() if isinstance(value, Mapping)))
+
+
+def _spread(tokens: int, furthest: int) -> torch.Tensor:
+    """Positions of so many tokens: half of them from 0 on, the others spread up to the furthest."""
+    near = torch.arange(tokens - tokens // 2)
+    far = torch.linspace(float(len(near)), furthest, tokens // 2, dtype=torch.float64).round().long()
+    return torch.cat((near, far))
+
+
+def _furthest(call: Observed) -> int:
+    """The largest position of a query."""
+    return call.attention.shape[1] - 1 if call.positions is None else int(call.positions.max())
+
+
+def _top(call: Observed) -> float:
+    """The largest score of a token with itself, or of any in cross-attention: what no distance changes."""
+    scores = call.scores
+    scores = np.diagonal(scores, axis1=1, axis2=2) if scores.shape[1] == scores.shape[2] else scores
+    seen = np.abs(scores[np.isfinite(scores) & (np.abs(scores) < 1e4)])
+    return float(seen.max(initial=0.0))
+
+
+def _factors(model: Model, index: int, layer: Layer, call: Observed, growth: float) -> dict[str, float]:
+    """By tensor in the file what multiplies it so that scores grow so much, and values to the size of queries."""
+    n, m = call.attention.shape[1:]
+    x = next((rows for rows in (*call.streams, *call.entered) if rows.shape == (n, layer.d_model)), None)
+    of_memory = (rows for rows in (*call.memories, *call.entered) if rows.shape == (m, layer.k.shape[1]))
+    memory = next(of_memory, None) if layer.cross else x
+    if x is None or memory is None:
+        return {}
+    made = (layer.queries(x), layer.keys(memory), layer.inner_values(memory))
+    largest = [float(np.abs(vectors).max()) or 1.0 for vectors in made]
+    size = sqrt(growth * largest[0] * largest[1])
+    row = model.family.in_layer(model.config.layer_types[index])
+    norms = row.qk_norm
+    modules = ((row.query, norms.query if norms else ""), (row.key, norms.key if norms else ""), (row.value,))
+    stem = model.prefix + model.family.stored_name(model.config, index)
+    factors: dict[str, float] = {}
+    for names, now in zip(modules, largest, strict=True):
+        for module in filter(None, names):
+            for name in model.checkpoint.names_under(stem + module):
+                if name[len(stem + module)] in "._":
+                    factors[name] = max(factors.get(name, 1.0), size / now)
+    return factors

@@ -1,0 +1,303 @@
+"""A search for the row that reads a stack, judged by the eager model: a group of cells at a time, the nearest kept.
+
+Values come first, which need norm and layout alone; then scores of a token with itself, which need scale and q/k-norms;
+then those at a distance, which need the rotation. What is tried are the cells that the rows of the table have.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from weightscope.adopting.shapes import Derived
+from weightscope.adopting.trial import NOWHERE, Nearness, Tiny, nearness, slopes_seen
+from weightscope.architectures import cells
+from weightscope.architectures.cells import QkNorm
+from weightscope.architectures.config import KEYS
+from weightscope.architectures.distances import GeometricSlopes, StoredSlopes
+from weightscope.architectures.family import Family
+from weightscope.architectures.layouts import (
+    ORDERS,
+    StackedAs,
+    grouped,
+    grouped_with_loose_biases,
+    in_four_blocks,
+    stacked,
+)
+from weightscope.architectures.rope import Rope
+from weightscope.architectures.stanzas import as_toml
+from weightscope.architectures.step import Step
+from weightscope.architectures.steps.bounds import Softcap
+from weightscope.architectures.steps.sinks import OuterSinks, Sinks
+from weightscope.architectures.steps.temperature import OfPosition
+from weightscope.progress import bar
+
+FUSED = (stacked, grouped, in_four_blocks, grouped_with_loose_biases, *map(StackedAs, ORDERS))  # of one tensor
+# What is an architecture's mathematics, whatever its modules are called.
+MATHEMATICS = (
+    "rope", "additive", "scale", "listed", "sizes", "layer_types", "attention_types", "stored_layer", "attentions",
+)  # fmt: skip
+KEY_CELLS = {"theta_key": ("theta", "base"), "fraction_key": ("partial", "pct", "fraction", "percent"),
+             "dims_key": ("rotary_dim", "rotary_emb_dim", "rope_dim")}  # fmt: skip
+SHARES = (0.25, 0.5, 0.75, 0.9)  # of a head that turns, where the config does not say it
+LESS_USUAL = ("thetas", "dims_key", "start_key", "interleaved_key", "scaled_in")
+SOME_LAYERS = (cells.sliding, cells.windowed, cells.windowed_if_any, cells.listed, cells.with_parameters)
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row and how close it is to both tiny models."""
+
+    row: Family
+    first: Nearness
+    second: Nearness = NOWHERE
+
+    @property
+    def rank(self) -> Any:
+        """Compares candidates: larger is closer."""
+        return self.first.rank, self.second.rank
+
+    @property
+    def problem(self) -> str:
+        """What is wrong; nothing where nothing is."""
+        return self.first.problem or self.second.problem
+
+
+class Search:
+    """The search for the row of one stack, among the cells of `rows`."""
+
+    def __init__(self, tinies: Sequence[Tiny], stack: str, rows: Iterable[Family]) -> None:
+        self.tinies, self.stack, self.rows = tinies, stack, tuple(rows)
+        self.derived = Derived(tinies, stack)
+        self.progress = bar(what=f"rows for {stack}", unit=" tried")
+
+    def tried(self, row: Family) -> Found:
+        """A row and how near it comes; in the second model only where it is exact in the first."""
+        self.progress.update(1)
+        first = nearness(row, self.tinies[0], self.stack)
+        return Found(row, first, NOWHERE if first.problem else nearness(row, self.tinies[1], self.stack))
+
+    def nearest(self, rows: Iterable[Family], best: Found | None = None) -> Found | None:
+        """The nearest of these, an earlier one where several are as near; the first that is exact at once."""
+        for row in rows:
+            if best is not None and not best.problem:
+                break
+            candidate = self.tried(row)
+            if best is None or candidate.rank > best.rank:
+                best = candidate
+        return best
+
+    def run(self, proposals: Iterable[Family]) -> Found | None:
+        """The nearest row: of those that the model makes, of the proposals, or else with any of the table's cells."""
+        with self.progress:
+            best = self.nearest(
+                row.but(**norm, **stored) for row in self.derived.rows(FUSED)
+                for stored in self.stored_parts(row) or [{}] for norm in self.norms()
+            )  # fmt: skip
+            plain = [self.stored_parts, self.contents, self.slopes, self.positions]
+            best = best and self.refined(best, plain)
+            best = self.nearest(proposals, best)
+            return best and self.refined(best, [self.norms, *plain, self.single, self.mathematics])
+
+    def refined(self, best: Found, groups: Sequence[Callable[[Family], Iterable[Changes]]]) -> Found:
+        """The nearest that changes of cells lead to, a group after the other, until nothing comes nearer."""
+        before = None
+        while best.problem and best.rank != before:
+            before = best.rank
+            for group in groups:
+                row = best.row
+                best = self.nearest((row.but(**change) for change in group(row)), best) or best
+        return best
+
+    def norms(self, row: Family | None = None) -> list[Changes]:
+        """Kinds of the norm before attention."""
+        return [{"norm": norm} for norm in self.derived.norm(self.derived.before)]
+
+    def flagged(self, row: Family) -> Iterator[Family]:
+        """The row with the config's flags for the biases of its modules."""
+        if self.derived.flags:
+            yield from (
+                row.but(biases=base.biases) for base in self.derived.rows([row.layout]) if base.query == row.query
+            )
+
+    def stored_parts(self, row: Family) -> list[Changes]:
+        """Other tensors of attention: sinks (one number per head), or a table of biases by distance."""
+        first = self.derived.first
+        choices: list[Changes] = [
+            {f"steps__{step.name}": step}
+            for name in first.head_parameters()
+            for step in (Sinks(name), OuterSinks(name))
+        ]
+        choices += [
+            {"additive": StoredSlopes(row.layer, name), "loose": (*row.loose, name), "rope": rope}
+            for name in first.head_parameters()
+            for rope in dict.fromkeys((None, row.rope))
+        ]
+        terms = {
+            type(table_row.additive): table_row.additive
+            for table_row in self.rows
+            if hasattr(table_row.additive, "layer")
+        }
+        for table, term in product(first.tables, terms.values()):
+            for per_layer, causal in product((False, True), (False, True)):
+                where = {"others": (table,)} if per_layer else {"shared": (f"{row.layer.format(i=0)}{table}.weight",)}
+                placed: Any = replace(term, layer=row.layer, causal=causal, own=per_layer)  # type: ignore[type-var]
+                choices.append({"additive": placed, **where})
+        return choices
+
+    @cached_property
+    def scales(self) -> dict[Any, dict[str, Any]]:
+        """Scales of scores, the more usual first, and what the architecture takes for the keys they read."""
+        counted = Counter(row.scale for row in self.rows)
+        row_of_scale = {row.scale: row for row in reversed(self.rows)}
+        return {scale: self.defaults(row_of_scale[scale]) for scale, _ in counted.most_common()}
+
+    def mathematics(self, row: Family) -> Iterator[Changes]:
+        """All that the rows of the table compute otherwise than they store, a row at a time."""
+        seen = set()
+        for table_row in self.rows:
+            if (row.memory is None and table_row.memory is not None) or not self.may_turn(table_row.rope):
+                continue
+            changes: dict[str, Any] = {name: getattr(table_row, name) for name in MATHEMATICS} | _placed(table_row, row)
+            changes["steps"] = (*(step for step in row.steps if not step.portable), *_portable(table_row))
+            known = str({name: as_toml(value) for name, value in changes.items()})
+            if known not in seen:
+                seen.add(known)
+                yield changes | {"defaults": self.defaults(table_row)}
+
+    def contents(self, row: Family) -> Iterator[Changes]:
+        """Norms of queries and keys, scales, caps and temperatures, each with each."""
+        norms = (
+            [row.qk_norm, *self.derived.qk_norms()] if self.derived.first.inner_norms else [row.qk_norm, QkNorm("", "")]
+        )
+        caps = [key for key, value in self.derived.first.config.items() if "cap" in key and isinstance(value, float)]
+        # What cross-attention makes of its memory does not tell the norm of the stream: scores do.
+        before = self.derived.norm(self.derived.before) if row.memory else [row.norm]
+        for norm, stream in product(dict.fromkeys(norms), before):
+            for (scale, defaults), cap in product(self.scales.items(), ("", *caps)):
+                capped = {"steps__softcap": Softcap(cap) if cap else None}
+                yield {"norm": stream, "qk_norm": norm, "scale": scale, "defaults": defaults} | capped
+        temperatures = {
+            step: self.defaults(table_row)
+            for table_row in self.rows
+            for step in table_row.steps
+            if isinstance(step, OfPosition)
+        }
+        plain = _without(row, OfPosition)
+        for norm in dict.fromkeys(norms):
+            yield {"qk_norm": norm, "steps": plain}
+            for temperature, defaults in temperatures.items():
+                yield {"qk_norm": norm, "steps": (*plain, temperature), "defaults": defaults}
+
+    def slopes(self, row: Family) -> Iterator[Changes]:
+        """A bias by distance whose slopes are a power of two of the head's number, as the scores show them."""
+        plain = row.but(rope=None, additive=None, shared=(), others=())
+        fits = [slopes_seen(plain, tiny, self.stack) for tiny in self.tinies]
+        if None not in fits:
+            (heads, rise, start), (other_heads, other_rise, _) = fits  # type: ignore[misc]
+            steps = (rise - other_rise) / (1 / heads - 1 / other_heads) if heads != other_heads else 0.0
+            found = (round(number, 3) + 0.0 for number in (steps, rise - steps / heads, start))
+            yield {"rope": None, "additive": GeometricSlopes(*found), "shared": (), "others": ()}
+
+    def positions(self, row: Family) -> Iterator[Changes]:
+        """Rotations, those of the table and those that the config's keys say, with norms before and after."""
+        norms: list[Any] = [row.qk_norm]
+        if row.qk_norm is not None:
+            norms.append(replace(row.qk_norm, rotated=not row.qk_norm.rotated))
+        usual: list[Any] = [(rope, {}) for rope in (None, *self.listed_bases(), *self.own_rotations())]
+        table = [(table_row.rope, self.defaults(table_row)) for table_row in self.rows if self.may_turn(table_row.rope)]
+        for norm, (rope, defaults) in product(norms, [*usual, *table]):
+            yield {"rope": rope, "qk_norm": norm, "defaults": defaults}
+
+    def listed_bases(self) -> Iterator[Rope]:
+        """Rotations with a base for each layer, which the config lists."""
+        layers = len(self.derived.first.indices())
+        for key, bases in self.derived.first.config.items():
+            if isinstance(bases, list) and len(bases) == layers and all(type(base) in (int, float) for base in bases):
+                yield from (Rope(interleaved, thetas=key) for interleaved in (False, True))
+
+    def own_rotations(self, *more: Mapping[str, Any]) -> Iterator[Rope]:
+        """Rotations by the keys that the config, or another, has for base, share and width; of all layers or some."""
+        named = [key for config in (self.derived.first.config, *more) for key in config]
+
+        def keys(words: Sequence[str]) -> list[str]:
+            return [key for key in named if any(word in key for word in words)]
+
+        bases = dict.fromkeys(("rope_theta", *keys(KEY_CELLS["theta_key"])))
+        shares: list[dict[str, Any]] = [{}, {"fraction": 1.0}]
+        shares += [{"fraction_key": key, "fraction": 1.0} for key in keys(KEY_CELLS["fraction_key"])]
+        shares += [{"dims_key": key} for key in keys(KEY_CELLS["dims_key"])]
+        shares += [{"fraction": share} for share in SHARES]
+        for base, share, interleaved in product(bases, shares, (False, True)):
+            yield Rope(interleaved, theta_key=base, **share)
+        for rotates, share, interleaved in product(SOME_LAYERS, shares, (False, True)):
+            yield Rope(interleaved, rotates=rotates, **share)
+
+    def older(self, row: Family, config: Mapping[str, Any]) -> Iterator[Family]:
+        """The row with other keys of rotations and of layers' types, as the checkpoint's own config may have."""
+        turning = dict.fromkeys((*self.own_rotations(config), *(table_row.rope for table_row in self.rows)))
+        listing = {str(as_toml(table_row.layer_types)): table_row for table_row in self.rows}.values()
+        for layer_types, defaults in [
+            (row.layer_types, {}),
+            *((table_row.layer_types, self.defaults(table_row)) for table_row in listing),
+        ]:
+            for rope in (row.rope, *turning) if row.rope is not None else (None,):
+                yield row.but(rope=rope, layer_types=layer_types, defaults=defaults)
+
+    def may_turn(self, rope: Any) -> bool:
+        """Whether a rotation of the table asks for no key that the config has not."""
+        asked = {getattr(rope, cell, "") for cell in ("theta_key", "fraction_key", *LESS_USUAL)}
+        return asked <= {"", "rope_theta", "partial_rotary_factor", *self.derived.first.config}
+
+    def single(self, row: Family) -> Iterator[Changes]:
+        """Every other value that a cell has in the table, a cell at a time."""
+        for name in (*MATHEMATICS, "in_layers"):
+            for table_row in {
+                str(as_toml(getattr(row_with_cell, name))): row_with_cell for row_with_cell in reversed(self.rows)
+            }.values():
+                more = _placed(table_row, row) if name == "additive" else {}
+                yield {name: getattr(table_row, name), "defaults": self.defaults(table_row), **more}
+        yield from ({f"steps__{step.name}": None} for step in _portable(row))
+        steps = {step: table_row for table_row in reversed(self.rows) for step in _portable(table_row)}
+        for step, table_row in steps.items():
+            yield {"steps": (*_without(row, _kind(step)), step), "defaults": self.defaults(table_row)}
+
+    def defaults(self, other: Family) -> dict[str, Any]:
+        """What the architecture takes where the config lacks the keys that another row's cells may read."""
+        sizes = {key for keys in KEYS.values() for key in keys}
+        usual = {key: self.derived.left_out(key) for key in other.defaults if key not in sizes}
+        return {key: value for key, value in usual.items() if value is not None}
+
+
+def _portable(row: Family) -> tuple[Step, ...]:
+    """Its steps that may be another architecture's."""
+    return tuple(step for step in row.steps if step.portable)
+
+
+def _kind(step: Step) -> type[Step]:
+    """What a layer has one of: keys of distances, a temperature, or this mechanism."""
+    base = type(step).__bases__[0]
+    return type(step) if base is Step else base
+
+
+def _without(row: Family, kind: type[Step]) -> tuple[Step, ...]:
+    """Its steps of other kinds."""
+    return tuple(step for step in row.steps if not isinstance(step, kind))
+
+
+def _placed(other: Family, row: Family) -> dict[str, Any]:
+    """Cells of position terms that name tensors, with the other row's layer for this one's."""
+    changes: dict[str, Any] = {}
+    if other.additive is not None:
+        before = other.layer.format(i=0)
+        changes["others"], changes["loose"] = other.others, other.loose
+        changes["shared"] = tuple(
+            row.layer.format(i=0) + name.removeprefix(before) if name.startswith(before) else name
+            for name in other.shared
+        )
+        if hasattr(other.additive, "layer"):
+            changes["additive"] = replace(other.additive, layer=row.layer)  # type: ignore[type-var]
+    return changes

@@ -1,0 +1,562 @@
+"""What the names, shapes and order of a tiny model's modules say about its attention.
+
+`Derived.rows` makes the rows that these allow. Names and shapes do not tell the kind of norm, rotation or scale: the
+plainest is taken, and `search` finds the right one.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import permutations, takewhile
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from weightscope.adopting.hooks import Observed
+from weightscope.adopting.tiny_models import parameters_of
+from weightscope.adopting.trial import Tiny
+from weightscope.architectures.cells import Biases, Inputs, Memory, QkNorm, StoredNorm
+from weightscope.architectures.config import KEYS
+from weightscope.architectures.family import Family
+from weightscope.architectures.layouts import conv1d_fused, keys_beside_values, keys_with_values, packed, separate
+from weightscope.architectures.rope import Rope
+from weightscope.architectures.stacks import prefixes_of
+from weightscope.architectures.steps.gate import Gate
+from weightscope.architectures.steps.gathered_norms import SubNorm
+from weightscope.attention.gathered import GATES
+
+NAMED = {"query": r"(?:^|[._])(?:w?q|to_q|q_\w+|query\w*)$", "key": r"(?:^|[._])(?:w?k|to_k|k_\w+|key\w*)$",
+         "value": r"(?:^|[._])(?:w?v|to_v|v_\w+|value\w*)$"}  # fmt: skip
+EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps")
+JOINT = (keys_with_values, keys_beside_values)  # layouts of one tensor of keys and values
+Roles = tuple[str, str, str]
+
+
+class Anatomy:
+    """The role of each module in one stack, from its shape, its name and the order of calls."""
+
+    def __init__(self, tiny: Tiny, stack: str) -> None:
+        self.tiny, self.members = tiny, tiny.stacks[stack]
+        self.one: Observed = next((member for member in self.members if member.norm), self.members[0])
+        self.n_heads = self.one.attention.shape[0]
+        self.d_model = self.one.streams[0].shape[-1]
+        self.cross = self.one.kind == "cross"
+
+    def module(self, path: str) -> torch.nn.Module:
+        """A module by its path."""
+        module: torch.nn.Module = self.tiny.model.get_submodule(path)
+        return module
+
+    def stored(self, path: str) -> str:
+        """A parameter's name in the file; empty where no tensor of it is this one alone."""
+        return next(iter(self.tiny.stored.names.get(path, [])), "")
+
+    @cached_property
+    def stems(self) -> dict[str, str]:
+        """The prefix of the tensor names of every recorded layer."""
+        keys = {}
+        for layer in dict.fromkeys(member.layer for member in self.members):
+            tensor_names = [
+                names[0] for name, names in self.tiny.stored.names.items() if name.startswith(layer + ".") and names
+            ]
+            shared = (
+                takewhile(lambda pair: pair[0] == pair[1], zip(min(tensor_names), max(tensor_names), strict=False))
+                if tensor_names
+                else ()
+            )
+            if match := re.match(r"(.*\.)?\d+\.", "".join(letter for letter, _ in shared)):
+                keys[layer] = match[0]
+        return keys
+
+    @cached_property
+    def template(self) -> tuple[str, ...]:
+        """The parts of a layer's name, "{i}" for its index: the number in which layers differ, or the last."""
+        split = [stem.rstrip(".").split(".") for stem in self.stems.values()]
+        numbers = [position for position, part in enumerate(split[0]) if part.isdigit()]
+        varying = [
+            position for position in numbers if len({parts[position] for parts in split if len(parts) > position}) > 1
+        ]
+        index = (varying or numbers)[0 if varying else -1]
+        return tuple("{i}" if position == index else part for position, part in enumerate(split[0]))
+
+    def relative(self, path: str) -> str:
+        """A module's name within its layer, as the file has it; empty where none of its tensors is there."""
+        stem = next((stem for layer, stem in self.stems.items() if path.startswith(layer + ".")), "")
+        for name, _ in self.module(path).named_parameters(recurse=False):
+            stored = self.stored(f"{path}.{name}")
+            if stem and stored.startswith(stem):
+                return stored[len(stem) :].rpartition(".")[0]
+        return ""
+
+    def indices(self) -> dict[int, Observed]:
+        """Layers that were seen, by the index in their names."""
+        layer_part = self.template.index("{i}")
+        return {
+            int(self.stems[member.layer].split(".")[layer_part]): member
+            for member in self.members
+            if member.layer in self.stems
+        }
+
+    def shape(self, path: str) -> tuple[int, int] | None:
+        """(out, in) of a module that is a matrix; None of any other."""
+        module = self.module(path)
+        weight = getattr(module, "weight", None)
+        if isinstance(module, torch.nn.Embedding) or weight is None or weight.ndim != 2 or self.is_norm(path):
+            return None
+        return tuple(reversed(weight.shape)) if isinstance(module, Conv1D) else tuple(weight.shape)
+
+    def is_norm(self, path: str) -> bool:
+        """Whether a module is a norm: by its class's name."""
+        return "norm" in type(self.module(path)).__name__.lower()
+
+    @cached_property
+    def matrices(self) -> list[str]:
+        """What makes queries, keys, values and whatever else attention makes of its input, in the order they run."""
+        before = [path for path in dict.fromkeys(self.one.before) if self.shape(path)]
+        inside = [path for path in before if path.startswith(self.one.module + ".")]
+        return inside or before
+
+    @cached_property
+    def tables(self) -> list[str]:
+        """Embeddings within attention, by their names within the layer: of distances, as a rule."""
+        inside = [path for member in self.members for path in member.before if path.startswith(member.module + ".")]
+        embeddings = [path for path in inside if isinstance(self.module(path), torch.nn.Embedding)]
+        return list(dict.fromkeys(self.relative(path) for path in embeddings))
+
+    @cached_property
+    def late(self) -> list[str]:
+        """Matrices after the softmax: those of attention itself, or else all."""
+        after = [path for path in dict.fromkeys(self.one.after) if self.shape(path)]
+        return [path for path in after if path.startswith(self.one.module + ".")] or after[:1]
+
+    @cached_property
+    def output(self) -> str:
+        """Path of the last of these, which those before it gate."""
+        return next(reversed(self.late), "")
+
+    @property
+    def packed(self) -> bool:
+        """Whether attention is torch's own, of one tensor without a module."""
+        return getattr(self.module(self.one.module), "in_proj_weight", None) is not None
+
+    @property
+    def transposed(self) -> bool:
+        """Whether matrices are stored as (in, out)."""
+        return isinstance(self.module(self.output), Conv1D)
+
+    def roles(self) -> Iterator[Roles]:
+        """Which matrices may make queries, keys and values: as they are named, or else in any order."""
+        named = {role: [path for path in self.matrices if re.search(names, path)] for role, names in NAMED.items()}
+        sure = {role: paths[0] for role, paths in named.items() if len(paths) == 1}
+        if len(self.matrices) == 1 or len(sure) == len(NAMED):
+            yield (self.matrices * 3)[:3] if len(self.matrices) == 1 else tuple(sure.values())  # type: ignore[misc]
+        elif len(self.matrices) == 2:  # values are keys before their norm, or keys and values are one tensor
+            query = sure.get("query", self.matrices[0])
+            key = next(path for path in reversed(self.matrices) if path != query)
+            yield query, key, key
+        else:
+            left = [path for path in self.matrices[:5] if path not in sure.values()]
+            for order in permutations(left, max(0, len(NAMED) - len(sure))):
+                rest = iter(order)
+                yield tuple(sure.get(role) or next(rest) for role in NAMED)  # type: ignore[misc]
+
+    @cached_property
+    def inner_norms(self) -> list[str]:
+        """Norms within attention, before its softmax, in the order they run."""
+        inside = [path for path in dict.fromkeys(self.one.before) if path.startswith(self.one.module + ".")]
+        return [path for path in inside if self.is_norm(path) and path != self.one.norm]
+
+    @property
+    def first_inner_norm(self) -> str:
+        """The first of them; empty where there is none."""
+        return next(iter(self.inner_norms), "")
+
+    @cached_property
+    def gathered_norm(self) -> str:
+        """A norm of what heads have gathered, before the output; empty where there is none."""
+        before_output = self.one.after[: self.one.after.index(self.output)] if self.output else ()
+        return next((path for path in before_output if self.is_norm(path)), "")
+
+    def head_parameters(self) -> list[str]:
+        """Tensors of attention itself with one number a head, by their names within the layer."""
+        stem = self.stems.get(self.one.layer, "")
+        parameters = self.module(self.one.module).named_parameters(recurse=False)
+        names = [
+            self.stored(f"{self.one.module}.{name}") for name, value in parameters if value.numel() == self.n_heads
+        ]
+        return [name.removeprefix(stem) for name in names if stem and name.startswith(stem)]
+
+    def has_bias(self, path: str) -> bool:
+        """Whether a module has a bias."""
+        return getattr(self.module(path), "bias", None) is not None
+
+    def eps(self, path: str) -> float | None:
+        """What a norm adds under the root, where it says so."""
+        module = self.module(path)
+        values = (getattr(module, name, None) for name in EPS)
+        return next((float(value) for value in values if isinstance(value, float)), None)
+
+    @cached_property
+    def owner(self) -> Any:
+        """The innermost model of transformers that the stack is in."""
+        paths = self.one.module.split(".")
+        outer = [self.tiny.model.get_submodule(".".join(paths[:n])) for n in range(len(paths), -1, -1)]
+        return next(module for module in outer if isinstance(module, PreTrainedModel))
+
+    @cached_property
+    def part(self) -> str:
+        """The keys that lead to its part of the config, with dots between; empty where that is all of it."""
+        config_of_part = self.owner.config
+
+        def search(config: Any, path: str) -> str | None:
+            for key, value in vars(config).items():
+                if hasattr(value, "to_dict"):
+                    here = f"{path}.{key}" if path else key
+                    if value is config_of_part or value.to_dict() == config_of_part.to_dict():
+                        return here
+                    if (inner := search(value, here)) is not None:
+                        return inner
+            return None
+
+        return "" if config_of_part is self.tiny.model.config else search(self.tiny.model.config, "") or ""
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """That part, as the file has it."""
+        values: Any = self.tiny.checkpoint.config.raw
+        for key in filter(None, self.part.split(".")):
+            values = values[key]
+        return dict(values)
+
+    def tokens(self) -> str:
+        """The table whose rows enter the first layer as they are; empty where none is."""
+        rows = self.members[0].streams[0]
+        for path, module in self.tiny.model.named_modules():
+            if isinstance(module, torch.nn.Embedding) and module.weight.shape[1] == self.d_model:
+                table = {row.tobytes() for row in module.weight.detach().float().numpy()}
+                if all(row.astype(np.float32).tobytes() in table for row in rows):
+                    return self.stored(path + ".weight")
+        return ""
+
+
+MOST_FLAGS = 6  # of a config that are turned over
+WORDS = {
+    "n_layers": "layer|block|depth", "d_model": "hidden|emb|model|dim|width|channel|units", "n_heads": "head",
+    "kv_heads": "kv|key_value|group", "head_dim": "dim|size|kv|channel|head", "value_dim": "v|value", "norm_eps": "eps",
+}  # fmt: skip
+
+
+class Derived:
+    """What the two tiny models of a stack have in common, as cells of a row."""
+
+    def __init__(self, tinies: Sequence[Tiny], stack: str) -> None:
+        self.each = [Anatomy(tiny, stack) for tiny in tinies]
+        self.first, self.stack = self.each[0], stack
+        self.flags = _flags(self.first)
+        self._left_out: dict[str, Any] = {}
+        # In a post-norm layer what enters cross-attention has come out of a norm, and is the stream.
+        ahead = bool(self.first.one.before) and self.first.is_norm(self.first.one.before[0])
+        self.before = self.first.one.norm if ahead else ""
+
+    def key(self, meaning: str, number: Callable[[Anatomy], float | None], known: Sequence[str] = ()) -> str:
+        """The config's key of a number: it has the number's value in both models, and a name that fits; or none."""
+        parts = [each.config for each in self.each]
+        numbers = [number(each) for each in self.each]
+        if None in numbers:
+            return ""
+        fitting = [key for key in parts[0] if key in known or re.search(WORDS[meaning], key)]
+        for part, value in zip(parts, numbers, strict=True):
+            fitting = [key for key in fitting if type(part.get(key)) is type(value) and part[key] == value]
+        fitting.sort(key=lambda key: (-len(self.here & {*key.split("_")}), key not in known))
+        return fitting[0] if fitting else ""
+
+    def size_keys(self) -> Mapping[str, tuple[str, ...]]:
+        """Config keys of sizes that the usual keys do not give."""
+        wanted: dict[str, Callable[[Anatomy], float | None]] = {
+            "n_layers": lambda each: max(each.indices(), default=0) + 1,
+            "d_model": lambda each: each.d_model,
+            "n_heads": lambda each: each.n_heads,
+            "norm_eps": lambda each: each.eps(path) if (path := self.before or each.first_inner_norm) else None,
+        }
+        keys = {}
+        for meaning, number in wanted.items():
+            usual = next((key for key in KEYS[meaning] if self.first.config.get(key) is not None), "")
+            right = all(each.config.get(usual) == number(each) for each in self.each)
+            fitting = self.key(meaning, number, KEYS[meaning])
+            if fitting and fitting != usual and (not right or self.here & {*fitting.split("_")}):
+                keys[meaning] = (fitting,)
+        return keys
+
+    @property
+    def here(self) -> set[str]:
+        """What the stack is called that keys may be called too."""
+        return {*re.split(r"[._]", self.stack)} & {"encoder", "decoder", "text", "vision", "audio"}
+
+    def norm(self, path: str) -> list[StoredNorm | None]:
+        """What a norm may be: one that centres, one that does not, one whose gains count from 1."""
+        if not path:
+            return [None]
+        usual = next((key for key in KEYS["norm_eps"] if self.first.config.get(key) is not None), "")
+        eps = self.first.eps(path)
+        drives = all(each.config.get(usual) == each.eps(path) for each in self.each)
+        fixed = None if eps is None or drives or "norm_eps" in self.size_keys() else eps
+        bias, module = self.first.has_bias(path), self.first.relative(path)
+        without = tuple(
+            i for i, member in sorted(self.first.indices().items()) if not member.norm and path == self.before
+        )
+        kinds = ((True, 0.0), (True, 1.0)) if bias else ((True, 0.0), (False, 0.0), (False, 1.0), (True, 1.0))
+        kinds = kinds if module else kinds[:2]
+        several = (
+            (fixed,) if eps is not None else (1e-5, 1e-6, 1e-8, 1e-12)
+        )  # set in the code, where no attribute shows it
+        return [
+            StoredNorm(module, centred, bias, offset, eps_value, without)
+            for eps_value in several for centred, offset in kinds
+        ]  # fmt: skip
+
+    def qk_norms(self) -> list[QkNorm | None]:
+        """What norms of queries and keys may be."""
+        paths = self.first.inner_norms
+        named = [[path for path in paths if re.search(rf"(^|[._]){letter}", path.removeprefix(self.first.one.module))]
+                 for letter in "qk"]  # fmt: skip
+        chosen = [candidates[0] for candidates in named if candidates] if all(named) else (paths * 2)[:2]
+        if not chosen:
+            return [None]
+        query, key = (self.first.relative(path) for path in chosen)
+        listed = ".norms." in query
+        if listed:
+            query, key = (module.rpartition(".norms.")[0] for module in (query, key))
+        bias, eps = self.first.has_bias(chosen[0]), self.first.eps(chosen[0])
+        keys = self.size_keys().get("norm_eps", KEYS["norm_eps"])
+        drives = any(all(each.config.get(key) == each.eps(each.first_inner_norm) for each in self.each) for key in keys)
+        scopes = ("listed",) if listed else self._scopes(chosen[0])
+        return [
+            QkNorm(query, key, scope, centred, bias, offset, None if drives else eps, rotated)
+            for rotated in (False, True) for scope in scopes
+            for centred, offset in ((False, 0.0), (True, 0.0), (False, 1.0))
+        ]  # fmt: skip
+
+    def _scopes(self, path: str) -> tuple[str, ...]:
+        """What a norm of queries is shared by, as the shape of its gains says."""
+        weight = getattr(self.first.module(path), "weight", None)
+        if weight is None:
+            return ("shared", "joint")
+        matrices = (each for path in self.first.matrices[:1] if (each := self.first.shape(path)))
+        joint = any(weight.numel() in (out, out // 3) for out, _ in matrices)
+        return ("own",) if weight.ndim > 1 else ("joint",) if joint else ("shared",)
+
+    def gates(self, roles: Roles) -> list[Gate | None]:
+        """Gates that a fourth matrix may be."""
+        left = [path for path in (*self.first.matrices, *self.first.late[:-1]) if path not in roles]
+        if len(left) != 1:
+            return [None]
+        return [Gate(self.first.relative(left[0]), self.first.has_bias(left[0]), kind=kind) for kind in GATES]
+
+    def bias(self, path: str) -> bool | str:
+        """Whether a module has a bias, or the flag that says so."""
+        return self.flags.get(path) or self.first.has_bias(path)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What the row is called, which model_type it is of, and where its part of the config is."""
+        part, model = (config.get("model_type") for config in (self.first.config, self.first.tiny.checkpoint.config))
+        has_own_type = isinstance(part, str) and part != model
+        kind = str(part if has_own_type else model)
+        nested = "" if has_own_type else self.first.part
+        return {"name": kind, "model_types": (kind,), "nested": nested, "tower": self._tower()}
+
+    def rows(self, fused: Sequence[Any]) -> Iterator[Family]:
+        """Every row that names and shapes allow, most likely first."""
+        first = self.first
+        if not first.output or not (first.matrices or first.packed) or not first.stems:
+            return
+        for roles in first.roles() if not first.packed else [("", "", "")]:
+            modules = [first.relative(path) for path in roles] if not first.packed else [self._packed()] * 3
+            if not all(modules):
+                continue
+            if first.packed:
+                layouts: Sequence[Any] = [packed]
+            elif roles[0] == roles[1] == roles[2]:
+                layouts = [conv1d_fused] if first.transposed else fused
+            else:
+                layouts = [separate, *JOINT] if roles[1] == roles[2] else [separate]
+            for layout in layouts:
+                for gate in self.gates(roles):
+                    yield self._row(roles, modules, layout, gate)
+
+    def _packed(self) -> str:
+        """torch's own attention: what its one tensor's name begins with."""
+        stored = self.first.stored(f"{self.first.one.module}.in_proj_weight")
+        return stored.removeprefix(self.first.stems[self.first.one.layer]).removesuffix("_weight")
+
+    def _row(
+        self, roles: Roles, modules: Sequence[str], layout: Any, gate: Gate | None
+    ) -> Family:  # fmt: skip
+        first, keys = self.first, self.size_keys()
+        has_modules = not first.packed
+        last = self.bias(first.output)
+        query, key, value = (self.bias(path) if has_modules else True for path in roles)
+        sub_norm = self.norm(first.gathered_norm)[0] if first.gathered_norm else None
+        row = Family(
+            **self.identity,
+            prefixes=("",),
+            layer="",
+            layout=layout,
+            query=modules[0],
+            key=modules[1],
+            value=modules[2],
+            output=first.relative(first.output),
+            inputs=Inputs(),
+            norm=self.norm(self.before)[0],
+            memory=Memory() if first.cross else None,
+            ignored=self._ignored(),
+            steps=(*([gate] if gate else []), *([SubNorm(sub_norm)] if sub_norm else [])),
+            biases=Biases(query, key, value, last),
+            qk_norm=self.qk_norms()[0],
+            rope=Rope() if any(re.search("rope|rotary", key) for key in first.config) else None,
+            transposed=tuple({name.rpartition(".")[2] for name in (*modules, first.relative(first.output))})
+            if first.transposed else (),
+            kv_heads=self._kv_heads(roles, 2 if layout in JOINT else 1) if has_modules else (),
+            head_dim=self._wide("head_dim", _head_dim(roles)) if has_modules else (),
+            value_dim=self._wide("value_dim", _value_dim(roles)) if has_modules and layout is separate else (),
+            keys=keys,
+        )  # fmt: skip
+        row = self._placed(row)
+        named = {key for meaning in ("norm_eps", "n_positions") for key in row.size_keys[meaning]}
+        named |= {
+            key for cell in (row.kv_heads, row.head_dim, row.value_dim) if isinstance(cell, tuple) for key in cell
+        }
+        named |= {flag for flag in (query, key, value, last) if isinstance(flag, str)}
+        known = {key: self.left_out(key) for key in sorted(named) if key in first.config}
+        return row.but(defaults={key: value for key, value in known.items() if value is not None})
+
+    def left_out(self, key: str) -> Any:
+        """What the architecture takes where the config lacks a key; None where that depends on others."""
+        if key not in self._left_out:
+            self._left_out[key] = self._without(key)
+        return self._left_out[key]
+
+    def _without(self, key: str) -> Any:
+        kind = type(self.first.owner.config)
+        values_without = [kind().to_dict().get(key)]  # of its own sizes, as d / H need not be the same in all three
+        for each in self.each:
+            config = each.owner.config
+            values = {name: value for name, value in config.to_dict().items() if name != key}
+            try:
+                values_without.append(kind.from_dict(values).to_dict().get(key))
+            except Exception:  # whatever transformers raises of what is missing
+                return None
+        plain = isinstance(
+            values_without[0], bool | int | float | str
+        )  # dialects write objects, and one hides another's keys
+        first, second, third = values_without
+        return first if plain and first == second == third else None
+
+    def _placed(self, row: Family) -> Family:
+        """The row with its layer's name: as short as it is without being another stack's too."""
+        template = self.first.template
+        layer_part = template.index("{i}")
+        for start in range(max(0, layer_part - 1), -1, -1):
+            prefix, layer = (".".join(parts) + "." * bool(parts) for parts in (template[:start], template[start:]))
+            tokens = self.first.tokens()
+            inputs = Inputs(tokens=tokens.removeprefix(prefix)) if tokens.startswith(prefix) else Inputs()
+            row = row.but(prefixes=(prefix,), layer=layer, inputs=inputs)
+            if prefixes_of(self.first.tiny.checkpoint, row) == [prefix]:
+                break
+        return row
+
+    def _tower(self) -> str:
+        """What the stack is called where the model has others."""
+        if len(self.first.tiny.stacks) == 1:
+            return ""
+        if self.first.cross:
+            return "cross"
+        words = re.split(r"[._]", self.stack)
+        known = (word for word in ("vision", "audio", "text", "encoder", "decoder") if word in words)
+        return next(known, "decoder" if self.first.one.kind == "causal" else "encoder")
+
+    def _ignored(self) -> tuple[str, ...]:
+        """Norms of what attention gives: modules after its output."""
+        after = self.first.one.after
+        norms = [path for path in after[after.index(self.first.output) + 1 :] if self.first.is_norm(path)]
+        inside = self.first.one.module.rpartition(".")[0] + "."
+        ignored = [path for path in norms if path.startswith(inside) and self.first.output.startswith(inside)]
+        outer = {name for path in ignored if (name := self.first.relative(path)).count(".")}
+        return tuple(sorted(outer))
+
+    def _kv_heads(self, roles: Roles, made: int) -> int | tuple[str, ...]:
+        """Key-value heads: as many as heads, one, or so many as a key says; `made` of each by the keys' tensor."""
+
+        def count(each: Anatomy) -> int | None:
+            out, wide = _out(each, roles[1]), _head_dim(roles)(each)
+            if out is None or not wide:
+                return None
+            return out // (made * wide) if roles[0] != roles[1] else (out // wide - each.n_heads) // 2
+
+        counts = [count(each) for each in self.each]
+        if counts == [each.n_heads for each in self.each]:
+            return ()
+        key = self.key("kv_heads", count, ("num_key_value_heads",))
+        return (key,) if key else 1 if counts == [1, 1] else ()
+
+    def _wide(self, meaning: str, number: Callable[[Anatomy], int | None]) -> tuple[str, ...]:
+        """The key of a width that is not the usual one."""
+        if meaning == "value_dim":
+            usual = [self.first.shape(self.first.output)]
+            if not usual[0]:
+                return ()
+        plain = [each.d_model / each.n_heads for each in self.each]
+        if meaning == "head_dim" and [number(each) for each in self.each] == plain:
+            return tuple(key for key in ("head_dim",) if key in self.first.config)
+        key = self.key(meaning, number, ("head_dim",) if meaning == "head_dim" else ("v_head_dim",))
+        return (key,) if key else ()
+
+
+def _out(each: Anatomy, path: str) -> int | None:
+    shape = each.shape(path) if path else None
+    return shape[0] if shape else None
+
+
+def _head_dim(roles: Roles) -> Callable[[Anatomy], int | None]:
+    """A head's width: what makes queries gives one a head; of one tensor, that of what the output takes."""
+
+    def number(each: Anatomy) -> int | None:
+        if roles[0] != roles[1]:
+            out = _out(each, roles[0])
+            return None if out is None else out // each.n_heads
+        taken = each.shape(each.output)
+        return None if taken is None else taken[1] // each.n_heads
+
+    return number
+
+
+def _value_dim(roles: Roles) -> Callable[[Anatomy], int | None]:
+    """The width of a head's values where it is not that of its queries."""
+
+    def number(each: Anatomy) -> int | None:
+        taken, wide = each.shape(each.output), _head_dim(roles)(each)
+        return None if taken is None or taken[1] // each.n_heads == wide else taken[1] // each.n_heads
+
+    return number
+
+
+def _flags(anatomy: Anatomy) -> dict[str, str]:
+    """Modules that have a bias if a flag of the config says so, and that flag: each is turned over and looked at."""
+    config, part = anatomy.tiny.model.config, anatomy.part
+    flags = [key for key, value in anatomy.config.items() if isinstance(value, bool) and "bias" in key][:MOST_FLAGS]
+    usual = parameters_of(config)
+    flag_of: dict[str, str] = {}
+    for flag in flags:
+        changed = config.to_dict()
+        inner = changed
+        for key in filter(None, part.split(".")):
+            inner = inner[key]
+        if flag not in inner:
+            continue
+        inner[flag] = not inner[flag]
+        differs = parameters_of(type(config).from_dict(changed)) ^ usual
+        flag_of |= {name.removesuffix(".bias"): flag for name in differs if name.endswith(".bias")}
+    return flag_of

@@ -1,0 +1,164 @@
+"""A model's config, whichever names its file uses for the same thing, and what it may leave out."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from weightscope.checkpoint.config import Config, read_json
+from weightscope.errors import CheckpointError
+
+# A model's config, whichever names its file uses for the same thing.
+
+# Meaning -> keys to try in order.
+KEYS: dict[str, tuple[str, ...]] = {
+    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "d_model": ("hidden_size", "n_embd", "n_embed", "d_model", "dim"),
+    "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
+    "n_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
+    "vocab_size": ("vocab_size",),
+    "initial_std": ("initializer_range", "init_std"),
+}
+MOST_LAYERS = 10**4
+
+
+@dataclass(frozen=True, eq=False)
+class ModelConfig(Config):
+    """A model's config with its sizes normalised over dialects; other values are read as of any `Config`.
+
+    Attributes
+    ----------
+    model_type : str
+    n_layers, d_model, n_heads, n_kv_heads, head_dim : int
+        head_dim is the width of a head's queries and keys.
+    norm : str
+        "layer_norm" or "rms_norm", or "none" where attention reads the residual stream as it is.
+    norm_eps : float
+    layer_types : tuple of str
+        Every layer's kind, as transformers names them.
+    rope : mapping of layer type to Config
+        Rotary parameters (theta, fraction, kind, scaling) by layer type; empty without rotation.
+    n_positions, vocab_size : int or None
+    raw, file
+        As of any `Config`, the architecture's defaults filled in.
+    """
+
+    model_type: str
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    norm: str
+    norm_eps: float
+    layer_types: tuple[str, ...]
+    rope: Mapping[str, Config] = field(repr=False)
+    n_positions: int | None
+    vocab_size: int | None
+
+    @property
+    def initial_std(self) -> float | None:
+        """Of the normal distribution that embeddings began with; None where the config does not say it, or absurdly."""
+        try:
+            return self.number(*KEYS["initial_std"], smallest=1e-6, largest=100.0)
+        except CheckpointError:
+            return None
+
+
+@dataclass(frozen=True)
+class Every:
+    """Layer types by a period: layer i is `then` when i % period is `phase` (counted from the end if negative).
+
+    Attributes
+    ----------
+    key : str
+        The config's key for the period.
+    phase : int
+    then, otherwise : str
+    """
+
+    key: str
+    phase: int = -1
+    then: str = "full_attention"
+    otherwise: str = "sliding_attention"
+
+    def __call__(self, config: Config, n_layers: int) -> tuple[str, ...]:
+        """Every layer's type."""
+        period = config.size(self.key)
+        return tuple(self.then if i % period == self.phase % period else self.otherwise for i in range(n_layers))
+
+
+def listed_sizes(config: "ModelConfig", layer: int) -> Mapping[str, Any]:
+    """What `per_layer_config` says of one layer, by the config's keys: sizes that are others than the model's.
+
+    Raises
+    ------
+    CheckpointError
+        It is not an object of objects by layers' numbers.
+    """
+    listed = config.inside("per_layer_config")
+    if not all(isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 9 for key in listed):
+        raise config.error("per_layer_config", "an object by layers' numbers")
+    return next((listed.inside(key) for key in listed if int(key) == layer), {})
+
+
+LayerTypes = Callable[[Config, int], tuple[str, ...]]
+
+
+def all_full(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Every layer attends to everything."""
+    return ("full_attention",) * n_layers
+
+
+def stated(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Only what the config lists: transformers' class has a rule of its own where it does not.
+
+    Raises
+    ------
+    CheckpointError
+        It lists none.
+    """
+    raise config.error("layer_types", "a list with every layer's type")
+
+
+# What the parts of a config may leave out because transformers' classes have it by default: sizes, and model_types.
+#
+# Old files do leave it out (LLaVA 1.5 names no sizes of its text model). `defaults.json` is made of those classes.
+
+FILE = Path(__file__).with_name("defaults.json")
+
+
+def sizes_of(model_type: object) -> dict[str, int]:
+    """The sizes of an architecture's default config, under its own keys; empty for one that is not known."""
+    return _of(model_type, "sizes")
+
+
+def inner_types(model_type: object) -> dict[str, str]:
+    """The model_types of the parts of a wrapper's default config, by the keys that lead there."""
+    return _of(model_type, "parts")
+
+
+def values_of(model_types: Iterable[str]) -> dict[str, Any]:
+    """What the config of an architecture may leave out, and what transformers takes then; the first type's wins."""
+    return {key: value for kind in reversed([*model_types]) for key, value in _of(kind, "values").items()}
+
+
+def names_of(model_type: object) -> dict[str, str]:
+    """The names of sizes that an architecture's class knows, each with the one that it stores the size under."""
+    return _of(model_type, "names")
+
+
+def rope_of(model_type: object) -> dict[str, Any]:
+    """The rotary parameters that an architecture's class gives a config that has none; empty where they are plain."""
+    return _of(model_type, "rope")
+
+
+def _of(model_type: object, what: str) -> dict[str, Any]:
+    return _defaults().get(model_type, {}).get(what, {}) if isinstance(model_type, str) else {}
+
+
+@lru_cache(None)
+def _defaults() -> dict[str, Any]:
+    return read_json(FILE)

@@ -1,0 +1,252 @@
+"""The dialects of config.json, put into the one that transformers 5 writes, by its own rules.
+
+transformers standardises a config before it builds a model: `attribute_map` renames sizes, and
+`convert_rope_params_to_dict` turns what older versions wrote of rotation into `rope_parameters`. `renamed` and
+`standardised` do the same. Where a config says two things at once, transformers' rule decides and a note says so;
+without a rule the config is refused. Where versions of transformers differ, the one that wrote the file decides; a
+file that does not name it is refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from weightscope.architectures.config import KEYS, names_of, rope_of
+from weightscope.architectures.family import Family
+from weightscope.architectures.rope import Rope
+from weightscope.checkpoint.config import Config
+from weightscope.errors import CheckpointError
+
+GIVEN, SCALING = "rope_parameters", "rope_scaling"
+TRAINED = "original_max_position_embeddings"
+FULL, SLIDING = "full_attention", "sliding_attention"
+NEEDED = {"n_layers", "d_model", "n_heads", "norm_eps"}  # sizes that change numbers
+SIZES = {name for meaning in NEEDED for name in KEYS[meaning]}
+
+
+def writer_of(config: Config) -> int | None:
+    """The major version of the transformers that wrote a config; None where it does not say."""
+    major = str(config.get("transformers_version") or "").partition(".")[0]
+    return int(major) if major.isascii() and major.isdigit() and len(major) < 4 else None
+
+
+# Sizes under several names.
+
+
+def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
+    """A config with its sizes under the names that the class of its model_type stores them by.
+
+    Raises
+    ------
+    CheckpointError
+        Two names of a size have different values, or a size is only there under a name that the class does not know.
+    """
+    known, values = names_of(kind), dict(part)
+    read = family.names
+    for name, stored in known.items():
+        value = values.get(name)
+        if name != stored and value is not None:
+            if not {name, stored}.isdisjoint(read | SIZES) and part.get(stored, value) not in (None, value):
+                raise part.error(name, f"{part[stored]}, as its other name '{stored}' says,")
+            if not stored:
+                raise part.error(name, f"nothing, as {kind} makes another number of it,")
+            values[stored] = value
+        elif name != stored and name in read and values.get(stored) is not None:
+            values[name] = values[stored]
+    for meaning, names in family.size_keys.items():
+        stored_names = [name for name in names if name in known]
+        strange = [name for name in names if stored_names and name not in known and name in values]
+        said = any(values.get(name) is not None for name in stored_names)
+        for name in strange:
+            value = values.pop(name)
+            usual = next((family.defaults[own] for own in stored_names if own in family.defaults), None)
+            if value is not None and not said and meaning in NEEDED and value != usual:
+                problem = f"'{name}' is {str(value)[:40]}, but {kind} reads '{stored_names[0]}', which is missing"
+                raise CheckpointError(f"{problem}; write the number there", file=part.file)
+    return values
+
+
+# Rotation.
+
+
+def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: str, writer: int | None) -> Config:
+    """A config with its rotation in one form.
+
+    Parameters
+    ----------
+    part : Config
+        As the file has it.
+    values : mapping
+        The same without nulls, and with the architecture's defaults.
+    family : Family
+        As configured by them.
+    kind : str
+        Its model_type.
+    writer : int or None
+        Major version of the transformers that wrote it.
+
+    Raises
+    ------
+    CheckpointError
+        It says two things at once, or something that versions of transformers read differently and no version.
+    """
+    config, rope = Config(values, part.file), family.rope
+    if not isinstance(rope, Rope):
+        if rope is not None and config.get(SCALING):
+            raise config.error(SCALING, "none: nothing scales the rotation of this architecture")
+        return config
+    _refuse_unread_width(part, config, family, kind)
+    emptied = SCALING in part and not part[SCALING]
+    usual = rope_of(kind) or rope_of(family.model_types[0])
+    rotary = _Rotary(config, rope, usual, writer, free=not names_of(kind), emptied=emptied)
+    made = {key: value for key, value in values.items() if key != SCALING} | {GIVEN: rotary.standard()}
+    return replace(config, raw=made, notes=tuple(rotary.notes))
+
+
+def _refuse_unread_width(part: Config, config: Config, family: Family, kind: str) -> None:
+    """Refuse a head_dim that a rotary module reads in another way than projections: null, or unknown to the class."""
+    known, keys = names_of(kind), family.size_keys
+    if isinstance(family.rope, Rope) and family.rope.start_key and "head_dim" in part and not part.has("head_dim"):
+        raise part.error("head_dim", "a number, or no such key: its code would divide the model's width by its heads")
+    if not known or "head_dim" in known or "head_dim" in family.head_dim or not config.has("head_dim"):
+        return
+    width = config.size(*keys["d_model"]) // config.size(*keys["n_heads"])
+    if config["head_dim"] != width:
+        raise config.error("head_dim", f"{width}, or nothing, as {kind} takes its width from the model's,")
+
+
+@dataclass
+class _Rotary:
+    """What a config says of rotation, while it is put into one form."""
+
+    values: Config  # with what the row has by default, no nulls
+    rope: Rope
+    usual: Mapping[str, Any]  # what the class gives a config without rotary parameters
+    writer: int | None  # major version of the transformers that wrote the config
+    free: bool  # the class is not known: parameters may be nested by layer type or not
+    emptied: bool  # the config says that nothing is scaled, by null or {}
+    notes: list[str] = field(default_factory=list)
+
+    def standard(self) -> dict[str, Any]:
+        """`rope_parameters`, flat or by layer type, with every base and kind written out."""
+        given, scaling = self.values.inside(GIVEN), self.values.inside(SCALING)
+        if scaling and not self.rope.scaling:
+            raise self.values.error(SCALING, f"{GIVEN}, as this architecture does not read it,")
+        if scaling.has("type") and scaling.get("rope_type", scaling["type"]) != scaling["type"]:
+            raise scaling.error("type", f"{scaling['rope_type']}, as 'rope_type' says,")  # 4 takes this, 5 the other
+        if not self.rope.theta_key:  # the code's own base, whatever the config says
+            return {"rope_theta": self.rope.theta}
+        if self.rope.local:
+            return self._merged(given, scaling)
+        if GIVEN not in self.values:
+            given = Config(self.usual, self.values.file)
+        if _nested(self.usual) or ((self.free or self.rope.by_type) and _nested(given)):
+            return self._by_type(given, scaling)
+        return self._one(given, scaling)
+
+    def _one(self, given: Config, scaling: Config) -> dict[str, Any]:
+        """One rotation for all layers: what rope_scaling says takes the place of all that rope_parameters says."""
+        chosen = scaling or given
+        if _nested(chosen):
+            raise self.values.error(SCALING if scaling else GIVEN, "one rotation for all layers")
+        top = self._top()
+        made = self._complete(top, chosen)
+        if scaling and given and GIVEN in self.values:
+            self._say(made, self._complete(top, given), "what rope_parameters says; rope_scaling is read instead")
+        elif scaling:  # transformers 4 took bases and shares from the top alone
+            inner = {key: value for key, value in chosen.items() if key not in top}
+            made = self._as_written("rope_theta in rope_scaling", self._complete(top, inner), made)
+        elif self.emptied and GIVEN not in self.values:
+            made = self._as_written("an empty rope_scaling", self._complete(top, {}), made)
+        elif self.values.has(self.rope.theta_key):
+            self._say(made, {**made, **top}, f"what {self.rope.theta_key} says; rope_parameters is read instead")
+        for key in {"rope_theta", "rotary_emb_base"} - {self.rope.theta_key}:  # which other code reads
+            if self.values.has(key) and self.values[key] != made["rope_theta"]:
+                raise self.values.error(key, f"{made['rope_theta']}, the base that transformers reads,")
+        if made["rope_type"] != "default" and self.values.has(TRAINED):
+            made[TRAINED] = self.values[TRAINED]
+        return made
+
+    def _by_type(self, given: Config, scaling: Config) -> dict[str, Any]:
+        """A rotation for each layer type, null where it has none."""
+        if scaling:
+            raise self.values.error(SCALING, f"{GIVEN} with an entry for each layer type")
+        self._refuse_flat(given)
+        entries = {kind: entry for kind, entry in given.items() if entry is None or isinstance(entry, Mapping)}
+        for key, inner in ((self.rope.theta_key, "rope_theta"), (self.rope.fraction_key, "partial_rotary_factor")):
+            if self.values.has(key) and not all(inner in entry for entry in entries.values() if entry is not None):
+                raise self.values.error(key, f"an '{inner}' for each layer type in {GIVEN}")
+        return {kind: None if entry is None else self._complete(self._top(), entry) for kind, entry in entries.items()}
+
+    def _merged(self, given: Config, scaling: Config) -> dict[str, Any]:
+        """Full and sliding attention: rope_scaling is added to the entry of the former, or to both."""
+        self._refuse_flat(given)
+        made: dict[str, Any] = {}
+        for kind in (FULL, SLIDING):
+            entry, key, base = given.inside(kind), self.rope.theta_key, self.rope.theta
+            if kind == SLIDING and self.rope.local:
+                key, base = self.rope.local
+            scaled = scaling if kind == FULL or self.rope.local_scaled else {}
+            before = {**self._top(), "rope_theta": self.values.get(key, base)}
+            taken = kind == SLIDING and key == self.rope.theta_key  # transformers 5 has spent it on full attention
+            now = {**before, "rope_theta": base} if taken else before
+            usual = {**entry, "rope_type": self._kind(entry)}
+            inner = {key: value for key, value in scaled.items() if key != "rope_theta"}
+            four = {**before, **usual, **inner, "rope_type": self._kind(scaled or entry)}
+            made[kind] = self._as_written(f"the older words for {kind}", four, {**now, **usual, **scaled})
+        return made
+
+    def _refuse_flat(self, given: Config) -> None:
+        if given and not _nested(given):
+            raise self.values.error(GIVEN, "an entry for each layer type")
+
+    def _top(self) -> dict[str, Any]:
+        """The base and the share of a head that stand at the top of the config, or are usual."""
+        rope, values = self.rope, self.values
+        share = values.get(rope.fraction_key, rope.fraction)
+        if values.has(rope.width_key) and not values.has(rope.fraction_key):
+            share = values.size(rope.width_key) / values.size("head_dim")
+        return {"rope_theta": values.get(rope.theta_key, rope.theta)} | (
+            {} if share is None else {"partial_rotary_factor": share}
+        )
+
+    def _complete(self, top: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+        return {**top, **chosen, "rope_type": self._kind(chosen)}
+
+    def _kind(self, chosen: Mapping[str, Any]) -> Any:
+        """The kind of scaling, by the newer word or else the older."""
+        return next((chosen[word] for word in ("rope_type", "type") if chosen.get(word) is not None), "default")
+
+    def _say(self, made: Mapping[str, Any], other: Mapping[str, Any], rule: str) -> None:
+        """Note which of two contradictory statements is read."""
+        if _words(made) != _words(other):
+            self.notes.append(f"{_words(other)}: {rule} ({_words(made)}), as in transformers")
+
+    def _as_written(self, what: str, four: dict[str, Any], five: dict[str, Any]) -> dict[str, Any]:
+        """What the version of transformers that wrote the config reads, where 4 and 5 differ.
+
+        Raises
+        ------
+        CheckpointError
+            They differ, and the config does not say which wrote it.
+        """
+        if _words(four) == _words(five):
+            return five
+        readings = f"transformers 4 reads {_words(four)}, transformers 5 {_words(five)}"
+        if self.writer is None:
+            problem = f"has {what}: {readings}; it has no transformers_version, so say which in rope_parameters"
+            raise CheckpointError(problem, file=self.values.file)
+        self.notes.append(f"{what}: {readings}; version {self.writer} wrote the file, and it is read so")
+        return four if self.writer < 5 else five
+
+
+def _nested(parameters: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, Mapping) for value in parameters.values())
+
+
+def _words(parameters: Mapping[str, Any]) -> str:
+    """Rotary parameters in a line, the older word for their kind left out."""
+    kind, base = parameters["rope_type"], parameters["rope_theta"]
+    said = ("rope_type", "rope_theta", "type")
+    more = (f"{key} {value}" for key, value in sorted(parameters.items()) if key not in said)
+    return ", ".join((f"{kind} with base {base}", *more))[:300]

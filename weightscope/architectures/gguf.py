@@ -1,0 +1,269 @@
+"""A GGUF file as the checkpoint that it was converted from: what the conversion changed is undone."""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from weightscope.architectures.cells import Gguf, Undo, in_groups, keys_in_halves, queries_in_halves, turned
+from weightscope.architectures.family import Family
+from weightscope.architectures.rope import Rope
+from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.gguf import GgufFile, GgufTensor
+from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
+from weightscope.errors import CheckpointError
+
+# What of config.json stands under no key of its own in a GGUF file, by architecture.
+
+OF_27_BILLION = (46, 62)  # layers of the largest Gemma 2 and Gemma 3
+
+
+def gemma_scalar(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """query_pre_attn_scalar: no key has it. As in llama.cpp, the head's width, but d / H in the largest."""
+    own_keys = keys.inside("own")
+    heads, d = own_keys.size("attention.head_count"), own_keys.size("embedding_length")
+    head_dim = own_keys.size("attention.key_length", default=d // heads)
+    scalar = d / heads if own_keys.get("block_count") in OF_27_BILLION else head_dim
+    softcap = own_keys.get("attn_logit_softcapping")
+    return {"query_pre_attn_scalar": scalar} | ({} if softcap is None else {"attn_logit_softcapping": softcap})
+
+
+def stablelm_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Where the network reads; norms of queries and keys are stored in another way there."""
+    if "attn_q_norm.weight" in names:
+        raise CheckpointError("has norms of queries and keys, which are not read of this architecture", file=keys.file)
+    return {"use_parallel_residual": keys.inside("own").get("use_parallel_residual")}
+
+
+def neox_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Where the network reads."""
+    return {"use_parallel_residual": keys.inside("own").get("use_parallel_residual")}
+
+
+def granite_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """What multiplies scores and embeddings."""
+    own_keys = keys.inside("own")
+    scales = {
+        "attention_multiplier": own_keys.get("attention.scale"),
+        "embedding_multiplier": own_keys.get("embedding_scale"),
+    }
+    return {key: float(str(np.float32(scale))) for key, scale in scales.items() if isinstance(scale, float)}
+
+
+def olmo2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Nothing more; but OLMo 3 is called olmo2 there too, and turns otherwise in layers that see a window."""
+    if keys.inside("own").get("attention.sliding_window") is not None:
+        raise CheckpointError("has layers that see a window, as OLMo 3; such files are not read", file=keys.file)
+    return {}
+
+
+def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Which of Falcon's layouts it is: no key says so, the norms and the number of key-value heads do."""
+    kv_heads, two = keys.inside("own").get("attention.head_count_kv"), "attn_norm_2.weight" in names
+    if not two and kv_heads in (None, 1):
+        return {"new_decoder_architecture": False, "multi_query": True}
+    return {"new_decoder_architecture": True, "num_kv_heads": kv_heads, "num_ln_in_parallel_attn": 1 + two}
+
+
+def mpt_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """The bound of queries, keys and values."""
+    return {"attn_config": {"clip_qkv": keys.inside("own").get("attention.clamp_kqv")}}
+
+
+def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Nothing more; but RoBERTa and others are called bert there too, and their position rows are other ones."""
+    if keys.get("tokenizer.ggml.model") != "bert":
+        raise CheckpointError("is an encoder with other tokens than BERT's; such files are not read", file=keys.file)
+    return {}
+
+
+# A GGUF file as the checkpoint that it was converted from: what the conversion changed is undone.
+#
+# Names become Hugging Face's again, and the file's keys a config. Rows of Q and K go back to their places: ggml
+# rotates
+# neighbouring coordinates, Hugging Face the two halves of a head.
+
+# Meaning in config.json -> key after the architecture's name.
+KEYS = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "rope_theta": "rope.freq_base",
+}
+EPSILONS = ("layer_norm_epsilon", "norm_epsilon", "norm_eps")  # other names that rows have for it
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+MOST_FACTORS = 4096
+LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192  # of the rotations of every Llama 3; only the factor differs
+
+
+def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]]) -> Checkpoint:
+    """The checkpoint under Hugging Face's names and in Hugging Face's order; one that is not GGUF as it is.
+
+    Raises
+    ------
+    CheckpointError
+        The file is of an architecture that is not read, or says what cannot be.
+    """
+    if not isinstance(checkpoint.files[0], GgufFile):
+        return checkpoint
+    named, file = checkpoint.config.get("general.architecture"), checkpoint.config.file
+    rows = [(row, row.gguf) for row in families() if row.gguf is not None]
+    row, gguf = next(((row, gguf) for row, gguf in rows if gguf.architecture == named), (None, None))
+    if row is None or gguf is None:
+        known = ", ".join(dict.fromkeys(gguf.architecture for _, gguf in rows))
+        raise CheckpointError(f"is of architecture '{str(named)[:40]}'; read are {known}", file=file)
+    present = {name.split(".", 2)[2] if name.startswith("blk.") else name for name in checkpoint}
+    config = {"model_type": row.model_types[0], **_config(checkpoint.config, row, gguf, present)}
+    heads = config["num_attention_heads"], config["num_key_value_heads"]
+    modules = dict(gguf.modules)
+    for module, renames in gguf.renamed.items():
+        modules |= renames if f"{module}.weight" in present else {}
+    tensors: dict[str, Tensor] = {}
+    for name, stored in checkpoint.items():
+        if name in ROPE_FACTORS:
+            continue
+        module, full = _published_name(name, row, modules)
+        if full in tensors:
+            raise CheckpointError("has two tensors that mean the same", file=file, tensor=name)
+        renamed = replace(stored, name=full) if isinstance(stored, GgufTensor) else stored
+        undo = gguf.undo.get(module) if len(stored.shape) > (gguf.undo.get(module) is turned) else None
+        tensors[full] = renamed if undo is None else RestoredTensor(renamed, undo, *heads)
+    config |= _factors(checkpoint, Config(config, file))
+    tokens = tensors.get(row.prefixes[0] + row.inputs.tokens)
+    config["vocab_size"] = tokens.shape[0] if tokens is not None and tokens.shape else None
+    config["tie_word_embeddings"] = "output.weight" not in present
+    return Checkpoint(checkpoint.folder, checkpoint.files, tensors, Config(config, file), checkpoint.name)
+
+
+def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple[str, str]:
+    """`blk.3.attn_q.weight`: self_attn.q_proj, model.layers.3.self_attn.q_proj.weight; unknown names as they are."""
+    parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)\.(weight|bias)", name, re.ASCII)
+    if not parts or parts[2] not in modules:
+        return "", name
+    module = modules[parts[2]]
+    layer = row.prefixes[0] + row.layer.format(i=int(parts[1])) if parts[1] else ""
+    return module, f"{layer}{module}.{parts[3]}"
+
+
+def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[str, Any]:
+    """What config.json would say."""
+    start = gguf.architecture + "."
+    own_keys = {key.removeprefix(start): value for key, value in keys.items() if key.startswith(start)}
+    values = {meaning: _shortest(own_keys[key]) for meaning, key in KEYS.items() if own_keys.get(key) is not None}
+    config = Config(values, keys.file)
+    if (first := keys.get("tokenizer.ggml.bos_token_id")) is not None:
+        values["bos_token_id"] = first
+    heads = config.size("num_attention_heads")
+    kv_heads = config.size("num_key_value_heads", default=heads if row.kv_heads != 1 else 1)
+    values["num_key_value_heads"] = kv_heads
+    head_dim = config.size("head_dim", default=config.size("hidden_size") // heads)
+    if isinstance(row.rope, Rope) and row.rope.theta_key not in ("", "rope_theta") and "rope_theta" in values:
+        values[row.rope.theta_key] = values.pop("rope_theta")
+    scaling = own_keys.get("rope.scaling.type") or "none"
+    if scaling == "linear":
+        values["rope_scaling"] = {"rope_type": "linear", "factor": own_keys.get("rope.scaling.factor")}
+    elif scaling not in ("none", "longrope"):
+        raise CheckpointError(f"scales its rotations by '{str(scaling)[:40]}', which is not read", file=keys.file)
+    turning = Config(own_keys, keys.file).size("rope.dimension_count", default=head_dim, largest=head_dim)
+    if turning != head_dim:
+        if not isinstance(row.rope, Rope) or row.rope.fraction is None:
+            raise CheckpointError("rotates a part of each head alone, which is not read", file=keys.file)
+        values[row.rope.fraction_key] = turning / head_dim
+    elif isinstance(row.rope, Rope) and row.rope.fraction is not None:
+        values[row.rope.fraction_key] = 1.0
+    if own_keys.get("expert_count") and not gguf.experts:
+        raise CheckpointError("has experts; mixtures under this architecture are not read", file=keys.file)
+    stored = {row.biases.query: ("attn_q.bias", "attn_qkv.bias"), row.biases.output: ("attn_output.bias",)}
+    values |= {key: bool(present & {*names}) for key, names in reversed(stored.items()) if isinstance(key, str)}
+    if (eps := values.get("layer_norm_eps")) is not None:
+        values |= {key: eps for key in EPSILONS if key in row.defaults}
+    return values | gguf.config(Config({**keys, "own": own_keys}, keys.file), present)
+
+
+def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
+    """How rotations are scaled where tensors say so: Llama 3's, and Phi-3's two lists of factors."""
+    factors, short, long = (checkpoint.get(name) for name in ROPE_FACTORS)
+    if factors is not None:
+        return {"rope_scaling": _llama3_scaling(factors.read(), config)}
+    if short is None or long is None:
+        return {}
+    for tensor in (short, long):
+        if np.prod(tensor.shape) > MOST_FACTORS:
+            raise tensor.refuse(f"has shape {tensor.shape}; a factor for each pair of a head's dimensions was expected")
+    lists = {"short_factor": short.read().reshape(-1).tolist(), "long_factor": long.read().reshape(-1).tolist()}
+    key = f"{checkpoint.config.get('general.architecture')}.rope.scaling.original_context_length"
+    original = checkpoint.config.get(key) or config.get("max_position_embeddings")
+    return {"rope_scaling": {"rope_type": "longrope", **lists}, "original_max_position_embeddings": original}
+
+
+def _shortest(value: Any) -> Any:
+    """A float32 as the shortest decimal that means it: 1e-05 where the file has 9.999999747378752e-06."""
+    return float(str(np.float32(value))) if type(value) is float else value
+
+
+def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
+    """Llama 3's scaling of rotations: a file has the factors it amounts to, which tell it and are checked by it."""
+    factors = stored.reshape(-1).astype(np.float64)
+    theta, factor = config.number("rope_theta", default=10000.0, smallest=1.001), float(factors.max(initial=1.0))
+    if not len(factors) or factors.min() <= 0:
+        raise CheckpointError("scales its rotations by factors that are not above 0", file=config.file)
+    wavelengths = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
+    smooth = np.clip((ORIGINAL / wavelengths - LOW) / (HIGH - LOW), 0, 1)
+    if not np.allclose(1 / factors, (1 - smooth) / factor + smooth, rtol=1e-3):
+        raise CheckpointError("scales its rotations in a way that is not Llama 3's", file=config.file)
+    return {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
+        "original_max_position_embeddings": ORIGINAL,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RestoredTensor(DerivedTensor, WholeTensor):
+    """A tensor as it was before it was converted.
+
+    Attributes
+    ----------
+    stored : Tensor
+    undo : function
+        See `ggml_order`.
+    n_heads, n_kv_heads : int
+    """
+
+    stored: Tensor
+    undo: Undo
+    n_heads: int
+    n_kv_heads: int
+
+    def __post_init__(self) -> None:
+        divided: dict[Undo, int] = {
+            queries_in_halves: 2 * self.n_heads,
+            keys_in_halves: 2 * self.n_kv_heads,
+            in_groups: self.n_heads + 2 * self.n_kv_heads,
+        }
+        parts = divided.get(self.undo, 1)
+        if self.stored.shape[0] % parts:
+            counts = f"{self.n_heads} heads of {self.n_kv_heads} keys and values"
+            raise self.stored.refuse(f"has shape {self.stored.shape}, which {counts} do not divide")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape[::-1] if self.undo is turned else self.stored.shape
+
+    @property
+    def noted(self) -> set[str] | None:  # type: ignore[override]
+        return self.stored.noted
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted))
+
+    def read(self) -> np.ndarray:
+        return np.ascontiguousarray(self.undo(self.stored.read(), self.n_heads, self.n_kv_heads))

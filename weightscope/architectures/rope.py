@@ -1,0 +1,519 @@
+"""Rotary positions, of text and of images, as config.json has them, and the rotation they mean."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import log, sqrt
+
+import numpy as np
+
+from weightscope.architectures.cells import always
+from weightscope.architectures.config import ModelConfig
+from weightscope.attention.rotation import (
+    COLUMN,
+    FRAME,
+    ROW,
+    GridRotation,
+    Rotation,
+    inverse_powers,
+    llama3_frequencies,
+    ntk_frequencies,
+    yarn_frequencies,
+    yarn_temperature,
+)
+from weightscope.checkpoint.config import Config
+from weightscope.display import ShowsShapes
+from weightscope.errors import CheckpointError
+
+# Which coordinate of a token turns which pair of dimensions, where positions have several: multimodal RoPE.
+
+
+def contiguous(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
+    """Section after section: time, then height, then width (Qwen2-VL)."""
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def interleaved(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
+    """Time, height, width in turn while the sections of height and width last, then time (Qwen3-VL)."""
+    axes = np.zeros(pairs, int)
+    for axis in (1, 2):
+        axes[axis : 3 * sizes[axis] : 3] = axis
+    return axes
+
+
+def height_and_width_first(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
+    """Height and width in turn, then time (ERNIE 4.5 VL, whose sections are height, width, time)."""
+    return np.concatenate((np.tile((1, 2), sizes[0]), np.zeros(sizes[2], int)))
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Multimodal RoPE: every pair turns by one of a token's coordinates (time, height, width).
+
+    Text stands at the same number on every axis, so that there it is RoPE.
+
+    Attributes
+    ----------
+    arranged : function of (sizes of the sections, number of pairs) giving each pair's axis
+    usual : tuple of int
+        Sizes where rope_parameters has no `mrope_section`.
+    """
+
+    arranged: Callable[[tuple[int, ...], int], np.ndarray]
+    usual: tuple[int, ...]
+
+    def axes(self, given: Config, pairs: int) -> np.ndarray:
+        """The axis of every pair, shape (pairs,).
+
+        Raises
+        ------
+        CheckpointError
+            The sections are not three sizes that add up to the pairs there are.
+        """
+        key = "mrope_section"
+        value = given.get(key) or list(self.usual)
+        wanted = f"three sizes that add up to the {pairs} pairs that turn"
+        if not isinstance(value, list | tuple) or len(value) != 3 or not all(type(size) is int for size in value):
+            raise given.error(key, wanted)
+        if min(value) < 0 or (sum(value) != pairs and self.arranged is not interleaved):
+            raise given.error(key, wanted)
+        axes = self.arranged(tuple(value), pairs)
+        if len(axes) != pairs:
+            raise given.error(key, wanted)
+        return axes
+
+
+# Rotary parameters as config.json has them, in either dialect, and the rotation they mean.
+
+SMALLEST_BASE = 1.001  # with a base of 1 every pair turns alike, and YaRN divides by its logarithm
+
+
+def _base(given: Config) -> float:
+    return given.number("rope_theta", smallest=SMALLEST_BASE)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How an architecture rotates queries and keys.
+
+    transformers 4 wrote flat keys (`rope_theta`, `rope_scaling`, `partial_rotary_factor`); transformers 5 writes
+    `rope_parameters`, nested by layer type where layers differ. `dialects` makes the latter of either.
+
+    Attributes
+    ----------
+    interleaved : bool
+        Pairs are neighbours (2j, 2j + 1) rather than halves apart.
+    theta_key, fraction_key, dims_key : str
+        Flat keys of the base (empty where no config changes it), of the share of a head that rotates, and, where the
+        config counts the dimensions instead, of their number.
+    thetas : str
+        Key of the bases of all layers, 0 where one does not rotate; empty where there is none.
+    theta : float
+        What holds where the config says nothing.
+    fraction : float or None
+        Likewise; None where the architecture turns whole heads and its code asks for no share.
+    local : (str, float) or None
+        Flat key and usual value of the base in sliding-window layers, where it differs.
+    local_scaled : bool
+        A flat rope_scaling applies to sliding-window layers too.
+    width_key : str
+        Flat key of how many dimensions rotate, where a file of another dialect has that instead of their share.
+    scaling : bool
+        rope_scaling is read; its code has no place for it otherwise.
+    by_type : bool
+        rope_parameters may be nested by layer type, although the class's own are not.
+    start_key : str
+        Key of how many dimensions come before those that rotate.
+    interleaved_key : str
+        Key that may switch interleaving off.
+    rotates : function of (ModelConfig, layer index) -> bool
+        Which layers rotate at all.
+    scaled_in : str
+        Key of a list of the layers whose rotation is scaled; empty where all are.
+    scaled : str
+        A kind of scaling that any scaling is read as.
+    backwards : bool
+        Pairs turn the other way round.
+    alpha : bool
+        Dynamic scaling by an `alpha` is once and for all: the base grows by alpha^(w / (w - 2)) at any length.
+    rounded : bool
+        An odd number of dimensions is rounded up.
+    sections : Sections or None
+        Which coordinate turns which pair, where positions have several.
+    """
+
+    interleaved: bool = False
+    theta_key: str = "rope_theta"
+    theta: float = 10000.0
+    thetas: str = ""
+    fraction_key: str = "partial_rotary_factor"
+    fraction: float | None = None
+    dims_key: str = ""
+    local: tuple[str, float] | None = None
+    local_scaled: bool = True
+    width_key: str = ""
+    scaling: bool = True
+    by_type: bool = False
+    start_key: str = ""
+    interleaved_key: str = ""
+    rotates: Callable[[ModelConfig, int], bool] = always
+    scaled_in: str = ""
+    scaled: str = ""
+    backwards: bool = False
+    alpha: bool = False
+    rounded: bool = False
+    sections: Sections | None = None
+
+    def parameters(self, config: Config, layer_type: str) -> Config:
+        """The rotary parameters of one layer type, under transformers 5's names.
+
+        Raises
+        ------
+        CheckpointError
+            They are not what they should be.
+        """
+        given = config.inside("rope_parameters")
+        if any(isinstance(value, Mapping) for value in given.values()):
+            if layer_type not in given:
+                raise config.error("rope_parameters", f"an entry for {layer_type} layers")
+            given = given.inside(layer_type)
+        merged = Config({"rope_type": "default", "partial_rotary_factor": 1.0, **given}, config.file)
+        merged.number("partial_rotary_factor", largest=1.0)
+        if merged.has("rope_theta"):
+            _base(merged)
+        return self._of_whole_heads(merged) if self.fraction is None else merged
+
+    def _of_whole_heads(self, given: Config) -> Config:
+        """transformers' code of these families turns whole heads whatever the config says, unless something scales."""
+        if given["rope_type"] == "proportional":
+            return given
+        if given["rope_type"] != "default" and given.number("partial_rotary_factor") != 1.0:
+            raise given.error("partial_rotary_factor", "1: this architecture turns whole heads")
+        return Config({**given, "partial_rotary_factor": 1.0}, given.file)
+
+    def _own_base(self, config: Config, layer: int) -> float:
+        listed = config.get(self.thetas)
+        if not isinstance(listed, list) or len(listed) <= layer:
+            raise config.error(self.thetas, "a list with every layer's base")
+        return Config({self.thetas: listed[layer]}, config.file).number(self.thetas)
+
+    def rotation(self, config: ModelConfig, layer: int) -> Rotation | None:
+        """The rotation of one layer, or None where it does not rotate.
+
+        Raises
+        ------
+        CheckpointError
+            The parameters are absurd, or of a kind that is not known.
+        """
+        if not self.rotates(config, layer):
+            return None
+        given = config.rope[config.layer_types[layer]]
+        if self.thetas and config.has(self.thetas):
+            base = self._own_base(config, layer)
+            if not base:
+                return None
+            given = Config({**given, "rope_theta": base}, given.file)
+        start = config.size(self.start_key) if self.start_key else 0
+        share = 1.0 if given["rope_type"] == "proportional" else given.number("partial_rotary_factor", largest=1.0)
+        width = int((config.head_dim - start) * share)
+        if self.dims_key:
+            width = config.size(self.dims_key)
+            share = given.number("partial_rotary_factor")  # of the config's head_dim: of whole heads, or of this part
+            if self.start_key and int(config.size("head_dim", default=width) * share) != width:
+                raise config.error("head_dim", f"{width}: with {self.start_key}, the part of a head that turns")
+        turning = width + width % 2 if self.rounded else width
+        if turning % 2 or turning < 2 or start + turning > config.head_dim:
+            raise given.error("partial_rotary_factor", f"an even number of the head's {config.head_dim} dimensions")
+        interleaved = config.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
+        kind = given["rope_type"]
+        if self.scaled_in and layer not in config.layers(self.scaled_in):
+            kind = "default"
+        kind = self.scaled if self.scaled and kind != "default" else kind
+        if self.alpha and kind == "dynamic" and given.get("alpha"):
+            kind = "alpha"
+        if not isinstance(kind, str) or kind not in SCALINGS:
+            raise given.error("rope_type", "one of " + ", ".join(SCALINGS))
+        trained = given.size("original_max_position_embeddings", default=config.n_positions or 1)
+        scaled = SCALINGS[kind](given, _base(given), width, trained, config.n_positions or trained)
+        axes = self.sections.axes(given, width // 2) if self.sections else None
+        if self.backwards:
+            scaled = scaled.backwards()
+        return Rotation(interleaved=interleaved, start=start, axes=axes, **scaled.__dict__)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scaled(ShowsShapes):
+    """Frequencies and their exceptions, as Rotation takes them."""
+
+    frequencies: np.ndarray
+    factor: float = 1.0
+    stretched: Callable[[int], np.ndarray] | None = None
+    longest: int = 0
+
+    def backwards(self) -> "Scaled":
+        """The same, turning the other way round."""
+        stretched = self.stretched
+        return replace(self, frequencies=-self.frequencies, stretched=stretched and (lambda length: -stretched(length)))
+
+
+# Each takes the given parameters, the base, the rotated width, positions first trained on, positions now allowed.
+def _default(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    return Scaled(inverse_powers(theta, width))
+
+
+def _proportional(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    """The first pairs of a whole head turn as in a whole head, the others do not."""
+    frequencies = inverse_powers(theta, width) / given.number("factor", default=1.0, smallest=1e-6)
+    frequencies[int(given.number("partial_rotary_factor") * width // 2) :] = 0
+    return Scaled(frequencies)
+
+
+def _linear(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    return Scaled(inverse_powers(theta, width) / given.number("factor", smallest=1e-6))
+
+
+def _dynamic(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    factor = given.number("factor", smallest=1e-6)
+    if width == 2:
+        raise given.error("rope_type", "one that a single pair can be scaled by")
+    stretched = partial(_ntk, theta, width, factor, allowed)
+    return Scaled(inverse_powers(theta, width), stretched=stretched, longest=allowed)
+
+
+def _alpha(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    if width == 2:
+        raise given.error("rope_type", "one that a single pair can be scaled by")
+    return Scaled(inverse_powers(theta * given.number("alpha", smallest=1e-6) ** (width / (width - 2)), width))
+
+
+def _ntk(theta: float, width: int, factor: float, trained: int, length: int) -> np.ndarray:
+    return ntk_frequencies(theta, width, factor, length, trained)
+
+
+def _yarn(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    factor = given.number("factor", default=allowed / trained, smallest=1e-6)
+    weight, weight_all = given.number("mscale", default=0), given.number("mscale_all_dim", default=0)
+    usual = yarn_temperature(factor)
+    if weight and weight_all:
+        usual = yarn_temperature(factor, weight) / yarn_temperature(factor, weight_all)
+    frequencies = yarn_frequencies(
+        theta, width, factor, trained,
+        given.number("beta_fast", default=0) or 32, given.number("beta_slow", default=0) or 1,
+        whole=given.get("truncate", True) is not False,
+    )  # fmt: skip
+    return Scaled(frequencies, given.number("attention_factor", default=usual))
+
+
+def _longrope(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    factor = given.number("factor", default=allowed / trained, smallest=1e-6)
+    usual = sqrt(1 + log(factor) / log(trained)) if factor > 1 and trained > 1 else 1.0
+    short, long = (_stretch(given, key, width // 2) for key in ("short_factor", "long_factor"))
+    plain = inverse_powers(theta, width)
+    return Scaled(plain / short, given.number("attention_factor", default=usual), lambda length: plain / long, trained)
+
+
+def _mscale(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    """Phi-3.5-MoE: its code keeps the short factors at any length, and scales cos and sin by a number of its own."""
+    short, long = (given.number(f"{length}_mscale") for length in ("short", "long"))
+    if given["rope_type"] != "longrope":
+        raise given.error("rope_type", "longrope")
+    if short != long:
+        raise given.error("long_mscale", f"{short:g}, as short_mscale: one scale of cos and sin at any length")
+    return Scaled(inverse_powers(theta, width) / _stretch(given, "short_factor", width // 2), short)
+
+
+def _stretch(given: Config, key: str, pairs: int) -> np.ndarray:
+    value = given.get(key)
+    wanted = f"a list of {pairs} positive numbers"
+    if not isinstance(value, list) or len(value) != pairs or not all(type(v) in (int, float) for v in value):
+        raise given.error(key, wanted)
+    stretch = np.array(value, np.float64)
+    if not ((stretch >= 1e-6) & (stretch <= 1e12)).all():
+        raise given.error(key, wanted)
+    return stretch
+
+
+def _llama3(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+    low, high = (given.number(key, smallest=1e-6) for key in ("low_freq_factor", "high_freq_factor"))
+    if high <= low:
+        raise given.error("high_freq_factor", "more than low_freq_factor")
+    return Scaled(llama3_frequencies(theta, width, given.number("factor", smallest=1e-6), trained, low, high))
+
+
+SCALINGS: dict[str, Callable[[Config, float, int, int, int], Scaled]] = {
+    "default": _default,
+    "linear": _linear,
+    "proportional": _proportional,
+    "dynamic": _dynamic,
+    "alpha": _alpha,  # HunYuan's dynamic scaling
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "mscale": _mscale,
+    "su": _longrope,  # its name before transformers 4.45
+    "llama3": _llama3,
+    "mrope": _default,  # what transformers 4 called several axes (`Rope.sections`)
+}
+
+
+# Rotation by row and column in vision towers: one formula, spelled by each architecture in its own way.
+
+# Each takes a base and the head's width, and gives the frequency and the axis of every pair.
+Spelling = Callable[[float, int], tuple[np.ndarray, np.ndarray]]
+
+
+AXES = {"frame": FRAME, "row": ROW, "column": COLUMN}
+
+
+@dataclass(frozen=True)
+class OneAfterAnother:
+    """A block of pairs for each axis, the same frequencies in each; an odd rest of the head does not turn."""
+
+    axes: tuple[str, ...]  # of AXES
+
+    def __call__(self, theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Each pair's frequency, and its axis."""
+        frequencies = inverse_powers(theta, 2 * (width // len(self.axes) // 2))
+        axes = [AXES[axis] for axis in self.axes]
+        return np.tile(frequencies, len(axes)), np.repeat(axes, len(frequencies))
+
+
+ROWS_THEN_COLUMNS = OneAfterAnother(("row", "column"))
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """The axes in turn, a frequency for each turn (Kimi)."""
+
+    axes: tuple[str, ...]  # of AXES
+
+    def __call__(self, theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Each pair's frequency, and its axis."""
+        frequencies = inverse_powers(theta, width // len(self.axes))
+        axes = [AXES[axis] for axis in self.axes]
+        return np.repeat(frequencies, len(axes)), np.tile(axes, len(frequencies))
+
+
+def odd_and_even(theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The frequencies of a whole head: those of even pairs for rows, then those of odd ones for columns (Pixtral)."""
+    of_head = inverse_powers(theta, width)
+    rows, columns = of_head[0::2], of_head[1::2]
+    return np.concatenate((rows, columns)), np.repeat((ROW, COLUMN), (len(rows), len(columns)))
+
+
+@dataclass(frozen=True)
+class GridRope:
+    """How an architecture rotates by row and column.
+
+    Attributes
+    ----------
+    spelled : function of (base, width of a head) -> (frequencies, axes)
+    interleaved, blocks
+        As of `Rotation`.
+    theta : float or None
+        The base where the config has none; None where it must.
+    image, patch : tuple of str
+        Config keys of the image's and the patch's side; empty where images are of any size.
+    prefix, suffix : int or str
+        Tokens before and after the patches, or the config key of their number; `registers` come after the class token.
+    registers : str
+        Config key of the number of registers, which are before the patches too.
+    merge, window, window_unit : str
+        Config key of the side of blocks of patches; of the side of windows, where patches follow so; and of the side of
+        what a window's side is counted in, if not patches.
+    origin, centred
+        As of `GridRotation`.
+    """
+
+    spelled: Spelling = ROWS_THEN_COLUMNS
+    interleaved: bool = False
+    blocks: int = 1
+    theta: float | None = 10000.0
+    image: str = ""
+    patch: str = "patch_size"
+    prefix: int = 0
+    suffix: int = 0
+    registers: str = ""
+    merge: str = ""
+    window: str = ""
+    window_unit: str = ""
+    origin: float = 0.0
+    centred: bool = False
+
+    def parameters(self, config: Config, layer_type: str) -> Config:
+        """The base alone; nothing scales it.
+
+        Raises
+        ------
+        CheckpointError
+            Something does.
+        """
+        given = config.inside("rope_parameters")
+        if given.get("rope_type", given.get("type", "axial")) not in ("axial", "default"):
+            raise given.error("rope_type", "axial")
+        source = given if given.has("rope_theta") else config
+        if config.has("rope_theta") and source["rope_theta"] != config["rope_theta"]:
+            raise config.error("rope_theta", f"{source['rope_theta']}, as rope_parameters says,")
+        theta = source.number("rope_theta", default=self.theta, smallest=SMALLEST_BASE)
+        return Config({"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 1.0}, config.file)
+
+    def rotation(self, config: ModelConfig, layer: int) -> GridRotation:
+        """The same for every layer.
+
+        Raises
+        ------
+        CheckpointError
+            Heads are of a width that does not turn in pairs by every axis.
+        """
+        theta = config.rope[config.layer_types[layer]].number("rope_theta")
+        frequencies, axes = self.spelled(theta, config.head_dim)
+        n_axes = len(set(axes.tolist()))
+        if len(axes) == 0 or (FRAME not in axes and config.head_dim % (2 * n_axes)):
+            problem = f"heads of {config.head_dim} dimensions do not turn in pairs by {n_axes} axes"
+            raise CheckpointError(problem, file=config.file)
+        image, patch = (sides_of(config, key) if self.image else (1, 1) for key in (self.image, self.patch))
+        grid = tuple(max(side // part, 1) for side, part in zip(image, patch, strict=True)) if self.image else ()
+        merge = config.size(self.merge) if self.merge else 1
+        return GridRotation(
+            2 * np.pi * frequencies if self.centred else frequencies,
+            interleaved=self.interleaved, blocks=self.blocks, axes=axes, grid=grid,
+            prefix=self.prefix + (config.count(self.registers) if self.registers else 0), suffix=self.suffix,
+            merge=merge, window=self._window(config, merge), origin=self.origin, centred=self.centred,
+        )  # fmt: skip
+
+    def _window(self, config: ModelConfig, merge: int) -> int:
+        """The side of a window in blocks of patches."""
+        if not self.window:
+            return 0
+        unit = config.size(self.window_unit) if self.window_unit else 1
+        return max(config.size(self.window) // merge // unit, 1)
+
+
+@dataclass(frozen=True)
+class WindowRope(GridRope):
+    """Rotation within square windows of an image; in some layers over all of it, no faster than in a window (SAM 3).
+
+    Attributes
+    ----------
+    side, whole : str
+        Config keys of a window's side in patches, and of the layers that see the whole image.
+    """
+
+    side: str = "window_size"
+    whole: str = "global_attn_indexes"
+
+    def rotation(self, config: ModelConfig, layer: int) -> GridRotation:
+        """A layer's rotation; errors as of `GridRope`."""
+        image, side = super().rotation(config, layer), config.size(self.side)
+        if len(set(image.grid)) > 1:
+            raise config.error(self.image, "a square image")
+        if layer in config.layers(self.whole):
+            return replace(image, frequencies=image.frequencies * side / image.grid[-1])
+        return replace(image, grid=(side, side))
+
+
+def sides_of(config: Config, key: str) -> tuple[int, int]:
+    """(height, width) of something that may be given as one number."""
+    value = config.get(key)
+    pair = value if isinstance(value, list) and len(value) == 2 else [value, value]
+    height, width = (Config({key: side}, config.file).size(key) for side in pair)
+    return height, width

@@ -1,0 +1,36 @@
+"""Layers that attend to the keys and values of an earlier layer (Gemma 3n)."""
+
+from dataclasses import dataclass
+
+from weightscope.architectures.config import ModelConfig
+from weightscope.architectures.step import Place, Step
+from weightscope.attention.layer import Layer
+
+
+@dataclass(frozen=True)
+class BorrowedKeys(Step):
+    """The last `num_kv_shared_layers` attend to keys and values of the last layer before them of their type.
+
+    `architectures.layer` reads those modules under the other layer's name, with that layer's norm.
+    """
+
+    name = "borrowed_keys"
+    place = Place.INPUTS
+    portable = True
+
+    def keys_of(self, config: ModelConfig, index: int) -> int:
+        makers = config.n_layers - config.count("num_kv_shared_layers")
+        if index < makers:
+            return index
+        alike = [i for i in range(max(makers, 0)) if config.layer_types[i] == config.layer_types[index]]
+        if not alike:
+            raise config.error("num_kv_shared_layers", "layers of every type that make keys and values of their own")
+        return alike[-1]
+
+    def caveat(self, layer: Layer) -> str:
+        if layer.keys_of is None:
+            return ""
+        return (
+            f"keys and values are those of layer {layer.keys_of}: W_QK leads from what enters this layer to what "
+            "enters that one, and W_VO back"
+        )
