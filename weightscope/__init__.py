@@ -1,7 +1,7 @@
-"""What a transformer checkpoint's attention heads are, from the weights alone.
+"""Analyse the attention heads of a transformer checkpoint from its weights alone.
 
     >>> import weightscope as ws
-    >>> model = ws.open_model("embedded")           # a folder, a file, a Hub id; "embedded" comes with weightscope
+    >>> model = ws.open_model("embedded")           # a folder, a file or a Hub id; "embedded" is a small GPT-2
     >>> head = model.layer(0).head(6)
     >>> head.qk.shape
     (256, 256)
@@ -19,7 +19,7 @@ Activations, with PyTorch
 Results
     `Table`
 
-Names are imported when they are first used: `import weightscope` loads neither NumPy nor SciPy, Matplotlib or PyTorch.
+Names are imported on first use: `import weightscope` does not load NumPy, SciPy, Matplotlib or PyTorch.
 """
 
 from importlib import import_module
@@ -65,7 +65,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'weightscope' has no attribute {name!r}")
     value = getattr(import_module(f"weightscope.{_HOMES[name]}"), name)
-    globals()[name] = value  # from now on it is found without asking here
+    globals()[name] = value  # the next access does not come here
     return value
 
 

@@ -1,4 +1,4 @@
-"""The one error that bad input raises, and how names and numbers are put into a message."""
+"""The one error that bad input raises, and how names and numbers appear in messages."""
 
 from collections.abc import Iterable
 
@@ -7,17 +7,17 @@ LONGEST_PROBLEM = 2000
 
 
 class CheckpointError(Exception):
-    """Bad input: a checkpoint, counts, corpus or token that cannot be what it is said to be.
+    """Bad input: a checkpoint, counts file, corpus or token that is missing, broken, hostile or not supported.
 
-    The message is one line that says which file and tensor, what was found and what was expected. It calls an argument
-    by its name in backquotes, `tower` or `tower='text'`; a command shows its option instead.
+    The message is one line: which file and tensor, what was found and what was expected. Arguments appear by name in
+    backquotes, `tower` or `tower='text'`; a command shows its option instead.
 
     Parameters
     ----------
     problem : str
         What was found, and what was expected instead.
     file : path-like, optional
-        The file it was found in; only its name is shown.
+        The file with the problem; only its name is shown.
     tensor : str, optional
         The tensor's name.
 
@@ -38,19 +38,19 @@ class CheckpointError(Exception):
 
 
 class TooLargeError(CheckpointError):
-    """Numbers that leave the range of their type; whoever knows the weights they come of says which those are."""
+    """A result is too large for its floating-point type; callers that know the weights name the largest."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What was probably meant, to end a message with; nothing where no known name is near."""
-    from difflib import get_close_matches  # only where something is wrong
+    """A "did you mean" to end a message with; empty where no known name is similar."""
+    from difflib import get_close_matches  # imported only once something is wrong
 
     near = get_close_matches(name, list(known), 1)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _short(text: str, longest: int) -> str:
-    """Printable, and cut in the middle where a hostile name would bury the message."""
+    """Printable, and cut in the middle: a hostile name must not bury the message."""
     if len(text) > longest:
         text = f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
     return printable(text)
@@ -59,7 +59,7 @@ def _short(text: str, longest: int) -> str:
 def printable(text: object) -> str:
     """`text` with everything a terminal might obey (escapes, control and bidirectional characters) spelled out.
 
-    For names and tokens: they come out of files nobody vouches for.
+    Use it for names and tokens, which come from untrusted files.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
 

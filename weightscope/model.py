@@ -6,22 +6,32 @@ from pathlib import Path
 
 import numpy as np
 
-from weightscope.attention.head import Head
-from weightscope.attention.layer import Layer
+from weightscope.architectures import (
+    Family,
+    LayerTensors,
+    Stack,
+    as_published,
+    family_of,
+    own_part,
+    read_config,
+    refuse_endless_embeddings,
+    stacks_of,
+)
+from weightscope.architectures.cells import StoredNorm
+from weightscope.architectures.layer import attention_names, denied, denied_words, read_layer, rotation_of
+from weightscope.architectures.reading import attends, borrows, kind_of
+from weightscope.architectures.stacks import prefix_of
+from weightscope.attention.layer import Head, Layer, OnDemand
 from weightscope.attention.norms import Norm
 from weightscope.attention.rotation import Rotation
-from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.embeddings import Embeddings
+from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
+from weightscope.checkpoint.config import digest_of, read_json
+from weightscope.checkpoint.hub import Repository
+from weightscope.checkpoint.local import ADAPTER, NEEDS_ITS_BASE
+from weightscope.checkpoint.lora import Adapter, adapter_from, adapter_in, has_tokenizer, open_adapter, with_adapter
+from weightscope.checkpoint.opening import existing, locate, resolved
+from weightscope.embeddings import Embeddings, Unembedding
 from weightscope.errors import CheckpointError
-from weightscope.families import Family, LayerTensors, Stack, own_part, read_config, stacks_of
-from weightscope.families.cells import StoredNorm
-from weightscope.families.layer import read_layer, rotation_of
-from weightscope.families.nesting import prefix_of
-from weightscope.families.opening import open_source
-from weightscope.families.sizes import attends, borrows, kind_of
-from weightscope.families.unread import attention_names
-from weightscope.on_demand import OnDemand
-from weightscope.unembedding import Unembedding
 
 __all__ = ["Embeddings", "Head", "Layer", "Model", "open_model"]
 
@@ -69,8 +79,65 @@ def open_model(
     >>> ws.open_model("embedded")
     Model(gpt2: 2 layers of 8 heads, width 256)
     """
-    checkpoint, row, opened, with_base = open_source(source, revision, family, tower, base, families)
-    return Model(checkpoint, row, opened, tokenizer or with_base)
+    source = resolved(source)
+    folder = adapter_in(source)
+    if folder is None and base is not None and isinstance(where := locate(source, revision), Repository):
+        folder, revision = adapter_from(where), None  # the revision was the adapter's; a base's is in its own name
+    if folder is None and base is not None:
+        raise CheckpointError("is no LoRA adapter; only one of those has a `base`", file=source)
+    if folder is None:
+        checkpoint, base_tokenizer = _published(source, revision), ""
+        row = family_of(checkpoint, family, tower, families)
+        opened = f"{source}@{revision}" if revision and "@" not in str(source) else str(existing(source) or source)
+    else:
+        if base is None and not read_json(folder / ADAPTER).get("base_model_name_or_path"):
+            raise CheckpointError(NEEDS_ITS_BASE, file=folder)
+        adapter = open_adapter(folder)
+        checkpoint = _base_of(adapter, revision) if base is None else _published(base, revision)
+        row = family_of(checkpoint, family, tower, families)
+        checkpoint, opened = with_adapter(checkpoint, adapter, row.transposed), str(folder)
+        has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
+        base_tokenizer = "" if has_its_own else str(adapter.base if base is None else base)
+    refuse_endless_embeddings(checkpoint, row)
+    model = Model(checkpoint, row, opened, tokenizer or base_tokenizer)
+    refuse_absent_layers(model)
+    return model
+
+
+def refuse_absent_layers(model: "Model") -> None:
+    """Refuse a checkpoint that has some of its config's layers, and not others.
+
+    Raises
+    ------
+    CheckpointError
+        Layers have no tensors, while others have.
+    """
+    checkpoint, config = model.checkpoint, model.config
+    try:
+        storing = [i for i, kind in enumerate(config.layer_types) if kind != "none"]  # of a stage without attention
+        stems = {i: model.prefix + model.family.stored_name(config, i) for i in storing}
+    except CheckpointError:  # no layer at all: it is said where one is asked for
+        return
+    absent = [i for i, stem in stems.items() if not checkpoint.names_under(stem)]
+    if absent and len(absent) < len(stems):
+        has = config.n_layers - len(absent)
+        layers = f"{absent[0]} to {absent[-1]}" if len(absent) > 1 else str(absent[0])
+        problem = f"has tensors of {has} layers, and config.json says {config.n_layers}: none of layer {layers}"
+        raise CheckpointError(f"{problem}; complete the file, or correct the number of layers", file=checkpoint.name)
+
+
+def _published(source: str | Path, revision: str | None) -> Checkpoint:
+    return as_published(open_checkpoint(resolved(source), revision))
+
+
+def _base_of(adapter: Adapter, revision: str | None) -> Checkpoint:
+    """The checkpoint that an adapter names as its base."""
+    named = adapter.config.get("revision")
+    try:
+        return _published(adapter.base, revision or (named if isinstance(named, str) else None))
+    except CheckpointError as error:
+        problem = f"is a LoRA adapter, and its base cannot be opened ({error}); say where it is with `base`"
+        raise CheckpointError(problem, file=adapter.folder) from None
 
 
 class Model:
@@ -104,6 +171,8 @@ class Model:
         self.family = family.configured(config)
         if self.family.refused:
             raise CheckpointError(f"{family.name} with {self.family.refused}", file=checkpoint.name)
+        if family.proved_for and family.proved_for != digest_of(checkpoint.config):
+            self.family = self.family.but(origin=f"{family.origin}, but not with this config")
         self.config = read_config(config, self.family)
         self._last: Layer | None = None
 
@@ -172,6 +241,15 @@ class Model:
             self.checkpoint.prefetch(tensor.name for tensor in self.attention_tensors(index))
             self._last = read_layer(self.tensors(), self.family, self.config, index)
         return self._last
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Which of several readings of the config was taken, and what of attention the file has and is not read."""
+        names = []
+        for i in self.attention_layers:
+            row, stem = self.family.in_layer(self.config.layer_types[i]), self.family.stored_name(self.config, i)
+            names += denied(self.checkpoint, self.prefix + stem, row, self.config)
+        return tuple(filter(None, (*self.config.notes, denied_words(names))))
 
     @property
     def layers(self) -> OnDemand[Layer]:
@@ -294,7 +372,7 @@ class Model:
         shift = tensors.read(inputs.types, (None, e))[0] if inputs.types else None
         folded = self._folded_norm
         first = folded or family.norm_of(0)
-        own = inputs.norm if folded is None else None
+        row_norm = inputs.norm if folded is None else None
         try:
             positions, lacks = self.positions, ""
         except CheckpointError as error:  # tokens can be read without them
@@ -306,7 +384,7 @@ class Model:
             scale=self._scale,
             projection=before,
             shift=shift if before is None or shift is None else shift @ before,
-            norm=None if own is None else own.read(tensors, config),
+            norm=None if row_norm is None else row_norm.read(tensors, config),
             lacks=lacks,
         )
 
@@ -348,8 +426,8 @@ class Model:
         if outputs is None:
             problem = f"{self.family.name} has no unembedding that is one matrix"
             raise CheckpointError(problem, file=self.checkpoint.name)
-        own = self._unembedding_name
-        if not own and not self.tied:
+        name = self._unembedding_name
+        if not name and not self.tied:
             problem = f"no unembedding in this checkpoint (looked for {' and '.join(outputs.tokens)})"
             raise CheckpointError(problem, file=self.checkpoint.name)
         stored, e = outputs.norm, self.embedding_width
@@ -359,15 +437,15 @@ class Model:
         after = None
         if outputs.after and e != config.d_model:
             after = tensors.read(outputs.after + ".weight", (e, config.d_model)).T
-        rows = replace(tensors, prefix="").tensor(own, (None, e)) if own else self.embeddings.token_tensor
-        return Unembedding(rows, norm, after, not own, lacks)
+        rows = replace(tensors, prefix="").tensor(name, (None, e)) if name else self.embeddings.token_tensor
+        return Unembedding(rows, norm, after, not name, lacks)
 
     @cached_property
     def _unembedding_name(self) -> str:
         """The unembedding's name in the file, under as much of the prefix as it has; empty where there is none."""
         ends = [i + 1 for i, c in enumerate(self.prefix) if c == "."]
-        own = self.family.outputs.tokens if self.family.outputs else ()
-        names = [self.prefix[:end] + name for end in (*reversed(ends), 0) for name in own]
+        tokens = self.family.outputs.tokens if self.family.outputs else ()
+        names = [self.prefix[:end] + name for end in (*reversed(ends), 0) for name in tokens]
         return next((name for name in names if name in self.checkpoint), "")
 
     @property

@@ -1,4 +1,4 @@
-"""Finite weights too large to compute with: which they are, and the error that says so."""
+"""The error for results that overflow, naming the largest finite weight."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -9,16 +9,16 @@ from weightscope.checkpoint import Tensor
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 
-BLOCK_VALUES = 4 << 20  # of a tensor looked through at a time
+BLOCK_VALUES = 4 << 20  # values of a tensor read at a time
 
 
 def largest_weight(tensors: Iterable[Tensor]) -> tuple[float, str]:
-    """The largest finite magnitude in those tensors that hold weights, and the tensor's name; (0, "") without any."""
-    found = (0.0, "")
+    """The largest finite magnitude in these tensors, and the tensor's name; (0, "") if none holds weights."""
+    largest = (0.0, "")
     for tensor in tensors:
-        with suppress(CheckpointError):  # it holds no weights
-            found = max(found, (_largest(tensor), tensor.name))
-    return found
+        with suppress(CheckpointError):  # not weights
+            largest = max(largest, (_largest(tensor), tensor.name))
+    return largest
 
 
 def _largest(tensor: Tensor) -> float:
@@ -30,18 +30,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def overflow(model: Model, what: str, layer: int | None = None, *, anywhere: bool = False) -> CheckpointError:
-    """The error that says that `what` left the range of its numbers, and which weights may have done it.
-
-    Parameters
-    ----------
-    model : Model
-    what : str
-        What is not finite, such as "T^ee of head 3".
-    layer : int, optional
-        The layer it is computed from, beside the embeddings; none where it is of the embeddings alone.
-    anywhere : bool
-        It is computed from all that the checkpoint holds.
-    """
+    """The error that `what` overflows, with the largest weight of the layer and embeddings, or of all tensors."""
     near = model.embedding_tensors + (model.attention_tensors(layer) if layer is not None else [])
     value, name = largest_weight(model.checkpoint.values() if anywhere else near)
     problem = f"{what} overflows: its largest weight is {value:.3g}, in {name}"

@@ -1,26 +1,25 @@
-"""When progress is shown: commands show it, a call from Python only when it is asked to.
+"""Progress bars that appear only after two seconds: commands show them, a call from Python only on request.
 
-tqdm is imported when there is something to show, which --help and completion in a shell do not wait for.
+tqdm is imported when there is something to show; `--help` and shell completion do not wait for it.
 """
 
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from weightscope.bars import Bar
-
-DELAY = 2  # seconds: what takes less says nothing
+DELAY = 2  # seconds before a bar appears
+LONG = 60  # seconds left after the first part: work that takes longer is announced in a line that stays
 
 _is_shown: ContextVar[bool] = ContextVar("progress is shown", default=False)
 
 
 @contextmanager
 def progress_shown(wanted: bool = True) -> Iterator[None]:
-    """Show progress while the block runs, if that is wanted here or by whoever called."""
+    """Show progress while the block runs, if `wanted` or if the caller shows it already."""
     before = _is_shown.set(wanted or _is_shown.get())
     try:
         yield
@@ -30,7 +29,7 @@ def progress_shown(wanted: bool = True) -> Iterator[None]:
 
 @contextmanager
 def progress_hidden() -> Iterator[None]:
-    """Show no progress while the block runs, whoever called."""
+    """Show no progress while the block runs, even if the caller shows it."""
     before = _is_shown.set(False)
     try:
         yield
@@ -40,30 +39,58 @@ def progress_hidden() -> Iterator[None]:
 
 def bar(
     items: Iterable[Any] | None = None, what: str = "", unit: str = "it", *, total: int | None = None, **options: Any
-) -> "Bar":
-    """A bar over items, or to be moved by its `update`; a dumb one where progress is not shown.
+) -> Any:
+    """A progress bar over items, or one that is moved by its `update`; it draws nothing where progress is hidden."""
+    options |= {"desc": what, "unit": unit, "total": total, "disable": not _is_shown.get()}
+    return bar_class()(items, delay=DELAY, leave=False, dynamic_ncols=True, **options)
 
-    Parameters
-    ----------
-    items : iterable, optional
-    what : str
-        What stands before the bar.
-    unit : str
-        What is counted.
-    total : int, optional
-        How many there are, if `items` cannot say.
-    **options
-        Of tqdm.
-    """
-    from weightscope.bars import Bar
 
-    own = {"desc": what, "unit": unit, "total": total, "disable": not _is_shown.get()}
-    return Bar(items, delay=DELAY, leave=False, dynamic_ncols=True, **own, **options)
+@cache
+def bar_class() -> Any:
+    """tqdm's bar with three changes: it appears after its delay, is always cleared, and announces long work."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        _timed = False
+
+        def update(self, n: float = 1) -> bool | None:
+            drawn: bool | None = super().update(n)
+            if not self.disable and not self._timed and self.n and self._time() >= self._due:
+                self._timed = True
+                left = (self._time() - self.start_t) * ((self.total or 0) - self.n) / self.n
+                if left > LONG:
+                    with tqdm.external_write_mode(self.fp):
+                        print(f"{self.desc.removesuffix(': ')}: about {_minutes(left)} to go", file=self.fp, flush=True)
+            return drawn
+
+        # To print a line, tqdm clears all bars and refreshes them, those before their delay too; and at the end it
+        # clears only bars that its own `update` has drawn. `clear` and `refresh` therefore look at the time.
+        def clear(self, *arguments: Any, **options: Any) -> None:
+            if not self.disable and self.last_print_t >= self._due:
+                super().clear(*arguments, **options)
+
+        def refresh(self, *arguments: Any, **options: Any) -> bool | None:
+            if not self.disable and hasattr(self, "start_t"):  # without it, tqdm's __init__ draws a bar without delay
+                if self._time() < self._due:
+                    return None
+                self.last_print_t: float = max(self.last_print_t, self._due)  # tells tqdm that the bar was drawn
+            drawn: bool | None = super().refresh(*arguments, **options)
+            return drawn
+
+        @property
+        def _due(self) -> float:
+            return float(self.start_t + self.delay)
+
+    return Bar
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @contextmanager
 def phase(what: str) -> Iterator[None]:
-    """Say on a terminal what is being done, once it has taken two seconds; for work of which no part can be counted."""
+    """Say on a terminal what is being done, once it has taken two seconds; for work without parts to count."""
     if not _is_shown.get() or sys.stderr is None or not sys.stderr.isatty():  # None where the shell has closed it
         yield
         return

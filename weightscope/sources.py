@@ -1,4 +1,4 @@
-"""What a user calls SOURCE, in a form that another process can open, and lists of it."""
+"""SOURCE as a user writes it, in a form that another process can open, and lists of sources."""
 
 import os
 import re
@@ -9,41 +9,30 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from weightscope.architectures import stacks_of
 from weightscope.checkpoint import Checkpoint, open_checkpoint
-from weightscope.checkpoint.jsontext import MAX_BYTES, read_small
-from weightscope.checkpoint.source import existing, from_url
-from weightscope.embedded import resolved
+from weightscope.checkpoint.config import MAX_BYTES, read_small
+from weightscope.checkpoint.opening import existing, from_url, resolved
 from weightscope.errors import CheckpointError, printable
-from weightscope.families import stacks_of
 from weightscope.fingerprint import Fingerprint
 from weightscope.model import Model, open_model
 
-KEPT = 8  # models that a worker keeps open: headers, no tensors
+KEPT = 8  # models that a worker keeps open (headers, no tensors)
 RESERVED = ("summary.csv", "summary.html")
 
 
 @dataclass(frozen=True)
 class Source:
-    """How to open a checkpoint, here or on another machine.
+    """How to open a checkpoint, here or on another machine."""
 
-    Attributes
-    ----------
-    source : str
-        As the user wrote it, a path on this machine made absolute.
-    revision, family, tower, tokenizer, base, families : str or None
-        As in `open_model`.
-    seen : Fingerprint or None
-        Of the checkpoint when it was first opened; None until `as_seen`.
-    """
-
-    source: str
-    revision: str | None = None
+    source: str  # as the user wrote it, but a local path is absolute
+    revision: str | None = None  # this and the next as in `open_model`
     family: str | None = None
     tower: str | None = None
     tokenizer: str | None = None
     base: str | None = None
     families: str | None = None
-    seen: Fingerprint | None = None
+    seen: Fingerprint | None = None  # of the checkpoint when it was first opened; None before `as_seen`
 
     @classmethod
     def named(
@@ -56,46 +45,40 @@ class Source:
         base: str | None = None,
         families: str | None = None,
     ) -> "Source":
-        """Of what a user wrote."""
+        """A source from a user's words."""
 
-        def found(text: str) -> str:
+        def absolute(text: str) -> str:
             path = None
-            with suppress(CheckpointError):  # it cannot be looked at; opening it says why
+            with suppress(CheckpointError):  # opening reports it
                 path = existing(text)
             return str(path or from_url(text))
 
-        return cls(found(source), revision, family, tower, tokenizer, base and found(base), families)
+        return cls(absolute(source), revision, family, tower, tokenizer, base and absolute(base), families)
 
     def open(self) -> Model:
         """The model; see `open_model`."""
         return open_model(self.source, self.revision, self.family, self.tower, self.tokenizer, self.base, self.families)
 
     def of_stacks(self) -> dict[str, "Source"]:
-        """How to open each of its attention models, by name; those that no row reads are not among them."""
+        """How to open each of its attention stacks, by name; unsupported ones are left out."""
         try:
             stacks = replace(self, tower=None).open().stacks
-        except CheckpointError:  # several are there, and none of them is the one that is meant unless another is
+        except CheckpointError:  # there are several stacks, and none is the default
             stacks = stacks_of(self.checkpoint())
             if all(stack.refusal for stack in stacks.values()):
                 raise
         return {name: replace(self, tower=name) for name, stack in stacks.items() if not stack.refusal}
 
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint as it is stored, whatever its family; see `open_checkpoint`."""
+        """The checkpoint as stored, whatever its family; see `open_checkpoint`."""
         return open_checkpoint(resolved(self.source), self.revision)
 
     def as_seen(self, model: Model) -> "Source":
-        """The same, to be opened elsewhere only if it is the same checkpoint there."""
+        """The same source, which another machine opens only if it has the same checkpoint."""
         return replace(self, seen=Fingerprint.of_model(model))
 
     def elsewhere(self) -> Model:
-        """The model on a worker, which opens it once and keeps it.
-
-        Raises
-        ------
-        CheckpointError
-            As for `open_model`, and if this is not the checkpoint or the weightscope that the task came from.
-        """
+        """The model on a worker, which opens it once and keeps it open."""
         return _kept(self)
 
 
@@ -110,30 +93,24 @@ def _kept(source: Source) -> Model:
 
 
 def is_list(source: str) -> bool:
-    """Whether a SOURCE names a list of sources; a folder called so is a checkpoint."""
+    """Whether a SOURCE names a list of sources: it ends in .txt and is no folder."""
     try:
         return source.lower().endswith(".txt") and not Path(source).is_dir()
-    except OSError:  # it cannot be looked at; reading it says why
+    except OSError:  # reading reports it
         return True
 
 
 def read_list(path: Path) -> list[str]:
-    """The sources of a list: one a line, # begins a comment.
-
-    Raises
-    ------
-    CheckpointError
-        The file is not there, cannot be read, names nothing, or names a source twice.
-    """
+    """The sources of a list: one per line, # begins a comment."""
     if not os.path.lexists(path):
-        raise CheckpointError("there is no such list; a SOURCE in .txt is a file with a source a line", file=path)
+        raise CheckpointError("there is no such list; a SOURCE in .txt is a file with one source per line", file=path)
     try:
-        lines = read_small(path, MAX_BYTES).decode("utf-8-sig").splitlines()  # Windows' editors write a mark first
+        lines = read_small(path, MAX_BYTES).decode("utf-8-sig").splitlines()  # editors on Windows write a mark first
     except UnicodeDecodeError as error:
         raise CheckpointError(f"cannot be read as a list of sources ({error})", file=path) from None
-    sources = [found for line in lines if (found := re.sub(r"(^|\s)#.*", "", line).strip())]
+    sources = [source for line in lines if (source := re.sub(r"(^|\s)#.*", "", line).strip())]
     if not sources:
-        raise CheckpointError("names no source; one a line is expected", file=path)
+        raise CheckpointError("names no source; one per line is expected", file=path)
     for source, times in Counter(sources).items():
         if times > 1:
             raise CheckpointError(f"names {printable(source)} {times} times", file=path)
@@ -141,20 +118,14 @@ def read_list(path: Path) -> list[str]:
 
 
 def folder_names(sources: Sequence[str]) -> list[str]:
-    """A folder's name for each of some different sources: its last part, and as many before it as tell it apart.
-
-    Raises
-    ------
-    CheckpointError
-        Nothing tells two of them apart.
-    """
+    """A folder name per source: the last part of its path, with as many parts before it as make it unique."""
     parts = [[part for part in re.split(r"[/\\]", source) if part not in ("", ".")] or ["root"] for source in sources]
     lengths = [1] * len(sources)
     while True:
-        names = [_as_file_name("--".join(own[-n:])) for own, n in zip(parts, lengths, strict=True)]
-        times = Counter(name.casefold() for name in names)  # some file systems know no case
+        names = [_as_file_name("--".join(path[-n:])) for path, n in zip(parts, lengths, strict=True)]
+        times = Counter(name.casefold() for name in names)  # some file systems ignore case
         clash = [times[name.casefold()] > 1 for name in names]
-        grown = [n + (c and n < len(own)) for c, own, n in zip(clash, parts, lengths, strict=True)]
+        grown = [n + (c and n < len(path)) for c, path, n in zip(clash, parts, lengths, strict=True)]
         if grown == lengths:
             break
         lengths = grown
@@ -165,6 +136,6 @@ def folder_names(sources: Sequence[str]) -> list[str]:
 
 
 def _as_file_name(text: str) -> str:
-    """Nothing hidden, nothing that means something to a shell or a file system, not too long."""
+    """A name that is not hidden, not too long, and has no special characters of a shell or file system."""
     name = re.sub(r"[^\w.@+=,-]", "_", text)[-150:].lstrip(".-") or "_"
     return f"{name}_" if name in RESERVED else name

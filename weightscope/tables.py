@@ -1,4 +1,4 @@
-"""A table of results: named columns with symbol, unit and meaning, in every form that a reader may want."""
+"""A table of results: named columns with symbol, unit and meaning, as CSV, HTML, text, JSON or pandas."""
 
 import csv
 import io
@@ -13,16 +13,16 @@ import numpy as np
 from markupsafe import Markup
 
 from weightscope.errors import CheckpointError, nearest, printable
-from weightscope.mathml import coded, plain, prose, spoken
+from weightscope.formulas import coded, plain, prose, spoken
 
-SHOWN = 12  # rows of a table that a notebook shows at each end
+SHOWN = 12  # rows that a notebook shows of each end of a long table
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # spreadsheets obey the full-width forms too
 NUMBERS = (int, float, np.integer, np.floating)
 
 
 @dataclass(frozen=True)
 class Link:
-    """A cell that leads to another page, by its path from this one; in a CSV it is its text."""
+    """A cell that links to another page by its relative path; a CSV has its text."""
 
     path: str
     text: str
@@ -38,16 +38,16 @@ class Column:
     Attributes
     ----------
     name : str
-        Key of the column and its header in a CSV.
+        Key of the column, and its header in a CSV.
     values : (n,) array
-        Numbers as they were computed; text as objects.
+        Numbers as computed; text as objects.
     symbol : str
-        What pages and terminals call it, as the papers do, formulas between dollar signs (`weightscope.mathml`); the
-        name where it is empty.
+        Heading on pages and terminals, with formulas between dollar signs (`weightscope.formulas`); by default the
+        name.
     unit, meaning : str
-        For the reader: what it is measured in, and what it says.
+        Unit, and an explanation for the reader.
     format : str
-        Of its floats on a page or a terminal; a CSV has six significant digits.
+        Format of floats on a page or terminal; a CSV has six significant digits.
     """
 
     name: str
@@ -62,30 +62,30 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """Symbol and unit."""
+        """Symbol and unit as text."""
         return self._with_unit(spoken(self.symbol) or self.name)
 
     def html(self) -> str:
-        """The same as HTML, formulas as mathematics; a name may break at its underscores."""
+        """Symbol and unit as HTML, formulas as MathML; a name may break at its underscores."""
         return self._with_unit(prose(self.symbol) or prose(plain(self.name)).replace("_", Markup("_<wbr>")))
 
-    def _with_unit(self, called: str) -> str:
-        return called + f" ({self.unit})" if self.unit else called
+    def _with_unit(self, heading: str) -> str:
+        return heading + f" ({self.unit})" if self.unit else heading
 
     @property
     def is_numeric(self) -> bool:
-        """Its cells stand to the right."""
+        """Whether its cells are aligned to the right."""
         return self.values.dtype.kind in "iuf"
 
     def shown(self, value: Any) -> str:
-        """A cell as a reader sees it: NaN is empty."""
+        """A cell as text for a reader; NaN is empty."""
         if isinstance(value, float | np.floating):
             return "" if np.isnan(value) else format(float(value), self.format)
         return printable(value)
 
 
 class Table:
-    """Columns of one length.
+    """Named columns of one length.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Table:
     Raises
     ------
     ValueError
-        The columns differ in length, or two have one name.
+        The columns differ in length, or two have the same name.
 
     Examples
     --------
@@ -122,10 +122,10 @@ class Table:
 
     @classmethod
     def of_rows(cls, header: Sequence[str | Column], rows: Iterable[Sequence[Any]], caption: str = "") -> "Table":
-        """A table from its rows; of a Column in the header all but the values are taken."""
+        """A table from its rows; a Column in the header gives everything but its values."""
         heads = [Column(head) if isinstance(head, str) else head for head in header]
-        cells = list(zip(*rows, strict=True)) or [()] * len(heads)
-        return cls([replace(head, values=own) for head, own in zip(heads, cells, strict=True)], caption)
+        columns = list(zip(*rows, strict=True)) or [()] * len(heads)
+        return cls([replace(head, values=cells) for head, cells in zip(heads, columns, strict=True)], caption)
 
     @property
     def names(self) -> list[str]:
@@ -138,7 +138,7 @@ class Table:
         Raises
         ------
         KeyError
-            There is none; the message lists those there are.
+            No such column; the message lists the columns.
         """
         for column in self.columns:
             if column.name == name:
@@ -155,11 +155,11 @@ class Table:
         return len(self.columns[0].values) if self.columns else 0
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The rows in order, a cell a column."""
+        """The rows in order, as tuples."""
         return zip(*(column.values for column in self.columns), strict=True)
 
     def take(self, order: Any) -> "Table":
-        """The rows of these indices, in this order."""
+        """The rows at these indices, in this order."""
         indices = np.asarray(order, dtype=int)
         return Table([replace(column, values=column.values[indices]) for column in self.columns], self.caption)
 
@@ -168,7 +168,7 @@ class Table:
         return self.take(np.flatnonzero(mask))
 
     def sorted_by(self, name: str, descending: bool = False) -> "Table":
-        """Rows in the order of a column of numbers, NaN last; rows that are equal in it keep their order."""
+        """Rows sorted by a numeric column, NaN last; ties keep their order."""
         values = np.asarray(self[name])
         return self.take(np.argsort(-values if descending else values, kind="stable"))
 
@@ -177,7 +177,7 @@ class Table:
         return Table([self.column(name) for name in names], self.caption)
 
     def csv(self) -> str:
-        """Comma-separated values: floats with six significant digits, NaN as an empty cell, no cell a formula."""
+        """Comma-separated values: floats with six significant digits, NaN empty, no cell a spreadsheet formula."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.names)
@@ -185,21 +185,21 @@ class Table:
         return text.getvalue()
 
     def html(self, on_page: bool = True, file: str = "") -> str:
-        """The table as HTML, every cell escaped; a page gives it its style, sorts it on a click and has it as a CSV.
+        """The table as HTML, every cell escaped.
 
         Parameters
         ----------
         on_page : bool
-            Not in a notebook, where nothing sorts.
+            Whether it is for a page, which styles it, sorts it on a click and offers it as a CSV, or for a notebook.
         file : str
-            The CSV beside the page to link to; without one the link holds the CSV itself.
+            The CSV in the page's folder to link to; by default the link contains the CSV.
         """
         return templates().get_template("table.html").render(table=self, on_page=on_page, file=file)
 
     def text(self) -> str:
-        """The table on a terminal: numbers to the right, text to the left."""
+        """The table for a terminal: numbers aligned right, text left."""
         cells = [[column.heading, *map(column.shown, column.values)] for column in self.columns]
-        widths = [max(map(len, own)) for own in cells]
+        widths = [max(map(len, column)) for column in cells]
         right = [column.is_numeric for column in self.columns]
         lines = (
             "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True))
@@ -208,7 +208,7 @@ class Table:
         return "\n".join(line.rstrip() for line in lines)
 
     def records(self) -> list[dict[str, Any]]:
-        """The rows as JSON has them, each cell by its column's name."""
+        """The rows as JSON objects, keyed by column name."""
         return [dict(zip(self.names, as_json(row), strict=True)) for row in self.rows()]
 
     def to_pandas(self) -> Any:
@@ -237,12 +237,7 @@ class Table:
 
 
 def crossed(**labels: Any) -> list[Column]:
-    """The first columns of a table with a row for every combination of labels, the last label changing fastest.
-
-    Parameters
-    ----------
-    **labels : (n,) array or sequence
-        Of each column. Rows are in the order of an array with these axes, ravelled.
+    """Label columns of a table with one row per combination of labels, the last label changing fastest.
 
     Examples
     --------
@@ -253,13 +248,13 @@ def crossed(**labels: Any) -> list[Column]:
     3,0,2
     3,1,1.5
     """
-    columns = [Column(name, own) for name, own in labels.items()]
-    indices = np.indices([len(column.values) for column in columns])
-    return [replace(column, values=column.values[own.ravel()]) for column, own in zip(columns, indices, strict=True)]
+    columns = [Column(name, values) for name, values in labels.items()]
+    grids = np.indices([len(column.values) for column in columns])
+    return [replace(column, values=column.values[grid.ravel()]) for column, grid in zip(columns, grids, strict=True)]
 
 
 def _array(values: Any) -> np.ndarray:
-    """Numbers of one kind as an array of that kind, anything else as objects: a cell stays what it was."""
+    """Numbers of one kind as an array of that kind, anything else as objects, so that no cell changes its type."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufO":
         return values
     cells = list(values)
@@ -274,21 +269,20 @@ def _array(values: Any) -> np.ndarray:
 
 
 def csv_safe(text: object) -> str:
-    """`text` for one CSV cell that no spreadsheet takes for a formula: a leading ' marks it as text.
+    """Untrusted text for a CSV cell: a leading ' keeps spreadsheets from taking it for a formula.
 
-    Control characters (a leading tab or carriage return starts a formula too) are spelled out as in `printable`. For
-    names and tokens; numbers go into a CSV as they are.
+    Control characters are spelled out as in `printable`: a leading tab or carriage return starts a formula too.
     """
     shown = printable(text)
     return "'" + shown if shown.startswith(FORMULA_STARTS) else shown
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON has it: NaN as null, infinities as text, arrays and tuples as lists, whatever else as text."""
+    """A value for JSON: NaN as null, infinities as text, arrays and tuples as lists, other objects as text."""
     if isinstance(value, Mapping):
-        return {str(key): as_json(own) for key, own in value.items()}
+        return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
-        return [as_json(own) for own in value]
+        return [as_json(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not isfinite(value):
@@ -304,7 +298,7 @@ def _csv_cell(value: Any) -> str:
 
 @cache
 def templates() -> Any:
-    """The HTML templates of `pages`: every value is shown as text, and nothing in it is obeyed."""
+    """The HTML templates of pages/; every value is escaped and printable."""
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(
@@ -314,7 +308,7 @@ def templates() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}  # of the filter tojson
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}  # for the filter tojson
     environment.tests |= {"link": lambda x: isinstance(x, Link), "numeric": lambda x: isinstance(x, NUMBERS)}
     environment.filters |= {"quoted": quote, "exact": lambda x: f"{float(x):.17g}"}
     environment.filters |= {"prose": prose, "coded": coded, "spoken": spoken}

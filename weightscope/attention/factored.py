@@ -1,4 +1,4 @@
-"""A d x d matrix of low rank, kept as its two factors: left @ right.T, never formed except by `dense`.
+"""A d x d matrix of low rank, kept as two factors: left @ right.T, which only `dense` multiplies out.
 
 With left = Q_L R_L and right = Q_R R_R, Q orthonormal, the matrix has the singular values of the r x r core R_L R_R'.
 The triangles R come from a QR (accurate) or from the Cholesky factor of the Gram matrix (fast); see `triangle`.
@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from weightscope import lapack
-from weightscope.device import CPU, Device
-from weightscope.notebook import notebook
-from weightscope.shapes import ShowsShapes
+from weightscope.compute import lapack
+from weightscope.compute.device import CPU, Device
+from weightscope.display import ShowsShapes, drawing, notebook
 from weightscope.tables import Column, Table
 
 # Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of
@@ -28,9 +27,9 @@ ROWS_OF_BOTH = 4096
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Factored:
-    """The matrix left @ right.T, which multiplies as any matrix does.
+    """The matrix left @ right.T, which multiplies like any matrix.
 
-    Everything below costs O(d r^2) time and O(d r) memory; what is worked out of the matrix is in float64.
+    Every method but `dense` takes O(d r^2) time and O(d r) memory, and computes in float64.
 
     Attributes
     ----------
@@ -60,15 +59,15 @@ class Factored:
     def __repr__(self) -> str:
         return f"Factored({self.shape[0]} x {self.shape[1]}, rank <= {self.rank_bound})"
 
-    def __matmul__(self, other: Any) -> Any:
-        """w @ y for y of shape (d,) or (d, n); a product of two of these is one again."""
-        if isinstance(other, Factored):
-            return Factored(self @ other.left, other.right)
-        return self.left @ (self.right.T @ np.asarray(other))
+    def __matmul__(self, y: Any) -> Any:
+        """w @ y for y of shape (d,) or (d, n); the product with another Factored is Factored."""
+        if isinstance(y, Factored):
+            return Factored(self @ y.left, y.right)
+        return self.left @ (self.right.T @ np.asarray(y))
 
-    def __rmatmul__(self, other: Any) -> np.ndarray:
+    def __rmatmul__(self, x: Any) -> np.ndarray:
         """x @ w for x of shape (d,) or (..., n, d)."""
-        return (np.asarray(other) @ self.left) @ self.right.T
+        return (np.asarray(x) @ self.left) @ self.right.T
 
     @property
     def T(self) -> "Factored":  # noqa: N802 - as NumPy calls it
@@ -146,9 +145,7 @@ class Factored:
 
     def plot_spectrum(self) -> Any:
         """A Matplotlib figure of the singular values, in the caller's style."""
-        from weightscope.attention.figures import spectrum_figure
-
-        return spectrum_figure({"": self}, repr(self))
+        return drawing("spectra")({"": self}, repr(self))
 
     def _repr_png_(self) -> bytes:
         return bytes(self.plot_spectrum()._repr_png_())
@@ -158,7 +155,7 @@ class Factored:
 
 
 def spectra(maps: Mapping[str, Factored]) -> Table:
-    """Matrices by their symbols, a row each: the first singular values and what sums up all of them."""
+    """One row per matrix: its first singular values, norm and stable rank."""
     header: list[str | Column] = [
         "matrix",
         *(Column(f"sigma{i}", symbol=f"$σ_{i}$") for i in (1, 2)),
@@ -173,15 +170,7 @@ def spectra(maps: Mapping[str, Factored]) -> Table:
 
 
 def inner(a: Any, b: Any = None, device: Device = CPU) -> np.ndarray:
-    """a'b in float64, shape (r, s); the Gram matrix a'a where there is no b.
-
-    Parameters
-    ----------
-    a : (d, r) array
-    b : (d, s) array, optional
-    device : Device, optional
-        Where `a` and `b` lie and the product is computed.
-    """
+    """a'b in float64, shape (r, s); the Gram matrix a'a where there is no b: a (d, r), b (d, s)."""
     if device is not CPU:
         left, right = (device.xp.astype(x, device.xp.float64) for x in (a, a if b is None else b))
         return device.get(left.T @ right)
@@ -196,12 +185,7 @@ def inner(a: Any, b: Any = None, device: Device = CPU) -> np.ndarray:
 def inner_products(a: Any, b: Any, device: Device = CPU) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """a'a, b'b and a'b in float64, on this machine from one symmetric product of both side by side.
 
-    Parameters
-    ----------
-    a : (d, r) array
-    b : (d, s) array
-    device : Device, optional
-        Where `a` and `b` lie and the products are computed.
+    a (d, r), b (d, s).
     """
     if device is not CPU:
         return inner(a, device=device), inner(b, device=device), inner(a, b, device)
@@ -215,29 +199,16 @@ def inner_products(a: Any, b: Any, device: Device = CPU) -> tuple[np.ndarray, np
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Triangle(ShowsShapes):
-    """R of factor = Q R, and the route it was found by.
+    """R of factor = Q R, and the route it was found by."""
 
-    Attributes
-    ----------
-    r : float64 (r, r) array
-        Upper triangular up to the sign of its rows; R'R is the Gram matrix.
-    route : {"gram", "qr", "none"}
-        "none" where the factor is not finite and `r` is NaN.
-    """
-
-    r: np.ndarray = field(repr=False)
-    route: str
+    r: np.ndarray = field(repr=False)  # (r, r): Upper triangular up to the sign of its rows; R'R is the Gram matrix
+    route: str  # "none" where the factor is not finite and `r` is NaN
 
 
 def triangle(factor: np.ndarray, gram: np.ndarray) -> Triangle:
     """R of factor = Q R: from the Gram matrix where that keeps the small singular values, else from a QR.
 
-    Parameters
-    ----------
-    factor : (d, r) array
-        Read only where the QR is needed.
-    gram : float64 (r, r) array
-        factor' factor.
+    factor (d, r), gram (r, r).
     """
     if not np.isfinite(gram).all():  # a NaN or infinity in a column reaches its diagonal element
         return Triangle(np.full_like(gram, np.nan), "none")
@@ -255,34 +226,19 @@ def triangle(factor: np.ndarray, gram: np.ndarray) -> Triangle:
 
 
 def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Q and R of factor = Q R in float64, by the fast route where it is accurate.
-
-    Parameters
-    ----------
-    factor : (d, r) array
-
-    Returns
-    -------
-    q : (d, r) array, r : (r, r) array
-        Orthonormal columns, also where the factor's are dependent.
-    """
+    """Q and R of factor = Q R in float64, by the fast route where it is accurate: factor (d, r) -> (d, r), (r, r)."""
     wide = factor.astype(np.float64)
-    found = triangle(wide, wide.T @ wide)
-    if found.route != "gram":
+    root = triangle(wide, wide.T @ wide)
+    if root.route != "gram":
         q, r = np.linalg.qr(wide)
         return q, r
-    return wide @ coordinates(found, np.eye(len(found.r))), found.r
+    return wide @ coordinates(root, np.eye(len(root.r))), root.r
 
 
 def spanned(factor: np.ndarray, root: Triangle, inside: np.ndarray) -> np.ndarray:
     """Q inside of factor = Q R in float64, for fewer columns than Q has, without making Q where R alone will do.
 
-    Parameters
-    ----------
-    factor : (d, r) array
-    root : Triangle
-        Of the factor, finite.
-    inside : (r, k) array
+    factor (d, r), inside (r, k).
     """
     if root.route != "gram":
         return np.asarray(np.linalg.qr(factor.astype(np.float64))[0] @ inside)
@@ -292,11 +248,7 @@ def spanned(factor: np.ndarray, root: Triangle, inside: np.ndarray) -> np.ndarra
 def coordinates(root: Triangle, inside: np.ndarray) -> np.ndarray:
     """What combines a factor's columns to Q inside, (r, k); none of them, (r, 0), where R alone does not tell.
 
-    Parameters
-    ----------
-    root : Triangle
-        Of factor = Q R.
-    inside : (r, k) array
+    inside (r, k).
     """
     from scipy.linalg import solve_triangular
 
@@ -329,11 +281,7 @@ def route_of(*triangles: Triangle) -> str:
 def core_singular_values(left: Triangle, right: Triangle, middle: np.ndarray | None = None) -> np.ndarray:
     """Singular values of left_factor @ middle @ right_factor.T, descending, shape (r,); NaN where one is not finite.
 
-    Parameters
-    ----------
-    left, right : Triangle
-    middle : (r, r) array, optional
-        Stands between the factors, for instance a rotation.
+    middle (r, r).
     """
     core = left.r @ right.r.T if middle is None else left.r @ middle @ right.r.T  # (r, r)
     if "none" in (left.route, right.route):

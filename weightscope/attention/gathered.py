@@ -33,15 +33,9 @@ def mass_beside(sinks: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class SubNorm:
-    """A norm of what all heads have gathered for a token (BitNet): all but its sigma is folded into W_O.
+    """A norm of what all heads have gathered for a token (BitNet): all but its sigma is folded into W_O."""
 
-    Attributes
-    ----------
-    norm : Norm
-        Of H r_v dimensions.
-    """
-
-    norm: Norm
+    norm: Norm  # Of H r_v dimensions
 
     caveat = "a norm before W_O: what all heads gather for a token is divided by its size; gamma is folded in"
 
@@ -52,12 +46,7 @@ class SubNorm:
 
 @dataclass(frozen=True, eq=False)
 class HeadNorm:
-    """A norm without parameters of what each head has gathered for a token.
-
-    Attributes
-    ----------
-    eps : float
-    """
+    """A norm without parameters of what each head has gathered for a token."""
 
     eps: float
 
@@ -74,15 +63,9 @@ class Difference:
 
     What the two gather, the second times -lambda, is divided by the size of its sum (Differential Transformer,
     eqs 1-4).
-
-    Attributes
-    ----------
-    weight : float
-        lambda.
-    eps : float
     """
 
-    weight: float
+    weight: float  # lambda
     eps: float
 
     @property

@@ -1,25 +1,237 @@
-"""One attention layer on arrays: its scores, its values and its heads. Knows no file and no family."""
+"""One attention layer and its heads, on arrays: scores, values, W_QK and W_VO. Knows no file and no family."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from weightscope.attention.added import NOTHING_ADDED, Added
+from weightscope.attention.factored import Factored, spectra
 from weightscope.attention.gathered import GATES, Difference, HeadNorm, SubNorm, mass_beside
-from weightscope.attention.head import Head
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
-from weightscope.attention.position_bias import BiasGate, Buckets, Slopes, WindowBias
-from weightscope.attention.relative import RelativeKeys, RelativeValues
-from weightscope.attention.rotation import Rotation, forms_between
-from weightscope.attention.temperature import Temperature
-from weightscope.device import CPU, Device, namespace
+from weightscope.attention.positions import (
+    NOTHING_ADDED,
+    Added,
+    BiasGate,
+    Buckets,
+    RelativeKeys,
+    RelativeValues,
+    Slopes,
+    Temperature,
+    WindowBias,
+)
+from weightscope.attention.rotation import Delta, Rotation, forms_between
+from weightscope.compute.device import CPU, Device, namespace
+from weightscope.compute.half import Weights
+from weightscope.display import drawing, notebook
 from weightscope.errors import CheckpointError
-from weightscope.half import Weights
-from weightscope.on_demand import OnDemand
+
+Item = TypeVar("Item")
+
+
+class OnDemand(Sequence[Item], Generic[Item]):
+    """A sequence whose items are made when asked for and not kept: layers of a model, heads of a layer.
+
+    Parameters
+    ----------
+    indices : sequence of int
+    make : function of an index
+    what : str
+        Plural of the items, for repr.
+    """
+
+    def __init__(self, indices: Sequence[int], make: Callable[[int], Item], what: str) -> None:
+        self._indices, self._make, self._what = indices, make, what
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, place: int) -> Item: ...
+    @overload
+    def __getitem__(self, place: slice) -> "OnDemand[Item]": ...
+    def __getitem__(self, place: int | slice) -> "Item | OnDemand[Item]":
+        if isinstance(place, slice):
+            return OnDemand(self._indices[place], self._make, self._what)
+        return self._make(self._indices[place])
+
+    def __iter__(self) -> Iterator[Item]:
+        return map(self._make, self._indices)
+
+    def __repr__(self) -> str:
+        shown = [*map(str, self._indices[:6]), "..."] if len(self) > 7 else [*map(str, self._indices)]
+        return f"<{len(self)} {self._what}: {', '.join(shown)}>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Head:
+    """One query head of a layer, as bilinear and linear maps on x / sigma(x).
+
+    score(i, j) = x_i qk x_j' / (sigma_i sigma_j) + qk_bias x_j' / sigma_j, up to terms constant in j and before `scale`
+    (detokenization paper, eq. 14); f(x) = x vo / sigma(x) + vo_bias. Under rotation qk holds at distance 0, qk_at at
+    any; `caveats` lists what else the model does to these scores.
+
+    Attributes
+    ----------
+    layer : Layer
+    index : int
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> head = ws.open_model("embedded").layers[0].heads[6]
+    >>> head
+    Head(layer 0, head 6: width 256, head_dim 32)
+    >>> head.w_q.shape, head.w_o.shape, head.b_q.shape
+    ((256, 32), (32, 256), (32,))
+    >>> head.qk
+    Factored(256 x 256, rank <= 32)
+    """
+
+    layer: "Layer"
+    index: int
+
+    def __repr__(self) -> str:
+        layer = self.layer
+        return f"Head(layer {layer.index}, head {self.index}: width {layer.d_model}, head_dim {layer.head_dim})"
+
+    @property
+    def kv_head(self) -> int:
+        """The key-value head that this query head shares."""
+        return self.index * self.layer.n_kv_heads // self.layer.n_heads
+
+    @property
+    def scale(self) -> float:
+        """Factor of the score before the softmax, usually 1/sqrt(d')."""
+        return self.layer.scale
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What the matrices leave out of this head's scores and values."""
+        return self.layer.caveats
+
+    @cached_property
+    def _q(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.layer.q.of(self.index)
+
+    @cached_property
+    def _k(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.layer.k.of(self.kv_head)
+
+    @cached_property
+    def _v(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.layer.v.of(self.kv_head)
+
+    @property
+    def w_q(self) -> np.ndarray:
+        """W_Q, (d, r), with the norm before it folded in; before rotation."""
+        return self._q[0]
+
+    @property
+    def w_k(self) -> np.ndarray:
+        """W_K, (d, r), with the norm before it folded in; before rotation."""
+        return self._k[0]
+
+    @property
+    def w_v(self) -> np.ndarray:
+        """W_V, (d, r_v), with the norm before it folded in."""
+        return self._v[0]
+
+    @property
+    def w_o(self) -> np.ndarray:
+        """W_O, (r_v, d)."""
+        return np.asarray(self.layer.w_o[self.index])
+
+    @property
+    def b_q(self) -> np.ndarray:
+        """b_Q, (r,), including the contribution of the norm."""
+        return self._q[1]
+
+    @property
+    def b_k(self) -> np.ndarray:
+        """b_K, (r,), including the contribution of the norm."""
+        return self._k[1]
+
+    @property
+    def b_v(self) -> np.ndarray:
+        """b_V, (r_v,), including the contribution of the norm."""
+        return self._v[1]
+
+    def query_at(self, delta: Delta) -> tuple[np.ndarray, np.ndarray]:
+        """W_Q R(delta) and b_Q R(delta), (d, r) and (r,): the query side of the score at distance delta = i - j."""
+        rotation = self.layer.rotation
+        if rotation is None:
+            return self.w_q, self.b_q
+        return rotation.rotate_at(self.w_q, delta), rotation.rotate_at(self.b_q, delta)
+
+    @property
+    def qk(self) -> Factored:
+        """W_QK = W_Q W_K', (d, d); under rotation the content form, at distance 0."""
+        return self.qk_at(0)
+
+    def qk_at(self, delta: Delta) -> Factored:
+        """W_QK(delta) = W_Q R(delta) W_K' at distance delta = i - j; without rotation the same at every distance.
+
+        In vision towers that rotate by row and column, a number counts columns and a (rows, columns) pair is accepted;
+        where positions have several axes, give a distance on each.
+        """
+        return Factored(self.query_at(delta)[0], self.w_k)
+
+    def forms(self, deltas: Sequence[int] = (0, 1), window: int = 64) -> dict[str, Factored]:
+        """Other forms of W_QK, by the names of `Layer.qk_forms`.
+
+        Examples
+        --------
+        >>> import weightscope as ws
+        >>> head = ws.open_model("embedded").layers[0].heads[6]     # learned positions: nothing rotates
+        >>> {name: form.rank_bound for name, form in head.forms().items()}
+        {'delta1': 32, 'mean64': 32, 'free': 32, 'turning': 0}
+        """
+        w = self.qk
+        forms = self.layer.qk_forms(deltas, window).items()
+        used = {name: between.any(axis=0) for name, between in forms}
+        return {name: Factored(w.left @ between[:, used[name]], w.right[:, used[name]]) for name, between in forms}
+
+    @property
+    def qk_bias(self) -> np.ndarray:
+        """b_QK = b_Q W_K', (d,); under rotation at distance 0."""
+        return self.qk_bias_at(0)
+
+    def qk_bias_at(self, delta: Delta) -> np.ndarray:
+        """b_Q R(delta) W_K', (d,): the keys' term."""
+        return self.w_k @ self.query_at(delta)[1]
+
+    @property
+    def vo(self) -> Factored:
+        """W_VO = W_V W_O, (d, d)."""
+        return Factored(self.w_v, self.w_o.T)
+
+    @property
+    def vo_bias(self) -> np.ndarray:
+        """b_V W_O, (d,)."""
+        return self.b_v @ self.w_o
+
+    def plot_spectrum(self) -> Any:
+        """A Matplotlib figure of the singular values of W_QK and W_VO, in the caller's style."""
+        maps = {"$W_{QK}$": self.qk, "$W_{VO}$": self.vo}
+        return drawing("spectra")(maps, f"layer {self.layer.index} head {self.index}")
+
+    @property
+    def lead(self) -> str:
+        """A short description, with what the matrices leave out."""
+        shared = "" if self.layer.n_kv_heads == self.layer.n_heads else f", with key-value head {self.kv_head}"
+        left_out = [f"Not in these numbers: {caveat}." for caveat in self.caveats]
+        return " ".join([f"{repr(self).removesuffix(')')}{shared}).", *left_out])
+
+    def _repr_png_(self) -> bytes:
+        return bytes(self.plot_spectrum()._repr_png_())
+
+    def _repr_html_(self) -> str:
+        return notebook(self.lead, spectra({"W_QK": self.qk, "W_VO": self.vo}), picture=self._repr_png_())
+
 
 QUERY_SIDE, KEY_SIDE = ("q", "gate", "q_norm", "additive_gate"), ("k", "v", "k_norm", "v_norm")  # maps of each
 
@@ -30,7 +242,7 @@ class Layer:
 
     H query heads in G groups, each group with one key-value head; nothing is repeated within a group.
 
-    In cross-attention keys and values are made of a second input, the memory: what an encoder hands over.
+    In cross-attention, keys and values are computed from a second input, the memory: the encoder's output.
 
     Attributes
     ----------
@@ -43,44 +255,44 @@ class Layer:
     scale : float
         Multiplies scores before additive terms and the softmax.
     norm : Norm or None
-        The norm before the layer, of which sigma is left; None where the layer reads x as it is.
+        The norm before the layer, folded except for sigma; None where the layer reads x as it is.
     q_norm, k_norm, v_norm : InnerNorm or None
         Norms of queries, keys and values.
     gate : Affine or None
-        Multiplies what a head has gathered, dimension by dimension or, where it has one output a head, as a whole.
+        Multiplies each head's weighted sum of values, per dimension or by one number per head.
     gate_kind : str
-        Through which of `gathered.GATES` it goes.
+        Its activation, one of `gathered.GATES`.
     gathered_norm : SubNorm, HeadNorm, Difference or None
-        Divides what heads have gathered.
+        Divides each head's weighted sum of values.
     rotation : Rotation or None
     gain : (1 or H, r) array or None
-        Multiplies rotated queries: what the gammas of norms after rotation do beyond their mean over each pair, which
-        is folded into `q`.
+        Multiplies rotated queries, if a q/k-norm follows the rotation: gamma relative to its mean over each pair,
+        which is folded into `q`.
     temperature : Temperature or None
         Multiplies queries, by position.
     additive : Slopes, Buckets, WindowBias or None
-        A term by distance, or by the places of both tokens in a window, added after scaling.
+        Bias by distance, or by two positions in a window, added after scaling.
     additive_gate : BiasGate or None
-        Multiplies that term, by query.
+        Factor of that bias for each query.
     relative, relative_values : tuple of RelativeKeys, RelativeValues or None
-        Terms of a token and a distance, added before scaling; what a head gathers beside tokens' values.
+        Terms of one token and a distance, added before scaling; values of distances, added to tokens' values.
     softcap : float or None
     clip : float or None
-        q, k and v are clipped to [-clip, clip], their norms behind them.
+        q, k and v are clipped to [-clip, clip] after their norms.
     sinks : (H,) array or None
         Learned sink logits.
     outer_sinks : (H,) array or None
-        Sink logits that attention does not know of: what a head gathers is multiplied by the mass that they leave.
+        Sink logits applied outside attention: each head's sum is multiplied by the mass that they leave.
     cross : bool
-        Keys and values are made of a memory.
+        Keys and values are computed from a memory.
     keys_of : int or None
-        The layer of the same tokens whose input is the memory, where that is one before.
+        The earlier layer whose keys and values this layer reuses.
     memory_norm : Norm or None
-        The norm of the memory before its keys and values, of which sigma is left.
+        The norm of the memory, folded except for sigma.
     added : Added
-        What positions add to queries and keys where they are added to what those are made of.
+        Positions added to the inputs of queries and keys (DETR).
     caveats : tuple of str
-        What of its scores and values the heads' matrices leave out.
+        What the heads' matrices leave out of its scores and values.
     """
 
     q: Affine | Latent
@@ -139,7 +351,7 @@ class Layer:
 
     @property
     def heads(self) -> OnDemand[Head]:
-        """The query heads, a sequence; a head's matrices are worked out when they are asked for."""
+        """The query heads, a sequence; a head's matrices are computed when asked for."""
         return OnDemand(range(self.n_heads), lambda index: Head(self, index), "heads")
 
     def head(self, index: int) -> Head:
@@ -155,15 +367,15 @@ class Layer:
         return Head(self, index)
 
     def qk_forms(self, deltas: Sequence[int] = (0, 1), window: int = 64) -> dict[str, np.ndarray]:
-        """The forms W_Q(0) M W_K' of the heads' W_QK, beside W_QK at distance 0 itself: the (r, r) matrices M.
+        """The (r, r) matrices M of other forms W_Q(0) M W_K' of W_QK than the one at distance 0.
 
-        - `delta7`, for each distance asked for but 0: R(7);
-        - `mean64`: the mean of R(0) .. R(63), what is left of the score when the distance is anything in the window;
-        - `free`, `turning`: the dimensions that rotation leaves alone, and those it turns, at distance 0. In multi-head
-          latent attention these are the latent's part and the rotary key's.
+        - `delta7`, for each distance but 0: R(7);
+        - `mean64`: the mean of R(0) .. R(63), the score averaged over distances in the window;
+        - `free`, `turning`: the dimensions without and with rotation, at distance 0. In multi-head latent attention
+          these are the latent part and the rotary key.
 
-        Without rotation W_QK is the same at every distance: all of it is free, and nothing turns. A factor that a
-        rotation puts on scores is in W_Q(0) = W_Q R(0).
+        Without rotation W_QK is the same at every distance: everything is free and nothing turns. A scale that the
+        rotation applies to scores is part of W_Q(0) = W_Q R(0).
 
         Parameters
         ----------
@@ -178,9 +390,9 @@ class Layer:
         return forms_between(self.rotation, self.head_dim, deltas, window)
 
     def on(self, device: Device) -> "Layer":
-        """The layer with its maps on a device, where `normalised`, `scalars`, `queries` and `inner_values` then run.
+        """The layer with its maps on a device: `normalised`, `scalars`, `queries` and `inner_values` then run there.
 
-        They take and give arrays of that device. W_O, the gate and what is added to scores stay on this machine.
+        These take and return arrays of the device. W_O, the gate and additive terms stay on the CPU.
         """
         if device is CPU:
             return self
@@ -260,12 +472,12 @@ class Layer:
             Their positions; 0 .. n-1 by default. Several coordinates where the rotation has axes: time, height and
             width in multimodal RoPE, row and column of a patch in a vision tower.
         memory : (m, d_memory) array, optional
-            In cross-attention, and only there, what the layer attends to: the encoder's output, at 0 .. m-1.
+            For cross-attention only: the encoder's output, at positions 0 .. m-1.
         added : (n, e) array or 0, optional
-            What the model adds to that of which queries and, but in cross-attention, keys are made; not to values
-            (DETR, section A.3). Layers that do so need it; 0 leaves what x does alone.
+            Positions that the model adds to the input of queries and (except in cross-attention) keys, not to that of
+            values (DETR, section A.3). Layers that do so require it; 0 adds nothing.
         added_to_memory : (m, e) array or 0, optional
-            Likewise, to that of which the keys of cross-attention are made.
+            Likewise for the keys of cross-attention.
 
         Returns
         -------
@@ -276,11 +488,11 @@ class Layer:
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
         of_keys = np.arange(len(y)) if self.cross and self.keys_of is None else positions
         q, k = self.added.to(self.queries(x), self.keys(y), added, added_to_memory, cross=self.cross, index=self.index)
-        terms = [self.scale * of.between(q, k, positions) for of in self.relative]
+        terms = [self.scale * keys.between(q, k, positions) for keys in self.relative]
         q, k = self.placed(q, k, positions, of_keys)
         n, r = q.shape[1:]
-        of_group = q.reshape(self.n_kv_heads, -1, r) @ k.transpose(0, 2, 1)  # (G, H/G n, m)
-        scores = sum(terms, self.scale * of_group.reshape(self.n_heads, n, len(y)))
+        products = q.reshape(self.n_kv_heads, -1, r) @ k.transpose(0, 2, 1)  # (G, H/G n, m)
+        scores = sum(terms, self.scale * products.reshape(self.n_heads, n, len(y)))
         if self.additive is not None:
             bias = self.additive.times * self.additive.between(positions, of_keys)
             gate = 1 if self.additive_gate is None else self.additive_gate(self.normalised(x))[:, :, None]
@@ -290,7 +502,7 @@ class Layer:
     def placed(
         self, q: np.ndarray, k: np.ndarray, positions: np.ndarray, of_keys: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Queries (H, n, r) and keys (G, n, r) at positions (n,): rotated, and what else depends on the position."""
+        """Queries (H, n, r) and keys (G, n, r) at positions (n,): rotated, with gain and temperature applied."""
         if self.rotation is not None:
             of_keys = positions if of_keys is None else of_keys
             q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, of_keys)
@@ -301,7 +513,7 @@ class Layer:
         return q, k
 
     def position_bias(self, delta: np.ndarray | int) -> np.ndarray:
-        """What is added to scaled scores at distances i - j: ALiBi, relative biases, a window's along a row; else zero.
+        """The bias added to scaled scores at distances i - j: ALiBi, relative or window biases; zero without one.
 
         Parameters
         ----------
@@ -309,7 +521,7 @@ class Layer:
 
         Returns
         -------
-        (n_heads, ...) array, before the query's factor where it has one (`additive_gate`)
+        (n_heads, ...) array, before the factor of the query (`additive_gate`), if any
         """
         delta = np.asarray(delta)
         return np.zeros((self.n_heads, *delta.shape)) if self.additive is None else self.additive(delta)
@@ -317,7 +529,7 @@ class Layer:
     def values(self, x: np.ndarray) -> np.ndarray:
         """f(x) = v(x) W_O of every head, so that the layer's output is sum_j alpha_ij f(x_j) + output_bias.
 
-        Where something multiplies what a head has gathered (`modulated`), that sum is not the output; see `output`.
+        If the layer is `modulated` (a gate, a norm before W_O), that sum is not the output; see `output`.
 
         Parameters
         ----------
@@ -334,13 +546,13 @@ class Layer:
 
     @property
     def modulated(self) -> bool:
-        """Whether values do not add up to the output: something multiplies what heads gather, or is added to it."""
-        return any(of is not None for of in (self.gate, self.gathered_norm, self.outer_sinks, self.relative_values))
+        """Whether a gate, norm, outer sink or relative value keeps values from adding up to the output."""
+        return any(part is not None for part in (self.gate, self.gathered_norm, self.outer_sinks, self.relative_values))
 
     def output(
         self, attention: np.ndarray, x: np.ndarray, part: np.ndarray | None = None, memory: np.ndarray | None = None
     ) -> np.ndarray:  # fmt: skip
-        """What attention adds to the stream, gates and norms before W_O included.
+        """What attention adds to the residual stream, including gates and norms before W_O.
 
         Parameters
         ----------
@@ -349,9 +561,9 @@ class Layer:
         x : (n, d) array
             The residual stream that enters the layer.
         part : (n_heads, n, n or m) array, optional
-            The share of `attention` whose output is wanted; such shares add up, less `output_bias` but once.
+            The part of `attention` whose output is wanted. The outputs of parts add up, except for `output_bias`.
         memory : (m, d_memory) array, optional
-            In cross-attention what the layer attends to; without a gate `output(attention, memory)` says the same.
+            The encoder's output, in cross-attention; without a gate, `output(attention, memory)` is the same.
 
         Returns
         -------
@@ -359,19 +571,19 @@ class Layer:
         """
         y = x if self.cross and self.gate is None and memory is None else self._memory(x, memory)
         v = self.inner_values(np.asarray(y))
-        whole = self._gathered(attention, v)  # (H, n, r_v)
-        gathered = whole if part is None else self._gathered(part, v)
+        total = self._gathered(attention, v)  # (H, n, r_v)
+        gathered = total if part is None else self._gathered(part, v)
         if self.gate is not None:
             gathered = gathered * GATES[self.gate_kind](self.gate(self.normalised(x)))
         if self.outer_sinks is not None:
             scores = np.where(attention > 0, self.scores(x), -np.inf)
             gathered = gathered * mass_beside(self.outer_sinks, scores)
         if self.gathered_norm is not None:
-            gathered = gathered / self.gathered_norm.sizes(whole)
+            gathered = gathered / self.gathered_norm.sizes(total)
         return np.einsum("hnr,hrd->nd", gathered, np.asarray(self.w_o), optimize=True) + self.output_bias
 
     def _gathered(self, attention: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """What every head gathers of values v (G, n, r_v), (H, n, r_v)."""
+        """Every head's weighted sum of values: v (G, n, r_v) -> (H, n, r_v)."""
         g, n, r_v = v.shape
         gathered = (attention.reshape(g, -1, n) @ v).reshape(self.n_heads, -1, r_v)
         return gathered if self.relative_values is None else gathered + self.relative_values(attention)
@@ -382,18 +594,18 @@ class Layer:
 
     def after(self, w: np.ndarray, b: np.ndarray) -> "Layer":
         """The layer on inputs y with x = y w + b, w of shape (e, d) and b of shape (d,)."""
-        return self._changed(lambda of: of.after(w, b), *QUERY_SIDE, *KEY_SIDE)
+        return self._changed(lambda part: part.after(w, b), *QUERY_SIDE, *KEY_SIDE)
 
     def after_norm(self, norm: Norm) -> "Layer":
-        """The layer on inputs y with x = norm(y): the norm is folded into every map of x, but for its sigma."""
+        """The layer on inputs y with x = norm(y): the norm is folded into every map of x, except for sigma."""
         names = QUERY_SIDE if self.cross else (*QUERY_SIDE, *KEY_SIDE)
-        return replace(self._changed(lambda of: of.after_norm(norm), *names), norm=norm)
+        return replace(self._changed(lambda part: part.after_norm(norm), *names), norm=norm)
 
     def after_memory_norm(self, norm: Norm) -> "Layer":
-        """Cross-attention to a memory that a norm stands before: the norm is folded likewise."""
-        return replace(self._changed(lambda of: of.after_norm(norm), *KEY_SIDE), memory_norm=norm)
+        """Cross-attention to norm(memory): the norm is folded likewise."""
+        return replace(self._changed(lambda part: part.after_norm(norm), *KEY_SIDE), memory_norm=norm)
 
     def _changed(self, change: Callable[[Any], Any], *names: str) -> "Layer":
-        """Some of the maps replaced by what `change` makes of them."""
+        """Replace some of the maps."""
         maps = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: change(of) for name, of in maps.items() if of is not None})
+        return replace(self, **{name: change(part) for name, part in maps.items() if part is not None})

@@ -1,4 +1,4 @@
-"""The maps to queries, keys and values, one a head: affine, or through a latent; and the norms of what they give."""
+"""The maps to queries, keys and values of each head (affine, or through a latent), and the norms that follow them."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -7,30 +7,22 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.norms import Norm, rms
-from weightscope.device import Device, namespace
-from weightscope.half import Half, Weights
-from weightscope.shapes import ShowsShapes
+from weightscope.compute.device import Device, namespace
+from weightscope.compute.half import Half, Weights
+from weightscope.display import ShowsShapes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Affine:
-    """One affine map a head: z -> z w + b.
+    """One affine map per head: z -> z w + b.
 
-    The weights stay as they are stored, with the norm before them beside them, until they are asked for: of one head by
-    `of`, which costs one head's memory, or of all by `w` and `b`, which are then kept.
-
-    Attributes
-    ----------
-    stored : (A, d, r) array or Half
-        A maps: one for each query head or key-value head, or one for all.
-    bias : (A, r) array
-    norm : Norm or None
-        The norm before the map, not folded yet.
+    Weights stay as stored until needed; the norm before them is folded then. `of` folds one head and keeps nothing;
+    `w` and `b` fold all heads and keep the result.
     """
 
-    stored: Weights
-    bias: np.ndarray
-    norm: Norm | None = None
+    stored: Weights  # (A, d, r): A maps: one for each query head or key-value head, or one for all
+    bias: np.ndarray  # (A, r)
+    norm: Norm | None = None  # the norm before the map, not yet folded
 
     def __repr__(self) -> str:
         count, d, r = self.shape
@@ -48,7 +40,7 @@ class Affine:
     def _fold(self, stored: Weights, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self.norm is not None:
             return self.norm.fold(stored, bias)
-        return (np.asarray(stored) if isinstance(stored, Half) else stored), bias  # left where it lies
+        return (np.asarray(stored) if isinstance(stored, Half) else stored), bias
 
     @property
     def w(self) -> np.ndarray:
@@ -65,12 +57,12 @@ class Affine:
         return z @ self.w + self.b[:, None, :]
 
     def on(self, device: Device) -> "Affine":
-        """The map of arrays on a device; what this machine holds of it stays as it is."""
+        """A copy of the map on a device."""
         return Affine(device.put(self.w), device.put(self.b))
 
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
         """One head's (d, r) matrix and (r,) bias."""
-        if "_folded" in self.__dict__:  # all heads' are there already
+        if "_folded" in self.__dict__:  # all heads are folded already
             return self.w[head], self.b[head]
         return self._fold(self.stored[head], self.bias[head])
 
@@ -88,7 +80,7 @@ class Affine:
         return Affine(self.w * gain[:, None], self.b * gain)
 
     def centred(self, *, jointly: bool) -> "Affine":
-        """The map followed by a centring of its outputs, of each map's or of all maps' together."""
+        """The map with centred outputs: of each map, or of all maps together."""
         maps = (0, 2) if jointly else 2
         w, b = self.w, self.b[:, None]
         return Affine(w - w.mean(axis=maps, keepdims=True), (b - b.mean(axis=maps, keepdims=True))[:, 0])
@@ -96,18 +88,13 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Latent:
-    """One affine map a head through a latent that all heads share: z -> up(first(z)).
+    """One affine map per head through a latent that all heads share: z -> up(first(z)).
 
-    Multiplied out for all heads it would be as large as H full projections; `of` does so for one.
-
-    Attributes
-    ----------
-    first : Affine of (1, d, m)
-    up : Affine of (H, m, r)
+    Multiplied out it would be as large as H full projections; `of` multiplies it out for one head.
     """
 
-    first: Affine
-    up: Affine
+    first: Affine  # (1, d, m)
+    up: Affine  # (H, m, r)
 
     def __call__(self, z: Any) -> Any:
         """(n, d) -> (H, n, r)."""
@@ -125,7 +112,7 @@ class Latent:
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
         """One head's (d, r) matrix and (r,) bias, multiplied out."""
         up, bias = self.up.of(head)
-        return self.first.w[0] @ up, self.first.b[0] @ up + bias  # the first map is every head's: folded once and kept
+        return self.first.w[0] @ up, self.first.b[0] @ up + bias  # the first map is shared: folded once and kept
 
     def after_norm(self, norm: Norm) -> "Latent":
         """The map with the norm before it absorbed."""
@@ -138,23 +125,12 @@ class Latent:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class InnerNorm(ShowsShapes):
-    """A norm of queries, keys or values: gamma is folded, and what no matrix can hold is left, a number a token.
+    """A norm of queries, keys or values: gamma is folded; what remains is one scalar per token."""
 
-    Attributes
-    ----------
-    source : Affine
-        What the norm sees of z, centred already where the norm centres; of each head, or of all heads as one.
-    eps : float
-    dims : int or None
-        The first `dims` dimensions are divided; None for all.
-    shift : (heads, r) array or None
-        beta, which is added after the division.
-    """
-
-    source: Affine
+    source: Affine  # input of the norm (already centred if the norm centres), of each head or of all heads as one
     eps: float
-    dims: int | None = None
-    shift: np.ndarray | None = field(default=None, repr=False)
+    dims: int | None = None  # how many leading dimensions are divided; None for all
+    shift: np.ndarray | None = field(default=None, repr=False)  # (heads, r): beta, added after the division
 
     def scalars(self, z: Any) -> Any:
         """1 / sqrt(mean of squares + eps), (n, d) -> (A or 1, n)."""
@@ -170,7 +146,7 @@ class InnerNorm(ShowsShapes):
         return x if self.shift is None else x + self.shift[:, None, :]
 
     def of(self, head: int) -> "InnerNorm":
-        """The norm of one head; one over all heads has the same scalar for each."""
+        """The norm of one head; a norm over all heads has the same scalar for each."""
         source, shift = self.source, self.shift
         if source.shape[0] > 1:
             w, b = source.of(head)

@@ -5,21 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.device import namespace
-from weightscope.half import Half, Weights
-from weightscope.shapes import ShowsShapes
+from weightscope.compute.device import namespace
+from weightscope.compute.half import Half, Weights
+from weightscope.display import ShowsShapes
 
 
 def sigma(x: Any, eps: float) -> Any:
     """sqrt(Var(x) + eps) over the last axis: what a LayerNorm divides by (detokenization paper, eq. 3).
 
-    Parameters
-    ----------
-    x : array of shape (..., d)
-
-    Returns
-    -------
-    array of shape (...)
+    x (..., d).
     """
     xp = namespace(x)
     return xp.sqrt(xp.var(x, axis=-1) + eps)
@@ -28,13 +22,7 @@ def sigma(x: Any, eps: float) -> Any:
 def rms(x: Any, eps: float) -> Any:
     """sqrt(mean of squares + eps) over the last axis: what an RMSNorm divides by.
 
-    Parameters
-    ----------
-    x : array of shape (..., d)
-
-    Returns
-    -------
-    array of shape (...)
+    x (..., d).
     """
     xp = namespace(x)
     return xp.sqrt(xp.mean(x**2, axis=-1) + eps)
@@ -45,20 +33,10 @@ def fold_layer_norm(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Absorb a LayerNorm into the affine map that follows it.
 
+    w (..., d, r), b (..., r), gamma, beta (d,), out (..., d, r) -> (..., d, r), (..., r).
+
     LN(x) W + b = (x / sigma(x)) W' + b' with W' = (I - 11'/d) diag(gamma) W and b' = beta W + b
     (detokenization paper, eqs 9-11).
-
-    Parameters
-    ----------
-    w : array of shape (..., d, r)
-    b : array of shape (..., r)
-    gamma, beta : arrays of shape (d,)
-    out : array of shape (..., d, r), optional
-        Where W' is put; `w` itself where nobody else needs that.
-
-    Returns
-    -------
-    array of shape (..., d, r), array of shape (..., r)
     """
     with np.errstate(over="ignore", invalid="ignore"):  # what is broken is found and named where it is read
         shifted = beta @ w + b
@@ -71,36 +49,18 @@ def fold_rms_norm(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Absorb an RMSNorm into the affine map that follows it: W' = diag(gamma) W, nothing to centre and no beta.
 
-    Parameters
-    ----------
-    w : array of shape (..., d, r)
-    b : array of shape (..., r)
-    gamma : array of shape (d,)
-    out : array of shape (..., d, r), optional
-        As for `fold_layer_norm`.
-
-    Returns
-    -------
-    array of shape (..., d, r), array of shape (..., r)
+    w (..., d, r), b (..., r), gamma (d,), out (..., d, r) -> (..., d, r), (..., r).
     """
     return np.multiply(gamma[:, None], w, out=out), b
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Norm(ShowsShapes):
-    """A norm of the stream itself: all of it but sigma folds into the maps that follow.
+    """A norm of the stream itself: all of it but sigma folds into the maps that follow."""
 
-    Attributes
-    ----------
-    centred : bool
-        A LayerNorm; otherwise an RMSNorm.
-    eps : float
-    gamma, beta : (d,) arrays
-        Empty where only sigma is asked of the norm.
-    """
-
-    centred: bool
+    centred: bool  # A LayerNorm; otherwise an RMSNorm
     eps: float
+    # gamma, beta: (d,): Empty where only sigma is asked of the norm.
     gamma: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
     beta: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
 

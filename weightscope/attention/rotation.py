@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.device import namespace
+from weightscope.compute.device import namespace
+from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
-from weightscope.shapes import ShowsShapes
 
 Delta = int | tuple[int, ...]  # positions between query and key; rows and columns between patches, or any axes
 
@@ -28,19 +28,7 @@ def ntk_frequencies(theta: float, width: int, factor: float, length: int, traine
 def yarn_frequencies(
     theta: float, width: int, factor: float, trained: int, fast: float, slow: float, *, whole: bool
 ) -> np.ndarray:
-    """YaRN: slow pairs are interpolated by `factor`, fast ones kept, with a ramp between (YaRN paper, eqs 17-21).
-
-    Parameters
-    ----------
-    theta, width, factor
-        Base, rotated dimensions, how much longer the context became.
-    trained : int
-        Positions the model was first trained on.
-    fast, slow : float
-        Turns over `trained` positions above which a pair is kept, below which it is interpolated.
-    whole : bool
-        The ramp's ends are rounded outwards to whole pairs.
-    """
+    """YaRN: slow pairs are interpolated by `factor`, fast ones kept, with a ramp between (YaRN paper, eqs 17-21)."""
 
     def pair_that_turns(times: float) -> float:
         return width * log(trained / (times * 2 * pi)) / (2 * log(theta))
@@ -180,46 +168,22 @@ class GridRotation(Rotation):
 
     `axes` holds FRAME, ROW or COLUMN for every pair. A position that is one number is a token's place in the sequence
     of one whole image or film; a distance that is one number counts columns.
-
-    Attributes
-    ----------
-    grid : tuple of int
-        Rows and columns of patches, frames before them in a film, that the model was configured for; empty where it
-        takes any.
-    prefix, suffix : int
-        Tokens before and after the patches (class, registers), which do not turn.
-    merge : int
-        Patches follow in blocks of this many rows and columns (those that Qwen's merger makes one); row by row
-        within and between blocks.
-    window : int
-        Blocks follow in windows of this many rows and columns of them; 0 where they do not.
-    origin : float
-        Coordinate of the first row and column.
-    centred : bool
-        Coordinates are those of patches' centres from -1 to 1 over the image (DINOv3).
     """
 
+    # Rows and columns of patches, frames before them in a film, that the model was configured for; empty where it takes
+    # any.
     grid: tuple[int, ...] = ()
-    prefix: int = 0
+    prefix: int = 0  # Tokens before and after the patches (class, registers), which do not turn
     suffix: int = 0
+    # Patches follow in blocks of this many rows and columns (those that Qwen's merger makes one); row by row within and
+    # between blocks.
     merge: int = 1
-    window: int = 0
-    origin: float = 0.0
-    centred: bool = False
+    window: int = 0  # Blocks follow in windows of this many rows and columns of them; 0 where they do not
+    origin: float = 0.0  # Coordinate of the first row and column
+    centred: bool = False  # Coordinates are those of patches' centres from -1 to 1 over the image (DINOv3)
 
     def angles(self, positions: np.ndarray) -> np.ndarray:
-        """Angles of tokens, shape (n, m).
-
-        Parameters
-        ----------
-        positions : (n,) or (n, 2) or (n, 3) int array
-            Places in the sequence; or rows and columns, frames before them, negative where a token is no patch.
-
-        Raises
-        ------
-        CheckpointError
-            Of the patches counted it cannot be told how many rows and columns they are.
-        """
+        """Angles of tokens, shape (n, m): positions (n,)."""
         places = self.places(positions) if positions.ndim == 1 else positions
         places = np.pad(places, ((0, 0), (3 - places.shape[1], 0)))  # an image is the first frame
         centres = (2 * places + 1) / (places.max(axis=0, initial=0) + 1) - 1

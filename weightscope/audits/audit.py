@@ -11,61 +11,88 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.audits.coverage import attention_only, other_stacks, tensors_of_heads
+from weightscope.audits.circuits import Roles, roles_of, with_roles
 from weightscope.audits.directions import HeadDirections, directions_of, how_many_read, with_tokens
-from weightscope.audits.findings import Findings
-from weightscope.audits.measure import Arrays, measure_layer
-from weightscope.audits.measures import MeasuredHeads
-from weightscope.audits.model_findings import findings_of, positions_of
-from weightscope.audits.reference import OWN, Reference
-from weightscope.audits.roles import Roles, roles_of, with_roles
-from weightscope.audits.standing import Standing
-from weightscope.audits.tensor_findings import tensor_findings
-from weightscope.audits.tensors import Everything, read_everything
-from weightscope.device import open_device
-from weightscope.errors import CheckpointError, counted, printable
-from weightscope.folder import Files, OutputFolder
+from weightscope.audits.findings import findings_of, positions_of
+from weightscope.audits.measure_layer import measure_layer
+from weightscope.audits.measures import Arrays, MeasuredHeads
+from weightscope.audits.reference import OWN, Reference, Standing
+from weightscope.checkpoint import Checkpoint
+from weightscope.compute.cores import one_blas_thread
+from weightscope.compute.device import open_device
+from weightscope.display import drawing, notebook, report
+from weightscope.errors import CheckpointError, counted, printable, sized
+from weightscope.files import Files, OutputFolder
+from weightscope.findings import Findings
 from weightscope.model import Model
-from weightscope.notebook import notebook
-from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table, as_json
+from weightscope.tensors.findings import tensor_findings
+from weightscope.tensors.measure import Everything, read_everything
 
-LONGEST_WINDOW = 131_072  # distances: each is turned and summed by itself, and no model was trained on longer texts
+LONGEST_WINDOW = 131_072  # distances: each is rotated and summed by itself, and no model was trained on longer texts
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
-SUMMED_UP = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that stand for a checkpoint
+SUMMARY = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that summarise a checkpoint
 
-RESULTS = (
-    "heads.csv", "percentiles.csv", "findings.csv", "findings.json", "spectra.npz", "directions.json", "report.html",
-    "spectra.csv",
-    *(f"{figure}.{kind}" for figure in ("heads", "spectra", "depth") for kind in ("png", "svg")),
-)  # fmt: skip
+# What an audit writes. Figures: the function of figures.py that draws them, the file with their numbers, a description.
+FIGURES = {
+    "heads": ("head_maps", "heads.csv", "six measures of every head"),
+    "spectra": ("spectra", "spectra.csv", "singular values of every head"),
+    "depth": ("depth", "heads.csv", "measures by depth"),
+}
+TABLES: dict[str, Callable[["Audit"], Any]] = {
+    "heads.csv": lambda audit: audit.heads,
+    "percentiles.csv": lambda audit: audit.percentiles,
+    "findings.csv": lambda audit: audit.findings.table,
+    "spectra.npz": lambda audit: audit.measured.spectra(),
+    "findings.json": lambda audit: audit.findings.as_json(),
+    "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
+}
+RESULTS = (*TABLES, "report.html", "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
+
+
+def write_tables(files: Files, result: Any, tables: Mapping[str, Callable[[Any], Any]]) -> None:
+    """Write what a result holds (a table, arrays by name or JSON) under the names of `tables`; None is left out."""
+    for name, content_of in tables.items():
+        content = content_of(result)
+        if isinstance(content, Table):
+            files.table(name, content)
+        elif isinstance(content, dict):
+            files.npz(name, **content)
+        elif content is not None:
+            files.json(name, content)
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What may be asked of an audit; see `audit`."""
+    """The options of an audit; see `audit`."""
 
-    layers: tuple[int, ...] | None = None
-    deltas: tuple[int, ...] = (0, 1)
+    layers: Sequence[int] | None = None
+    deltas: Sequence[int] = (0, 1)
     window: int = 64
     directions: int | None = None
     device: str = "cpu"
     all_tensors: bool = False
-    reference: str | None = None
+    reference: str | Path | None = None
 
     def __post_init__(self) -> None:
+        plain = {
+            "layers": None if self.layers is None else tuple(self.layers),
+            "deltas": tuple(self.deltas),
+            "reference": None if self.reference is None else str(self.reference),
+        }
+        for name, value in plain.items():  # values that compare, pickle and are written as JSON
+            object.__setattr__(self, name, value)
         if self.layers == ():
             raise CheckpointError("layers is empty: there is nothing to audit")
         if not 1 <= self.window <= LONGEST_WINDOW:
-            problem = f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances"
-            raise CheckpointError(problem)
+            raise CheckpointError(f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances")
         if len(self.deltas) > MOST_DELTAS:
             raise CheckpointError(f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured")
         if self.directions is not None and self.directions < 0:
             raise CheckpointError(f"directions is {self.directions}; it is how many to read")
         if self.reference is not None:
-            Reference.load(self.reference)  # refused before the work, not after it
+            Reference.load(self.reference)  # an unreadable one is refused before the work starts
 
     def layers_of(self, model: Model) -> list[int]:
         """The layers to measure."""
@@ -83,18 +110,18 @@ def audit(
     reference: str | Path | None = None,
     progress: bool = False,
 ) -> "Audit":
-    """Measure every head, and say what stands out.
+    """Measure every head, and report what stands out.
 
-    Memory grows with one layer's attention tensors, not with the model. Values that are not finite are no error: they
-    reach the heads they belong to, as NaN, and are a finding.
+    Memory grows with one layer's attention tensors, not with the model. Values that are not finite are not an error:
+    they make the measures of their heads NaN, and are a finding.
 
     Parameters
     ----------
     model : Model
     layers : sequence of int, optional
-        Only these; all that have attention by default.
+        Layers to measure; all that have attention by default.
     deltas : sequence of int
-        Distances i - j at which a rotated W_QK is measured; 0 always is.
+        Distances i - j at which a rotated W_QK is measured; 0 is always included.
     window : int
         Distances 0 .. window - 1 over which a rotated W_QK is averaged.
     directions : int, optional
@@ -102,16 +129,17 @@ def audit(
     device : {"cpu", "cuda"}
         Where Gram matrices and other products of whole factors are computed.
     all_tensors : bool
-        Read every tensor of the checkpoint too, attention or not; see `read_everything`.
+        Also read every tensor of the checkpoint, attention or not; see `read_everything`.
     reference : path, optional
-        What the heads are compared with, as `weightscope reference` writes it; by default what comes with the package.
+        Other checkpoints to compare the heads with, a file that `weightscope reference` wrote; by default the one that
+        comes with the package.
     progress : bool
         Show a bar.
 
     Raises
     ------
     CheckpointError
-        An argument makes no sense, there is no such layer, or its tensors are missing or misshapen.
+        An argument is invalid, a layer does not exist, or its tensors are missing or have the wrong shape.
 
     Examples
     --------
@@ -122,15 +150,7 @@ def audit(
     >>> audit.heads["qk_sigma1"].shape
     (16,)
     """
-    options = AuditOptions(
-        None if layers is None else tuple(layers),
-        tuple(deltas),
-        window,
-        directions,
-        device,
-        all_tensors,
-        None if reference is None else str(reference),
-    )
+    options = AuditOptions(layers, deltas, window, directions, device, all_tensors, reference)
     with progress_shown(progress):
         indices = options.layers_of(model)
         steps = bar(pairwise((*indices, None)), "layers", "layer", total=len(indices))
@@ -141,13 +161,13 @@ def audit(
 def measure_task(
     get_model: Callable[[], Model], index: int, options: AuditOptions, following: int | None = None
 ) -> dict[str, np.ndarray]:
-    """The task an audit consists of: one layer of one checkpoint, read and measured.
+    """The task that an audit consists of: read and measure one layer of one checkpoint.
 
-    The layer `following` it here comes to this machine, from a server or from its disk, while this one is measured.
+    Meanwhile, the layer `following` it in this process is fetched from a server or from disk.
     """
     model = get_model()
     with one_blas_thread():
-        unchecked = model.unchecked()  # a copy, because a model keeps the last layer it was asked for
+        unchecked = model.unchecked()  # a copy, because a model caches its last layer
         layer = unchecked.layer(index)
         with fetching(model, following):
             directions = how_many_read(model, options.layers_of(model), options.directions)
@@ -157,8 +177,7 @@ def measure_task(
 
 @contextmanager
 def fetching(model: Model, index: int | None) -> Iterator[None]:
-    """A layer's tensors are brought to this machine while the block runs; what goes wrong is said when it is read."""
-
+    """Fetch a layer's tensors while the block runs; an error comes up when the layer is read."""
     if index is None:
         yield
         return
@@ -176,13 +195,13 @@ def fetching(model: Model, index: int | None) -> Iterator[None]:
 def measured_layer(
     layer: Layer, forms: Sequence[str], options: AuditOptions, directions: int = 0
 ) -> dict[str, np.ndarray]:
-    """All that an audit keeps of a layer."""
+    """Everything that an audit keeps of a layer."""
     between = layer.qk_forms(options.deltas, options.window)
     return measure_layer(layer, {form: between[form] for form in forms}, open_device(options.device), directions)
 
 
 def measured_forms(model: Model, options: AuditOptions) -> list[str]:
-    """The forms of W_QK that are measured beside W_QK itself: those in which it differs in some layer of the model."""
+    """The forms of W_QK that are measured besides W_QK itself: those that differ from it in some layer of the model."""
     rotations = [rotation for rotation in model.rotations.values() if rotation is not None]
     if not rotations:
         return []
@@ -192,45 +211,73 @@ def measured_forms(model: Model, options: AuditOptions) -> list[str]:
 
 
 def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":
-    """What stands out in layers that have been measured, and the tokens along their heads' directions."""
-    unchecked = model.unchecked()  # the embeddings too may hold a NaN, which is a finding, not the end
+    """The audit of layers that have been measured: findings, tokens along directions, roles, percentiles."""
+    unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     heads = MeasuredHeads(layers, model.config.d_model)
-    indices = heads.layers.tolist()
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
-        notes += tuple(filter(None, positions_of(unchecked)[1:]))
-        notes = tuple(filter(None, (model.checkpoint.note, other_stacks(model), *notes)))
         findings = with_tokens(findings_of(unchecked, heads), directions)
+    notes = (model.checkpoint.note, other_stacks(model), *notes, positions_of(unchecked)[1])
+    read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = roles_of(model)
     everything = read_everything(model.checkpoint) if options.all_tensors else None
-    if everything is not None:
-        padding = model.config.get("pad_token_id")
-        judged = tensors_of_heads(unchecked, indices)
-        judged += [member.name for one in findings for member in one.members if member.what == "tensor"]
-        findings = Findings([*findings, *tensor_findings(everything, judged, padding)])
-    findings = with_roles(findings, roles)
-    read = tensors_of_heads(unchecked, indices, bool(directions))
-    only = attention_only(model.checkpoint, read, ", embeddings included")
-    coverage = only if everything is None else everything.lead
-    standing = Standing(model, heads, Reference.load(options.reference or OWN))
+    if everything is None:
+        with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
+        coverage = attention_only(model.checkpoint, with_tokens_read, ", embeddings included")
+    else:
+        coverage = everything.lead
+        judged = [*read, *(m.name for finding in findings for m in finding.members if m.what == "tensor")]
+        findings = Findings([*findings, *tensor_findings(everything, judged, model.config.get("pad_token_id"))])
     return Audit(
-        model.name,
-        model.family.called,
-        model.config.d_model,
-        heads,
-        findings,
-        directions,
-        notes,
-        standing,
-        coverage,
-        everything,
-        roles,
+        name=model.name,
+        family=model.family.called,
+        d_model=model.config.d_model,
+        measured=heads,
+        findings=with_roles(findings, roles),
+        directions=directions,
+        notes=tuple(filter(None, notes)),
+        standing=Standing(model, heads, Reference.load(options.reference or OWN)),
+        coverage=coverage,
+        everything=everything,
+        roles=roles,
+    )
+
+
+def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = False) -> list[str]:
+    """Names of the tensors that are read to measure the heads of these layers and the embeddings."""
+    names = [tensor.name for index in layers for tensor in model.attention_tensors(index)]
+    names.append(model.prefix + model.family.inputs.positions)
+    with suppress(CheckpointError):  # the checkpoint has no token embedding
+        names.append(model.embeddings.token_tensor.name)
+    with suppress(CheckpointError):  # or no unembedding
+        names += [model.unembedding.tensor.name] if tokens_read else []
+    return [name for name in dict.fromkeys(names) if name in model.checkpoint]
+
+
+def other_stacks(model: Model) -> str:
+    """The other attention stacks of a checkpoint, in a sentence; empty where there are none."""
+    query = model.prefix + model.family.layer + model.family.query
+    names = []
+    for name, stack in model.stacks.items():
+        if stack.family is None or stack.prefix + stack.family.layer + stack.family.query != query:
+            names.append(name + " (not read)" * bool(stack.refusal))
+    return f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}." if names else ""
+
+
+def attention_only(checkpoint: Checkpoint, names: Sequence[str], included: str = "") -> str:
+    """How much of the checkpoint was read, in a sentence; empty where it was everything."""
+    if len(names) == len(checkpoint):
+        return ""
+    share = f"{sized(checkpoint.bytes_to_read(names))} of {sized(checkpoint.nbytes)}"
+    return (
+        f"Attention only: {len(names)} of {len(checkpoint)} tensors were read ({share}{included}); "
+        "`weightscope audit --all` and `compare --all` read every tensor."
     )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Audit:
-    """What an audit says of a checkpoint. A notebook shows it as a table, `print` as the command does.
+    """The result of an audit. A notebook shows it as a table, `print` as the command does.
 
     Attributes
     ----------
@@ -240,19 +287,19 @@ class Audit:
     measured : MeasuredHeads
         Measures by layer and head, and the spectra.
     findings : Findings
-        A list, the gravest first.
+        A list, the most severe first.
     directions : list of HeadDirections
-        The tokens along every head's first singular directions; empty where no tokens were read.
+        The tokens along every head's first singular directions; empty where they were not computed.
     notes : tuple of str
         What was left out, and why, in sentences.
     standing : Standing
-        Where the heads stand among those of other checkpoints.
+        Percentiles of the heads among those of other checkpoints.
     coverage : str
         How much of the checkpoint was read, in a sentence.
     everything : Everything or None
-        All tensors, attention or not, where that was asked for.
+        All tensors, attention or not, with `all_tensors`.
     roles : dict of str
-        What heads are called, by layer and head; see `roles_of`.
+        Names of heads for what they do, by layer and head; see `roles_of`.
     """
 
     name: str
@@ -269,12 +316,12 @@ class Audit:
 
     @property
     def heads(self) -> Table:
-        """A row a head: layer, head, kv_head, and every measure; its csv() is heads.csv."""
+        """One row per head: layer, head, kv_head, and every measure; its csv() is heads.csv."""
         return self.measured.table
 
     @property
     def percentiles(self) -> Table:
-        """A row a head: where it stands in each measure among the heads of other checkpoints; see `Reference`."""
+        """One row per head: its percentile in each measure among the heads of other checkpoints; see `Reference`."""
         return self.standing.table
 
     @property
@@ -284,20 +331,21 @@ class Audit:
 
     @property
     def lead(self) -> str:
-        """What was looked at, what was found and what was left out, in a few sentences."""
+        """What was measured, found and left out, in a few sentences."""
         heads = self.measured
         n_kv = int(self.heads["kv_head"].max()) + 1
         kv = f", {n_kv} key-value heads" if n_kv != heads.n_heads else ""
         routes = [*self.heads["qk_route"], *self.heads["vo_route"]]
-        by_qr = [f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route."] if "qr" in routes else []
-        sizes = f"{counted(len(heads.layers), 'layer')} of {counted(heads.n_heads, 'head')}{kv}, width {self.d_model}."
-        read = [self.coverage] if self.coverage else []
-        return " ".join([f"{self.family}, {sizes}", *read, self.findings.headline, *by_qr, *self.notes])
+        by_qr = f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route." if "qr" in routes else ""
+        sentences = [f"{self.family}, {self._sizes}{kv}, width {self.d_model}.", self.coverage]
+        return " ".join(filter(None, [*sentences, self.findings.headline, by_qr, *self.notes]))
+
+    @property
+    def _sizes(self) -> str:
+        return f"{counted(len(self.measured.layers), 'layer')} of {counted(self.measured.n_heads, 'head')}"
 
     def __repr__(self) -> str:
-        heads = self.measured
-        sizes = f"{counted(len(heads.layers), 'layer')} of {counted(heads.n_heads, 'head')}"
-        return f"Audit({printable(self.name)}: {sizes}, {counted(len(self.findings), 'finding')})"
+        return f"Audit({printable(self.name)}: {self._sizes}, {counted(len(self.findings), 'finding')})"
 
     def __str__(self) -> str:
         caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]
@@ -309,17 +357,17 @@ class Audit:
         return notebook(self.lead, self.findings, heads)
 
     def ranges(self) -> Table:
-        """Where the heads lie in the measures that sum a checkpoint up."""
+        """The spread of the heads in the measures that summarise a checkpoint."""
         rows = []
         for measure in self.measured.measures:
             values = self.heads[measure.name]
-            if measure.name in SUMMED_UP and np.isfinite(values).any():
+            if measure.name in SUMMARY and np.isfinite(values).any():
                 rows.append((measure.label, *np.percentile(values[np.isfinite(values)], (5, 50, 95))))
         return Table.of_rows(["measure", *(Column(name, format=".3g") for name in ("5 %", "median", "95 %"))], rows)
 
     def summary(self) -> dict[str, str | int | float]:
-        """The checkpoint in a row of numbers: its sizes, how many findings, medians over its heads."""
-        medians = {name: self.heads[name][np.isfinite(self.heads[name])] for name in SUMMED_UP}
+        """The checkpoint as one row of numbers: its sizes, the number of findings, medians over its heads."""
+        medians = {name: self.heads[name][np.isfinite(self.heads[name])] for name in SUMMARY}
         return {
             "family": self.family,
             "layers": len(self.measured.layers),
@@ -332,14 +380,10 @@ class Audit:
 
     def as_json(self) -> dict[str, Any]:
         """The whole result as `weightscope audit --json` prints it; NaN as null."""
-        said = {name: getattr(self, name) for name in ("name", "lead", "caveats", "notes", "coverage")}
-        every = {} if self.everything is None else {"tensors": self.everything.table.records()}
-        whole = (
-            said
-            | every
-            | {"summary": self.summary(), "findings": self.findings.as_json(), "heads": self.heads.records()}
-        )
-        return dict(as_json(whole))
+        texts = {name: getattr(self, name) for name in ("name", "lead", "caveats", "notes", "coverage")}
+        tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
+        result = {"summary": self.summary(), "findings": self.findings.as_json(), "heads": self.heads.records()}
+        return dict(as_json(texts | tensors | result))
 
     def write(self, out: str | Path) -> None:
         """Write tables, figures and report.html into a folder, as `weightscope audit` does.
@@ -354,25 +398,15 @@ class Audit:
             self.write_tables(folder)
 
     def write_tables(self, files: Files) -> None:
-        """Write the tables: heads, findings, spectra; directions, and those of all tensors, where they were read."""
-        files.table("heads.csv", self.heads)
-        files.table("percentiles.csv", self.percentiles)
-        files.table("findings.csv", self.findings.table)
-        files.npz("spectra.npz", **self.measured.spectra())
-        files.json("findings.json", self.findings.as_json())
+        """Write the tables: heads, percentiles, findings and spectra; directions and all tensors if they were read."""
+        write_tables(files, self, TABLES)
         if self.everything is not None:
             self.everything.write(files)
-        if self.directions:
-            files.json("directions.json", [one.as_json() for one in self.directions])
 
     def write_report(self, files: Files) -> None:
         """Write the figures heads, spectra and depth as PNG and SVG, and report.html."""
-        from weightscope.audits.page import write_audit_page
-
-        write_audit_page(files, self)
+        report("Audit")(files, self)
 
     def plot(self) -> Any:
-        """Layers against heads, a heat map a measure: a matplotlib Figure."""
-        from weightscope.audits.figures import head_maps
-
-        return head_maps(self.measured)
+        """Layers against heads, one heat map per measure: a matplotlib Figure."""
+        return drawing("Audit")(self.measured)

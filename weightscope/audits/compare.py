@@ -1,6 +1,6 @@
-"""How every head moves between checkpoints of one architecture."""
+"""How every head moves between checkpoints of one architecture, and what stands out between them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -8,32 +8,36 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.audits.all_tensors import TensorChanges, compare_tensors
-from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer
-from weightscope.audits.broken import overflowing_layers
-from weightscope.audits.changes import SAME, change_column, followed, stage, unmoved
-from weightscope.audits.circuit_changes import CircuitChanges, circuit_changes
-from weightscope.audits.comparison_findings import comparison_findings
-from weightscope.audits.coverage import attention_only
-from weightscope.audits.findings import Finding, Findings
-from weightscope.audits.lora import added_to
-from weightscope.audits.measure import Arrays
-from weightscope.audits.measures import MAPS, MeasuredHeads
+from weightscope.audits.audit import AuditOptions, attention_only, measured_forms, measured_layer, write_tables
+from weightscope.audits.changes import SAME, added_to, change_column, followed, stage, unmoved
+from weightscope.audits.circuits import CircuitChanges, circuit_changes
+from weightscope.audits.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
+from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
+from weightscope.display import drawing, notebook, report
 from weightscope.errors import CheckpointError, counted, printable
-from weightscope.folder import Files, OutputFolder
-from weightscope.metrics.medians import known_median
+from weightscope.files import Files, OutputFolder
+from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, listed, of_head
+from weightscope.metrics.outliers import known_median, log_measure, robust_z
 from weightscope.model import Model
-from weightscope.notebook import notebook
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table, as_json
+from weightscope.tensors.changes import TensorChanges, compare_tensors
 
 SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim")  # what checkpoints must have in common
-SHOWN = ("qk_sigma1", "vo_sigma1")  # measures beside the changes on pages
-RESULTS = (
-    "heads.csv", "trajectory.csv", "findings.csv", "findings.json", "spectra.npz", "report.html",
-    *(f"{figure}.{kind}" for figure in ("changes", "spectra", "trajectories") for kind in ("png", "svg", "figure.csv")),
-)  # fmt: skip
+SHOWN = ("qk_sigma1", "vo_sigma1")  # measures that pages show next to the changes
 PRINTED = 10  # heads on a terminal
+FEW = 0.1  # of all heads: where no more than these moved, each of them is a finding
+NAMED = 8  # heads or tensors that a sentence names
+# What a comparison writes: the figures, by the function of figures.py that draws them, and the tables.
+FIGURES = {"changes": "changes", "spectra": "spectra_before_and_after", "trajectories": "trajectories"}
+TABLES: dict[str, Callable[["Comparison"], Any]] = {
+    "heads.csv": lambda comparison: comparison.heads,
+    "trajectory.csv": lambda comparison: comparison.trajectory,
+    "findings.csv": lambda comparison: comparison.findings.table,
+    "findings.json": lambda comparison: comparison.findings.as_json(),
+    "spectra.npz": lambda comparison: _spectra(comparison.measured),
+}
+RESULTS = (*TABLES, "report.html", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "figure.csv")))
 
 
 def compare(
@@ -53,13 +57,13 @@ def compare(
     Parameters
     ----------
     a, b, *more : Model
-        Of one shape, in the order of training.
+        With the same layers, heads and width, in the order of training.
     labels : sequence of str, optional
         What to call them; their names by default.
     across_families : bool
-        Compare heads of different families too.
+        Allow checkpoints of different families.
     all_tensors : bool
-        Compare every tensor of the first checkpoint with the last one's too, attention or not; see `compare_tensors`.
+        Also compare every tensor of the first and the last checkpoint, attention or not; see `compare_tensors`.
     progress : bool
         Show a bar.
 
@@ -77,9 +81,9 @@ def compare(
     (np.float64(0.0), 'No head moved.')
     """
     models = (a, b, *more)
-    named = [model.name for model in models] if labels is None else list(labels)
-    for model, label in zip(models[1:], named[1:], strict=True):
-        _check_comparable(a, named[0], model, label, across_families)
+    labels = [model.name for model in models] if labels is None else list(labels)
+    for model, label in zip(models[1:], labels[1:], strict=True):
+        _check_comparable(a, labels[0], model, label, across_families)
     unchecked, options = [model.unchecked() for model in models], AuditOptions()
     forms = list(dict.fromkeys(form for model in models for form in measured_forms(model, options)))
     measured: list[dict[int, Arrays]] = [{} for _ in models]
@@ -89,12 +93,12 @@ def compare(
     with progress_shown(progress):
         indices = bar(a.attention_layers, "layers", "layer")
     for index in indices:
-        one = unchecked[0].layer(index)
-        first = previous = stage(one, measured_layer(one, forms, options))
+        base = unchecked[0].layer(index)
+        first = previous = stage(base, measured_layer(base, forms, options))
         measured[0][index] = first.measured
         for k, model in enumerate(unchecked[1:]):
-            other = model.layer(index)
-            current = stage(other, measured_layer(other, forms, options), one, added_to(a, models[k + 1], index))
+            layer = model.layer(index)
+            current = stage(layer, measured_layer(layer, forms, options), base, added_to(a, models[k + 1], index))
             current, since_first, since_previous = followed(first, previous, current)
             measured[k + 1][index] = current.in_order()
             from_first[k].append(since_first)
@@ -103,46 +107,54 @@ def compare(
             previous = current
     heads = [MeasuredHeads(layers, a.config.d_model) for layers in measured]
     left_out = set() if forms else {"qk_change_delta1"}  # without a rotation every distance is alike
-    if not any(np.isfinite(layer["qk_change_rank"]).any() for own in from_first for layer in own):
+    if not any(np.isfinite(layer["qk_change_rank"]).any() for layers in from_first for layer in layers):
         left_out |= {f"{name}_change_rank" for name in MAPS}
-    families = [model.family.name for model in models]
-    changes = _stacked(from_first, left_out), _stacked(from_previous, left_out)
-    broken = [sorted(model.checkpoint.noted or ()) for model in unchecked]
-    overflowing = [list(overflowing_layers(*pair)) for pair in zip(unchecked, heads, strict=True)]
+    order = np.array(orders)
     with progress_shown(progress):
         everything = compare_tensors(a, models[-1]) if all_tensors else None
-    read = list(dict.fromkeys(tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)))
-    coverage = attention_only(a.checkpoint, read) if everything is None else everything.lead
-    rows = dict.fromkeys(model.family.called for model in models if model.family.origin)
-    notes = [f"Read by the row {row}." for row in rows] + [model.checkpoint.note for model in models]
-    coverage = " ".join(filter(None, [*notes, coverage]))
-    circuits = partial(circuit_changes, a, models[-1], np.array(orders)[-1])
-    results = named, families, heads, *changes, np.array(orders), broken, overflowing
-    return Comparison(*results, coverage, everything, circuits)
+    return Comparison(
+        labels=labels,
+        families=[model.family.name for model in models],
+        measured=heads,
+        from_first=_stacked(from_first, left_out),
+        from_previous=_stacked(from_previous, left_out),
+        order=order,
+        broken=[sorted(model.checkpoint.noted or ()) for model in unchecked],
+        overflowing=[list(overflowing_layers(*pair)) for pair in zip(unchecked, heads, strict=True)],
+        coverage=_coverage(models, everything),
+        everything=everything,
+        find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
+    )
+
+
+def _check_comparable(a: Model, label_a: str, b: Model, label_b: str, across_families: bool) -> None:
+    for size in SHAPE:
+        size_a, size_b = getattr(a.config, size), getattr(b.config, size)
+        if size_a != size_b:
+            sizes = f"{label_a} has {size} {size_a}, {label_b} has {size_b}"
+            raise CheckpointError(f"{sizes}; only checkpoints with the same layers, heads and widths can be compared")
+    if a.family.name != b.family.name and not across_families:
+        families = f"{label_a} is of the family {a.family.name}, {label_b} of {b.family.name}"
+        raise CheckpointError(f"{families}; `across_families` compares them anyway")
 
 
 def _stacked(changes: list[list[Arrays]], left_out: set[str]) -> dict[str, np.ndarray]:
     """Lists by checkpoint and layer as (n - 1, L, H) arrays by name."""
     names = [name for name in changes[0][0] if name not in left_out]
-    return {name: np.array([[layer[name] for layer in own] for own in changes]) for name in names}
+    return {name: np.array([[layer[name] for layer in layers] for layers in changes]) for name in names}
 
 
-def _check_comparable(one: Model, one_label: str, other: Model, other_label: str, across_families: bool) -> None:
-    for size in SHAPE:
-        a, b = getattr(one.config, size), getattr(other.config, size)
-        if a != b:
-            problem = f"{one_label} has {size} {a}, {other_label} has {b}; checkpoints of one shape compare"
-            raise CheckpointError(problem)
-    a, b = one.family.name, other.family.name
-    if a != b and not across_families:
-        problem = (
-            f"{one_label} is of the family {a}, {other_label} of {b}; `across_families` compares them all the same"
-        )
-        raise CheckpointError(problem)
-
-
-def _unknown() -> None:
-    """Of a comparison that knows no models."""
+def _coverage(models: Sequence[Model], everything: TensorChanges | None) -> str:
+    """How the checkpoints were read, and how much of them."""
+    first = models[0]
+    if everything is None:
+        read = dict.fromkeys(tensor.name for i in first.attention_layers for tensor in first.attention_tensors(i))
+        coverage = attention_only(first.checkpoint, list(read))
+    else:
+        coverage = everything.lead
+    rows = dict.fromkeys(model.family.called for model in models if model.family.origin)
+    notes = [f"Read by the row {row}." for row in rows] + [model.checkpoint.note for model in models]
+    return " ".join(filter(None, [*notes, coverage]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,7 +164,7 @@ class Comparison:
     Attributes
     ----------
     labels, families : list of str
-        One a checkpoint.
+        One per checkpoint.
     measured : list of MeasuredHeads
         In the order of the first checkpoint's heads.
     from_first, from_previous : dicts of (n - 1, L, H) arrays
@@ -161,15 +173,15 @@ class Comparison:
     order : (n - 1, L, H) int array
         Which head of each later checkpoint was compared with each head of the first.
     broken : list of lists of str
-        Tensors of each checkpoint that hold NaN or infinity.
+        Tensors of each checkpoint that contain NaN or infinity.
     overflowing : list of lists of Finding
-        Heads of each checkpoint that finite weights, too large to compute with, leave without numbers.
+        Heads of each checkpoint that have no numbers because finite weights are too large to compute with.
     coverage : str
         What was read, in a sentence.
     everything : TensorChanges or None
-        All tensors of the first and the last checkpoint, where that was asked for.
+        All tensors of the first and the last checkpoint, with `all_tensors`.
     find_circuits : function
-        Gives `circuits` when they are asked for.
+        Computes `circuits` on first use.
     """
 
     labels: list[str]
@@ -182,7 +194,7 @@ class Comparison:
     overflowing: list[list[Finding]]
     coverage: str = ""
     everything: TensorChanges | None = None
-    find_circuits: Callable[[], CircuitChanges | None] = _unknown
+    find_circuits: Callable[[], CircuitChanges | None] | None = None
 
     def __repr__(self) -> str:
         sizes = f"{counted(len(self.measured[0].layers), 'layer')} of {counted(self.measured[0].n_heads, 'head')}"
@@ -192,13 +204,13 @@ class Comparison:
         return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
 
     def printed(self) -> list[str | Table]:
-        """What a terminal shows, from above to below."""
+        """What a terminal shows, from top to bottom."""
         moved = self.moved_most(PRINTED)
         parts: list[str | Table] = [printable(self.lead), *([repr(self.findings)] if self.findings else [])]
         if len(moved):
             shown = ("layer", "head", "qk_change", "vo_change", "qk_change_rank", "vo_change_rank")
             parts.append(moved.select(*(name for name in shown if name in moved)))
-        if self.everything is not None and any(one.kind != "identical" for one in self.everything.changes):
+        if self.everything is not None and set(self.everything.kinds) - {"identical"}:
             parts.append(self.everything.moved_most(PRINTED))
         return [*parts, *(f"not in these numbers: {caveat}" for caveat in self.caveats)]
 
@@ -212,27 +224,27 @@ class Comparison:
 
     @cached_property
     def circuits(self) -> CircuitChanges | None:
-        """Roles and edges that moved from the first checkpoint to the last; None where that would take long."""
-        return self.find_circuits()
+        """Roles and edges that changed from the first checkpoint to the last; None where that would take long."""
+        return self.find_circuits() if self.find_circuits else None
 
     @cached_property
     def findings(self) -> Findings:
-        """What a person should look at: broken, vanished and permuted heads, those that moved most, still layers."""
+        """What a person should look at: broken, zeroed and permuted heads, those that moved most, unmoved layers."""
         return comparison_findings(self)
 
     @cached_property
     def unmoved(self) -> np.ndarray:
-        """Heads that are in the last checkpoint what they were in the first, but for rounding, (L, H)."""
+        """Heads that are the same in the last checkpoint as in the first, apart from rounding, (L, H)."""
         return unmoved({name: values[-1] for name, values in self.from_first.items()})
 
     @property
     def lead(self) -> str:
-        """How heads moved, and what was read for it."""
+        """How heads moved, and what was read."""
         return f"{self.headline} {self.coverage}".strip()
 
     @property
     def headline(self) -> str:
-        """How many heads moved, the typical and the largest change, in a sentence for each map."""
+        """How many heads moved, the typical and the largest change, in a sentence per map."""
         n_unmoved, n_heads = int(self.unmoved.sum()), self.unmoved.size
         if n_unmoved == n_heads:
             return "No head moved."
@@ -259,9 +271,9 @@ class Comparison:
         return np.lexsort((-largest, ~np.isnan(largest)))
 
     def largest_change(self) -> float:
-        """The farthest that W_QK or W_VO of a head is from the first checkpoint in any later one.
+        """The largest change of W_QK or W_VO of any head from the first checkpoint to a later one.
 
-        NaN where that is unknown: where a tensor of a checkpoint holds NaN or infinity.
+        NaN where it is unknown, because a tensor contains NaN or infinity.
         """
         if any(self.broken):
             return float("nan")
@@ -269,10 +281,10 @@ class Comparison:
 
     @cached_property
     def heads(self) -> Table:
-        """A row a head, those that moved most first: changes from the first checkpoint to the last, measures of both.
+        """One row per head, those that moved most first: changes from first to last checkpoint, measures of both.
 
-        Its csv() is heads.csv. Measures of the first checkpoint end in _a, of the last in _b, where the head is head_b;
-        angles are in radians.
+        Its csv() is heads.csv. Columns of the first checkpoint end in _a, of the last in _b, where the head has the
+        index head_b; angles are in radians.
         """
         first, last = self.measured[0].table, self.measured[-1].table
         changes = [change_column(name, values[-1].ravel()) for name, values in self.from_first.items()]
@@ -281,61 +293,55 @@ class Comparison:
             for name in self._measures
             for column, which, when in ((first.column(name), "a", "before"), (last.column(name), "b", "after"))
         ]
-        there = Column("head_b", self.order[-1].ravel(), meaning="Which head of the last checkpoint it is.")
-        return Table([first.column("layer"), first.column("head"), there, *changes, *measures]).take(self.by_change)
+        head_b = Column("head_b", self.order[-1].ravel(), meaning="Its index in the last checkpoint.")
+        return Table([first.column("layer"), first.column("head"), head_b, *changes, *measures]).take(self.by_change)
 
     @cached_property
     def trajectory(self) -> Table:
-        """A row a checkpoint and head: the changes from the first and from the previous checkpoint, every measure.
+        """One row per checkpoint and head: changes from the first and from the previous checkpoint, every measure.
 
         Its csv() is trajectory.csv.
         """
         tables = [heads.table for heads in self.measured]
+        labels = [Column("checkpoint", np.repeat(np.array(self.labels, object), len(tables[0])))]
+        labels += [Column(name, np.tile(tables[0][name], len(tables))) for name in ("layer", "head")]
         unmoved = np.zeros(len(tables[0]))  # the first checkpoint has not moved
-        since = {"first": self.from_first, "previous": self.from_previous}
-        return Table(
-            [
-                Column("checkpoint", np.repeat(np.array(self.labels, object), len(tables[0]))),
-                *(Column(name, np.tile(tables[0][name], len(tables))) for name in ("layer", "head")),
-                *(
-                    change_column(name, np.append(unmoved, changes[name].ravel()), f"_from_{which}")
-                    for name in self.from_first
-                    for which, changes in since.items()
-                ),
-                *(
-                    replace(tables[0].column(name), values=np.concatenate([table[name] for table in tables]))
-                    for name in self._measures
-                ),
-            ]
-        )
+        changes = [
+            change_column(name, np.append(unmoved, since[name].ravel()), f"_from_{which}")
+            for name in self.from_first
+            for which, since in (("first", self.from_first), ("previous", self.from_previous))
+        ]
+        measures = [
+            replace(tables[0].column(name), values=np.concatenate([table[name] for table in tables]))
+            for name in self._measures
+        ]
+        return Table([*labels, *changes, *measures])
 
     @property
     def _measures(self) -> list[str]:
-        """The measures that are numbers and not counts."""
+        """The measures that are real numbers, not counts or text."""
         first = self.measured[0]
         return [measure.name for measure in first.measures if first.table[measure.name].dtype.kind == "f"]
 
     def moved_most(self, n: int) -> Table:
-        """The heads that moved most, for people, those alone that moved: angles in degrees, a few of the measures."""
-        known = ("change", "change_rank", "left_angle", "right_angle")
-        changes = [f"{name}_{what}" for name in MAPS for what in known if f"{name}_{what}" in self.heads]
+        """The heads that moved most, without those that did not move, for people: angles in degrees, a few measures."""
+        shown = ("change", "change_rank", "left_angle", "right_angle")
+        changes = [f"{name}_{change}" for name in MAPS for change in shown if f"{name}_{change}" in self.heads]
         names = [f"{name}_{which}" for name in SHOWN for which in ("a", "b")]
         moved = np.flatnonzero(~self.unmoved.ravel()[self.by_change])
         table = self.heads.select("layer", "head", *changes, *names).take(moved[:n])
         columns = [
-            replace(column, values=np.degrees(column.values), unit="°", format=".1f")
-            if column.unit == "rad"
-            else column
-            for column in table.columns
+            replace(c, values=np.degrees(c.values), unit="°", format=".1f") if c.unit == "rad" else c
+            for c in table.columns
         ]
-        return Table(columns, "Heads that moved; all of them, and all that was measured, are in heads.csv.")
+        return Table(columns, "Heads that moved most; all heads and measures are in heads.csv.")
 
     def as_json(self) -> dict[str, Any]:
         """The whole result as `weightscope compare --json` prints it; NaN as null."""
-        said = {name: getattr(self, name) for name in ("labels", "families", "headline", "coverage", "caveats")}
-        every = {} if self.everything is None else {"tensors": self.everything.table.records()}
-        found = {"largest_change": self.largest_change(), "findings": self.findings.as_json()}
-        return dict(as_json(said | found | every | {"heads": self.heads.records()}))
+        texts = {name: getattr(self, name) for name in ("labels", "families", "headline", "coverage", "caveats")}
+        findings = {"largest_change": self.largest_change(), "findings": self.findings.as_json()}
+        tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
+        return dict(as_json(texts | findings | tensors | {"heads": self.heads.records()}))
 
     def write(self, out: str | Path) -> None:
         """Write tables, findings, spectra.npz, figures and report.html into a folder, as the command does.
@@ -351,17 +357,9 @@ class Comparison:
             self.write_files(folder)
 
     def write_files(self, files: Files) -> None:
-        """Write the same into a folder that is at hand, or into memory."""
-        from weightscope.audits.page import write_comparison_page
-
-        write_comparison_page(files, self)  # a picture is there no later than the numbers
-        files.table("heads.csv", self.heads)
-        files.table("trajectory.csv", self.trajectory)
-        files.table("findings.csv", self.findings.table)
-        files.json("findings.json", self.findings.as_json())
-        spectra = [heads.spectra() for heads in self.measured]
-        stacked = {name: np.stack([one[name] for one in spectra]) for name in spectra[0]}
-        files.npz("spectra.npz", **stacked | {"layers": self.measured[0].layers})
+        """Write the same into a folder that is open already, or into memory."""
+        report("Comparison")(files, self)  # figures come no later than the numbers
+        write_tables(files, self, TABLES)
         if self.circuits is not None:
             self.circuits.write(files)
         if self.everything is not None:
@@ -369,6 +367,144 @@ class Comparison:
 
     def plot(self) -> Any:
         """Layers against heads, how far each moved: a matplotlib Figure."""
-        from weightscope.audits.figures import changes
+        return drawing("Comparison")(self)
 
-        return changes(self)
+
+def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:
+    """The arrays of spectra.npz: those of an audit, with checkpoints as the first axis."""
+    spectra = [heads.spectra() for heads in measured]
+    stacked = {name: np.stack([arrays[name] for arrays in spectra]) for name in spectra[0]}
+    return stacked | {"layers": measured[0].layers}
+
+
+# What stands out between checkpoints.
+
+
+def comparison_findings(comparison: Comparison) -> Findings:
+    """Everything between checkpoints that a person should look at."""
+    single = [*_zeroed(comparison), *_moved_most(comparison)]
+    return Findings(
+        [
+            *_not_finite(comparison),
+            *_overflowing(comparison),
+            *_families(comparison),
+            *aggregated(single, comparison.measured[0].n_heads),
+            *_permuted(comparison),
+            *_unmoved_layers(comparison),
+            *(comparison.everything.findings if comparison.everything else ()),
+        ]
+    )
+
+
+def _not_finite(comparison: Comparison) -> Iterator[Finding]:
+    """Heads whose map or bias is NaN or infinite in some checkpoint, and the tensors in which that was read.
+
+    Heads that overflow have findings of their own.
+    """
+    labels, first = comparison.labels, comparison.measured[0]
+    overflowing = {
+        (finding.layer, finding.map, label)
+        for label, findings in zip(labels, comparison.overflowing, strict=True)
+        for finding in findings
+    }
+    for name, w in MAPS.items():
+        for i, layer in enumerate(first.layers.tolist()):
+            broken = {
+                k: [] if (layer, name, labels[k]) in overflowing else heads_without_numbers(heads, i, name)
+                for k, heads in enumerate(comparison.measured)
+            }
+            reached = sorted(set().union(*broken.values()))
+            if reached:
+                where = "; ".join(f"{indexed('head', heads)} of {labels[k]}" for k, heads in broken.items() if heads)
+                text = f"{w} or its bias is NaN or infinite in {where}: how far that moved is unknown."
+                yield Finding(
+                    kind="not_finite", layer=layer, map=name, measure="heads_not_finite", number=len(reached),
+                    usual=0.0, text=text, **heads_and_tensors(reached),
+                )  # fmt: skip
+    for label, tensors in zip(labels, comparison.broken, strict=True):
+        if tensors:
+            names = ", ".join(tensors[:NAMED]) + " ..." * (len(tensors) > NAMED)
+            members = tuple(Member("tensor", None, name=tensor) for tensor in tensors)
+            yield Finding(
+                kind="not_finite", text=f"NaN or infinity in {names} of {label}.", members=members,
+                measure="tensors_not_finite", number=len(tensors), usual=0.0,
+            )  # fmt: skip
+
+
+def _overflowing(comparison: Comparison) -> Iterator[Finding]:
+    """Heads without numbers because finite weights of some checkpoint are too large."""
+    for label, findings in zip(comparison.labels, comparison.overflowing, strict=True):
+        yield from (replace(finding, text=f"In {label}: {finding.text}") for finding in findings)
+
+
+def _families(comparison: Comparison) -> Iterator[Finding]:
+    families = list(dict.fromkeys(comparison.families))
+    if len(families) > 1:
+        text = f"The checkpoints are {', '.join(families[:-1])} and {families[-1]}."
+        yield Finding(kind="different_families", measure="families", number=len(families), usual=1.0, text=text)
+
+
+def _zeroed(comparison: Comparison) -> Iterator[Finding]:
+    """Heads that are zero in the last checkpoint, and were not in the first."""
+    first, last = comparison.measured[0], comparison.measured[-1]
+    for name, w in MAPS.items():
+        measure = f"{name}_frobenius"
+        before, after = first.grid(measure), last.grid(measure)
+        for i, h in np.argwhere((before > 0) & (after == 0)).tolist():
+            usual, layer = float(before[i, h]), int(first.layers[i])
+            text = f"{w} is exactly zero, and was {usual:.3g} in the Frobenius norm."
+            yield of_head(layer, h, kind="zero_head", map=name, measure=measure, number=0.0, usual=usual, text=text)
+
+
+def _moved_most(comparison: Comparison) -> Iterator[Finding]:
+    """Heads that moved far beyond the others that moved; where only few moved, those."""
+    for name, w in MAPS.items():
+        measure = f"{name}_change"
+        change = comparison.from_first[measure][-1]  # (L, H)
+        moved = change > SAME
+        known = int(np.count_nonzero(~np.isnan(change)))
+        if 0 < moved.sum() <= max(1, FEW * known):
+            usual, beyond, rest = 0.0, moved, f"{counted(known - int(moved.sum()), 'head')} did not move"
+        else:
+            logs = log_measure(np.where(moved & np.isfinite(change), change, np.nan))
+            if not np.isfinite(logs).any():
+                continue
+            usual = float(np.exp(known_median(logs)))
+            far = (robust_z(logs) >= HEAD_Z) & (change >= HEAD_FACTOR * usual)
+            beyond, rest = far | np.isposinf(change), f"the median of those that moved is {usual:.3g}"
+        for i, h in np.argwhere(beyond).tolist():
+            number, layer = float(change[i, h]), int(comparison.measured[0].layers[i])
+            text = f"{w} changed by {number:.3g}; {rest}."
+            yield of_head(layer, h, kind="moved_most", map=name, measure=measure, number=number, usual=usual, text=text)
+
+
+def _permuted(comparison: Comparison) -> Iterator[Finding]:
+    """Layers whose heads are the same functions in another order in the last checkpoint."""
+    same = comparison.unmoved  # (L, H)
+    for i, layer in enumerate(comparison.measured[0].layers.tolist()):
+        order = comparison.order[-1, i]
+        places = np.flatnonzero(same[i] & (order != np.arange(len(order)))).tolist()
+        if places:
+            pairs = listed([f"{h} is now {order[h]}" for h in places], NAMED)
+            text = f"{counted(len(places), 'head')} of {len(order)} are the same in another order: {pairs}."
+            members = tuple(Member("head", h, name=f"now {order[h]}", number=float(order[h])) for h in places)
+            yield Finding(
+                kind="permuted_heads", layer=layer, members=members, measure="heads_permuted", number=len(places),
+                usual=0.0, text=text,
+            )  # fmt: skip
+
+
+def _unmoved_layers(comparison: Comparison) -> Iterator[Finding]:
+    """Layers in which no head moved, while heads of other layers did."""
+    same = comparison.unmoved
+    still = np.flatnonzero(same.all(axis=1))
+    if not len(still) or len(still) == len(same):
+        return
+    layers = comparison.measured[0].layers[still].tolist()
+    moved = np.delete(~same, still, axis=0)
+    rest = f"of the others {int(moved.sum())} of {moved.size} heads did"
+    text = f"No head of {indexed('layer', layers)} moved; {rest}."
+    yield Finding(
+        kind="unmoved_layers", text=text, members=tuple(Member("layer", i) for i in layers), measure="layers_unmoved",
+        number=len(layers), usual=0.0,
+    )  # fmt: skip

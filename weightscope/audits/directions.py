@@ -1,4 +1,4 @@
-"""The tokens along every head's first singular directions, embeddings streamed once for a group of layers."""
+"""The tokens along every head's first singular directions; the embeddings are streamed once per group of layers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -8,91 +8,70 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.attention.head import Head
-from weightscope.audits.findings import Finding, Findings
+from weightscope.attention.layer import Head
 from weightscope.audits.measures import MAPS, MeasuredHeads
+from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, printable
+from weightscope.findings import Finding, Findings
 from weightscope.metrics.spaces import Block, Directions, Nearest, directions_from, nearest_rows
 from weightscope.model import Model
-from weightscope.parallel import in_threads
 from weightscope.progress import bar
 from weightscope.text.tokenizer import token_names, tokenizer_at_hand, unread_tokenizer
 
-DEFAULT = 2  # directions or blocks of each map that are read unless another number is asked for
-AFFORDABLE = 4e11  # multiply-adds of reading them all, a few seconds; a larger model has to be asked
-VECTOR_BYTES = 64 << 20  # of singular vectors held at a time
-TOKENS = 8  # named for each side
-TOKENS_TOLD = 3  # of these, in a finding
+DEFAULT = 2  # directions or blocks of each map for which tokens are found, unless another number is requested
+AFFORDABLE = 4e11  # multiply-adds, a few seconds; for a larger model tokens are found on request only
+VECTOR_BYTES = 64 << 20  # of singular vectors in memory at a time
+TOKENS = 8  # named per side
+TOKENS_IN_FINDING = 3
 WRITES = "writes"
 SIDES = {"qk": ("query", "key"), "vo": ("reads", WRITES)}
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """What one side of the heads' maps is read through: a row a token.
+    """An embedding or unembedding with which one side of the heads' maps is compared: one row per token."""
 
-    Attributes
-    ----------
-    tensor : str
-        The rows' name in the file.
-    n_tokens : int
-    blocks : function
-        Streams them, each block with the index of its first row.
-    unit : {"cosines", "logits"}
-        Rows count by direction alone, or are what a direction of length one adds to each logit.
-    centred : bool
-        Means are taken off first.
-    """
-
-    tensor: str
+    tensor: str  # its name in the file
     n_tokens: int
-    blocks: Callable[[], Iterable[tuple[int, np.ndarray]]]
-    unit: str = "cosines"
-    centred: bool = False
+    blocks: Callable[[], Iterable[tuple[int, np.ndarray]]]  # streams the rows, with the index of the first in the block
+    unit: str = "cosines"  # or "logits": what a direction of length one adds to each logit
+    centred: bool = False  # the mean of each row is subtracted first
 
     def nearest(self, spaces: Sequence[np.ndarray]) -> list[tuple[Nearest, Nearest]]:
         """The rows along each space, and against it."""
         if not spaces:
             return []
-        with bar(what="tokens along directions", unit="row", total=self.n_tokens, unit_scale=True) as done:
+        with bar(what="tokens along directions", unit="row", total=self.n_tokens, unit_scale=True) as progress:
 
             def blocks() -> Iterator[tuple[int, np.ndarray]]:
                 for first, rows in self.blocks():
                     yield first, rows
-                    done.update(len(rows))
+                    progress.update(len(rows))
 
             return nearest_rows(blocks(), spaces, TOKENS, self.centred, by_cosine=self.unit == "cosines")
 
 
 @dataclass(frozen=True)
 class Line:
-    """What one direction, or one block of near-equal ones, of a head's map reads and writes.
-
-    Attributes
-    ----------
-    map : {"qk", "vo"}
-    block : Block
-        The singular values; their vectors are not kept.
-    sides : tuple of (str, TokenRows, Nearest, list of str)
-        What the side is, what it is read through, the rows nearest, and their tokens.
-    """
+    """The tokens of one direction, or of one block of directions with near-equal singular values, of a head's map."""
 
     map: str
-    block: Block
-    sides: tuple[tuple[str, TokenRows, Nearest, list[str]], ...]
+    block: Block  # the singular values; their vectors are not kept
+    sides: tuple[
+        tuple[str, TokenRows, Nearest, list[str]], ...
+    ]  # side, rows it is compared with, nearest, their tokens
 
     @property
     def title(self) -> str:
-        """`W_QK, σ1 = 3.12`, or what is to be said of a block."""
-        w, own = MAPS[self.map], self.block
-        first, last, values = own.start + 1, own.stop, own.values
-        if own.single:
+        """`W_QK, σ1 = 3.12`, or the range of a block."""
+        w, first, last, values = MAPS[self.map], self.block.start + 1, self.block.stop, self.block.values
+        if self.block.single:
             return f"{w}, σ{first} = {values[0]:.3g}"
-        block = f"{w}, σ{first} to σ{last} = {values[0]:.3g} to {values[-1]:.3g}: near-equal, one space"
-        return f"{block} of {len(values)} directions, too wide to name tokens" if own.wide else block
+        title = f"{w}, σ{first} to σ{last} = {values[0]:.3g} to {values[-1]:.3g}: near-equal, one space"
+        return f"{title} of {len(values)} directions, too wide to name tokens" if self.block.wide else title
 
     def as_json(self) -> dict[str, Any]:
-        """As directions.json has it."""
+        """Its entry in directions.json."""
         sides = [
             {
                 "name": name,
@@ -103,8 +82,8 @@ class Line:
             }
             for name, through, nearest, tokens in self.sides
         ]
-        own = self.block
-        return {"map": self.map, "first": own.start + 1, "last": own.stop, "title": self.title, "sides": sides}
+        first, last = self.block.start + 1, self.block.stop
+        return {"map": self.map, "first": first, "last": last, "title": self.title, "sides": sides}
 
 
 @dataclass(frozen=True)
@@ -116,29 +95,21 @@ class HeadDirections:
     lines: tuple[Line, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """As directions.json has it."""
+        """Its entry in directions.json."""
         return {"layer": self.layer, "head": self.head, "lines": [line.as_json() for line in self.lines]}
 
 
 def how_many_read(model: Model, layers: Sequence[int], asked: int | None) -> int:
-    """Directions or blocks of each map that are read through tokens, 0 where none are; no token is read.
-
-    Parameters
-    ----------
-    model : Model
-    layers : sequence of int
-    asked : int or None
-        None for two where that takes seconds, else none.
-    """
+    """The number of directions or blocks of each map for which tokens are found; reads headers only."""
     if asked == 0 or model.family.memory is not None:
         return 0
     n_tokens = []
-    for rows in ("embeddings", "unembedding"):
+    for matrix in ("embeddings", "unembedding"):
         with suppress(CheckpointError):
-            n_tokens.append(getattr(model, rows).n_tokens)
+            n_tokens.append(getattr(model, matrix).n_tokens)
     if not n_tokens:
         return 0
-    vectors = len(layers) * model.config.n_heads  # of each of four sides, for each direction
+    vectors = len(layers) * model.config.n_heads  # of each of four sides, per direction
     multiplications = (3 * n_tokens[0] + n_tokens[-1]) * model.config.d_model * DEFAULT * vectors
     return asked or (DEFAULT if multiplications <= AFFORDABLE else 0)
 
@@ -146,73 +117,53 @@ def how_many_read(model: Model, layers: Sequence[int], asked: int | None) -> int
 def directions_of(
     model: Model, heads: MeasuredHeads, asked: int | None
 ) -> tuple[list[HeadDirections], tuple[str, ...]]:
-    """For every head, the tokens along the first directions of W_QK and W_VO, and notes of what they are read through.
-
-    Where they are not read, a note of why.
-
-    Parameters
-    ----------
-    model : Model
-    heads : MeasuredHeads
-        Of this model; what they keep of singular vectors is used.
-    asked : int or None
-        As for `how_many_read`.
-    """
+    """For every head, the tokens along the first directions of W_QK and W_VO; notes on how, or why there are none."""
     if asked == 0:
-        return [], ("Tokens along singular directions were not asked for.",)
+        return [], ("Tokens along singular directions were not requested.",)
     if model.family.memory is not None:
-        return [], ("Directions have no tokens: cross-attention reads what an encoder made of them.",)
+        return [], ("Directions have no tokens: cross-attention reads the output of an encoder.",)
     read, written, note = token_rows(model)
     if read is None or written is None:
         return [], (note,)
     how_many = how_many_read(model, heads.layers.tolist(), asked)
     if not how_many:
-        return [], ("In a model of this size, tokens along singular directions are read only when they are asked for.",)
+        return [], ("For a model of this size, tokens along singular directions are found only on request.",)
     tokenizer = tokenizer_at_hand(model)
     name = token_names(tokenizer)
     problem = "" if tokenizer is not None else unread_tokenizer(model)
-    notes = (note, f"Tokens have numbers for names: {problem}.") if problem else (note,)
+    notes = (note, f"Tokens are shown as numbers: {problem}.") if problem else (note,)
     groups = _groups(model, heads, how_many)
-    return [one for own in groups for one in _through_tokens(own, name, read, written)], notes
+    return [head for group in groups for head in _with_tokens(group, name, read, written)], notes
 
 
 def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
-    """What heads read, and what they write, is read through, and a sentence that says so; None: neither is there."""
+    """The rows for what heads read and for what they write, None where the checkpoint has neither, and a note."""
     norm = model.layer(model.attention_layers[-1]).norm
     centred = norm is not None and norm.centred
     read = written = None
-    through, lacking = "", ""
+    described, problems = "", []
     try:
         embeddings = model.embeddings
         name = embeddings.token_tensor.name
         read = TokenRows(name, embeddings.n_tokens, partial(_in_stream, model), centred=centred)
     except CheckpointError as error:
-        lacking = _problem(model, error)
+        problems.append(str(error))
     try:
         unembedding = model.unembedding
         written = TokenRows(unembedding.tensor.name, unembedding.n_tokens, unembedding.blocks, "logits")
-        through = unembedding.described
+        described = unembedding.described
     except CheckpointError as error:
-        lacking = lacking or _problem(model, error)
+        problems.append(str(error))
+    problem = problems[0].removeprefix(f"{model.checkpoint.name}: ") if problems else ""
     if read is not None and written is not None:
-        said = (
-            f"what heads read is compared with the input embedding ({read.tensor}); what they write is read as logits"
-        )
-        return read, written, f"Tokens: {said}, through {through}."
+        input_side = f"what heads read is compared with the input embedding ({read.tensor})"
+        return read, written, f"Tokens: {input_side}; what they write is read as logits, through {described}."
     if read is not None:
-        return (
-            read,
-            read,
-            f"Tokens: the input embedding ({read.tensor}) for what heads read and for what they write: {lacking}.",
-        )
+        note = f"the input embedding ({read.tensor}) for what heads read and for what they write: {problem}"
+        return read, read, f"Tokens: {note}."
     if written is not None:
-        return written, written, f"Tokens: {through}, for what heads write and for what they read: {lacking}."
-    return None, None, f"Directions have no tokens: {lacking}."
-
-
-def _problem(model: Model, error: CheckpointError) -> str:
-    """An error's message without the checkpoint's name."""
-    return str(error).removeprefix(f"{model.checkpoint.name}: ")
+        return written, written, f"Tokens: {described}, for what heads write and for what they read: {problem}."
+    return None, None, f"Directions have no tokens: {problem}."
 
 
 def _in_stream(model: Model) -> Iterable[tuple[int, np.ndarray]]:
@@ -220,74 +171,72 @@ def _in_stream(model: Model) -> Iterable[tuple[int, np.ndarray]]:
     return ((first, model.into_stream(block)) for first, block in model.embeddings.blocks())
 
 
-Found = dict[tuple[int, int], list[tuple[str, Directions]]]  # a head's maps and their directions, by layer and head
+Group = dict[tuple[int, int], list[tuple[str, Directions]]]  # by layer and head: a head's maps and their directions
 
 
-def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Found]:
-    """The directions of all heads, in groups of layers that hold about `VECTOR_BYTES`."""
+def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Group]:
+    """The directions of all heads, in groups of layers with about `VECTOR_BYTES`."""
     layers = measured.layers.tolist()
 
     def of_head(head: Head) -> list[tuple[str, Directions]]:
-        found, at = [], (layers.index(head.layer.index), head.index)
+        directions, place = [], (layers.index(head.layer.index), head.index)
         for name in MAPS:
             w, spectra = getattr(head, name), measured.arrays[f"{name}_singular_values"]  # (L, H, r)
             none = np.empty((*spectra.shape, 0))
             sides = (measured.arrays.get(f"{name}_{side}", none) for side in ("left", "right"))  # (L, H, r, k)
-            s, left, right = (kept[at][: w.rank_bound] for kept in (spectra, *sides))
-            found += [(name, own) for own in directions_from(w, s, left, right, how_many)]
-        return found
+            s, left, right = (arrays[place][: w.rank_bound] for arrays in (spectra, *sides))
+            directions += [(name, direction) for direction in directions_from(w, s, left, right, how_many)]
+        return directions
 
-    group: Found = {}
+    group: Group = {}
     for layer in bar(layers, "directions", "layer"):
         heads = model.layer(layer).heads
-        group |= {(layer, head.index): own for head, own in zip(heads, in_threads(of_head, heads), strict=True)}
-        held = sum(own.left.nbytes + own.right.nbytes for of_head in group.values() for _, own in of_head)
-        if held >= VECTOR_BYTES or layer == layers[-1]:
+        for head, directions in zip(heads, in_threads(of_head, heads), strict=True):
+            group[layer, head.index] = directions
+        n_bytes = sum(d.left.nbytes + d.right.nbytes for directions in group.values() for _, d in directions)
+        if n_bytes >= VECTOR_BYTES or layer == layers[-1]:
             yield group
             group = {}
 
 
-def _through_tokens(
-    group: Found, name: Callable[[int], str], read: TokenRows, written: TokenRows
-) -> list[HeadDirections]:
-    """What a group of heads reads and writes, for which the rows are gone through once."""
-    sides = [
-        (written if side == WRITES else read, space)
-        for directions in group.values()
-        for map_name, own in directions
-        for side, space in zip(SIDES[map_name], (own.left, own.right), strict=True)
-        if not own.block.wide
-    ]
-    nearest = {rows: iter(rows.nearest([space for of, space in sides if of is rows])) for rows in {read, written}}
+def _with_tokens(group: Group, name: Callable[[int], str], read: TokenRows, written: TokenRows) -> list[HeadDirections]:
+    """The tokens of a group of heads; all rows are streamed once."""
+    spaces: dict[TokenRows, list[np.ndarray]] = {read: [], written: []}
+    for directions in group.values():
+        for map_name, direction in directions:
+            if not direction.block.wide:
+                for side, space in zip(SIDES[map_name], (direction.left, direction.right), strict=True):
+                    spaces[written if side == WRITES else read].append(space)
+    nearest = {rows: iter(rows.nearest(of_rows)) for rows, of_rows in spaces.items()}
 
     def line(map_name: str, block: Block) -> Line:
-        found: list[tuple[str, TokenRows, Nearest, list[str]]] = []
+        sides: list[tuple[str, TokenRows, Nearest, list[str]]] = []
         for side in () if block.wide else SIDES[map_name]:
             rows = written if side == WRITES else read
             for pole, pairs in zip(("+", "−"), next(nearest[rows]), strict=True):
                 if len(pairs.rows):
                     tokens = [printable(name(int(row))) for row in pairs.rows]
-                    found.append((f"{side} {pole}" if block.single else side, rows, pairs, tokens))
-        return Line(map_name, block, tuple(found))
+                    sides.append((f"{side} {pole}" if block.single else side, rows, pairs, tokens))
+        return Line(map_name, block, tuple(sides))
 
     return [
-        HeadDirections(layer, head, tuple(line(map_name, own.block) for map_name, own in directions))
+        HeadDirections(layer, head, tuple(line(map_name, direction.block) for map_name, direction in directions))
         for (layer, head), directions in group.items()
     ]
 
 
 def with_tokens(findings: Findings, directions: Sequence[HeadDirections]) -> Findings:
-    """The findings, spectral spikes with the tokens along the direction that rules."""
+    """The findings; spectral spikes name the tokens along their first direction."""
     first: dict[tuple[int | None, int | None, str | None], Line] = {
-        (own.layer, own.head, line.map): line for own in directions for line in reversed(own.lines)
+        (head.layer, head.head, line.map): line for head in directions for line in reversed(head.lines)
     }
 
-    def told(finding: Finding) -> Finding:
-        head = next((one.index for one in finding.members if one.number == finding.number), finding.head)
+    def with_first(finding: Finding) -> Finding:
+        head = next((member.index for member in finding.members if member.number == finding.number), finding.head)
         line = first.get((finding.layer, head, finding.map))
         if finding.kind != "spectral_spike" or line is None or not line.sides:
             return finding
-        sides = (f"{name} {', '.join(map(repr, tokens[:TOKENS_TOLD]))}" for name, _, _, tokens in line.sides)
+        sides = (f"{name} {', '.join(map(repr, tokens[:TOKENS_IN_FINDING]))}" for name, _, _, tokens in line.sides)
         return replace(finding, text=f"{finding.text} Along it: {'; '.join(sides)}.")
 
-    return Findings(map(told, findings))
+    return Findings(map(with_first, findings))

@@ -1,6 +1,6 @@
-"""Figures of an audit and of a comparison: heat maps of heads, spectra, and how measures go with depth and training."""
+"""Figures of an audit and of a comparison: heat maps of heads, spectra, measures against depth and training."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -11,22 +11,19 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
 from weightscope.audits.changes import SAME
+from weightscope.audits.compare import Comparison
 from weightscope.audits.measures import MAPS, Measure, MeasuredHeads
-from weightscope.metrics.medians import known_median
-from weightscope.metrics.outliers import layer_medians
+from weightscope.metrics.outliers import known_median, layer_medians
 from weightscope.pages.style import COLOURS, COLUMN, in_our_style, layer_bar, layer_colours, subplots
 
-if TYPE_CHECKING:
-    from weightscope.audits.compare import Comparison
-
 MAPPED = ("qk_sigma1", "qk_gap", "qk_effective_rank", "vo_affine_sigma1", "vo_effective_rank", "vo_copying_score")
-TRACED = ("qk_sigma1", "vo_sigma1", "qk_effective_rank", "vo_copying_score")  # against depth and along a run
+TRACED = ("qk_sigma1", "vo_sigma1", "qk_effective_rank", "vo_copying_score")  # against depth and training
 MATH = {"W_QK": "$W_{QK}$", "W_VO": "$W_{VO}$", "σ₁": r"$\sigma_1$", "σ₂": r"$\sigma_2$", "f̃": r"$\tilde{f}$"}
-DRAWN = 6  # heads that moved most, spectra side by side
+DRAWN = 6  # heads whose spectra are drawn before and after: those that moved most
 
 
 def title(measure: Measure) -> str:
-    """What a measure is called, its symbols as mathematics."""
+    """The label of a measure, its symbols as mathematics."""
     text = measure.label
     for symbol, mathematics in MATH.items():
         text = text.replace(symbol, mathematics)
@@ -35,13 +32,13 @@ def title(measure: Measure) -> str:
 
 @in_our_style()
 def head_maps(heads: MeasuredHeads) -> Figure:
-    """Layers against heads, one panel a measure; cividis, whose brightness everyone sees in the same order."""
+    """Layers against heads, one panel per measure; in cividis, which colour-blind readers see in the same order."""
     height = float(np.clip(2.2 * len(heads.layers) / heads.n_heads, 1.2, 4.0))
     figure, axes = subplots(2, 3, figsize=(2 * COLUMN, 2 * height), sharex=True, sharey=True)
     for axis, name in zip(axes.flat, MAPPED, strict=True):
         measure, values = heads.measure(name), heads.grid(name)
         positive = values[np.isfinite(values) & (values > 0)]
-        # Less than a decade has no ticks to read.
+        # A log scale of less than a decade has no ticks.
         log = measure.scale == "log" and len(positive) and positive.max() > 10 * positive.min()
         norm = LogNorm(positive.min(), positive.max()) if log else None
         image = _heat_map(axis, values, heads.layers, norm=norm)
@@ -58,7 +55,7 @@ def head_maps(heads: MeasuredHeads) -> Figure:
 
 
 def _heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any) -> AxesImage:
-    """Values (L, H), grey where they are unknown, with about six layers named."""
+    """Values (L, H), grey where they are unknown; about six layers are labelled."""
     known = np.where(np.isfinite(values), values, np.nan)
     image = axis.imshow(known, aspect="auto", interpolation="nearest", **{"cmap": "cividis"} | options)
     axis.set_facecolor("0.6")
@@ -70,7 +67,7 @@ def _heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any
 
 @in_our_style()
 def spectra(heads: MeasuredHeads) -> Figure:
-    """Singular values of every head: W_QK's over the largest, and the affine value-output map's.
+    """Singular values of every head: of W_QK relative to the largest, and of the affine value-output map.
 
     The second panel is Fig. 2 of the norm-based-attention paper for all heads.
     """
@@ -80,8 +77,8 @@ def spectra(heads: MeasuredHeads) -> Figure:
         relative = qk / qk[..., :1]
     for axis, values in ((axis_qk, relative), (axis_vo, vo)):
         curves = np.where(values > 0, values, np.nan)  # (L, H, r)
-        for of_layer, colour in zip(curves, layer_colours(heads.layers), strict=True):
-            axis.plot(np.arange(1, curves.shape[2] + 1), of_layer.T, color=colour, linewidth=0.5, alpha=0.7)
+        for layer_curves, colour in zip(curves, layer_colours(heads.layers), strict=True):
+            axis.plot(np.arange(1, curves.shape[2] + 1), layer_curves.T, color=colour, linewidth=0.5, alpha=0.7)
         axis.set_yscale("log")
         axis.set_xlabel("index $i$")
         known = curves[np.isfinite(curves)]
@@ -95,7 +92,7 @@ def spectra(heads: MeasuredHeads) -> Figure:
 
 @in_our_style()
 def depth(heads: MeasuredHeads) -> Figure:
-    """Measures against depth: every head a dot, the layer's median a line, findings left to the page."""
+    """Measures against depth: a dot per head, a line through the layers' medians."""
     figure, axes = subplots(1, len(TRACED), figsize=(2 * COLUMN, 1.8))
     for axis, name in zip(axes, TRACED, strict=True):
         measure, values = heads.measure(name), heads.grid(name)  # (L, H)
@@ -110,11 +107,8 @@ def depth(heads: MeasuredHeads) -> Figure:
 
 
 @in_our_style()
-def changes(comparison: "Comparison") -> Figure:
-    """Layers against heads: relative change of W_QK and of W_VO, white where a head did not move.
-
-    Like the other figures of a comparison it is one column wide, which a phone shows too.
-    """
+def changes(comparison: Comparison) -> Figure:
+    """Layers against heads: relative change of W_QK and of W_VO, white where a head did not move."""
     figure, axes = subplots(2, 1, figsize=(COLUMN, 4.4), sharex=True)
     for axis, name in zip(axes, MAPS, strict=True):
         change, w = comparison.from_first[f"{name}_change"][-1], f"W_{{{name.upper()}}}"
@@ -131,14 +125,14 @@ def changes(comparison: "Comparison") -> Figure:
 
 
 @in_our_style()
-def spectra_before_and_after(comparison: "Comparison") -> Figure:
-    """Singular values of the heads that moved most, before and after; W_QK to the left, W_VO to the right."""
+def spectra_before_and_after(comparison: Comparison) -> Figure:
+    """Singular values of the heads that moved most, before and after; W_QK on the left, W_VO on the right."""
     first, last = comparison.measured[0], comparison.measured[-1]
     moved = np.abs(np.stack([comparison.from_first[f"{name}_change"][-1].ravel() for name in MAPS])).max(axis=0) > SAME
-    rows = [row for row in comparison.by_change.tolist() if moved[row]][:DRAWN] or [0]  # of heads that are finite
+    rows = [row for row in comparison.by_change.tolist() if moved[row]][:DRAWN] or [0]
     figure, axes = subplots(len(rows), 2, figsize=(COLUMN, 0.5 + 1.1 * len(rows)), sharex="col", squeeze=False)
-    for own, (i, h) in zip(axes, (divmod(row, first.n_heads) for row in rows), strict=True):
-        for axis, (name, w) in zip(own, MAPS.items(), strict=True):
+    for row_axes, (i, h) in zip(axes, (divmod(row, first.n_heads) for row in rows), strict=True):
+        for axis, (name, w) in zip(row_axes, MAPS.items(), strict=True):
             for heads, dash, colour in ((first, "-", COLOURS[0]), (last, "--", COLOURS[1])):
                 s = heads.arrays[f"{name}_singular_values"][i, h]
                 axis.plot(np.arange(1, len(s) + 1), np.where(s > 0, s, np.nan), dash, color=colour)
@@ -151,8 +145,8 @@ def spectra_before_and_after(comparison: "Comparison") -> Figure:
 
 
 @in_our_style()
-def trajectories(comparison: "Comparison") -> Figure:
-    """The median of each layer's heads against the checkpoint, early layers dark; changes between neighbours last."""
+def trajectories(comparison: Comparison) -> Figure:
+    """The median of each layer's heads at each checkpoint, early layers dark; changes from step to step last."""
     figure, axes = subplots(3, 2, figsize=(COLUMN, 4.6), sharex=True)
     *traced, step_to_step, left_over = axes.flat
     left_over.remove()

@@ -1,281 +1,366 @@
-"""What stands out in a checkpoint: the kinds of findings, how grave each is, and their list."""
+"""What stands out in one model: broken, dead, spiked and unusual heads, outlier dimensions, embedding rows."""
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from itertools import groupby
-from math import inf, log
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from weightscope.audits.kinds import KINDS, SEVERITIES
-from weightscope.errors import CheckpointError, counted, nearest, printable
-from weightscope.notebook import notebook
-from weightscope.tables import Column, Table, as_json, templates
+import numpy as np
 
-SHOWN = 12  # findings on a terminal
-MOST_OPEN = 12  # findings of a kind that a page shows without a click
+from weightscope.audits.duplicates import duplicates
+from weightscope.audits.factors import factor_findings
+from weightscope.audits.measures import MAPS, MeasuredHeads
+from weightscope.checkpoint import Tensor
+from weightscope.embeddings import BLOCK_BYTES
+from weightscope.errors import CheckpointError, counted, printable
+from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, of_head
+from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z, row_norms
+from weightscope.metrics.spectra import effective_rank
+from weightscope.metrics.untrained import Blocks, judged_rows
+from weightscope.model import Model
+from weightscope.overflow import BLOCK_VALUES, largest_weight
+from weightscope.progress import phase
+from weightscope.text.tokenizer import token_text, tokenizer_at_hand
 
+SQUARE_OVERFLOWS = 1.8e19  # in float32; no weight is this large on purpose
+NEAR_DEAD = 1e-3  # of the median Frobenius norm: such a head writes or scores next to nothing
+COLLAPSED = 1e-3  # singular values below this share of the first do not count when a rank is judged
+COLLAPSED_TO = 0.25  # of the head's width: a collapse where fewer count
+BULK = 0.15  # of the head's width: a collapse where the effective rank, without the first value, is below it
+SPIKE = 3.0  # sigma_1 / sigma_2; random products of width 8 stay under 1.9, GPT-2's W_QK under 2.1
+WIDE = 8  # narrower heads have larger gaps by chance; their limit grows in proportion
+HEAD_Z, HEAD_FACTOR = 5.0, 3.0  # an outlier head exceeds both: robust z among all heads, and a plain factor
+LAYER_Z, LAYER_FACTOR = 6.0, 2.0  # the same for a layer against its neighbours
+COMPARED = ("sigma1", "frobenius", "effective_rank", "bias_norm")  # measures by which heads and layers are judged
+OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual dimension an outlier
+OUTSIZED_SHARE = 0.02  # and at least this much of the energy
+SHARE_THAT_EXPLAINS = 0.25  # of W_QK's energy in one dimension: it explains its layer's spikes and scale
+GAIN_Z, GAIN_FACTOR = 8.0, 8.0  # an outlier gain exceeds both
+NAMED = 20  # dimensions that a text lists; findings.csv has all
+TOKENS_NAMED = 6  # tokens that it lists
 
-@dataclass(frozen=True)
-class Member:
-    """One of the things that a finding is of.
-
-    Attributes
-    ----------
-    what : str
-        "head", "layer", "dimension", "token", "position", "tensor".
-    index : int or None
-        Of the head, the layer, the dimension or the row; None for a tensor.
-    layer : int or None
-        None where that of the finding holds, or none does.
-    name : str
-        What people call it, where it has a name: a token's text, a head's role, a tensor's name.
-    number : float or None
-        Its own value of the finding's measure.
-    """
-
-    what: str
-    index: int | None
-    layer: int | None = None
-    name: str = ""
-    number: float | None = None
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something in a checkpoint that a person should look at.
-
-    Attributes
-    ----------
-    kind : str
-        A key of `KINDS`.
-    layer, head : int or None
-        Where; None where it concerns several, a whole layer or the model.
-    map : str or None
-        "qk" or "vo".
-    measure : str
-        What `number` is.
-    number : float
-        The value that made it a finding; of several members the farthest one's.
-    usual : float or None
-        What it is in the rest of the checkpoint.
-    text : str
-        The finding in a sentence.
-    members : tuple of Member
-        All the heads, dimensions, rows or tensors that it is of.
-    """
-
-    kind: str
-    layer: int | None
-    head: int | None
-    map: str | None
-    measure: str
-    number: float
-    usual: float | None
-    text: str
-    members: tuple[Member, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """What its kind is called."""
-        return KINDS[self.kind].title
-
-    @property
-    def look_next(self) -> str:
-        """What to look at next."""
-        return KINDS[self.kind].look_next
-
-    @property
-    def severity(self) -> str:
-        """How grave its kind is, one of `SEVERITIES`."""
-        return KINDS[self.kind].severity
-
-    @property
-    def items(self) -> tuple[int, ...]:
-        """The indices of its members that have one."""
-        return tuple(member.index for member in self.members if member.index is not None)
-
-    @property
-    def heads(self) -> list[int]:
-        """The heads of its layer that it is of; none where it is of the whole layer or of something else."""
-        return [one.index for one in self.members if one.what == "head" and one.index is not None and one.layer is None]
-
-    @property
-    def where(self) -> str:
-        """`layer 3 head 7 (induction) qk`, as far as it is known."""
-        parts = [] if self.layer is None else [f"layer {self.layer}"]
-        heads = self.heads if self.head is None else [self.head]
-        if heads:
-            own = [one for one in self.members if one.what == "head" and one.name]
-            roles = [one.name if len(heads) == 1 else f"{one.index}: {one.name}" for one in own]
-            parts.append(indexed("head", heads) + (f" ({', '.join(roles)})" if roles else ""))
-        return " ".join([*parts, *([self.map] if self.map else [])]) or "model"
-
-    def __str__(self) -> str:
-        return printable(f"{self.severity:7s}  {self.title:30s} {self.where:22s} {self.text}")
-
-    def as_json(self) -> dict[str, Any]:
-        """As findings.json has it; NaN as null, infinities as text."""
-        more = ("severity", "title", "look_next", "items")
-        plain: dict[str, Any] = as_json(asdict(self) | {name: getattr(self, name) for name in more})
-        return plain
+Place = tuple[int, int]  # position among the measured layers, and head
 
 
-class Findings(list[Finding]):
-    """Findings, the gravest kind first, then by layer and head.
-
-    Parameters
-    ----------
-    findings : iterable of Finding
-        In any order.
-    """
-
-    def __init__(self, findings: Iterable[Finding] = ()) -> None:
-        ranks, last = list(KINDS), float("inf")
-
-        def place(finding: Finding) -> tuple[float, ...]:
-            layer, head = (last if index is None else index for index in (finding.layer, finding.head))
-            return SEVERITIES.index(finding.severity), ranks.index(finding.kind), layer, head
-
-        super().__init__(sorted(findings, key=place))
-
-    def __repr__(self) -> str:
-        more = [f"and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
-        return "\n".join([*map(str, self[:SHOWN]), *more]) or "no findings"
-
-    def _repr_html_(self) -> str:
-        if not self:
-            return notebook("no findings")
-        rows = [(finding.severity, finding.title, finding.where, finding.text) for finding in self]
-        return Table.of_rows(("severity", "finding", "where", "what"), rows)._repr_html_()
-
-    def html(self, buttons: bool = False, stands: Callable[[Finding], str] = lambda finding: "") -> str:
-        """The findings by kind, as a page shows them.
-
-        With buttons where it has a panel for heads, and with what `stands` says of a finding's number beside others.
-        """
-        kinds = [list(own) for _, own in groupby(self, key=lambda finding: finding.kind)]
-        template = templates().get_template("findings.html")
-        return template.render(kinds=kinds, most_open=MOST_OPEN, buttons=buttons, stands=stands)
-
-    @property
-    def kinds(self) -> Counter[str]:
-        """How many findings there are of each kind."""
-        return Counter(finding.kind for finding in self)
-
-    @property
-    def severities(self) -> dict[str, int]:
-        """How many findings there are of each severity, zeros included."""
-        counts = Counter(finding.severity for finding in self)
-        return {severity: counts[severity] for severity in SEVERITIES}
-
-    @property
-    def headline(self) -> str:
-        """How many there are of each severity and kind, in a sentence."""
-        if not self:
-            return "No findings."
-        parts = []
-        for severity, count in self.severities.items():
-            kinds = [f"{n} × {KINDS[kind].title}" for kind, n in self.kinds.items() if KINDS[kind].severity == severity]
-            if kinds:
-                parts.append(f"{counted(count, severity)} ({', '.join(kinds)})")
-        return f"Findings: {', '.join(parts)}."
-
-    @property
-    def table(self) -> Table:
-        """A row for everything that a finding is of, which is findings.csv; `finding` numbers the findings."""
-        rows = [
-            (number, one.severity, one.kind, one.layer if of.layer is None else of.layer,
-             of.index if of.what == "head" else one.head, one.map, of.what, of.index, of.name, one.measure,
-             one.number if of.number is None else of.number, one.usual, one.text)
-            for number, one in enumerate(self, 1)
-            for of in one.members or (Member("", None),)
-        ]  # fmt: skip
-        return Table.of_rows(COLUMNS, [["" if cell is None else cell for cell in row] for row in rows])
-
-    def as_json(self) -> list[dict[str, Any]]:
-        """What findings.json holds."""
-        return [finding.as_json() for finding in self]
-
-    def that_fail(self, limits: Collection[str]) -> "Findings":
-        """Those of the kinds in `limits`, and those as grave as a severity in it or graver."""
-        return Findings(finding for finding in self if fails(finding.kind, limits))
+def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
+    """Everything about a model's heads and embeddings that a person should look at; nothing at initialisation."""
+    dimensions = list(outlier_dimensions(heads, "Residual" if model.family.memory is None else "Memory"))
+    with phase("looking at embedding rows"):
+        rows = list(embedding_rows(model))
+    with phase("comparing heads that look alike"):
+        alike = list(duplicates(model, heads))
+    layers = heads.layers.tolist()
+    explained = [layers.index(finding.layer) for finding in dimensions if finding.number >= SHARE_THAT_EXPLAINS]
+    names = {"token_rows": model.family.inputs.tokens, "position_rows": model.family.inputs.positions}
+    reported = [model.prefix + names[finding.measure] for finding in rows if finding.measure in names]
+    return Findings(
+        [
+            *broken_layers(model, heads),
+            *overflowing_layers(model, heads),
+            *head_findings(heads, explained),
+            *alike,
+            *dimensions,
+            *factor_findings(model, heads),
+            *outlier_gains(model, layers),
+            *rows,
+            *broken_elsewhere(model, heads, reported),
+        ]
+    )
 
 
-COLUMNS = (
-    Column("finding", meaning="Its number: rows with the same one are one finding."),
-    Column("severity"),
-    Column("kind"),
-    Column("layer"),
-    Column("head"),
-    Column("map", meaning="qk or vo."),
-    Column("item", meaning="What this row is of: a head, a dimension, a token, a position, a tensor."),
-    Column("index", meaning="Of the head, the dimension or the row."),
-    Column("name", meaning="The token, the role or the tensor."),
-    Column("measure", meaning="What the number is."),
-    Column("number"),
-    Column("usual", meaning="What it is in the rest of the checkpoint."),
-    Column("text", meaning="The finding in a sentence."),
-)
+# Weights that are not finite or overflow.
 
 
-def fails(kind: str, limits: Collection[str]) -> bool:
-    """A finding of this kind is among `limits`, by its kind or by its severity: a limit of warning includes errors."""
-    severity = KINDS[kind].severity
-    return kind in limits or any(limit in SEVERITIES[SEVERITIES.index(severity) :] for limit in limits)
-
-
-def checked_limits(limits: Iterable[str]) -> tuple[str, ...]:
-    """What findings fail on, once it is known that each is a severity or a kind.
-
-    Raises
-    ------
-    CheckpointError
-        One is neither.
-    """
-    limits = tuple(limits)
-    for limit in limits:
-        if limit not in {*SEVERITIES, *KINDS}:
-            known = f"{', '.join(SEVERITIES)}, or a kind of finding: {', '.join(KINDS)}"
-            near = nearest(limit, (*SEVERITIES, *KINDS))
-            raise CheckpointError(f"`fail_on` is {limit!r}; it is {known}{near}")
-    return limits
-
-
-def indexed(noun: str, indices: Collection[int]) -> str:
-    """`head 7`, `heads 0-3, 7`."""
-    return f"{noun}{'' if len(indices) == 1 else 's'} {spans(indices)}"
-
-
-def spans(indices: Iterable[int]) -> str:
-    """`0-3, 7` for 0, 1, 2, 3, 7."""
-    runs: list[list[int]] = []
-    for index in sorted(set(indices)):
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1][1:] = [index]
-        else:
-            runs.append([index])
-    return ", ".join("-".join(map(str, run)) for run in runs)
-
-
-def aggregated(findings: Iterable[Finding], n_heads: int) -> Iterator[Finding]:
-    """Findings of single heads, those of one layer for one reason as one with the list of its heads."""
-    reasons: dict[tuple[Any, ...], list[Finding]] = {}
-    for finding in findings:
-        reasons.setdefault((finding.kind, finding.layer, finding.map, finding.measure), []).append(finding)
-    for (kind, layer, name, measure), own in reasons.items():
-        farthest = max(own, key=_distance)
-        if len(own) == 1:
-            yield farthest
+def broken_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
+    """NaN and infinity in the attention tensors of each layer, and the heads that they reach."""
+    for i, layer in enumerate(heads.layers.tolist()):
+        counts = {name: count_not_finite(model.checkpoint[name]) for name in heads.broken[layer]}
+        if not counts:
             continue
-        members = tuple(member for one in own for member in one.members)
-        heads = spans(member.index for member in members if member.index is not None)
-        text = f"{len(own)} of {n_heads} heads ({heads}), the farthest head {farthest.head}: {farthest.text}"
-        yield Finding(kind, layer, None, name, measure, farthest.number, farthest.usual, text, members)
+        reached = {name: broken for name in MAPS if (broken := heads_without_numbers(heads, i, name))}
+        for name, broken in reached.items():
+            yield _not_finite(counts, f" reach {indexed('head', broken)}", layer, name, broken)
+        if not reached:
+            yield _not_finite(counts, " change the layer's attention, but none of these numbers", layer)
 
 
-def _distance(finding: Finding) -> float:
-    """How far a number is from what is usual, as a factor."""
-    if finding.number <= 0 or not finding.usual:
-        return inf
-    return abs(log(finding.number / finding.usual))
+def broken_elsewhere(model: Model, heads: MeasuredHeads, reported: Iterable[str]) -> Iterator[Finding]:
+    """NaN and infinity in whatever else was read of the model, except in tensors that are already reported."""
+    in_layers = {name for names in heads.broken.values() for name in names}
+    for name in sorted((model.checkpoint.noted or set()) - in_layers - set(reported)):
+        yield _not_finite({name: count_not_finite(model.checkpoint[name])}, " outside the layers")
+
+
+def _not_finite(
+    counts: dict[str, int], where: str, layer: int | None = None, name: str | None = None, reached: Sequence[int] = ()
+) -> Finding:
+    text = (
+        f"NaN or infinite weights ({', '.join(f'{count:,} in {tensor}' for tensor, count in counts.items())}){where}."
+    )
+    members = [Member("head", head) for head in reached]
+    members += [Member("tensor", None, name=tensor, number=count) for tensor, count in counts.items()]
+    return Finding(
+        kind="not_finite", layer=layer, head=reached[0] if len(reached) == 1 else None, map=name, text=text,
+        measure="values_not_finite", number=float(sum(counts.values())), usual=0.0, members=tuple(members),
+    )  # fmt: skip
+
+
+def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
+    """Layers with heads that have no numbers because finite weights are too large to compute with."""
+    for i, layer in enumerate(heads.layers.tolist()):
+        without = {name: broken for name in MAPS if (broken := heads_without_numbers(heads, i, name))}
+        if not without:
+            continue
+        tensors = model.attention_tensors(layer)
+        largest, name_of_largest = largest_weight(tensors)
+        noted = {*heads.broken[layer], *(model.checkpoint.noted or ())}
+        if noted.intersection(tensor.name for tensor in tensors) and largest < SQUARE_OVERFLOWS:
+            continue  # NaN or infinity is the reason, and has a finding of its own
+        for name, reached in without.items():
+            where = f"Weights as large as {largest:.3g}, in {name_of_largest}, overflow"
+            yield Finding(
+                kind="overflow", layer=layer, map=name, measure="largest_weight", number=largest,
+                text=f"{where}: {indexed('head', reached)} cannot be measured.",
+                **heads_and_tensors(reached, [name_of_largest]),
+            )  # fmt: skip
+
+
+def heads_without_numbers(heads: MeasuredHeads, i: int, name: str) -> list[int]:
+    """Heads of the i-th layer whose map or bias is not finite."""
+    measures = (heads.grid(f"{name}_{measure}")[i] for measure in ("frobenius", "bias_norm"))
+    return np.flatnonzero(~np.all([np.isfinite(values) for values in measures], axis=0)).tolist()
+
+
+def count_not_finite(tensor: Tensor) -> int:
+    """How many values of a tensor are NaN or infinite."""
+    unchecked = tensor.unchecked(set())
+    if not tensor.shape:
+        return int(not np.isfinite(unchecked.read()))
+    rows = max(1, BLOCK_VALUES // max(1, int(np.prod(tensor.shape[1:]))))
+    return sum(int(np.count_nonzero(~np.isfinite(block))) for _, block in unchecked.blocks(rows))
+
+
+# Heads that are dead, collapsed, spiked or far from the others.
+
+
+def head_findings(heads: MeasuredHeads, explained: Collection[int] = ()) -> Iterator[Finding]:
+    """At most one finding per head and map, the most severe; heads of one layer with the same fault share a finding.
+
+    Layers (by position) that an outlier dimension has `explained` are not judged by spikes and scale.
+    """
+    for name in MAPS:
+        faulty = _faulty_heads(heads, name, explained)
+        layers, far = _far_from_others(heads, name, explained)
+        outliers = (far[place] for place in far if place not in faulty and place[0] not in explained)
+        yield from (*aggregated([*faulty.values(), *outliers], heads.n_heads), *layers)
+
+
+def _faulty_heads(heads: MeasuredHeads, name: str, explained: Collection[int]) -> dict[Place, Finding]:
+    """Zero, near-dead, collapsed and spiked heads of one map; heads that are not finite are left out."""
+    norms, gaps = heads.grid(f"{name}_frobenius"), heads.grid(f"{name}_gap")
+    alive = norms[np.isfinite(norms) & (norms > 0)]
+    usual = float(np.median(alive)) if len(alive) else float("nan")
+    findings = {}
+    for i, h in np.argwhere(np.isfinite(norms)).tolist():
+        s = heads.arrays[f"{name}_singular_values"][i, h]
+        s, gap = s[np.isfinite(s)], float(gaps[i, h])
+        fault = _fault(MAPS[name], s, float(norms[i, h]), usual)
+        if fault is None and gap >= SPIKE * max(1.0, WIDE / len(s)) and i not in explained:
+            rest = known_median(gaps)
+            first = f"The first singular value of {MAPS[name]}"
+            text = f"{first} is {gap:.1f} times the second (the median head: {rest:.2f})."
+            fault = "spectral_spike", "gap", gap, rest, text
+        if fault is not None:
+            kind, measure, number, rest, text = fault
+            findings[i, h] = of_head(
+                int(heads.layers[i]), h, kind=kind, map=name, measure=f"{name}_{measure}", number=number, usual=rest,
+                text=text,
+            )  # fmt: skip
+    return findings
+
+
+def _fault(w: str, s: np.ndarray, norm: float, usual: float) -> tuple[str, str, float, float, str] | None:
+    """What is wrong with a map of singular values s (r,): kind, measure, its value, its usual value, text."""
+    if norm == 0:
+        return "zero_head", "frobenius", 0.0, usual, f"{w} is exactly zero."
+    if norm < NEAR_DEAD * usual:
+        text = f"The Frobenius norm of {w} is {norm:.3g}, {usual / norm:,.0f} times below the checkpoint's median."
+        return "near_dead_head", "frobenius", norm, usual, text
+    large, r = int((s > COLLAPSED * s[0]).sum()), len(s)
+    if large <= COLLAPSED_TO * r:
+        text = f"Only {large} of {r} singular values of {w} exceed a thousandth of the first."
+        return "rank_collapsed", "singular_values_counted", large, r, text
+    bulk = float(effective_rank(s[1:]))
+    if bulk < BULK * r:
+        text = f"The effective rank of {w}, its first direction aside, is {bulk:.1f} of {r}."
+        return "rank_collapsed", "effective_rank_of_the_rest", bulk, r, text
+    return None
+
+
+def _far_from_others(
+    heads: MeasuredHeads, name: str, explained: Collection[int]
+) -> tuple[list[Finding], dict[Place, Finding]]:
+    """Layers off their neighbours' trend, and heads far from their layer's median, each by its most extreme measure."""
+    layers: dict[int, tuple[float, Finding]] = {}
+    far: dict[Place, tuple[float, Finding]] = {}
+    for measure in (f"{name}_{compared}" for compared in COMPARED):
+        logs = log_measure(heads.grid(measure))  # (L, H)
+        medians = layer_medians(logs)  # (L,)
+        trend = medians.copy()
+        trend[list(explained)] = np.nan  # neither judged nor part of the trend
+        differences = off_trend(trend)
+        z = robust_z(differences)
+        for i in np.flatnonzero((np.abs(z) >= LAYER_Z) & (np.abs(differences) >= np.log(LAYER_FACTOR))).tolist():
+            value, usual = float(np.exp(medians[i])), float(np.exp(medians[i] - differences[i]))
+            text = f"The median {measure} of its heads is {value:.3g}; its neighbours' is {usual:.3g} (z = {z[i]:.1f})."
+            if i not in layers or abs(z[i]) > layers[i][0]:
+                layers[i] = abs(float(z[i])), Finding(
+                    kind="layer_off_trend", layer=int(heads.layers[i]), map=name, measure=measure, number=value,
+                    usual=usual, text=text,
+                )  # fmt: skip
+        distances = logs - medians[:, None]
+        z = robust_z(distances)
+        for i, h in np.argwhere((np.abs(z) >= HEAD_Z) & (np.abs(distances) >= np.log(HEAD_FACTOR))).tolist():
+            value, usual = float(np.exp(logs[i, h])), float(np.exp(medians[i]))
+            among = f"the median of its layer is {usual:.3g} (z = {z[i, h]:.1f} among all heads)"
+            if (i, h) not in far or abs(z[i, h]) > far[i, h][0]:
+                far[i, h] = abs(float(z[i, h])), of_head(
+                    int(heads.layers[i]), h, kind="outlier_head", map=name, measure=measure, number=value, usual=usual,
+                    text=f"{measure} is {value:.3g}; {among}.",
+                )  # fmt: skip
+    return [finding for _, finding in layers.values()], {place: finding for place, (_, finding) in far.items()}
+
+
+# Residual dimensions with an outsized share or gain.
+
+
+def outlier_dimensions(heads: MeasuredHeads, stream: str = "Residual") -> Iterator[Finding]:
+    """Dimensions of the keys' input with an outsized column of W_QK, norm gain included."""
+    shares = heads.arrays["qk_column_share"]  # (L, d) of the squared norm of W_QK, averaged over a layer's heads
+    even = 1 / shares.shape[1]
+    for layer, row in zip(heads.layers.tolist(), shares, strict=True):
+        order = np.argsort(-row, kind="stable")
+        outsized = order[row[order] > max(OUTSIZED * even, OUTSIZED_SHARE)]
+        if len(outsized):
+            share = float(row[outsized[0]])
+            text = (
+                f"{stream} dimension {outsized[0]} carries {share:.1%} of W_QK's squared norm on the keys' side, "
+                f"{share / even:.0f} times its even share"
+            )
+            yield _dimensions(outsized, row, text, layer=layer, map="qk", measure="qk_column_share", usual=even)
+
+
+def outlier_gains(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
+    """Gains of the norm before attention that are far above the layer's others."""
+    for layer in layers:
+        norm = model.family.norm_of(layer)
+        if norm is None:
+            continue
+        stem = model.family.stored_name(model.config, layer)
+        gains = np.abs(norm.read(model.tensors(stem), model.config).gamma)  # (d,)
+        usual = known_median(gains)
+        z = robust_z(log_measure(gains))
+        order = np.argsort(-gains, kind="stable")
+        outsized = order[(z[order] > GAIN_Z) & (gains[order] > GAIN_FACTOR * usual)]
+        if len(outsized):
+            by = f"by {float(gains[outsized[0]]):.3g} (median {usual:.3g})"
+            text = f"The norm before attention scales dimension {outsized[0]} {by}"
+            yield _dimensions(outsized, gains, text, layer=layer, measure="norm_gain", usual=usual)
+
+
+def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: Any) -> Finding:
+    """A finding about dimensions, the most extreme first: outsized (k,) indices into values (d,)."""
+    rest = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
+    return Finding(
+        kind="outlier_dimension",
+        number=float(values[outsized[0]]),
+        text=f"{text}{rest}.",
+        members=tuple(Member("dimension", j, number=float(values[j])) for j in outsized.tolist()),
+        **about,
+    )
+
+
+# Rows of the token and position embeddings.
+
+
+def embedding_rows(model: Model) -> Iterator[Finding]:
+    """Token and position embeddings that training rarely saw, or with norms far above the others'."""
+    initial_std = model.config.initial_std
+    try:
+        stored = model.embeddings.token_tensor
+    except CheckpointError:  # the checkpoint has no token embedding
+        pass
+    else:
+        rows = max(1, BLOCK_BYTES // (4 * stored.shape[1]))
+        padding = model.config.get("pad_token_id")
+        tokenizer = tokenizer_at_hand(model)
+        name_of = None if tokenizer is None else partial(token_text, tokenizer)
+        padded = padding if type(padding) is int else None
+        yield from _rows("token", stored.name, lambda: stored.blocks(rows), initial_std, padded, name_of)
+    positions, _ = positions_of(model)
+    if positions is not None:
+        name = model.prefix + model.family.inputs.positions
+        yield from _rows("position", name, lambda: [(0, positions)], initial_std)
+
+
+def positions_of(model: Model) -> tuple[np.ndarray | None, str]:
+    """The position embedding, None where there is none, and a note where it should be there and cannot be read."""
+    try:
+        return model.positions, ""
+    except CheckpointError as error:
+        return None, f"Position rows were not looked at: {error}."
+
+
+def _rows(
+    what: str,
+    tensor: str,
+    blocks: Blocks,
+    initial_std: float | None,
+    padding: int | None = None,
+    name_of: Callable[[int], str] | None = None,
+) -> Iterator[Finding]:
+    """Findings about the rows of one embedding; its padding row is zero by design."""
+    norms = np.concatenate([np.empty(0), *(row_norms(block) for _, block in blocks())])
+    if not len(norms):
+        return
+
+    def members_of(rows: np.ndarray) -> tuple[Member, ...]:
+        indices = rows.tolist()
+        return tuple(Member(what, i, name=name_of(i) if name_of else "", number=float(norms[i])) for i in indices)
+
+    broken = members_of(np.flatnonzero(~np.isfinite(norms)))
+    if broken:
+        text = f"NaN or infinity in {counted(len(broken), 'row')} of {tensor}, the first {broken[0].index}"
+        yield Finding(
+            kind="not_finite", measure=f"{what}_rows", number=len(broken), usual=0.0, members=broken,
+            text=f"{text}{_names(broken)}.",
+        )  # fmt: skip
+    huge = members_of(np.flatnonzero(np.isfinite(norms) & (norms > SQUARE_OVERFLOWS)))
+    if huge:
+        longest = max(float(norms[member.index]) for member in huge)
+        where = f"Norm too large for float32 in {counted(len(huge), 'row')} of {tensor}"
+        text = f"{where}, the longest {longest:.3g}{_names(huge)}."
+        yield Finding(kind="overflow", measure=f"{what}_norm", number=longest, text=text, members=huge)
+    kept = np.where(np.isfinite(norms) & (np.arange(len(norms)) != padding), norms, np.nan)
+    low, high, usual, initial = judged_rows(kept, blocks, initial_std)
+    for kind, side, rows in (("undertrained_rows", "below", low), ("oversized_rows", "above", high)):
+        if not len(rows):
+            continue
+        extreme, members = float(kept[rows[0]]), members_of(rows)
+        problem = (
+            f"have a norm far {side} the others'; the farthest is row {rows[0]} with {extreme:.3g} (median {usual:.3g})"
+        )
+        if kind == "undertrained_rows" and initial is not None:
+            problem = (
+                f"are as initialised, or hardly trained: random directions with a norm of about {initial:.3g}; the "
+                f"trained rows' median is {usual:.3g}"
+            )
+        text = f"{len(rows):,} of {len(norms):,} {what} rows {problem}{_names(members)}."
+        yield Finding(kind=kind, measure=f"{what}_norm", number=extreme, usual=usual, text=text, members=members)
+
+
+def _names(rows: Sequence[Member]) -> str:
+    """The first few rows by their names, to end a sentence; empty where they have none."""
+    names = [printable(repr(row.name)) for row in rows[:TOKENS_NAMED] if row.name]
+    if not names:
+        return ""
+    return f": {', '.join(names)}{' ...' if len(rows) > TOKENS_NAMED else ''}"

@@ -1,40 +1,38 @@
 """The pages of an audit, of a comparison and of a list of audits, with their figures. One file each, no network."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from weightscope.audits import figures
+from weightscope.audits.audit import FIGURES as AUDIT_FIGURES
+from weightscope.audits.audit import Audit
+from weightscope.audits.compare import FIGURES as COMPARISON_FIGURES
+from weightscope.audits.compare import Comparison
+from weightscope.audits.measure_layer import stacked
 from weightscope.audits.measures import MeasuredHeads, forms_of
-from weightscope.folder import Files
-from weightscope.mathml import plain
+from weightscope.files import Files
+from weightscope.formulas import plain
 from weightscope.pages.page import Figure, Section, write_page, write_template
 from weightscope.pages.style import Drawing, save
 from weightscope.progress import bar
 from weightscope.tables import Column, Table, crossed
 
-if TYPE_CHECKING:
-    from weightscope.audits.audit import Audit
-    from weightscope.audits.compare import Comparison
-
 LISTED = 40  # heads in the table of a comparison
-SINGULAR_VALUES = 250_000  # that a page holds, 2 MB of it; spectra.npz and spectra.csv have all
+SINGULAR_VALUES = 250_000  # on a page, 2 MB of it; spectra.npz and spectra.csv have all
 FEWEST_POINTS = 24  # of a curve
-WHAT = {"heads": "six measures of every head", "spectra": "singular values of every head", "depth": "measures by depth"}
 
 
-def write_audit_page(files: Files, audit: "Audit") -> None:
-    """Write heads, spectra and depth as PNG and SVG, and report.html: findings, heat maps, spectra of any head.
+def write_audit_page(files: Files, audit: Audit) -> None:
+    """Write the figures as PNG and SVG, and report.html: findings, heat maps, spectra of any head.
 
-    Whatever a checkpoint calls itself or its tokens is shown as text.
+    Names and tokens of the checkpoint are escaped.
     """
     heads = audit.measured
-    drawings = {"heads": figures.head_maps, "spectra": figures.spectra, "depth": figures.depth}
-    tables = {"heads": "heads.csv", "spectra": "spectra.csv", "depth": "heads.csv"}
     files.table("spectra.csv", _spectra_table(heads))
     drawn = [
-        (WHAT[name], save(draw(heads), files, name, tables[name]))
-        for name, draw in bar(drawings.items(), "figures", "figure")
+        (description, save(getattr(figures, function)(heads), files, name, numbers_in))
+        for name, (function, numbers_in, description) in bar(AUDIT_FIGURES.items(), "figures", "figure")
     ]
     write_template(
         files,
@@ -43,7 +41,7 @@ def write_audit_page(files: Files, audit: "Audit") -> None:
         title=f"The heads of {audit.name}",
         lead=audit.lead,
         caveats=audit.caveats,
-        findings=audit.findings.html(buttons=True, stands=audit.standing.of),
+        findings=audit.findings.html(buttons=True, percentile=audit.standing.of),
         measures=[measure for measure in heads.measures if measure.scale],
         everything=audit.everything,
         standing=audit.standing,
@@ -53,24 +51,20 @@ def write_audit_page(files: Files, audit: "Audit") -> None:
 
 
 def _spectra_table(heads: MeasuredHeads) -> Table:
-    """The singular values that are drawn, a row a head and map."""
-    arrays = {of: heads.arrays[f"{of}_singular_values"] for of in ("qk", "vo", "vo_affine")}
-    longest = max(array.shape[2] for array in arrays.values())
-    padded = {
-        of: np.pad(array, ((0, 0), (0, 0), (0, longest - array.shape[2])), constant_values=np.nan)
-        for of, array in arrays.items()
-    }
-    rows = np.concatenate([array.reshape(-1, longest) for array in padded.values()])
-    labels = crossed(of=[*arrays], layer=heads.layers, head=range(heads.n_heads))
-    return Table([*labels, *(Column(f"sigma{i}", own) for i, own in enumerate(rows.T, 1))])
+    """The singular values that are drawn, one row per map and head."""
+    names = ("qk", "vo", "vo_affine")
+    spectra = stacked([heads.arrays[f"{name}_singular_values"] for name in names])
+    columns = spectra.reshape(-1, spectra.shape[-1]).T
+    labels = crossed(of=names, layer=heads.layers, head=range(heads.n_heads))
+    return Table([*labels, *(Column(f"sigma{i}", column) for i, column in enumerate(columns, 1))])
 
 
-def _facts(audit: "Audit") -> dict[str, Any]:
-    """What the page's script draws from."""
+def _facts(audit: Audit) -> dict[str, Any]:
+    """The data that the page's script draws."""
     heads = audit.measured
     spectra = {name: array for name, array in heads.arrays.items() if "singular_values" in name}
     points = max(FEWEST_POINTS, SINGULAR_VALUES // (heads.n_heads * len(heads.layers) * len(spectra)))
-    at = {name: _places(array.shape[2], points) for name, array in spectra.items()}
+    places = {name: _places(array.shape[2], points) for name, array in spectra.items()}
     return {
         "layers": heads.layers.tolist(),
         "heads": heads.n_heads,
@@ -80,19 +74,19 @@ def _facts(audit: "Audit") -> dict[str, Any]:
         "percentiles": {name: _plain(np.round(grid), 3) for name, grid in audit.standing.grids.items()},
         "compared_with": {name: count.tolist() for name, count in audit.standing.counts.items()},
         "columns": {m.name: _plain(heads.grid(m.name), 6) for m in heads.measures},
-        "spectra": {name: _plain(array[..., at[name]], 4) for name, array in spectra.items()},
-        "places": {name: places.tolist() for name, places in at.items()},
+        "spectra": {name: _plain(array[..., places[name]], 4) for name, array in spectra.items()},
+        "places": {name: indices.tolist() for name, indices in places.items()},
         "forms": forms_of(heads.arrays),
         "findings": [
-            {"layer": one.layer, "heads": one.heads, "title": one.title, "text": one.text} for one in audit.findings
+            {name: getattr(finding, name) for name in ("layer", "heads", "title", "text")} for finding in audit.findings
         ],
         "read_through": list(audit.notes) if audit.directions else [],
-        "directions": {f"{one.layer}.{one.head}": one.as_json()["lines"] for one in audit.directions},
+        "directions": {f"{head.layer}.{head.head}": head.as_json()["lines"] for head in audit.directions},
     }
 
 
 def _places(r: int, points: int) -> np.ndarray:
-    """Which of r singular values a curve is drawn through: all, or some that lie closer where they fall faster."""
+    """Indices of the singular values that a curve goes through: all r, or some, denser where they fall faster."""
     return np.unique(np.geomspace(1, r, points).round().astype(int) - 1) if r > points else np.arange(r)
 
 
@@ -105,14 +99,17 @@ def _plain(array: np.ndarray, digits: int) -> Any:
     return array.item()
 
 
-def write_comparison_page(files: Files, comparison: "Comparison") -> None:
-    """Write the figures changes, spectra and, for more than two checkpoints, trajectories, and report.html."""
+def write_comparison_page(files: Files, comparison: Comparison) -> None:
+    """Write the figures (trajectories only of more than two checkpoints) and report.html."""
     first, last = comparison.labels[0], comparison.labels[-1]
-    drawings = {"changes": figures.changes, "spectra": figures.spectra_before_and_after}
-    if len(comparison.labels) > 2:
-        drawings["trajectories"] = figures.trajectories
-    drawn = {name: save(draw(comparison), files, name) for name, draw in bar(drawings.items(), "figures", "figure")}
-    of = first if first == last else f"{first}, and what became of it in {last}"
+    shown = {
+        name: draw for name, draw in COMPARISON_FIGURES.items() if name != "trajectories" or len(comparison.labels) > 2
+    }
+    drawn = {
+        name: save(getattr(figures, function)(comparison), files, name)
+        for name, function in bar(shown.items(), "figures", "figure")
+    }
+    subject = first if first == last else f"{first}, compared with {last}"
     sections = [Section("Findings", parts=[comparison.findings]), *_how_far(comparison, drawn)]
     circuits = comparison.circuits
     if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
@@ -124,22 +121,20 @@ def write_comparison_page(files: Files, comparison: "Comparison") -> None:
     if len(comparison.labels) > 2:
         along = Figure(drawn["trajectories"], "Median of each layer, early layers dark.")
         sections.append(Section("Along the run", ", ".join(map(plain, comparison.labels)), [along]))
-    write_page(files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats, of=of)
+    write_page(
+        files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats, model=subject
+    )
 
 
-def _how_far(comparison: "Comparison", drawn: dict[str, Drawing]) -> list[Section]:
+def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]:
     """The map of every head's change, and the heads that moved most where any did."""
     first, last = map(plain, (comparison.labels[0], comparison.labels[-1]))
     sections = [
         Section(
             "How far each head moved",
             "$$frac(‖B − A‖_F, ‖A‖_F)$$ of the products $W_QK$ and $W_VO$ themselves: a change of basis within a "
-            "head, which changes nothing it does, does not count.",
-            [
-                Figure(
-                    drawn["changes"], f"Relative change from {first} to {last}; white: it did not move, grey: unknown."
-                )
-            ],
+            "head, which does not change what it computes, does not count.",
+            [Figure(drawn["changes"], f"Relative change from {first} to {last}; white: did not move, grey: unknown.")],
         ),
         Section(
             "The heads that moved most",
@@ -152,7 +147,7 @@ def _how_far(comparison: "Comparison", drawn: dict[str, Drawing]) -> list[Sectio
 
 
 def write_summary_page(files: Files, summary: Table) -> None:
-    """Write summary.html: how the audits of a list ended, a row a checkpoint with a link to its own page."""
+    """Write summary.html: how each audit of a list ended, one row per checkpoint with a link to its page."""
     ended, failed = (summary.where(summary["status"] == status) for status in ("ok", "failed"))
     n_heads = sum(row_layers * row_heads for row_layers, row_heads in zip(ended["layers"], ended["heads"], strict=True))
     lead = f"{len(ended)} of {len(summary)} checkpoints audited, {n_heads:,} heads."
@@ -163,12 +158,10 @@ def write_summary_page(files: Files, summary: Table) -> None:
             [Column("name", list(map(str, failed["name"])), "checkpoint"), *failed.select("source", "error").columns]
         )
         sections.append(
-            Section("Failed", "Mend these and run weightscope audit again with --resume: the others stay.", [causes])
+            Section("Failed", "Fix these and run weightscope audit again with --resume: the others are kept.", [causes])
         )
     if len(ended):
         names = [name for name in ended.names if name not in {"source", "status", "error", "plan"}]
-        caption = (
-            "The last four are medians over all heads. A click on a column's name sorts; a name leads to its page."
-        )
+        caption = "The last four columns are medians over all heads. Click a column to sort, a name to open its page."
         sections.append(Section("Checkpoints", parts=[Table(ended.select(*names).columns, caption)]))
     write_page(files, "summary.html", "Audits", lead, sections)

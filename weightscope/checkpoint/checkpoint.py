@@ -1,51 +1,49 @@
-"""A checkpoint: named tensors over one or more files, wherever those lie."""
+"""A checkpoint: named tensors in one or more files, read on demand; and all of its values in blocks of bounded size."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from itertools import takewhile
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.header import TensorEntry
-from weightscope.checkpoint.storage import Storage
-from weightscope.checkpoint.tensor import StoredTensor, Tensor
+from weightscope.checkpoint.gguf import GgufTensor
+from weightscope.checkpoint.header import Storage, TensorEntry
+from weightscope.checkpoint.quantised import decode_fp8
+from weightscope.checkpoint.tensor import StoredTensor, Tensor, WholeTensor
+
+BLOCK = 1 << 20  # values of a block: 4 MB as float32, which the cores' caches hold
+SHORT = 16  # values: a last axis shorter than this is joined with the axes before it to make a row
+AHEAD = 64 << 20  # bytes requested from a server at once
+FP8 = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
+NATIVE = {
+    "F64": "<f8", "BOOL": "u1", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
+    "U64": "<u8", "I64": "<i8",
+}  # fmt: skip
+
+Item = TypeVar("Item")
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """The tensors of a checkpoint by name, and its config; nothing is read until a tensor is.
+    """Tensors by name and a config. Quantised weights have the names they had before and read dequantised."""
 
-    A quantised weight is there under the name it had, and reads as what its parts amount to.
-
-    Parameters
-    ----------
-    folder : Path
-        Where config.json and the tokenizer are looked for.
-    files : sequence of Storage
-        The shards.
-    tensors : dict of Tensor
-        By name, over those files.
-    config : Config
-        config.json as it stands, or empty where there is none; the keys of a GGUF file.
-    name : str
-        How to call the checkpoint in messages.
-
-    Attributes
-    ----------
-    noted : set of str or None
-        Of an unchecked checkpoint the names of tensors in which NaN or infinity has been read; None where such values
-        are refused.
-    note : str
-        What a person should know of how it is put together, in a sentence; empty where it is as it is stored.
-    """
+    noted: set[str] | None = None  # of an unchecked checkpoint: names of tensors with NaN or infinity read so far
+    note: str = ""  # one sentence on how it was put together; empty where it is as stored
 
     def __init__(
-        self, folder: Path, files: Sequence[Storage], tensors: Mapping[str, Tensor], config: Config, name: str
+        self,
+        folder: Path,  # where config.json and the tokenizer are
+        files: Sequence[Storage],
+        tensors: Mapping[str, Tensor],
+        config: Config,  # config.json, or the keys of a GGUF file; empty where there is none
+        name: str,  # in messages
     ) -> None:
         self.folder, self.files, self.config, self.name = folder, files, config, name
-        self.noted: set[str] | None = None
-        self.note = ""
         self._tensors, self._in_order = tensors, sorted(tensors)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -59,10 +57,10 @@ class Checkpoint(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def names_under(self, prefix: str) -> list[str]:
-        """The names that begin with `prefix`, in order, without a look at the others."""
+        """The names that begin with `prefix`, sorted, found by bisection."""
         start = bisect_left(self._in_order, prefix)
-        from_there = (self._in_order[i] for i in range(start, len(self._in_order)))
-        return list(takewhile(lambda name: name.startswith(prefix), from_there))
+        from_start = (self._in_order[i] for i in range(start, len(self._in_order)))
+        return list(takewhile(lambda name: name.startswith(prefix), from_start))
 
     @property
     def nbytes(self) -> int:
@@ -70,22 +68,22 @@ class Checkpoint(Mapping[str, Tensor]):
         return sum(tensor.nbytes for tensor in self.values())
 
     def with_config(self, values: dict[str, Any]) -> "Checkpoint":
-        """The same tensors under another config."""
+        """The same tensors with another config."""
         return Checkpoint(self.folder, self.files, self._tensors, Config(values, self.config.file), self.name)
 
     def unchecked(self) -> "Checkpoint":
-        """The same checkpoint, its tensors read as they are: NaN and infinity are handed over, and noted."""
+        """The same checkpoint, but NaN and infinity are read, and names of tensors with any go to `noted`."""
         same = copy(self)
         same.noted = set()
         return same
 
     @property
     def bytes_fetched(self) -> int:
-        """Bytes that have come over a network so far, headers included; 0 for a local checkpoint."""
+        """Bytes fetched over a network so far, headers included; 0 for a local checkpoint."""
         return sum(file.bytes_fetched for file in self.files)
 
     def bytes_to_read(self, names: Iterable[str]) -> int:
-        """Stored bytes of the tensors of these names; names that the checkpoint does not have count nothing."""
+        """Stored bytes of these tensors; unknown names count 0."""
         return sum(part.nbytes for part in self._parts(names))
 
     def bytes_to_fetch(self, names: Iterable[str]) -> int:
@@ -93,25 +91,99 @@ class Checkpoint(Mapping[str, Tensor]):
         return sum(file.bytes_to_fetch(entries) for file, entries in self._by_file(names))
 
     def prefetch(self, names: Iterable[str]) -> None:
-        """Bring the tensors of these names to this machine in few, large, concurrent requests.
+        """Fetch these tensors in few, large, concurrent requests; unknown names are skipped, as reading reports them.
 
-        Reading does the same one tensor at a time; a caller that knows what it will read next asks for all of it here.
-        Names that the checkpoint does not have are skipped, so that whoever reads them can say what needed them.
-
-        Raises
-        ------
-        CheckpointError
-            The server does not give them, or gives something else.
+        Reading fetches one tensor at a time; callers that know what they will read ask for all of it here.
         """
         for file, entries in self._by_file(names):
             file.prefetch(entries)
 
     def _parts(self, names: Iterable[str]) -> list[StoredTensor]:
-        found = (self._tensors[name] for name in dict.fromkeys(names) if name in self._tensors)
-        return [part for tensor in found for part in tensor.parts]
+        tensors = (self._tensors[name] for name in dict.fromkeys(names) if name in self._tensors)
+        return [part for tensor in tensors for part in tensor.parts]
 
     def _by_file(self, names: Iterable[str]) -> list[tuple[Storage, list[TensorEntry]]]:
         entries: dict[int, list[TensorEntry]] = {id(file): [] for file in self.files}
         for part in self._parts(names):
             entries[id(part.file)].append(part.entry)
         return [(file, entries[id(file)]) for file in self.files if entries[id(file)]]
+
+
+# All values in blocks
+
+
+@dataclass(frozen=True)
+class Block:
+    """Values [start, stop) of a tensor in storage order, not yet read; whole rows where the tensor has rows."""
+
+    tensor: Tensor
+    start: int
+    stop: int
+
+    def values(self) -> np.ndarray:
+        """The values, finite or not: float32, float64 if stored so, integers as integers -> (stop - start,)."""
+        tensor, size = self.tensor.unchecked(set()), prod(self.tensor.shape)
+        if isinstance(tensor, StoredTensor):
+            start, stop = (index * tensor.nbytes // max(size, 1) for index in (self.start, self.stop))
+            return _native(tensor, tensor.raw(start, stop))
+        if isinstance(tensor, WholeTensor):
+            return tensor.read().reshape(-1)[self.start : self.stop]
+        width = size // tensor.shape[0]
+        return tensor.rows(self.start // width, self.stop // width).reshape(-1)
+
+
+def _native(tensor: StoredTensor, raw: np.ndarray) -> np.ndarray:
+    """Stored bytes as numbers of their own type where NumPy has it, else as float32."""
+    if tensor.dtype in NATIVE:
+        return raw.view(NATIVE[tensor.dtype])
+    if tensor.dtype in FP8 and not isinstance(tensor, GgufTensor):
+        return decode_fp8(raw, tensor.dtype)
+    tensor.check_readable()
+    return tensor.decode(raw)
+
+
+def streamed(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[Block]:
+    """The blocks of these tensors in order; those on a server are fetched in few, large requests."""
+    for batch in batches(names, lambda name: checkpoint[name].nbytes):
+        checkpoint.prefetch(batch)
+        for name in batch:
+            yield from blocks_of(checkpoint[name])
+
+
+def blocks_of(tensor: Tensor) -> list[Block]:
+    """A tensor's blocks in order; a single one if its rows are not stored together (GPTQ, AWQ, bitsandbytes, ...)."""
+    size = prod(tensor.shape)
+    if not size or isinstance(tensor, WholeTensor):
+        return [Block(tensor, 0, size)]
+    width = row_width(tensor.shape) if isinstance(tensor, StoredTensor) else size // tensor.shape[0]
+    step = max(1, BLOCK // width) * width if width else BLOCK
+    return [Block(tensor, start, stop) for start, stop in pairwise([*range(0, size, step), size])]
+
+
+def row_width(shape: tuple[int, ...]) -> int:
+    """Values per row of a tensor; 0 for a vector, or where rows are longer than a block.
+
+    Examples
+    --------
+    >>> row_width((50257, 768)), row_width((768, 3, 4, 4)), row_width((768,))
+    (768, 16, 0)
+    """
+    width = 1
+    for size in reversed(shape[1:]):
+        width *= size
+        if width >= SHORT:
+            break
+    return width if 1 < width <= BLOCK and 0 not in shape else 0
+
+
+def batches(items: Iterable[Item], size: Callable[[Item], int], enough: int = AHEAD) -> Iterator[list[Item]]:
+    """Items in order, in lists whose sizes add up to about `enough`."""
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= enough:
+            yield batch
+            batch, total = [], 0
+    yield batch

@@ -1,27 +1,143 @@
-"""A config.json that nobody vouches for: its values are checked as they are read, and errors name the file."""
+"""Untrusted JSON, size-checked before parsing, and the checked values of a config.json.
 
+A byte of JSON can cost forty bytes of Python objects, so the limits count objects, lists and items besides bytes. The
+largest published files have some thousands of tensors, the largest indexes a hundred thousand; the worst text within
+the limits takes less than a second and 200 MB.
+"""
+
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 from weightscope.errors import CheckpointError
+from weightscope.files import regular_file
 
-LARGEST = 10**7  # no size in a config is near this; more is a broken or hostile file
-Default = TypeVar("Default")
+MAX_BYTES = 16_000_000
+MAX_OBJECTS = 50_000  # a header has one per tensor
+MAX_LISTS = 100_000  # a header has two per tensor: shape and data_offsets
+MAX_ITEMS = 500_000  # commas: about five per tensor of a header, one per tensor of an index
+MAX_DEPTH = 50
+LARGEST = 10**7  # of a size in a config; no real one is near it
+POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a small file such as config.json or an index."""
+    return parse_json(read_small(path, MAX_BYTES), file=path)
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """All bytes of a regular file of at most `limit` bytes."""
+    with regular_file(path) as file:
+        text = file.read(limit + 1)
+    if len(text) > limit:
+        raise CheckpointError(f"has more than {limit} bytes; no more are read", file=path)
+    refuse_pointer(text, path)
+    return text
+
+
+def refuse_pointer(start: bytes, file: object) -> None:
+    """Refuse a Git LFS pointer, which a clone without LFS has in place of a large file."""
+    if start.startswith(POINTER):
+        sizes = [line[5:].decode(errors="replace") for line in start.splitlines() if line.startswith(b"size ")]
+        size = sizes[0] if sizes else "?"
+        problem = f"is a Git LFS pointer to a file of {size} bytes; run `git lfs pull` in its folder to fetch it"
+        raise CheckpointError(problem, file=file)
+
+
+def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
+    """The JSON object in `text`; duplicate keys are refused. `what` begins the problem in errors."""
+    for count, limit, unit in (
+        (len(text), MAX_BYTES, "bytes"),
+        (text.count(b"{"), MAX_OBJECTS, "objects"),
+        (text.count(b"["), MAX_LISTS, "lists"),
+        (text.count(b","), MAX_ITEMS, "items"),
+    ):
+        if count > limit:
+            raise CheckpointError(f"{what}has {count} {unit}; at most {limit} are read", file=file)
+    try:
+        decoded = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise CheckpointError(f"{what}is not valid JSON ({error})", file=file) from None
+    if not isinstance(decoded, dict):
+        raise CheckpointError(f"{what}is a JSON {type(decoded).__name__}; an object was expected", file=file)
+    _refuse_deep_nesting(decoded, file, what)
+    return decoded
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        seen: set[str] = set()
+        duplicate = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"key '{duplicate[:100]}' appears twice")
+    return unique
+
+
+def _refuse_deep_nesting(decoded: dict[str, Any], file: object, what: str) -> None:
+    """Refuse deep nesting: code that walks the values recursively would run out of stack. This does not recurse."""
+    level: list[Any] = [decoded]
+    for _ in range(MAX_DEPTH):
+        children = (value for node in level for value in (node.values() if isinstance(node, dict) else node))
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise CheckpointError(f"{what}nests deeper than {MAX_DEPTH} levels", file=file)
+
+
+# Keys that say who wrote a config and how weights are stored, nothing of the architecture.
+WRITERS = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "quantization_config"}
+
+
+# Keys by which transformers would import a module, fetch a repository's code, or read other weights than these.
+# None of them says what the model computes.
+CODE = re.compile(
+    r"_?(attn|experts)_implementation(_internal)?|auto_map|custom_pipelines|transformers_weights|distributed_config"
+    r"|use_kernels?|kernel_config|_?name_or_path|_commit_hash|use_pretrained_backbone"
+)
+QUANTISED_BY = ("backend", "tokenizer", "dataset")  # of quantization_config: how it is computed, what it was made from
+DEQUANTISED = ("fp8", "mxfp4")  # transformers decodes these itself, where it is told not to fetch a kernel for them
+
+
+def without_code(values: Mapping[str, Any], file: object) -> dict[str, Any]:
+    """A config for transformers, without keys by which it would run what a checkpoint names; refused if one matters."""
+    backbone = values.get("backbone")
+    if isinstance(backbone, str) and re.search("[/:]", backbone) and values.get("backbone_config") is None:
+        problem = f"names another repository, '{backbone[:100]}', as its backbone; a backbone_config was expected"
+        raise CheckpointError(problem, file=file)
+    kept: dict[str, Any] = {
+        key: _without_code_within(value, file) for key, value in values.items() if not CODE.fullmatch(key)
+    }
+    for key in ("quantization_config", "compression_config"):
+        if isinstance(settings := kept.get(key), dict):
+            settings = {name: value for name, value in settings.items() if name not in QUANTISED_BY}
+            whole = {"dequantize": True} if settings.get("quant_method") in DEQUANTISED else {}
+            kept[key] = settings | whole
+    return kept
+
+
+def _without_code_within(value: Any, file: object) -> Any:
+    if isinstance(value, list):
+        return [_without_code_within(item, file) for item in value]
+    return without_code(value, file) if isinstance(value, Mapping) else value
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits of a config's values, whoever wrote it."""
+    kept = {key: value for key, value in values.items() if key not in WRITERS}
+    return sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
 class Config(Mapping[str, Any]):
-    """The values of a config, or of an object within one, and the file they are from.
+    """The values of a config, or of an object within one, checked as they are read.
 
-    `config[key]` and `config.get(key)` give a value as it stands; the methods below give it checked. A key whose value
-    is null counts as missing, as it does to transformers.
-
-    Attributes
-    ----------
-    raw : mapping
-    file : path-like
-        Named in errors.
+    `config[key]` and `config.get(key)` give the bare value; the methods below check it. As in transformers, a key with
+    value null counts as missing.
 
     Examples
     --------
@@ -34,7 +150,8 @@ class Config(Mapping[str, Any]):
     """
 
     raw: Mapping[str, Any] = field(repr=False)
-    file: object
+    file: object  # named in errors
+    notes: tuple[str, ...] = field(default=(), kw_only=True, repr=False)  # which of several readings was taken
 
     def __getitem__(self, key: str) -> Any:
         return self.raw[key]
@@ -46,24 +163,18 @@ class Config(Mapping[str, Any]):
         return len(self.raw)
 
     def error(self, key: str, wanted: str) -> CheckpointError:
-        """What to raise when the value of `key` is not what was `wanted`."""
+        """The error for a value of `key` that is not what was `wanted`."""
         return CheckpointError(f"'{key}' is {str(self.get(key))[:40]}; {wanted} was expected", file=self.file)
 
     def has(self, *keys: str) -> bool:
-        """Whether one of `keys` has a value."""
+        """Whether any of `keys` has a value."""
         return any(self.get(key) is not None for key in keys)
 
     def _first(self, keys: tuple[str, ...]) -> str:
         return next((key for key in keys if self.has(key)), keys[0])
 
     def size(self, *keys: str, default: int | None = None, largest: int = LARGEST) -> int:
-        """A positive whole number under the first of `keys` that is there; `default` where none is.
-
-        Raises
-        ------
-        CheckpointError
-            It is something else, or none of them is there and there is no default.
-        """
+        """A positive whole number under the first of `keys` that has a value; else `default`, or an error."""
         if default is not None and not self.has(*keys):
             return default
         key = self._first(keys)
@@ -73,13 +184,13 @@ class Config(Mapping[str, Any]):
         return value
 
     def count(self, key: str) -> int:
-        """A whole number that may be 0, and is where `key` has no value."""
+        """A whole number from 0; 0 where `key` has no value."""
         return 0 if self.get(key) in (None, 0) else self.size(key)
 
     def number(
         self, *keys: str, default: float | None = None, smallest: float = 0.0, largest: float = 1e12
     ) -> float:  # fmt: skip
-        """A finite number from `smallest` to `largest` under the first of `keys` that is there; else as `size`."""
+        """A finite number from `smallest` to `largest`; keys and default as for `size`."""
         if default is not None and not self.has(*keys):
             return default
         key = self._first(keys)
@@ -89,7 +200,7 @@ class Config(Mapping[str, Any]):
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """True or false, or the nearest thing to it in old files: 1 or 0."""
+        """True or false; old files have 1 or 0."""
         value = self.get(key)
         if value not in (True, False):
             raise self.error(key, "true or false")
@@ -103,14 +214,14 @@ class Config(Mapping[str, Any]):
         return tuple(value[:count])
 
     def layers(self, key: str) -> list[int]:
-        """The layers that a list names; none of them where `key` has no value."""
+        """A list of layer indices; empty where `key` has no value."""
         value = self.get(key) or []
         if not isinstance(value, list):
             raise self.error(key, "a list of layers")
         return value
 
     def inside(self, key: str) -> "Config":
-        """The object under `key`; empty where there is none."""
+        """The object under `key`; empty where it has no value."""
         value = self.get(key)
         if value is not None and not isinstance(value, Mapping):
             raise self.error(key, "an object")

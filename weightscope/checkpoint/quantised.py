@@ -1,11 +1,12 @@
-"""Quantised checkpoints: the tensors that one weight is stored as, presented as that weight.
+"""Quantised checkpoints: the stored tensors of one weight, presented as that weight in float32.
 
-Which tensors belong together is told by their names; config.json says what the names do not. What is not known is
-refused by name, because integers taken for weights would give numbers that look like an answer.
+Tensors belong together by their names; config.json says what names do not. Unknown methods are refused: integers read
+as weights would give plausible numbers. Every weight is (out, in), as a Linear stores it before quantisation, though
+GPTQ and AWQ store it transposed.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -13,59 +14,49 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from weightscope.checkpoint import dequantise
-from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.header import MAX_DIMENSIONS
-from weightscope.checkpoint.jsontext import parse_json
-from weightscope.checkpoint.storage import Storage
+from weightscope.checkpoint.config import Config, parse_json
+from weightscope.checkpoint.header import MAX_DIMENSIONS, Storage
 from weightscope.checkpoint.tensor import StoredTensor, Tensor, WholeTensor
 from weightscope.errors import CheckpointError
 
 FP8 = ("F8_E4M3", "F8_E5M2")
 FLOATS = ("F16", "BF16", "F32", "F64")
-DEFAULT_BLOCK = [128, 128]  # of FP8, where config.json says nothing
 READ = ("fp8", "fbgemm_fp8", "gptq", "awq", "bitsandbytes", "mxfp4", "compressed-tensors")
-# MXFP4 quantises experts alone and FP8 formats keep weight and scale apart; these need no more than the tensors' names.
 READ_FORMATS = ("float-quantized", "naive-quantized", "dense")  # of compressed-tensors
 GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 BNB_STATES = ("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
+# Order of the eight columns in a word of AWQ: nibble i holds column AWQ_ORDER[i] (AutoAWQ, packing_utils.py).
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+CHUNK = 1024  # rows unpacked at a time, so that only the result has the result's size
 
 
 def dequantised(stored: Mapping[str, StoredTensor], config: Config) -> dict[str, Tensor]:
-    """The tensors by the names of the weights they make, everything that is not quantised as it stands.
-
-    Raises
-    ------
-    CheckpointError
-        The checkpoint is quantised in a way that is not known, or the parts of a weight do not fit together.
-    """
+    """All tensors by name: quantised weights under the names they had before, the rest as stored."""
     settings = _settings(config)
     tensors: dict[str, Tensor] = dict(stored)
     for name, tensor in stored.items():
-        found = _weight_of(name, tensor, stored, settings)
-        if found is not None:
-            for part in found.parts:
+        weight = _weight_of(name, tensor, stored, settings)
+        if weight is not None:
+            for part in weight.parts:
                 tensors.pop(part.name, None)
-            tensors[found.name] = found
+            tensors[weight.name] = weight
     return tensors
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """quantization_config, wherever config.json keeps it, of a method that is known."""
+    """The quantization_config, wherever config.json has it; an unknown method is refused."""
     text = config.get("text_config")
     for level in (config, text if isinstance(text, dict) else {}):
         for key in ("quantization_config", "compression_config"):
             settings = level.get(key)
             if isinstance(settings, dict) and settings:
-                method = settings.get("quant_method")
+                method, layout = settings.get("quant_method"), settings.get("format")
                 if method not in READ:
-                    known = ", ".join(READ)
-                    problem = f"says quantised with '{str(method)[:40]}', which is not read; read are {known}"
+                    problem = f"says quantised with '{str(method)[:40]}', which is not read; read are {', '.join(READ)}"
                     raise CheckpointError(problem, file=config.file)
-                if method == "compressed-tensors" and settings.get("format") not in READ_FORMATS:
-                    found, known = str(settings.get("format"))[:40], ", ".join(READ_FORMATS)
-                    problem = f"says compressed-tensors in format '{found}', which is not read; read are {known}"
-                    raise CheckpointError(problem, file=config.file)
+                if method == "compressed-tensors" and layout not in READ_FORMATS:
+                    problem = f"says compressed-tensors in format '{str(layout)[:40]}', which is not read"
+                    raise CheckpointError(f"{problem}; read are {', '.join(READ_FORMATS)}", file=config.file)
                 return settings
     return {}
 
@@ -73,45 +64,136 @@ def _settings(config: Config) -> dict[str, Any]:
 def _weight_of(
     name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Mapping[str, Any]
 ) -> "DequantisedTensor | None":
-    """The weight whose main part `tensor` is, or None where it is not quantised or not a main part."""
+    """The weight whose main part is `tensor`; None if that is not quantised, or another part."""
     module = name.rpartition(".")[0]
+
+    def parts(prefix: str, *keys: str) -> dict[str, StoredTensor]:
+        return {key: stored[f"{prefix}.{key}"] for key in keys if f"{prefix}.{key}" in stored}
+
     if name.endswith(".qweight"):
-        parts = {key: stored[f"{module}.{key}"] for key in ("qzeros", "scales", "g_idx") if f"{module}.{key}" in stored}
+        kinds = {"gptq": GptqTensor, "awq": AwqTensor}
         method = settings.get("quant_method")
-        if method == "gptq":
-            return GptqTensor(f"{module}.weight", {"qweight": tensor, **parts}, dict(settings))
-        if method == "awq":
-            return AwqTensor(f"{module}.weight", {"qweight": tensor, **parts}, dict(settings))
-        raise tensor.refuse("is packed, and config.json does not say whether by gptq or awq")
+        if method not in kinds:
+            raise tensor.refuse("is packed, and config.json does not say whether by gptq or awq")
+        by_key = {"qweight": tensor, **parts(module, "qzeros", "scales", "g_idx")}
+        return kinds[method](f"{module}.weight", by_key, dict(settings))
     if tensor.dtype in FP8:
         for key in ("_scale_inv", "_scale"):
             if name + key in stored:
                 return Fp8Tensor(name, {"weight": tensor, "scale": stored[name + key]}, dict(settings))
     if f"{name}.absmax" in stored:
         keys = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", *BNB_STATES)
-        parts = {key: stored[f"{name}.{key}"] for key in keys if f"{name}.{key}" in stored}
-        return Bnb4Tensor(name, {"weight": tensor, **parts}, {})
+        return Bnb4Tensor(name, {"weight": tensor, **parts(name, *keys)}, {})
     if tensor.dtype == "I8" and f"{module}.SCB" in stored and name.endswith(".weight"):
-        parts = {key: stored[f"{module}.{key}"] for key in ("SCB", "weight_format") if f"{module}.{key}" in stored}
-        return Bnb8Tensor(name, {"weight": tensor, **parts}, {})
+        return Bnb8Tensor(name, {"weight": tensor, **parts(module, "SCB", "weight_format")}, {})
     return None
+
+
+# Arithmetic: one function per format, arrays in and arrays out
+
+
+def _e4m3(bits: np.ndarray) -> np.ndarray:
+    """Four bits of exponent, bias 7, three of fraction; no infinities, all ones is NaN (OCP FP8)."""
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    magnitude = np.where(exponent > 0, np.ldexp(1 + fraction / 8, exponent - 7), np.ldexp(fraction / 8, -6))
+    magnitude[(bits & 127) == 127] = np.nan
+    return np.where(bits & 128, -magnitude, magnitude)
+
+
+def _e5m2(bits: np.ndarray) -> np.ndarray:
+    """The upper byte of a float16."""
+    return (bits << 8).astype("<u2").view("<f2").astype(np.float64)
+
+
+def _e8m0(bits: np.ndarray) -> np.ndarray:
+    """A power of two, bias 127; all ones is NaN."""
+    return np.where(bits == 255, np.nan, np.ldexp(1.0, bits - 127))
+
+
+_TABLES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"F8_E4M3": _e4m3, "F8_E5M2": _e5m2, "F8_E8M0": _e8m0}
+
+
+def decode_fp8(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """Bytes of F8_E4M3, F8_E5M2 or F8_E8M0 as float32, by a table of all 256."""
+    with np.errstate(invalid="ignore"):  # NaN is among the values
+        table = _TABLES[dtype](np.arange(256, dtype=np.int64)).astype(np.float32)
+    return table[raw]
+
+
+def scale_blocks(w: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -> np.ndarray:
+    """W[i, j] * scale[i // block[0], j // block[1]], in place: w (out, in), block (int, int)."""
+    for index, row in enumerate(scale):
+        w[index * block[0] : (index + 1) * block[0]] *= np.repeat(row, block[1])[: w.shape[1]]
+    return w
+
+
+def unpack_columns(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Integers of 32-bit words, the first in the lowest bits: packed (rows, words) -> (rows, words * 32 / bits)."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    return (packed[:, :, None] >> shifts & (2**bits - 1)).astype(np.uint8).reshape(len(packed), -1)
+
+
+def gptq(
+    qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray, groups: np.ndarray, bits: int, zero_offset: int
+) -> np.ndarray:
+    """GPTQ: scale[g(k)] * (q[k] - zero[g(k)]), words of q along k (AutoGPTQ, qlinear_cuda_old.py) -> (out, in).
+
+    qweight (in * bits / 32, out), qzeros (n_groups, out * bits / 32), scales (n_groups, out), groups (in,).
+    """
+    zeros = (unpack_columns(qzeros, bits) + np.uint8(zero_offset) & np.uint8(2**bits - 1)).astype(np.float32)
+    w = np.empty((len(groups), scales.shape[1]), np.float32)  # (in, out)
+    per_word = 32 // bits
+    for start in range(0, len(qweight), CHUNK // per_word):
+        words = qweight[start : start + CHUNK // per_word]
+        rows = slice(start * per_word, (start + len(words)) * per_word)
+        q = unpack_columns(np.ascontiguousarray(words.T), bits).T  # (rows, out)
+        w[rows] = scales[groups[rows]] * (q - zeros[groups[rows]])
+    return w.T
+
+
+def awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """AWQ, "gemm": scale[g(k)] * (q[k] - zero[g(k)]), four bits, words of q along the outputs -> (out, in).
+
+    qweight (in, out / 8), qzeros (n_groups, out / 8), scales (n_groups, out).
+    """
+    in_order = np.argsort(AWQ_ORDER)
+
+    def unpack(packed: np.ndarray) -> np.ndarray:
+        return unpack_columns(packed, 4).reshape(len(packed), -1, 8)[:, :, in_order].reshape(len(packed), -1)
+
+    zeros = unpack(qzeros).astype(np.float32)
+    size = len(qweight) // len(scales)
+    w = np.empty((len(qweight), scales.shape[1]), np.float32)  # (in, out)
+    for group in range(len(scales)):
+        rows = slice(group * size, (group + 1) * size)
+        w[rows] = scales[group] * (unpack(qweight[rows]) - zeros[group])
+    return w.T
+
+
+def blockwise(codes: np.ndarray, table: np.ndarray, absmax: np.ndarray, block: int) -> np.ndarray:
+    """bitsandbytes: table[code] * absmax of its block of the flattened tensor: codes (n,), table (16,) -> (n,)."""
+    values = table[codes]
+    end = len(values) // block * block  # of the last full block; `block` may exceed the tensor
+    values[:end].reshape(end // block, block)[:] *= absmax[: end // block, None]
+    values[end:] *= absmax[-1:]
+    return values
+
+
+def high_nibble_first(packed: np.ndarray) -> np.ndarray:
+    """Two four-bit codes per byte, as bitsandbytes stores them: (n,) -> (2 n,)."""
+    return np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)
+
+
+# Weights
 
 
 @dataclass(frozen=True)
 class DequantisedTensor(WholeTensor):
-    """A weight over the tensors that it is stored as.
-
-    Attributes
-    ----------
-    by_key : dict of StoredTensor
-        Its parts by what they are, the main one first.
-    settings : dict
-        quantization_config.
-    """
+    """A weight made of several stored tensors."""
 
     name: str
-    by_key: dict[str, StoredTensor]
-    settings: dict[str, Any]
+    by_key: dict[str, StoredTensor]  # the parts by role, the main one first
+    settings: dict[str, Any]  # quantization_config
     noted: set[str] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -126,14 +208,13 @@ class DequantisedTensor(WholeTensor):
         return tuple(self.by_key.values())
 
     def unchecked(self, noted: set[str]) -> Tensor:
-        by_key = {
-            key: replace(part, noted=set()) for key, part in self.by_key.items()
-        }  # what shows in the weight counts
+        # Only what is not finite in the weight is noted, not what is in its parts.
+        by_key = {key: replace(part, noted=set()) for key, part in self.by_key.items()}
         return replace(self, by_key=by_key, noted=noted)
 
     @abstractmethod
     def check(self) -> None:
-        """Refuse parts that are missing or whose dtypes and shapes do not fit together."""
+        """Refuse missing parts, and dtypes and shapes that do not fit together."""
 
     @abstractmethod
     def dequantise(self) -> np.ndarray:
@@ -142,24 +223,22 @@ class DequantisedTensor(WholeTensor):
     def read(self) -> np.ndarray:
         for file in {id(part.file): part.file for part in self.parts}.values():
             file.prefetch([part.entry for part in self.parts if part.file is file])
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of hostile scales is found and named below
+        with np.errstate(over="ignore", invalid="ignore"):  # from hostile scales; checked below
             weight = self.dequantise()
         return self.check_finite(weight)
 
     def part(self, key: str, dtypes: tuple[str, ...], n_dimensions: int) -> StoredTensor:
-        """A part that has to be there, of one of these dtypes."""
+        """A required part, of one of these dtypes."""
         part = self.by_key.get(key)
         if part is None:
-            raise self.refuse(f"has no {key} beside it; {self.dtype} needs one")
+            raise self.refuse(f"has no {key}; {self.dtype} needs one")
         if part.dtype not in dtypes or len(part.shape) != n_dimensions:
-            problem = (
-                f"has {key} of dtype {part.dtype} and shape {part.shape}; {self.dtype} needs {' or '.join(dtypes)}"
-            )
-            raise self.refuse(f"{problem} of {n_dimensions} dimensions")
+            problem = f"has {key} of dtype {part.dtype} and shape {part.shape}"
+            raise self.refuse(f"{problem}; {self.dtype} needs {' or '.join(dtypes)} of {n_dimensions} dimensions")
         return part
 
     def misshapen(self) -> NoReturn:
-        """Refuse parts of shapes that do not go together."""
+        """Refuse parts whose shapes do not fit together."""
         shapes = ", ".join(f"{key} {part.shape}" for key, part in self.by_key.items())
         raise self.refuse(f"is in parts that do not fit together: {shapes}")
 
@@ -170,7 +249,7 @@ class DequantisedTensor(WholeTensor):
 
 
 class Fp8Tensor(DequantisedTensor):
-    """FP8 times a scale: one for all, one a row, or one a block (DeepSeek's weight_scale_inv, which multiplies too)."""
+    """FP8 times a scale: one for all, one per row, or one per block (DeepSeek's weight_scale_inv multiplies too)."""
 
     @property
     def dtype(self) -> str:
@@ -186,38 +265,54 @@ class Fp8Tensor(DequantisedTensor):
         self.block()
 
     def block(self) -> tuple[int, int]:
-        """Rows and columns that share a scale."""
+        """Rows and columns that share a scale: as config.json says, or for one scale in all or one per row the shape.
+
+        Scales in blocks do not tell their blocks' size: 2 x 4 of them fit a weight (24, 64) in blocks of 12 x 16 and of
+        16 x 16.
+        """
         weight, scale = self.by_key["weight"], self.by_key["scale"]
         if prod(scale.shape) == 1:
             return max(1, weight.shape[0] if weight.shape else 1), max(1, prod(weight.shape[1:]))
-        if len(weight.shape) != 2 or len(scale.shape) not in {1, 2}:
+        if len(weight.shape) != 2 or len(scale.shape) not in {1, 2} or 0 in (*weight.shape, *scale.shape):
             self.misshapen()
         grid = scale.shape if len(scale.shape) == 2 else (scale.shape[0], 1)
-        given = self.settings.get("weight_block_size") or DEFAULT_BLOCK
+        if all(n in (1, size) for size, n in zip(weight.shape, grid, strict=True)):
+            return weight.shape[0] // grid[0], weight.shape[1] // grid[1]
+        stated = f"has {grid[0]} x {grid[1]} scales for a weight of {weight.shape[0]} x {weight.shape[1]}"
+        given = self._stated_block()
+        if given is None:
+            problem = f"{stated}, and config.json does not say in blocks of which size"
+            raise self.refuse(f"{problem}: quantization_config needs weight_block_size, as its quantiser was given")
         if not (isinstance(given, list) and len(given) == 2 and all(type(n) is int and n > 0 for n in given)):
             raise self.refuse(f"is in blocks of {str(given)[:40]}, says config.json")
-        block = [
-            min(side, size) if -(-size // side) == n else size // max(n, 1)  # as stated, or else as the shapes have it
-            for size, n, side in zip(weight.shape, grid, given, strict=True)
-        ]
-        if any(
-            side * n < size or side * (n - 1) >= size for size, side, n in zip(weight.shape, block, grid, strict=True)
-        ):
-            self.misshapen()
-        return block[0], block[1]
+        needed = tuple(-(-size // side) for size, side in zip(weight.shape, given, strict=True))
+        if needed != grid:
+            blocks = f"config.json says blocks of {given[0]} x {given[1]}"
+            raise self.refuse(f"{stated}; {blocks}, which need {needed[0]} x {needed[1]}")
+        return min(given[0], weight.shape[0]), min(given[1], weight.shape[1])
+
+    def _stated_block(self) -> Any:
+        """The block size in config.json, under the name of compressed-tensors too; None where groups differ."""
+        if (stated := self.settings.get("weight_block_size")) is not None:
+            return stated
+        groups = self.settings.get("config_groups")
+        groups = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+        weights = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
+        blocks = [settings.get("block_structure") for settings in weights]
+        return blocks[0] if blocks and all(block == blocks[0] for block in blocks) else None
 
     def dequantise(self) -> np.ndarray:
         weight, scale = self.by_key["weight"], self.by_key["scale"]
-        w = dequantise.decode_fp8(weight.raw(), weight.dtype).reshape(self.shape)
-        s = dequantise.decode_fp8(scale.raw(), scale.dtype) if scale.dtype == "F8_E8M0" else scale.read()
+        w = decode_fp8(weight.raw(), weight.dtype).reshape(self.shape)
+        s = decode_fp8(scale.raw(), scale.dtype) if scale.dtype == "F8_E8M0" else scale.read()
         if s.size == 1:
             return w * s.reshape(())
         s = s.reshape(scale.shape if len(scale.shape) == 2 else (-1, 1))
-        return dequantise.scale_blocks(w, s, self.block())
+        return scale_blocks(w, s, self.block())
 
 
 class GptqTensor(DequantisedTensor):
-    """GPTQ: integers packed along the inputs, a scale and a zero a group of inputs and output."""
+    """GPTQ: integers packed along the inputs; a scale and a zero per group of inputs and output."""
 
     @property
     def bits(self) -> int:
@@ -233,17 +328,16 @@ class GptqTensor(DequantisedTensor):
         return outputs, words * 32 // self.bits
 
     @property
-    def zero_offset(self) -> int:
-        """From checkpoint_format, which files older than the second format leave out."""
-        return GPTQ_ZERO_OFFSETS[self.settings.get("checkpoint_format") or self.settings.get("format") or "gptq"]
+    def format(self) -> Any:
+        """checkpoint_format, which files older than the second format leave out."""
+        return self.settings.get("checkpoint_format") or self.settings.get("format") or "gptq"
 
     def check(self) -> None:
         if type(self.bits) is not int or self.bits not in {2, 4, 8}:
             raise self.refuse(f"is GPTQ of '{str(self.bits)[:20]}' bits; read are 2, 4 and 8")
-        stated = self.settings.get("checkpoint_format") or self.settings.get("format") or "gptq"
-        if not isinstance(stated, str) or stated not in GPTQ_ZERO_OFFSETS:
+        if not isinstance(self.format, str) or self.format not in GPTQ_ZERO_OFFSETS:
             known = " and ".join(GPTQ_ZERO_OFFSETS)
-            raise self.refuse(f"is GPTQ in format '{str(stated)[:40]}'; read are {known}")
+            raise self.refuse(f"is GPTQ in format '{str(self.format)[:40]}'; read are {known}")
         words = self.part("qweight", ("I32",), 2).shape
         zeros, scales = self.part("qzeros", ("I32",), 2).shape, self.part("scales", FLOATS, 2).shape
         outputs, inputs = self.shape
@@ -256,7 +350,7 @@ class GptqTensor(DequantisedTensor):
             if self.part("g_idx", ("I32",), 1).shape != (inputs,):
                 self.misshapen()
         elif self.settings.get("desc_act"):
-            raise self.refuse("has no g_idx beside it, and config.json says desc_act: its inputs' groups are unknown")
+            raise self.refuse("has no g_idx, and config.json says desc_act: the groups of its inputs are unknown")
 
     def groups(self) -> np.ndarray:
         """The group of each input."""
@@ -271,11 +365,11 @@ class GptqTensor(DequantisedTensor):
     def dequantise(self) -> np.ndarray:
         scales = self.by_key["scales"].read()
         zeros, words = self.words("qzeros"), self.words("qweight")
-        return dequantise.gptq(words, zeros, scales, self.groups(), self.bits, self.zero_offset)
+        return gptq(words, zeros, scales, self.groups(), self.bits, GPTQ_ZERO_OFFSETS[self.format])
 
 
 class AwqTensor(DequantisedTensor):
-    """AWQ: integers packed along the outputs in an order of their own, a scale and a zero a group and output."""
+    """AWQ: integers packed along the outputs in AWQ_ORDER; a scale and a zero per group and output."""
 
     dtype = "AWQ int4"  # type: ignore[assignment]
 
@@ -294,11 +388,11 @@ class AwqTensor(DequantisedTensor):
             self.misshapen()
 
     def dequantise(self) -> np.ndarray:
-        return dequantise.awq(self.words("qweight"), self.words("qzeros"), self.by_key["scales"].read())
+        return awq(self.words("qweight"), self.words("qzeros"), self.by_key["scales"].read())
 
 
 class Bnb4Tensor(DequantisedTensor):
-    """bitsandbytes nf4 or fp4: codes into a table of 16, a scale a block, the scales perhaps quantised in turn."""
+    """bitsandbytes nf4 or fp4: codes into a table of 16, a scale per block; the scales may be quantised too."""
 
     @property
     def dtype(self) -> str:
@@ -310,7 +404,7 @@ class Bnb4Tensor(DequantisedTensor):
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """Shape and block sizes, which the format keeps as JSON in a tensor of its own; read when first needed."""
+        """Shape and block sizes, which the format stores as JSON in a tensor; read when first needed."""
         part = self.by_key[next(key for key in BNB_STATES if key in self.by_key)]
         state = parse_json(part.raw().tobytes(), file=part.file.path, what=f"quant_state of {self.name} ")
 
@@ -331,14 +425,12 @@ class Bnb4Tensor(DequantisedTensor):
         return state
 
     def check(self) -> None:
-        if not any(key in self.by_key for key in BNB_STATES):
-            raise self.refuse(f"has no {' or '.join(BNB_STATES)} beside it")
-        state = next(key for key in BNB_STATES if key in self.by_key)
+        state = next((key for key in BNB_STATES if key in self.by_key), None)
+        if state is None:
+            raise self.refuse(f"has no {' or '.join(BNB_STATES)}")
         self.part(state, ("U8",), 1)
         if self.by_key["weight"].dtype != "U8":
-            raise self.refuse(
-                f"is of dtype {self.by_key['weight'].dtype}; {self.dtype} as it is read here is kept in U8"
-            )
+            raise self.refuse(f"has dtype {self.by_key['weight'].dtype}; {self.dtype} is only read from U8")
         if self.part("quant_map", ("F32",), 1).shape != (16,):
             self.misshapen()
         nested = "nested_absmax" in self.by_key
@@ -350,8 +442,8 @@ class Bnb4Tensor(DequantisedTensor):
 
     def dequantise(self) -> np.ndarray:
         state = self.state
-        codes = dequantise.high_nibble_first(self.by_key["weight"].raw())[: prod(self.shape)]
-        values = dequantise.blockwise(codes, self.by_key["quant_map"].read(), self.absmax(), state["blocksize"])
+        codes = high_nibble_first(self.by_key["weight"].raw())[: prod(self.shape)]
+        values = blockwise(codes, self.by_key["quant_map"].read(), self.absmax(), state["blocksize"])
         return values.reshape(self.shape)
 
     def absmax(self) -> np.ndarray:
@@ -363,7 +455,7 @@ class Bnb4Tensor(DequantisedTensor):
         if len(scales) != -(-len(codes) // block):
             self.misshapen()
         table = self.by_key["nested_quant_map"].read()
-        return dequantise.blockwise(codes, table, scales, block) + np.float32(self.state["nested_offset"])
+        return blockwise(codes, table, scales, block) + np.float32(self.state["nested_offset"])
 
 
 class Bnb8Tensor(DequantisedTensor):
@@ -382,8 +474,8 @@ class Bnb8Tensor(DequantisedTensor):
             self.misshapen()
 
     def dequantise(self) -> np.ndarray:
-        if "weight_format" in self.by_key and self.by_key["weight_format"].raw().any():  # 0 is row by row
-            raise self.refuse("is int8 in the layout of a GPU, not row by row; save it again with a newer bitsandbytes")
+        if "weight_format" in self.by_key and self.by_key["weight_format"].raw().any():  # 0: row by row
+            raise self.refuse("is int8 in a GPU's layout, not row by row; save it again with a newer bitsandbytes")
         w = self.by_key["weight"].raw().view(np.int8).reshape(self.shape).astype(np.float32)
         w *= (self.by_key["SCB"].read() / 127)[:, None]
         return w

@@ -1,55 +1,76 @@
-"""A safetensors file on the Hub: its header, and of its tensors only what is asked for."""
+"""A safetensors file on the Hub: only its header and the tensors that are needed are fetched, in cached blocks."""
 
+import contextlib
+import hashlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from weightscope.checkpoint.blockcache import BlockCache
 from weightscope.checkpoint.header import TensorEntry, header_length, parse_header
-from weightscope.checkpoint.ranges import LARGEST_REQUEST, Range, RangedFile, coalesce
+from weightscope.checkpoint.http import LARGEST_REQUEST, Range, RangedFile, coalesce
 from weightscope.errors import CheckpointError
+from weightscope.files import new_file, regular_file
 
-BLOCK = 8 << 20  # what is cached and, after a failure, fetched again; a tensor's last block is what is left of it
+BLOCK = 8 << 20  # bytes cached together, and fetched again after a failure; a tensor's last block is shorter
 CONNECTIONS = 8
-ENTRY_BYTES = 110  # of a header, for each tensor, besides its name
+ENTRY_BYTES = 110  # of a header per tensor, besides its name
 UNKNOWN_HEADER = 16_384  # enough for the header of a small model in one file
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class BlockCache:
+    """Blocks of one file on disk, each with its SHA-256, which is checked at every use.
+
+    They are among the Hub's cached assets (HF_ASSETS_CACHE/weightscope/blocks, which may be deleted at any time), in a
+    folder named for `identity` (endpoint, repository, file, etag), so that a changed file does not find old blocks. On
+    a disk that is full or read-only nothing is cached.
+    """
+
+    def __init__(self, *identity: str) -> None:
+        from huggingface_hub import constants
+
+        folder = hashlib.sha256("\n".join(identity).encode("utf-8", "surrogatepass")).hexdigest()
+        self._folder = Path(constants.HF_ASSETS_CACHE) / "weightscope" / "blocks" / folder
+
+    def has(self, key: str, size: int) -> bool:
+        """Whether a block of this size is cached; its content is not checked."""
+        try:
+            return (self._folder / key).stat().st_size == size + DIGEST_BYTES
+        except OSError:
+            return False
+
+    def get(self, key: str) -> bytes | None:
+        """A block; None if it is missing or damaged."""
+        try:
+            with regular_file(self._folder / key) as file:
+                stored = file.read()
+        except (OSError, CheckpointError):
+            return None
+        content, digest = stored[:-DIGEST_BYTES], stored[-DIGEST_BYTES:]
+        return content if hashlib.sha256(content).digest() == digest else None
+
+    def put(self, key: str, content: bytes) -> None:
+        """Cache a block, whole or not at all."""
+        with contextlib.suppress(CheckpointError), new_file(self._folder / key) as file:
+            file.write(content)
+            file.write(hashlib.sha256(content).digest())
 
 
 class RemoteFile:
-    """One .safetensors file on a server, opened by its header.
-
-    Parameters
-    ----------
-    source : RangedFile
-    path : PurePosixPath
-        Names the file in errors.
-    cache : BlockCache
-    identity : dict
-        What tells the file from another; see `file_identity` of hub.py.
-    names : iterable of str
-        Tensors that an index says it has, from which the header's length is guessed, so that one request brings it.
-
-    Attributes
-    ----------
-    tensors, metadata : dict
-        What the checked header declares.
-
-    Raises
-    ------
-    CheckpointError
-        The server does not give the header, or the header is not right.
+    """One .safetensors file on a server. `names` are the tensors that an index lists for it: they tell the length of
+    the header roughly, so that one request brings it.
     """
 
     def __init__(
         self,
         source: RangedFile,
-        path: PurePosixPath,
+        path: PurePosixPath,  # named in errors
         cache: BlockCache,
-        identity: dict[str, Any],
+        identity: dict[str, Any],  # see `file_identity` of hub.py
         names: Iterable[str] = (),
     ) -> None:
         self.path, self.identity = path, identity
@@ -59,7 +80,7 @@ class RemoteFile:
 
     @property
     def bytes_fetched(self) -> int:
-        """All bytes that came over the network for this file."""
+        """All bytes fetched for this file."""
         return self._source.bytes_fetched
 
     def _header(self, guess: int) -> bytes:
@@ -80,13 +101,7 @@ class RemoteFile:
         return b"".join(content)
 
     def bytes_of(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
-        """Bytes [start, stop) of one tensor, from the cache or the server.
-
-        Raises
-        ------
-        CheckpointError
-            The server does not give them, or there is no memory for them.
-        """
+        """Bytes [start, stop) of one tensor, from the cache or the server."""
         try:
             wanted = np.empty(stop - start, np.uint8)
         except MemoryError:
@@ -109,11 +124,11 @@ class RemoteFile:
         return wanted
 
     def bytes_to_fetch(self, entries: Iterable[TensorEntry]) -> int:
-        """How many bytes of these tensors are not in the cache."""
+        """How many bytes of these tensors are not cached."""
         return sum(stop - start for start, stop in self._missing(entries))
 
     def prefetch(self, entries: Iterable[TensorEntry]) -> None:
-        """Fetch what is not in the cache into it."""
+        """Fetch the blocks of these tensors that are not cached."""
         self._fetch(self._missing(entries), lambda block, content: None)
 
     def _missing(self, entries: Iterable[TensorEntry]) -> list[Range]:
@@ -136,7 +151,7 @@ class RemoteFile:
 
 
 def _blocks(entry: TensorEntry) -> list[Range]:
-    """A tensor's blocks, always cut at the same places."""
+    """A tensor's blocks, which always begin at the same places."""
     return list(pairwise([*range(entry.start, entry.stop, BLOCK), entry.stop]))
 
 

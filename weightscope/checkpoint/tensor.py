@@ -1,4 +1,4 @@
-"""A tensor that is known by its header and read when asked for."""
+"""Tensors: known by the header of their file, read on demand, always as finite float32."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -6,29 +6,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from weightscope.checkpoint.dtypes import check_readable, decode, half
-from weightscope.checkpoint.header import TensorEntry
-from weightscope.checkpoint.storage import Storage
+from weightscope.checkpoint.header import Storage, TensorEntry, check_readable, decode, half
+from weightscope.compute.half import Weights
 from weightscope.errors import CheckpointError
-from weightscope.half import Weights
 
 
 class Tensor(ABC):
-    """One tensor of a checkpoint, not yet read.
-
-    Attributes
-    ----------
-    name, dtype : str
-    shape : tuple of int
-    file : Storage
-        The file it lies in, or the one with its first part.
-    noted : set of str or None
-        None: values that are not finite are refused. Otherwise they are handed over, and the tensor's name is put here.
-    """
+    """One tensor of a checkpoint. Reading refuses NaN and infinity with the name and place of the first."""
 
     name: str
-    file: Storage
-    noted: set[str] | None
+    file: Storage  # of its first part
+    noted: set[str] | None  # see `unchecked`; None: NaN and infinity are refused
 
     @property
     @abstractmethod
@@ -41,67 +29,61 @@ class Tensor(ABC):
     @property
     @abstractmethod
     def parts(self) -> "tuple[StoredTensor, ...]":
-        """The tensors as they are stored: itself, or what a quantised one is put together from."""
+        """The stored tensors: itself, or what a quantised or derived tensor is made of."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes in its file."""
+        """Bytes in its file."""
         return sum(part.entry.stop - part.entry.start for part in self.parts)
 
     @abstractmethod
     def read(self) -> np.ndarray:
-        """The whole tensor as float32, of its own shape.
-
-        Raises
-        ------
-        CheckpointError
-            The dtype is not one that can be read as weights, or a value is NaN or infinite.
-        """
+        """The whole tensor as float32."""
 
     def weights(self) -> Weights:
-        """The whole tensor as `read` gives it, but 16 bits a weight where it is stored so; errors as for `read`."""
+        """As `read`, but F16 and BF16 stay at 16 bits per weight."""
         return self.read()
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows [start, stop) along the first axis as float32; errors as for `read`."""
+        """Rows [start, stop) along the first axis as float32."""
 
     @abstractmethod
     def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Blocks of at most `n_rows` rows in order, each with the index of its first row; errors as for `read`."""
+        """Blocks of at most `n_rows` rows in order, each with the index of its first row."""
 
     @abstractmethod
     def unchecked(self, noted: set[str]) -> "Tensor":
-        """The same tensor, read as it is: NaN and infinity are handed over, and its name goes to `noted`."""
+        """The same tensor, but NaN and infinity are read, and the tensor's name is added to `noted`."""
 
     def refuse(self, problem: str) -> CheckpointError:
-        """The error that says `problem` of this tensor."""
+        """An error about this tensor, to raise."""
         return CheckpointError(problem, file=self.file.path, tensor=self.name)
 
     def check_rows(self, start: int, stop: int) -> None:
-        """Refuse rows that are not there."""
+        """Refuse rows out of range."""
         if not self.shape:
             raise self.refuse("is a scalar; it has no rows")
         if not 0 <= start <= stop <= self.shape[0]:
             raise self.refuse(f"has {self.shape[0]} rows; rows {start} to {stop} were asked for")
 
     def check_finite(self, block: np.ndarray, first_row: int = 0) -> np.ndarray:
-        """The block, unless something in it is NaN or infinite; the message says where the first is."""
+        """The block, unless it has NaN or infinity; the error says how many and where the first is."""
         with np.errstate(invalid="ignore", over="ignore"):
-            if np.isfinite(block.sum(dtype=np.float64)):  # one cheap pass; located only when there is something to say
+            if np.isfinite(block.sum(dtype=np.float64)):  # one cheap pass; the place is looked for only if needed
                 return block
-        broken = np.argwhere(~np.isfinite(block))
-        if len(broken) and self.noted is not None:
+        nonfinite = np.argwhere(~np.isfinite(block))
+        if len(nonfinite) and self.noted is not None:
             self.noted.add(self.name)
-        elif len(broken):
-            first = tuple(map(int, broken[0]))
-            at = (first[0] + first_row, *first[1:]) if first else ()
-            raise self.refuse(f"holds {len(broken)} values that are not finite, the first {block[first]} at {at}")
+        elif len(nonfinite):
+            first = tuple(map(int, nonfinite[0]))
+            index = (first[0] + first_row, *first[1:]) if first else ()
+            raise self.refuse(f"holds {len(nonfinite)} values that are not finite, the first {block[first]} at {index}")
         return block
 
 
 class WholeTensor(Tensor):
-    """A tensor whose rows are not kept together, so that some of them cost as much as all."""
+    """A tensor whose rows are not stored together, so that a few rows cost as much as all of them."""
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         self.check_rows(start, stop)
@@ -109,18 +91,13 @@ class WholeTensor(Tensor):
 
     def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
         self.check_rows(0, 0)
-        whole = self.read()
-        for start in range(0, len(whole), n_rows):
-            yield start, whole[start : start + n_rows]
+        rows = self.read()
+        for start in range(0, len(rows), n_rows):
+            yield start, rows[start : start + n_rows]
 
 
 class DerivedTensor(Tensor):
-    """What is made of a stored tensor as it is read, under its name; its dtype and shape too unless a subclass differs.
-
-    Attributes
-    ----------
-    stored : Tensor
-    """
+    """A tensor computed from a stored one as it is read; name, file, dtype and shape are the stored one's."""
 
     stored: Tensor
 
@@ -147,7 +124,7 @@ class DerivedTensor(Tensor):
 
 @dataclass(frozen=True)
 class StoredTensor(Tensor):
-    """A tensor that is stored as it is."""
+    """A tensor that is not quantised."""
 
     name: str
     entry: TensorEntry
@@ -170,7 +147,7 @@ class StoredTensor(Tensor):
         return replace(self, noted=noted)
 
     def raw(self, start: int | None = None, stop: int | None = None) -> np.ndarray:
-        """The stored bytes, or bytes [start, stop) of them, as uint8."""
+        """The stored bytes as uint8, or bytes [start, stop) of them."""
         return self.file.bytes_of(self.entry, start or 0, self.nbytes if stop is None else stop)
 
     def read(self) -> np.ndarray:
@@ -183,8 +160,8 @@ class StoredTensor(Tensor):
         kept = half(raw, self.dtype)
         if kept is not None and kept.is_finite():
             return kept.reshape(self.shape)
-        whole = self.check_finite(self.decode(raw).reshape(self.shape))
-        return whole if kept is None else kept.reshape(self.shape)
+        weights = self.check_finite(self.decode(raw).reshape(self.shape))
+        return weights if kept is None else kept.reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         self.check_readable()
@@ -196,7 +173,7 @@ class StoredTensor(Tensor):
     def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
         self.check_readable()
         self.check_rows(0, 0)
-        if not self.nbytes:  # rows of nothing may be many
+        if not self.nbytes:  # there may be very many empty rows
             yield 0, self.read()
             return
         self.file.prefetch([self.entry])
@@ -204,7 +181,7 @@ class StoredTensor(Tensor):
             yield start, self.rows(start, min(start + n_rows, self.shape[0]))
 
     def check_readable(self) -> None:
-        """Refuse a dtype that does not hold weights, before a byte is read or fetched."""
+        """Refuse a dtype that cannot hold weights, before a byte is read or fetched."""
         try:
             check_readable(self.dtype)
         except CheckpointError as error:

@@ -1,1 +1,1 @@
-"""What each head is, and which heads talk to each other, from the weights alone."""
+"""What each head is, and which heads read what others write, from the weights alone."""

@@ -1,4 +1,4 @@
-"""What passes between two heads: edges.csv, with the directions that carry each edge."""
+"""edges.csv: what passes between two heads, and along which directions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,20 +8,19 @@ import numpy as np
 
 from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Layer
-from weightscope.circuitry.edges import Edge, all_strongest
 from weightscope.circuitry.names import HeadRoles
-from weightscope.circuitry.wiring import Wiring
+from weightscope.circuitry.wiring import Edge, Wiring, all_strongest
+from weightscope.compute.cores import in_threads
+from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.spaces import nearest_rows
 from weightscope.metrics.spectra import participation_ratio
 from weightscope.model import Model
-from weightscope.parallel import in_threads
 from weightscope.progress import bar
-from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
 from weightscope.text.tokenizer import token_names, tokenizer_at_hand
 
-TOKENS = 5  # named for each end of a channel's first direction
+TOKENS = 5  # tokens named at each end of a channel's first direction
 AFFORDABLE = 4e11  # multiply-adds of reading the directions through the tokens: a few seconds
 
 
@@ -51,7 +50,7 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
             Column("to_head", of(lambda e: e.b)),
             Column(
                 "shared_by", of(lambda e: 1 if e.kind == "q" else wired.shared),
-                meaning="query heads of which the reading key-value head is one and PK is the same",
+                meaning="query heads that share the reading key-value head, and so this PK",
             ),
             Column("pk", of(lambda e: float(wired.pk[e.kind][e.pair])), symbol="PK", meaning="projection kernel"),
             Column(
@@ -62,7 +61,7 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
             Column("cs", of(lambda e: float(wired.cs[e.kind][e.pair])), symbol="CS", meaning="composition score"),
             Column(
                 "cs_above_random", of(lambda e: float(wired.cs[e.kind][e.pair]) - wired.random_cs),
-                meaning="CS less 1/√d, the root mean square of matrices turned at random",
+                meaning="CS minus 1/√d, the root mean square for randomly rotated matrices",
             ),
             Column("cs_z", z("cs"), symbol="z of $CS²$"),
             Column(
@@ -71,11 +70,11 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
             ),
             Column(
                 "channel_share", [channel.share for channel in through], symbol="first direction", format=".2f",
-                meaning="share of the first of them in the sum of their squares",
+                meaning="the first one's share in the sum of their squares",
             ),
             Column(
                 "channel_tokens", list(map(printable, tokens)), symbol="tokens of the first direction",
-                meaning="whose logits it raises most | lowers most; the sign of a direction means nothing",
+                meaning="tokens whose logits it raises most | lowers most; the sign of a direction is arbitrary",
             ),
             Column("from_role", of(lambda e: found.names[e.i, e.a])),
             Column("to_role", of(lambda e: found.names[e.j, e.b])),
@@ -85,36 +84,26 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Channel(ShowsShapes):
-    """What carries an edge: the singular directions of W_VO(a) W(b).
+    """What carries an edge: the singular directions of W_VO(a) W(b)."""
 
-    Attributes
-    ----------
-    rank : float
-        Participation ratio of the singular values: how many directions carry it.
-    share : float
-        Of the first direction in the sum of their squares.
-    direction : (d,) float32 array
-        What a writes along the first, a unit vector of the stream.
-    """
-
-    rank: float
-    share: float
-    direction: np.ndarray
+    rank: float  # Participation ratio of the singular values: how many directions carry it
+    share: float  # Share of the first direction in the sum of their squares
+    direction: np.ndarray  # (d,): What a writes along the first, a unit vector of the stream
 
 
 def channels(model: Model, wired: Wiring, edges: Sequence[Edge]) -> list[Channel]:
-    """The channel of every edge; each layer is read once, and of earlier ones the heads that write are held."""
+    """The channel of every edge; each layer is read once, and the writing heads of earlier layers are kept."""
     written: dict[tuple[int, int], Factored] = {}
-    found: dict[int, Channel] = {}
+    channels: dict[int, Channel] = {}
     for m in bar(sorted({place for edge in edges for place in (edge.i, edge.j)}), "channels", "layer"):
         layer = model.layer(int(wired.layers[m]))
-        reading = [at for at, edge in enumerate(edges) if edge.j == m]
+        reading = [index for index, edge in enumerate(edges) if edge.j == m]
         pairs = [(written[edge.i, edge.a], _read(layer, edge)) for edge in map(edges.__getitem__, reading)]
-        found |= zip(reading, in_threads(lambda pair: _channel(*pair), pairs), strict=True)
+        channels |= zip(reading, in_threads(lambda pair: _channel(*pair), pairs), strict=True)
         for a in {edge.a for edge in edges if edge.i == m}:
             vo = layer.head(a).vo
             written[m, a] = Factored(vo.left.copy(), vo.right.copy())  # views would hold the whole layer
-    return [found[at] for at in range(len(edges))]
+    return [channels[index] for index in range(len(edges))]
 
 
 def _read(layer: Layer, edge: Edge) -> Factored:
@@ -136,7 +125,7 @@ def _channel(vo: Factored, read: Factored) -> Channel:
 
 
 def channel_tokens(model: Model, directions: Sequence[np.ndarray]) -> list[str]:
-    """The tokens whose logits each direction raises, and those it lowers, as far as there is an unembedding."""
+    """The tokens whose logits each direction raises, and those it lowers; empty without an unembedding."""
     try:
         unembedding = model.unembedding
     except CheckpointError:

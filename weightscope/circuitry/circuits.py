@@ -1,27 +1,23 @@
-"""What each head is, and which heads talk to each other: wiring, names and edges of one checkpoint."""
+"""The circuits of one checkpoint: wiring, names of heads, and the strongest edges."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from weightscope.circuitry.channels import edges_table
-from weightscope.circuitry.edges import strongest
-from weightscope.circuitry.names import HeadRoles, head_roles, roles_table
+from weightscope.circuitry.names import LIKE, HeadRoles, head_roles, roles_table
 from weightscope.circuitry.passes import GetModel, wiring
-from weightscope.circuitry.wiring import Wiring
+from weightscope.circuitry.wiring import Wiring, strongest
+from weightscope.display import drawing, notebook, report
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError
-from weightscope.folder import Files, OutputFolder
+from weightscope.files import Files, OutputFolder
 from weightscope.model import Model
-from weightscope.notebook import notebook
 from weightscope.tables import Table
-
-if TYPE_CHECKING:
-    from weightscope.circuitry.measured import Accuracy
 
 TOP = 20
 READS = {"q": "queries", "k": "keys", "v": "values"}
@@ -37,12 +33,20 @@ ESTIMATED = (
     "exact values of pairs that cannot be among the strongest: in a model of this size theirs are estimates from "
     "sketches, off by some 10 %, and so are the roles that rest on wiring (exact_o* in wiring.npz says which)"
 )
-PARALLEL_FAMILIES = ("gptj", "gpt_neox", "falcon", "phi", "cohere", "cohere2")
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What the heads did in a run, and how well the names agree."""
+
+    heads: Table  # measured.csv: one row per head, what it did
+    table: Table  # accuracy.csv: one row per score
+    text: str  # What it was measured on
 
 
 @dataclass(frozen=True, eq=False)
 class Circuits:
-    """The answer for one checkpoint.
+    """The circuits of one checkpoint.
 
     Attributes
     ----------
@@ -51,7 +55,7 @@ class Circuits:
     wiring : Wiring
     roles : HeadRoles
     heads : Table
-        A row a head: its name and every score.
+        One row per head: its name and every score.
     edges : Table
         The strongest pairs of each kind by either measure, ranked.
     caveats : tuple of str
@@ -65,17 +69,15 @@ class Circuits:
     heads: Table
     edges: Table
     caveats: tuple[str, ...]
-    accuracy: "Accuracy | None" = None
+    accuracy: Accuracy | None = None
 
     def write(self, out: str | Path | Files) -> None:
         """Write wiring.npz, edges.csv, roles.csv, circuits.png and .svg, and report.html into a folder."""
-        from weightscope.circuitry.page import write_report
-
         if not isinstance(out, Files):
             with OutputFolder(Path(out)) as folder:
                 self.write(folder)
             return
-        write_report(self, out)  # a picture is there no later than the numbers
+        report("Circuits")(self, out)  # pictures are written before the numbers
         self.wiring.write(out)
         out.table("edges.csv", self.edges)
         out.table("roles.csv", self.heads)
@@ -85,40 +87,51 @@ class Circuits:
 
     def plot(self) -> Any:
         """The wiring diagram as a matplotlib figure."""
-        from weightscope.circuitry.figures import diagram
-
-        return diagram(self)
+        return drawing("Circuits")(self)
 
     @cached_property
     def named(self) -> dict[str, list[str]]:
         """Heads as layer.head under each name."""
-        found: dict[str, list[str]] = {}
+        heads_by_role: dict[str, list[str]] = {}
         for layer, head, role in zip(self.heads["layer"], self.heads["head"], self.heads["role"], strict=True):
             if role:
-                found.setdefault(role, []).append(f"{layer}.{head}")
-        return found
+                heads_by_role.setdefault(role, []).append(f"{layer}.{head}")
+        return heads_by_role
+
+    @property
+    def n_named(self) -> int:
+        """How many heads have a name that is more often right than wrong."""
+        return sum(len(heads) for role, heads in self.named.items() if not role.startswith(LIKE))
 
     @property
     def named_heads(self) -> Table:
-        """The heads that have a name, with the scores that this checkpoint allows."""
-        kept = [own for own in self.heads.columns if own.values.dtype.kind != "f" or np.isfinite(own.values).any()]
+        """The named heads, with the scores that this checkpoint allows."""
+        kept = [
+            column
+            for column in self.heads.columns
+            if column.values.dtype.kind != "f" or np.isfinite(column.values).any()
+        ]
         return Table(kept).where(self.heads["role"] != "")
 
     @property
     def lead(self) -> str:
-        """How many heads have a name, and which two are tied the most by keys, in a sentence or two."""
-        count, layers = sum(map(len, self.named.values())), self.wiring.layers
-        said = f"{len(self.heads)} heads in {len(layers)} layers, {count} of them named from the weights alone."
+        """How many heads have a name, and the strongest link by keys, in a sentence or two."""
+        layers, doubtful = self.wiring.layers, sum(map(len, self.named.values())) - self.n_named
+        named = f"{self.n_named} of them named from the weights alone"
+        named += f", {doubtful} with a doubtful name" if doubtful else ""
+        sentence = f"{len(self.heads)} heads in {len(layers)} layers, {named}."
         best = strongest(self.wiring, "k", "pk", 1)
         if not best:
-            return said
+            return sentence
         edge = best[0]
         a, b = f"{layers[edge.i]}.{edge.a}", f"{layers[edge.j]}.{edge.b}"
         pk, r = self.wiring.pk["k"][edge.pair], self.wiring.rank["o"][edge.i, edge.a]
-        return f"{said} The keys of {b} read most of what another head writes: {pk:.1f} of the {r} dimensions of {a}."
+        return (
+            f"{sentence} The keys of {b} read most of what another head writes: {pk:.1f} of the {r} dimensions of {a}."
+        )
 
     def __repr__(self) -> str:
-        return f"Circuits({self.name}: {len(self.heads)} heads, {sum(map(len, self.named.values()))} named)"
+        return f"Circuits({self.name}: {len(self.heads)} heads, {self.n_named} named)"
 
     def _repr_html_(self) -> str:
         return notebook(self.lead, self.named_heads, self.edges, picture=self._repr_png_())
@@ -164,7 +177,7 @@ def circuits(
     >>> import weightscope as ws
     >>> found = ws.circuits(ws.open_model("embedded"))
     >>> found
-    Circuits(embedded: 16 heads, 1 named)
+    Circuits(embedded: 16 heads, 0 named)
     >>> found.wiring.pk["k"].shape
     (2, 8, 2, 8)
     """
@@ -173,15 +186,15 @@ def circuits(
             model.layer(layer)  # says why not
             raise CheckpointError(f"no attention layer {layer}", file=model.name)
     wired = wiring(model, layers, device, top, engine, on_worker)
-    found = head_roles(model, wired, counts)
+    roles = head_roles(model, wired, counts)
     caveats = list(model.layer(model.attention_layers[-1]).caveats)
-    caveats += [POST_NORM] * (model.family.closing is not None) + [PARALLEL] * (model.family.name in PARALLEL_FAMILIES)
-    if found.lacking:
-        caveats.append(f"tokens: {found.lacking}. Heads are named by their wiring alone")
+    caveats += [POST_NORM] * (model.family.closing is not None) + [PARALLEL] * model.family.parallel
+    if roles.lacking:
+        caveats.append(f"tokens: {roles.lacking}. Heads are named by their wiring alone")
     if not all(wired.exact[kind][np.isfinite(wired.pk[kind])].all() for kind in wired.pk):
         caveats.append(ESTIMATED)
     if wired.left:
         caveats.append(f"exact values of {wired.left:,} more pairs that may be among the strongest: too many are alike")
     return Circuits(
-        model.title, wired, found, roles_table(wired, found), edges_table(model, wired, found, top), tuple(caveats)
+        model.title, wired, roles, roles_table(wired, roles), edges_table(model, wired, roles, top), tuple(caveats)
     )

@@ -15,7 +15,7 @@ from weightscope.pages.style import in_our_style, subplots
 # role has the same in the figure and on the page, and no line has the colour of a head.
 ROLE_COLOURS = {
     "previous token": "#0072B2", "feeds keys": "#56B4E9", "induction": "#D55E00", "duplicate token": "#CC79A7",
-    "detokenization": "#7F3C8D", "identity": "#E69F00", "copying": "#009E73", "anti-copying": "#66707A",
+    "detokenization": "#7F3C8D", "identity": "#E69F00", "like a copying head": "#009E73", "anti-copying": "#66707A",
 }  # fmt: skip
 UNNAMED = "#C4C9CF"
 KIND_COLOURS = {"q": "#7B5FC7", "k": "#9C5A1A", "v": "#999933"}
@@ -24,12 +24,7 @@ THICKEST = 2.6  # points
 
 @in_our_style()
 def diagram(found: Circuits) -> Any:
-    """The strongest pairs by PK, a panel a kind of reading.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
+    """The strongest pairs by PK, one panel per kind of reading."""
     wired, names = found.wiring, found.roles.names
     n, h = names.shape
     figure, axes = subplots(3, 1, figsize=(max(3.4, min(7.0, 0.5 * n + 1)), 6.6), sharex=True, sharey=True)

@@ -1,4 +1,4 @@
-"""The names of heads: every role's score, its threshold, and how often heads that reach it had the role when run."""
+"""What a head does, judged by its weights: where it looks among random tokens that are followed upwards (`stream`)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,75 +6,137 @@ from pathlib import Path
 
 import numpy as np
 
-from weightscope.circuitry import roles
+from weightscope.attention.layer import Head, Layer
 from weightscope.circuitry.passes import wiring
-from weightscope.circuitry.stream import sample_tokens, streams, why_no_stream
+from weightscope.circuitry.stream import N_SEQUENCES, joining, said_once, streams, why_no_stream
 from weightscope.circuitry.wiring import Wiring
+from weightscope.compute.cores import in_threads
 from weightscope.detokenization.heads import bigram_auroc
+from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, TooLargeError
-from weightscope.families.feed_forward import ROWS
 from weightscope.model import Model
 from weightscope.progress import bar
-from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
+
+RESAMPLES = 400
+LIKE = "like "  # begins a name that is more often wrong than right
+Z95 = 1.959964  # standard deviations on either side that hold 95 % of a normal distribution
+
+
+def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Mean attention to the key at each distance i - j, over queries that have keys at all of them: attention (H, P, P)
+    -> (D,), (H, D)."""
+    n = attention.shape[-1]
+    queries = np.arange(2 * n // 3, n) if causal else np.arange(n // 3, 2 * n // 3)
+    distances = np.arange(0, 2 * n // 3) if causal else np.arange(-(n // 3), n // 3)
+    keys = queries[:, None] - distances  # (queries, D)
+    return distances, attention[:, queries[:, None], keys].mean(axis=1)
+
+
+def interval(of_tokens: np.ndarray, n_tokens: int) -> np.ndarray:
+    """A 95 % bootstrap interval for the mean over all tokens, from the tokens drawn: of_tokens (H, T) ->
+    (2, H)."""
+    n = of_tokens.shape[1]
+    if n >= n_tokens:
+        return np.repeat(of_tokens.mean(axis=1)[None], 2, axis=0)
+    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n  # how often each is drawn
+    return np.quantile(of_tokens @ drawn.T, (0.025, 0.975), axis=1)
+
+
+def own_match(scores: np.ndarray) -> np.ndarray:
+    """How far a token's score with itself stands out among its scores with all tokens, in standard deviations: scores
+    (H, T, T) -> (H, T)."""
+    diagonal = np.diagonal(scores, axis1=-2, axis2=-1)  # (H, T)
+    spread = scores.std(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(spread == 0, 0.0, (diagonal - scores.mean(axis=-1)) / spread)
+
+
+def identity(layer: Layer) -> np.ndarray:
+    """Cosine of W_VO with the identity on r dimensions, tr(W_VO) / (sqrt(r) |W_VO|_F), from -1 to 1: (H,)."""
+
+    def of_head(head: Head) -> float:
+        w = head.vo
+        size = w.frobenius() * np.sqrt(w.rank_bound)
+        return float(np.einsum("dr,dr->", w.left, w.right, dtype=np.float64)) / size if size else 0.0
+
+    return np.array(list(in_threads(of_head, layer.heads)))
+
+
+# The names of heads: every role's score, its threshold, and how often heads above it had the role when run.
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a head can be called, and by which column.
+    """What a head can be called, and by which column."""
 
-    Attributes
-    ----------
-    name : str
-    score : str
-        The column of roles.csv that it is given by.
-    least : float
-        The name is given from here on. In a model at its random start no head comes near.
-    sure : float or None
-        Share of the heads scoring at least that in the models measured here that had the role when they were run;
-        None where that cannot be measured by attention.
-    """
+    role: str
+    score: str  # The column of roles.csv that decides it
+    least: float  # Threshold for the name. No head of a randomly initialised model comes near it
+    # Of the heads named so in models that had no part in setting the threshold, how many had the role when the models
+    # were run (figures/head-roles/roles.csv); none where attention cannot show it.
+    right: int = 0
+    tried: int = 0
 
-    name: str
-    score: str
-    least: float
-    sure: float | None
+    @property
+    def name(self) -> str:
+        """What such a head is called: "like a ..." where most of them do not have the role."""
+        if not self.tried or 2 * self.right >= self.tried:
+            return self.role
+        return f"{LIKE}{'an' if self.role[0] in 'aeiou' else 'a'} {self.role} head"
+
+    @property
+    def sure(self) -> tuple[float, float, float]:
+        """Share of names that were right, and its interval."""
+        return precision(self.right, self.tried)
 
 
-# A head that reaches several thresholds is called by the first. By wiring alone none is called a previous-token head:
-# being read by keys tells those of GPT-2, SmolLM2 and MiniLM apart no better than |W_QK| does. Nor is any called a
-# sink: that score does not beat the layer's index.
+def precision(right: int, named: int) -> tuple[float, float, float]:
+    """The share of names that are right, with Wilson's 95 % interval; NaN without names."""
+    if not named:
+        return (np.nan,) * 3
+    share, spread = right / named, Z95**2 / named
+    middle = (share + spread / 2) / (1 + spread)
+    half = (share * (1 - share) * spread + spread**2 / 4) ** 0.5 / (1 + spread)
+    return share, middle - half, middle + half
+
+
+# A head above several thresholds gets the first name. Wiring alone never names a previous-token head: being read by
+# keys identifies those of GPT-2, SmolLM2 and MiniLM no better than |W_QK| does. Nor does it name a sink: that score is
+# no better than the layer's index.
 ROLES = (
-    Role("previous token", "previous_token", 0.25, 0.64),
-    Role("induction", "induction", 1.7, 0.75),
-    Role("duplicate token", "duplicate_token", 2.4, 0.6),
-    Role("detokenization", "detokenization", 0.75, None),
-    Role("identity", "identity", 0.8, None),
-    Role("copying", "copying", 1.5, 0.64),
-    Role("anti-copying", "anti_copying", 1.5, 0.5),
+    Role("previous token", "previous_token", 0.25, 55, 84),
+    Role("induction", "induction", 0.17, 27, 30),
+    Role("duplicate token", "duplicate_token", 0.27, 21, 23),
+    Role("detokenization", "detokenization", 0.75),
+    Role("identity", "identity", 0.8),
+    Role("copying", "copying", 1.19, 48, 117),
+    Role("anti-copying", "anti_copying", 2.27, 16, 22),
 )
 ROLES_BY_WIRING = (
-    Role("induction", "reads_by_keys", 0.4, 0.83),
-    Role("identity", "identity", 0.8, None),
-    Role("feeds keys", "read_by_keys", 0.4, None),
+    Role("induction", "reads_by_keys", 0.24, 25, 44),
+    Role("identity", "identity", 0.8),
+    Role("feeds keys", "read_by_keys", 0.4),
 )
 NO_NAME = ""
+SURE = {
+    "sure": "share of heads named so that had the role, in models that had no part in setting the threshold",
+    "sure_low": "low end of its 95 % interval (Wilson)",
+    "sure_high": "high end of it",
+}
 LEAST_Z = 20.0  # standard deviations; shares of spaces that random ones could have in common do not count
-SAMPLED = ("duplicate_token", "induction", "copying")  # means over a sample of the vocabulary
+SAMPLED = ("previous_token", "duplicate_token", "induction", "copying")  # means over a sample of the vocabulary
 COLUMNS = {
-    "previous_token": ("previous token", "share of the mean query's attention that the mean key one place back gets"),
-    "distance": ("distance", "positions back at which that share is largest"),
-    "duplicate_token": ("duplicate token", "how far a token's score with itself stands out, in standard deviations"),
-    "induction": (
-        "induction",
-        "the same with keys that hold what previous-token heads bring: a query finds the place after its token",
-    ),
+    "previous_token": ("previous token", "share of attention that random tokens give to the token before"),
+    "distance": ("distance", "positions back that get most of it"),
+    "duplicate_token": ("duplicate token", "share that goes to where the same token was said first"),
+    "induction": ("induction", "share that goes to the token after that"),
     "detokenization": (
         "detokenization",
         "bigram AUROC of a first-layer head, where counts are given: tokens that come before it score higher",
     ),
     "copying": ("copying", "how far the token itself stands out among tokens in what the head writes for it"),
-    "first_token": ("first token", "logits by which the mean query prefers the first token of a text"),
+    "first_token": ("first token", "share that goes to the first token"),
     "identity": ("identity", "$tr(W_VO)/(√(r) ‖W_VO‖_F)$: ±1 where the head passes on what it reads, times one number"),
     "reads_by_keys": (
         "keys read",
@@ -89,36 +151,17 @@ COLUMNS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadRoles(ShowsShapes):
-    """Scores of every head and the names they give.
+    """Scores of every head and the names they give."""
 
-    Attributes
-    ----------
-    scores : dict of (L, H) arrays
-        NaN where a score cannot be had. Those of `SAMPLED` have a 95 % interval beside them, _low and _high.
-    names : (L, H) array of str
-        Empty for a head without one.
-    sure : (L, H) array
-    lacking : str or None
-        Why scores that need tokens and feed-forward networks are not there.
-    """
-
+    # (L, H): NaN where a score is unavailable. Scores in `SAMPLED` also have a 95 % interval, _low and _high.
     scores: dict[str, np.ndarray]
-    names: np.ndarray
-    sure: np.ndarray
-    lacking: str | None
+    names: np.ndarray  # (L, H): Empty for a head without one
+    sure: np.ndarray  # (3, L, H): How often such a name is right, and its interval
+    lacking: str | None  # Why scores that need tokens and feed-forward networks are missing
 
 
 def head_roles(model: Model, wired: Wiring, counts: str | Path | None = None) -> HeadRoles:
-    """Every score that the checkpoint allows, and the names.
-
-    Parameters
-    ----------
-    model : Model
-    wired : Wiring
-        Of the same model.
-    counts : str or Path, optional
-        Bigram counts, for the role of detokenization.
-    """
+    """Every score that the checkpoint allows, and the names."""
     scores, lacking = _without_wiring(model, wired.layers, wired.n_heads, counts)
     scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wired)
     return HeadRoles(scores, *named(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking)
@@ -137,7 +180,7 @@ def head_names(model: Model) -> np.ndarray:
 def _without_wiring(
     model: Model, layers: np.ndarray, n_heads: int, counts: str | Path | None = None
 ) -> tuple[dict[str, np.ndarray], str | None]:
-    """All scores, those by wiring still NaN, and why those by tokens are not there."""
+    """All scores, with NaN for those by wiring, and why scores by tokens are missing."""
     intervals = [f"{name}_{end}" for name in SAMPLED for end in ("low", "high")]
     scores = {name: np.full((len(layers), n_heads), np.nan) for name in (*COLUMNS, *intervals)}
     place = {int(layer): i for i, layer in enumerate(layers)}
@@ -147,71 +190,72 @@ def _without_wiring(
             by_layer = list(bar(token_scores(model), "roles", "layer", total=len(model.attention_layers)))
         except CheckpointError as error:  # a later layer lacks what the first has
             lacking, by_layer = str(error), []
-        for layer, found in by_layer:
-            for name, values in found.items():
+        for layer, layer_scores in by_layer:
+            for name, values in layer_scores.items():
                 if layer in place:
                     scores[name][place[layer]] = values
     for layer, i in place.items():
-        scores["identity"][i] = roles.identity(model.layer(layer))
+        scores["identity"][i] = identity(model.layer(layer))
     if counts is not None and 0 in place:
         scores["detokenization"][place[0]] = bigram_auroc(model, counts).heads["auroc"]
     return scores, lacking
 
 
 def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Layer by layer, the scores that are had by following single tokens upwards: index, and (H,) arrays by name."""
-    causal = ROWS[model.family.name].causal
-    first = _first_token(model)
-    carried: np.ndarray | float = 0.0  # (T, d): what previous-token heads have brought from the token before
-    directions = None
-    for depth, stream in enumerate(streams(model, 0 if first is None else first)):
-        distances, shares = roles.shares_by_distance(roles.attention_by_position(stream, causal=causal), causal=causal)
-        previous = shares[:, list(distances).index(1)]
-        written = roles.written(stream)  # (H, T, d)
-        found = {
-            "previous_token": previous,
-            "distance": distances[shares.argmax(axis=1)].astype(float),
+    """The scores from following random tokens upwards, layer by layer: index, and (H,) arrays by name."""
+    causal = model.family.mlp is None or model.family.mlp.causal  # `why_no_stream` has asked
+    directions = unembedding(model, said_once(model).ravel())
+    n = len(directions) // N_SEQUENCES
+    again = np.arange(n + 1, 2 * n + 1)  # where tokens are said for the second time
+    for stream in streams(model):
+        layer = stream.layer
+        distances, shares = shares_by_distance(stream.attention.mean(axis=0), causal=causal)
+        # What each token writes where it is said first, as logits of all of them: (H, S N, S N)
+        outputs = joining(model, layer, layer.values(stream.first_time)) @ directions.T
+        sampled = {
+            name: stream.attention[:, :, again, again - back].swapaxes(0, 1).reshape(layer.n_heads, -1)
+            for name, back in looks_back(n).items()
+            if causal or name != "induction"
         }
-        sampled = {"duplicate_token": roles.own_match(roles.content_scores(stream))}
-        if depth and causal:
-            keys = roles.carried_keys(stream, np.asarray(carried))
-            sampled["induction"] = roles.own_match(roles.content_scores(stream, keys))
-        if directions is None:
-            directions = unembedding(model, sample_tokens(model, len(stream.x)))
-        outputs = written @ directions.T  # (H, T, T)
-        sampled["copying"] = roles.own_match(outputs - outputs.mean(axis=1, keepdims=True))
+        sampled["copying"] = own_match(outputs - outputs.mean(axis=1, keepdims=True))
+        scores = {
+            "distance": distances[shares.argmax(axis=1)].astype(float),
+            "first_token": stream.attention[:, :, again, 0].mean(axis=(0, 2)),
+        }
         for name, of_tokens in sampled.items():
-            found[name] = of_tokens.mean(axis=1)
-            found[f"{name}_low"], found[f"{name}_high"] = roles.interval(of_tokens, model.embeddings.n_tokens)
-        if first is not None:
-            found["first_token"] = roles.first_excess(stream)
-        if not all(np.isfinite(values).all() for values in found.values()):
-            raise TooLargeError(f"following tokens up to layer {stream.layer.index} overflows")
-        carried = carried + np.einsum("h,htd->td", previous, written)
-        yield stream.layer.index, found
+            scores[name] = of_tokens.mean(axis=1)
+            scores[f"{name}_low"], scores[f"{name}_high"] = interval(of_tokens, model.embeddings.n_tokens)
+        if not all(np.isfinite(values).all() for values in scores.values()):
+            raise TooLargeError(f"following tokens up to layer {layer.index} overflows")
+        yield layer.index, scores
+
+
+def looks_back(n: int) -> dict[str, int]:
+    """How far back a head of each role looks where `n` tokens are said again."""
+    return {"previous_token": 1, "duplicate_token": n, "induction": n - 1}
 
 
 def by_wiring(wiring: Wiring) -> tuple[np.ndarray, np.ndarray]:
-    """Share of a space that keys read, at most, for the reader and for the writer; (L, H) twice.
+    """Largest share of a space that keys read, for the reader and for the writer; (L, H) twice.
 
-    Chance is taken away, 0 being that of random spaces and 1 all of it. A head whose output queries read as well moves
-    what all heads need, so that for the writer what queries read is taken away too.
+    Shares are above chance: 0 is that of random spaces and 1 is all of it. If queries read a head's output too, it
+    writes what all heads need, so the queries' share is subtracted for the writer.
     """
     of_readers, of_writers = np.full(wiring.rank["k"].shape, np.nan), []
-    for one in wiring.by_layer:
-        by_keys, by_queries = (_shares(wiring, kind, one) for kind in ("k", "q"))
+    for spaces in wiring.by_layer:
+        by_keys, by_queries = (_shares(wiring, kind, spaces) for kind in ("k", "q"))
         of_readers = np.fmax(of_readers, _largest(by_keys, (0, 1)))
         of_writers.append(_largest(by_keys - by_queries, (2, 3))[0])
     return of_readers, np.array(of_writers)
 
 
 def _shares(wiring: Wiring, kind: str, layers: slice) -> np.ndarray:
-    """Share beyond chance of what heads read that these layers write; NaN where nothing can be said."""
+    """Share beyond chance of what heads read that these layers write; NaN where unknown."""
     random = wiring.random_pk(kind, layers).mean
     most = np.minimum(wiring.rank["o"][layers, :, None, None], wiring.rank[kind])
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(most > random, (wiring.pk[kind][layers] - random) / (most - random), np.nan)
-    # In narrow models a large share is no surprise: only what stands out counts.
+    # Narrow models have large shares by chance: only shares that stand out count.
     return np.where(wiring.z_of("pk", kind, layers) > LEAST_Z, shares, np.where(np.isnan(shares), np.nan, 0.0))
 
 
@@ -222,26 +266,19 @@ def _largest(values: np.ndarray, axes: tuple[int, int]) -> np.ndarray:
 
 
 def named(scores: dict[str, np.ndarray], roles: Sequence[Role]) -> tuple[np.ndarray, np.ndarray]:
-    """Names of heads and how sure they are, (L, H) twice.
-
-    Parameters
-    ----------
-    scores : dict of (L, H) arrays
-    roles : sequence of Role
-        The first that a head's scores reach names it.
-    """
+    """Names of heads, (L, H), and how sure they are, (3, L, H): scores (L, H)."""
     shape = next(iter(scores.values())).shape
-    names, sure = np.full(shape, NO_NAME, object), np.full(shape, np.nan)
+    names, sure = np.full(shape, NO_NAME, object), np.full((3, *shape), np.nan)
+    of_role = scores | {"identity": np.abs(scores["identity"]), "anti_copying": -scores["copying"]}
     for role in reversed(roles):
-        of_role = scores | {"identity": np.abs(scores["identity"]), "anti_copying": -scores["copying"]}
         reached = np.nan_to_num(of_role[role.score], nan=-np.inf) >= role.least
         names[reached] = role.name
-        sure[reached] = np.nan if role.sure is None else role.sure
+        sure[:, reached] = np.array(role.sure)[:, None]
     return names, sure
 
 
 def roles_table(wiring: Wiring, found: HeadRoles) -> Table:
-    """roles.csv: a row a head."""
+    """roles.csv: one row per head."""
     n, h = found.names.shape
     layers, heads = np.repeat(wiring.layers, h), np.tile(np.arange(h), n)
     return Table(
@@ -250,9 +287,9 @@ def roles_table(wiring: Wiring, found: HeadRoles) -> Table:
             Column("head", heads),
             Column("kv_head", heads * wiring.n_kv_heads // h),
             Column("role", found.names.ravel(), meaning="the best name; empty where no score reaches its threshold"),
-            Column(
-                "sure", found.sure.ravel(), format=".2f",
-                meaning="share of heads with such a score that had the role when the models measured here were run",
+            *(
+                Column(name, values.ravel(), format=".2f", meaning=meaning)
+                for (name, meaning), values in zip(SURE.items(), found.sure, strict=True)
             ),
             *(column for name in COLUMNS for column in _columns(name, found)),
         ]
@@ -260,22 +297,13 @@ def roles_table(wiring: Wiring, found: HeadRoles) -> Table:
 
 
 def _columns(name: str, found: HeadRoles) -> Iterator[Column]:
-    """A score, and its interval where it has one."""
+    """The columns of a score, and of its interval if it has one."""
     symbol, meaning = COLUMNS[name]
     yield Column(name, found.scores[name].ravel(), symbol=symbol, meaning=meaning, format=".2f")
     for end in ("low", "high") if name in SAMPLED else ():
         said = f"{end} end of a 95 % interval over the tokens that were drawn (bootstrap)"
         values = found.scores[f"{name}_{end}"].ravel()
         yield Column(f"{name}_{end}", values, symbol=f"{symbol}, {end}", meaning=said, format=".2f")
-
-
-def _first_token(model: Model) -> int | None:
-    """The token that a text begins with, as far as the config says."""
-    for key in ("bos_token_id", "cls_token_id", "eos_token_id"):
-        token = model.config.get(key)
-        if isinstance(token, int) and 0 <= token < model.embeddings.n_tokens:
-            return token
-    return None
 
 
 def unembedding(model: Model, tokens: np.ndarray) -> np.ndarray:

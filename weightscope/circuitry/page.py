@@ -1,22 +1,21 @@
-"""The page of a checkpoint's circuits: the diagram to move about in, names, edges, and how well the names hold."""
+"""The page of a checkpoint's circuits: an interactive diagram, names, edges, and how well the names hold."""
 
 from typing import Any
 
 import numpy as np
 
 from weightscope.circuitry.circuits import READS, Circuits
-from weightscope.circuitry.edges import strongest
 from weightscope.circuitry.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, diagram
 from weightscope.circuitry.names import COLUMNS
-from weightscope.circuitry.wiring import KINDS, Wiring
-from weightscope.folder import Files
+from weightscope.circuitry.wiring import KINDS, Wiring, strongest
+from weightscope.files import Files
 from weightscope.pages.page import write_template
 from weightscope.pages.style import save
 from weightscope.progress import phase
 
-ON_PAGE = 300  # edges of each kind that can be shown at once
-ROWS = 150  # heads that are listed: a page of thousands takes seconds to open
-OF_A_HEAD = 2  # of each kind and direction that a head shows when it is chosen, however weak
+ON_PAGE = 300  # the most edges of each kind shown at once
+ROWS = 150  # heads listed; a page with thousands takes seconds to open
+OF_A_HEAD = 2  # edges of each kind and direction that a chosen head always shows
 
 MEANINGS = {
     "previous token": "attends to the token before, whatever the tokens are",
@@ -25,7 +24,7 @@ MEANINGS = {
     "duplicate token": "attends to earlier places of its own token",
     "detokenization": "puts the tokens of a split word together: it looks for what comes before its token in text",
     "identity": "passes on what it reads, multiplied by one number",
-    "copying": "raises the logit of the token it attends to",
+    "like a copying head": "may raise the logit of the token it attends to; most heads so called do not",
     "anti-copying": "lowers the logit of the token it attends to",
 }
 
@@ -44,7 +43,7 @@ def write_report(found: Circuits, files: Files) -> None:
 
 
 def facts(found: Circuits) -> dict[str, Any]:
-    """What the page's script draws, as JSON has it."""
+    """The data that the page's script draws, as JSON."""
     roles = list(ROLE_COLOURS)
     return {
         "layers": found.wiring.layers.tolist(),
@@ -53,7 +52,7 @@ def facts(found: Circuits) -> dict[str, Any]:
         "colours": [*ROLE_COLOURS.values(), UNNAMED],
         "kinds": [{"name": name, "colour": KIND_COLOURS[kind]} for kind, name in READS.items()],
         "role": [[roles.index(name) if name else -1 for name in row] for row in found.roles.names],
-        "sure": _json(found.roles.sure),
+        "sure": _json(found.roles.sure[0]),
         "scores": {name: _json(values) for name in COLUMNS if np.isfinite(values := found.roles.scores[name]).any()},
         "edges": page_edges(found.wiring),
         "top": int(found.edges["rank"].max(initial=0)),
@@ -70,11 +69,11 @@ def page_edges(wired: Wiring) -> list[list[Any]]:
         square = np.nan_to_num(z, copy=False, nan=-np.inf).reshape(n * h, n * h)
         of_heads = set()
         for writers, by_head in ((True, square), (False, square.T)):
-            for head, others in enumerate(by_head):
-                for other in np.argpartition(-others, min(OF_A_HEAD, n * h - 1))[:OF_A_HEAD]:
-                    if np.isfinite(others[other]):
-                        own, its = divmod(head, h), divmod(int(other), h)
-                        of_heads.add((*own, *its) if writers else (*its, *own))
+            for head, distances in enumerate(by_head):
+                for neighbour in np.argpartition(-distances, min(OF_A_HEAD, n * h - 1))[:OF_A_HEAD]:
+                    if np.isfinite(distances[neighbour]):
+                        place, its = divmod(head, h), divmod(int(neighbour), h)
+                        of_heads.add((*place, *its) if writers else (*its, *place))
         for pair in sorted(among | of_heads, key=lambda at: -z[at]):
             pk, cs = wired.pk[kind][pair], wired.cs[kind][pair]
             rows.append(
@@ -95,7 +94,7 @@ def _json(values: np.ndarray) -> list[list[float | None]]:
 
 
 def _role_rows(found: Circuits) -> list[tuple[str, str, str, list[str]]]:
-    """Name, colour, meaning and heads of every role that some head has."""
+    """Name, colour, meaning and heads of every role in use."""
     return [
         (role, ROLE_COLOURS[role], MEANINGS[role], found.named[role]) for role in ROLE_COLOURS if role in found.named
     ]

@@ -1,9 +1,12 @@
-"""Both measures of all pairs of heads: the passes over a checkpoint's layers, as tasks for an engine.
+"""Both measures of how two heads fit, for all heads of two layers, from one product.
 
-In a pass, what some layers write is held, while these and all later layers are read one at a time. A model that is
-small enough is computed exactly so, and any model on a device. In a larger one a pass with sketches comes first
-(`sketches`); then the strongest pairs by their estimates are computed, and then all others that may be stronger than
-the last of these.
+With orthonormal directions U of what head a writes and V of what head b reads, chosen along the singular directions of
+W_VO(a) and of the matrix that V belongs to, and N = U'V, which is r x r:
+
+    PK = sum_ij N_ij^2                  the sum of the squared cosines of the angles between the two spaces, from 0 to r
+    CS^2 = sum_ij p_i N_ij^2 q_j        with p and q the shares of each direction in |W_VO(a)|_F^2 and in |W(b)|_F^2
+
+Where query heads share what they read, q is a quadratic form Q on it, and CS^2 = tr(N' diag(p) N Q).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,24 +14,135 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
+from threading import local
 from typing import Any
 
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.circuitry.edges import MEASURES, all_strongest, strongest
-from weightscope.circuitry.products import Written, pair_scores
-from weightscope.circuitry.sketches import FAILURE, LEADING, PROBES, doubt, sketched
 from weightscope.circuitry.spaces import LayerSpaces, Spaces, layer_spaces
-from weightscope.circuitry.wiring import KINDS, Wiring
-from weightscope.device import CPU, Device, open_device
+from weightscope.circuitry.stream import attention_norm
+from weightscope.circuitry.wiring import KINDS, MEASURES, Wiring, all_strongest, strongest
+from weightscope.compute.cores import in_threads
+from weightscope.compute.device import CPU, Device, open_device
+from weightscope.display import ShowsShapes
 from weightscope.engine import Engine, ThisProcess
 from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.model import Model
 from weightscope.overflow import overflow
-from weightscope.parallel import in_threads
 from weightscope.progress import bar
-from weightscope.shapes import ShowsShapes
+
+PRODUCT_BYTES = 16 << 20  # bytes of one product: small enough to be summed while in the cache
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Written(ShowsShapes):
+    """What the heads of a layer write, as rows to multiply with what other heads read."""
+
+    rows: Any  # (H, n, d)
+    weights: np.ndarray  # (H, 2, n): PK and CS^2 are the sums of the rows' squared products with these weights
+
+    @classmethod
+    def whole(cls, spaces: Spaces, device: Device = CPU) -> "Written":
+        """Every direction: all alike for PK, by their shares for CS."""
+        weights = np.stack([np.ones_like(spaces.use[:, 0]), spaces.use[:, 0]], axis=1)
+        return cls(device.put(spaces.directions), weights.astype(np.float32))
+
+
+def pair_scores(written: Written, read: Spaces, device: Device = CPU, columns: Any = None) -> np.ndarray:
+    """PK and CS^2 of all heads a of one layer with all heads b of a later one: -> (2, H, H)."""
+    xp = device.xp
+    (h, r_a, d), (g, r_b, _) = written.rows.shape, read.directions.shape
+    columns = xp.reshape(device.put(read.directions) if columns is None else columns, (g * r_b, d))
+    use = device.put((read.use[:, 0] if read.form is None else read.form.reshape(g, -1, r_b * r_b)).astype(np.float32))
+    tables = []
+    at_once = max(1, PRODUCT_BYTES // (4 * r_a * g * r_b))
+    for start in range(0, h, at_once):
+        n = min(at_once, h - start)
+        weights = device.put(written.weights[start : start + n])
+        product = _product(xp.reshape(written.rows[start : start + n, ...], (n * r_a, d)), columns, device)
+        composed = None if read.form is None else _by_form(xp.reshape(product, (n, r_a, g, r_b)), weights, use, xp)
+        product *= product
+        sums = xp.reshape(weights @ xp.reshape(product, (n, r_a, g * r_b)), (n, 2, g, r_b))
+        pk = xp.sum(sums[:, 0, ...], axis=-1)  # (n, G)
+        if composed is None:
+            composed = xp.sum(sums[:, 1, ...] * use, axis=-1)
+        tables.append(np.stack([np.repeat(device.get(pk), read.use.shape[1], axis=1), device.get(composed)]))
+    return np.concatenate(tables, axis=1)
+
+
+def _by_form(product: Any, weights: Any, forms: Any, xp: Any) -> Any:
+    """tr(N' diag(p) N Q) for every query head of a group: (n, r_a, G, r_b) and (G, S, r_b^2) -> (n, G S)."""
+    n, _, g, r_b = product.shape
+    scaled = product * xp.sqrt(weights[:, 1, :, None, None])
+    inside = xp.permute_dims(scaled, (2, 0, 3, 1)) @ xp.permute_dims(scaled, (2, 0, 1, 3))  # (G, n, r_b, r_b)
+    composed = xp.reshape(inside, (g, n, r_b * r_b)) @ xp.permute_dims(forms, (0, 2, 1))  # (G, n, S)
+    return xp.reshape(xp.permute_dims(composed, (1, 0, 2)), (n, -1))
+
+
+_scratch = local()
+
+
+def _product(rows: Any, columns: Any, device: Device) -> Any:
+    """rows @ columns.T; on this machine into memory that the thread keeps, since fresh pages cost a third as much."""
+    if device is not CPU:
+        return rows @ columns.T
+    size = len(rows) * len(columns)
+    if getattr(_scratch, "kept", np.empty(0)).size < size:
+        _scratch.kept = np.empty(size, np.float32)
+    return np.matmul(rows, columns.T, out=_scratch.kept[:size].reshape(len(rows), len(columns)))
+
+
+# Estimates of both measures from a few rows a head, and how far they can be off.
+#
+# Of what a head writes the LEADING directions are kept, and PROBES random combinations of the others, once with equal
+# weights and once weighted by the directions' use. Their products with what another head reads give estimates of PK and
+# of CS^2 without bias, at a cost of (LEADING + 2 PROBES) / r of the exact one.
+#
+# An estimate is a sum of lambda_i times a chi-squared variable of PROBES degrees of freedom over PROBES. The lambda_i
+# add up to the true value v, and none exceeds a scale s: 1 for PK, whose lambda_i are squared cosines, and for CS^2 the
+# largest share of a sketched direction times the largest share on the reader's side. By Chernoff's bound, and because
+# ln(1 + t) is concave, the probability of an estimate of at most x < v is at most
+#
+#     exp(-PROBES / (2 s) * (x - v + v ln(v / x)))
+#
+# which is that of a chi-squared variable of PROBES v / s degrees of freedom; directions that are kept, and so not
+# random, make it no larger. `doubt` is the exponent, and grows with v. A pair is left an estimate where it exceeds ln(n
+# / FAILURE) at the value that the last of the strongest known pairs has. Each of the n pairs that truly are the
+# strongest has at least that value, so that with probability 1 - FAILURE none of them is left out.
+
+LEADING = 8
+PROBES = 8
+FAILURE = 1e-4  # probability that any of the strongest pairs is left out
+
+
+def sketched(spaces: Spaces, layer: int) -> Written:
+    """Random sketches of what the heads of a layer write, as rows; the same at every call."""
+    h, r, d = spaces.directions.shape
+    rows = np.empty((h, LEADING + 2 * PROBES, d), np.float32)
+    weights = np.zeros((h, 2, LEADING + 2 * PROBES), np.float32)
+    use = spaces.use[:, 0]  # (H, r)
+    for head in range(h):
+        drawn = np.random.default_rng([layer, head]).standard_normal((2, PROBES, r - LEADING))
+        drawn[1] *= np.sqrt(use[head, LEADING:])
+        directions = spaces.directions[head]
+        rows[head, :LEADING] = directions[:LEADING]
+        rows[head, LEADING:] = drawn.reshape(-1, r - LEADING).astype(np.float32) @ directions[LEADING:]
+    weights[:, 0, :LEADING], weights[:, 1, :LEADING] = 1, use[:, :LEADING]
+    weights[:, 0, LEADING : LEADING + PROBES] = weights[:, 1, LEADING + PROBES :] = 1 / PROBES
+    return Written(CPU.put(rows), weights)
+
+
+def doubt(estimate: np.ndarray, value: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
+    """How unlikely such a low estimate is for a true value of at least `value`: probability at most exp(-doubt)."""
+    low = np.clip(estimate, 0, value)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exponent = PROBES / (2 * np.asarray(scale)) * (low - value + value * np.log(value / low))
+    return np.where(low >= value, 0.0, exponent)
+
+
+# Passes over the layers, as tasks for an engine: hold what some layers write, read these and all later layers one at a
+# time.
 
 WRITTEN_BYTES = 224 << 20  # of what is written, held at a time
 SMALL_BYTES = 1 << 20  # of the product of two layers; smaller ones are made of several layers at once
@@ -46,39 +160,19 @@ def wiring(
     engine: Engine | None = None,
     on_worker: GetModel | None = None,
 ) -> Wiring:
-    """Projection kernel and composition score of every pair of heads in different layers.
-
-    Parameters
-    ----------
-    model : Model
-    layers : sequence of int, optional
-        Only these; all that are attention by default.
-    device : str
-        Where the products are computed; see `open_device`. On another than "cpu" all are exact.
-    top : int
-        Pairs of each kind that stand out most, by each measure, which are exact in a model of any size.
-    engine : Engine, optional
-        Where tasks run; in this process if not given.
-    on_worker : function returning the model, optional
-        For an engine outside this process.
-
-    Raises
-    ------
-    CheckpointError
-        The model's heads read another stream than the one they write to.
-    """
+    """Projection kernel and composition score of every pair of heads in different layers."""
     if model.family.memory is not None:
         problem = "is cross-attention: its heads read what an encoder made, not what earlier heads write"
         raise CheckpointError(problem, file=model.checkpoint.name)
     if engine is None:
-        with ThisProcess() as own:
-            return wiring(model, layers, device, top, own)
+        with ThisProcess() as local_engine:
+            return wiring(model, layers, device, top, local_engine)
     indices = tuple(sorted(set(model.attention_layers if layers is None else layers)))
     get_model = on_worker if engine.elsewhere and on_worker is not None else partial(_itself, model)
     exact = device != "cpu" or multiplications(model, len(indices)) <= EXACT_UP_TO
     exact = exact or model.config.head_dim <= LEADING + 2 * PROBES
-    found = _all_pairs(model, indices, device, exact, engine, get_model)
-    return found.wiring if exact else _with_the_strongest(model, found, top, engine, get_model)
+    scores = _all_pairs(model, indices, device, exact, engine, get_model)
+    return scores.wiring if exact else _with_the_strongest(model, scores, top, engine, get_model)
 
 
 def _itself(model: Model) -> Model:
@@ -86,7 +180,7 @@ def _itself(model: Model) -> Model:
 
 
 def multiplications(model: Model, n_layers: int) -> int:
-    """What all pairs of so many layers take."""
+    """Multiplications needed for all pairs of so many layers."""
     config = model.config
     return (
         n_layers * (n_layers - 1) // 2 * config.n_heads * config.head_dim**2 * config.d_model
@@ -96,7 +190,7 @@ def multiplications(model: Model, n_layers: int) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Pass(ShowsShapes):
-    """What a pass found: the wiring, and the largest shares of directions that bound its estimates."""
+    """The result of a pass: the wiring, and the largest shares of directions that bound its estimates."""
 
     wiring: Wiring
     largest: dict[str, np.ndarray]
@@ -131,7 +225,7 @@ def _all_pairs(
 
 
 def _values(engine: Engine) -> Iterator[tuple[Any, Any]]:
-    """The key and the value of every task that is under way; what one raises is raised."""
+    """The key and the value of every task under way; an error in a task is raised here."""
     while engine.busy:
         key, value, error = engine.next()
         if error is not None:
@@ -140,7 +234,7 @@ def _values(engine: Engine) -> Iterator[tuple[Any, Any]]:
 
 
 def _groups(n_layers: int, bytes_a_layer: int, tasks: int) -> Iterator[range]:
-    """Runs of layers that write, which fit `WRITTEN_BYTES`; the last layer writes for nobody here."""
+    """Runs of writing layers that fit `WRITTEN_BYTES`; no layer reads what the last one writes."""
     size = max(1, min(WRITTEN_BYTES // bytes_a_layer, ceil(n_layers / tasks)))
     for start in range(0, max(1, n_layers - 1), size):
         yield range(start, min(start + size, n_layers))
@@ -151,8 +245,9 @@ def _centred(model: Model) -> bool:
 
 
 def _spaces_of(model: Model, layer: Layer, groups: Sequence[int] | None = None) -> LayerSpaces:
+    norm = attention_norm(model, layer.index)
     try:
-        return layer_spaces(layer, centred=_centred(model), groups=groups)
+        return layer_spaces(layer, centred=_centred(model), gain=None if norm is None else norm.gamma, groups=groups)
     except TooLargeError as error:
         raise overflow(model, f"{error} of layer {layer.index}", layer.index) from None
 
@@ -167,15 +262,8 @@ FACTS: dict[str, Callable[[Spaces], np.ndarray]] = {
 def pass_task(
     get_model: GetModel, layers: Sequence[int], group: range, exact: bool, device_name: str
 ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
-    """The task that a pass consists of: the layers of a group write, they and all later ones read.
-
-    Returns
-    -------
-    (2, 3, G, H, L, H) float32 array
-        PK and CS^2 by kind for the layers of the group and those from its first on; NaN where no later layer reads.
-    dict of dict of (L, H) arrays
-        `FACTS` of the layers from the group's first on.
-    """
+    """The task of a pass: the layers of a group write; these and all later layers read -> (2, 3, G, H, L,
+    H), (L, H)."""
     model, device = get_model(), open_device(device_name)
     h, n = model.config.n_heads, len(layers) - group.start
     scores = np.full((2, len(KINDS), len(group), h, n, h), np.nan, np.float32)
@@ -184,18 +272,18 @@ def pass_task(
     together = SMALL_BYTES // (4 * model.config.head_dim * h) if device is CPU else 0  # rows of heads
 
     def read_by(m: int, layer: Layer) -> None:
-        """In a function of its own, so that one layer's spaces are let go before the next one's are found."""
+        """A separate function, so that one layer's spaces are freed before the next layer's are computed."""
         spaces = _spaces_of(model, layer)
-        for kind, own in {"o": spaces.written, **spaces.read}.items():
-            for fact, of in FACTS.items():
-                facts[fact][kind][m] = of(own)
+        for kind, head_spaces in {"o": spaces.written, **spaces.read}.items():
+            for fact, measure in FACTS.items():
+                facts[fact][kind][m] = measure(head_spaces)
         if not exact:
             facts["largest"]["o"][m] = spaces.written.use[:, 0, LEADING:].max(axis=-1, initial=0)
         if written:
             _meet(written, spaces, device, scores[..., m, :])
         if m < len(group):
-            whole = Written.whole(spaces.written, device)
-            _keep(written, whole if exact else sketched(spaces.written, layers[group.start + m]), together)
+            rows = Written.whole(spaces.written, device)
+            _keep(written, rows if exact else sketched(spaces.written, layers[group.start + m]), together)
 
     for m, layer in enumerate(_one_ahead(model.layer, layers[group.start :])):
         read_by(m, layer)
@@ -231,9 +319,9 @@ def _meet(written: Sequence[Written], spaces: LayerSpaces, device: Device, score
         return pair_scores(written[i], spaces.read[kind], device, columns[kind])
 
     h = scores.shape[-1]
-    ends = np.cumsum([len(own.weights) // h for own in written])
-    for (i, number), found in zip(tasks, in_threads(meet, tasks), strict=True):
-        of_layers = found.reshape(2, -1, h, h)
+    ends = np.cumsum([len(part.weights) // h for part in written])
+    for (i, number), values in zip(tasks, in_threads(meet, tasks), strict=True):
+        of_layers = values.reshape(2, -1, h, h)
         scores[:, number, ends[i] - of_layers.shape[1] : ends[i]] = of_layers
 
 
@@ -251,9 +339,9 @@ def _with_the_strongest(model: Model, found: _Pass, top: int, engine: Engine, ge
 
 
 def _doubts(found: _Pass, kind: str, top: int) -> np.ndarray:
-    """How doubtful it is that a pair that is not exact is among the `top` by a measure, (L, H, L, G); NaN beyond doubt.
+    """How doubtful it is that an estimated pair is among the `top` by a measure, (L, H, L, G); NaN if ruled out.
 
-    Compared is with the last of the `top` that are exact: no fewer than so many pairs stand out as much.
+    Pairs are compared with the last of the `top` exact ones: at least that many pairs stand out as much.
     """
     wired = found.wiring
     shape = wired.pk[kind].shape
@@ -283,14 +371,14 @@ def _compute(model: Model, wired: Wiring, pairs: np.ndarray, engine: Engine, get
         size = max(1, min(size, ceil(len(heads) / TASKS_ELSEWHERE)))
     layers, shared = tuple(int(layer) for layer in wired.layers), wired.shared
     for start in range(0, len(heads), size):
-        own = pairs[(of_pair >= start) & (of_pair < start + size)]
-        engine.submit(start, pairs_task, get_model, layers, own)
-    for _, (own, values) in _values(engine):
-        for (number, i, a, j, group), (pk, squared) in zip(own, values, strict=True):
-            at = (i, a, j, slice(group * shared, (group + 1) * shared))
+        batch = pairs[(of_pair >= start) & (of_pair < start + size)]
+        engine.submit(start, pairs_task, get_model, layers, batch)
+    for _, (batch, values) in _values(engine):
+        for (number, i, a, j, group), (pk, squared) in zip(batch, values, strict=True):
+            index = (i, a, j, slice(group * shared, (group + 1) * shared))
             kind = KINDS[number]
-            wired.pk[kind][at], wired.cs[kind][at] = pk, np.sqrt(np.maximum(squared, 0))
-            wired.exact[kind][at] = True
+            wired.pk[kind][index], wired.cs[kind][index] = pk, np.sqrt(np.maximum(squared, 0))
+            wired.exact[kind][index] = True
 
 
 def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -309,16 +397,16 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
 
         def meet(spot: tuple[int, int]) -> None:
             number, group = spot
-            at = np.flatnonzero(reading & (pairs[:, 0] == number) & (pairs[:, 4] == group))
-            heads = [held[int(i), int(a)] for i, a in pairs[at, 1:3]]
+            positions = np.flatnonzero(reading & (pairs[:, 0] == number) & (pairs[:, 4] == group))
+            heads = [held[int(i), int(a)] for i, a in pairs[positions, 1:3]]
             together = Written(*(np.concatenate(parts) for parts in zip(*heads, strict=True)))
             own = range(group * shared, (group + 1) * shared) if KINDS[number] == "q" else [group]
-            values[at] = pair_scores(together, spaces.read[KINDS[number]].only(own)).transpose(1, 0, 2)
+            values[positions] = pair_scores(together, spaces.read[KINDS[number]].only(own)).transpose(1, 0, 2)
 
         list(in_threads(meet, spots))
         for a in writers:
-            whole = Written.whole(spaces.written.only([a]))
-            held[m, a] = whole.rows, whole.weights
+            rows = Written.whole(spaces.written.only([a]))
+            held[m, a] = rows.rows, rows.weights
 
     for m in sorted({int(m) for m in pairs[:, [1, 3]].ravel()}):
         read_by(m)

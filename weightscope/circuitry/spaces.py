@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weightscope import lapack
 from weightscope.attention.factored import triangle
 from weightscope.attention.layer import Layer
+from weightscope.compute import lapack
+from weightscope.compute.cores import in_threads
+from weightscope.display import ShowsShapes
 from weightscope.errors import TooLargeError
-from weightscope.parallel import in_threads
-from weightscope.shapes import ShowsShapes
 
 # A direction counts if it is used this much of the strongest, times sqrt(d). Rounding a factor of low rank to float32
 # leaves singular values of about a thirtieth of that.
@@ -25,29 +25,23 @@ WELL_CONDITIONED = 1e3
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spaces(ShowsShapes):
-    """Spaces of A heads, or of A key-value heads that S query heads share, in a stream of width d.
+    """Spaces of A heads, or of A key-value heads that S query heads share, in a stream of width d."""
 
-    Attributes
-    ----------
-    directions : (A, r, d) float32 array
-        B', with B B' the projection onto the space: orthonormal rows, or as many zero ones as the space has fewer than
-        r dimensions.
-    rank : (A,) int array
-    use : (A, S, r) array
-        Share of each direction in |W|_F^2 of the matrix that the space belongs to, falling; the shares add up to 1.
-    form : (A, S, r, r) float32 array, or None
-        The directions that `use` speaks of are those of a query head, not of the space it shares with others: here are
-        its shares as a quadratic form on the space's directions. None where the directions are the head's own.
-    """
-
+    # (A, r, d): B', with B B' the projection onto the space: orthonormal rows, or as many zero ones as the space has
+    # fewer than r dimensions.
     directions: np.ndarray
-    rank: np.ndarray
+    rank: np.ndarray  # (A,)
+    # (A, S, r): Share of each direction in |W|_F^2 of the matrix that the space belongs to, falling; the shares add up
+    # to 1.
     use: np.ndarray
+    # (A, S, r, r): The directions that `use` speaks of are those of a query head, not of the space it shares with
+    # others: here are its shares as a quadratic form on the space's directions. None where the directions are the
+    # head's own.
     form: np.ndarray | None = None
 
     @classmethod
     def empty(cls, n_spaces: int, shared_by: int, r: int, d: int) -> "Spaces":
-        """Room for spaces that are still to be found."""
+        """Empty arrays for spaces to be computed."""
         return cls(
             np.zeros((n_spaces, r, d), np.float32),
             np.zeros(n_spaces, int),
@@ -61,14 +55,14 @@ class Spaces(ShowsShapes):
         return self.use.shape[0] * self.use.shape[1]
 
     def of_heads(self, of_spaces: np.ndarray) -> np.ndarray:
-        """What holds of a space, (A, ...), for each query head, (A S, ...)."""
+        """Repeat values of the spaces, (A, ...), for each query head, (A S, ...)."""
         return np.repeat(of_spaces, self.use.shape[1], axis=0)
 
     def only(self, spaces: Sequence[int]) -> "Spaces":
         """Some of the spaces."""
-        at = list(spaces)
-        form = None if self.form is None else self.form[at]
-        return Spaces(self.directions[at], self.rank[at], self.use[at], form)
+        indices = list(spaces)
+        form = None if self.form is None else self.form[indices]
+        return Spaces(self.directions[indices], self.rank[indices], self.use[indices], form)
 
 
 @dataclass(frozen=True)
@@ -86,26 +80,20 @@ class LayerSpaces:
         return {"q": self.queries, "k": self.keys, "v": self.values}
 
 
-def layer_spaces(layer: Layer, *, centred: bool, groups: Sequence[int] | None = None) -> LayerSpaces:
-    """Everything that the heads of a layer write and read.
+def layer_spaces(
+    layer: Layer, *, centred: bool, gain: np.ndarray | None = None, groups: Sequence[int] | None = None
+) -> LayerSpaces:
+    """All spaces that the heads of a layer write and read.
 
-    The norm before the layer is in its maps. In post-norm models, where none stands there, the spaces are those of the
-    layer's input as it comes; what the norms in between do to what is written is left out. A rotation acts on the r
-    dimensions of queries and keys and not on the stream: W_Q R has the columns of W_Q, recombined, so the space that a
-    head reads is the same at every position. How strongly its directions are used is not; here it is that of distance
-    0.
-
-    Parameters
-    ----------
-    layer : Layer
-    centred : bool
-        Layers read through a LayerNorm: the mean of what is written is lost to them, so that W_O is taken without it.
-    groups : sequence of int, optional
-        Key-value heads to look at, with the query heads that share them; the others stay empty. All by default.
+    The norm before the layer is in its maps, and `gain`, (d,), is that of a norm which attention's output passes. In
+    post-norm models, which have none there, the spaces are those of the layer's input itself; the effect of the norms
+    in between is left out. A rotation acts on the r dimensions of queries and keys and not on the stream: W_Q R has the
+    columns of W_Q, recombined, so the space that a head reads is the same at every position. How strongly its
+    directions are used is not; here it is that of distance 0.
     """
     h, g, d = layer.n_heads, layer.n_kv_heads, layer.d_model
     shared = h // g
-    found = LayerSpaces(
+    spaces = LayerSpaces(
         Spaces.empty(h, 1, layer.w_o.shape[1], d),
         Spaces.empty(h, 1, layer.head_dim, d),
         Spaces.empty(g, shared, layer.head_dim, d),
@@ -116,19 +104,19 @@ def layer_spaces(layer: Layer, *, centred: bool, groups: Sequence[int] | None = 
         key, value = _factor(layer.k.of(kv)[0]), _factor(layer.v.of(kv)[0])
         for s in range(shared):
             head = kv * shared + s
-            w_o = np.asarray(layer.w_o[head]).T  # (d, r_v)
+            w_o = np.asarray(layer.w_o[head] if gain is None else layer.w_o[head] * gain).T  # (d, r_v)
             query, output = _factor(layer.q.of(head)[0]), _factor(w_o - w_o.mean(axis=0) if centred else w_o)
             turned = query.r if layer.rotation is None else layer.rotation.rotate_at(query.r, 0)
             # W_QK = Q_q (turned key.r') Q_k' and W_VO = Q_v (value.r output.r') Q_o'
             q, qk, k = lapack.svd(turned @ key.r.T)
             v, vo, o = lapack.svd(value.r @ output.r.T)
-            _put(found.written, head, 0, output, o.T, vo)
-            _put(found.queries, head, 0, query, q, qk)
-            _put(found.keys, kv, s, key, k.T, qk)
-            _put(found.values, kv, s, value, v, vo)
+            _put(spaces.written, head, 0, output, o.T, vo)
+            _put(spaces.queries, head, 0, query, q, qk)
+            _put(spaces.keys, kv, s, key, k.T, qk)
+            _put(spaces.values, kv, s, value, v, vo)
 
     list(in_threads(find, range(g) if groups is None else groups))
-    return found
+    return spaces
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,13 +135,13 @@ def _factor(w: np.ndarray) -> _Factor:
     if not np.isfinite(wide).all():
         raise TooLargeError("a projection")
     d, width = wide.shape
-    found = triangle(wide, wide.T @ wide)
-    if found.route == "gram":
+    root = triangle(wide, wide.T @ wide)
+    if root.route == "gram":
         from scipy.linalg.lapack import dtrtri
 
-        inverse = dtrtri(found.r)[0]
-        well = np.linalg.norm(found.r) * np.linalg.norm(inverse) < WELL_CONDITIONED
-        return _Factor(w if well else wide, inverse, found.r, width)
+        inverse = dtrtri(root.r)[0]
+        well = np.linalg.norm(root.r) * np.linalg.norm(inverse) < WELL_CONDITIONED
+        return _Factor(w if well else wide, inverse, root.r, width)
     u, s, vt = np.linalg.svd(wide, full_matrices=False)  # the columns are dependent: as many directions as there are
     rank = int(np.count_nonzero(s > LEAST_USED * np.sqrt(d) * s[:1]))
     columns, r = np.zeros((d, width)), np.zeros((width, width))

@@ -1,4 +1,4 @@
-"""Which heads read what other heads write: projection kernel and composition score of all pairs, chance beside them.
+"""Which heads read what other heads write: projection kernel and composition score of all pairs, and chance levels.
 
 Head a writes in the space of W_O(a), an earlier layer's; head b reads by X, one of Q, K and V, in the space of W_X(b).
 The projection kernel PK is the sum of the squared cosines of the angles between the two spaces, from 0 to r (Yamagiwa,
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.folder import Files
-from weightscope.shapes import ShowsShapes
+from weightscope.display import ShowsShapes
+from weightscope.files import Files
 
 KINDS = ("q", "k", "v")
 ALL = slice(None)
@@ -20,15 +20,11 @@ ALL = slice(None)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Overlap(ShowsShapes):
-    """What two spaces that lie anyhow towards each other have in common, on average, and how much that varies.
+    """Mean and spread of the overlap of two randomly oriented spaces.
 
     For symmetric A and B and a rotation R drawn at random, tr(A R B R') has mean tr A tr B / d and variance
     2 (d tr A^2 - tr^2 A) (d tr B^2 - tr^2 B) / (d^2 (d - 1) (d + 2)). With projections this is PK, with shares of
     directions CS^2.
-
-    Attributes
-    ----------
-    mean, spread : arrays
     """
 
     mean: np.ndarray
@@ -36,14 +32,7 @@ class Overlap(ShowsShapes):
 
 
 def random_overlap(trace_a: Any, square_a: Any, trace_b: Any, square_b: Any, d: int) -> Overlap:
-    """Mean and standard deviation of tr(A R B R') over rotations R of R^d.
-
-    Parameters
-    ----------
-    trace_a, square_a, trace_b, square_b : arrays that broadcast
-        tr A, tr A^2, tr B, tr B^2; both are r for the projection onto a space of r dimensions.
-    d : int
-    """
+    """Mean and standard deviation of tr(A R B R') over rotations R of R^d."""
     varied = (d * np.asarray(square_a) - np.asarray(trace_a) ** 2) * (
         d * np.asarray(square_b) - np.asarray(trace_b) ** 2
     )
@@ -53,37 +42,22 @@ def random_overlap(trace_a: Any, square_a: Any, trace_b: Any, square_b: Any, d: 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Wiring(ShowsShapes):
-    """Both measures of all pairs, with what random matrices of the same kind would give.
+    """Both measures of all pairs, and their values for random matrices of the same kind."""
 
-    Attributes
-    ----------
-    layers : (L,) int array
-        Indices of the attention layers.
-    pk, cs : dict of (L, H, L, H) float32 arrays
-        By the letter of what reads; [l, a, m, b] for head a of layers[l] and head b of layers[m]. NaN where b is not
-        in a later layer.
-    rank : dict of (L, H) arrays
-        Dimensions of what a head writes ("o") and reads ("q", "k", "v").
-    concentration : dict of (L, H) arrays
-        Sum of the squared shares of the directions, 1/r where all are used alike and 1 where one alone is.
-    n_kv_heads : int
-        Heads that share one have the same PK for keys and values.
-    width : int
-        Dimensions that spaces can differ in, d or d - 1.
-    exact : dict of (L, H, L, H) bool arrays
-        Whether a pair's measures are those of the weights; estimates from sketches where not, in large models.
-    left : int
-        Pairs that are estimates and may yet be among the strongest; 0 unless there were too many to be computed.
-    """
-
-    layers: np.ndarray
+    layers: np.ndarray  # (L,): Indices of the attention layers
+    # pk, cs: (L, H, L, H): By the letter of what reads; [l, a, m, b] for head a of layers[l] and head b of layers[m].
+    # NaN where b is not in a later layer.
     pk: dict[str, np.ndarray]
     cs: dict[str, np.ndarray]
-    rank: dict[str, np.ndarray]
+    rank: dict[str, np.ndarray]  # (L, H): Dimensions of what a head writes ("o") and reads ("q", "k", "v")
+    # (L, H): Sum of the squared shares of the directions, 1/r where all are used alike and 1 where one alone is.
     concentration: dict[str, np.ndarray]
-    n_kv_heads: int
-    width: int
+    n_kv_heads: int  # Heads that share one have the same PK for keys and values
+    width: int  # Dimensions that spaces can differ in, d or d - 1
+    # (L, H, L, H): Whether a pair's measures are those of the weights; estimates from sketches where not, in large
+    # models.
     exact: dict[str, np.ndarray]
+    # Pairs that are estimates and may yet be among the strongest; 0 unless there were too many to be computed.
     left: int = 0
 
     @property
@@ -117,8 +91,8 @@ class Wiring(ShowsShapes):
         For CS it is the square's.
         """
         z = np.empty(self.pk[kind].shape)
-        for one in self.by_layer:
-            z[one] = self.z_of(measure, kind, one)
+        for facts in self.by_layer:
+            z[facts] = self.z_of(measure, kind, facts)
         return z
 
     @property
@@ -128,8 +102,11 @@ class Wiring(ShowsShapes):
 
     def z_of(self, measure: str, kind: str, layers: slice) -> np.ndarray:
         """`z` of what some layers write."""
-        of = {"pk": (self.pk[kind][layers], self.random_pk), "cs": (self.cs[kind][layers] ** 2, self.random_cs_squared)}
-        values, random = of[measure][0], of[measure][1](kind, layers)
+        measures = {
+            "pk": (self.pk[kind][layers], self.random_pk),
+            "cs": (self.cs[kind][layers] ** 2, self.random_cs_squared),
+        }
+        values, random = measures[measure][0], measures[measure][1](kind, layers)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(random.spread > 0, (values - random.mean) / random.spread, np.nan)
 
@@ -145,3 +122,52 @@ class Wiring(ShowsShapes):
             **{f"rank_{kind}": rank for kind, rank in self.rank.items()},
             **{f"concentration_{kind}": each for kind, each in self.concentration.items()},
         )
+
+
+# The strongest pairs
+
+MEASURES = ("pk", "cs")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Head a of layer i writes what head b of layer j reads by its queries, keys or values; indices into the wiring."""
+
+    kind: str
+    ranked_by: str
+    rank: int
+    i: int
+    a: int
+    j: int
+    b: int
+
+    @property
+    def pair(self) -> tuple[int, int, int, int]:
+        return self.i, self.a, self.j, self.b
+
+
+def strongest(wired: Wiring, kind: str, measure: str, top: int, among: np.ndarray | None = None) -> list[Edge]:
+    """The pairs that stand out most from random ones, by "pk" or "cs", strongest first; only pairs in `among` if given.
+
+    Query heads that share a key-value head have one PK for their keys or values: only the pair with the largest CS is
+    kept.
+    """
+    z = wired.z(measure, kind)
+    n, h = wired.rank["o"].shape
+    shared = 1 if kind == "q" or measure == "cs" else wired.shared
+    if shared > 1:
+        grouped = np.nan_to_num(wired.cs[kind], nan=-1).reshape(n, h, n, -1, shared)
+        kept = np.arange(shared) == grouped.argmax(axis=-1)[..., None]
+        z[~kept.reshape(z.shape)] = np.nan
+    if among is not None:
+        z[~among] = np.nan
+    below = np.negative(np.nan_to_num(z, copy=False, nan=-np.inf), out=z).ravel()  # the strongest are the least
+    chosen = np.argpartition(below, min(top, len(below) - 1))[:top] if len(below) > top else np.arange(len(below))
+    order = chosen[np.argsort(below[chosen], kind="stable")]
+    pairs = [np.unravel_index(place, z.shape) for place in order if np.isfinite(below[place])]
+    return [Edge(kind, measure, rank, *map(int, pair)) for rank, pair in enumerate(pairs, start=1)]
+
+
+def all_strongest(wired: Wiring, top: int) -> list[Edge]:
+    """The `top` pairs of every kind by each measure."""
+    return [edge for kind in KINDS for measure in MEASURES for edge in strongest(wired, kind, measure, top)]

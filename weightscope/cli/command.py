@@ -1,42 +1,240 @@
-"""How a command ends when it cannot do what it was asked, or no longer should: one line on stderr and a status."""
+"""What all commands share: a line in the list, examples, signals, and errors in one line."""
 
 import errno
 import logging
 import os
 import re
+import signal
+import socket
 import sys
+import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from threading import Lock, Thread, current_thread, main_thread
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
-from weightscope.cli.examples import with_examples
-from weightscope.cli.signals import ended_by_signals
 from weightscope.cli.terminal import quiet_option
 from weightscope.errors import CheckpointError, printable
+from weightscope.files import remove_unfinished
 from weightscope.progress import progress_shown
 
-# Names of options that were others once: one meaning has one name over all commands.
+
+class Help(NamedTuple):
+    """A command's line in the list of commands, and its examples."""
+
+    summary: str
+    examples: tuple[str, ...]
+
+
+HELP = {
+    "inspect": Help(
+        "Show family, shapes, bytes an audit would read. Headers only.",
+        (
+            "weightscope inspect embedded",
+            "weightscope inspect openai-community/gpt2",
+            "weightscope inspect model/ --check",
+        ),
+    ),
+    "audit": Help(
+        "Spectra of every head, findings and a report. Reads each weight once.",
+        (
+            "weightscope audit embedded --out audit/",
+            "weightscope audit model/ --out audit/ --layers 0-3 --resume",
+            "weightscope audit model/ --out audit/ --all --fail-on error --quiet",
+        ),
+    ),
+    "compare": Help(
+        "How far every head moved between checkpoints. Reads each once.",
+        (
+            "weightscope compare base/ tuned/ --out moved/",
+            "weightscope compare step-1/ step-2/ step-3/ --out run/",
+            "weightscope compare base/ adapter/ --out moved/ --max-change 0.1",
+        ),
+    ),
+    "reference": Help(
+        "Build the reference for audit --reference. Audits every checkpoint.",
+        ("weightscope reference checkpoints.txt --out reference.npz",),
+    ),
+    "circuits": Help(
+        "Name heads and find who reads whom (--measure runs the model).",
+        (
+            "weightscope circuits embedded --out circuits/",
+            "weightscope circuits model/ --out circuits/ --layers 0-7 --top 50",
+            "weightscope circuits model/ --out circuits/ --measure",
+        ),
+    ),
+    "detok": Help(
+        "Bigram AUROC of each head of a layer, over the full vocabulary.",
+        (
+            "weightscope detok embedded --out detok/",
+            "weightscope detok gpt2/ --counts counts.npz --out detok/",
+            "weightscope detok gpt2/ --counts counts.npz --out detok/ --sample 2000",
+        ),
+    ),
+    "neighbours": Help(
+        "The previous tokens that each head scores highest. Reads one layer.",
+        ('weightscope neighbours embedded " ship"', "weightscope neighbours embedded --token-id 11 --head 3 --top 5"),
+    ),
+    "positions": Help(
+        "How heads of layer 0 weigh positions (--on-text runs the model).",
+        (
+            "weightscope positions embedded --out positions/",
+            "weightscope positions gpt2/ --out positions/ --query 500 --head 7",
+        ),
+    ),
+    "bigrams": Help(
+        "Count the bigrams of a corpus, for detok. Tokenizes it once.",
+        ("weightscope bigrams books/ --tokenizer gpt2/ --out counts.npz",),
+    ),
+    "norms": Help(
+        "What attention adds up, by kind of token. Runs the model (PyTorch).",
+        (
+            "weightscope norms embedded --out norms/",
+            "weightscope norms bert/ --text books/ --inputs 100 --out norms/",
+        ),
+    ),
+    "outliers": Help(
+        "Outlier dimensions and their share of scores. Runs the model (PyTorch).",
+        ("weightscope outliers embedded --out outliers/", "weightscope outliers bert/ --inputs 200 --out outliers/"),
+    ),
+    "sinks": Help(
+        "Attention sinks: bias, NOP or broadcast. Runs the model (PyTorch).",
+        (
+            "weightscope sinks embedded --question bias --out sinks/",
+            "weightscope sinks vit/ --question kind --images photos/ --out sinks/",
+        ),
+    ),
+    "families": Help(
+        "List the supported architectures. Reads no weights.",
+        ("weightscope families", "weightscope families --csv rows.csv"),
+    ),
+    "adopt": Help(
+        "Find and verify a row for an unknown architecture (needs PyTorch).",
+        ("weightscope adopt model/", "weightscope adopt model/ --save"),
+    ),
+    "completion": Help(
+        "Print the shell completion script.",
+        (
+            "weightscope completion bash >> ~/.bashrc",
+            "weightscope completion zsh >> ~/.zshrc",
+            "weightscope completion fish > ~/.config/fish/completions/weightscope.fish",
+        ),
+    ),
+}  # fmt: skip
+
+
+def with_examples(command: click.Command) -> click.Command:
+    """Give a command its line in the list and the examples that end its help."""
+    command.short_help, examples = HELP[str(command.name)]
+    command.epilog = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
+    return command
+
+
+# Signals: Ctrl-C, SIGTERM, or a closed terminal.
+
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+NUMBERS = [int(getattr(signal, name)) for name in NAMES if hasattr(signal, name)]
+GRACE = 0.7  # seconds for cleaning up, after which the process exits wherever it is
+
+
+class Ended(KeyboardInterrupt):
+    """A signal asked the process to end; raised in the main thread, as Ctrl-C raises KeyboardInterrupt."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def ended_by_signals(advice: Callable[[], str]) -> Iterator[None]:
+    """Turn a signal into one line and `SystemExit` with status 128 plus the signal's number.
+
+    The block cleans up on the way out. A computing thread cannot be interrupted, nor the main thread inside a long
+    library call, so after `GRACE` seconds the process exits wherever it is.
+    """
+    unsaid = Lock()
+
+    def say(number: int) -> None:
+        if unsaid.acquire(blocking=False):  # only the first caller prints
+            by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
+            with suppress(OSError, ValueError, AttributeError):  # stderr is closed
+                print(f"weightscope: interrupted{by}{advice()}", file=sys.stderr, flush=True)
+
+    try:
+        with _signals_raise(say) if current_thread() is main_thread() else nullcontext():
+            yield
+    except KeyboardInterrupt as error:
+        number = getattr(error, "number", signal.SIGINT)
+        say(number)
+        sys.exit(128 + number)
+
+
+@contextmanager
+def _signals_raise(say: Callable[[int], None]) -> Iterator[None]:
+    """Raise `Ended` at the first signal, and start a thread that ends the process if that does not.
+
+    A signal that the parent process set to be ignored, as nohup does, stays ignored.
+    """
+
+    def raise_once(number: int, frame: object) -> NoReturn:
+        for ignored in handled:
+            signal.signal(ignored, signal.SIG_IGN)
+        raise Ended(number)
+
+    handled = [number for number in NUMBERS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    Thread(target=_end_after_grace, args=(receiver, say), name="signals", daemon=True).start()
+    before: dict[int, Any] = {number: signal.signal(number, raise_once) for number in handled}
+    wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            if signal.getsignal(number) is raise_once:  # else the process is ending
+                signal.signal(number, handler)
+        sender.close()
+
+
+def _end_after_grace(receiver: socket.socket, say: Callable[[int], None]) -> None:
+    """Wait for a signal, which the wake-up socket reports whatever the main thread does; exit after `GRACE` seconds.
+
+    Child processes end with this one; see `end_with_parent`.
+    """
+    with receiver:
+        while received := receiver.recv(1):
+            if received[0] in NUMBERS:
+                time.sleep(GRACE)
+                say(received[0])
+                remove_unfinished()
+                os._exit(128 + received[0])
+
+
+# Errors: one line on stderr and a status.
+
+# Former names of options.
 RENAMED = {"--longest": "--length", "--sequences": "--inputs", "--sentences": "--inputs", "--sampled": "--sample"}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files that are open
 ARGUMENT = re.compile(r"`(\w+)(?:='([^'`]+)')?`")
 
 
 def in_options(message: str) -> str:
-    """What the library says of an argument as a command says it: `tower='text'` is --tower text."""
+    """Rewrite arguments in a message as options: `tower='text'` becomes --tower text."""
     return ARGUMENT.sub(lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] else ""), message)
 
 
 @contextmanager
 def libraries_silent() -> Iterator[None]:
-    """Nothing that NumPy, Matplotlib and the like warn of reaches the terminal, unless Python was told to (-W).
+    """Keep warnings of NumPy, Matplotlib and others off the terminal, unless Python runs with -W.
 
-    What a person should know of broken weights, findings and lines of the command itself say.
+    Broken weights are reported by findings and by the command itself.
     """
     root, nowhere = logging.getLogger(), logging.NullHandler()
-    root.addHandler(nowhere)  # where nobody listens, logging prints warnings itself
+    root.addHandler(nowhere)  # without a handler, logging prints warnings itself
     try:
         with warnings.catch_warnings():
             if not sys.warnoptions:
@@ -47,25 +245,33 @@ def libraries_silent() -> Iterator[None]:
 
 
 def refusal(error: OSError) -> str:
-    """What the system would not do: print, where the disk behind the output is full, or what a library asked of it."""
+    """Describe an OSError; if the disk behind stdout is full, drop what is still buffered for it."""
     if error.filename is not None or error.errno not in FULL:
         return printable(" ".join(str(error).split()))
-    with suppress(OSError, ValueError, AttributeError):  # what is left in the buffer would be written again at the end
+    with suppress(OSError, ValueError, AttributeError):  # else Python would try to flush the buffer again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return f"what it prints cannot be written ({error.strerror})"
+    return f"cannot write to standard output ({error.strerror})"
+
+
+def spell_out_unprintable() -> None:
+    """Have stdout and stderr write \\u03c3 where their encoding (latin-1, cp1252) has no σ."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # closed, or not a stream of text
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 class EndsInOneLine(click.Command):
-    """A command that says in one line what is wrong with its input, what ran out, or that it was interrupted."""
+    """A command that ends every error and interruption with one line."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        spell_out_unprintable()
         try:
             with progress_shown(), libraries_silent():
                 return super().main(*args, **kwargs)
         except CheckpointError as error:
             problem = in_options(str(error))
-        except MemoryError as error:  # NumPy's and CuPy's say how much was asked for
-            problem = f"not enough memory: {(str(error).strip() or 'the system gave no more').splitlines()[0]}"
+        except MemoryError as error:  # messages of NumPy and CuPy say how much was asked for
+            problem = f"not enough memory: {(str(error).strip() or 'the system refused an allocation').splitlines()[0]}"
         except OSError as error:
             problem = refusal(error)
         click.echo(f"{self.name}: {problem}", err=True)
@@ -75,7 +281,7 @@ class EndsInOneLine(click.Command):
         def advice() -> str:
             chosen: click.Command = getattr(self, "commands", {}).get(ctx.invoked_subcommand, self)
             resumes = any(option.name == "resume" for option in chosen.params)
-            return "; the same command with --resume goes on" if resumes else ""
+            return "; run the same command with --resume to continue" if resumes else ""
 
         with ended_by_signals(advice):
             try:
@@ -88,7 +294,7 @@ class EndsInOneLine(click.Command):
 
 
 class Commands(EndsInOneLine, click.Group):
-    """Several of them, each with --quiet, with a line that says what it gives and costs, and with examples."""
+    """The group of commands; adds --quiet, the line in the list and the examples to each."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         super().add_command(with_examples(quiet_option(cmd)), name)

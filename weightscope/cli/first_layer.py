@@ -1,4 +1,4 @@
-"""The first layer as a function of tokens and positions: detok, neighbours, positions; bigrams for it to be held to."""
+"""The commands about the first layer: detok, neighbours, positions, and bigrams for detok."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ from weightscope.cli.options import (
 from weightscope.cli.terminal import headline, is_quiet, show, write_csv
 from weightscope.errors import CheckpointError, counted
 
-LONG = 600  # seconds that a person should know of before they begin
+LONG = 600  # seconds; a run that will take longer says so first
 
 
 @click.command()
@@ -42,9 +42,9 @@ LONG = 600  # seconds that a person should know of before they begin
     "--sample",
     type=click.IntRange(1),
     metavar="N",
-    help="Score N current tokens drawn at random, with 95 % intervals; 2000 give +-0.01.",
+    help="Score N random current tokens, with 95 % confidence intervals; 2000 give +-0.01.",
 )
-@click.option("--token", "tokens", multiple=True, help="Draw this token's ROC curves; may be repeated.")
+@click.option("--token", "tokens", multiple=True, help="Draw the ROC curves of this token; may be repeated.")
 @token_id_option
 @tokenizer_option
 @with_engine
@@ -61,33 +61,38 @@ def detok(
     token_ids: tuple[int, ...],
     engine: Any,
 ) -> None:
-    """Bigram AUROC of every head over the full vocabulary, as tables, figures and a page."""
+    """Compute the bigram AUROC of every head over the full vocabulary: tables, figures and a report."""
     from weightscope.detokenization.first_layer import FirstLayer
-    from weightscope.detokenization.heads import ScorerOnWorker, counts_for, measure_heads
-    from weightscope.detokenization.roc import roc_curves
-    from weightscope.detokenization.sampled import draw_tokens, seconds_of_all
+    from weightscope.detokenization.heads import (
+        ScorerOnWorker,
+        counts_for,
+        draw_tokens,
+        measure_heads,
+        roc_curves,
+        seconds_of_all,
+    )
     from weightscope.embedded import FOLDER
-    from weightscope.folder import OutputFolder
+    from weightscope.files import OutputFolder
 
     opened = named(source)
     model = opened_model(opened)
-    model.embeddings  # noqa: B018  nobody counts bigrams for a checkpoint without tokens
+    model.embeddings  # noqa: B018  refuse a checkpoint without tokens before asking for counts
     if counts is None and model.checkpoint.folder != FOLDER:
         raise click.UsageError(
-            "--counts is needed; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
+            "--counts is required; make the file with `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz`"
         )
     first = FirstLayer(model, layer, delta, device)
     bigrams = counts_for(model, counts)
     chosen = dict(zip(*_tokens(model, tokens, token_ids)[:2], strict=True))
     _say_bare(first)
-    first.attention  # noqa: B018  a layer that is none is refused before a folder is made
+    first.attention  # noqa: B018  refuse a missing layer before a folder is made
     drawn = None if sample is None else draw_tokens(first, bigrams, sample)
     if drawn is None and device == "cpu" and not engine.elsewhere:
         _say_long(seconds_of_all(first, bigrams))
     curves = roc_curves(first, bigrams, chosen)
     with OutputFolder(out) as files:
         auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts), drawn)
-        auroc.write_report(files, curves)  # a picture is there no later than the numbers
+        auroc.write_report(files, curves)  # figures first: finished tables then imply finished figures
         auroc.write_tables(files)
     if not is_quiet():
         show(*auroc.printed())
@@ -100,7 +105,9 @@ def detok(
 @token_id_option
 @tokenizer_option
 @click.option("--head", "heads", type=int, multiple=True, help="Only this head; may be repeated.")
-@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Previous tokens a head.")
+@click.option(
+    "--top", type=click.IntRange(1), default=10, show_default=True, help="Number of previous tokens per head."
+)
 @layer_option
 @delta_option
 @csv_option
@@ -114,15 +121,15 @@ def neighbours(
     delta: int,
     csv_file: Path | None,
 ) -> None:
-    """The previous tokens that each head scores highest for TOKEN (write " Jackson" for one that opens a word)."""
+    """List the previous tokens that each head scores highest for TOKEN (write " Jackson" for a token with a space)."""
     from weightscope.detokenization.first_layer import FirstLayer
-    from weightscope.detokenization.neighbours import neighbours as rank
+    from weightscope.detokenization.first_layer import neighbours as rank
     from weightscope.tables import Table
 
     if token is None and not token_ids:
-        raise click.UsageError("a TOKEN is needed, or --token-id")
+        raise click.UsageError("give a TOKEN or --token-id")
     first = FirstLayer(model, layer, delta)
-    model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for
+    model.embeddings  # noqa: B018  refuse a checkpoint without tokens before looking for a tokenizer
     _, ids, tokenizer = _tokens(model, () if token is None else (token,), token_ids)
     for head in heads:
         first.attention.head(head)
@@ -131,21 +138,21 @@ def neighbours(
     if csv_file is not None:
         write_csv(table, csv_file)
     columns = table.select("head", "rank", "score", "token", "joined").columns
-    quoted = [replace(own, values=[*map(repr, own.values)]) if own.name == "token" else own for own in columns]
+    quoted = [replace(c, values=[*map(repr, c.values)]) if c.name == "token" else c for c in columns]
     if first.bare:
-        quoted = [replace(own, symbol="score of bare embeddings") if own.name == "score" else own for own in quoted]
-    show(Table(quoted))  # quotes show a space that begins a token
+        quoted = [replace(c, symbol="score of bare embeddings") if c.name == "score" else c for c in quoted]
+    show(Table(quoted))  # quotes show a leading space
     say_caveats(first.attention.caveats)
 
 
 @click.command()
 @with_model
 @out_option
-@click.option("--query", type=int, help="The query position i; 500 by default, or the last of a shorter model.")
-@click.option("--unscaled", is_flag=True, help="Bare numerators, no sigma: needs no token embedding.")
-@click.option("--head", "heads", type=int, multiple=True, help="Draw Fig. 3 of this head; may be repeated.")
+@click.option("--query", type=int, help="Query position i; default: 500, or the last position of a shorter model.")
+@click.option("--unscaled", is_flag=True, help="Numerators without 1/sigma; needs no token embedding.")
+@click.option("--head", "heads", type=int, multiple=True, help="Draw Fig. 3 for this head; may be repeated.")
 @tokenizer_option
-@click.option("--on-text", is_flag=True, help="Beside it the layer's attention on text, and Fig. 4 (needs PyTorch).")
+@click.option("--on-text", is_flag=True, help="Also run the model on text and draw Fig. 4 (needs PyTorch).")
 @text_option
 @device_option
 def positions(
@@ -158,23 +165,23 @@ def positions(
     text: tuple[Path, ...],
     device: str,
 ) -> None:
-    """T^p and T^pp of every head at one query position, their trends, and Fig. 3 of the paper."""
+    """Compute T^p and T^pp of every head at one query position, their trends, and the paper's Fig. 3."""
     from weightscope.detokenization.first_layer import FirstLayer
     from weightscope.detokenization.on_text import run_on_texts
     from weightscope.detokenization.page import position_section, text_section
     from weightscope.detokenization.positions import position_terms
-    from weightscope.folder import OutputFolder
+    from weightscope.files import OutputFolder
     from weightscope.pages.page import write_page
-    from weightscope.text.inputs import read_texts
+    from weightscope.text.sequences import read_texts
 
     if unscaled and (on_text or text):
-        raise click.UsageError("--unscaled leaves out what --on-text compares with")
+        raise click.UsageError("--unscaled cannot be combined with --on-text, which needs sigma")
     first = FirstLayer(model, device=device)
     for head in heads:
         first.attention.head(head)
     if not unscaled:
         try:
-            model.embeddings  # noqa: B018  sigma is of tokens at positions
+            model.embeddings  # noqa: B018  sigma needs token embeddings
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error}; sigma needs one. `weightscope positions --unscaled` works without"
@@ -188,7 +195,7 @@ def positions(
             check.write_tables(files)
             sections.append(text_section(files, check, terms))
         title = f"Position terms of layer 0 of {model.title}"
-        write_page(files, "report.html", title, terms.lead, sections, of=model.title)
+        write_page(files, "report.html", title, terms.lead, sections, model=model.title)
     for caution in terms.cautions:
         click.echo(f"weightscope: {caution}", err=True)
     if not is_quiet():
@@ -197,13 +204,7 @@ def positions(
 
 
 def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[str], list[int], Any]:
-    """Tokens that were named by text or by id: their names and ids, and the tokenizer, which ids alone can do without.
-
-    Raises
-    ------
-    CheckpointError
-        There is no such token, or a text and no tokenizer.
-    """
+    """Names and ids of tokens given as text or as ids, and the tokenizer; ids alone do not need one."""
     from weightscope.text.tokenizer import load_tokenizer, token_id, token_names
 
     tokenizer: Any = None
@@ -212,20 +213,20 @@ def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[
     except CheckpointError:
         if texts or model.tokenizer != model.source:
             raise
-    found = [token_id(tokenizer, text) for text in texts] + list(ids)
-    if found:
-        model.embeddings.rows(found)  # says which is not there
-    return [*texts, *map(token_names(tokenizer), ids)], found, tokenizer
+    known = [token_id(tokenizer, text) for text in texts] + list(ids)
+    if known:
+        model.embeddings.rows(known)  # raises if one is out of range
+    return [*texts, *map(token_names(tokenizer), ids)], known, tokenizer
 
 
 def _say_long(seconds: float) -> None:
     if seconds > LONG:
-        told = f"every token against every token takes about {seconds / 60:.0f} minutes here"
-        click.echo(f"weightscope: {told}; --sample 2000 gives each AUROC to +-0.01 sooner", err=True)
+        estimate = f"the full vocabulary takes about {seconds / 60:.0f} minutes on this machine"
+        click.echo(f"weightscope: {estimate}; --sample 2000 estimates each AUROC to +-0.01 sooner", err=True)
 
 
 def _say_bare(first: Any) -> None:
-    if first.heads and first.bare:  # a layer that is not there is refused, before a folder is taken too
+    if first.heads and first.bare:  # first.heads refuses a missing layer
         click.echo(f"weightscope: {first.bare}", err=True)
 
 

@@ -1,15 +1,16 @@
-"""What a checkpoint is, before anything of it is read: inspect."""
+"""The commands inspect, families and adopt: what a checkpoint is, and which architectures can be read."""
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from weightscope.cli.options import with_source
-from weightscope.cli.terminal import Listed, show
-from weightscope.errors import printable, sized
+from weightscope.cli.options import csv_option, families_option, with_source
+from weightscope.cli.terminal import Listed, headline, show, write_csv
+from weightscope.errors import CheckpointError, printable, sized
 
 if TYPE_CHECKING:
     from weightscope.checkpoint import Checkpoint
@@ -18,20 +19,113 @@ if TYPE_CHECKING:
     from weightscope.tables import Table
 
 
+@click.command("families")
+@csv_option
+@click.option(
+    "--new",
+    is_flag=True,
+    help="Try the architectures of the installed transformers that the census does not cover (PyTorch).",
+)
+@families_option
+def families_command(csv_file: Path | None, new: bool, families: str | None) -> None:
+    """List the supported architectures: row, model_types, stack, and special features.
+
+    The last line says how many of the attention stacks in transformers are read exactly. --new tries the architectures
+    of the installed transformers that were not counted, each on tiny random models.
+    """
+    from weightscope.adopting.record import standing
+    from weightscope.architectures.table import families_table
+
+    if new:
+        _newer()
+        return
+    table = families_table(families)
+    if csv_file is not None:
+        write_csv(table, csv_file)
+    show(table)
+    headline(standing())
+
+
+def _newer() -> None:
+    """Print one line for every attention stack of every type that the census does not cover."""
+    from weightscope.runner.loading import import_torch
+
+    import_torch()
+    from weightscope.adopting.adopt import PROOF
+    from weightscope.adopting.census import newcomers, run
+
+    kinds = newcomers()
+    if not kinds:
+        click.echo(f"the census covers every model_type of {PROOF}")
+    for row in run(kinds):
+        click.echo(" ".join(filter(None, (f"{row.type}:", row.verdict, row.kind, row.stack, row.reason))))
+
+
+@click.command("adopt")
+@with_source
+@click.option("--save", is_flag=True, help="Save the rows where every command finds them.")
+def adopt_command(named: Any, source: str, save: bool) -> None:
+    """Work out how to read an unknown architecture, and verify it (needs PyTorch).
+
+    Tiny random models are built from the checkpoint's config with transformers' own class. A row is accepted if its
+    attention and outputs match the eager model to 1e-5 at two sizes and at near and far distances, and if it fits the
+    checkpoint's tensors. Then every layer of the checkpoint runs with its own weights, one at a time, and is compared
+    too; where that is not possible, the row is called unproved at its own size. Code that ships with a checkpoint is
+    never run.
+    """
+    from weightscope.runner.loading import import_torch
+
+    import_torch()
+    from weightscope.adopting.adopt import PROOF, adopt
+    from weightscope.adopting.row_source import as_stanza
+    from weightscope.architectures.stanzas import file_of
+    from weightscope.architectures.table import own_folder
+    from weightscope.checkpoint.config import digest_of
+    from weightscope.files import new_file
+
+    checkpoint = named(source).checkpoint()
+    adopted = adopt(checkpoint)
+    rows = f"these {len(adopted.rows)} rows" if len(adopted.rows) > 1 else "this row"
+    which = f"unproved at its own size (tiny models of {PROOF})" if adopted.unproved else f"proved against {PROOF}"
+    click.echo(f"{printable(checkpoint.name)} is read by {rows}, {which}:")
+    for row in adopted.rows:
+        click.echo(printable_lines(as_stanza(row)))
+    for stack, why in adopted.unproved.items():
+        click.echo(printable(f"not run at its own size: {stack}: {why}"))
+    for stack, why in adopted.refused.items():
+        click.echo(printable(f"not read: {stack}: {why}"))
+    if save:
+        name = str(checkpoint.config.get("model_type"))
+        if not name.replace("-", "_").replace(".", "_").isidentifier():
+            raise CheckpointError(f"'{name}' cannot be the name of a file")
+        file = own_folder() / f"{name}.toml"
+        with new_file(file) as written:
+            digest = digest_of(checkpoint.config)
+            written.write(file_of(adopted.rows, PROOF, proved=not adopted.unproved, digest=digest))
+        click.echo(file)
+
+
+def printable_lines(text: str) -> str:
+    """Lines without control characters."""
+    return "\n".join(map(printable, text.splitlines()))
+
+
 @click.command()
 @with_source
-@click.option("--check", is_flag=True, help="Read every tensor once and say what stands out; of any architecture.")
+@click.option(
+    "--check", is_flag=True, help="Read every tensor once and report what stands out; works for any architecture."
+)
 def inspect(named: Any, source: str, check: bool) -> None:
-    """Family, shapes, dtypes, and the bytes an audit would read."""
+    """Show family, shapes, dtypes, and the bytes an audit would read."""
     show(*(checked(named(source)) if check else describe(named(source).open())))
 
 
 def checked(source: "Source") -> Iterator["str | Table"]:
-    """Lines and a table for a person: what is in the file, by role, and what stands out; no family needs to know it."""
-    from weightscope.audits.findings import Findings
-    from weightscope.audits.tensor_findings import tensor_findings
-    from weightscope.audits.tensors import read_everything
+    """What is in the file by role, and what stands out; needs no known family."""
     from weightscope.errors import CheckpointError
+    from weightscope.findings import Findings
+    from weightscope.tensors.findings import tensor_findings
+    from weightscope.tensors.measure import read_everything
 
     try:
         checkpoint = source.open().checkpoint
@@ -55,7 +149,7 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
 
 
 def describe(model: "Model") -> Iterator[str | Listed]:
-    """Lines for a person: family, sizes, dtypes, embeddings, bytes; the tensors of the first attention layer."""
+    """Family, sizes, dtypes, embeddings, bytes, and the tensors of the first attention layer."""
     checkpoint, config, family = model.checkpoint, model.config, model.family
     yield from _stored(checkpoint)
     yield f"family      {family.name} (model_type {printable(config.model_type)})"
@@ -64,45 +158,49 @@ def describe(model: "Model") -> Iterator[str | Listed]:
     yield f"layers      {config.n_layers}, width {config.d_model}"
     borrowing = model.borrowing_layers
     if borrowing:
-        yield f"            to keys and values of a layer before: {', '.join(map(str, borrowing))}"
-    others = [i for i in range(config.n_layers) if i not in (*model.attention_layers, *borrowing)]
-    if others:
-        yield f"            not attention: {', '.join(map(str, others))}"
-    yield f"heads       {config.n_heads} of {config.head_dim}, {config.n_kv_heads} key-value"
+        yield f"            reusing keys and values of an earlier layer: {', '.join(map(str, borrowing))}"
+    without = [i for i in range(config.n_layers) if i not in (*model.attention_layers, *borrowing)]
+    if without:
+        yield f"            without attention: {', '.join(map(str, without))}"
+    yield f"heads       {config.n_heads} heads x {config.head_dim} dims, {config.n_kv_heads} KV heads"
     yield f"tokens      {_embedding(model, family.inputs.tokens)}"
     yield f"positions   {_embedding(model, family.inputs.positions)}"
     if len(model.stacks) > 1:
         yield from _stacks(model)
+    yield from (f"{'' if number else 'note':<11} {printable(note)}" for number, note in enumerate(model.notes))
     if model.attention_layers:
         yield from _budget(model)
         yield _first_tensors(model)
 
 
 def _stacks(model: "Model") -> Iterator[str]:
-    """A line for every attention model in the file."""
+    """One line for every attention stack in the file."""
     for number, stack in enumerate(model.stacks.values()):
-        sizes = f"{stack.n_layers} layers of {stack.n_heads} heads, {stack.family and stack.family.name}"
+        sizes = f"{stack.n_layers} layers x {stack.n_heads} heads, {stack.family and stack.family.name}"
         what = f"not read: {printable(stack.refusal)}" if stack.refusal else f"{sizes} ({printable(stack.model_type)})"
+        what += ", unproved" if stack.family and stack.family.origin.startswith("unproved") else ""
         where = ", ".join(filter(None, (printable(stack.prefix) + "*", printable(stack.part))))
         yield f"{'' if number else 'stacks':<11} {printable(stack.name)}: {what}; {where}"
 
 
 def _budget(model: "Model") -> Iterator[str]:
-    """What an audit reads of all layers and of the first, W_QK's share of it, and what has still to be fetched."""
+    """The bytes that an audit reads, of all layers and of the first, and what is still to be fetched."""
     checkpoint, layers = model.checkpoint, model.attention_layers
     names = {i: [tensor.name for tensor in model.attention_tensors(i)] for i in layers}
-    everything = {name for of_layer in names.values() for name in of_layer}  # ALBERT's layers share theirs
+    everything = {
+        name for layer_names in names.values() for name in layer_names
+    }  # a set: ALBERT's layers share tensors
     for label, chosen in (("audit reads", everything), (f"layer {layers[0]:<5}", set(names[layers[0]]))):
         of_qk = {name for name in chosen if any(f".{m}." in f".{name}" for m in (model.family.query, model.family.key))}
-        whole, share = (sized(checkpoint.bytes_to_read(those)) for those in (chosen, of_qk))
-        yield f"{label} {whole} of {sized(checkpoint.nbytes)}, {share} of it queries and keys"
+        total, qk = (sized(checkpoint.bytes_to_read(group)) for group in (chosen, of_qk))
+        yield f"{label} {total} of {sized(checkpoint.nbytes)}, {qk} of it queries and keys"
     if checkpoint.bytes_fetched or checkpoint.bytes_to_fetch(everything):
         headers, rest = sized(checkpoint.bytes_fetched), sized(checkpoint.bytes_to_fetch(everything))
         yield f"network     {headers} fetched for the headers; an audit fetches {rest}"
 
 
 def _first_tensors(model: "Model") -> Listed:
-    """Names, dtypes and shapes of what is read of the first attention layer."""
+    """Names, dtypes and shapes of the tensors of the first attention layer."""
     from weightscope.tables import Table
 
     tensors = model.attention_tensors(model.attention_layers[0])

@@ -1,4 +1,4 @@
-"""What several commands share: SOURCE, the engine, options of the first layer, numbers, caveats."""
+"""Options that several commands share: SOURCE and how to read it, --out, --device, the engine; shell completion."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,16 +7,56 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
-from weightscope.cli.completing import families as family_names
-from weightscope.cli.completing import sources, towers
 from weightscope.cli.terminal import headline
 from weightscope.errors import printable
-from weightscope.writing import check_writable
+from weightscope.files import check_writable
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion_command(shell: str) -> None:
+    """Print the script that lets SHELL complete commands, options, checkpoints, families and kinds of findings.
+
+    Add it to the shell's start-up file, as below, and open a new shell.
+    """
+    completion = get_completion_class(shell)
+    assert completion is not None, "click supports all three shells"
+    root = click.get_current_context().find_root().command
+    click.echo(completion(root, {}, "weightscope", "_WEIGHTSCOPE_COMPLETE").source())
+
+
+def complete_source(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Complete a folder or file, or `embedded`."""
+    shipped = [CompletionItem("embedded")] if typed and "embedded".startswith(typed) else []
+    return [*shipped, CompletionItem(typed, type="file")]
+
+
+def complete_family(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Complete the name of a family."""
+    from weightscope.architectures.table import known_rows
+
+    return [CompletionItem(name) for name in sorted({row.name for row in known_rows()}) if name.startswith(typed)]
+
+
+def complete_tower(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Complete the usual name of a stack."""
+    names = ("text", "vision", "audio", "encoder", "decoder", "cross", "all")
+    return [CompletionItem(name) for name in names if name.startswith(typed)]
+
+
+def complete_limit(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Complete a severity or a kind of finding."""
+    from weightscope.findings import KINDS, SEVERITIES
+
+    return [CompletionItem(name) for name in (*SEVERITIES, *KINDS) if name.startswith(typed)]
 
 
 def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """A folder or file for results, once it is known that it can be written, before anything is computed."""
+    """Check that results can be written there before anything is computed."""
     if path is not None:
         check_writable(path.parent if isinstance(parameter.type, click.Path) and parameter.type.file_okay else path)
     return path
@@ -28,18 +68,18 @@ out_option = click.option(
 )  # fmt: skip
 csv_option = click.option(
     "--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), callback=writable,
-    help="Write the table here too.",
+    help="Also write the table to this file.",
 )  # fmt: skip
-layer_option = click.option("--layer", default=0, show_default=True, help="Layer whose heads are asked.")
+layer_option = click.option("--layer", default=0, show_default=True, help="Layer to analyse.")
 delta_option = click.option(
-    "--delta", default=1, show_default=True, help="Distance i - j at which tokens are compared under rotation."
+    "--delta", default=1, show_default=True, help="Distance i - j at which rotary heads compare tokens."
 )
 
 
 def _usable(context: click.Context, parameter: click.Parameter, device: str) -> str:
-    """The device, once it is known to be there, before anything is read; a cluster's workers look for theirs."""
+    """Check the device before anything is read; on a cluster each worker checks its own."""
     if device != "cpu" and context.params.get("engine") != "dask":
-        from weightscope.device import open_device
+        from weightscope.compute.device import open_device
 
         open_device(device)
     return device
@@ -47,12 +87,12 @@ def _usable(context: click.Context, parameter: click.Parameter, device: str) -> 
 
 device_option = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, callback=_usable,
-    help="Where the heavy products are computed.",
+    help="Device for the large matrix products.",
 )  # fmt: skip
 
 
 def _reachable(context: click.Context, parameter: click.Parameter, device: str) -> str:
-    """The device, once it is known that PyTorch is installed and reaches it, before anything is read."""
+    """Check that PyTorch is installed and reaches the device before anything is read."""
     from weightscope.runner.loading import check_device
 
     check_device(device)
@@ -61,53 +101,48 @@ def _reachable(context: click.Context, parameter: click.Parameter, device: str) 
 
 runner_device_option = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, callback=_reachable,
-    help="Where the model runs and the heavy products are computed.",
+    help="Device for the model and the large matrix products.",
 )  # fmt: skip
 text_option = click.option(
     "--text", multiple=True, type=click.Path(path_type=Path),
-    help="Text, folder of texts, JSON lines or Parquet; may be repeated. Without it: works in the public domain.",
+    help="Text, folder of texts, JSON lines or Parquet; may be repeated. Default: the public-domain texts included.",
 )  # fmt: skip
 
 
-tokenizer_option = click.option(
-    "--tokenizer", help="SOURCE of the tokenizer that names tokens, if it is not with the checkpoint."
-)
+tokenizer_option = click.option("--tokenizer", help="SOURCE of the tokenizer, if it is not in the checkpoint's folder.")
 token_id_option = click.option(
-    "--token-id", "token_ids", type=click.IntRange(0), multiple=True, help="A token by its id; may be repeated."
+    "--token-id", "token_ids", type=click.IntRange(0), multiple=True, help="Token id; may be repeated."
 )
 
 
 families_option = click.option(
     "--families", type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="A file of rows of architectures, as `weightscope adopt --save` writes them.",
+    help="File of architecture rows, as written by `weightscope adopt --save`.",
 )  # fmt: skip
 
 
 def opened_model(source: Any) -> Any:
-    """The model of a Source; where nobody vouches for the row that reads it, or a person adopted it, that is said."""
+    """Open a Source; say so if the row that reads it was adopted or never verified."""
     model = source.open()
     if model.family.origin:
-        click.echo(printable(f"weightscope: {model.name} is read as {model.family.called}"), err=True)
+        click.echo(printable(f"weightscope: {model.name} is read as family {model.family.called}"), err=True)
     return model
 
 
 def with_source(command: Callable[..., None]) -> Callable[..., None]:
-    """A command on SOURCE and how to read it, called with a function from one source to a Source, and the text.
+    """Add SOURCE and the options that say how to read it; the command gets a function from text to Source."""
 
-    With `tokenizer_option` the Source knows that place too.
-    """
-
-    @click.argument("source", shell_complete=sources)
+    @click.argument("source", shell_complete=complete_source)
     @click.option("--revision", help="Branch, tag or commit on the Hub.")
     @click.option(
-        "--family", shell_complete=family_names, help="Read the checkpoint as this family, whatever its config says."
+        "--family", shell_complete=complete_family, help="Read the checkpoint as this family, whatever its config says."
     )
     @click.option(
         "--tower",
-        shell_complete=towers,
-        help="Which stack, where there are several: text, vision, encoder, decoder, cross ...",
+        shell_complete=complete_tower,
+        help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
     )
-    @click.option("--base", help="Of a LoRA adapter the model that it changes, where its settings do not name it.")
+    @click.option("--base", help="Base model of a LoRA adapter, if the adapter's config does not name it.")
     @families_option
     @wraps(command)
     def named(
@@ -122,7 +157,7 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
         from weightscope.sources import Source
 
         tokenizer = options.pop("tokenizer", None)
-        if tokenizer is not None:  # before anything is computed that it is wanted for
+        if tokenizer is not None:  # fail before anything is computed
             from weightscope.text.tokenizer import load_tokenizer
 
             load_tokenizer(tokenizer)
@@ -132,7 +167,7 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_model(command: Callable[..., None]) -> Callable[..., None]:
-    """A command on SOURCE, called with the opened model instead."""
+    """Add SOURCE; the command gets the opened model."""
 
     @with_source
     @wraps(command)
@@ -143,27 +178,31 @@ def with_model(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_engine(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose tasks may run in other processes or on a cluster, called with the engine to run them."""
+    """Add --engine, --scheduler and --jobs; the command gets the engine that runs its tasks."""
 
     @click.option(
         "--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True,
-        is_eager=True,  # known before --device is looked at
-        help="This machine, or a Dask cluster.",
+        is_eager=True,  # --device depends on it
+        help="Run on this machine or on a Dask cluster.",
     )  # fmt: skip
-    @click.option("--scheduler", help="Dask's scheduler: tcp://HOST:PORT, or the file it wrote its address to.")
+    @click.option("--scheduler", help="Dask scheduler: tcp://HOST:PORT, or the scheduler file.")
     @click.option(
-        "--jobs", type=click.IntRange(1), help="Processes on this machine, instead of one with a thread a core."
+        "--jobs",
+        type=click.IntRange(1),
+        help="Number of processes on this machine; default: one, with a thread per core.",
     )
     @wraps(command)
     def engaged(*arguments: Any, engine: str, scheduler: str | None, jobs: int | None, **options: Any) -> None:
         from weightscope.engine import open_engine
 
         if engine == "dask" and jobs is not None:
-            raise click.UsageError("--jobs is for one machine; on a cluster the workers' threads count")
+            raise click.UsageError(
+                "--jobs applies to the local engine; on a cluster, set the number of workers and threads there"
+            )
         if jobs is not None and options.get("device", "cpu") != "cpu":
-            raise click.UsageError("--jobs spreads work over cores; a device is used by one process")
+            raise click.UsageError("--jobs cannot be used with --device cuda: a GPU is used by one process")
         if engine == "local" and scheduler is not None:
-            raise click.UsageError("--scheduler goes with --engine dask")
+            raise click.UsageError("--scheduler needs --engine dask")
         with open_engine(engine, scheduler, jobs) as opened:
             command(*arguments, engine=opened, **options)
 
@@ -171,21 +210,22 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:
-    """0,5,7-9 as (0, 5, 7, 8, 9): each once, in the order given."""
-    found: list[int] = []
+    """Parse 0,5,7-9 as (0, 5, 7, 8, 9): each number once, in the order given."""
+    numbers: list[int] = []
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(-?\d{1,7})(?:\s*-\s*(\d{1,7}))?\s*", part)
         if ends is None:
             raise click.BadParameter(
-                f"{printable(part)!r} is no whole number and no range such as 0-3", param_hint=option
+                f"{printable(part)!r} is neither a whole number nor a range such as 0-3", param_hint=option
             )
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if not 0 <= last - first < 10**5:
-            raise click.BadParameter(f"the range {printable(part)} runs backwards or is absurd", param_hint=option)
-        found += range(first, last + 1)
-    return tuple(dict.fromkeys(found))
+            raise click.BadParameter(f"the range {printable(part)} runs backwards or is too long", param_hint=option)
+        numbers += range(first, last + 1)
+    return tuple(dict.fromkeys(numbers))
 
 
 def say_caveats(caveats: Sequence[str]) -> None:
+    """Print what the numbers leave out."""
     for caveat in caveats:
         headline(f"not in these numbers: {caveat}")

@@ -1,4 +1,4 @@
-"""Studies of what attention does on inputs: norms, outliers, sinks. The model is run by PyTorch, an optional extra."""
+"""The commands circuits, norms, outliers and sinks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,19 +6,93 @@ from typing import Any
 
 import click
 
-from weightscope.cli.options import out_option, runner_device_option, text_option, tokenizer_option, with_model
-from weightscope.cli.terminal import headline
+from weightscope.cli.options import (
+    device_option,
+    opened_model,
+    out_option,
+    runner_device_option,
+    say_caveats,
+    text_option,
+    tokenizer_option,
+    whole_numbers,
+    with_engine,
+    with_model,
+    with_source,
+)
+from weightscope.cli.terminal import headline, is_quiet, show
+
+
+@click.command("circuits")
+@with_source
+@tokenizer_option
+@out_option
+@click.option("--layers", help="Layers to analyse, such as 0-3 or 0,5,7-9; default: every attention layer.")
+@click.option(
+    "--top",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Number of edges of each kind, by each measure.",
+)
+@click.option(
+    "--counts", type=click.Path(dir_okay=False, path_type=Path),
+    help="Bigram counts (see `weightscope bigrams`), to find detokenization heads in the first layer.",
+)  # fmt: skip
+@click.option("--measure", is_flag=True, help="Also run the model and report how well the names hold (PyTorch).")
+@click.option(
+    "--text", "texts", type=click.Path(exists=True, path_type=Path), multiple=True,
+    help="Text to run it on, a file or a folder; default: public-domain prose.",
+)  # fmt: skip
+@device_option
+@with_engine
+def circuits_command(
+    named: Any,
+    source: str,
+    out: Path,
+    layers: str | None,
+    top: int,
+    counts: Path | None,
+    measure: bool,
+    texts: tuple[Path, ...],
+    device: str,
+    engine: Any,
+) -> None:
+    """Name every head by what it does and find which heads read what earlier heads write: tables and a report."""
+    from weightscope.circuitry.circuits import circuits
+    from weightscope.files import OutputFolder
+
+    chosen = None if layers is None else whole_numbers(layers, "--layers")
+    opened = named(source)
+    model = opened_model(opened)
+    on_worker = opened.as_seen(model).elsewhere if engine.elsewhere else None
+    with OutputFolder(out) as folder:
+        result = circuits(model, chosen, top, device, counts, engine, on_worker)
+        if measure:
+            from weightscope.circuitry.measured import measured
+
+            result = measured(model, result, texts, device)
+        result.write(folder)
+    headline(result.lead)
+    for role, heads in result.named.items():
+        headline(f"{role}: {', '.join(heads)}")
+    if result.accuracy is not None and not is_quiet():
+        show(result.accuracy.table)
+    say_caveats(result.caveats)
+    click.echo(out / "report.html")
+
+
+# Studies that run the model, with PyTorch.
 
 length_option = click.option(
-    "--length", default=128, show_default=True, type=click.IntRange(8), help="Tokens of an input, at most."
+    "--length", default=128, show_default=True, type=click.IntRange(8), help="Longest input, in tokens."
 )
 
-# Options of one question about sinks alone.
-OF_QUESTION = {"bias": ("evaluated", "thorough", "paper", "own_first"), "kind": ("images", "seed")}
+# Options that belong to one question about sinks.
+QUESTION_OPTIONS = {"bias": ("evaluated", "thorough", "paper", "own_first"), "kind": ("images", "seed")}
 
 
 def say(lines: Sequence[str], out: Path) -> None:
-    """The result, and where its page is."""
+    """Print the result and the path of its report."""
     for line in lines:
         headline(line)
     click.echo(out / "report.html")
@@ -30,20 +104,24 @@ def say(lines: Sequence[str], out: Path) -> None:
 @out_option
 @text_option
 @click.option(
-    "--inputs", default=992, show_default=True, type=click.IntRange(1), help="How many inputs: pairs of paragraphs."
+    "--inputs", default=992, show_default=True, type=click.IntRange(1), help="Number of inputs (pairs of paragraphs)."
 )
 @length_option
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the choice of texts, pairs and heads."
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Random seed for the choice of texts, pairs and heads.",
 )
 @runner_device_option
 def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: int, seed: int, device: str) -> None:
-    """What attention adds up: lengths of alpha f(x) beside alpha, by kind of token.
+    """Norm-based analysis: the norms of alpha f(x) compared with alpha, by kind of token.
 
-    Tables, figures and report.html go into --out.
+    Writes tables, figures and report.html to --out.
     """
-    from weightscope.norms.study import study_norms
-    from weightscope.text.inputs import read_texts
+    from weightscope.norms.page import study_norms
+    from weightscope.text.sequences import read_texts
 
     lines = study_norms(model, read_texts(text), out, sequences=inputs, longest=length, seed=seed, device=device)
     say(lines, out)
@@ -55,24 +133,30 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: in
 @out_option
 @text_option
 @click.option(
-    "--inputs", default=1500, show_default=True, type=click.IntRange(1), help="How many inputs: sentences, for means."
+    "--inputs",
+    default=1500,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of inputs (sentences) for the means.",
 )
 @click.option(
     "--sample", metavar="N", default=100, show_default=True, type=click.IntRange(1),
-    help="Average eq. 7 over N of them drawn at random.",
+    help="Average eq. 7 over N random inputs.",
 )  # fmt: skip
 @length_option
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the choice of sentences.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed for the choice of sentences."
+)
 @runner_device_option
 def outliers(
     model: Any, out: Path, text: tuple[Path, ...], inputs: int, sample: int, length: int, seed: int, device: str
 ) -> None:
-    """Which dimensions of the residual stream stand out, and what they add to attention scores, by kind of token.
+    """Find outlier dimensions of the residual stream and their share of attention scores, by kind of token.
 
-    Tables, figures and report.html go into --out. Of STS-B's sts-*.csv the first sentence of each pair is read.
+    Writes tables, figures and report.html to --out. From STS-B's sts-*.csv, the first sentence of each pair is read.
     """
-    from weightscope.outlier_dimensions.study import study_outliers
-    from weightscope.text.inputs import read_sentences
+    from weightscope.outliers.page import study_outliers
+    from weightscope.text.sequences import read_sentences
 
     sizes = {"sentences": inputs, "sampled": sample, "longest": length, "seed": seed}
     say([study_outliers(model, read_sentences(text), out, **sizes, device=device)], out)
@@ -83,27 +167,29 @@ def outliers(
 @tokenizer_option
 @click.option(
     "--question", type=click.Choice(["bias", "kind"]), required=True,
-    help="bias: is what token 0 writes a constant? kind: what are the sinks, and do they write nothing or broadcast?",
+    help="bias: is the sink's update a constant? kind: is each sink a NOP or a broadcast?",
 )  # fmt: skip
 @out_option
 @text_option
-@click.option("--images", type=click.Path(path_type=Path), help="kind: a folder of images, for a model that sees.")
-@click.option("--inputs", type=click.IntRange(1), help="How many inputs: texts or images.  [default: bias 12, kind 64]")
-@click.option("--length", type=click.IntRange(2), help="Tokens of an input, at most.  [default: bias 512, kind 256]")
-@click.option("--seed", type=click.IntRange(0), help="kind: of the crops and of the choice of texts.  [default: 0]")
-@click.option("--evaluated", type=click.IntRange(1), help="bias: texts that perplexity is measured on.  [default: 4]")
-@click.option("--thorough", is_flag=True, help="bias: 40 texts, and 16 evaluated.")
+@click.option("--images", type=click.Path(path_type=Path), help="kind: a folder of images, for a vision model.")
+@click.option(
+    "--inputs", type=click.IntRange(1), help="Number of inputs, texts or images.  [default: bias 12, kind 64]"
+)
+@click.option("--length", type=click.IntRange(2), help="Longest input, in tokens.  [default: bias 512, kind 256]")
+@click.option("--seed", type=click.IntRange(0), help="kind: random seed for crops and texts.  [default: 0]")
+@click.option("--evaluated", type=click.IntRange(1), help="bias: number of texts for perplexity.  [default: 4]")
+@click.option("--thorough", is_flag=True, help="bias: 40 texts, 16 of them evaluated.")
 @click.option("--paper", is_flag=True, help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.")
-@click.option("--own-first", is_flag=True, help="bias: texts begin with their own first token, and none before it.")
+@click.option("--own-first", is_flag=True, help="bias: do not prepend a first token; each text begins with its own.")
 @runner_device_option
 def sinks(model: Any, question: str, out: Path, **options: Any) -> None:
-    """Attention sinks: whether they act as a bias, or what kind of sinks they are.
+    """Study attention sinks: whether their update is a constant bias, or what kind each sink is.
 
-    Tables, figures and report.html go into --out.
+    Writes tables, figures and report.html to --out.
     """
-    for name in (name for other, names in OF_QUESTION.items() if other != question for name in names):
+    for name in (name for key, names in QUESTION_OPTIONS.items() if key != question for name in names):
         if options.pop(name) not in (None, False):
-            raise click.UsageError(f"--{name.replace('_', '-')} does not go with --question {question}")
+            raise click.UsageError(f"--{name.replace('_', '-')} cannot be used with --question {question}")
     say(_bias(model, out, **options) if question == "bias" else _kind(model, out, **options), out)
 
 
@@ -111,17 +197,19 @@ def _bias(
     model: Any, out: Path, *, text: tuple[Path, ...], inputs: int | None, length: int | None, evaluated: int | None,
     thorough: bool, paper: bool, own_first: bool, device: str,
 ) -> list[str]:  # fmt: skip
-    from weightscope.folder import OutputFolder
+    from weightscope.files import OutputFolder
     from weightscope.sinks.bias import Sizes, sink_bias, sizes_of
-    from weightscope.sinks.page import bias_headline, write_bias_report
-    from weightscope.text.inputs import read_texts
+    from weightscope.sinks.bias_page import bias_headline, write_bias_report
+    from weightscope.text.sequences import read_texts
 
     usual = sizes_of(thorough=thorough, paper=paper)
     sizes = Sizes(inputs or usual.texts, length or usual.tokens, evaluated or usual.evaluated)
     texts = read_texts(text, characters=sizes.characters)
     bias = sink_bias(model, texts.texts, sizes, first=not own_first, device=device)
     with OutputFolder(out) as files:
-        write_bias_report(files, [bias], texts.source, sizes)  # a picture is there no later than the numbers
+        write_bias_report(
+            files, [bias], texts.source, sizes
+        )  # figures first: finished tables then imply finished figures
         bias.write(files)
     return [bias_headline(bias)]
 
@@ -131,7 +219,7 @@ def _kind(
     seed: int | None, device: str,
 ) -> list[str]:  # fmt: skip
     from weightscope.sinks.inputs import read_inputs
-    from weightscope.sinks.study import study_mechanisms
+    from weightscope.sinks.mechanisms_page import study_mechanisms
 
     chosen = read_inputs(model, text, images, n=inputs or 64, length=length or 256, seed=seed or 0)
     return study_mechanisms(model, chosen, out, device=device)

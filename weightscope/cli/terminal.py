@@ -1,4 +1,4 @@
-"""What a command prints: its result, a headline that --quiet leaves out, a table as wide as the terminal allows."""
+"""What a command prints: its result, headlines that --quiet hides, tables fitted to the terminal."""
 
 import sys
 from collections.abc import Callable
@@ -23,32 +23,32 @@ def _hush(context: click.Context, parameter: click.Parameter, quiet: bool) -> No
 
 quiet_option: Callable[[Any], Any] = click.option(
     "--quiet", is_flag=True, expose_value=False, is_eager=True, callback=_hush,
-    help="No progress and no headline: only the result, or where it was written.",
+    help="Print only the result, or where it was written: no progress, no headlines.",
 )  # fmt: skip
 
 
 def is_quiet() -> bool:
-    """Whether --quiet was given to the command that runs."""
+    """Whether the running command was given --quiet."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(QUIET))
 
 
-def headline(said: object) -> None:
-    """Print what a person reads beside the result; nothing with --quiet."""
+def headline(sentence: object) -> None:
+    """Print a sentence about the result, unless --quiet is given."""
     if not is_quiet():
-        click.echo(str(said))
+        click.echo(str(sentence))
 
 
 def write_csv(table: "Table", file: Path) -> None:
-    """Write all of a table, whole or not at all."""
-    from weightscope.writing import new_file
+    """Write all columns of a table as CSV, completely or not at all."""
+    from weightscope.files import new_file
 
     with new_file(file) as written:
         written.write(table.csv().encode())
 
 
 class Listed(NamedTuple):
-    """A table that is a list of lines where a file or a program reads."""
+    """A table on a terminal, plain lines in a pipe or file."""
 
     table: "Table"
     lines: str
@@ -59,10 +59,7 @@ class Listed(NamedTuple):
 
 
 def show(*parts: "str | Table | Listed") -> None:
-    """Print lines and tables: ruled and fitted on a terminal, plain columns where a file or a program reads.
-
-    All of them are there, or an error, before anything is printed.
-    """
+    """Print lines and tables: ruled and fitted on a terminal, plain columns in a pipe or file."""
     if not sys.stdout.isatty():
         click.echo("\n".join(part if isinstance(part, str) else part.text() for part in parts))
         return
@@ -77,11 +74,11 @@ def show(*parts: "str | Table | Listed") -> None:
             click.echo(part.text()) if ruled is None else console.print(ruled)
 
 
-TEXT = 16  # characters that a column of text keeps when a terminal is narrow
+TEXT = 16  # least width of a text column on a narrow terminal
 
 
 def _ruled(table: "Table", width: int) -> Any:
-    """A table whose numbers are whole and whose text is folded; None where the terminal is too narrow for them."""
+    """The table with text folded to fit; None if the terminal is too narrow for its numbers."""
     from rich import box
     from rich.table import Table as Ruled
     from rich.text import Text
@@ -89,7 +86,7 @@ def _ruled(table: "Table", width: int) -> Any:
     ruled, needed = Ruled(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0)), 2
     for column in table.columns:
         heading = column.heading.replace(" ", "\n") if column.is_numeric else column.heading
-        longest = max(len(own) for own in (*heading.split("\n"), *map(column.shown, column.values)))
+        longest = max(len(cell) for cell in (*heading.split("\n"), *map(column.shown, column.values)))
         needed += 2 + (longest if column.is_numeric else min(longest, TEXT))
         side: Any = "right" if column.is_numeric else "left"
         ruled.add_column(Text(heading), justify=side, overflow="fold", no_wrap=column.is_numeric)

@@ -6,11 +6,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from weightscope.detokenization.heads import BigramAuroc
+from weightscope.detokenization.first_layer import TERMS
+from weightscope.detokenization.heads import BigramAuroc, TokenRoc
 from weightscope.detokenization.on_text import TextCheck
 from weightscope.detokenization.positions import PositionTerms, spread_over_tokens
-from weightscope.detokenization.roc import TokenRoc
-from weightscope.detokenization.terms import TERMS
 from weightscope.pages.style import COLOURS, COLUMN, DASHES, head_style, in_our_style, subplots
 
 SIGMA_I = (("mean", "#0072B2"), ("minimum", "#009E73"), ("maximum", "#E69F00"))  # the paper's blue, green, orange
@@ -39,7 +38,7 @@ def auroc_figure(auroc: BigramAuroc) -> Figure:
 
 @in_our_style()
 def roc_figure(tokens: Sequence[TokenRoc], coloured: Collection[int]) -> Figure:
-    """Fig. 2: ROC curves of some heads in colour, of the others in grey; one panel a token."""
+    """Fig. 2: ROC curves of some heads in colour, of the others in grey; one panel per token."""
     width = min(2 * COLUMN, COLUMN * len(tokens))
     figure, axes = subplots(1, len(tokens), figsize=(width, 0.5 * width + 0.4), sharey=True, squeeze=False)
     for axis, token in zip(axes[0], tokens, strict=True):
@@ -78,12 +77,12 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
     j = np.arange(query + 1)
     last = axis_softmax.inset_axes((0.12, 0.35, 0.5, 0.55))
     for which, colour in SIGMA_I:
-        at = terms.at_sigma(head, which)
-        for axis, curve in ((axis_pp, at.pp), (axis_sum, at.both)):
+        scaled = terms.at_sigma(head, which)
+        for axis, curve in ((axis_pp, scaled.pp), (axis_sum, scaled.both)):
             axis.fill_between(j, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
             axis.plot(j, curve.mean, color=colour, label=rf"$\sigma_i$ {which}")
-        axis_softmax.plot(j, at.attention, color=colour)
-        last.plot(j[-LAST:], at.attention[-LAST:], color=colour)
+        axis_softmax.plot(j, scaled.attention, color=colour)
+        last.plot(j[-LAST:], scaled.attention[-LAST:], color=colour)
     last.set_title(f"the last {len(j[-LAST:])}", fontsize=6)
     last.tick_params(labelsize=5)
     axis_pp.legend()
@@ -121,7 +120,7 @@ def _draw_t_p(axis: Axes, curve: np.ndarray, terms: PositionTerms) -> None:
 
 @in_our_style()
 def all_heads_figure(terms: PositionTerms) -> Figure:
-    """T^p + T^pp of every head over j = 0 .. i, one small panel a head, each with its mean taken out."""
+    """T^p + T^pp of every head over j = 0 .. i, one small panel per head, each with its mean taken out."""
     curves = (terms.t_p + terms.t_pp)[:, : terms.query + 1]
     label = "numerators of $T^p + T^{pp}$"
     if terms.sigma is not None:
@@ -142,15 +141,7 @@ def all_heads_figure(terms: PositionTerms) -> Figure:
 
 @in_our_style()
 def text_figure(check: TextCheck, terms: PositionTerms, head: int) -> Figure:
-    """Fig. 4: attention from one position beside what position alone predicts; c of each term by position.
-
-    Parameters
-    ----------
-    check : TextCheck
-    terms : PositionTerms
-        At the same query position.
-    head : int
-    """
+    """Fig. 4: attention from one position and what position alone predicts; c of each term by position."""
     figure, (left, right) = subplots(1, 2, figsize=(2 * COLUMN, 2.4))
     left.plot(check.attention[head], color=COLOURS[0], label="on text")
     left.plot(terms.at_sigma(head, "mean").attention, color=COLOURS[1], linestyle="--", label="from position alone")

@@ -1,4 +1,6 @@
-"""A model's first attention layer as a function of token types, which is what detokenization is read from."""
+"""The first attention layer as a function of tokens and positions: six terms (detokenization paper, eq. 14)."""
+
+from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -7,22 +9,120 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import log_softmax
 
-from weightscope.attention.head import Head
-from weightscope.attention.layer import Layer
+from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import InnerNorm
+from weightscope.compute.cores import in_threads
+from weightscope.compute.device import open_device
+from weightscope.detokenization.positions import PositionTerms, position_terms
 from weightscope.detokenization.sigma import SigmaStatistics, sigma_statistics
-from weightscope.detokenization.terms import Parts, SixTerms, six_terms
-from weightscope.device import open_device
+from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.overflow import overflow
-from weightscope.parallel import in_threads
 from weightscope.progress import bar
-from weightscope.tables import Table
+from weightscope.tables import Column, Table
+from weightscope.text.tokenizer import token_names
 
 if TYPE_CHECKING:
-    from weightscope.detokenization.positions import PositionTerms
+    from tokenizers import Tokenizer
+
+
+TERMS = ("ee", "pp", "pe", "ep", "e", "p")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Parts(ShowsShapes):
+    """What queries or keys are the sum of: a token's part, its position's part, and the bias."""
+
+    # e, p, b: (n, r): e W / sigma, p W / sigma and b for each place of a sequence, turned by its rotation where there
+    # is one.
+    e: np.ndarray
+    p: np.ndarray
+    b: np.ndarray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SixTerms(ShowsShapes):
+    """Eq. 14 for one head and one sequence, without 1/sqrt(d').
+
+    Rows are the current token i, columns the previous token j.
+
+    Attributes
+    ----------
+    ee, pp, pe, ep : (n, n) arrays
+        Comparison terms: token-token, position-position, position i with token j, token i with position j.
+    e, p : (n, n) arrays
+        Self-assertion terms of token j and of position j: the same in every row unless rotation turns the bias.
+    rest : (n, n) array
+        What eq. 14 has no term for: all that comes of the keys' bias, constant in j without rotation, and terms by
+        distance such as ALiBi's.
+    """
+
+    ee: np.ndarray
+    pp: np.ndarray
+    pe: np.ndarray
+    ep: np.ndarray
+    e: np.ndarray
+    p: np.ndarray
+    rest: np.ndarray
+
+    def total(self) -> np.ndarray:
+        """s_ij, the sum of all terms, (n, n)."""
+        return self.ee + self.pp + self.pe + self.ep + self.e + self.p + self.rest
+
+
+def six_terms(query: Parts, key: Parts) -> SixTerms:
+    """Multiply out s_ij = (q_e + q_p + q_b)_i (k_e + k_p + k_b)_j' (eqs 6-8 and 14)."""
+    return SixTerms(
+        ee=query.e @ key.e.T,
+        pp=query.p @ key.p.T,
+        pe=query.p @ key.e.T,
+        ep=query.e @ key.p.T,
+        e=query.b @ key.e.T,
+        p=query.b @ key.p.T,
+        rest=(query.e + query.p + query.b) @ key.b.T,
+    )
+
+
+def log_attention(scores: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    """Log of the softmax over the last axis, -inf where a key is not visible: scores (..., n) -> float64."""
+    return log_softmax(np.where(visible, scores.astype(np.float64), -np.inf), axis=-1)
+
+
+def divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+    """D_KL(P || Q) over the last axis, in nats, of distributions with the same support (eq. 18)."""
+    with np.errstate(invalid="ignore"):  # infinity less infinity, where neither looks
+        difference = np.where(np.isneginf(log_p), 0.0, log_p - log_q)
+    return (np.exp(log_p) * difference).sum(axis=-1)
+
+
+def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> dict[str, np.ndarray]:
+    """c_i of every term: how far attention from position i moves when the term is left out (eqs 15-18); visible (n, n)
+    -> (n,)."""
+    with_all, without = _with_and_without(terms, scale, visible)
+    return {name: divergence(log_p, with_all) for name, log_p in without.items()}
+
+
+def drawn_contributions(terms: SixTerms, visible: np.ndarray) -> dict[str, np.ndarray]:
+    """What the paper's Fig. 4 shows, by its authors' script: D_KL(Q_i || P_i) / (i + 1) of scores as they are.
+
+    They are not divided by sqrt(d'). Eq. 18 has the divergence the other way round, and no quotient. Parameters and
+    result as of `term_contributions`.
+    """
+    with_all, without = _with_and_without(terms, 1.0, visible)
+    keys = np.arange(1, len(visible) + 1)
+    return {name: divergence(with_all, log_p) / keys for name, log_p in without.items()}
+
+
+def _with_and_without(terms: SixTerms, scale: float, visible: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Logarithms of attention, (n, n), by all terms and without each."""
+    total = terms.total()
+    return log_attention(scale * total, visible), {
+        name: log_attention(scale * (total - getattr(terms, name)), visible) for name in TERMS
+    }
+
 
 PIECE = 512  # rows of the embedding that a thread projects at a time
 SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
@@ -65,7 +165,7 @@ class FirstLayer:
 
     @property
     def bare(self) -> str:
-        """What has to be said of scores in another layer than the first; empty for that."""
+        """A caveat on scores in layers other than the first; empty for the first."""
         return bare_embeddings(self.layer)
 
     @cached_property
@@ -142,7 +242,7 @@ class FirstLayer:
         return factor
 
     def check_finite(self, what: str, values: np.ndarray, layer: int | None = None) -> None:
-        """Refuse what overflowed: zeros and NaN that came of it would be ranked as if they were scores."""
+        """Refuse values that overflowed: the resulting zeros and NaN would be ranked as scores."""
         if not np.isfinite(values).all():
             raise overflow(self.model, what, layer)
 
@@ -201,7 +301,7 @@ class FirstLayer:
 
     @cached_property
     def _rows_kept(self) -> list[Any] | None:
-        """All of them, where they take so little room that they can stay for the next head."""
+        """All rows, if they are small enough to keep for the next head."""
         size = 4 * self.model.embeddings.n_tokens * self.model.config.d_model
         return list(self._rows_there()) if size < SHARE_KEPT * open_device(self.device).free_bytes() else None
 
@@ -236,7 +336,7 @@ class FirstLayer:
         Parameters
         ----------
         *tokens : str or int
-            Each as it stands in a document (" Jackson"), as the vocabulary spells it, or its id.
+            Each spelled as in a document (" Jackson") or as in the vocabulary, or its id.
         top : int
             How many previous tokens a head and current token.
         heads : sequence of int, optional
@@ -254,7 +354,7 @@ class FirstLayer:
         >>> first.neighbours("ibility", top=2, heads=[6])["joined"].tolist()
         [' responsibility', ' insensibility']
         """
-        from weightscope.detokenization.neighbours import neighbours
+
         from weightscope.text.tokenizer import load_tokenizer, token_id, tokenizer_at_hand
 
         named = any(isinstance(token, str) for token in tokens)
@@ -262,10 +362,8 @@ class FirstLayer:
         ids = [token_id(tokenizer, token) if isinstance(token, str) else token for token in tokens]
         return neighbours(self, tokenizer, ids, top, heads)
 
-    def positions(self, query: int | None = None, unscaled: bool = False) -> "PositionTerms":
+    def positions(self, query: int | None = None, unscaled: bool = False) -> PositionTerms:
         """T^p and T^pp of every head at a query position, as `position_terms` computes them (section 4, Fig. 3)."""
-        from weightscope.detokenization.positions import position_terms
-
         return position_terms(self, query, unscaled)
 
     def terms(self, head: int, tokens: np.ndarray, positions: np.ndarray) -> SixTerms:
@@ -308,7 +406,7 @@ class FirstLayer:
 
 
 def bare_embeddings(layer: int) -> str:
-    """What has to be said of a layer's scores of token embeddings; empty for the first layer, which does see them."""
+    """A caveat on a layer's scores of token embeddings; empty for the first layer, which does read them."""
     if not layer:
         return ""
     return (
@@ -334,3 +432,34 @@ def first_layer(model: Model, layer: int = 0, delta: int = 1, device: str = "cpu
     (3, 3)
     """
     return FirstLayer(model, layer, delta, device)
+
+
+# The previous tokens that each head scores highest (Tables 1 and 3)
+
+HEADER = (
+    "head",
+    Column("rank", meaning="1 is the highest score in the whole vocabulary"),
+    "token_id",
+    "token",
+    Column("score", meaning="$T^ee$, before 1/√d'", format=".3f"),
+    Column("joined", meaning="what the head would put together: the previous token and the current one"),
+)
+
+
+def neighbours(
+    first: FirstLayer,
+    tokenizer: Tokenizer | None,
+    tokens: Sequence[int],
+    top: int = 10,
+    heads: Sequence[int] | None = None,
+) -> Table:
+    """Rank the vocabulary as previous tokens of some current tokens."""
+    rows, name = [], token_names(tokenizer)
+    for token in tokens:
+        scores = first.token_scores(token)  # (H, V)
+        for head in range(len(scores)) if heads is None else heads:
+            best = np.argsort(-scores[head], kind="stable")[:top]
+            for rank, previous in enumerate(best.tolist(), start=1):
+                score = float(scores[head, previous])
+                rows.append((head, rank, previous, name(previous), score, name(previous, token)))
+    return Table.of_rows(HEADER, rows, " ".join(filter(None, ("Tables 1 and 3.", first.bare))))

@@ -1,6 +1,12 @@
-"""Which heads put words together: T^ee against bigram counts (detokenization paper, section 3)."""
+"""Which heads put split words together: T^ee against bigram counts (detokenization paper, section 3).
 
-from collections.abc import Callable, Sequence
+Where scoring every token takes too long, a stratified sample of tokens gives the mean with a confidence interval.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -9,27 +15,145 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.compute.cores import in_threads, one_blas_thread, usable_cores
+from weightscope.compute.device import open_device
 from weightscope.detokenization.first_layer import FirstLayer, bare_embeddings
-from weightscope.detokenization.roc import TokenRoc
-from weightscope.detokenization.sampled import draw_tokens
-from weightscope.device import open_device
+from weightscope.display import ShowsShapes, drawing, notebook, report
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess
 from weightscope.errors import CheckpointError, TooLargeError, printable
+from weightscope.files import Files, OutputFolder
 from weightscope.fingerprint import Fingerprint, file_identity
-from weightscope.folder import Files, OutputFolder
-from weightscope.metrics.auroc import auroc_by_token, mean_auroc
-from weightscope.metrics.sampling import Stratified
+from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve
 from weightscope.model import Model
-from weightscope.notebook import notebook
 from weightscope.overflow import overflow
-from weightscope.parallel import one_blas_thread
-from weightscope.progress import bar, progress_shown
+from weightscope.progress import bar, phase, progress_shown
 from weightscope.sources import Source
 from weightscope.tables import Column, Table
 from weightscope.text.counts import Counts, load_counts
-from weightscope.text.token_list import TokenList
-from weightscope.text.tokenizer import tokenizer_hash, tokenizer_if_any
+from weightscope.text.tokenizer import TokenList, token_id, tokenizer_hash, tokenizer_if_any
+
+FEWEST = 100  # items of a sample: the interval takes their means for normally distributed
+A_STRATUM = 20  # of them
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stratified(ShowsShapes):
+    """Items drawn at random, without replacement, from strata of a population (Cochran 1977, chapter 5)."""
+
+    items: np.ndarray  # (n,): Ascending
+    stratum: np.ndarray  # (n,): Of each
+    sizes: np.ndarray  # (S,): How many items each stratum has in the population
+
+    @classmethod
+    def draw(cls, items: np.ndarray, by: np.ndarray, how_many: int, seed: int = 0) -> "Stratified":
+        """A sample of `items`, each stratum those of them that are nearest each other in `by`: items (N,), by (N,)."""
+        if how_many < FEWEST:
+            raise CheckpointError(f"a sample of {how_many} is too small for an interval that holds; {FEWEST} will do")
+        rng, how_many = np.random.default_rng(seed), min(how_many, len(items))
+        strata = np.array_split(items[np.argsort(by, kind="stable")], max(1, how_many // A_STRATUM))
+        sizes = np.array([len(members) for members in strata])
+        ends = np.round(np.cumsum(sizes) / max(len(items), 1) * how_many).astype(int)  # as large a part of each
+        drawn = [
+            rng.choice(members, n, replace=False) for members, n in zip(strata, np.diff(ends, prepend=0), strict=True)
+        ]
+        chosen = np.concatenate(drawn)
+        order = np.argsort(chosen)
+        stratum = np.repeat(np.arange(len(strata)), [len(members) for members in drawn])
+        return cls(chosen[order], stratum[order], sizes)
+
+    def mean(self, values: np.ndarray) -> tuple[float, float, float]:
+        """An estimate of the population's mean and the ends of its 95 % interval, from the (n,) values of the sample.
+
+        If all items were drawn, the interval has no width; NaN among the values makes all three NaN.
+        """
+        from scipy.special import stdtrit  # SciPy takes a while to import
+
+        n, total = np.bincount(self.stratum, minlength=len(self.sizes)), self.sizes.sum()
+        means = np.bincount(self.stratum, values, len(self.sizes)) / n  # (S,)
+        squares = np.bincount(self.stratum, (values - means[self.stratum]) ** 2, len(self.sizes))
+        variances = np.where(n < self.sizes, squares / np.maximum(n - 1, 1), 0.0)
+        shares = self.sizes / total
+        mean = float(shares @ means)
+        error = np.sqrt((shares**2 * (1 - n / self.sizes) * variances / n).sum())
+        reach = float(stdtrit(max(len(values) - len(n), 1), (1 + LEVEL) / 2) * error)
+        return mean, mean - reach, mean + reach
+
+
+# Sampled tokens
+
+SURELY_SHORT = 1e13  # multiply-adds: minutes on one slow core, so that nothing has to be timed
+BESIDE_PRODUCTS = 1.5  # times the products alone: what ranking the scores adds
+
+
+def draw_tokens(first: FirstLayer, counts: Counts, how_many: int) -> Stratified:
+    """Draw current tokens that follow some token, in strata by frequency."""
+    n_tokens = first.model.embeddings.n_tokens
+    matrix = counts.matrix(n_tokens)
+    n_positives = np.diff(matrix.indptr)
+    scored = np.flatnonzero((n_positives > 0) & (n_positives < n_tokens))
+    return Stratified.draw(scored, np.asarray(matrix.sum(axis=1)).ravel()[scored], how_many)
+
+
+def seconds_of_all(first: FirstLayer, counts: Counts) -> float:
+    """Roughly how long scoring every token takes here; 0 if it is surely a few minutes at most."""
+    n_tokens = first.model.embeddings.n_tokens
+    scored = np.count_nonzero(np.diff(counts.matrix(n_tokens).indptr))
+    products = float(len(first.heads)) * scored * n_tokens * first.model.config.head_dim
+    if products < SURELY_SHORT:
+        return 0.0
+    return BESIDE_PRODUCTS * products / products_a_second(first.model.config.head_dim)
+
+
+def products_a_second(r: int) -> float:
+    """Multiply-adds of float32 products of inner size r that all cores together do in a second."""
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((512, r), np.float32), rng.standard_normal((r, 4096), np.float32)
+    pieces = 4 * usable_cores()
+    for _ in range(2):  # the first one wakes the threads
+        started = time.perf_counter()
+        deque(in_threads(lambda _: a @ b, range(pieces)), maxlen=0)
+        taken = time.perf_counter() - started
+    return pieces * a.shape[0] * b.size / taken
+
+
+# ROC curves (Fig. 2)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenRoc(ShowsShapes):
+    """ROC curves of one current token (Fig. 2), a pair of arrays a head."""
+
+    text: str
+    curves: list[tuple[np.ndarray, np.ndarray]]  # (false positive rate, true positive rate)
+
+
+def single_tokens(tokenizer: Any, counts: Counts, texts: Sequence[str]) -> dict[str, int]:
+    """Ids, by their text, of those texts that are one token in this vocabulary and follow some token in the counts."""
+    ids = {}
+    for text in texts:
+        with suppress(CheckpointError):
+            ids[text] = token_id(tokenizer, text)
+    return {text: token for text, token in ids.items() if len(counts.row(token)[0])}
+
+
+@phase("ROC curves")
+def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> list[TokenRoc]:
+    """ROC curves of every head for chosen current tokens (Fig. 2)."""
+    rocs = []
+    for text, token in tokens.items():
+        previous, weights = counts.row(token)
+        if not len(previous):
+            problem = f"{text!r} follows no token in these counts, so it has no ROC curve"
+            raise CheckpointError(problem, file=counts.file)
+        with one_blas_thread():
+            curves = [roc_curve(scores, previous, weights) for scores in first.token_scores(token)]
+        rocs.append(TokenRoc(text, curves))
+    return rocs
+
+
+# AUROC of all heads (Table 2)
 
 PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
 FEWEST_ROWS = 8192  # of a block, so that laying out the keys for it stays below a hundredth of the work
@@ -63,13 +187,13 @@ class BigramAuroc:
 
     @cached_property
     def heads(self) -> Table:
-        """Table 2, a row a head; of a sample with the ends of the 95 % interval."""
+        """Table 2, one row per head; for a sample, with the ends of the 95 % interval."""
         symbol = "AUROC of bare embeddings" if self.layer else "AUROC"
         auroc, auroc_paper, scored = zip(*map(mean_auroc, self.auroc), strict=True)
         between: list[Column] = []
         if self.sample is not None:
             drawn = self.auroc[:, self.sample.items]
-            auroc, low, high = np.transpose([self.sample.mean(own) for own in drawn])
+            auroc, low, high = np.transpose([self.sample.mean(scores) for scores in drawn])
             auroc_paper = auroc * self.sample.sizes.sum() / self.auroc.shape[1]
             between = [
                 Column("auroc_low", low, "95 % from", meaning="lower end of the mean's 95 % interval", format=".3f"),
@@ -87,7 +211,7 @@ class BigramAuroc:
 
     @property
     def drawn(self) -> str:
-        """How many tokens were drawn, in a sentence; nothing where all are scored."""
+        """How many tokens were drawn, in a sentence; empty if all are scored."""
         if self.sample is None:
             return ""
         return (
@@ -144,24 +268,11 @@ class BigramAuroc:
 
     def write_report(self, files: Files, curves: Sequence[TokenRoc] = ()) -> None:
         """Write the figure auroc, roc where there are curves, and report.html."""
-        from weightscope.detokenization.page import auroc_sections
-        from weightscope.pages.page import write_page
-
-        sections = auroc_sections(files, self, curves)
-        write_page(
-            files,
-            "report.html",
-            f"Detokenization in layer {self.layer} of {self.model}",
-            self.lead,
-            sections,
-            of=self.model,
-        )
+        report("BigramAuroc")(files, self, curves)
 
     def plot(self) -> Any:
         """AUROC by head, best first, over the spread of the single tokens: a matplotlib Figure."""
-        from weightscope.detokenization.figures import auroc_figure
-
-        return auroc_figure(self)
+        return drawing("BigramAuroc")(self)
 
 
 def bigram_auroc(
@@ -207,13 +318,7 @@ def bigram_auroc(
 
 
 def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
-    """Bigram counts as they were given, once it is known that they are of this model's tokens.
-
-    Raises
-    ------
-    CheckpointError
-        They are not, or none are given of a model that has none of its own.
-    """
+    """The bigram counts, after checking that they are for this model's tokens."""
     n_tokens = model.embeddings.n_tokens
     if counts is None and model.checkpoint.folder != FOLDER:
         problem = "needs bigram counts; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
@@ -234,27 +339,10 @@ def measure_heads(
     on_worker: "Callable[[], Scorer] | None" = None,
     sample: Stratified | None = None,
 ) -> BigramAuroc:
-    """As `bigram_auroc`, in blocks of rows wherever an engine computes.
-
-    Parameters
-    ----------
-    first : FirstLayer
-    counts : Counts
-    engine : Engine, optional
-        Where to compute; in this process if not given.
-    on_worker : function returning a Scorer, optional
-        The same layer and counts for an engine outside this process; see `ScorerOnWorker`.
-    sample : Stratified, optional
-        The current tokens to score, if not all; see `draw_tokens`.
-
-    Raises
-    ------
-    CheckpointError
-        What a worker or the engine had to say.
-    """
+    """As `bigram_auroc`, in blocks of rows wherever an engine computes."""
     if engine is None:
-        with ThisProcess() as own:
-            return measure_heads(first, counts, own, sample=sample)
+        with ThisProcess() as local_engine:
+            return measure_heads(first, counts, local_engine, sample=sample)
     n_tokens, scorer = first.model.embeddings.n_tokens, Scorer(first, counts)
     get_scorer = on_worker if engine.elsewhere else lambda: scorer
     with one_blas_thread():
@@ -284,13 +372,7 @@ def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, tokens: range |
 
 
 class Scorer:
-    """A layer's heads and bigram counts, to be asked for the AUROC of some heads' rows.
-
-    Parameters
-    ----------
-    first : FirstLayer
-    counts : Counts
-    """
+    """A layer's heads and bigram counts, from which it computes the AUROC of a head's rows."""
 
     def __init__(self, first: FirstLayer, counts: Counts) -> None:
         self._first = first
@@ -322,27 +404,14 @@ class Scorer:
 
 @dataclass(frozen=True)
 class ScorerOnWorker:
-    """How a worker gets at a Scorer: it reads the checkpoint and the counts itself, once, and keeps them.
-
-    Attributes
-    ----------
-    source : Source
-    layer, delta : int
-        As in `FirstLayer`.
-    counts : Path or None
-        COUNTS.npz on a file system that workers share; None for those that come with weightscope.
-    seen : Fingerprint
-        Of that file where the task comes from.
-    device : str
-        As in `FirstLayer`, on the worker.
-    """
+    """How a worker gets a Scorer: it reads the checkpoint and the counts itself, once, and keeps them."""
 
     source: Source
-    layer: int
+    layer: int  # As in `FirstLayer`
     delta: int
-    counts: Path | None
-    seen: Fingerprint
-    device: str = "cpu"
+    counts: Path | None  # COUNTS.npz on a file system that workers share; None for those that come with weightscope
+    seen: Fingerprint  # Of that file where the task comes from
+    device: str = "cpu"  # As in `FirstLayer`, on the worker
 
     @classmethod
     def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "ScorerOnWorker":

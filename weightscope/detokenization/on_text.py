@@ -1,4 +1,4 @@
-"""The first layer's attention on text, beside what its weights say (detokenization paper, section 5 and Fig. 4)."""
+"""The first layer's attention on text, compared with its weights (detokenization paper, section 5 and Fig. 4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,20 @@ from functools import cached_property
 
 import numpy as np
 
-from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.terms import TERMS, drawn_contributions, log_attention, term_contributions
+from weightscope.detokenization.first_layer import (
+    TERMS,
+    FirstLayer,
+    drawn_contributions,
+    log_attention,
+    term_contributions,
+)
+from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
-from weightscope.folder import Files
+from weightscope.files import Files
 from weightscope.runner.runner import Activations, Runner, open_runner
 from weightscope.runner.tokenizer import framing_of
-from weightscope.shapes import ShowsShapes
 from weightscope.tables import Column, Table
-from weightscope.text.inputs import Texts
-from weightscope.text.sequences import token_windows
+from weightscope.text.sequences import Texts, token_windows
 
 PASSAGES = 50  # at most
 MOST_DIFFERENCE = 1e-4  # of an attention weight, between the model's and that of the six terms
@@ -23,43 +27,28 @@ MOST_DIFFERENCE = 1e-4  # of an attention weight, between the model's and that o
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextCheck(ShowsShapes):
-    """What the first layer's heads do on text.
+    """What the first layer's heads do on text."""
 
-    Attributes
-    ----------
-    query : int
-        The position i at which attention is shown.
-    n_texts : int
-    source : str
-        Where the texts come from.
-    attention : (n_heads, query + 1) float64 array
-        alpha_ij over j, averaged over texts.
-    contributions : dict of str to (n_heads, n) float64 array
-        c^ee, c^pp, ... of eq. 18 in nats by position i, averaged over texts.
-    drawn : dict of str to (n_heads, n) float64 array
-        The same as the paper's own figure has them; see `drawn_contributions`.
-    difference : float
-        The largest between an attention weight of the model and the softmax of the six terms' sum.
-    """
-
-    query: int
+    query: int  # The position i at which attention is shown
     n_texts: int
-    source: str
-    attention: np.ndarray
+    source: str  # Where the texts come from
+    attention: np.ndarray  # (n_heads, query + 1): alpha_ij over j, averaged over texts
+    # (n_heads, n): c^ee, c^pp, ... of eq. 18 in nats by position i, averaged over texts.
     contributions: dict[str, np.ndarray]
+    # (n_heads, n): The same as the paper's own figure has them; see `drawn_contributions`.
     drawn: dict[str, np.ndarray]
-    difference: float
+    difference: float  # The largest between an attention weight of the model and the softmax of the six terms' sum
 
     @cached_property
     def heads(self) -> Table:
-        """A row a head: each term's contribution, averaged over positions; at position 0 there is only one key."""
+        """One row per head: each term's contribution, averaged over positions; at position 0 there is only one key."""
         means = {name: c[:, 1:].mean(axis=1) for name, c in self.contributions.items()}
         columns = [Column(name, mean, f"$c^{name}$", "nats") for name, mean in means.items()]
         head = Column("head", np.arange(len(self.attention)))
         return Table([head, *columns], "What each term decides, averaged over positions and texts (eq. 18).")
 
     def write_tables(self, files: Files) -> None:
-        """Write contributions.csv, a row a head and term, and contributions.npz."""
+        """Write contributions.csv, one row per head and term, and contributions.npz."""
         rows = [
             (head, name, self.heads[name][head], c[head, self.query], self.drawn[name][head, 1:].mean())
             for head in range(len(self.attention))
@@ -73,13 +62,7 @@ class TextCheck(ShowsShapes):
 
 
 def run_on_texts(first: FirstLayer, texts: Texts, query: int) -> TextCheck:
-    """Run the first layer of a model with learned positions on passages as long as it takes.
-
-    Raises
-    ------
-    CheckpointError
-        The model cannot be run or has no learned positions, no text is long enough, or as in `check_on_text`.
-    """
+    """Run the first layer of a model with learned positions on passages as long as it takes."""
     model = first.model
     if model.positions is None:
         problem = f"a {model.family.name} has no position embedding to compare attention on text with"
@@ -94,26 +77,7 @@ def run_on_texts(first: FirstLayer, texts: Texts, query: int) -> TextCheck:
 def check_on_text(
     first: FirstLayer, runner: Runner, sequences: Sequence[np.ndarray], query: int, source: str = ""
 ) -> TextCheck:
-    """Run the first layer on texts and take its scores apart.
-
-    Parameters
-    ----------
-    first : FirstLayer
-        Of layer 0.
-    runner : Runner
-        Of the same model; it is not run beyond layer 0.
-    sequences : sequence of (n,) int arrays
-        Of one length.
-    query : int
-        Less than that length.
-    source : str
-        Where the texts come from.
-
-    Raises
-    ------
-    CheckpointError
-        The six terms do not add up to the model's attention: something per token, as a q/k-norm, stands between.
-    """
+    """Run the first layer on texts and take its scores apart: sequences (n,)."""
     n_heads, n = len(first.heads), len(sequences[0])
     positions = np.arange(n)
     attention = np.zeros((n_heads, query + 1))

@@ -5,26 +5,31 @@ from collections.abc import Sequence
 import numpy as np
 
 from weightscope.detokenization import figures, paper
-from weightscope.detokenization.heads import BigramAuroc
+from weightscope.detokenization.first_layer import TERMS
+from weightscope.detokenization.heads import BigramAuroc, TokenRoc
 from weightscope.detokenization.on_text import TextCheck
 from weightscope.detokenization.positions import SHOWN, PositionTerms, Trends
-from weightscope.detokenization.roc import TokenRoc
-from weightscope.detokenization.terms import TERMS
-from weightscope.folder import Files
-from weightscope.mathml import plain
-from weightscope.pages.page import Figure, Filed, Section
+from weightscope.files import Files
+from weightscope.formulas import plain
+from weightscope.pages.page import Figure, Filed, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.tables import Column, Table
 
-# Eq. 14: the terms of a score that know of positions.
+# Eq. 14: the terms of a score that depend on positions.
 EQUATIONS = "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$"
 BARE_EQUATIONS = "$$T^p(j) = b_QK p_j^⊤$$ $$T^pp(i, j) = p_i W_QK p_j^⊤$$ Without $σ$, which needs token embeddings."
 
 
 @phase("drawing figures")
+def write_auroc_page(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> None:
+    """Write report.html and its figures."""
+    title = f"Detokenization in layer {auroc.layer} of {auroc.model}"
+    write_page(files, "report.html", title, auroc.lead, auroc_sections(files, auroc, curves), model=auroc.model)
+
+
 def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> list[Section]:
-    """Table 2, beside the paper's numbers where the model is the paper's, and the ROC curves of Fig. 2, if any."""
+    """Table 2, with the paper's numbers if the model is the paper's, and the ROC curves of Fig. 2, if any."""
     table, counts = auroc.ranked, auroc.counts
     of_paper = paper.is_of(auroc.model) and auroc.layer == 0
     if of_paper:
@@ -64,7 +69,7 @@ def neighbour_section(table: Table, tokens: Sequence[str]) -> Section:
 
 @phase("drawing figures")
 def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
-    """Fig. 3 for the heads asked for, or the one that looks nearest, and the trends of all."""
+    """Fig. 3 for the selected heads, or the one that looks nearest, and the trends of all."""
     table, parts = terms.heads, []
     for head in heads or (terms.nearest_head(),):
         t_p, t_pp = ({name: table[f"{part}_{name}"][head] for name in Trends._fields} for part in ("t_p", "t_pp"))
@@ -84,16 +89,7 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
 
 @phase("drawing figures")
 def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
-    """Fig. 4 for the heads asked for, or the one that looks nearest, and every head's contributions.
-
-    Parameters
-    ----------
-    files : Files
-    check : TextCheck
-    terms : PositionTerms
-        At the same query position.
-    heads : sequence of int, optional
-    """
+    """Fig. 4 for the selected heads, or the one that looks nearest, and every head's contributions."""
     shown = tuple(heads) or (terms.nearest_head(),)
     head = shown[0]
     strongest = max(TERMS, key=lambda name: check.heads[name][head])
@@ -105,10 +101,10 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Se
     fig_4 = [
         Figure(
             save(figures.text_figure(check, terms, head), files, f"empirical-head-{head}"),
-            f"Fig. 4 for head {head}. Left: attention from position {check.query}, beside what position alone predicts "
+            f"Fig. 4 for head {head}. Left: attention from position {check.query}, and what position alone predicts "
             "with $σ_i$ at its mean, as in Fig. 3. Right: how far attention moves without each term, by position "
-            "(eq. 18: $D_KL(P ∥ Q)$, scores divided by $√(d')$). The paper's own figure is drawn otherwise by its "
-            "authors' script: $D_KL(Q ∥ P)/(i + 1)$ of undivided scores, averaged over heads; c_paper in "
+            "(eq. 18: $D_KL(P ∥ Q)$, scores divided by $√(d')$). The authors' script draws the paper's "
+            "figure differently: $D_KL(Q ∥ P)/(i + 1)$ of undivided scores, averaged over heads; c_paper in "
             "contributions.csv.",
         )
         for head in shown

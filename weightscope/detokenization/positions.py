@@ -1,22 +1,23 @@
-"""What attention owes to position alone: T^p and T^pp of every head (detokenization paper, section 4 and Fig. 3)."""
+"""The position terms T^p and T^pp of every head (detokenization paper, section 4 and Fig. 3)."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import softmax
 from scipy.stats import spearmanr
 
 from weightscope.attention.factored import Factored
+from weightscope.attention.layer import Head
 from weightscope.detokenization import paper
-from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.sigma import SigmaStatistics
+from weightscope.display import ShowsShapes, drawing, notebook
 from weightscope.errors import CheckpointError, counted
-from weightscope.folder import Files
+from weightscope.files import Files
 from weightscope.metrics.untrained import undertrained_rows
-from weightscope.notebook import notebook
-from weightscope.shapes import ShowsShapes
+from weightscope.model import Model
 from weightscope.tables import Column, Table
 
 SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "recency", "near_mass")
@@ -88,7 +89,7 @@ class PositionTerms(ShowsShapes):
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What a reader must know of positions that training hardly touched, in sentences."""
+        """Caveats on positions that training hardly touched, in sentences."""
         if not len(self.undertrained):
             return ()
         count, listed = len(self.undertrained), in_runs(self.undertrained)
@@ -104,7 +105,7 @@ class PositionTerms(ShowsShapes):
 
     @cached_property
     def heads(self) -> Table:
-        """A row a head: what section 4 of the paper claims of it, as numbers.
+        """One row per head: the quantities of the paper's section 4.
 
         Trends are read from the positions that the query may attend to and that were trained.
         """
@@ -123,7 +124,7 @@ class PositionTerms(ShowsShapes):
 
     @property
     def lead(self) -> str:
-        """What position alone does, in a sentence, after what a reader must know of it."""
+        """What position alone does, in a sentence, after the caveats."""
         near = np.count_nonzero(self.heads["recency"] > 0)
         return " ".join([*self.cautions, f"Position alone makes {near} of {len(self.heads)} heads favour near tokens."])
 
@@ -132,9 +133,7 @@ class PositionTerms(ShowsShapes):
 
     def plot(self, head: int | None = None) -> Any:
         """Fig. 3 of the paper for a head, by default the one that looks nearest: a matplotlib Figure."""
-        from weightscope.detokenization.figures import position_figure
-
-        return position_figure(self, self.nearest_head() if head is None else head)
+        return drawing("PositionTerms")(self, self.nearest_head() if head is None else head)
 
     def nearest_head(self) -> int:
         """The head that position makes look nearest."""
@@ -142,7 +141,7 @@ class PositionTerms(ShowsShapes):
 
     def write_tables(self, files: Files) -> None:
         """Write positions.npz and trends.csv."""
-        scaled = {} if self.sigma is None else {f"sigma_{name}": own for name, own in asdict(self.sigma).items()}
+        scaled = {} if self.sigma is None else {f"sigma_{name}": value for name, value in asdict(self.sigma).items()}
         query = np.array(self.query)
         files.npz("positions.npz", t_p=self.t_p, t_pp=self.t_pp, query=query, undertrained=self.undertrained, **scaled)
         files.table("trends.csv", self.heads)
@@ -158,22 +157,22 @@ def _trend_columns(part: str, symbol: str, curves: np.ndarray) -> list[Column]:
     ]
 
 
-def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool = False) -> PositionTerms:
-    """Compute the position terms of every head of the first layer.
+class ReadsPositions(Protocol):
+    """What the terms are computed from: a `FirstLayer`."""
 
-    Parameters
-    ----------
-    first : FirstLayer
-    query : int, optional
-        The position i; the paper's 500 by default, or the middle one of a model with fewer than 1,000.
-    unscaled : bool
-        Leave sigma out, so that no token embedding is needed.
+    @property
+    def model(self) -> Model: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def heads(self) -> Sequence[Head]: ...
+    @property
+    def sigma(self) -> SigmaStatistics: ...
+    def check_finite(self, what: str, values: np.ndarray, layer: int | None = None) -> None: ...
 
-    Raises
-    ------
-    CheckpointError
-        The model has no learned positions, has fewer than `query`, or sigma is wanted and there is no token embedding.
-    """
+
+def position_terms(first: ReadsPositions, query: int | None = None, unscaled: bool = False) -> PositionTerms:
+    """Compute the position terms of every head of the first layer."""
     model, positions = first.model, first.model.positions
     if positions is None:
         problem = f"a {model.family.name} has no position embedding, hence no T^p and T^pp"
@@ -199,7 +198,7 @@ def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool =
 
 
 def in_runs(indices: np.ndarray) -> str:
-    """Indices in order as a person lists them: 3, 191-511."""
+    """Sorted indices as text, with runs shortened: 3, 191-511."""
     runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
     shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:RUNS] if len(run)]
     return ", ".join([*shown, *(["..."] if len(runs) > RUNS else [])])
@@ -208,21 +207,8 @@ def in_runs(indices: np.ndarray) -> str:
 def position_numerators(
     qk: Factored, qk_bias: np.ndarray, positions: np.ndarray, query: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """b_QK p_j' and p_i W_QK p_j' for every j: T^p and T^pp before any sigma divides them.
-
-    Parameters
-    ----------
-    qk : Factored of shape (d, d)
-    qk_bias : (d,) array
-    positions : (n_positions, d) array
-    query : int
-        The position i.
-
-    Returns
-    -------
-    t_p : (n_positions,) array
-    t_pp : (n_positions,) array
-    """
+    """b_QK p_j' and p_i W_QK p_j' for every j: T^p and T^pp before any sigma divides them; qk (d, d), qk_bias (d,),
+    positions (n_positions, d) -> (n_positions,), (n_positions,)."""
     return positions @ qk_bias, (positions @ qk.right) @ (positions[query] @ qk.left)
 
 
@@ -235,17 +221,10 @@ class Curve(NamedTuple):
 
 
 def spread_over_tokens(numerator: np.ndarray, sigma: SigmaStatistics) -> Curve:
-    """numerator_j / sigma_j with sigma_j spread over the tokens that may stand at j (Fig. 3's band).
+    """numerator_j / sigma_j with sigma_j spread over the tokens that may stand at j (Fig. 3's band): numerator (n,).
 
     The numerator knows no token, so its mean and percentiles are those of 1/sigma_j times the numerator, with the ends
     swapped where it is negative.
-
-    Parameters
-    ----------
-    numerator : (n,) array
-        For j = 0 .. n-1.
-    sigma : SigmaStatistics
-        Of at least n positions.
     """
     n = len(numerator)
     ends = np.stack([numerator * sigma.inverse_low[:n], numerator * sigma.inverse_high[:n]])
@@ -261,36 +240,21 @@ class AtSigma(NamedTuple):
 
 
 class Trends(NamedTuple):
-    """What the paper says of position curves, as numbers; (n_curves,) arrays.
+    """The paper's description of position curves, as numbers; (n_curves,) arrays."""
 
-    Attributes
-    ----------
-    slope
-        Of the least-squares line, per position: ALiBi's bias is a positive slope in j.
-    linear_share
-        Share of the curve's variance that the line explains (R^2).
-    period
-        Period in positions of the strongest sinusoid that is left when the line is taken out; NaN without one.
-    sinusoid_share
-        Share of the curve's variance which that one sinusoid explains beyond the line.
-    """
-
-    slope: np.ndarray
-    linear_share: np.ndarray
+    slope: np.ndarray  # Of the least-squares line, per position: ALiBi's bias is a positive slope in j
+    linear_share: np.ndarray  # Share of the curve's variance that the line explains (R^2)
+    # Period in positions of the strongest sinusoid that is left when the line is taken out; NaN without one.
     period: np.ndarray
-    sinusoid_share: np.ndarray
+    sinusoid_share: np.ndarray  # Share of the curve's variance which that one sinusoid explains beyond the line
 
 
 def trends(curves: np.ndarray) -> Trends:
-    """Split each curve into an ALiBi-like line and a sinusoid (detokenization paper, section 4).
+    """Split each curve into an ALiBi-like line and a sinusoid (detokenization paper, section 4): curves (n_curves, n).
 
     The sinusoid is fitted by least squares at every period of a dense grid, orthogonal to the line, so that periods
     that do not divide the length are found as they are. A constant curve has slope 0 and no sinusoid.
     Memory: 32 n^2 bytes, 34 MB for GPT-2's 1,024 positions.
-
-    Parameters
-    ----------
-    curves : (n_curves, n) array, n >= 8
     """
     n = curves.shape[1]
     if n < FEWEST:
@@ -329,28 +293,14 @@ def _explained_by_sinusoids(remainder: np.ndarray, line: np.ndarray, j: np.ndarr
 
 
 def recency(scores: np.ndarray) -> float:
-    """Spearman correlation of a score with j: 1 where attention falls with distance all the way, 0 without a trend.
-
-    Parameters
-    ----------
-    scores : (n,) array
-        For j = 0 .. i; any monotone function of them, such as the softmax, gives the same number.
-    """
+    """Spearman correlation of a score with j: 1 where attention falls with distance all the way, 0 without a trend;
+    scores (n,)."""
     if np.ptp(scores) == 0:
         return 0.0
     return float(spearmanr(np.arange(len(scores)), scores).statistic)
 
 
 def near_mass(attention: np.ndarray, share: float = 0.1) -> np.ndarray:
-    """Attention that the nearest tenth of the positions gets; a tenth where position does not matter.
-
-    Parameters
-    ----------
-    attention : (..., n) array
-        Over j = 0 .. i.
-
-    Returns
-    -------
-    (...) array
-    """
+    """Attention that the nearest tenth of the positions gets; a tenth where position does not matter: attention (...,
+    n)."""
     return attention[..., -max(1, round(share * attention.shape[-1])) :].sum(axis=-1)

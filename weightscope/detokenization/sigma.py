@@ -1,4 +1,4 @@
-"""sigma, the one part of a LayerNorm that no folding can absorb, over the whole vocabulary and every position."""
+"""sigma, the part of a LayerNorm that cannot be folded, over the whole vocabulary and every position."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.device import CPU, Device, rows_that_fit
-from weightscope.parallel import in_threads
-from weightscope.shapes import ShowsShapes
+from weightscope.compute.cores import in_threads
+from weightscope.compute.device import CPU, Device, rows_that_fit
+from weightscope.display import ShowsShapes
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
 BYTES_A_SIGMA = 48  # on a device, where nothing is computed in place and rows are sorted whole
@@ -21,31 +21,20 @@ BlockOfSigma = tuple[np.ndarray, list[np.ndarray]]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SigmaStatistics(ShowsShapes):
-    """sigma(e_t + p_j) summarised over every token t and position j, all float64.
+    """sigma(e_t + p_j) summarised over every token t and position j, all float64."""
 
-    Attributes
-    ----------
-    token_mean : (vocab,) array
-        Mean over positions: c_t, which the paper's code divides e_t by.
-    mean, minimum, maximum : (n_positions,) arrays
-        Over tokens, at each position.
-    inverse_mean : (n_positions,) array
-        Mean of 1/sigma over tokens: what scales a position's bare term to its mean over tokens.
-    inverse_low, inverse_high : (n_positions,) arrays
-        2.5th and 97.5th percentile of 1/sigma over tokens.
-    """
-
-    token_mean: np.ndarray
-    mean: np.ndarray
+    token_mean: np.ndarray  # (vocab,): Mean over positions: c_t, which the paper's code divides e_t by
+    mean: np.ndarray  # (n_positions,): Over tokens, at each position
     minimum: np.ndarray
     maximum: np.ndarray
+    # (n_positions,): Mean of 1/sigma over tokens: what scales a position's bare term to its mean over tokens.
     inverse_mean: np.ndarray
-    inverse_low: np.ndarray
+    inverse_low: np.ndarray  # (n_positions,): 2.5th and 97.5th percentile of 1/sigma over tokens
     inverse_high: np.ndarray
 
     @classmethod
     def of_no_norm(cls, n_tokens: int, n_positions: int) -> "SigmaStatistics":
-        """Where nothing divides the embeddings: sigma is 1 throughout."""
+        """The statistics if nothing divides the embeddings: sigma is 1 throughout."""
         return cls(np.ones(n_tokens), *(np.ones(n_positions) for _ in range(6)))
 
 
@@ -57,23 +46,13 @@ def sigma_statistics(
     progress: Callable[[int], object] = lambda done: None,
     device: Device = CPU,
 ) -> SigmaStatistics:
-    """Statistics of sigma over the vocabulary times the positions, never holding that table.
+    """Statistics of sigma over all tokens and positions, without ever holding the full table.
+
+    token_blocks (n, d), positions (n_positions, d).
 
     Var(e + p) = Var(e) + Var(p) + 2 Cov(e, p), so a block of positions costs one matrix product, in float32: where e
-    and -p nearly cancel, the error of sigma^2 is 1e-6 of Var(e) + Var(p). A thread a core works on a block of its own;
-    peak memory is one (64, vocab) float32 block a thread, 13 MB for GPT-2, beside what `token_blocks` holds.
-
-    Parameters
-    ----------
-    token_blocks : function returning an iterable of (first row, (n, d) array)
-        Called once for every 64 positions, from several threads.
-    n_tokens : int
-    positions : (n_positions, d) array
-    eps : float
-    progress : function, optional
-        Told how many more positions are done.
-    device : Device, optional
-        Where to compute; other than on this machine's cores, with as many positions a block as have room there.
+    and -p nearly cancel, the error of sigma^2 is 1e-6 of Var(e) + Var(p). Each core's thread works on its own block;
+    peak memory is one (64, vocab) float32 block a thread, 13 MB for GPT-2, plus what `token_blocks` holds.
     """
     token_variance = np.concatenate([block.var(axis=1, dtype=np.float64) for _, block in token_blocks()])  # (V,)
     token_variance = (token_variance + eps).astype(np.float32)
@@ -82,12 +61,12 @@ def sigma_statistics(
     else:
         blocks = _on_device(device, token_blocks, token_variance, positions, eps)
     token_sum = np.zeros(n_tokens)
-    found = []
+    sums = []
     for block_sum, statistics in blocks:
         token_sum += block_sum
-        found.append(statistics)
+        sums.append(statistics)
         progress(len(statistics[0]))
-    return SigmaStatistics(token_sum / len(positions), *(np.concatenate(column) for column in zip(*found, strict=True)))
+    return SigmaStatistics(token_sum / len(positions), *(np.concatenate(column) for column in zip(*sums, strict=True)))
 
 
 def _on_cores(

@@ -1,4 +1,4 @@
-"""Tasks on a Dask cluster. Dask is imported here alone."""
+"""Tasks on a Dask cluster. Only this module imports Dask."""
 
 import json
 import logging
@@ -15,28 +15,23 @@ from typing import Any
 
 from weightscope.engine.engine import Engine, beside_others
 from weightscope.errors import CheckpointError, printable
-from weightscope.regular import regular_file
+from weightscope.files import regular_file
 
-CLOSING = 10  # seconds to take leave
-HURRY = 0.3  # the same, when asked to end
+CLOSING = 10  # seconds to disconnect
+HURRY = 0.3  # seconds to disconnect after an interruption
 ADDRESS = re.compile(r"((tcp|tls|ws|wss|ucx)://)?(\[[0-9a-fA-F:.%]+\]|[\w.-]+):\d{1,5}/?")
 NOISY = (
     "distributed", "distributed.client", "distributed.core", "distributed.utils",
     "tornado", "tornado.application", "asyncio",
 )  # fmt: skip
-FEWEST_AHEAD = 256  # tasks under way, so that workers that join find some
+FEWEST_AHEAD = 256  # tasks submitted at a time, so that new workers find some
 
 
 class Cluster(Engine):
-    """The workers of one scheduler. Each runs as many tasks at a time as it has threads, a core a task.
+    """The workers of one scheduler. Each runs one task per thread, with one core per task.
 
-    A worker may die or join at any time: what it was at is handed to another.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    address : str
-        How to call the scheduler in messages.
+    Workers may die or join at any time; the tasks of a dead worker go to another. `address` names the scheduler in
+    messages.
     """
 
     def __init__(self, client: Any, address: str) -> None:
@@ -48,25 +43,25 @@ class Cluster(Engine):
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sending large graph")  # the numbers that a page is drawn from
+            warnings.filterwarnings("ignore", "Sending large graph")  # results that a page needs are large
             super().submit(key, beside_others, 1, function, *arguments)
 
     def close(self) -> None:
         self._client.close(timeout=CLOSING)
 
     def abandon(self) -> None:
-        with suppress(Exception):  # that a leave so short could not be taken, among others
+        with suppress(Exception):  # such as a timeout
             self._client.close(timeout=HURRY)
 
     def failure(self, error: Exception | None) -> CheckpointError:
-        return CheckpointError(f"the Dask scheduler at {self._address} has gone away (`resume` goes on with an audit)")
+        return CheckpointError(f"the Dask scheduler at {self._address} has gone away (`resume` continues an audit)")
 
     def in_words(self, error: Exception) -> Exception:
         from distributed import KilledWorker
 
         if isinstance(error, KilledWorker):
             return CheckpointError(
-                f"{error.allowed_failures + 1} workers died at one of its tasks, out of memory perhaps; "
+                f"{error.allowed_failures + 1} workers died running one task, perhaps out of memory; "
                 "`dask worker --nthreads 1` holds one layer at a time"
             )
         if isinstance(error, ImportError) or "deserializ" in str(error):
@@ -78,13 +73,7 @@ class Cluster(Engine):
 
 
 def connect(scheduler: str | None) -> Engine:
-    """The cluster of a scheduler; without one given, that of Dask's own configuration, which has the patience too.
-
-    Raises
-    ------
-    CheckpointError
-        Dask is not installed, no scheduler is named, or none answers.
-    """
+    """Connect to a scheduler, by default the one in Dask's configuration, with the timeout configured there."""
     try:
         import dask
         from dask.utils import parse_timedelta
@@ -95,42 +84,42 @@ def connect(scheduler: str | None) -> Engine:
     if not address:
         raise CheckpointError("`engine='dask'` needs `scheduler`, the tcp:// address that `dask scheduler` prints")
     address = _address(address)
-    for name in NOISY:  # what goes wrong is said in a line, here
+    for name in NOISY:  # errors are reported in one line below
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    patience = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
-    call = partial(Client, address, timeout=patience, set_as_default=False, name="weightscope")
+    timeout = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
+    call = partial(Client, address, timeout=timeout, set_as_default=False, name="weightscope")
     try:
-        client = _within(patience + 1, call)
-    except Exception as error:  # Dask's own, of many kinds
+        client = _within(timeout + 1, call)
+    except Exception as error:  # Dask raises many kinds
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"no Dask scheduler answers at {address} ({reason})") from None
     return Cluster(client, address)
 
 
 def _address(scheduler: str) -> str:
-    """An address, or the one in the file that `dask scheduler --scheduler-file` wrote."""
+    """An address, given directly or in the file that `dask scheduler --scheduler-file` writes."""
     if ADDRESS.fullmatch(scheduler):
         return scheduler
     with suppress(OSError, CheckpointError, ValueError, KeyError, TypeError), regular_file(Path(scheduler)) as file:
-        found = json.load(file)["address"]
-        if ADDRESS.fullmatch(found):
-            return str(found)
-    problem = "is neither tcp://HOST:PORT nor a file that a scheduler wrote its address to"
+        address = json.load(file)["address"]
+        if ADDRESS.fullmatch(address):
+            return str(address)
+    problem = "is neither tcp://HOST:PORT nor a scheduler file"
     raise CheckpointError(f"`scheduler` {printable(scheduler)} {problem}")
 
 
 def _within(seconds: float, connect: Callable[[], Any]) -> Any:
-    """What `connect` returns; a server that takes the call and says nothing would hold the client for ever."""
-    found: Future[Any] = Future()
+    """Call `connect` with a timeout: a server that accepts and stays silent would block the client forever."""
+    answer: Future[Any] = Future()
 
     def call() -> None:
         try:
-            found.set_result(connect())
+            answer.set_result(connect())
         except BaseException as error:
-            found.set_exception(error)
+            answer.set_exception(error)
 
     Thread(target=call, daemon=True).start()
     try:
-        return found.result(seconds)
+        return answer.result(seconds)
     except TimeoutError:
         raise TimeoutError(f"no answer in {seconds:.0f} s") from None

@@ -1,58 +1,40 @@
-"""The one seam between what is to be computed and where: hand tasks out, take results as they finish.
+"""Engines that run tasks on this machine, in one process or several: submit tasks, take results as they finish.
 
-Here are tasks on this machine, in this process or in several; cluster.py has those on a Dask cluster.
+cluster.py runs them on a Dask cluster.
 """
 
 import logging
 import os
 import signal
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from weightscope.compute.cores import deaf_children, end_with_parent, keep_to, one_blas_thread, usable_cores
 from weightscope.errors import CheckpointError
-from weightscope.parallel import deaf_children, end_with_parent, keep_to, one_blas_thread, usable_cores
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-SILENT = {"PYTHONWARNINGS": "ignore"}  # whoever started the processes says what there is to say
+# The parent process reports problems; the working directory, which may be a checkpoint's, is no place of modules.
+CHILDREN = {"PYTHONWARNINGS": "ignore", "PYTHONSAFEPATH": "1"}
 
 
 class Finished(NamedTuple):
-    """A task that has ended.
+    """A task that has ended."""
 
-    Attributes
-    ----------
-    key : hashable
-        As it was handed out.
-    value : object
-        What the function returned; None where it raised.
-    error : Exception or None
-        What it raised.
-    """
-
-    key: Any
-    value: Any
-    error: Exception | None
+    key: Any  # as submitted
+    value: Any  # None if the task raised
+    error: Exception | None  # what the task raised
 
 
 class Engine:
-    """Pure tasks on an executor.
+    """Runs pure tasks on an executor.
 
-    Parameters
-    ----------
-    executor : concurrent.futures.Executor
-    ahead : int
-        Tasks that should be under way for nobody to stand idle.
-    elsewhere : bool
-        Tasks run outside this process, so that what they take is pickled.
-
-    Attributes
-    ----------
-    elsewhere : bool
+    `ahead` tasks should be submitted at a time to keep every worker busy; with `elsewhere` tasks run in another process
+    and their arguments are pickled.
     """
 
     def __init__(self, executor: Executor, ahead: int, *, elsewhere: bool) -> None:
@@ -75,34 +57,28 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Some task is under way."""
+        """Whether a task is running or queued."""
         return bool(self._under_way)
 
     @property
     def hungry(self) -> bool:
-        """More tasks could run than are under way."""
+        """Whether workers would be idle without more tasks."""
         return len(self._under_way) < self._ahead
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
-        """Hand out a task."""
+        """Submit a task under a key."""
         future = self._executor.submit(function, *arguments)
         self._under_way[future] = key
         future.add_done_callback(self._ended.put)
 
     def forget(self, unwanted: Callable[[Any], bool]) -> None:
-        """Drop the tasks whose keys are unwanted; those that already run end unheard."""
+        """Drop tasks by key; the results of those already running are discarded."""
         for future in [future for future, key in self._under_way.items() if unwanted(key)]:
             del self._under_way[future]
             future.cancel()
 
     def next(self) -> Finished:
-        """Wait for a task to end.
-
-        Raises
-        ------
-        CheckpointError
-            The engine itself has failed: nothing that is under way will end.
-        """
+        """Wait for the next task to end."""
         while True:
             future = self._ended.get()
             if future not in self._under_way:  # forgotten
@@ -120,30 +96,30 @@ class Engine:
             return Finished(key, None, self.in_words(error))
 
     def close(self) -> None:
-        """Let go of the executor once the tasks that run have ended."""
+        """Shut down after the running tasks have ended."""
         self._executor.shutdown(wait=True)
 
     def abandon(self) -> None:
-        """Let go of the executor without waiting for the tasks that run."""
+        """Shut down without waiting for the running tasks."""
         self._executor.shutdown(wait=False)
 
     def is_own(self, error: Exception) -> bool:
-        """An error is the engine's, not the task's."""
+        """Whether an error comes from the engine rather than the task."""
         return False
 
     def failure(self, error: Exception | None) -> CheckpointError:
-        """What to say when the engine has failed."""
+        """The error to raise when the engine has failed."""
         return CheckpointError("the work was cancelled")
 
     def in_words(self, error: Exception) -> Exception:
-        """A task's error, as a CheckpointError where the engine knows what a person should do about it."""
+        """A task's error, as a CheckpointError if the engine knows what to do about it."""
         return error
 
 
 class ThisProcess(Engine):
-    """Tasks one after another in this process; each spreads itself over the cores.
+    """Runs one task at a time in a thread of this process; each task uses all cores.
 
-    They run in a thread, so that the caller is free to write what has finished while the next one runs.
+    The caller can write finished results while the next task runs.
     """
 
     def __init__(self) -> None:
@@ -154,27 +130,26 @@ class ThisProcess(Engine):
 
 
 class Processes(Engine):
-    """Tasks in so many processes on this machine, through joblib's loky. Each process has its share of the cores.
-
-    Parameters
-    ----------
-    jobs : int
-    """
+    """Runs tasks in several processes on this machine, through joblib's loky; each has its share of the cores."""
 
     def __init__(self, jobs: int) -> None:
         from joblib.externals.loky import ProcessPoolExecutor
 
-        with deaf_children():  # loky starts one here that keeps account of semaphores
-            self._pool = ProcessPoolExecutor(jobs, env=ONE_THREAD | SILENT, initializer=_begin, initargs=(os.getpid(),))
+        # loky starts its resource tracker here. When a run is interrupted, the tracker removes the semaphores that are
+        # left and warns about each, after the run's own last line.
+        with deaf_children(), _environment(CHILDREN):
+            self._pool = ProcessPoolExecutor(
+                jobs, env=ONE_THREAD | CHILDREN, initializer=_begin, initargs=(os.getpid(),)
+            )
         super().__init__(self._pool, ahead=2 * jobs, elsewhere=True)
         self._cores = max(1, usable_cores() // jobs)
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
-        with deaf_children():  # and here those that work
+        with deaf_children():  # and its workers here
             super().submit(key, beside_others, self._cores, function, *arguments)
 
     def abandon(self) -> None:
-        """End the processes. (Told to do so itself, loky loses its way where a task has been cancelled.)"""
+        """Kill the processes; loky's own shutdown hangs after a task was cancelled."""
         for process in list((self._pool._processes or {}).values()):
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
@@ -187,22 +162,34 @@ class Processes(Engine):
 
     def failure(self, error: Exception | None) -> CheckpointError:
         return CheckpointError(
-            "one of the processes of `jobs` was killed, out of memory perhaps; fewer take less "
-            "(`resume` goes on with an audit)"
+            "one of the processes of `jobs` was killed, perhaps out of memory; fewer processes need less "
+            "(`resume` continues an audit)"
         )
 
 
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for the processes that are started within the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def _begin(parent: int) -> None:
-    """What a process does before its first task."""
+    """Initialise a worker process."""
     end_with_parent(parent)
-    logging.getLogger().addHandler(logging.NullHandler())  # where nobody listens, logging prints warnings itself
+    logging.getLogger().addHandler(logging.NullHandler())  # without a handler, logging prints warnings itself
 
 
 def beside_others(cores: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a task in a process that shares its machine: on so many cores, and with one BLAS thread from now on.
-
-    The limit is not lifted afterwards, since tasks in other threads of the process count on it.
-    """
+    """Run a task on some of the cores with one BLAS thread; the limit stays, since other threads rely on it."""
     keep_to(cores)
     one_blas_thread()
     return function(*arguments)

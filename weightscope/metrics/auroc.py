@@ -5,7 +5,9 @@ detokenization paper, eq. 14). Tokens seen before i in a corpus are the positive
 all others are the negatives (section 3.2, Fig. 2, Table 2).
 """
 
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from queue import SimpleQueue
@@ -13,11 +15,154 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weightscope.device import CPU, Device
+from weightscope.compute.cores import in_threads, usable_cores
+from weightscope.compute.device import CPU, Device, rows_that_fit
 from weightscope.errors import CheckpointError, TooLargeError
-from weightscope.metrics._auroc_device import auroc_on_device
-from weightscope.metrics.tiles import cut_into_panels, empty_tile, fill_tile, tile_rows
-from weightscope.parallel import in_threads, usable_cores
+
+# Scores of a few rows with all columns, by products small enough for BLAS and the caches.
+TILE_BYTES = 26_000_000  # scores a thread holds at a time: 128 rows of GPT-2's vocabulary
+ALL_TILES_BYTES = 320_000_000  # and all threads together, while the rows allow it
+FEWEST_ROWS = 16  # of a tile, and what more rows are a multiple of
+PANEL_COLUMNS, PRODUCT_SIZE = 64, 2**19  # of one product, and at most rows x r x columns: BLAS then skips its packing
+CACHE_LINE = 64  # bytes
+NUMBA_SETTINGS = ".numba_config.yaml"
+
+
+def tile_rows(width: int, threads: int, most: int) -> int:
+    """How many rows of scores, `most` or less, each thread holds at a time for a vocabulary of `width`."""
+    tile = min(TILE_BYTES, ALL_TILES_BYTES // threads)
+    return min(max(tile // (4 * max(width, 1)) // FEWEST_ROWS, 1) * FEWEST_ROWS, most)
+
+
+def cut_into_panels(right: np.ndarray, height: int, strip: int) -> np.ndarray:
+    """`right` transposed and cut into strips of at least `strip` columns, the last filled up with zeros, and those into
+    panels.
+
+    -> (S, P, r, w).
+
+    Products of a tile of `height` rows with one panel after another stay in cache, and cost less than one product of
+    the tile with the whole.
+    """
+    width, rank = right.shape
+    columns = min(max(PRODUCT_SIZE // max(height * rank, 1), 16) // 16 * 16, PANEL_COLUMNS)
+    cuts = -(-strip // columns)
+    panels = aligned(-(-width // (cuts * columns)), cuts, rank, columns)
+    flat, full = panels.reshape(-1, rank, columns), width // columns
+    flat[:full] = right[: full * columns].reshape(full, columns, rank).swapaxes(1, 2)
+    flat[full:] = 0
+    if full < len(flat):
+        flat[full, :, : width - full * columns] = right[full * columns :].T
+    return panels
+
+
+def empty_tile(panels: np.ndarray, height: int) -> np.ndarray:
+    """Room for the scores of `height` rows, two at least: (S, rows, columns of a strip) float32."""
+    strips, cuts, _, columns = panels.shape
+    return aligned(strips, max(height, 2), cuts * columns)
+
+
+def fill_tile(tile: np.ndarray, left: np.ndarray, panels: np.ndarray) -> np.ndarray:
+    """Write the scores of rows `left`, (n, r), into the first n rows of a tile: -> (S, n, columns of a strip).
+
+    In a strip the rows lie one after another, so that a product is written to places near one another: that is a tenth
+    faster than to rows as far apart as they are long, and more rows can share a panel.
+    """
+    strips, cuts, _, columns = panels.shape
+    rows = len(left)
+    if rows == 1:  # a product of one row is rounded otherwise than the same row among others
+        left = np.repeat(left, 2, axis=0)
+    room = tile[:, : len(left)].reshape(strips, len(left), cuts, columns)
+    np.matmul(left, panels, out=room.swapaxes(1, 2))
+    return tile[:, :rows]
+
+
+def aligned(*shape: int) -> np.ndarray:
+    """An empty float32 array that begins on a cache line: products with it and into it are a tenth faster."""
+    size, line = math.prod(shape), CACHE_LINE // 4
+    room = np.empty(size + line, np.float32)
+    start = -room.ctypes.data % CACHE_LINE // 4
+    return room[start : start + size].reshape(shape)
+
+
+# AUROC of blocks of score rows on a device, by the array API standard alone.
+#
+# As in `auroc_numba` the wins of a row are summed over its elements instead of its positives: an element of score s
+# wins, twice over, 2 sum of c_p over s_p > s plus the c_p of those with s_p = s; what the positives win over one
+# another is taken off afterwards. One binary search places every element of a block among the positives of its row: row
+# and score become one integer, the score in its lower half as an integer of the same order, so that the positives of
+# all rows are one sorted list. Neighbouring elements search the same few entries, which a card does in its caches;
+# sorting whole rows it does not.
+
+MOST_SCORES = 2**26  # of a block: enough to keep a card busy
+BYTES_A_SCORE = 48  # a score, its key, where that falls, what it wins, and one more of the last while it is computed
+BYTES_A_POSITIVE = 192  # its row, place and weight, its two edges, and sorting them
+BETWEEN_ROWS = 2**32  # in keys
+
+
+def auroc_on_device(
+    device: Device, left: np.ndarray, right: np.ndarray, counts: Any, progress: Callable[[int], object]
+) -> np.ndarray:
+    """AUROC of each row of `counts` that has a positive, float64; see `auroc_by_token`.
+
+    left, right (n_rows, r), counts (n_rows, V).
+    """
+    each = np.diff(counts.indptr)  # (n_rows,)
+    scored = np.flatnonzero(each)  # (n,)
+    if not len(scored):
+        return np.empty(0)
+    width, rank = right.shape
+    columns = device.put(right).T  # (r, V)
+    a_row = BYTES_A_SCORE * width + BYTES_A_POSITIVE * int(each.max()) + 8 * rank
+    height = rows_that_fit(device.free_bytes(), 0, a_row, -(-MOST_SCORES // width))
+    parts = [scored[start : start + height] for start in range(0, len(scored), height)]
+
+    def blocks() -> Iterator[tuple[np.ndarray, ...]]:
+        for rows in parts:
+            row = np.repeat(np.arange(len(rows)), each[rows])  # (m,)
+            positives, weights = _stored(counts, rows)
+            through = 2 * np.cumsum(_row_sums(weights, each[rows]))  # (n,)
+            yield left[rows], through, row, positives + width * row, weights
+
+    auroc = []
+    for rows, (block, *positives) in zip(parts, device.put_ahead(blocks()), strict=True):
+        wins, tied = (device.get(array) for array in _wins(device, block @ columns, *positives))
+        pairs = 2 * _row_sums(_stored(counts, rows)[1], each[rows]) * (width - each[rows])
+        with np.errstate(invalid="ignore"):  # 0 / 0 where all are positives
+            auroc.append((wins - _row_sums(tied, each[rows])) / pairs)
+        progress(len(rows))
+    return np.concatenate(auroc)
+
+
+def _wins(device: Device, scores: Any, through: Any, row: Any, place: Any, weight: Any) -> tuple[Any, Any]:
+    """What all elements of each row win, twice over, (n,), and what each positive has of that, (m,); both int64.
+
+    scores (n, V), through (n,), row, place, weight (m,).
+    """
+    xp = device.xp
+    n, width = scores.shape
+    bits = device.bits(scores)  # (n, V)
+    rank = xp.where(bits < 0, -(2**31) - bits, bits)  # in the order of the floats, 0 for both zeros
+    key = xp.reshape(rank + BETWEEN_ROWS * xp.arange(n, dtype=xp.int64)[:, None], (-1,))  # (n V,)
+    step = xp.take(key, place)  # (m,)
+    # Each weight enters at its own key and again at the next one: an element of the same key has seen it once, a tie.
+    edge, weight = xp.concat((step, step + 1)), xp.concat((weight, weight))  # (2m,)
+    order = xp.argsort(edge)
+    seen = xp.cumulative_sum(xp.take(weight, order), include_initial=True)  # (2m + 1,), earlier rows' included
+    reached = xp.searchsorted(xp.take(edge, order), key, side="right")  # (n V,)
+    beaten = through[:, None] - xp.reshape(xp.take(seen, reached), (n, width))  # (n, V)
+    return xp.sum(beaten, axis=1), xp.take(xp.reshape(beaten, (-1,)), place)
+
+
+def _stored(counts: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Columns and weights of the positives of some rows, rising; rows left out in between are empty."""
+    span = slice(counts.indptr[rows[0]], counts.indptr[rows[-1] + 1])
+    return counts.indices[span], counts.data[span]
+
+
+def _row_sums(values: np.ndarray, each: np.ndarray) -> np.ndarray:
+    """Sums of consecutive runs of `values`, each[i] of them for row i, one at least."""
+    return np.add.reduceat(values, np.cumsum(each) - each)
+
 
 COUNTED_ROWS, STRIP = 128, 256  # of a tile for numba, at most, and columns of it that lie together for each row
 SORTED_ROWS = 64  # of a tile for NumPy, at most: its rows lie whole, and more of them are slow to write
@@ -26,39 +171,19 @@ LARGEST_SCORE = 2.0**125  # beyond it sums and differences of scores leave float
 
 
 def weighted_auroc(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) -> float:
-    """AUROC of one row of scores, each positive counting `weight` times.
+    """AUROC of one row of scores, each positive counting `weight` times: scores (n,), positives (k,), weights (k,).
 
     AUROC = sum_p c_p (#negatives below s_p + 1/2 #negatives equal to s_p) / (sum_p c_p * #negatives), the area under
     the curve of Fig. 2 of the detokenization paper; its code gets the same by repeating each positive c_p times.
-
-    Parameters
-    ----------
-    scores : (n,) array
-    positives : (k,) int array
-        Where the positives are; no index twice.
-    weights : (k,) int array
-        c_p. An index of weight 0 is a negative.
-
-    Returns
-    -------
-    float
-        NaN without a positive or without a negative.
-
-    Raises
-    ------
-    CheckpointError
-        A score is NaN, or a weight negative or too large to be summed exactly.
-    ValueError
-        An index twice or out of range.
     """
     scores, positives, weights = _row(scores, positives, weights)
     negatives = len(scores) - len(positives)
     if not len(positives) or not negatives:
         return np.nan
-    ranked, own = np.sort(scores), scores[positives]
-    among = np.sort(own)
-    below = ranked.searchsorted(own) - among.searchsorted(own)  # (k,) negatives below each positive
-    up_to = ranked.searchsorted(own, "right") - among.searchsorted(own, "right")  # and at most as high
+    ranked, score = np.sort(scores), scores[positives]
+    among = np.sort(score)
+    below = ranked.searchsorted(score) - among.searchsorted(score)  # (k,) negatives below each positive
+    up_to = ranked.searchsorted(score, "right") - among.searchsorted(score, "right")  # and at most as high
     return float(weights @ (below + up_to)) / float(2 * weights.sum() * negatives)
 
 
@@ -67,23 +192,6 @@ def roc_curve(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) ->
 
     As a threshold falls past each distinct score: the part of the negatives and the part of the bigram counts at or
     above it. The area under the curve is `weighted_auroc`.
-
-    Parameters
-    ----------
-    scores, positives, weights
-        As in `weighted_auroc`.
-
-    Returns
-    -------
-    fpr, tpr : float64 arrays
-        Both rise from 0 to 1.
-
-    Raises
-    ------
-    CheckpointError
-        As in `weighted_auroc`, and without a positive or without a negative.
-    ValueError
-        As in `weighted_auroc`.
     """
     from sklearn.metrics import roc_curve as curve
 
@@ -111,30 +219,17 @@ def _row(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) -> tupl
 
 
 class MeanAuroc(NamedTuple):
-    """One head's row of Table 2.
+    """One head's row of Table 2."""
 
-    Attributes
-    ----------
-    auroc : float
-        Mean over the tokens that have an AUROC; NaN if none has.
-    auroc_paper : float
-        Mean over all tokens, those without entering as 0: what the paper's code reports.
-    tokens_scored : int
-        How many tokens `auroc` is a mean of.
-    """
-
-    auroc: float
-    auroc_paper: float
-    tokens_scored: int
+    auroc: float  # Mean over the tokens that have an AUROC; NaN if none has
+    auroc_paper: float  # Mean over all tokens, those without entering as 0: what the paper's code reports
+    tokens_scored: int  # How many tokens `auroc` is a mean of
 
 
 def mean_auroc(auroc: np.ndarray) -> MeanAuroc:
     """A head's mean AUROC, over the tokens scored and as the paper's code has it (detokenization paper, Table 2).
 
-    Parameters
-    ----------
-    auroc : (V,) array
-        NaN where a token has no positive.
+    auroc (V,).
     """
     scored = auroc[~np.isnan(auroc)]
     mean = float(scored.mean()) if len(scored) else np.nan
@@ -153,40 +248,13 @@ def auroc_by_token(
 ) -> np.ndarray:
     """AUROC of one head for every current token, over the full vocabulary, exact with ties.
 
+    left (V, r), right (V, r), counts (V, V) -> (V,).
+
     Row i is `weighted_auroc` of the scores left_i . right_j, j over the vocabulary, in float32 (detokenization paper,
     section 3.2). Scores are made and counted a tile of rows at a time, a thread a core, each with its own tile and
-    single-threaded products. Memory beside the arguments: a tile a thread, 26 MB for GPT-2's vocabulary with
+    single-threaded products. Memory on top of the arguments: one tile per thread, 26 MB for GPT-2's vocabulary with
     numba and 13 MB without, and one copy of `right`. A process that reads 3 million counts and does a head of GPT-2's
     shape on two cores peaks at 301 MB with numba and 169 MB without.
-
-    Parameters
-    ----------
-    left : (V, r) array
-        e~ W_Q of the head, or any left factor of its scores.
-    right : (V, r) array
-        e~ W_K.
-    counts : sparse array of shape (V, V), whole numbers
-        Rows are current tokens, columns previous ones.
-    progress : function, optional
-        Told how many more tokens are done; called from this thread.
-    threads : int, optional
-        One a core if not given.
-    compiled : bool, optional
-        With numba or without; with it, if it is installed and this is not given. The numbers are the same.
-    device : Device, optional
-        Where to compute; other than on this machine's cores `threads` and `compiled` say nothing. Its products may
-        round otherwise, and the AUROC is exact for the scores they give.
-
-    Returns
-    -------
-    (V,) float64 array
-        NaN for a token without a positive or without a negative.
-
-    Raises
-    ------
-    CheckpointError
-        Factors with NaN or infinity, or so large that scores leave float32; counts that are negative, not whole, too
-        large, or of another vocabulary.
     """
     left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)
     bound = _score_bound(left, right)  # (V,)
@@ -197,7 +265,7 @@ def auroc_by_token(
     if device is not CPU:
         auroc[scored] = auroc_on_device(device, left, right, counts, progress)
         return auroc
-    compiled = _numba_is_there() if compiled is None else compiled
+    compiled = _numba_may_run() if compiled is None else compiled
     tile_auroc = _tile_auroc_compiled if compiled else _tile_auroc
     threads = threads or usable_cores()
     width = len(right)
@@ -229,22 +297,22 @@ def auroc_by_token(
 def _tile_auroc(
     tile: np.ndarray, width: int, indptr: np.ndarray, positives: np.ndarray, weights: np.ndarray, bound: np.ndarray
 ) -> np.ndarray:
-    """AUROC of each row of a tile of one strip, (n,), sorting it in place; arguments as in `_auroc_numba.tile_auroc`.
+    """AUROC of each row of a tile of one strip, (n,), sorting it in place; arguments as in `auroc_numba.tile_auroc`.
 
     `weighted_auroc` for many rows: whatever can be is done for all of them at once, as the threads take turns at it.
     """
     scores, each = tile[0, :, :width], np.diff(indptr)
     row = np.repeat(np.arange(len(scores)), each)  # (m,)
-    own = scores[row, positives]
-    rising = _rising_within_rows(row, own)
-    own, weights = own[rising], weights[rising]
+    score = scores[row, positives]
+    rising = _rising_within_rows(row, score)
+    score, weights = score[rising], weights[rising]
 
-    new = np.append(True, (own[1:] != own[:-1]) | (row[1:] != row[:-1]))  # runs of equal scores in a row
+    new = np.append(True, (score[1:] != score[:-1]) | (row[1:] != row[:-1]))  # runs of equal scores in a row
     start = np.flatnonzero(new)
     among = (start + np.append(start[1:], len(row)))[np.cumsum(new) - 1] - 2 * indptr[row]  # below plus up to
 
     scores.sort(axis=1)
-    edges = np.stack((own, np.nextafter(own, np.float32(np.inf))), axis=1).ravel()  # below the next: up to this
+    edges = np.stack((score, np.nextafter(score, np.float32(np.inf))), axis=1).ravel()  # below the next: up to this
     bounds = zip(scores, indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)
     ranks = np.concatenate([ranked.searchsorted(edges[2 * begin : 2 * end]) for ranked, begin, end in bounds])
     wins = np.add.reduceat(weights * (ranks[::2] + ranks[1::2] - among), indptr[:-1])
@@ -264,12 +332,12 @@ def _tile_auroc_compiled(
     tile: np.ndarray, width: int, indptr: np.ndarray, positives: np.ndarray, weights: np.ndarray, bound: np.ndarray
 ) -> np.ndarray:
     """The same of any tile, left as it is."""
-    from weightscope.metrics import _auroc_numba
+    from weightscope.metrics import auroc_numba
 
     heaviest = np.add.reduceat(weights, indptr[:-1]).max()
     kind = np.int32 if heaviest < 2**31 // tile.shape[2] else np.int64
-    table, auroc = np.empty(_auroc_numba.MOST_BUCKETS, kind), np.empty(len(bound))
-    _auroc_numba.tile_auroc(tile, width, indptr, positives, weights, bound, table, auroc)
+    table, auroc = np.empty(auroc_numba.MOST_BUCKETS, kind), np.empty(len(bound))
+    auroc_numba.tile_auroc(tile, width, indptr, positives, weights, bound, table, auroc)
     return auroc
 
 
@@ -324,11 +392,20 @@ def _check_total(total: float, width: int) -> None:
         raise CheckpointError(f"the counts of one token add up to {total:.1e}, more than can be summed exactly")
 
 
+def _numba_may_run() -> bool:
+    """numba is installed, and the working directory has no settings for it.
+
+    numba reads them when it is imported and whenever it compiles. They may say where its cache is, which it unpickles,
+    and the working directory may be a checkpoint's.
+    """
+    return not os.path.lexists(NUMBA_SETTINGS) and _numba_is_there()
+
+
 @cache
 def _numba_is_there() -> bool:
     """numba is installed and works with this NumPy."""
     try:
-        import weightscope.metrics._auroc_numba  # noqa: F401
+        import weightscope.metrics.auroc_numba  # noqa: F401
     except ImportError:
         return False
     return True

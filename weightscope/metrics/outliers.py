@@ -1,10 +1,17 @@
-"""What stands outside a distribution, judged by medians so that the odd ones do not set the standard themselves.
+"""Outliers of a distribution, judged by medians so that the outliers do not set the standard themselves.
 
-Measures of heads are compared on a logarithmic scale, as value = layer's median + the head's own difference: a layer
-that is scaled as a whole shows in the first part alone, a head that is in the second alone.
+Measures of heads are compared on a logarithmic scale, as value = median of the layer + difference of the head: scaling
+a whole layer shows in the first part alone, an odd head in the second.
 """
 
 import numpy as np
+
+
+def known_median(values: np.ndarray) -> float:
+    """The median of those values that are not NaN; NaN where none is, without NumPy's warning."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else float("nan")
+
 
 NEIGHBOURS = 4  # layers a layer is compared with: as many at the ends, so that one odd layer among them does no harm
 ROW_Z = 8.0  # robust z-score of an embedding row's log norm, beyond which training hardly met it or swelled it
@@ -12,14 +19,7 @@ LEAST_SPREAD = 0.02  # of a log: values that agree to 2 % have no outliers, what
 
 
 def robust_z(values: np.ndarray, least_spread: float = LEAST_SPREAD) -> np.ndarray:
-    """(x - median) / (1.4826 MAD) over all elements; what is not finite does not count.
-
-    Parameters
-    ----------
-    values : array
-    least_spread : float
-        The divisor is no smaller; 0.02 suits logarithms.
-    """
+    """(x - median) / (1.4826 MAD) over all finite elements."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return np.full(values.shape, np.nan)
@@ -39,24 +39,16 @@ def layer_medians(logs: np.ndarray) -> np.ndarray:
 
 
 def off_trend(medians: np.ndarray) -> np.ndarray:
-    """Each layer's distance from the median of its nearest finite neighbours (a Hampel filter).
-
-    Parameters
-    ----------
-    medians : (L,) array
-
-    Returns
-    -------
-    (L,) array
-        NaN where no neighbour is finite.
+    """Each layer's distance from the median of its nearest finite neighbours (a Hampel filter): medians (L,) ->
+    (L,).
     """
     finite = np.flatnonzero(np.isfinite(medians))
     differences = np.full(len(medians), np.nan)
     for i, median in enumerate(medians):
-        at = int(np.searchsorted(finite, i))
-        others = finite[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1]  # the nearest are among these
-        others = others[others != i]
-        nearest = others[np.argsort(np.abs(others - i), kind="stable")][:NEIGHBOURS]
+        place = int(np.searchsorted(finite, i))
+        near = finite[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1]  # includes the nearest
+        near = near[near != i]
+        nearest = near[np.argsort(np.abs(near - i), kind="stable")][:NEIGHBOURS]
         if len(nearest):
             differences[i] = median - np.median(medians[nearest])
     return differences
@@ -68,18 +60,7 @@ def row_norms(block: np.ndarray) -> np.ndarray:
 
 
 def norm_outliers(norms: np.ndarray, z: float) -> tuple[np.ndarray, np.ndarray]:
-    """Rows with a norm far below and far above the others', by the robust z-score of its log.
-
-    Parameters
-    ----------
-    norms : (n,) array
-    z : float
-
-    Returns
-    -------
-    low, high : int arrays
-        Zero rows are the lowest; the farthest come first.
-    """
+    """Rows with unusually small and large norms, by the robust z-score of log norm: norms (n,)."""
     scores = robust_z(np.log(np.maximum(norms, 1e-30)))
     order = np.argsort(scores, kind="stable")
     return order[scores[order] < -z], order[::-1][scores[order[::-1]] > z]

@@ -23,30 +23,17 @@ BIAS, MANTISSA = 127, 23  # of float32
 
 @dataclass(frozen=True)
 class Spearman:
-    """A rank correlation and how well it is known.
-
-    Attributes
-    ----------
-    pairs : int
-    rho : float
-        NaN where all pairs lie in one bin.
-    error : float
-        The exact rho is within this.
-    """
+    """A rank correlation and how well it is known."""
 
     pairs: int
-    rho: float
-    error: float
+    rho: float  # NaN where all pairs lie in one bin
+    error: float  # The exact rho is within this
 
 
 class RankCorrelation:
     """Spearman's rho of two quantities in several groups, pairs coming batch by batch.
 
     The table of counts takes up to 65 MB a group, less where numbers are of similar size.
-
-    Parameters
-    ----------
-    n_groups : int
     """
 
     def __init__(self, n_groups: int) -> None:
@@ -57,14 +44,7 @@ class RankCorrelation:
     def add(self, first: np.ndarray, second: np.ndarray, groups: np.ndarray) -> None:
         """Take in pairs (first[..., i, j], second[..., j]) for all i and j.
 
-        Parameters
-        ----------
-        first : (..., m, n) float32 array
-            Not negative. Pairs with an exact 0, as masked attention weights are, do not count.
-        second : (..., n) float32 array
-            Not negative.
-        groups : (..., n) int array
-            The group of every pair with second[..., j].
+        first (..., m, n), second (..., n), groups (..., n).
         """
         row = groups.astype(np.int64) * self._rows + _bin(second, SECOND_OCTAVES, SECOND_BITS)  # (..., n)
         column = (1 + _bin(first, FIRST_OCTAVES, FIRST_BITS)) * (first > 0)  # (..., m, n)

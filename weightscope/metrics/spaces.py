@@ -7,11 +7,11 @@ from functools import lru_cache
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from weightscope import lapack
 from weightscope.attention.factored import Factored, combined, orthonormal, signs_of
+from weightscope.compute import lapack
+from weightscope.compute.cores import in_threads
+from weightscope.display import ShowsShapes
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
-from weightscope.parallel import in_threads
-from weightscope.shapes import ShowsShapes
 
 ROWS_AT_ONCE = 256  # heads compared with all others at a time
 PROBES = 24  # a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate by 0.06 or so, equal ones by 1
@@ -19,17 +19,10 @@ PROBES = 24  # a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Probes(ShowsShapes):
-    """The fixed directions that every space of a width is sketched with.
+    """The fixed directions that every space of a width is sketched with."""
 
-    Attributes
-    ----------
-    omega : (m, d) float32 array
-    gram : (m, m) float32 array
-        Omega Omega'.
-    """
-
-    omega: np.ndarray
-    gram: np.ndarray
+    omega: np.ndarray  # (m, d)
+    gram: np.ndarray  # (m, m): Omega Omega'
 
 
 def probes(d: int) -> Probes:
@@ -41,21 +34,10 @@ def probes(d: int) -> Probes:
 def space_sketch(factor: np.ndarray, r: np.ndarray, against: Probes) -> np.ndarray:
     """Omega (P - (r/d) I) Omega' of the projection P onto the factor's columns, as a unit vector.
 
+    factor (d, r), r (r, r).
+
     P = Q Q' with Q = factor R^-1, so P does not depend on how the columns are chosen within their space, and the inner
     product of two sketches estimates the correlation of the two projections.
-
-    Parameters
-    ----------
-    factor : (d, r) array
-    r : (r, r) array
-        Its upper triangle, factor = Q R.
-    against : Probes
-        Of width d.
-
-    Returns
-    -------
-    (m (m + 1) / 2,) array
-        NaN where the columns are not independent, or are so many that every space is nearly the whole.
     """
     d, width = factor.shape
     upper, lengths = _upper(len(against.omega))
@@ -80,18 +62,7 @@ def _upper(m: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
 def alike(first: np.ndarray, second: np.ndarray, least: float) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """For each row the later rows that correlate with it by at least `least` in both of two sketches.
 
-    Parameters
-    ----------
-    first, second : (n, s) arrays
-        Of the two spaces of each head; rows with NaN are like nothing.
-
-    Yields
-    ------
-    i : int
-    j : (k,) int array
-        Greater than i; rows without any are left out.
-    correlations : (k,) array
-        The lower of the two.
+    first, second (n, s) -> (k,), (k,).
     """
     first, second = np.nan_to_num(first), np.nan_to_num(second)
     for start in range(0, len(first), ROWS_AT_ONCE):
@@ -106,14 +77,7 @@ def alike(first: np.ndarray, second: np.ndarray, least: float) -> Iterator[tuple
 def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Principal angles between two column spaces in radians, ascending (Golub and Van Loan, section 6.4.3).
 
-    Parameters
-    ----------
-    a : (d, r) array
-    b : (d, s) array
-
-    Returns
-    -------
-    (min(r, s),) array
+    a (d, r), b (d, s) -> (r, s).
     """
     (q_a, _), (q_b, _) = orthonormal(a), orthonormal(b)
     inside = q_a.T @ q_b
@@ -151,19 +115,15 @@ def relative_size(change: Factored, a: Factored) -> float:
 
 
 def space_angles(a: Factored, b: Factored) -> dict[str, float]:
-    """Largest and mean principal angle in radians between the left spaces and between the right spaces of two matrices.
-
-    Returns
-    -------
-    dict of float
-        left_angle, left_angle_mean, right_angle, right_angle_mean; NaN where a matrix is not finite.
+    """Largest and mean principal angle in radians between the left spaces and between the right spaces of two
+    matrices.
     """
-    found: dict[str, float] = {}
+    summary: dict[str, float] = {}
     for side, x, y in (("left", a.left, b.left), ("right", a.right, b.right)):
         known = bool(np.isfinite(x).all() and np.isfinite(y).all())
         angles = principal_angles(x, y) if known else np.array([np.nan])
-        found |= {f"{side}_angle": float(angles.max()), f"{side}_angle_mean": float(angles.mean())}
-    return found
+        summary |= {f"{side}_angle": float(angles.max()), f"{side}_angle_mean": float(angles.mean())}
+    return summary
 
 
 STRIP = 256  # columns of a product that a thread makes
@@ -172,18 +132,11 @@ WIDEST = 16  # directions: a longer block of near-equal singular values is named
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Block(ShowsShapes):
-    """A singular value of a matrix, or a block of them that are nearly equal.
+    """A singular value of a matrix, or a block of them that are nearly equal."""
 
-    Attributes
-    ----------
-    start, stop : int
-        Which singular values, [start, stop).
-    values : (stop - start,) array
-    """
-
-    start: int
+    start: int  # Which singular values, [start, stop)
     stop: int
-    values: np.ndarray
+    values: np.ndarray  # (stop - start,)
 
     @property
     def single(self) -> bool:
@@ -200,16 +153,10 @@ class Directions(ShowsShapes):
     """The singular directions of a block.
 
     Within one only the space means anything: any rotation of its vectors serves the matrix as well.
-
-    Attributes
-    ----------
-    block : Block
-    left, right : (d, block.stop - block.start) arrays, or (d, 0) where the block is wide
-        Orthonormal columns; x @ left is how far x lies along them.
     """
 
     block: Block
-    left: np.ndarray
+    left: np.ndarray  # (d, block.stop - block.start): Orthonormal columns; x @ left is how far x lies along them
     right: np.ndarray
 
 
@@ -227,14 +174,7 @@ def leading_directions(w: Factored, how_many: int) -> list[Directions]:
 def directions_from(w: Factored, s: np.ndarray, left: np.ndarray, right: np.ndarray, how_many: int) -> list[Directions]:
     """The same, where the singular values are known, and what combines the factors' columns to singular vectors.
 
-    Parameters
-    ----------
-    w : Factored
-    s : (r,) array
-        Its singular values.
-    left, right : (r, k) arrays
-        As `factored.coordinates` gives them, filled with NaN; where they are too few they are found anew.
-    how_many : int
+    s (r,), left, right (r, k).
     """
     blocks = leading_blocks(s, w.shape[0], how_many)
     columns = slice(shown(blocks))
@@ -259,26 +199,19 @@ def shown(blocks: Sequence[Block]) -> int:
 
 def _cut(blocks: Sequence[Block], left: np.ndarray, right: np.ndarray) -> list[Directions]:
     """The blocks with their columns of the singular vectors."""
-    found = []
+    directions = []
     for block in blocks:
         columns = slice(block.start, block.start if block.wide else block.stop)
-        found.append(Directions(block, left[:, columns].astype(np.float32), right[:, columns].astype(np.float32)))
-    return found
+        directions.append(Directions(block, left[:, columns].astype(np.float32), right[:, columns].astype(np.float32)))
+    return directions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Nearest(ShowsShapes):
-    """Rows of an embedding along one direction or in one space.
+    """Rows of an embedding along one direction or in one space."""
 
-    Attributes
-    ----------
-    rows : (n,) int array
-        The nearest first.
-    scores : (n,) array
-        Cosines, or products of whole rows; signed for a single direction, the length of the projection for a block.
-    """
-
-    rows: np.ndarray
+    rows: np.ndarray  # (n,): The nearest first
+    # (n,): Cosines, or products of whole rows; signed for a single direction, the length of the projection for a block.
     scores: np.ndarray
 
 
@@ -291,23 +224,9 @@ def nearest_rows(
 ) -> list[tuple[Nearest, Nearest]]:
     """For every space, the rows of an embedding that lie most along it, and for single directions most against it.
 
+    blocks (n, d), spaces (d, k) -> (Nearest, Nearest).
+
     The rows are streamed: memory is one block and its products with all spaces.
-
-    Parameters
-    ----------
-    blocks : iterable of (first row, (n, d) array)
-    spaces : sequence of (d, k) arrays
-        Orthonormal columns; k = 1 for a single direction.
-    how_many : int
-    centred : bool
-        Take each row's mean off first, as a LayerNorm does.
-    by_cosine : bool
-        Rows count by their direction alone; else a long row counts for more, as an unembedding's does in logits.
-
-    Returns
-    -------
-    list of (Nearest, Nearest)
-        Along and against; for k > 1 the second is empty.
     """
     stacked = np.concatenate(spaces, axis=1).astype(np.float32)  # (d, sum of k)
     ends = np.cumsum([space.shape[1] for space in spaces])
@@ -321,25 +240,26 @@ def nearest_rows(
             lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))
             scores /= np.where(np.isfinite(lengths), np.maximum(lengths, 1e-30), np.nan)[:, None]
         for i, (space, end) in enumerate(zip(spaces, ends, strict=True)):
-            own = scores[:, end - space.shape[1] : end]
+            part = scores[:, end - space.shape[1] : end]
             if space.shape[1] == 1:
-                along[i] = _merged(along[i], first, own[:, 0], how_many)
-                against[i] = _merged(against[i], first, -own[:, 0], how_many)
+                along[i] = _merged(along[i], first, part[:, 0], how_many)
+                against[i] = _merged(against[i], first, -part[:, 0], how_many)
             else:
-                along[i] = _merged(along[i], first, np.sqrt((own**2).sum(axis=1)), how_many)
+                along[i] = _merged(along[i], first, np.sqrt((part**2).sum(axis=1)), how_many)
     return [(a, Nearest(b.rows, -b.scores)) for a, b in zip(along, against, strict=True)]
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b in strips of fixed width, one BLAS thread each: all cores, and the same bits however many there are."""
-    found = np.empty((len(a), b.shape[1]), np.float32)
+    product = np.empty((len(a), b.shape[1]), np.float32)
 
     def strip(start: int) -> None:
         columns = slice(start, start + STRIP)
-        np.matmul(a, b[:, columns], out=found[:, columns])
+        with np.errstate(invalid="ignore"):  # an infinity in a row; some kernels report it, others do not
+            np.matmul(a, b[:, columns], out=product[:, columns])
 
     list(in_threads(strip, range(0, b.shape[1], STRIP)))
-    return found
+    return product
 
 
 def _none() -> Nearest:
@@ -347,7 +267,7 @@ def _none() -> Nearest:
 
 
 def _merged(best: Nearest, first: int, scores: np.ndarray, how_many: int) -> Nearest:
-    """The highest of what is known and a new block's scores; ties go to the lower row, NaN to nobody."""
+    """The highest of what is known and a new block's scores; ties go to the lower row, NaN is dropped."""
     scores = np.where(np.isfinite(scores), scores, -np.inf)
     kept = min(how_many, len(scores))
     candidates = np.argpartition(-scores, kept - 1)[:kept]

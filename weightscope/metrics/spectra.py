@@ -6,8 +6,8 @@ and spectra that are not finite give NaN.
 
 import numpy as np
 
-from weightscope import lapack
 from weightscope.attention.factored import Triangle, core_singular_values
+from weightscope.compute import lapack
 
 # Singular values nearer than this, relative to the larger, share a block of directions: a perturbation of that size
 # turns the vectors within it at will. Stored weights carry about as much: bfloat16 rounds by up to 0.4 %.
@@ -66,17 +66,9 @@ def condition_number(s: np.ndarray, d: int) -> np.ndarray:
 def near_equal_blocks(s: np.ndarray, tolerance: float = NEAR_EQUAL) -> list[tuple[int, int]]:
     """Runs [start, stop) of singular values that are too near each other for a direction of one alone to mean anything.
 
+    s (r,) -> (int, int).
+
     Two neighbours are in one block when they differ by less than `tolerance` of the larger; the null space is left out.
-
-    Parameters
-    ----------
-    s : (r,) array, descending
-    tolerance : float
-
-    Returns
-    -------
-    list of (int, int)
-        They cover the non-zero singular values in order; a block of one has start + 1 == stop.
     """
     kept = int(np.count_nonzero(s > 0))
     cuts = [i for i in range(1, kept) if s[i - 1] - s[i] >= tolerance * s[i - 1]]
@@ -101,14 +93,9 @@ JITTER = 1e-13  # of the mean diagonal: keeps a Cholesky alive, moves a leading 
 def symmetric_share(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.ndarray) -> float:
     """|(W + W')/2|_F^2 / |W|_F^2 = (1 + tr W^2 / |W|_F^2) / 2, from 0 (antisymmetric) to 1 (symmetric); NaN for zero.
 
-    The antisymmetric part has the rest: the two are orthogonal.
+    gram_left, gram_right (r, r), cross (r, r).
 
-    Parameters
-    ----------
-    gram_left, gram_right : (r, r) arrays
-        L'L and R'R.
-    cross : (r, r) array
-        R'L.
+    The antisymmetric part has the rest: the two are orthogonal.
     """
     squared = float((gram_left * gram_right).sum())
     if not squared > 0:
@@ -119,13 +106,10 @@ def symmetric_share(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.nda
 def symmetric_eigenvalues(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.ndarray) -> np.ndarray:
     """Eigenvalues of (W + W')/2 that can be non-zero, largest magnitude first, shape (2r,).
 
+    gram_left, gram_right, cross (r, r).
+
     (W + W')/2 = [L R] J [L R]' / 2 with J swapping the halves, so they are those of G'JG / 2 with GG' the Gram matrix
     of [L R]. A positive one: tokens along that direction attend to their like; a negative one: to their opposite.
-
-    Parameters
-    ----------
-    gram_left, gram_right, cross : (r, r) arrays
-        L'L, R'R and R'L.
     """
     r = len(cross)
     trace_left, trace_right = gram_left.trace(), gram_right.trace()
@@ -147,21 +131,10 @@ def affine_singular_values(
 ) -> np.ndarray:
     """Singular values of f as the linear map f~ on [x 1] (norm-based-attention paper, eqs 9-11 and Fig. 2).
 
+    b_v (r,), linear (r,) -> (r + 1,).
+
     f~ = W~_V W~_O with W~_V = [[W_V, 0], [b_V, 1]] and W~_O = [[W_O, 0], [0, 1]]. With W_V = Q_V R_V and W_O' = Q_O R_O
     the orthonormal Q come out on both sides and an (r + 1) x (r + 1) core [[R_V R_O', 0], [b_V R_O', 1]] is left.
-
-    Parameters
-    ----------
-    value, output : Triangle
-        Of W_V (d, r) and of W_O' (d, r).
-    b_v : (r,) array
-    linear : (r,) array, optional
-        The singular values of the linear part, where they are known already.
-
-    Returns
-    -------
-    (r + 1,) array
-        Descending; the map that keeps the 1 contributes one, so without a bias they are the linear part's and a 1.
     """
     r = len(b_v)
     if "none" in (value.route, output.route) or not np.isfinite(b_v).all():
@@ -178,14 +151,7 @@ def affine_singular_values(
 def eigenvalues(cross: np.ndarray) -> np.ndarray:
     """The eigenvalues of W_V W_O that can be non-zero, from the (r, r) product W_O W_V; largest magnitude first.
 
-    Parameters
-    ----------
-    cross : (r, r) array
-        W_O W_V: a product and its reverse share the non-zero eigenvalues.
-
-    Returns
-    -------
-    complex (r,) array
+    cross (r, r) -> (r,).
     """
     if not np.isfinite(cross).all():
         return np.full(len(cross), np.nan, np.complex128)
@@ -196,12 +162,10 @@ def eigenvalues(cross: np.ndarray) -> np.ndarray:
 def copying_score(values: np.ndarray) -> np.ndarray:
     """Share of positive eigenvalue mass: sum of Re lambda over Re lambda > 0, divided by sum |lambda|.
 
+    values (..., r).
+
     Near 1 for a head that writes what it reads with its sign kept along every direction, as a copying head does; 0 for
     one that only turns or inverts it. NaN for the zero map.
-
-    Parameters
-    ----------
-    values : complex (..., r) array
     """
     return _share(np.maximum(values.real, 0).sum(axis=-1), values)
 
@@ -209,14 +173,12 @@ def copying_score(values: np.ndarray) -> np.ndarray:
 def eigenvalue_balance(values: np.ndarray) -> np.ndarray:
     """sum Re lambda / sum |lambda|, from -1 to 1: Elhage et al. 2021's summary of how far a head copies.
 
-    Parameters
-    ----------
-    values : complex (..., r) array
+    values (..., r).
     """
     return _share(values.real.sum(axis=-1), values)
 
 
 def _share(part: np.ndarray, values: np.ndarray) -> np.ndarray:
-    whole = np.abs(values).sum(axis=-1)
+    total = np.abs(values).sum(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(whole > 0, part / whole, np.nan))
+        return np.asarray(np.where(total > 0, part / total, np.nan))

@@ -9,53 +9,34 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weightscope.metrics.medians import known_median
-from weightscope.metrics.outliers import ROW_Z, norm_outliers, row_norms
+from weightscope.metrics.outliers import ROW_Z, known_median, norm_outliers, row_norms
 
 SAMPLING = 5.0  # standard deviations within which a norm is still that of a random row
 TAIL = 8.0  # t of a probability exp(-t): a random row's cosines are larger in fewer cases
 UNEVEN = 2.0  # times the spread of log norms that sampling makes, 1 / sqrt(2 d), from which on rows differ in length
 COMPARED = 512  # rows that others are compared with
 ISOTROPIC = 1.2  # mean squared cosine between the rows of a group, times d: 1 where they are random, 30 in GPT-2
-FEWEST, LEAST_SHARE = 8, 0.01  # rows of a group, and trained rows beside it that it is told from: both
+FEWEST, LEAST_SHARE = 8, 0.01  # of the rows of a group, and of the trained rows it is compared with
 BIMODAL = 0.5  # nats a row by which two Gaussians fit log norms better than one; 0 for a uniform distribution
 
 Blocks = Callable[[], Iterable[tuple[int, np.ndarray]]]  # all rows in order, (k, d) each with its first row's index
 
 
 class JudgedRows(NamedTuple):
-    """What the norms of an embedding's rows say of its training.
+    """What the norms of an embedding's rows say of its training."""
 
-    Attributes
-    ----------
-    undertrained, oversized : int arrays
-        The shortest come first, and the longest.
-    usual : float
-        Median norm of the rows that are not undertrained.
-    initial : float or None
-        Median norm of the rows that are as initialisation left them; None where there are no such rows.
-    """
-
-    undertrained: np.ndarray
+    undertrained: np.ndarray  # The shortest come first, and the longest
     oversized: np.ndarray
-    usual: float
+    usual: float  # Median norm of the rows that are not undertrained
+    # Median norm of the rows that are as initialisation left them; None where there are no such rows.
     initial: float | None
 
 
 def judged_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = None) -> JudgedRows:
-    """Tell rows that training hardly met, or swelled, from the others.
+    """Tell rows that training hardly met, or swelled, from the others: norms (n,).
 
     Rows that are zero or as initialisation left them are set aside first, however many they are. What remains is judged
     by the robust z-score of its log norms.
-
-    Parameters
-    ----------
-    norms : (n,) array
-        NaN for rows that do not count.
-    blocks : function of no arguments
-        The rows themselves, gone through only where some norms might be initialisation's.
-    initial_std : float, optional
-        Of the distribution that rows were drawn from, where it is known.
     """
     untrained = untrained_rows(norms, blocks, initial_std)
     trained = np.where(untrained | (norms == 0), np.nan, norms)
@@ -72,33 +53,19 @@ def judged_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = N
 
 
 def undertrained_rows(embedding: np.ndarray, initial_std: float | None = None) -> np.ndarray:
-    """Rows of an embedding that training hardly ever met, by index; see `judged_rows`.
+    """Rows of an embedding that training hardly ever met, by index; see `judged_rows`: embedding (n, d).
 
     GPT-2's last position is one: its norm is 0.12, the others' median 3.37.
-
-    Parameters
-    ----------
-    embedding : (n, d) array
-    initial_std : float, optional
-
-    Returns
-    -------
-    int array
     """
     judged = judged_rows(row_norms(embedding), lambda: [(0, embedding)], initial_std)
     return np.sort(judged.undertrained)
 
 
 def untrained_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = None) -> np.ndarray:
-    """Rows as initialisation left them, beside others that are not: (n,) bool.
+    """Which rows are as initialisation left them, if others are not: (n,) bool.
 
     Judged against the norm that `initial_std` gives; where that is unknown or finds none, against the two groups that
     log norms fall into, if they clearly do. Where all rows look untrained nothing tells them apart, and none is named.
-
-    Parameters
-    ----------
-    norms, blocks, initial_std
-        As for `judged_rows`.
     """
     usable = np.isfinite(norms) & (norms > 0)
     few = max(FEWEST, LEAST_SHARE * len(norms))
@@ -106,17 +73,17 @@ def untrained_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None 
         return np.zeros(len(norms), bool)
     d = next(iter(blocks()))[1].shape[1]
     if initial_std is not None and (near := _as_long_as_drawn(norms, d, initial_std)).any():
-        found = _random_among(near, usable, blocks)
-        if found.any() and np.count_nonzero(usable & ~found) >= few and _is_isotropic(found, blocks):
-            return found
+        random = _random_among(near, usable, blocks)
+        if random.any() and np.count_nonzero(usable & ~random) >= few and _is_isotropic(random, blocks):
+            return random
     boundary = two_groups(np.log(norms[usable]))
     if boundary is not None:
         shorter = usable & (np.log(np.where(usable, norms, 1)) <= boundary)
         longer = usable & ~shorter
-        for group, others in ((shorter, longer), (longer, shorter)):
+        for group, rest in ((shorter, longer), (longer, shorter)):
             if np.log(norms[group]).std() * np.sqrt(2 * d) > UNEVEN or not _is_isotropic(group, blocks):
                 continue
-            if group is shorter or not _is_isotropic(others, blocks):  # of two groups alike, training made one longer
+            if group is shorter or not _is_isotropic(rest, blocks):  # of two groups alike, training made one longer
                 return _random_among(group, usable, blocks)
     return np.zeros(len(norms), bool)
 
@@ -132,19 +99,10 @@ def _as_long_as_drawn(norms: np.ndarray, d: int, initial_std: float) -> np.ndarr
 
 
 def two_groups(values: np.ndarray) -> float | None:
-    """Where values fall into two groups, each about a Gaussian; None unless they clearly do.
+    """Where values fall into two groups, each about a Gaussian; None unless they clearly do: values (n,).
 
     Of all splits the likeliest, by the sum of w log(sigma / w) over both groups, w a group's share; it counts if it is
     likelier than one group by `BIMODAL` nats a value.
-
-    Parameters
-    ----------
-    values : (n,) array
-
-    Returns
-    -------
-    float or None
-        The largest value of the lower group.
     """
     ordered = np.sort(values.astype(np.float64)) - np.mean(values)
     n, fewest = len(ordered), max(FEWEST, int(np.ceil(LEAST_SHARE * len(values))))
@@ -161,22 +119,22 @@ def two_groups(values: np.ndarray) -> float | None:
     split = cost(below, sums[below], squares[below])
     split = split + cost(n - below, sums[-1] - sums[below], squares[-1] - squares[below])
     best = int(np.argmin(split))
-    whole = float(cost(np.array(n), sums[-1], squares[-1]))
-    return float(np.sort(values)[below[best] - 1]) if whole - split[best] > BIMODAL else None
+    together = float(cost(np.array(n), sums[-1], squares[-1]))
+    return float(np.sort(values)[below[best] - 1]) if together - split[best] > BIMODAL else None
 
 
 def _random_among(near: np.ndarray, usable: np.ndarray, blocks: Blocks) -> np.ndarray:
     """Which of some rows have no larger cosines with the usable ones than a random row has, (n,) bool."""
     among = _spread_out(usable)
     sample = _directions(blocks, among)  # (m, d)
-    found, limit = np.zeros(len(near), bool), _most_of_a_random_row(sample)
+    random, limit = np.zeros(len(near), bool), _most_of_a_random_row(sample)
     for first, block in blocks():
         indices = np.flatnonzero(near[first : first + len(block)])
         squared = (_unit(block[indices]) @ sample.T) ** 2  # (k, m)
         itself = (indices + first)[:, None] == among
         mean = np.where(itself, 0, squared).sum(axis=1) / (len(among) - itself.sum(axis=1))
-        found[first + indices] = sample.shape[1] * mean < limit
-    return found
+        random[first + indices] = sample.shape[1] * mean < limit
+    return random
 
 
 def _most_of_a_random_row(sample: np.ndarray) -> float:
@@ -208,7 +166,7 @@ def _directions(blocks: Blocks, indices: np.ndarray) -> np.ndarray:
     within = (
         (indices[(indices >= first) & (indices < first + len(block))] - first, block) for first, block in blocks()
     )
-    return np.concatenate([_unit(block[own]) for own, block in within])
+    return np.concatenate([_unit(block[rows]) for rows, block in within])
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

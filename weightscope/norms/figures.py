@@ -7,12 +7,12 @@ from matplotlib.ticker import MaxNLocator
 from weightscope.norms.measure import NormAnalysis
 from weightscope.pages import style
 
-OFF = 0.01  # of the sample, the smallest weights, lies off the left edge of Fig. 3
+OFF = 0.01  # share of the sample, the smallest weights, that lies off the left edge of Fig. 3
 
 
 @style.in_our_style()
 def singular_value_figure(norms: NormAnalysis, heads: np.ndarray) -> Figure:
-    """Fig. 2: singular values of f, in descending order, of one head a layer."""
+    """Fig. 2: singular values of f, in descending order, of one head per layer."""
     figure, axis = style.subplots(figsize=(style.COLUMN, 2.3))
     colours = style.layer_colours(norms.layer_indices)
     for of_layer, head, colour in zip(norms.singular_values, heads, colours, strict=True):
@@ -26,7 +26,7 @@ def singular_value_figure(norms: NormAnalysis, heads: np.ndarray) -> Figure:
 
 @style.in_our_style()
 def pair_figure(norms: NormAnalysis) -> Figure:
-    """Fig. 3: |f(x)| against alpha, a panel a kind; points of the other kinds in light grey behind."""
+    """Fig. 3: |f(x)| against alpha, one panel per kind; points of the other kinds behind, in light grey."""
     figure, (axes,) = _panels(norms.kind_names, 1, 1.9)
     everything = np.concatenate(norms.pairs)  # (m, 2)
     styles = style.kind_styles(len(norms.kind_names))
@@ -45,7 +45,7 @@ def pair_figure(norms: NormAnalysis) -> Figure:
 
 @style.in_our_style()
 def head_figure(norms: NormAnalysis) -> Figure:
-    """Fig. 4 for every kind: alpha that a head gives to the kind, and the mean |f(x)| of the kind; layers downwards."""
+    """Fig. 4 for every kind: alpha that a head gives it, and its mean |f(x)|; layers downwards."""
     n_layers, n_heads = norms.alpha.shape[:2]
     height = float(np.clip(1.5 * n_layers / n_heads, 0.8, 3.0))
     figure, rows = _panels(norms.kind_names, 2, 2 * height + 0.6)
@@ -67,7 +67,7 @@ def head_figure(norms: NormAnalysis) -> Figure:
 
 @style.in_our_style()
 def layer_figure(norms: NormAnalysis) -> Figure:
-    """Fig. 5: what a query gives to each kind in the mean over a layer's heads, as alpha and as |alpha f(x)|."""
+    """Fig. 5: what a query gives to each kind, averaged over a layer's heads, as alpha and as |alpha f(x)|."""
     figure, (weights, vectors) = style.subplots(1, 2, figsize=(2 * style.COLUMN, 2.1))
     for axis, values in (weights, norms.alpha), (vectors, norms.alpha_f):
         styles = style.kind_styles(len(norms.kind_names))
@@ -83,7 +83,7 @@ def layer_figure(norms: NormAnalysis) -> Figure:
 
 
 def _panels(kinds: tuple[str, ...], rows: int, height: float) -> tuple[Figure, np.ndarray]:
-    """Rows with a panel a kind of token, as wide as two columns of a paper, all axes shared."""
+    """Rows of panels, one per kind of token, two paper columns wide, with shared axes."""
     size = (min(1.0, (len(kinds) + 0.5) / 4) * 2 * style.COLUMN, height)
     figure, axes = style.subplots(rows, len(kinds), figsize=size, sharex=True, sharey=True, squeeze=False)
     for axis, kind in zip(axes[0], kinds, strict=True):

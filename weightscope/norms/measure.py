@@ -1,6 +1,6 @@
-"""Norm-based analysis of attention: a model is run once over sequences, and all that the paper reports is reduced.
+"""Norm-based analysis of attention: one run of a model over sequences, reduced batch by batch.
 
-Of a batch nothing is kept but sums, counts, extremes and a sample (norm-based-attention, section 5).
+From each batch, only sums, counts, extremes and a random sample of pairs are kept (norm-based-attention, section 5).
 """
 
 from collections.abc import Sequence
@@ -11,73 +11,123 @@ import numpy as np
 
 from weightscope.attention.factored import Triangle, triangle
 from weightscope.attention.layer import Layer
-from weightscope.folder import Files
+from weightscope.files import Files
 from weightscope.metrics.by_kind import MeanByKind, counts_by_kind, sums_by_kind
 from weightscope.metrics.norms import output_triangles, value_norms
 from weightscope.metrics.rank_correlation import RankCorrelation, Spearman
 from weightscope.metrics.spectra import affine_singular_values
-from weightscope.norms.statistics import MOMENTS, Moments, PairSample
 from weightscope.progress import bar
 from weightscope.runner.runner import Activations, Runner
 from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds
 
-SHARE, MOST = 0.01, 5000  # of the pairs of a kind that Fig. 3 shows: the paper's share, and about how many at most
+MOMENTS = ("mean", "sd", "cv", "max", "min")  # names of the table columns
+
+
+class Moments:
+    """Mean, standard deviation and extremes, of several quantities at a time.
+
+    Batches are merged by Chan, Golub and LeVeque's update, which stays exact where the deviation is much
+    smaller than the mean. shape: one element per quantity; squares: sum of squared deviations from the mean.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.count, self.mean, self.squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self.smallest, self.largest = np.full(shape, np.inf), np.full(shape, -np.inf)
+
+    def add(self, values: np.ndarray, at: int | tuple[int, ...] = ()) -> None:
+        """Add (..., m) values: m of every quantity or, with `at`, of the quantities at this index."""
+        values = values.astype(np.float64)
+        before, new = self.count[at], values.shape[-1]
+        mean = values.mean(axis=-1)
+        apart = mean - self.mean[at]
+        self.squares[at] += ((values - mean[..., None]) ** 2).sum(axis=-1) + apart**2 * before * new / (before + new)
+        self.mean[at] += apart * new / (before + new)
+        self.count[at] += new
+        self.smallest[at] = np.minimum(self.smallest[at], values.min(axis=-1))
+        self.largest[at] = np.maximum(self.largest[at], values.max(axis=-1))
+
+    def table(self) -> np.ndarray:
+        """Mean, standard deviation, coefficient of variation, maximum and minimum (`MOMENTS`): (..., 5) float64."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            deviation = np.sqrt(self.squares / self.count)  # of the population, not of a sample
+            return np.stack([self.mean, deviation, deviation / self.mean, self.largest, self.smallest], axis=-1)
+
+    def pooled(self) -> "Moments":
+        """The moments of all quantities' numbers together, of shape ()."""
+        total = Moments(())
+        total.count = self.count.sum()
+        total.mean = (self.mean * self.count).sum() / total.count
+        total.squares = (self.squares + self.count * (self.mean - total.mean) ** 2).sum()
+        total.smallest, total.largest = self.smallest.min(), self.largest.max()
+        return total
+
+
+class PairSample:
+    """A random sample of the pairs alpha_ij and |f(x_j)|, by the kind of token j (norm-based-attention, Fig. 3).
+    shares: (n_kinds,), the probability with which a pair of a kind is kept.
+    room: the most pairs of a kind; further draws are dropped.
+    """
+
+    def __init__(self, shares: np.ndarray, room: int, seed: int = 0) -> None:
+        self.shares, self._rng = np.asarray(shares, np.float64), np.random.default_rng(seed)
+        # Made once: small arrays kept between the large ones of a forward pass would hold on to the heap around them.
+        self._kept, self._sizes = np.empty((len(self.shares), room, 2), np.float32), [0] * len(self.shares)
+
+    def add(self, attention: np.ndarray, norms: np.ndarray, kinds: np.ndarray) -> None:
+        """Draw among the pairs of a batch: attention (b, H, m, n), norms (b, H, n), kinds (b, n)."""
+        heads, queries = attention.shape[1:3]
+        for kind, share in enumerate(self.shares):
+            place, key = np.nonzero(kinds == kind)
+            if not len(place):
+                continue
+            possible = len(place) * heads * queries
+            drawn = self._rng.choice(possible, self._rng.binomial(possible, share), replace=False, shuffle=False)
+            token, head, query = np.unravel_index(drawn, (len(place), heads, queries))
+            pairs = np.stack(
+                (attention[place[token], head, query, key[token]], norms[place[token], head, key[token]]), axis=1
+            )
+            free = self._kept[kind, self._sizes[kind] :]
+            pairs = pairs[pairs[:, 0] > 0][: len(free)]
+            free[: len(pairs)] = pairs
+            self._sizes[kind] += len(pairs)
+
+    def pairs(self) -> list[np.ndarray]:
+        """(m, 2) float32 array of every kind."""
+        return [kept[:size] for kept, size in zip(self._kept, self._sizes, strict=True)]
+
+
+# The analysis
+
+SHARE, MOST = 0.01, 5000  # pairs of a kind in Fig. 3: the paper's share, and roughly the largest number
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NormAnalysis:
-    """Lengths of the vectors that attention adds up, in L attention layers of H heads, by K kinds of token.
+    """Lengths of the vectors that attention adds up, in L attention layers of H heads, by K kinds of token."""
 
-    Attributes
-    ----------
-    model : str
-        Its name.
-    layer_indices : (L,) int array
-    kind_names : tuple of str
-    n_sequences, n_tokens : int
-        How many were run.
-    f : Moments of (L, H)
-        |f(x)| of every token (Table 1).
-    x : Moments of (L,)
-        |x| of every token, the residual stream as it enters the layer (Table 2).
-    ranks : list of Spearman
-        alpha against |f(x)| over all heads and pairs (i, j), by the kind of j (Table 3).
-    singular_values : (L, H, r + 1) array
-        Of f as a linear map on [x 1] (Fig. 2).
-    pairs : list of (m, 2) arrays
-        A sample of alpha and |f(x)| by kind (Fig. 3).
-    alpha : (L, H, K) array
-        alpha summed over a sequence's tokens of a kind; mean over queries, then over sequences (Figs 4a and 5a).
-    alpha_f : (L, H, K) array
-        The same of |alpha f(x)| (Fig. 5b).
-    f_by_kind : (L, H, K) array
-        Mean |f(x)| over all tokens of a kind (Fig. 4b); NaN for a kind that never occurs.
-    gated : bool
-        A gate multiplies what heads have gathered; f(x), and all of the above, leaves it out.
-    seed : int
-        Of the sample of pairs, and of the heads that Fig. 2 shows.
-    """
-
-    model: str
-    layer_indices: np.ndarray
+    model: str  # Its name
+    layer_indices: np.ndarray  # (L,)
     kind_names: tuple[str, ...]
-    n_sequences: int
+    n_sequences: int  # How many were run
     n_tokens: int
-    f: Moments
-    x: Moments
-    ranks: list[Spearman]
-    singular_values: np.ndarray
-    pairs: list[np.ndarray]
+    f: Moments  # (L, H): |f(x)| of every token (Table 1)
+    x: Moments  # (L,): |x| of every token, the residual stream as it enters the layer (Table 2)
+    ranks: list[Spearman]  # alpha against |f(x)| over all heads and pairs (i, j), by the kind of j (Table 3)
+    singular_values: np.ndarray  # (L, H, r + 1): Of f as a linear map on [x 1] (Fig. 2)
+    pairs: list[np.ndarray]  # (m, 2): A sample of alpha and |f(x)| by kind (Fig. 3)
+    # (L, H, K): alpha summed over a sequence's tokens of a kind; mean over queries, then over sequences (Figs 4a and
+    # 5a).
     alpha: np.ndarray
-    alpha_f: np.ndarray
+    alpha_f: np.ndarray  # (L, H, K): The same of |alpha f(x)| (Fig. 5b)
+    # (L, H, K): Mean |f(x)| over all tokens of a kind (Fig. 4b); NaN for a kind that never occurs.
     f_by_kind: np.ndarray
-    gated: bool
-    seed: int
+    gated: bool  # Whether a gate multiplies what heads gather; f(x) and all of the above leave it out
+    seed: int  # For the sample of pairs and the heads shown in Fig. 2
 
     @cached_property
     def heads(self) -> Table:
-        """A row a head: Table 1, the extreme singular values of f, and by kind what Figs 4 and 5 show."""
+        """One row per head: Table 1, the extreme singular values of f, and by kind what Figs 4 and 5 show."""
         columns = [
             *crossed(layer=self.layer_indices, head=range(self.alpha.shape[1])),
             *_moment_columns("|f|", "$|f(x)|$", self.f),
@@ -91,7 +141,7 @@ class NormAnalysis:
 
     @cached_property
     def layers(self) -> Table:
-        """A row a layer: Table 2, and by kind what Fig. 5 shows."""
+        """One row per layer: Table 2, and by kind what Fig. 5 shows."""
         columns = [
             Column("layer", self.layer_indices),
             *_moment_columns("|x|", "$|x|$", self.x),
@@ -102,7 +152,7 @@ class NormAnalysis:
 
     @cached_property
     def kinds(self) -> Table:
-        """A row a kind of token: Table 3."""
+        """One row per kind of token: Table 3."""
         return Table(
             [
                 Column("kind", self.kind_names, "kind of token"),
@@ -111,12 +161,12 @@ class NormAnalysis:
                 Column("within", [each.error for each in self.ranks], "known to within"),
             ],
             "Table 3. Every pair of a query $i$ and a token $j$, in all heads and layers, by the kind of $j$; masked "
-            "pairs do not count. Ranks are those of narrow bins; the last column bounds what that can cost.",
+            "pairs do not count. Ranks are those of narrow bins; the last column bounds the resulting error.",
         )
 
     @cached_property
     def shares(self) -> Table:
-        """A row a kind of token: of all attention weight, and of the length of all vectors added up, what it has."""
+        """One row per kind of token: its share of all attention weight and of the length of all vectors added up."""
         weight, length = (values.mean(axis=(0, 1)) for values in (self.alpha, self.alpha_f))  # (K,)
         return Table(
             [
@@ -129,7 +179,7 @@ class NormAnalysis:
 
     @cached_property
     def summary(self) -> Table:
-        """The last rows of Tables 1 and 2: pooled over all heads and layers, and the mean of the heads' own figures."""
+        """The last rows of Tables 1 and 2: pooled over all heads and layers, and the mean over heads or layers."""
         rows = [
             ("|f(x)|, all heads together", *self.f.pooled().table()),
             ("|f(x)|, mean of the heads", *self.f.table().mean(axis=(0, 1))),
@@ -151,9 +201,9 @@ class NormAnalysis:
         )  # fmt: skip
 
     def _kind_columns(self, what: str, values: np.ndarray) -> list[Column]:
-        """(..., K) values as a column a kind."""
+        """Turn (..., K) values into one column per kind."""
         by_kind = values.reshape(-1, len(self.kind_names)).T
-        return [Column(f"{what} {kind}", own) for kind, own in zip(self.kind_names, by_kind, strict=True)]
+        return [Column(f"{what} {kind}", values) for kind, values in zip(self.kind_names, by_kind, strict=True)]
 
     def __repr__(self) -> str:
         n_layers, n_heads = self.alpha.shape[:2]
@@ -162,25 +212,13 @@ class NormAnalysis:
 
 def _moment_columns(name: str, symbol: str, moments: Moments) -> list[Column]:
     values = moments.table().reshape(-1, len(MOMENTS)).T
-    return [Column(f"{name} {own}", column, f"{own} {symbol}") for own, column in zip(MOMENTS, values, strict=True)]
+    return [
+        Column(f"{name} {moment}", column, f"{moment} {symbol}") for moment, column in zip(MOMENTS, values, strict=True)
+    ]
 
 
 def measure_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, *, seed: int = 0) -> NormAnalysis:
-    """Run a model over sequences and reduce what its attention layers show.
-
-    Parameters
-    ----------
-    runner : Runner
-    sequences : sequence of (n,) int arrays
-    kinds : TokenKinds
-    seed : int
-        Of the sample of pairs, and of the heads that Fig. 2 shows.
-
-    Raises
-    ------
-    CheckpointError
-        The sequences are images, or the model's attention is not what its weights give; see `Runner.observe`.
-    """
+    """Run a model over sequences (n,) and reduce the output of its attention layers."""
     layers, n = list(runner.layers.values()), len(sequences)
     totals = _Totals(runner, sequences, kinds, seed)
     runner.observe(sequences, totals)
@@ -205,7 +243,7 @@ def singular_values(layer: Layer) -> np.ndarray:
 
 
 class _Totals:
-    """The observer: everything is summed up, counted or sampled as it passes."""
+    """The observer that sums, counts or samples every batch."""
 
     def __init__(self, runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, seed: int) -> None:
         self.kinds, self.n_kinds, self.device = kinds, len(kinds.names), runner.device
@@ -235,6 +273,6 @@ class _Totals:
         alpha = seen.attention.mean(axis=-2)  # (b, H, n); |alpha f| = alpha |f|, and |f| is the same for all queries
         self.alpha[row] += sums_by_kind(alpha, kinds, self.n_kinds).sum(axis=0, dtype=np.float64)
         self.alpha_f[row] += sums_by_kind(alpha * norms, kinds, self.n_kinds).sum(axis=0, dtype=np.float64)
-        for head in range(norms.shape[1]):  # one at a time stays in the processor's cache
+        for head in range(norms.shape[1]):  # one head at a time stays in the processor's cache
             self.ranks.add(seen.attention[:, head], norms[:, head], kinds)
         self.sample.add(seen.attention, norms, kinds)

@@ -1,28 +1,67 @@
-"""Norm-based analysis as a page: what attention gives to kinds of token, as weights and as vectors."""
+"""The page of a norm-based analysis, with the norm-based-attention paper's numbers for BERT-base (uncased).
+
+Kobayashi, Kuribayashi, Yokoi, Suzuki and Inui, ベクトル長に基づく自己注意機構の解析 (an analysis of self-attention by
+lengths of vectors): Tables 1 to 3, and Fig. 2 in the words of section 5.2. The paper ran 992 sequences of at most 128
+tokens, each two consecutive paragraphs of the English Wikipedia. The paper counts layers and heads from 1, this
+file from 0.
+
+Every table has the keys of its rows in `NormAnalysis`, and gives their moments: mean, sd, cv, max, min.
+"""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from weightscope.folder import Files
-from weightscope.mathml import plain
-from weightscope.norms import figures, paper
-from weightscope.norms.measure import NormAnalysis
-from weightscope.norms.statistics import MOMENTS
+from weightscope.files import Files, OutputFolder
+from weightscope.formulas import plain
+from weightscope.model import Model
+from weightscope.norms import figures
+from weightscope.norms.measure import MOMENTS, NormAnalysis, measure_norms
 from weightscope.pages.page import Figure, Filed, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
+from weightscope.runner import open_runner
+from weightscope.runner.tokenizer import framing_of
 from weightscope.tables import Column, Table
+from weightscope.text.kinds import token_kinds
+from weightscope.text.sequences import Texts, paragraph_pairs
+
+MODELS = ("bert-base-uncased", "google-bert/bert-base-uncased")
+
+TABLE_1 = {  # |f(x)| of the heads that vary most and least, by layer and head
+    (1, 3): (4.26, 1.59, 0.37, 12.66, 0.96),
+    (1, 6): (3.40, 0.50, 0.12, 6.15, 1.35),
+}
+TABLE_2 = {  # |x| of the layers that vary most and least
+    (11,): (20.49, 4.62, 0.23, 32.84, 4.13),
+    (6,): (21.64, 1.40, 0.06, 23.03, 11.87),
+}
+LAST_ROWS = {  # of both
+    ("|f(x)|, all heads together",): (5.15, 1.75, 0.34, 18.64, 0.10),
+    ("|x|, all layers together",): (19.93, 3.03, 0.15, 32.84, 4.13),
+}
+TABLE_3 = {  # pairs (i, j), and Spearman's rank correlation of alpha and |f(x)|, by the kind of j
+    ("[CLS]",): (17_443_296, -0.34),
+    ("[SEP]",): (34_886_592, -0.69),
+    (". or ,",): (182_838_528, -0.25),
+    ("other",): (1_944_928_224, -0.06),
+}
+
+LEAST_STRETCH = 1.8  # Fig. 2: the largest singular value of f over its smallest is at least this in every head drawn
+
+
+# The page
 
 
 @phase("drawing figures")
 def write_report(files: Files, norms: NormAnalysis, source: str) -> None:
     """Draw the figures and write report.html; `source` says where the texts come from.
 
-    The paper's numbers stand beside the model's where it is the paper's, in a section of their own where it is not.
+    For the paper's model, the paper's numbers are shown next to the measured ones; otherwise in a separate section.
     """
-    printed = norms.model.partition("@")[0] in paper.MODELS
+    printed = norms.model.partition("@")[0] in MODELS
     sections = [
         _given(files, norms),
         _ranks(files, norms, printed),
@@ -31,19 +70,18 @@ def write_report(files: Files, norms: NormAnalysis, source: str) -> None:
         *([] if printed else [_reference()]),
         _lengths(norms, printed),
     ]
-    write_page(
-        files, "report.html", f"What attention adds up in {norms.model}", lead(norms, source), sections, of=norms.model
-    )
+    title = f"What attention adds up in {norms.model}"
+    write_page(files, "report.html", title, lead(norms, source), sections, model=norms.model)
 
 
 def lead(norms: NormAnalysis, source: str) -> str:
-    """What each kind of special token and punctuation gets of the weights and gives to the sum, and what was run."""
+    """What special tokens and punctuation get of the weights and give to the sum, and what the model was run on."""
     *kinds, _ = norms.shares.rows()  # all other tokens are the last
-    said = (
+    caption = (
         f"{kind} takes {weight:.1%} of the attention weight and gives {length:.1%}" for kind, weight, length in kinds
     )
     return (
-        f"{'; '.join(said)} of the length of the vectors added up; the rest is all other tokens'. "
+        f"{'; '.join(caption)} of the length of the vectors added up; the rest is all other tokens'. "
         f"Run on {norms.n_sequences:,} sequences, {norms.n_tokens:,} tokens, from {source}."
     )
 
@@ -56,27 +94,27 @@ def _given(files: Files, norms: NormAnalysis) -> Section:
     )
     text = (
         "$$y_i = sum_j alpha_(i j) f(x_j) + b_O$$ $$f(x) = (x W_V + b_V) W_O$$ "
-        "Attention adds up $alpha f(x)$. A large weight on a short vector adds little."
+        "Attention adds up $alpha f(x)$: a large weight on a short vector adds little."
     )
     if norms.gated:
-        text += " Here a gate multiplies what a head has gathered, by the query; $f$ leaves it out."
+        text += " In this model a gate, which depends on the query, multiplies what a head gathers; $f$ leaves it out."
     shares = Filed(norms.shares, "shares.csv")
     return Section("What attention weights say, and what is added up", text, [figure, shares])
 
 
 def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
-    table = _beside(norms.kinds, 1, paper.TABLE_3, ("pairs", "Spearman")) if printed else norms.kinds
+    table = _beside(norms.kinds, 1, TABLE_3, ("pairs", "Spearman")) if printed else norms.kinds
     sampled = " + ".join(f"{len(pairs):,}" for pairs in norms.pairs)
     figure = Figure(
         save(figures.pair_figure(norms), files, "pairs"),
         f"Fig. 3: a random sample of these pairs ({sampled} points), $alpha$ on a logarithmic scale; the other kinds "
         f"in light grey. The {figures.OFF:.0%} with the smallest weights lie off the left edge.",
     )
-    text = "They do where Spearman's correlation is negative."
-    if norms.kind_names == tuple(kind for (kind,) in paper.TABLE_3):
-        beside = zip(norms.kinds.rows(), paper.TABLE_3.values(), strict=True)
-        said = (f"{plain(kind)} {rho:.2f} ({theirs:.2f})" for (kind, _, rho, _), (_, theirs) in beside)
-        text += f" Here, and in the paper's BERT-base (in parentheses): {'; '.join(said)}."
+    text = "They do if Spearman's correlation is negative."
+    if norms.kind_names == tuple(kind for (kind,) in TABLE_3):
+        pairs = zip(norms.kinds.rows(), TABLE_3.values(), strict=True)
+        correlations = (f"{plain(kind)} {rho:.2f} ({theirs:.2f})" for (kind, _, rho, _), (_, theirs) in pairs)
+        text += f" Here, and in the paper's BERT-base (in parentheses): {'; '.join(correlations)}."
     ranks = table if printed else Filed(table, "kinds.csv")
     return Section("Do large weights meet short vectors?", text, [ranks, figure])
 
@@ -101,12 +139,12 @@ def _stretch(files: Files, norms: NormAnalysis, printed: bool) -> Section:
         f"over heads is {np.median(stretch):.3g}."
     )
     if printed:
-        text += f" The paper's heads: at least {paper.LEAST_STRETCH:g} times."
+        text += f" The paper's heads: at least {LEAST_STRETCH:g} times."
     drawn = ", ".join(f"{layer}.{head}" for layer, head in zip(norms.layer_indices, heads, strict=True))
     figure = Figure(
         save(figures.singular_value_figure(norms, heads), files, "singular-values"),
         "Fig. 2: singular values of $f$ as a linear map on $[x 1]$ (eqs 9-11), from the weights alone; one head a "
-        f"layer, drawn at random (layer.head): {drawn}. Where a norm stands before attention, $x$ is the normalised "
+        f"layer, drawn at random (layer.head): {drawn}. If a norm precedes attention, $x$ is the normalised "
         "input.",
     )
     return Section("How f stretches", text, [figure])
@@ -120,32 +158,32 @@ def _lengths(norms: NormAnalysis, printed: bool) -> Section:
     text = (
         f"$|f(x)|$ varies by {cv[0]:.0%} of its mean in layer {layer[0]} head {head[0]}, by {cv[-1]:.0%} in layer "
         f"{layer[-1]} head {head[-1]}; heads are in this order. $|x|$ is the length of the residual stream as it "
-        "enters the layer, before a norm where there is one."
+        "enters the layer, before any norm."
     )
     summary = norms.summary
     if printed:
-        summary = _beside(summary, 1, paper.LAST_ROWS, MOMENTS)
-        layers, heads = _beside(layers, 1, paper.TABLE_2, MOMENTS), _beside(heads, 2, paper.TABLE_1, MOMENTS)
+        summary = _beside(summary, 1, LAST_ROWS, MOMENTS)
+        layers, heads = _beside(layers, 1, TABLE_2, MOMENTS), _beside(heads, 2, TABLE_1, MOMENTS)
         return Section("How much the lengths vary", text, [summary, layers, heads])
     filed = [Filed(summary, "summary.csv"), Filed(layers, "layers.csv"), Filed(heads, "heads.csv")]
     return Section("How much the lengths vary", text, filed)
 
 
 def _beside(table: Table, n_keys: int, printed: Mapping[Any, Sequence[float]], names: Sequence[str]) -> Table:
-    """A table with the paper's numbers to the right, by its first `n_keys` cells; empty where the paper prints none."""
+    """Add the paper's numbers as columns, matched by the first `n_keys` cells; empty where the paper prints none."""
     rows = [printed.get(tuple(row[:n_keys]), [np.nan] * len(names)) for row in table.rows()]
     columns = [Column(f"paper's {name}", values) for name, values in zip(names, zip(*rows, strict=True), strict=True)]
     return Table([*table.columns, *columns], table.caption)
 
 
 def _reference() -> Section:
-    """The paper's own numbers, which are of another model."""
+    """The paper's numbers for its own model."""
     moments = [
-        *((f"|f(x)|, layer {layer} head {head}", *row) for (layer, head), row in paper.TABLE_1.items()),
-        *((f"|x|, layer {layer}", *row) for (layer,), row in paper.TABLE_2.items()),
-        *((of, *row) for (of,), row in paper.LAST_ROWS.items()),
+        *((f"|f(x)|, layer {layer} head {head}", *row) for (layer, head), row in TABLE_1.items()),
+        *((f"|x|, layer {layer}", *row) for (layer,), row in TABLE_2.items()),
+        *((model, *row) for (model,), row in LAST_ROWS.items()),
     ]
-    ranks = [(kind, *row) for (kind,), row in paper.TABLE_3.items()]
+    ranks = [(kind, *row) for (kind,), row in TABLE_3.items()]
     caption = "Tables 1 and 2: the heads and layers that vary most and least, and all."
     tables = [
         Table.of_rows(("of", *MOMENTS), moments, caption),
@@ -153,6 +191,22 @@ def _reference() -> Section:
     ]
     text = (
         "Printed by Kobayashi, Kuribayashi, Yokoi, Suzuki and Inui for another model, BERT-base (uncased), on 992 "
-        "sequences of the English Wikipedia; nothing here was measured. Layers and heads count from 0."
+        "sequences of the English Wikipedia; none of them was measured here. Layers and heads count from 0."
     )
     return Section("For reference: the paper's BERT-base", text, tables)
+
+
+# The norm-based analysis of one model, from texts to a page.
+
+
+def study_norms(
+    model: Model, texts: Texts, out: Path, *, sequences: int, longest: int, seed: int = 0, device: str = "cpu"
+) -> list[str]:
+    """Run a model on pairs of paragraphs and write tables, figures and report.html."""
+    framing = framing_of(model)
+    pairs = paragraph_pairs(framing, texts.texts, sequences, longest, seed)
+    norms = measure_norms(open_runner(model, device=device), pairs, token_kinds(framing), seed=seed)
+    with OutputFolder(out) as files:
+        write_report(files, norms, texts.source)  # pictures are written before the numbers
+        norms.write(files)
+    return [lead(norms, texts.source), norms.kinds.text()]

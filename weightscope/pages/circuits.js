@@ -127,7 +127,7 @@ function describe(head) {
   byId("called").textContent = "";
   if (head === null) return;
   const i = Math.floor(head / nHeads), h = head % nHeads, sure = facts.sure[i][h];
-  const often = sure === null ? "" : `; of heads with such a score ${Math.round(100 * sure)} % had the role when run`;
+  const often = sure === null ? "" : `; in models left out, ${Math.round(100 * sure)} % of the heads so named had the role when run`;
   byId("called").textContent = roleName(head) ? roleName(head) + often : "no name";
   const strongestFirst = own => own.sort((one, other) => other.z - one.z);
   list(byId("reads"), "It reads", strongestFirst(edges.filter(edge => edge.to === head)), edge => edge.from);

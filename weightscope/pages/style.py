@@ -1,7 +1,7 @@
-"""How figures look, and how they are saved. The caller's matplotlib is left as it is: its style, its backend, pyplot.
+"""How figures look, and how they are saved, without touching the caller's matplotlib style, backend or pyplot.
 
-A function that draws is under `@in_our_style()` and begins with `subplots`, which knows nothing of pyplot: nothing is
-registered, nothing has to be closed, and no window opens.
+A drawing function is decorated with `@in_our_style()` and starts with `subplots`, which does not use pyplot: no figure
+is registered, none has to be closed, and no window opens.
 """
 
 import io
@@ -23,16 +23,16 @@ from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator
 
 from weightscope.attention.figures import ShownFigure
 from weightscope.errors import printable
-from weightscope.folder import Files
+from weightscope.files import Files
 from weightscope.pages.drawn import description, numbers
 
 COLUMN = 3.4  # inches: one column of a two-column paper
-# Okabe and Ito's colours, told apart by every kind of colour vision; black is kept for reference lines.
+# Okabe and Ito's colour-blind-safe palette; black is kept for reference lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00", "#7F7F7F")
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^vDPX"
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-BY_LAYER = "cividis"  # its brightness rises evenly for every kind of colour vision
+BY_LAYER = "cividis"  # perceptually uniform and colour-blind safe
 
 STYLE = {
     "font.size": 8,
@@ -48,8 +48,8 @@ STYLE = {
     "lines.linewidth": 1.1,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
-    "svg.fonttype": "path",  # the same everywhere, whatever fonts a reader has
-    "svg.hashsalt": "weightscope",  # the same bytes every time
+    "svg.fonttype": "path",  # looks the same whatever fonts are installed
+    "svg.hashsalt": "weightscope",  # the same bytes in every run
     "savefig.dpi": 200,
 }
 _one_at_a_time = RLock()  # matplotlib's settings belong to the process, not to a thread
@@ -57,13 +57,13 @@ _one_at_a_time = RLock()  # matplotlib's settings belong to the process, not to 
 
 @contextmanager
 def in_our_style() -> Iterator[None]:
-    """matplotlib's defaults and our style within a block or a function; the caller's settings come back after it."""
+    """Use matplotlib's defaults and our style within a block or function; restore the caller's settings afterwards."""
     with _one_at_a_time, matplotlib.style.context(["default", STYLE]):
         yield
 
 
 class StyledFigure(ShownFigure):
-    """A figure that looks the same whoever shows it: matplotlib reads its settings again when it draws."""
+    """A figure in our style wherever it is shown; matplotlib would read the caller's settings when it draws."""
 
     @in_our_style()
     def draw(self, renderer: Any) -> None:
@@ -73,7 +73,7 @@ class StyledFigure(ShownFigure):
 
 
 class PlainPowers(LogFormatterSciNotation):
-    """Labels of a logarithmic axis as text, 10⁻²: each formula would be parsed at every size a figure is drawn in."""
+    """Labels of a logarithmic axis as plain text (10⁻²): parsing formulas is slow."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         """The label at x."""
@@ -82,7 +82,7 @@ class PlainPowers(LogFormatterSciNotation):
 
 
 def plain_powers(figure: figures.Figure) -> None:
-    """Have the logarithmic axes of a figure labelled by `PlainPowers`, where nothing else was chosen."""
+    """Label logarithmic axes with `PlainPowers`, unless another formatter was set."""
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         if type(axis.get_major_formatter()) is LogFormatterSciNotation:
             axis.set_major_formatter(PlainPowers())
@@ -100,7 +100,7 @@ def subplots(
 
 
 def head_style(head: int) -> dict[str, str]:
-    """Colour and dash of a head: the same in every figure."""
+    """Colour and dash of a head, the same in every figure."""
     return {"color": COLOURS[head % len(COLOURS)], "linestyle": DASHES[head // len(COLOURS) % len(DASHES)]}
 
 
@@ -115,30 +115,30 @@ def kind_styles(n_kinds: int) -> list[dict[str, Any]]:
 
 
 def plain(text: str) -> str:
-    """Text of a checkpoint in a figure: a dollar sign in it begins no formula."""
+    """Text from a checkpoint for a figure: a dollar sign does not start a formula."""
     return printable(text).replace("$", r"\$")
 
 
 def layer_colours(layers: np.ndarray) -> np.ndarray:
-    """A colour for each layer, the first the darkest."""
+    """A colour for each layer, the first one darkest."""
     return mpl.colormaps[BY_LAYER](np.linspace(0, 1, len(layers)))
 
 
 def layer_bar(figure: figures.Figure, axis: Axes, layers: np.ndarray, label: str = "layer") -> None:
-    """The key to `layer_colours`, beside an axis."""
+    """Draw the key to `layer_colours` next to an axis."""
     first, last = layers[0], max(layers[-1], layers[0] + 1)
     bar = figure.colorbar(ScalarMappable(Normalize(first, last), BY_LAYER), ax=axis, label=label)
     bar.locator = MaxNLocator(integer=True)
 
 
 def layers_along(axis: Axes) -> None:
-    """Layers along an axis, whole numbers."""
+    """Label the x axis with layers, at whole numbers."""
     axis.set_xlabel("layer")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
 
 
 def layer_rows(axis: Axes, layers: np.ndarray) -> None:
-    """Layers as the rows of a picture, eight of them named at most."""
+    """Label the rows of an image with layers, at most eight of them."""
     step = max(1, -(-len(layers) // 8))
     axis.set_yticks(range(0, len(layers), step), layers[::step].tolist())
     axis.set_ylabel("layer")
@@ -146,45 +146,22 @@ def layer_rows(axis: Axes, layers: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that has been saved, as a page shows it.
-
-    Attributes
-    ----------
-    svg : str
-    description : str
-        What is drawn, for who cannot see it.
-    files : tuple of str
-        Beside the page: the picture, the drawing and its numbers.
-    """
+    """A saved figure, as a page shows it."""
 
     svg: str
-    description: str = ""
-    files: tuple[str, ...] = ()
+    description: str = ""  # for screen readers
+    files: tuple[str, ...] = ()  # next to the page: PNG, SVG and the numbers
 
 
 @in_our_style()
 def save(figure: figures.Figure, files: Files, name: str, numbers_in: str = "") -> Drawing:
-    """Save NAME.png, NAME.svg, and NAME.figure.csv with the numbers that are drawn.
-
-    Parameters
-    ----------
-    figure : matplotlib.figure.Figure
-    files : Files
-    name : str
-    numbers_in : str
-        A file that has them already, by better names.
-
-    Raises
-    ------
-    CheckpointError
-        The folder cannot be written to.
-    """
+    """Save NAME.png, NAME.svg, and NAME.figure.csv with the numbers drawn (unless `numbers_in` names their file)."""
     drawing = io.BytesIO()
     figure.set_dpi(mpl.rcParams["savefig.dpi"])
     plain_powers(figure)
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
-    # Everything has its place by now: whoever saves a figure that still has an engine finds it again and draws twice.
+    # The layout is final: saving with a layout engine would compute it again and draw twice.
     with mpl.rc_context({"figure.constrained_layout.use": False}):
         figure.set_layout_engine(None)
         with files.open(f"{name}.png") as picture:

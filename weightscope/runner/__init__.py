@@ -1,6 +1,6 @@
-"""What needs activations: a checkpoint's model run once by PyTorch, layer by layer handed on as plain arrays.
+"""Runs a checkpoint's model once with PyTorch and hands on each layer's activations as plain arrays.
 
-PyTorch and transformers are imported in this package only, and only when a model is loaded.
+Only this package imports PyTorch and transformers, and only when a model is loaded.
 """
 
 from weightscope.runner.runner import Activations, Runner, open_runner

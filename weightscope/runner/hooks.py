@@ -1,19 +1,15 @@
-"""Where transformers' models show their attention: the blocks of a family, and hooks that bring together what passes.
-
-A module of PyTorch may be given hooks: functions that it calls with what enters it and with what it returns. What a
-hook returns takes the place of what the module returned.
-"""
+"""Where transformers' models compute attention: the blocks of each family, and the hooks that collect activations."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from weightscope.architectures.family import Family
 from weightscope.errors import CheckpointError
-from weightscope.families.family import Family
 from weightscope.model import Model
 
-OTHER_TOWER = re.compile(r"vision")  # in the names of modules that a language model has beside its own layers
+OTHER_TOWER = re.compile(r"vision")  # in module names of towers next to the language model
 
 # Is called with a layer's index, what enters it, its attention's weights and what attention adds to the stream; what it
 # returns, where it returns something, takes the place of the last.
@@ -21,13 +17,7 @@ Show = Callable[[int, Any, Any, Any], Any]
 
 
 def blocks_of(network: Any, model: Model) -> list[Any]:
-    """transformers' module of every layer; one that several layers share (ALBERT) stands there for each of them.
-
-    Raises
-    ------
-    CheckpointError
-        The network has no module by the name of a layer.
-    """
+    """transformers' module of every layer; a module that several layers share (ALBERT) is repeated for each."""
     seen = model.family.tower == "vision"
     modules = [(f".{name}.", m) for name, m in network.named_modules() if seen or not OTHER_TOWER.search(name)]
     for row in _rows(model.family):
@@ -39,13 +29,7 @@ def blocks_of(network: Any, model: Model) -> list[Any]:
 
 
 def tower_of(network: Any, model: Model) -> Any:
-    """The tower that the family names, or all of the network.
-
-    Raises
-    ------
-    CheckpointError
-        It is none that the network has by that name.
-    """
+    """The tower that the family names, or all of the network."""
     tower = getattr(network, f"{model.family.tower}_model", None) if model.family.tower else network
     if tower is None:
         raise CheckpointError(f"transformers' {type(network).__name__} has no {model.family.tower} tower to run alone")
@@ -59,38 +43,24 @@ def _rows(family: Family) -> tuple[Family, ...]:
 
 def _output_module(block: Any, family: Family) -> Any:
     """The module whose output attention adds to the stream: W_O, or LayerScale after it."""
-    names = [row.output_scale.rpartition(".")[0] or row.output for row in _rows(family)]
+    names = [row.output_module for row in _rows(family)]
     modules = dict(block.named_modules())
     return next((modules[name] for name in names if name in modules), None)
 
 
 @contextmanager
 def watched(blocks: Sequence[Any], model: Model, layers: Collection[int], show: Show) -> Iterator[None]:
-    """Within the block, a forward pass calls `show` for each of these layers.
-
-    Parameters
-    ----------
-    blocks : sequence of torch.nn.Module
-        Of every layer, as `blocks_of` lists them.
-    model : Model
-    layers : collection of int
-    show : callable
-
-    Raises
-    ------
-    CheckpointError
-        In the pass: a block does not show its attention.
-    """
+    """Within the block, a forward pass calls `show` for each of these layers."""
     with ExitStack() as stack:
         for block in {id(blocks[index]): blocks[index] for index in layers}.values():
-            own = [index for index, other in enumerate(blocks) if other is block]
-            for handle in _Watch(model, own, layers, show).attached_to(block):
+            indices = [index for index, candidate in enumerate(blocks) if candidate is block]
+            for handle in _Watch(model, indices, layers, show).attached_to(block):
                 stack.callback(handle.remove)
         yield
 
 
 class _Watch:
-    """What one block has shown of attention since it was called."""
+    """What the hooks of one block have collected since it was called."""
 
     def __init__(self, model: Model, own: list[int], wanted: Collection[int], show: Show) -> None:
         self.model, self.wanted, self.show = model, wanted, show

@@ -1,8 +1,8 @@
 """Photographs as the pixel arrays that a vision model takes, made by transformers' own image processors.
 
 They are those that compute with Pillow and NumPy, so that torchvision is not needed. The checkpoint names one and its
-settings in preprocessor_config.json. The family's own stands in where the checkpoint has no such file, or names one
-that needs torchvision (DINOv3's).
+settings in preprocessor_config.json. If the checkpoint has no such file, or names a processor
+that needs torchvision (DINOv3's), the family's usual one is used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from weightscope.checkpoint.jsontext import MAX_BYTES, read_json
-from weightscope.checkpoint.source import locate
+from weightscope.checkpoint.config import MAX_BYTES, read_json
+from weightscope.checkpoint.opening import locate
 from weightscope.errors import CheckpointError
+from weightscope.files import regular_file
 from weightscope.model import Model
-from weightscope.regular import regular_file
 from weightscope.runner.loading import first_line, import_torch
 
 DESCRIPTION = "preprocessor_config.json"
@@ -30,43 +30,16 @@ SMALLEST_CROP = 0.4  # of the photograph's shorter side
 
 @dataclass(frozen=True)
 class ImageProcessor:
-    """From a photograph to pixels.
-
-    Attributes
-    ----------
-    processor : transformers.ImageProcessingMixin
-    channels : int
-        3, or 1 for grey.
-    side : int or None
-        Height and width of the images that the model takes; None if it takes any.
-    file : str
-        The file with the settings; empty where the checkpoint has none.
-    model : str
-        The model's name, for errors.
-    """
+    """Turns a photograph into the pixels that a model takes."""
 
     processor: Any
-    channels: int
-    side: int | None
-    file: str
-    model: str
+    channels: int  # 3, or 1 for grey
+    side: int | None  # Height and width of the images that the model takes; None if it takes any
+    file: str  # The file with the settings; empty where the checkpoint has none
+    model: str  # The model's name, for errors
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
-        """Pixels of one image.
-
-        Parameters
-        ----------
-        image : (height, width, 3) uint8 array
-
-        Returns
-        -------
-        (channels, height, width) float32 array
-
-        Raises
-        ------
-        CheckpointError
-            The processor cannot make pixels that the model takes.
-        """
+        """Pixels of one image: image (height, width, 3) -> (channels, height, width)."""
         picture = image if self.channels == 3 else np.asarray(Image.fromarray(image).convert("L"))[..., None]
         try:
             with np.errstate(all="ignore"):
@@ -83,12 +56,14 @@ class ImageProcessor:
         return pixels
 
     def error(self, problem: str) -> CheckpointError:
-        """What to raise where the settings do not serve the model."""
+        """The error to raise if the settings do not fit the model."""
         return CheckpointError(problem, file=self.file or self.model)
 
     def __str__(self) -> str:
         sizes = {key: dict(getattr(self.processor, key, None) or {}) for key in SIZES}
-        shown = [f"{key.replace('_', ' ')} {' x '.join(map(str, of.values()))}" for key, of in sizes.items() if of]
+        shown = [
+            f"{key.replace('_', ' ')} {' x '.join(map(str, size.values()))}" for key, size in sizes.items() if size
+        ]
         for name, values in (("mean", self.processor.image_mean), ("std", self.processor.image_std)):
             shown.append(f"{name} {', '.join(f'{value:.3g}' for value in np.ravel(values))}")
         origin = self.file or f"usual for its family; the checkpoint has no {DESCRIPTION}"
@@ -96,13 +71,7 @@ class ImageProcessor:
 
 
 def image_processor(model: Model) -> ImageProcessor:
-    """What a model's images go through.
-
-    Raises
-    ------
-    CheckpointError
-        The model sees no images, its image processor's settings are not right, or transformers is not installed.
-    """
+    """The image processor of a model."""
     images = model.family.images
     if images is None:
         raise CheckpointError(f"{model.family.name} does not take images", file=model.name)
@@ -120,11 +89,11 @@ def image_processor(model: Model) -> ImageProcessor:
     except Exception as error:  # of whatever class: transformers has none of its own
         problem = f"transformers makes no image processor of it ({first_line(error)})"
         raise CheckpointError(problem, file=file or model.name) from error
-    found = ImageProcessor(processor, channels, None if images.any_size else side, file, model.name)
+    prepared = ImageProcessor(processor, channels, None if images.any_size else side, file, model.name)
     if max(sides, default=0) > LARGEST_SIDE:
-        raise found.error(f"asks for more than {LARGEST_SIDE} pixels a side")
-    found(np.zeros((side, side, 3), np.uint8))  # settings that do not serve are refused here, not at a photograph
-    return found
+        raise prepared.error(f"asks for more than {LARGEST_SIDE} pixels a side")
+    prepared(np.zeros((side, side, 3), np.uint8))  # unsuitable settings are refused here, before any photograph
+    return prepared
 
 
 def _with_pillow(name: object) -> Any:
@@ -148,7 +117,7 @@ def _resized(processor: Any, side: int, channels: int) -> Any:
 
 
 def _settings(model: Model) -> tuple[dict[str, Any], str]:
-    """What the checkpoint says of its image processor, and the file that says it; both empty where there is none."""
+    """The checkpoint's settings for its image processor, and their file; both empty if there are none."""
     for name in (TOGETHER, DESCRIPTION):
         path = _small_file(model, name)
         file = read_json(path) if path is not None and path.is_file() else {}
@@ -169,23 +138,7 @@ def _small_file(model: Model, name: str) -> Path | None:
 
 
 def read_images(path: str | Path, most: int) -> dict[str, np.ndarray]:
-    """The images under a folder, or one image, by name.
-
-    Parameters
-    ----------
-    path : str or Path
-    most : int
-        So many at most, the first by name.
-
-    Returns
-    -------
-    dict of (height, width, 3) uint8 arrays
-
-    Raises
-    ------
-    CheckpointError
-        There is none, or one cannot be read.
-    """
+    """The images under a folder, or one image, by name: -> (height, width, 3)."""
     path = Path(path).expanduser()
     if not path.exists():
         raise CheckpointError(f"no such file or folder: {path}")
@@ -204,34 +157,24 @@ def _read(file: Path) -> np.ndarray:
 
 
 def photographs(n: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """scikit-learn's two photographs, then square crops of them at places and in sizes drawn at random.
-
-    Parameters
-    ----------
-    n : int
-        Images wanted.
-    seed : int
-
-    Returns
-    -------
-    dict of (height, width, 3) uint8 arrays
-    """
+    """scikit-learn's two photographs, then square crops of them at places and in sizes drawn at random -> (height,
+    width, 3)."""
     from sklearn.datasets import load_sample_images
 
     loaded = load_sample_images()
-    whole = {Path(name).stem: image for name, image in zip(loaded.filenames, loaded.images, strict=True)}
+    photos = {Path(name).stem: image for name, image in zip(loaded.filenames, loaded.images, strict=True)}
     rng = np.random.default_rng(seed)
-    return dict(list((whole | _crops(whole, n - len(whole), rng)).items())[:n])
+    return dict(list((photos | _crops(photos, n - len(photos), rng)).items())[:n])
 
 
 def _crops(whole: Mapping[str, np.ndarray], n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
     names: Sequence[str] = list(whole)
-    found = {}
+    crops = {}
     for index in range(n):
         name = names[index % len(names)]
         height, width = whole[name].shape[:2]
         shorter = min(height, width)
         side = int(rng.integers(int(SMALLEST_CROP * shorter), shorter + 1))
         top, left = int(rng.integers(height - side + 1)), int(rng.integers(width - side + 1))
-        found[f"{name} {side} px at {top}, {left}"] = whole[name][top : top + side, left : left + side]
-    return found
+        crops[f"{name} {side} px at {top}, {left}"] = whole[name][top : top + side, left : left + side]
+    return crops

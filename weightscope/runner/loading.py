@@ -1,31 +1,28 @@
-"""transformers' eager model of a checkpoint that weightscope has open."""
+"""Loads transformers' eager model of a checkpoint that weightscope has open."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weightscope.checkpoint.source import downloaded, locate
-from weightscope.device import Device, open_device
+from weightscope.checkpoint.config import read_json, without_code
+from weightscope.checkpoint.opening import downloaded, locate
+from weightscope.compute.device import Device, open_device
 from weightscope.errors import CheckpointError
+from weightscope.files import new_file, scratch_folder
 from weightscope.model import Model
 from weightscope.progress import phase
 
 INSTALL = "pip install torch transformers"
-# No code that a checkpoint brings along is run. Left unsaid, transformers would ask on the terminal whether it may.
+# Code in a checkpoint is never run. Without this, transformers would ask on the terminal.
 NO_CODE = {"trust_remote_code": False}
-# Parameters that stand after everything looked at here; a checkpoint may lack them.
+# Parameters above everything that is analysed; a checkpoint may lack them.
 AFTERWARDS = ("pooler.", "classifier.", "score.", "qa_outputs.")
 
 
 def import_torch() -> Any:
-    """The torch module.
-
-    Raises
-    ------
-    CheckpointError
-        PyTorch or transformers is not installed.
-    """
+    """The torch module."""
     try:
         with phase("loading PyTorch"):
             import torch
@@ -38,13 +35,7 @@ def import_torch() -> Any:
 
 
 def torch_device(device: Device) -> str:
-    """PyTorch's name for where a device's arrays lie; of any but a card, this machine's memory.
-
-    Raises
-    ------
-    CheckpointError
-        PyTorch does not reach the card.
-    """
+    """PyTorch's name for the place of a device's arrays: `cuda` for a GPU, otherwise this machine's memory."""
     if device.name != "cuda":
         return "cpu"
     torch = import_torch()
@@ -55,13 +46,7 @@ def torch_device(device: Device) -> str:
 
 
 def check_device(name: str) -> None:
-    """Make sure, before anything is read, that PyTorch is installed, that a device is there and PyTorch reaches it.
-
-    Raises
-    ------
-    CheckpointError
-        One of them does not hold.
-    """
+    """Make sure, before anything is read, that PyTorch is installed, that a device is there and PyTorch reaches it."""
     device = open_device(name)
     import_torch()
     torch_device(device)
@@ -69,13 +54,7 @@ def check_device(name: str) -> None:
 
 @contextmanager
 def room_for(what: str, model: Model) -> Iterator[None]:
-    """Work that needs memory where PyTorch computes.
-
-    Raises
-    ------
-    CheckpointError
-        There is not enough on the device.
-    """
+    """Turn PyTorch's out-of-memory error into a CheckpointError within the block."""
     try:
         yield
     except import_torch().OutOfMemoryError:
@@ -83,36 +62,22 @@ def room_for(what: str, model: Model) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of transformers says, in one line; its class where it says nothing."""
+    """The first line of an error's message, or its class if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def load_eager(model: Model, *, language: bool) -> Any:
-    """The torch module, in float32 and evaluation mode, its attention computed eagerly.
-
-    Parameters
-    ----------
-    model : Model
-        What to load; safetensors and GGUF only.
-    language : bool
-        With the head that predicts the next token.
-
-    Raises
-    ------
-    CheckpointError
-        transformers cannot load it, or the checkpoint lacks parameters that would be made up.
-    """
+    """The torch module, in float32 and evaluation mode, its attention computed eagerly."""
     torch = import_torch()
     import transformers
 
     auto = transformers.AutoModelForCausalLM if language else transformers.AutoModel
-    name, options = _location(model)
-    try:
-        loaded, report = auto.from_pretrained(
-            name, **options, **NO_CODE, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
-        )
-    except Exception as error:  # of whatever class: transformers has none of its own
-        raise CheckpointError(f"transformers cannot load it: {first_line(error)}", file=model.name) from error
+    with _data(model) as (folder, options):
+        options |= NO_CODE | {"attn_implementation": "eager", "dtype": torch.float32}
+        try:
+            loaded, report = auto.from_pretrained(str(folder), **options, output_loading_info=True)
+        except Exception as error:  # of whatever class: transformers has none of its own
+            raise CheckpointError(f"transformers cannot load it: {first_line(error)}", file=model.name) from error
     missing = sorted(key for key in report["missing_keys"] if not key.removeprefix("model.").startswith(AFTERWARDS))
     if missing:
         problem = f"lacks {len(missing)} parameters, '{missing[0]}' the first; a model with made-up ones is not run"
@@ -120,15 +85,30 @@ def load_eager(model: Model, *, language: bool) -> Any:
     return loaded.eval()
 
 
-def _location(model: Model) -> tuple[str, dict[str, Any]]:
-    """What to give from_pretrained for where the checkpoint is."""
+@contextmanager
+def _data(model: Model) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A folder of links to the checkpoint's weights beside its config without code, and how to load from it.
+
+    Whatever else a checkpoint's folder has (adapters, code, kernels) transformers does not see.
+    """
     if model.checkpoint.note:
         problem = "is a LoRA adapter on a base; transformers runs what peft's merge_and_unload makes of the two"
         raise CheckpointError(problem, file=model.name)
     where = locate(model.source)
     if not isinstance(where, Path):
         where = downloaded(where)
-    if where.suffix == ".gguf":
-        return str(where.parent), {"gguf_file": where.name, "local_files_only": True}
     folder = where if where.is_dir() else where.parent
-    return str(folder), {"use_safetensors": True, "local_files_only": True}
+    with scratch_folder() as clean:
+        if where.suffix == ".gguf":
+            (clean / where.name).symlink_to(where.absolute())
+            yield clean, {"gguf_file": where.name, "local_files_only": True}
+            return
+        for path in folder.iterdir():
+            if path.name.endswith((".safetensors", ".safetensors.index.json")):
+                (clean / path.name).symlink_to(path.absolute())
+        config = folder / "config.json"
+        if config.exists():
+            values = without_code(read_json(config), config)
+            with new_file(clean / "config.json") as file:
+                file.write(json.dumps(values).encode())
+        yield clean, {"use_safetensors": True, "local_files_only": True}

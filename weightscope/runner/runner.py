@@ -1,4 +1,4 @@
-"""A model run on sequences, each attention layer shown as arrays while it is at work."""
+"""Runs a model on sequences and shows each attention layer as arrays while it runs."""
 
 import inspect
 from collections import defaultdict
@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.device import CPU, Device, open_device
+from weightscope.compute.cores import one_blas_thread
+from weightscope.compute.device import CPU, Device, open_device
+from weightscope.display import ShowsShapes
 from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError, counted
 from weightscope.model import Model
 from weightscope.overflow import overflow
-from weightscope.parallel import one_blas_thread
 from weightscope.progress import bar, phase
 from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import first_line, import_torch, load_eager, room_for, torch_device
-from weightscope.shapes import ShowsShapes
 
 TOKENS_A_BATCH = 2048
 LARGEST_ERROR = 1e-4  # relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned
@@ -62,17 +62,10 @@ Observer = Callable[[Activations], np.ndarray | None]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch(ShowsShapes):
-    """Sequences of one length, or images of one size.
+    """Sequences of one length, or images of one size."""
 
-    Attributes
-    ----------
-    inputs : (b,) int array
-        Which of the sequences given these are.
-    arrays : (b, n) int array of tokens, or (b, channels, height, width) float array of pixels
-    """
-
-    inputs: np.ndarray
-    arrays: np.ndarray
+    inputs: np.ndarray  # (b,): Which of the sequences given these are
+    arrays: np.ndarray  # (b, n)
 
     @property
     def tokens(self) -> np.ndarray | None:
@@ -85,24 +78,17 @@ class Batch(ShowsShapes):
 
 
 def batches(sequences: Sequence[np.ndarray], tokens_a_batch: int = TOKENS_A_BATCH) -> list[Batch]:
-    """Sequences of equal shape together, short ones first, so that no batch needs padding.
-
-    Parameters
-    ----------
-    sequences : sequence of (n,) int arrays or of (channels, height, width) float arrays
-    tokens_a_batch : int
-        A batch of texts has at most so many tokens, or one sequence; images go eight at a time.
-    """
+    """Sequences of equal shape together, short ones first, so that no batch needs padding: sequences (n,)."""
     by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, sequence in enumerate(sequences):
         by_shape[np.shape(sequence)].append(index)
-    found = []
+    batches = []
     for shape, indices in sorted(by_shape.items()):
         at_once = 8 if len(shape) == 3 else max(1, tokens_a_batch // max(1, shape[0]))
         for start in range(0, len(indices), at_once):
             chosen = indices[start : start + at_once]
-            found.append(Batch(np.array(chosen), np.stack([sequences[index] for index in chosen])))
-    return found
+            batches.append(Batch(np.array(chosen), np.stack([sequences[index] for index in chosen])))
+    return batches
 
 
 def open_runner(model: Model, *, language: bool = False, device: str = "cpu") -> "Runner":
@@ -139,7 +125,7 @@ def open_runner(model: Model, *, language: bool = False, device: str = "cpu") ->
 
 
 class Runner:
-    """transformers' eager model beside weightscope's layers of the same checkpoint.
+    """transformers' eager model and weightscope's layers of the same checkpoint.
 
     Both are kept in float32: a model's parameters once, and those of its attention a second time. Beyond them a run
     holds the activations of one layer for one batch. On a device the model is there, the second copy here,
@@ -222,7 +208,7 @@ class Runner:
         self._check_texts(sequences)
         torch = import_torch()
         cross_entropy = torch.nn.functional.cross_entropy
-        found = np.zeros(len(sequences))
+        losses = np.zeros(len(sequences))
         wanted = set(self.layers if layers is None else layers) if observer else set()
         with _passes(len(sequences)) as bar:
             for batch in batches(sequences, tokens_a_batch):
@@ -230,12 +216,12 @@ class Runner:
                 following = torch.from_numpy(batch.arrays[:, 1:]).to(logits.device)
                 with room_for(f"the losses of {batch}", self.model):
                     each = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
-                found[batch.inputs] = each.view(following.shape).double().sum(dim=1).cpu().numpy()
+                losses[batch.inputs] = each.view(following.shape).double().sum(dim=1).cpu().numpy()
                 bar.update(len(batch.inputs))
-        return found
+        return losses
 
     def _check_texts(self, sequences: Sequence[np.ndarray]) -> None:
-        """Each has tokens, and such as the model knows; a card would stop at others without a word."""
+        """Check that each text has tokens, all in the vocabulary; a GPU would fail on others without a message."""
         vocab = self.model.config.vocab_size
         for index, each in enumerate(map(np.asarray, sequences)):
             if each.ndim == 3:
@@ -249,7 +235,7 @@ class Runner:
                 raise CheckpointError(f"text {index} has {problem}", file=self.model.name)
 
     def _forward(self, batch: Batch, observer: Observer | None, layers: Collection[int], *, stop: bool) -> Any:
-        """What the model returns; None where it is stopped after the last of `layers`."""
+        """What the model returns; None if it is stopped after the last of `layers`."""
         torch = import_torch()
         arrays = torch.from_numpy(np.ascontiguousarray(batch.arrays)).to(torch_device(self.device))
         given = {"pixel_values": arrays} if batch.tokens is None else {"input_ids": arrays}
@@ -261,7 +247,7 @@ class Runner:
         last = max(layers, default=None) if stop else None
         see = observer or (lambda seen: None)
         seen_any = False
-        ours: list[Exception] = []  # what weightscope or the observer raised, and not transformers
+        ours: list[Exception] = []  # raised by weightscope or the observer, not by transformers
 
         def show(index: int, *tensors: Any) -> Any:
             nonlocal seen_any
@@ -278,7 +264,7 @@ class Runner:
         hooks = watched(self.blocks, self.model, layers, show) if observer else nullcontext()
         with torch.inference_mode(), hooks:
             try:
-                with room_for(f"{batch} beside the model", self.model):
+                with room_for(f"{batch} in addition to the model", self.model):
                     returned = self.network(**given)
             except _LastLayerSeen:
                 return None
@@ -293,7 +279,7 @@ class Runner:
         return returned
 
     def _shown(self, batch: Batch, observer: Observer, index: int, x: Any, attention: Any, output: Any) -> Any:
-        """Check and show one layer; a tensor to put in the output's place, or None."""
+        """Check and show one layer; the tensor that replaces the output, or None."""
         x = x.cpu().numpy()
         output = output.cpu().numpy().reshape(x.shape)
         seen = Activations(self.layers[index], batch.inputs, batch.tokens, x, attention.cpu().numpy(), output)
@@ -302,7 +288,7 @@ class Runner:
         return None if new is None else import_torch().from_numpy(np.asarray(new, np.float32))
 
     def check(self, seen: Activations) -> None:
-        """Compare what the model's own module returned with the same from weightscope's folded weights, once a layer.
+        """Compare the output of the model's own module with that of weightscope's folded weights, once per layer.
 
         Raises
         ------
@@ -317,15 +303,17 @@ class Runner:
         if not np.isfinite(error):
             raise overflow(self.model, f"attention's output in layer {index}", anywhere=True)
         if not error < LARGEST_ERROR:
-            found = f"layer {index}: attention's output differs from what its weights give by {error:.1e} of its size"
-            raise CheckpointError(f"{found}; rounding explains no more than {LARGEST_ERROR:g}", file=self.model.name)
-        if seen.attention.shape[-1] > 1:  # of one token alone every head's alpha is 1, whichever head it is
+            mismatch = (
+                f"layer {index}: attention's output differs from what its weights give by {error:.1e} of its size"
+            )
+            raise CheckpointError(f"{mismatch}; rounding explains no more than {LARGEST_ERROR:g}", file=self.model.name)
+        if seen.attention.shape[-1] > 1:  # with a single token, alpha is 1 in every head
             self._checked.add(index)
 
 
 @contextmanager
 def _passes(n: int) -> Iterator[Any]:
-    """A progress bar, and one BLAS thread for NumPy: more would vie with PyTorch's for the cores, and both lose."""
+    """A progress bar, and one BLAS thread for NumPy: more would compete with PyTorch's threads for the cores."""
     with one_blas_thread(), bar(what="forward passes", unit="sequence", total=n) as done:
         yield done
 

@@ -3,27 +3,21 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightscope.checkpoint.source import locate
+from weightscope.checkpoint.opening import locate
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.runner.loading import NO_CODE, first_line, import_torch
+from weightscope.text.sandbox import served
+from weightscope.text.sandbox_child import Loaded
 from weightscope.text.sequences import Framing, added_tokens
-from weightscope.text.served_tokenizer import served
 from weightscope.text.tokenizer import load_tokenizer
-from weightscope.text.tokenizer_child import Loaded
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
 def tokenizer_of(model: Model) -> "Tokenizer":
-    """A model's tokenizer: from its folder or the Hub, or out of a GGUF file, which carries its own.
-
-    Raises
-    ------
-    CheckpointError
-        There is none, it cannot be read, or the model sees images.
-    """
+    """A model's tokenizer: from its folder or the Hub, or out of a GGUF file, which carries its own."""
     if not model.family.inputs.tokens:
         problem = f"a model of the family {model.family.name} sees images; this needs one that reads text"
         raise CheckpointError(problem, file=model.config.file)
@@ -32,12 +26,8 @@ def tokenizer_of(model: Model) -> "Tokenizer":
 
 
 def framing_of(model: Model) -> Framing:
-    """A model's tokenizer and the special tokens around its texts: those that it adds, else `first_token` before them.
-
-    Raises
-    ------
-    CheckpointError
-        There is no tokenizer, or it adds no token and the config names none.
+    """A model's tokenizer and the special tokens around its texts: those that it adds, else `first_token`
+    before them.
     """
     tokenizer = tokenizer_of(model)
     added = added_tokens(tokenizer)
@@ -48,25 +38,20 @@ def first_token(model: Model) -> int:
     """The token that a text begins with: what the config names as beginning of sequence, or else as its end.
 
     Most tokenizers of the Qwen and GPT-NeoX families name one but never put it there themselves.
-
-    Raises
-    ------
-    CheckpointError
-        The config names neither, or one that has no embedding.
     """
     gguf = _gguf(model)
     if gguf is None:
         named = [model.config.get(key) for key in ("bos_token_id", "eos_token_id")]
     else:
         named = _from_gguf(gguf).facts["first"]
-    found = [token for each in named for token in (each if isinstance(each, list) else [each]) if type(token) is int]
-    if not found:
+    tokens = [token for each in named for token in (each if isinstance(each, list) else [each]) if type(token) is int]
+    if not tokens:
         problem = "neither 'bos_token_id' nor 'eos_token_id' is there, and a text needs a first token"
         raise CheckpointError(problem, file=model.config.file)
-    if not 0 <= found[0] < model.embeddings.n_tokens:
-        problem = f"the first token of texts is {found[0]}; the embedding has {model.embeddings.n_tokens} rows"
+    if not 0 <= tokens[0] < model.embeddings.n_tokens:
+        problem = f"the first token of texts is {tokens[0]}; the embedding has {model.embeddings.n_tokens} rows"
         raise CheckpointError(problem, file=model.config.file)
-    return found[0]
+    return tokens[0]
 
 
 def _gguf(model: Model) -> Path | None:

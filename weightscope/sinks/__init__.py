@@ -1,1 +1,1 @@
-"""Attention sinks: is what they write a constant, and do they do nothing or tell everyone something?"""
+"""Attention sinks: is what they write a constant, and are they NOPs or broadcasts?"""

@@ -1,24 +1,201 @@
-"""Is an attention sink a bias? The sink-as-bias paper's experiments on one model: predict, measure, patch."""
+"""Is an attention sink a bias? Predict which heads sink, measure their updates, patch them (sink-as-bias paper)."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
+from weightscope.attention.layer import Layer
 from weightscope.errors import CheckpointError
-from weightscope.folder import Files
+from weightscope.files import Files
+from weightscope.metrics.auroc import weighted_auroc
+from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
-from weightscope.runner.runner import open_runner
+from weightscope.progress import bar
+from weightscope.runner.interventions import Intervention, losses_under
+from weightscope.runner.runner import Activations, Observer, Runner, open_runner
 from weightscope.runner.tokenizer import framing_of
 from weightscope.sinks.inputs import CHARACTERS_A_TOKEN
-from weightscope.sinks.patching import patching_table
-from weightscope.sinks.prediction import predict_sinks, prediction_aurocs
-from weightscope.sinks.updates import Decomposition, UpdateMeasures, measure_updates, updates_of
+from weightscope.sinks.strength import sink_strength
+from weightscope.sinks.updates import Decomposition, UpdateMeasures, measure_updates, sink_update, updates_of
 from weightscope.tables import Column, Table
 from weightscope.text.sequences import Framing, excerpts, token_windows
 from weightscope.text.tokenizer import token_text
+
+SAMPLE = 255  # tokens after the first
+SINKS_ABOVE = 0.3  # attention that the average query gives token 0; Gu et al. 2024 draw the line there
+
+
+class Predictor(NamedTuple):
+    """One number per head that may predict whether it sinks."""
+
+    name: str
+    meaning: str  # What it is, for a reader
+    sign: int = 1  # 1 where large numbers should mean a sink, -1 where small ones should
+
+
+PREDICTORS = (
+    Predictor("qk_gap", "sigma1 / sigma2 of W_QK (content form)"),
+    Predictor("key_bias", "b_QK of the first token's embedding minus the mean of the others"),
+    Predictor("score_margin", "score of the first token's embedding minus the mean of the others"),
+    Predictor("embedding_strength", "attention to the first token when the layer is given bare embeddings"),
+    Predictor("value_ratio", "|f(x_0)| / mean |f(x_j)| of embeddings, smallest first", -1),
+    Predictor("layer", "layer index (a baseline that reads no weights)"),
+)
+READINGS = PREDICTORS[:-1]  # the predictors that read weights
+
+
+def predict_sinks(model: Model, first: int, seed: int = 0) -> Table:
+    """Compute every predictor for every head from the attention weights and the embeddings."""
+    x = _embeddings(model, first, seed)
+    indices = bar(model.attention_layers, "heads that may sink", "layer")
+    layers = {index: predict_layer(model.layer(index), x) for index in indices}
+    heads = [(index, head) for index, values in layers.items() for head in range(len(values["qk_gap"]))]
+    keys = [Column(name, values) for name, values in zip(("layer", "head"), zip(*heads, strict=True), strict=True)]
+    readings = [
+        Column(each.name, np.concatenate([values[each.name] for values in layers.values()]), meaning=each.meaning)
+        for each in READINGS
+    ]
+    return Table([*keys, *readings])
+
+
+def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
+    """The predictors of one layer's heads: x (n, d) -> (n_heads,)."""
+    heads, z = layer.heads, layer.normalised(x)
+    causal = np.tri(len(x), dtype=bool)[1:]  # (n - 1, n) queries from 1 on
+    scores = layer.scores(x)[:, 1:].astype(np.float64)  # (H, n - 1, n)
+    context = causal.copy()
+    context[:, 0] = False
+    of_others = np.where(context, scores, 0).sum(axis=-1) / context.sum(axis=-1)
+    masked = np.where(causal, scores, -np.inf)
+    if layer.sinks is not None:  # a sink is an extra key that takes attention and writes nothing
+        more = np.broadcast_to(layer.sinks[:, None, None], (*masked.shape[:2], 1))
+        masked = np.concatenate((masked, more), axis=-1)
+    norms = np.linalg.norm(layer.values(x), axis=-1)  # (H, n)
+    return {
+        "qk_gap": np.array([float(spectral_gap(head.qk.svdvals())) for head in heads]),
+        "key_bias": np.array([head.scale * float(head.qk_bias @ (z[0] - z[1:].mean(axis=0))) for head in heads]),
+        "score_margin": (scores[:, :, 0] - of_others).mean(axis=-1),
+        "embedding_strength": sink_strength(softmax(masked, axis=-1))[:, 0],
+        "value_ratio": norms[:, 0] / norms[:, 1:].mean(axis=-1),
+    }
+
+
+def prediction_aurocs(predicted: Mapping[str, np.ndarray] | Table, strength: np.ndarray) -> Table:
+    """How well each predictor ranks the heads that sink above those that do not: predicted (n,), strength (n,)."""
+    sinks = np.flatnonzero(strength > SINKS_ABOVE)
+    aurocs = []
+    for each in PREDICTORS:
+        values = each.sign * np.asarray(predicted[each.name], float)
+        same = np.ptp(values) == 0
+        aurocs.append(np.nan if same else weighted_auroc(values, sinks, np.ones(len(sinks), np.int64)))
+    names, meanings, _ = zip(*PREDICTORS, strict=True)
+    return Table([Column("name", names), Column("meaning", meanings, "reading"), Column("auroc", aurocs, "AUROC")])
+
+
+def _embeddings(model: Model, first: int, seed: int) -> np.ndarray:
+    embeddings = model.embeddings
+    n = SAMPLE if model.positions is None else min(SAMPLE, len(model.positions) - 1)
+    following = np.random.default_rng(seed).integers(embeddings.n_tokens, size=n)
+    x = embeddings.rows(np.array([first, *following]))
+    return x if model.positions is None else x + model.positions[: len(x)]
+
+
+# Static Sink Patching: replace the sink's update by a constant while a model runs (section 4).
+
+EARLY, LATE = 0.3, 0.3  # of the layers; the middle ones are the rest
+PATCHED, ABLATED, NONE = "SSP", "ablation", "none"
+STARTS = (0, 1)  # eq. 7 as written, and with token 0's own update kept
+RESAMPLES = 1000
+INTERVAL = (2.5, 97.5)  # percentiles
+
+# A layer index and its u_sink (n, d) -> the replacement, (n, d) or (d,).
+Replacement = Callable[[int, np.ndarray], np.ndarray]
+
+
+def replacing_sink(replacement: Replacement, layers: Sequence[int], start: int = 0) -> Observer:
+    """An observer that replaces attention's output y by y - u_sink + replacement (eq. 7).
+
+    u_sink is measured in the running model, with the layers below already patched.
+    """
+    patched = frozenset(layers)
+
+    def observer(seen: Activations) -> np.ndarray | None:
+        if seen.layer.index not in patched:
+            return None
+        new = seen.output.copy()
+        for output, (x, attention) in zip(new, seen.each(), strict=True):
+            update = sink_update(seen.layer, attention, x).rows()
+            output[start:] += (replacement(seen.layer.index, update) - update)[start:]
+        return new
+
+    return observer
+
+
+def constant(mu: Mapping[int, np.ndarray]) -> Replacement:
+    """mu_sink of each layer: Static Sink Patching."""
+    return lambda layer, _: mu[layer]
+
+
+def nothing(layer: int, update: np.ndarray) -> np.ndarray:
+    """Zero: the ablation that the paper compares with."""
+    return np.zeros_like(update)
+
+
+def layer_ranges(layers: Sequence[int]) -> dict[str, list[int]]:
+    """Early (30 %), middle (40 %) and late (30 %) layers, and all; a range that would be empty is left out."""
+    early, late = round(EARLY * len(layers)), round(LATE * len(layers))
+    ranges = {
+        "early": list(layers[:early]),
+        "middle": list(layers[early : len(layers) - late]),
+        "late": list(layers[len(layers) - late :]),
+        "all": list(layers),
+    }
+    return {name: chosen for name, chosen in ranges.items() if chosen}
+
+
+def perplexity(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """exp of the mean negative log-likelihood per token, all texts pooled: losses (..., n), tokens (..., n)."""
+    return np.exp(losses.sum(axis=-1) / tokens.sum(axis=-1))
+
+
+def change_interval(losses: np.ndarray, baseline: np.ndarray, tokens: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of a change in perplexity: the texts drawn anew with replacement 1,000 times; losses,
+    baseline (n,), tokens (n,)."""
+    drawn = np.random.default_rng(seed).integers(len(tokens), size=(RESAMPLES, len(tokens)))
+    changes = perplexity(losses[drawn], tokens[drawn]) - perplexity(baseline[drawn], tokens[drawn])
+    low, high = np.percentile(changes, INTERVAL)
+    return float(low), float(high)
+
+
+def patching_table(runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence[np.ndarray]) -> Table:
+    """Perplexity with the sink's update replaced by mu_sink, and with it taken away, in each range of layers (Table 1):
+    mu (d,), texts (n,)."""
+    tokens = np.array([len(text) - 1 for text in texts])
+    means = {layer: mean.astype(np.float32) for layer, mean in mu.items()}
+    replacements = {PATCHED: constant(means), ABLATED: nothing}
+    work = list(product(STARTS, layer_ranges(sorted(mu)).items(), replacements))
+    interventions = [
+        Intervention(chosen, replacing_sink(replacements[how], chosen, start)) for start, (_, chosen), how in work
+    ]
+    plain, *patched = losses_under(runner, texts, interventions)
+    baseline = float(perplexity(plain, tokens))
+    rows: list[tuple[object, ...]] = [(NONE, NONE, 0, baseline, 0.0, np.nan, np.nan)]
+    for (start, (name, _), how), losses in zip(work, patched, strict=True):
+        changed = float(perplexity(losses, tokens))
+        rows.append((name, how, start, changed, changed - baseline, *change_interval(losses, plain, tokens)))
+    names = ("layers", "intervention", "first_position", "perplexity", "change", "change_low", "change_high")
+    symbols = ("", "", "first position", "", "change in perplexity", "from", "to")
+    header = [Column(name, symbol=symbol) for name, symbol in zip(names, symbols, strict=True)]
+    return Table.of_rows(header, rows)
+
+
+# The experiments on one model
 
 CHARACTERS = (1500, 2000)  # of a text that perplexity is measured on (section 4.1)
 TOKENS_SHOWN = 256  # of the picture (Fig. 5)
@@ -26,23 +203,15 @@ TOKENS_SHOWN = 256  # of the picture (Fig. 5)
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much text.
+    """How much text to use."""
 
-    Attributes
-    ----------
-    texts, tokens : int
-        What updates are measured and mu_sink is averaged over.
-    evaluated : int
-        Texts of 1,500 to 2,000 characters that perplexity is measured on.
-    """
-
-    texts: int
+    texts: int  # For measuring updates and averaging mu_sink
     tokens: int
-    evaluated: int
+    evaluated: int  # Texts of 1,500 to 2,000 characters that perplexity is measured on
 
     @property
     def characters(self) -> int:
-        """About how much text that takes: mu_sink and perplexity see every other document each."""
+        """Roughly how many characters that takes: mu_sink and perplexity use alternate documents."""
         return 2 * (CHARACTERS_A_TOKEN * self.texts * self.tokens + CHARACTERS[1] * self.evaluated)
 
     def __str__(self) -> str:
@@ -63,57 +232,29 @@ def sizes_of(*, thorough: bool, paper: bool) -> Sizes:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SinkBias:
-    """What was found of one model, of L attention layers and H heads.
+    """The result for one model with L attention layers of H heads."""
 
-    Attributes
-    ----------
-    model : str
-        Its name.
-    stored : str
-        What the file keeps its attention's matrices in, as "Q4_1" or "F16".
-    biased : bool
-        Its attention has biases: b_Q, b_K, b_V or b_O.
-    first : str
-        The token that every text begins with; empty where each begins with its own.
-    sizes : Sizes
-        What there was of it: windows may be cut to the model's context, texts may run out.
-    updates : UpdateMeasures
-        Eqs 2-6.
-    patching : Table
-        Table 1; its first row is the model as it is.
-    predicted_tokens : int
-        How many tokens perplexities are over.
-    predicted : Table
-        What the weights alone said of every head, by predictor.
-    aurocs : Table
-        How well each predictor ranks the heads by whether they sink.
-    shown : Decomposition
-        One layer's updates on one text (Fig. 5).
-    layer_shown : int
-        The one whose heads sink most.
-    """
-
-    model: str
-    stored: str
-    biased: bool
-    first: str
-    sizes: Sizes
-    updates: UpdateMeasures
-    patching: Table
-    predicted_tokens: int
-    predicted: Table
-    aurocs: Table
-    shown: Decomposition
-    layer_shown: int
+    model: str  # Its name
+    stored: str  # Dtype of the attention matrices in the file, such as "Q4_1" or "F16"
+    biased: bool  # Whether attention has biases: b_Q, b_K, b_V or b_O
+    first: str  # The token that every text begins with; empty where each begins with its own
+    sizes: Sizes  # What was available: windows may be cut to the model's context, texts may run out
+    updates: UpdateMeasures  # Eqs 2-6
+    patching: Table  # Table 1; its first row is the model as it is
+    predicted_tokens: int  # How many tokens the perplexities average over
+    predicted: Table  # What each predictor says of every head, from the weights alone
+    aurocs: Table  # How well each predictor ranks the heads by whether they sink
+    shown: Decomposition  # One layer's updates on one text (Fig. 5)
+    layer_shown: int  # The one whose heads sink most
 
     @property
     def layers(self) -> Table:
-        """A row a layer: eqs 3, 5 and 6."""
+        """One row per layer: eqs 3, 5 and 6."""
         return self.updates.layers
 
     @cached_property
     def heads(self) -> Table:
-        """A row a head: how strongly it sinks, and what the weights said."""
+        """One row per head: how strongly it sinks, and every predictor."""
         layer, head, *readings = self.predicted.columns
         meaning = "attention that the average query from position 1 on gives token 0"
         return Table([layer, head, Column("strength", self.updates.strength.ravel(), meaning=meaning), *readings])
@@ -144,23 +285,6 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
     """Predict, measure, patch.
 
     mu_sink comes from every other document, perplexity from those between: they share none.
-
-    Parameters
-    ----------
-    model : Model
-        Of a causal language model.
-    texts : sequence of str
-        Documents, two or more.
-    sizes : Sizes
-    first : bool
-        Every text begins with the model's first token; otherwise with whatever it begins with.
-    device : {"cpu", "cuda"}
-        Where the model runs.
-
-    Raises
-    ------
-    CheckpointError
-        There is too little text, or the model is not causal or cannot be run.
     """
     framing = framing_of(model)
     begin = framing.special[0]
@@ -176,7 +300,7 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
 
     runner = open_runner(model, language=True, device=device)
     updates = measure_updates(runner, measured)
-    predicted = predict_sinks(model, begin)  # now that the model is known to be causal
+    predicted = predict_sinks(model, begin)  # only after the model is known to be causal
     layers = updates.layers["layer"].tolist()
     patching = patching_table(runner, dict(zip(layers, updates.mu, strict=True)), evaluated)
     layer_shown = layers[int(updates.strength.mean(axis=1).argmax())]
@@ -197,18 +321,18 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
 
 
 def name_of(model: Model) -> str:
-    """Its title, or its GGUF file's own name, which says what it is quantised to; a package's around it does not."""
+    """The model's title, or for GGUF its file name, which says how it is quantised."""
     name = model.checkpoint.name
     return name if name.endswith(".gguf") else model.title
 
 
 def stored_in(model: Model, layer: int) -> str:
-    """The dtypes of its attention's matrices in the file: a quantised model is another than the one it was made of."""
+    """The dtypes of the attention matrices in the file; a quantised model differs from the original."""
     return " and ".join(sorted({tensor.dtype for tensor in model.attention_tensors(layer) if len(tensor.shape) > 1}))
 
 
 def has_biases(model: Model, layer: int) -> bool:
-    """Whether attention's projections have biases of their own; the beta of a norm before them is none."""
+    """Whether attention's projections have biases; the beta of a norm before them does not count."""
     family = model.family
     modules = tuple(f"{name}.bias" for name in (family.query, family.key, family.value, family.output) if name)
     return any(tensor.name.endswith(modules) for tensor in model.attention_tensors(layer))

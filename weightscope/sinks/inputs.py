@@ -1,4 +1,4 @@
-"""What a model's sinks are looked for in: photographs or texts, as the model takes them, and what their tokens are."""
+"""The inputs that are searched for sinks: photographs or texts as the model takes them, and their kinds of token."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,30 +9,19 @@ import numpy as np
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.runner.tokenizer import framing_of
-from weightscope.text.inputs import Texts, read_texts
 from weightscope.text.kinds import Tokens, image_tokens, text_tokens
-from weightscope.text.sequences import paragraph_pairs, token_windows
+from weightscope.text.sequences import Texts, paragraph_pairs, read_texts, token_windows
 from weightscope.text.tokenizer import shortened
 
 CHARACTERS_A_TOKEN = 5  # of English
 
 
 class Inputs(NamedTuple):
-    """Images or texts.
+    """Images or texts."""
 
-    Attributes
-    ----------
-    sequences : dict of (channels, height, width) float arrays or of (n,) int arrays
-        By name.
-    tokens : Tokens
-        What the tokens made of them are.
-    note : str
-        What they are and where they come from, in a sentence.
-    """
-
-    sequences: dict[str, np.ndarray]
-    tokens: Tokens
-    note: str
+    sequences: dict[str, np.ndarray]  # (channels, height, width): By name
+    tokens: Tokens  # The kinds of the tokens made from them
+    note: str  # What they are and where they come from, in a sentence
 
 
 def read_inputs(
@@ -44,28 +33,7 @@ def read_inputs(
     length: int = 256,
     seed: int = 0,
 ) -> Inputs:
-    """Texts for a model that reads, images for one that sees: those given, or those that come with the package.
-
-    Parameters
-    ----------
-    model : Model
-    text : sequence of Path
-        Files and folders of text; see `weightscope.text.corpus`.
-    images : Path or None
-        A folder of images, or an image.
-    n : int
-        Inputs wanted.
-    length : int
-        Tokens of a text.
-    seed : int
-        Of the choice of texts and of the crops of photographs.
-
-    Raises
-    ------
-    CheckpointError
-        Texts are given for a model that sees, or images for one that reads; they cannot be read, are too short, or
-        cannot be made into what the model takes.
-    """
+    """Texts for a language model, images for a vision model: those given, or those that come with the package."""
     if not model.family.inputs.tokens:
         if text:
             raise CheckpointError(f"{model.name} sees images, not texts")

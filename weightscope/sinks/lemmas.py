@@ -1,4 +1,4 @@
-"""Lemmas 2 to 4 of the two-sink-mechanisms paper as numbers: what a head does, beside what the lemma bounds it by.
+"""Lemmas 2 to 4 of the two-sink-mechanisms paper as numbers: what a head does, and the bound of the lemma.
 
 Shapes and letters are those of `weightscope.sinks.strength`: attention is (..., m, n), updates u_j are (..., n, d), and
 Y = A u is what a head writes. A_ij need not be a softmax's. With rows that sum to one and no negative weight,
@@ -30,26 +30,20 @@ class RankOne(NamedTuple):
 
 
 def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> RankOne:
-    """Lemma 3 and its proof (eqs 8-12).
+    """Lemma 3 and its proof (eqs 8-12): attention (..., m, n), updates (..., n, d).
 
-    Row i of Y - 1 u_s' is sum_{j != s} A_ij (u_j - u_s) where the row sums to one. What a row's sum lacks of one, or
-    has above it, weighs u_s once more; learned sinks and attention without a softmax have such rows.
-
-    Parameters
-    ----------
-    attention : (..., m, n) array
-    updates : (..., n, d) array
-    sink : int array of shape (...)
+    Row i of Y - 1 u_s' is sum_{j != s} A_ij (u_j - u_s) where the row sums to one. A row whose sum
+    differs from one adds that difference times u_s; learned sinks and attention without a softmax have such rows.
     """
     written = (attention @ updates).astype(np.float64)  # (..., m, d)
-    column, own = sink_column(attention, sink).astype(np.float64), sink_row(updates, sink).astype(np.float64)
+    column, row = sink_column(attention, sink).astype(np.float64), sink_row(updates, sink).astype(np.float64)
     root, epsilon = np.sqrt(attention.shape[-2]), spill(attention, sink)
     unheld = np.abs(1 - attention.sum(axis=-1, dtype=np.float64)).max(axis=-1)  # (...)
-    length = norms(own)
+    length = norms(row)
     return RankOne(
-        distance=_frobenius(written - own[..., None, :]),
-        bound=root * (epsilon * norms(updates - own[..., None, :]).max(axis=-1) + unheld * length),
-        residual=_frobenius(written - column[..., None] * own[..., None, :]),
+        distance=_frobenius(written - row[..., None, :]),
+        bound=root * (epsilon * norms(updates - row[..., None, :]).max(axis=-1) + unheld * length),
+        residual=_frobenius(written - column[..., None] * row[..., None, :]),
         residual_bound=root * epsilon * largest_other(updates, sink),
         leading=norms(column) * length,
         leading_bound=np.abs(column).min(axis=-1) * root * length,
@@ -57,10 +51,10 @@ def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> Ra
 
 
 def spill(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """epsilon = max_i sum_{j != s} |A_ij|, what the least faithful query gives other keys: (...)."""
+    """epsilon = max_i sum_{j != s} |A_ij|, the most that any query gives other keys: (...)."""
     magnitude = np.abs(attention)
-    others = magnitude.sum(axis=-1, dtype=np.float64) - sink_column(magnitude, sink)  # (..., m)
-    return np.maximum(others, 0).max(axis=-1)
+    rest = magnitude.sum(axis=-1, dtype=np.float64) - sink_column(magnitude, sink)  # (..., m)
+    return np.maximum(rest, 0).max(axis=-1)
 
 
 def largest_other(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
@@ -71,17 +65,8 @@ def largest_other(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
 
 
 def first_direction(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Singular values of Y, descending, and its first right singular vector, along which eq. 12 expects u_s.
-
-    Parameters
-    ----------
-    written : (..., m, d) array
-
-    Returns
-    -------
-    (..., k) array, (..., d) array
-        k is the smaller of m and d. The vector is zero where Y is.
-    """
+    """Singular values of Y, descending, and its first right singular vector, along which eq. 12 expects u_s: written
+    (..., m, d) -> (..., k), (..., d)."""
     largest = np.abs(written).max(axis=(-2, -1), keepdims=True).astype(np.float64)
     unit = written / np.where(largest > 0, largest, 1.0)  # no square over- or underflows
     transposed = np.swapaxes(unit, -1, -2)
@@ -112,7 +97,7 @@ def centred(x: np.ndarray) -> np.ndarray:
 
 
 def variance_of_weights(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """Var_i(A_is) |u_s|^2, what uneven attention to the sink spreads tokens by (second term of eq. 18): (...)."""
+    """Var_i(A_is) |u_s|^2, the spread that uneven attention to the sink causes (second term of eq. 18): (...)."""
     weights = sink_column(attention, sink).astype(np.float64)  # (..., m)
     return weights.var(axis=-1) * np.square(norms(sink_row(updates, sink)))
 
@@ -122,17 +107,11 @@ def variance_bound(
 ) -> np.ndarray:  # fmt: skip
     """(2 sqrt(V) + c) c with c = sd_i(A_is) |u_s| + epsilon max_{j != s} |u_j|: |V' - V| stays below it (Lemma 4).
 
-    V' is the variance of x_i + Y_i. It is eq. 20 with its O(epsilon) written out: centred, Y_i is A_is u_s less its
-    mean, and a rest of length epsilon max |u_j| at most (eqs 13-16), so sqrt(V') differs from sqrt(V) by c at most.
-    Where all queries attend to the sink alike and epsilon is zero, c is zero, and V' = V (eq. 21).
+    attention (..., n, n), updates (..., n, d).
 
-    Parameters
-    ----------
-    before : (...) array
-        V, of the tokens x that the head's update is added to.
-    attention : (..., n, n) array
-    updates : (..., n, d) array
-    sink : int array of shape (...)
+    V' is the variance of x_i + Y_i. This is eq. 20 with O(epsilon) written out: centred, Y_i is A_is u_s minus its
+    mean, plus a rest of length at most epsilon max |u_j| (eqs 13-16), so sqrt(V') differs from sqrt(V) by at most c.
+    Where all queries attend to the sink alike and epsilon is zero, c is zero, and V' = V (eq. 21).
     """
     spread = np.sqrt(variance_of_weights(attention, updates, sink))
     most = spread + spill(attention, sink) * largest_other(updates, sink)
@@ -149,24 +128,14 @@ def relative_spread(x: np.ndarray) -> np.ndarray:
 def alignment(tokens: np.ndarray, direction: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """|cos| of the sink token and of the others' mean with the direction that scores read best (Lemma 2, eqs 4 and 5).
 
+    tokens (..., n, d), direction (H, d), sink (..., H) -> (..., H), (..., H).
+
     A gate of one singular direction has x_s along v_1 of W_QK = sum_k sigma_k u_k v_k', the key's side.
-
-    Parameters
-    ----------
-    tokens : (..., n, d) array
-        As W_QK takes them: normalised, and centred where the norm centres.
-    direction : (H, d) array
-        v_1 of each head, of length one.
-    sink : int array of shape (..., H)
-
-    Returns
-    -------
-    (..., H) array, (..., H) array
     """
     length = norms(tokens)[..., None]  # (..., n, 1)
     cosines = np.abs(tokens @ direction.T) / np.where(length > 0, length, 1.0)  # (..., n, H)
-    own = at_sink(np.swapaxes(cosines, -1, -2), sink)  # (..., H)
-    return own, (cosines.sum(axis=-2) - own) / (tokens.shape[-2] - 1)
+    sink_cosine = at_sink(np.swapaxes(cosines, -1, -2), sink)  # (..., H)
+    return sink_cosine, (cosines.sum(axis=-2) - sink_cosine) / (tokens.shape[-2] - 1)
 
 
 def _frobenius(x: np.ndarray) -> np.ndarray:

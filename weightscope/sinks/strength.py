@@ -1,12 +1,12 @@
-"""Attention sinks: how strong, and what a head does with one (two-sink-mechanisms paper).
+"""Attention sinks: their strength, and what a head does with them (two-sink-mechanisms paper).
 
 attention is (..., m, n): A_ij is what query i gives to key j, leading axes are images, layers or heads. A set of
 queries is the rows that are handed in. updates is (..., n, d): u_j, what key j would write into the residual stream if
 it got all of the attention, W_O v_j times LayerScale. Norms, ranks and cosines stay the same in any orthonormal
-coordinates of the space the u_j lie in, so a head's r coordinates there may stand for the d of the residual stream.
+coordinates of the space the u_j lie in, so a head's r coordinates there can replace the d of the residual stream.
 
-Two algorithms look alike in attention: a sink of negligible value is an adaptive no-op (hypothesis 1), one whose value
-is written everywhere a broadcast (hypothesis 2).
+Two algorithms look alike in attention: a sink of negligible value is an adaptive no-op (hypothesis 1), and a sink
+whose value is written everywhere is a broadcast (hypothesis 2).
 """
 
 from typing import NamedTuple
@@ -15,10 +15,10 @@ import numpy as np
 
 from weightscope.metrics.spectra import stable_rank
 
-# A sink event: this share of the queries gives the strongest sink this much of their attention.
+# A sink event: at least this share of queries gives the strongest sink at least this much attention.
 EVENT_SHARE = 0.9
 EVENT_WEIGHT = 0.5
-# The rule that the paper's code applies to the sink of such an event.
+# The rule of the paper's code for the sink of such an event.
 NOP_RATIO = 0.2  # at most: the sink writes a fifth of what another token does on average
 BROADCAST_RATIO = 0.5  # at least ...
 BROADCAST_RANK = 1.5  # ... and at most: the update is one vector for all
@@ -33,7 +33,7 @@ class Sink(NamedTuple):
     position: np.ndarray
     """Its index s among the keys, shape (...)."""
     strength: np.ndarray
-    """alpha_s, what it gets of the attention of the average query, shape (...)."""
+    """alpha_s, its share of the average query's attention, shape (...)."""
 
 
 def sink_strength(attention: np.ndarray) -> np.ndarray:
@@ -54,78 +54,42 @@ def epsilon_sinks(attention: np.ndarray, epsilon: float) -> np.ndarray:
 
 
 def least_epsilon(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """1 - min_i A_is, the smallest epsilon for which a key is an epsilon-sink (Definition 1): -> (...).
-
-    Parameters
-    ----------
-    attention : (..., m, n) array
-    sink : int array of shape (...)
-    """
+    """1 - min_i A_is, the smallest epsilon for which a key is an epsilon-sink (Definition 1): attention (..., m, n) ->
+    (...)."""
     return 1 - sink_column(attention, sink).min(axis=-1)
 
 
 def event_share(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """Share of the queries that give the sink half of their attention or more: -> (...).
-
-    Parameters
-    ----------
-    attention : (..., m, n) array
-    sink : int array of shape (...)
-    """
+    """Share of the queries that give the sink half of their attention or more: attention (..., m, n) -> (...)."""
     return (sink_column(attention, sink) >= EVENT_WEIGHT).mean(axis=-1)
 
 
 def sink_event(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """Whether at least 90 % of the queries give the sink half of their attention or more: -> bool (...).
-
-    Parameters
-    ----------
-    attention : (..., m, n) array
-    sink : int array of shape (...)
-    """
+    """Whether at least 90 % of the queries give the sink half of their attention or more: attention (..., m, n) -> bool
+    (...)."""
     return event_share(attention, sink) >= EVENT_SHARE
 
 
 def attention_shares(attention: np.ndarray) -> np.ndarray:
-    """|A_ij| / sum_j |A_ij|: attention that is no softmax, on the softmax's scale; a row of zeros stays one."""
+    """|A_ij| / sum_j |A_ij|: attention without a softmax, on the softmax's scale; a row of zeros stays zero."""
     magnitude = np.abs(attention)
     total = magnitude.sum(axis=-1, keepdims=True)  # (..., m, 1)
     return np.divide(magnitude, total, out=np.zeros_like(magnitude), where=total > 0)
 
 
 def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """ratio_out = |u_s| / mean |u_j|, the mean over all keys j but s, as the paper's code has it.
-
-    Parameters
-    ----------
-    updates : (..., n, d) array
-    sink : int array of shape (...)
-
-    Returns
-    -------
-    (...) array
-        NaN where no other key writes anything.
-    """
+    """ratio_out = |u_s| / mean |u_j|, the mean over all keys j but s, as in the paper's code: updates (..., n,
+    d)."""
     length = norms(updates)  # (..., n)
-    own = at_sink(length, sink)
-    others = (length.sum(axis=-1) - own) / (length.shape[-1] - 1)
+    sink_length = at_sink(length, sink)
+    mean_rest = (length.sum(axis=-1) - sink_length) / (length.shape[-1] - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(others > 0, own / others, np.nan))
+        return np.asarray(np.where(mean_rest > 0, sink_length / mean_rest, np.nan))
 
 
 def update_stable_rank(attention: np.ndarray, updates: np.ndarray) -> np.ndarray:
-    """Stable rank |A u|_F^2 / sigma_1(A u)^2 of what a head writes: near 1 where it writes one vector everywhere.
-
-    Parameters
-    ----------
-    attention : (..., m, n) array
-    updates : (..., n, d) array
-
-    Returns
-    -------
-    (...) array
-        NaN where nothing is written.
-    """
+    """Stable rank |A u|_F^2 / sigma_1(A u)^2 of what a head writes: near 1 where it writes one vector everywhere;
+    attention (..., m, n), updates (..., n, d)."""
     written = (attention @ updates).astype(np.float64)  # (..., m, d)
     if written.shape[-1] > written.shape[-2]:
         written = np.swapaxes(written, -1, -2)
@@ -137,19 +101,10 @@ def update_stable_rank(attention: np.ndarray, updates: np.ndarray) -> np.ndarray
 
 
 def mechanism(ratio: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """What a sink does by the rule that the paper's code applies; ask `sink_event` first whether it is one.
+    """What a sink does, by the rule of the paper's code; it applies only to a `sink_event`.
 
     `NOP` at a value-norm ratio of at most 0.2; `BROADCAST` at one of at least 0.5 if the update's stable rank is at
     most 1.5; otherwise `NEITHER`.
-
-    Parameters
-    ----------
-    ratio, rank : (...) arrays
-        `value_norm_ratio` and `update_stable_rank`.
-
-    Returns
-    -------
-    (...) array of str
     """
     broadcast = (ratio >= BROADCAST_RATIO) & (rank <= BROADCAST_RANK)
     return np.select([ratio <= NOP_RATIO, broadcast], [NOP, BROADCAST], NEITHER)
@@ -182,7 +137,7 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 
 def at_sink(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """values[..., index], a number a key taken at the sink: (..., n) and (...) -> (...)."""
+    """values[..., index], one number per key taken at the sink: (..., n) and (...) -> (...)."""
     return np.take_along_axis(values, np.asarray(index)[..., None], axis=-1)[..., 0]
 
 

@@ -1,7 +1,7 @@
 """What token 0 writes through attention, and how like a bias it is (sink-as-bias paper, eqs 1-6).
 
 Attention writes y_i = u_sink,i + u_others,i + b (eq. 1) at position i: what token 0 sends there, what tokens 1..i send
-together, and the output bias. Were the sink a bias, u_sink,i would be the same vector whatever i and the text.
+together, and the output bias. If the sink were a bias, u_sink,i would be the same vector for every i and text.
 
 u_sink,i = sum_h alpha_i0h f_h(x_0) has H coefficients, the attention that each head gives token 0, on H directions. In
 a causal model x_0 depends on token 0 alone. Texts that begin with the same token share the directions: every sum over
@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.attention.layer import Layer
+from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.runner.runner import Activations, Runner
-from weightscope.shapes import ShowsShapes
 from weightscope.sinks.strength import sink_strength
 from weightscope.tables import Column, Table
 
@@ -28,17 +28,11 @@ SPREAD = (10, 90)  # percentiles over texts, each measured alone
 
 
 class SinkUpdate(NamedTuple):
-    """u_sink of one text in one layer.
+    """u_sink of one text in one layer."""
 
-    Attributes
-    ----------
-    coefficients : (n, m) array
-        Each head's attention to token 0, m = H; under an output gate u_sink itself, m = d.
-    directions : (m, d) array or None
-        f_h(x_0) of each head; None under an output gate, which depends on the query.
-    """
-
+    # (n, m): Each head's attention to token 0, m = H; under an output gate u_sink itself, m = d.
     coefficients: np.ndarray
+    # (m, d): f_h(x_0) of each head; None under an output gate, which depends on the query.
     directions: np.ndarray | None
 
     def rows(self) -> np.ndarray:
@@ -47,35 +41,20 @@ class SinkUpdate(NamedTuple):
 
 
 class Decomposition(NamedTuple):
-    """Attention's output at every position, sink + others + bias (eq. 1).
-
-    Attributes
-    ----------
-    sink : SinkUpdate
-    others : (n, d) array
-    bias : (d,) array
-        b_O. The values' bias is part of f(x) and is shared out with the attention, as the model does it.
-    """
+    """Attention's output at every position, sink + others + bias (eq. 1)."""
 
     sink: SinkUpdate
-    others: np.ndarray
+    others: np.ndarray  # (n, d)
+    # (d,): b_O. The values' bias is part of f(x), weighted by the attention as in the model.
     bias: np.ndarray
 
 
 def sink_update(layer: Layer, attention: np.ndarray, x: np.ndarray) -> SinkUpdate:
-    """u_sink,i = u_0,i = sum_h alpha_i0h f_h(x_0) (eq. 1).
-
-    Parameters
-    ----------
-    layer : Layer
-    attention : (H, n, n) array
-    x : (n, d) array
-        The residual stream that enters the layer.
-    """
+    """u_sink,i = u_0,i = sum_h alpha_i0h f_h(x_0) (eq. 1): attention (H, n, n), x (n, d)."""
     if not layer.modulated:
         return SinkUpdate(attention[:, :, 0].T, layer.values(x[:1])[:, 0])
     to_sink = np.zeros_like(attention)
-    to_sink[:, :, 0] = attention[:, :, 0]  # gates and norms multiply sums over tokens, so what token 0 sends still adds
+    to_sink[:, :, 0] = attention[:, :, 0]  # gates and norms multiply sums over tokens, so token 0's part stays additive
     return SinkUpdate(layer.output(attention, x, to_sink) - layer.output_bias, None)
 
 
@@ -88,13 +67,8 @@ def decompose(seen: Activations) -> Iterator[Decomposition]:
 
 
 def mean_of_context(others: np.ndarray) -> np.ndarray:
-    """u_ctx,i = u_others,i / i for i = 1 ..., (n, d) -> (n - 1, d): the mean over tokens 1..i of what each sends to i.
-
-    Parameters
-    ----------
-    others : (n, d) array
-        u_others of positions 0 .. n - 1.
-    """
+    """u_ctx,i = u_others,i / i for i = 1 ..., (n, d) -> (n - 1, d): the mean over tokens 1..i of what each sends to i;
+    others (n, d)."""
     return others[1:] / np.arange(1, len(others), dtype=others.dtype)[:, None]
 
 
@@ -122,35 +96,20 @@ class _Part(ShowsShapes):
 
 @dataclass
 class Stack:
-    """The matrix C of eq. 4, update vectors of positions and texts as its rows, kept as sums of any number of rows.
+    """The matrix C of eq. 4, update vectors of positions and texts as its rows, kept as sums of any number of rows."""
 
-    Attributes
-    ----------
-    count : int
-        Rows.
-    """
-
-    count: int = 0
+    count: int = 0  # Rows
     _norms: float = 0.0
     _parts: dict[Hashable, _Part] = field(default_factory=dict)
 
     def add(self, coefficients: np.ndarray, directions: np.ndarray | None = None, of: Hashable = None) -> None:
-        """Add the rows u = coefficients @ directions.
-
-        Parameters
-        ----------
-        coefficients : (n, m) array
-        directions : (m, d) array, optional
-            Without them the coefficients are the vectors, m = d.
-        of : hashable
-            Rows of the same `of` have the same directions, which are read once.
-        """
-        of = None if directions is None else of  # vectors themselves all go together
-        if of not in self._parts:
+        """Add the rows u = coefficients @ directions: coefficients (n, m), directions (m, d)."""
+        labels = None if directions is None else of  # plain vectors share one label
+        if labels not in self._parts:
             m = coefficients.shape[1]
             wide = None if directions is None else directions.astype(np.float64)
-            self._parts[of] = _Part(wide, np.zeros(m), np.zeros((m, m)))
-        part = self._parts[of]
+            self._parts[labels] = _Part(wide, np.zeros(m), np.zeros((m, m)))
+        part = self._parts[labels]
         part.total += coefficients.sum(axis=0, dtype=np.float64)
         part.second += coefficients.T @ coefficients
         self.count += len(coefficients)
@@ -172,7 +131,7 @@ class Stack:
         return sum(part.sum_of_squares() for part in self._parts.values()) / self.count
 
     def squared_singular_values(self) -> np.ndarray:
-        """sigma_k^2 of C, descending; as many as can be non-zero."""
+        """sigma_k^2 of C, descending; only those that can be non-zero."""
         parts = list(self._parts.values())
         if len(parts) == 1 and parts[0].directions is None:
             return np.maximum(np.linalg.eigvalsh(parts[0].second)[::-1], 0)
@@ -193,62 +152,32 @@ def spectral_ratio(updates: Stack) -> float:
 
 
 def normalised_variance(mean: np.ndarray, mean_square: float, mu: np.ndarray | None = None) -> float:
-    """R = E|u - mu|^2 / E|u|^2 (eq. 6): 0 where every update is mu, 1 where mu is 0.
-
-    Parameters
-    ----------
-    mean : (d,) array
-        E[u].
-    mean_square : float
-        E[|u|^2].
-    mu : (d,) array, optional
-        Without it E[u] itself, which makes R the smallest that it can be, and 1 at most.
-    """
+    """R = E|u - mu|^2 / E|u|^2 (eq. 6): 0 where every update is mu, 1 where mu is 0; mean (d,), mu (d,)."""
     off = 0.0 if mu is None else np.square(mean - mu).sum()  # E|u - mu|^2 = E|u|^2 - |E u|^2 + |E u - mu|^2
     return float(1 + (off - mean @ mean) / mean_square)
 
 
 class OneText(NamedTuple):
-    """One layer's updates on one text, positions from 1 on.
+    """One layer's updates on one text, positions from 1 on."""
 
-    Attributes
-    ----------
-    ratio, spectral : float
-        Ratio and SpectralRatio of u_sink (eqs 3 and 5).
-    mean : (d,) array
-        E[u_sink].
-    mean_square : float
-        E[|u_sink|^2].
-    """
-
-    ratio: float
+    ratio: float  # Ratio and SpectralRatio of u_sink (eqs 3 and 5)
     spectral: float
-    mean: np.ndarray
-    mean_square: float
+    mean: np.ndarray  # (d,): E[u_sink]
+    mean_square: float  # E[|u_sink|^2]
 
 
 @dataclass(eq=False, repr=False)
 class LayerUpdates(ShowsShapes):
-    """One layer's updates over all texts, as sums.
+    """One layer's updates over all texts, as sums."""
 
-    Attributes
-    ----------
-    bias : (d,) array
-        b.
-    own : (d,) array
-        Sum over texts of u_sink,0, what token 0 sends itself.
-    sink, context, others : Stack
-        u_sink, u_ctx (the mean over context tokens) and u_others (their sum) of positions from 1 on.
-    strengths : list of (H,) arrays
-        Of each text, the attention that the average query from 1 on gives token 0.
-    texts : list of OneText
-    """
-
-    bias: np.ndarray
-    own: np.ndarray
+    bias: np.ndarray  # (d,): b
+    own: np.ndarray  # (d,): Sum over texts of u_sink,0, what token 0 sends itself
+    # sink, context, others: u_sink, u_ctx (the mean over context tokens) and u_others (their sum) of positions from 1
+    # on.
     sink: Stack = field(default_factory=Stack)
     context: Stack = field(default_factory=Stack)
     others: Stack = field(default_factory=Stack)
+    # (H,): Of each text, the attention that the average query from 1 on gives token 0.
     strengths: list[np.ndarray] = field(default_factory=list)
     texts: list[OneText] = field(default_factory=list)
 
@@ -261,9 +190,9 @@ class LayerUpdates(ShowsShapes):
             self.others.add(parts.others[1:])
             self.context.add(mean_of_context(parts.others))
             self.strengths.append(sink_strength(attention[:, 1:, :1])[:, 0])
-            alone, others = Stack(), np.linalg.norm(parts.others[1:], axis=1).mean(dtype=np.float64)
+            alone, mean_rest = Stack(), np.linalg.norm(parts.others[1:], axis=1).mean(dtype=np.float64)
             alone.add(coefficients[1:], directions)
-            ratio = alone.mean_norm / float(others)
+            ratio = alone.mean_norm / float(mean_rest)
             self.texts.append(OneText(ratio, spectral_ratio(alone), alone.mean, alone.mean_square))
 
     def mu(self) -> np.ndarray:
@@ -271,7 +200,7 @@ class LayerUpdates(ShowsShapes):
         return (self.sink.mean * self.sink.count + self.own) / (self.sink.count + len(self.strengths))
 
     def spread(self) -> np.ndarray:
-        """Ratio, SpectralRatio and R against mu_sink of a low and of a high text, (2, 3): see `SPREAD`."""
+        """Ratio, SpectralRatio and R against mu_sink of a low and a high text, (2, 3): see `SPREAD`."""
         mu = self.mu()
         each = [(t.ratio, t.spectral, normalised_variance(t.mean, t.mean_square, mu)) for t in self.texts]
         return np.percentile(each, SPREAD, axis=0)
@@ -279,42 +208,20 @@ class LayerUpdates(ShowsShapes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UpdateMeasures(ShowsShapes):
-    """What eqs 2-6 say of L attention layers.
+    """Eqs 2-6 for L attention layers."""
 
-    Attributes
-    ----------
-    layers : Table
-        A row a layer: eqs 3, 5 and 6, and mean norms.
-    mu : (L, d) float64 array
-        mu_sink (eq. 2).
-    strength : (L, H) array
-        Attention that the average query from position 1 on gives token 0.
-    """
-
-    layers: Table
-    mu: np.ndarray
-    strength: np.ndarray
+    layers: Table  # One row per layer: eqs 3, 5 and 6, and mean norms
+    mu: np.ndarray  # (L, d): mu_sink (eq. 2)
+    strength: np.ndarray  # (L, H): Attention that the average query from position 1 on gives token 0
 
 
 def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> UpdateMeasures:
-    """Eqs 2-6 of every attention layer over texts.
+    """Eqs 2-6 of every attention layer over texts: texts (n,).
 
     Beyond the model this holds two d x d float64 matrices a layer, the second moments of u_ctx and u_others.
-
-    Parameters
-    ----------
-    runner : Runner
-        Of a causal model.
-    texts : sequence of (n,) int arrays
-        Of two tokens or more; token 0 is the sink.
-
-    Raises
-    ------
-    CheckpointError
-        A text is too short, or the model is not causal.
     """
     if min((len(text) if np.ndim(text) == 1 else 0 for text in texts), default=0) < 2:
-        raise CheckpointError("a text needs a token beside its first one", file=runner.model.name)
+        raise CheckpointError("a text needs at least two tokens", file=runner.model.name)
     layers = {
         index: LayerUpdates(layer.output_bias, np.zeros(len(layer.output_bias)))
         for index, layer in runner.layers.items()
@@ -338,13 +245,13 @@ def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> UpdateMeasur
 def _table(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
     """Eqs 3, 5 and 6 of every layer; norms are in units of the residual stream.
 
-    R is against the mean of the same updates; of the sink's also against mu_sink, which counts position 0 in.
+    R is against the mean of the same updates; for the sink also against mu_sink, which includes position 0.
     """
     ratio = [influence(layer.sink, layer.others) for layer in updates]
     columns = [Column("layer", layers), Column("ratio", ratio, "Ratio", meaning="$E|u_sink| / E|u_others|$ (eq. 3)")]
     for name, symbol, measure, meaning in (
         ("spectral", "SpectralRatio", spectral_ratio, "share of the first singular direction (eq. 5)"),
-        ("variance", "R", _own_variance, "share that varies (eq. 6), against their own mean"),
+        ("variance", "R", _own_variance, "share that varies (eq. 6), relative to their own mean"),
     ):
         for part, words in (("sink", "sink"), ("context", "context mean"), ("others", "others' sum")):
             values = [measure(getattr(layer, part)) for layer in updates]
@@ -357,9 +264,9 @@ def _table(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
         Column("norm_sink", [layer.sink.mean_norm for layer in updates], "$E|u_sink|$"),
         Column("norm_others", [layer.others.mean_norm for layer in updates], "$E|u_others|$"),
         Column("norm_bias", [float(np.linalg.norm(layer.bias)) for layer in updates], "$|b|$"),
-        *(Column(f"{name}_{end}", spread[:, at, which], meaning=f"{SPREAD[at]}th percentile over texts")
+        *(Column(f"{name}_{end}", spread[:, place, which], meaning=f"{SPREAD[place]}th percentile over texts")
           for which, name in enumerate(("ratio", "spectral_sink", "variance_sink_mu"))
-          for at, end in enumerate(("low", "high"))),
+          for place, end in enumerate(("low", "high"))),
     ])  # fmt: skip
 
 

@@ -1,12 +1,11 @@
 """Count which token follows which: corpus -> sparse counts.
 
-A pair is (current token, previous token) inside one document. No special token is added, and no pair reaches over a
-document's border.
+A pair is (current token, previous token) within one document; no special token is added.
 
-On few cores each word is encoded once and looked up from then on; on many, threads encode batches of text while this
-one reads the next and adds up the last. Texts are cut where the tokenizer is certain to cut them too; the pair across a
-cut is counted like any other. Memory holds a few batches, a buffer of pairs not yet added up, and the distinct pairs;
-the length of the corpus does not matter.
+On few cores each word is encoded once and looked up afterwards. On many, threads encode batches of text while the
+main thread reads the next and adds up the last. Texts are cut only where the tokenizer always cuts; a pair across
+such a cut is counted like any other. Memory holds a few batches, a buffer of pairs and the distinct pairs, whatever
+the length of the corpus.
 """
 
 from __future__ import annotations
@@ -16,24 +15,96 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
 
+from weightscope.compute.cores import in_threads, usable_cores
+from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
-from weightscope.parallel import in_threads, usable_cores
 from weightscope.progress import bar, progress_shown
 from weightscope.text.corpus import Document, corpus_files, documents
 from weightscope.text.counts import Counts, Int64s
-from weightscope.text.inputs import openwebtext
+from weightscope.text.sequences import openwebtext
 from weightscope.text.tokenizer import safe_cut, safe_split, tokenizer_hash, vocab_size
-from weightscope.text.words import Numbered, Words, encodings
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
+
+
+A_WORD, A_CHARACTER = 200, 4  # bytes that a word takes, about: two objects, its place among the numbers, its token ids
+
+
+def encodings(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
+    """The tokens of each text, no special token added."""
+    try:
+        return list(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    except Exception as error:  # the library has no error class of its own
+        raise CheckpointError(f"the tokenizer cannot encode this corpus: {error}") from error
+
+
+class _Numbers(dict[str, int]):
+    """Numbers words in the order of first use."""
+
+    def __init__(self) -> None:
+        self.new: list[str] = []
+
+    def __missing__(self, word: str) -> int:
+        self.new.append(word)
+        self[word] = number = len(self)
+        return number
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Numbered(ShowsShapes):
+    """Texts as the numbers of their words."""
+
+    among: Words  # That numbered them
+    numbers: Int64s  # (words,)
+    counts: Int64s  # (texts,): How many words each text has
+    new: list[str]  # Those not met before, in the order of their numbers
+
+
+class Words:
+    """The words met so far and their token ids.
+    split: gives the words of a text, with unchanged tokens, as `safe_split` does; nbytes: memory used, roughly.
+    """
+
+    def __init__(self, split: Callable[[str], list[str]]) -> None:
+        self._split = split
+        self._numbers = _Numbers()
+        self._ids, self._ends = array("q"), array("q", [0])  # of all words, one after the other
+        self.nbytes = 0
+
+    def number(self, texts: list[str]) -> Numbered:
+        """Number the words of texts; new words must be learned before `ids` is called."""
+        words = [self._split(text) for text in texts]
+        counts = np.fromiter(map(len, words), np.int64, len(words))
+        number, self._numbers.new = self._numbers.__getitem__, []
+        numbers = np.fromiter(map(number, chain.from_iterable(words)), np.int64, counts.sum())
+        self.nbytes += sum(A_WORD + A_CHARACTER * len(word) for word in self._numbers.new)
+        return Numbered(self, numbers, counts, self._numbers.new)
+
+    def learn(self, new: list[Encoding]) -> None:
+        """Add the tokens of the new words, in the order of their numbers."""
+        for encoding in new:
+            self._ids.fromlist(encoding.ids)
+            self._ends.append(len(self._ids))
+
+    def ids(self, numbered: Numbered) -> tuple[Int64s, Int64s]:
+        """The token ids of all texts, one after the other, (ids,), and where each text's begin, (texts,)."""
+        ids, ends = np.frombuffer(self._ids, np.int64), np.frombuffer(self._ends, np.int64)
+        starts = ends[numbered.numbers]  # (words,)
+        lengths = ends[numbered.numbers + 1] - starts
+        stops = np.append(0, np.cumsum(lengths))
+        places = np.repeat(starts - stops[:-1], lengths) + np.arange(stops[-1])  # (ids,)
+        return ids[places], stops[np.cumsum(numbered.counts) - numbered.counts]
+
 
 PIECE = 4 << 10  # characters: short enough for an encoding to stay in the cache
 LONGEST_PIECE = 1 << 25  # characters without a place to cut; encoding one takes fifty to two hundred bytes
@@ -55,29 +126,7 @@ class Piece(NamedTuple):
 def count_bigrams(
     corpus_paths: Iterable[str | Path], tokenizer: Tokenizer, *, jobs: int | None = None, progress: bool = False
 ) -> Counts:
-    """Count the bigrams of a corpus.
-
-    Parameters
-    ----------
-    corpus_paths : iterable of str or path
-        Files and folders; see `weightscope.text.corpus`.
-    tokenizer : tokenizers.Tokenizer
-        As `load_tokenizer` gives it.
-    jobs : int, optional
-        Cores to encode on; all when not given.
-    progress : bool, optional
-        Show a bar, if it takes longer than two seconds.
-
-    Returns
-    -------
-    Counts
-        Of shape (vocab, vocab): rows are current tokens, columns previous ones.
-
-    Raises
-    ------
-    CheckpointError
-        A corpus that cannot be read, or in which no token follows another.
-    """
+    """Count the bigrams of a corpus."""
     files = corpus_files(corpus_paths)
     sums = PairSums(vocab_size(tokenizer))
     total = sum(file.size for file in files)
@@ -96,8 +145,8 @@ def count_bigrams(
             sums.add(ids)
     matrix = sums.matrix()
     if not matrix.nnz:
-        found = f"{sums.documents} documents with text, {sums.tokens} tokens"
-        raise CheckpointError(f"no token follows another in {len(files)} corpus files ({found})")
+        summary = f"{sums.documents} documents with text, {sums.tokens} tokens"
+        raise CheckpointError(f"no token follows another in {len(files)} corpus files ({summary})")
     return Counts(
         matrix.indptr.astype(np.int64),
         matrix.indices.astype(np.int64),
@@ -110,13 +159,7 @@ def count_bigrams(
 
 
 def openwebtext_counts(tokenizer: Tokenizer, shards: int, folder: str | Path = "counts") -> Path:
-    """The file with bigram counts of OpenWebText's first shards by this tokenizer: counted once and kept in a folder.
-
-    Raises
-    ------
-    CheckpointError
-        The Hub cannot be reached, or does not give the shards.
-    """
+    """The file with this tokenizer's bigram counts of OpenWebText's first shards, counted once and kept in a folder."""
     file = Path(folder, f"openwebtext-{shards}-{tokenizer_hash(tokenizer)[:12]}.npz")
     if not file.exists():
         try:
@@ -187,12 +230,12 @@ def encoded_by_words(
                 words = Words(split)  # those that are common soon come back
             yield batch, words.number([piece.text for piece in batch])
 
-    def learned(found: tuple[list[Piece], Numbered]) -> tuple[list[Piece], Numbered, list[Encoding]]:
-        return *found, encodings(tokenizer, found[1].new)
+    def learned(batch: tuple[list[Piece], Numbered]) -> tuple[list[Piece], Numbered, list[Encoding]]:
+        return *batch, encodings(tokenizer, batch[1].new)
 
-    for batch, found, new in in_threads(learned, numbered(), jobs):
-        found.among.learn(new)
-        ids, starts = found.among.ids(found)
+    for batch, numbering, new in in_threads(learned, numbered(), jobs):
+        numbering.among.learn(new)
+        ids, starts = numbering.among.ids(numbering)
         yield np.insert(ids, starts[[piece.opens for piece in batch]], BORDER)
 
 
@@ -217,13 +260,7 @@ class PairSums:
         self._sums: list[Any] = []  # CSR, from large to small
 
     def add(self, ids: Int64s) -> None:
-        """Take in the next part of the stream.
-
-        Parameters
-        ----------
-        ids : array of shape (n,), int64
-            Token ids, and `BORDER` where a document begins.
-        """
+        """Take in the next part of the stream: ids (n,)."""
         stream = np.concatenate([self._last, ids])  # (n + 1,)
         self._last = stream[-1:]
         current, previous = stream[1:], stream[:-1]  # (n,)

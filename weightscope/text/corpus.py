@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from weightscope.errors import CheckpointError
-from weightscope.regular import regular_file
+from weightscope.files import regular_file
 
 Document = Iterable[str]  # a document is its text in parts: a long file is never in memory at once
-Advance = Callable[[int], object]  # is told how many more bytes of a file have been read
+Advance = Callable[[int], object]  # called with how many more bytes of a file have been read
 
 FIELD = "text"
 TEXT = (".txt", ".text", ".md")
@@ -35,7 +35,7 @@ JSON_LINES = (".jsonl", ".ndjson", ".json")
 PARQUET = (".parquet",)
 COMPRESSED = (".gz", ".zst")
 BLOCK = 1 << 20
-ZSTD_BLOCK = 4 << 10  # of compressed bytes: a few of them can stand for megabytes
+ZSTD_BLOCK = 4 << 10  # compressed bytes per read: a few can expand to megabytes
 ROWS = 256
 LONGEST_DOCUMENT = 32 << 20  # bytes of a line or a row, which is in memory whole; the longest books have 5 MB
 MOST_CHARACTERS = 1 << 28  # of documents that are read to run a model on: all of them are in memory
@@ -53,23 +53,7 @@ class CorpusFile:
 
 
 def corpus_files(paths: Iterable[str | Path]) -> list[CorpusFile]:
-    """The files of a corpus, each once.
-
-    Parameters
-    ----------
-    paths : iterable of str or path
-        Files, taken as they come, and folders, walked in sorted order for files whose ending says what they are.
-
-    Returns
-    -------
-    list of CorpusFile
-        A file out of a folder is named from that folder on: "books/emma.txt".
-
-    Raises
-    ------
-    CheckpointError
-        A path that is neither file nor folder, or a folder without any text.
-    """
+    """The files of a corpus, each once."""
     once: dict[Path, CorpusFile] = {}
     for path in map(Path, paths):
         if path.is_dir():
@@ -88,24 +72,7 @@ def corpus_files(paths: Iterable[str | Path]) -> list[CorpusFile]:
 
 
 def documents(files: Iterable[CorpusFile], advance: Advance) -> Iterator[Document]:
-    """Every document of the files, in order.
-
-    Parameters
-    ----------
-    files : iterable of CorpusFile
-    advance : callable
-        Told of the bytes as they are read.
-
-    Yields
-    ------
-    iterable of str
-        One document, in parts; it is to be used up before the next is asked for.
-
-    Raises
-    ------
-    CheckpointError
-        A file that cannot be read; the message says at which byte, line or row.
-    """
+    """Every document of the files, in order."""
     for file in files:
         ending = _ending(file.path)
         if ending in PARQUET:
@@ -117,13 +84,7 @@ def documents(files: Iterable[CorpusFile], advance: Advance) -> Iterator[Documen
 
 
 def read_documents(paths: Iterable[str | Path], most: int = 10_000) -> list[str]:
-    """The first documents of a corpus, each as one string.
-
-    Raises
-    ------
-    CheckpointError
-        A path is missing or unreadable, or there is no text, or too much.
-    """
+    """The first documents of a corpus, each as one string."""
     texts, left = [], MOST_CHARACTERS
     for document in islice(documents(corpus_files(paths), lambda _: None), most):
         parts = []
@@ -165,7 +126,7 @@ def _decoded(path: Path, advance: Advance) -> Iterator[str]:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             raise CheckpointError(f"invalid UTF-8 at byte {offset - undecoded + error.start}", file=path) from error
-        yield text.removeprefix("\ufeff") if offset == 0 else text  # a byte-order mark is no text
+        yield text.removeprefix("\ufeff") if offset == 0 else text  # a byte-order mark is not text
         offset += len(block)
 
 
@@ -182,8 +143,8 @@ def _json_lines(path: Path, advance: Advance) -> Iterator[Document]:
             raise CheckpointError(f"not JSON ({error}); expected one object a line", file=where) from error
         text = record.get(FIELD) if isinstance(record, dict) else None
         if not isinstance(text, str):
-            found = f"an object with {', '.join(record) or 'nothing'}" if isinstance(record, dict) else "no object"
-            raise CheckpointError(f"{found}; expected an object whose '{FIELD}' is a string", file=where)
+            actual = f"an object with {', '.join(record) or 'nothing'}" if isinstance(record, dict) else "no object"
+            raise CheckpointError(f"{actual}; expected an object whose '{FIELD}' is a string", file=where)
         if b"\\u" in line and any("\ud800" <= character <= "\udfff" for character in text):
             raise CheckpointError(f"'{FIELD}' has half a surrogate pair, which is no text", file=where)
         yield (text,)
@@ -193,16 +154,16 @@ def _lines(path: Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
     rest: list[bytes] = []
     number, size = 1, 0
     for block in blocks:
-        first, *others = block.split(b"\n")
+        first, *later = block.split(b"\n")
         rest.append(first)
         size += len(first)
         if size > LONGEST_DOCUMENT:
             raise CheckpointError(f"has more than {LONGEST_DOCUMENT} bytes in a line", file=f"{path}:{number}")
-        if others:
+        if later:
             yield b"".join(rest)
-            yield from others[:-1]
-            rest, size = [others[-1]], len(others[-1])
-            number += len(others)
+            yield from later[:-1]
+            rest, size = [later[-1]], len(later[-1])
+            number += len(later)
     yield b"".join(rest)
 
 
@@ -296,7 +257,7 @@ def _zstandard(path: Path) -> Any:
 
 
 def _unzstd(raw: IO[bytes], decompressor: Any) -> Iterator[bytes]:
-    """Frame after frame. The library's own stream reader takes a file that was cut short for a whole one."""
+    """Frame after frame. The library's own stream reader accepts a file that was cut short."""
     frame = None
     while block := raw.read(ZSTD_BLOCK):
         while block:

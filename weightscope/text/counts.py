@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weightscope.errors import CheckpointError, counted, printable
-from weightscope.folder import Folder
-from weightscope.regular import regular_file
+from weightscope.files import Folder, regular_file
 
 # Counts of 40 MB of books unpack to 6.5 times their file. An archive that promises far more is refused unread.
 LARGEST_EXPANSION = 50
@@ -71,8 +70,8 @@ class Counts:
     @property
     def caveats(self) -> tuple[str, ...]:
         """What a result made of these counts has to say of them."""
-        said = "the counts do not say which tokenizer they are of: only the size of the vocabulary could be checked"
-        return () if self.tokenizer_hash else (said,)
+        caveat = "the counts do not say which tokenizer they are of: only the size of the vocabulary could be checked"
+        return () if self.tokenizer_hash else (caveat,)
 
     @property
     def origin(self) -> str:
@@ -80,8 +79,8 @@ class Counts:
         if not self.documents:
             return f"{self.pairs:,} distinct bigrams"
         files, more = map(printable, self.corpus_files[:NAMED]), len(self.corpus_files) - NAMED
-        of = ", ".join(files) + (f" and {counted(more, 'file')} more" if more > 0 else "")
-        return f"{self.tokens:,} tokens in {self.documents:,} documents of {of}; {self.pairs:,} distinct bigrams"
+        names = ", ".join(files) + (f" and {counted(more, 'file')} more" if more > 0 else "")
+        return f"{self.tokens:,} tokens in {self.documents:,} documents of {names}; {self.pairs:,} distinct bigrams"
 
     @property
     def pairs(self) -> int:
@@ -216,8 +215,8 @@ def _check_expansion(archive: zipfile.ZipFile, path: Path) -> None:
 def _open(archive: zipfile.ZipFile, name: str) -> tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]:
     """A member's stream, and the shape and dtype its header gives, once they agree with the member's length."""
     if f"{name}.npy" not in archive.namelist():
-        found = ", ".join(archive.namelist()[:8]) or "nothing"
-        raise _CountsError(f"has no array '{name}' (holds {found}); expected indptr, indices, data and meta")
+        contents = ", ".join(archive.namelist()[:8]) or "nothing"
+        raise _CountsError(f"has no array '{name}' (holds {contents}); expected indptr, indices, data and meta")
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise _CountsError(f"array '{name}' is compressed by method {info.compress_type}; expected deflate")
@@ -250,7 +249,7 @@ def _scipys_meta(archive: zipfile.ZipFile, indptr: Int64s, data: Int64s) -> dict
     kind, shape = (_small(archive, name) for name in ("format", "shape"))
     rows = len(indptr) - 1
     if kind != b"csr" or shape != [rows, rows]:
-        raise _CountsError(f"a {kind!r} matrix of shape {shape}; expected b'csr' with a row and a column a token")
+        raise _CountsError(f"a {kind!r} matrix of shape {shape}; expected b'csr' with one row and one column per token")
     counted = int(data.sum(dtype=np.float64)) if len(data) else 0
     return {"tokenizer_hash": "", "vocab_size": rows, "documents": 0, "tokens": counted, "corpus_files": []}
 
@@ -284,8 +283,8 @@ def _check_matrix(indptr: Int64s, indices: Int64s, data: Int64s) -> None:
     if indptr[0] != 0 or (np.diff(indptr) < 0).any():
         raise _CountsError("'indptr' does not ascend from 0")
     if not indptr[-1] == len(indices) == len(data):
-        found = f"'indptr' ends at {indptr[-1]}, with {len(indices)} indices and {len(data)} counts"
-        raise _CountsError(f"{found}; expected three times the same number")
+        actual = f"'indptr' ends at {indptr[-1]}, with {len(indices)} indices and {len(data)} counts"
+        raise _CountsError(f"{actual}; expected three times the same number")
     if not len(indices):
         return
     if indices.min() < 0 or indices.max() >= vocab_size:
@@ -316,5 +315,5 @@ def _check_meta(meta: Any, vocab_size: int, data: Int64s) -> None:
             raise _CountsError(f"'meta' says {key} is no count that 64 bits hold")
     counted = data.sum(dtype=np.float64)  # exact below 2^53, and it cannot wrap around
     if meta["documents"] < 0 or counted > meta["tokens"]:
-        found = f"{counted:.0f} pairs among {meta['tokens']} tokens in {meta['documents']} documents"
-        raise _CountsError(f"{found}; expected fewer pairs than tokens")
+        actual = f"{counted:.0f} pairs among {meta['tokens']} tokens in {meta['documents']} documents"
+        raise _CountsError(f"{actual}; expected fewer pairs than tokens")

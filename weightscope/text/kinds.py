@@ -1,13 +1,13 @@
-"""What the tokens of an input are: an image's CLS, registers and patches; a text's first, special and other tokens."""
+"""The kinds of tokens: CLS, registers and patches of an image; first, special and other tokens of a text."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
-from weightscope.shapes import ShowsShapes
 from weightscope.text.sequences import Framing, added_tokens
 from weightscope.text.tokenizer import shortened, token_text, vocab_size
 
@@ -20,27 +20,14 @@ TEXT_KINDS = ("first", "special", "punctuation", "other")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenKinds(ShowsShapes):
-    """Which tokens are special, which are commas and periods, and which are any other.
+    """Which tokens are special, which are commas and periods, and which are any other."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        The special tokens around a text in their order ("[CLS]", "[SEP]"); then ". or ,"; then "other".
-    of_token : (vocab,) int8 array
-        Each token's kind, an index into `names`.
-    """
-
+    # The special tokens around a text in their order ("[CLS]", "[SEP]"); then ". or ,"; then "other".
     names: tuple[str, ...]
-    of_token: np.ndarray
+    of_token: np.ndarray  # (vocab,): Each token's kind, an index into `names`
 
     def __call__(self, tokens: np.ndarray | None) -> np.ndarray:
-        """Kinds of tokens, in the same shape.
-
-        Raises
-        ------
-        CheckpointError
-            There are none: the inputs are images.
-        """
+        """Kinds of tokens, in the same shape."""
         if tokens is None:
             raise CheckpointError("kinds of token need text; these are images")
         return self.of_token[tokens]
@@ -76,18 +63,10 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """Leading tokens, then patches row by row.
+    """Leading tokens, then patches row by row."""
 
-    Attributes
-    ----------
-    leading : tuple of str
-        The kind of each token before the patches.
-    patch : int
-        Side of a patch in pixels.
-    """
-
-    leading: tuple[str, ...]
-    patch: int
+    leading: tuple[str, ...]  # The kind of each token before the patches
+    patch: int  # Side of a patch in pixels
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,17 +86,10 @@ class ImageTokens:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextTokens(ShowsShapes):
-    """Tokens of a tokenizer.
-
-    Attributes
-    ----------
-    tokenizer : tokenizers.Tokenizer
-    of_token : (vocab,) int array
-        Each token's kind wherever it does not stand first.
-    """
+    """Tokens of a tokenizer."""
 
     tokenizer: "Tokenizer"
-    of_token: np.ndarray
+    of_token: np.ndarray  # (vocab,): Each token's kind wherever it does not stand first
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -133,13 +105,7 @@ class TextTokens(ShowsShapes):
 
 
 def image_tokens(model: Model) -> ImageTokens:
-    """The tokens that a vision model makes of an image.
-
-    Raises
-    ------
-    CheckpointError
-        The model reads text.
-    """
+    """The tokens that a vision model makes of an image."""
     if model.family.inputs.tokens:
         raise CheckpointError(f"{model.family.name} reads text and sees no images", file=model.name)
     counts = ((kind, n if isinstance(n, int) else model.config.count(n)) for kind, n in model.family.leading)
@@ -148,7 +114,7 @@ def image_tokens(model: Model) -> ImageTokens:
 
 
 def text_tokens(tokenizer: "Tokenizer") -> TextTokens:
-    """The tokens of a text: whichever stands first, special ones, those without a letter or digit, all others."""
+    """The tokens of a text: the first one, special ones, those without a letter or digit, all others."""
     special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     special |= set(added_tokens(tokenizer))
     of_token = np.full(vocab_size(tokenizer), TEXT_KINDS.index("other"), np.int8)

@@ -1,7 +1,7 @@
-"""A checkpoint's tokenizer: found, loaded, named by a hash, and asked about single tokens.
+"""A checkpoint's tokenizer: find it, load it, identify it by a hash, ask it about single tokens.
 
-The `tokenizers` library is an extra and is imported only when a tokenizer is loaded. What others have written is loaded
-in a child process: see `served_tokenizer`.
+The `tokenizers` library is an extra, imported only when a tokenizer is loaded. Untrusted tokenizers run in a
+subprocess; see `sandbox`.
 """
 
 from __future__ import annotations
@@ -9,35 +9,191 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from unicodedata import normalize
 
-from weightscope.checkpoint.folder import lone_gguf
-from weightscope.checkpoint.jsontext import read_json, read_small
-from weightscope.checkpoint.others import transformer_in
-from weightscope.checkpoint.source import LARGEST_SMALL_FILE, from_url, resolve_folder
-from weightscope.embedded import FOLDER, resolved
+from weightscope.checkpoint.config import Config, read_json, read_small
+from weightscope.checkpoint.gguf import header_of
+from weightscope.checkpoint.local import transformer_in
+from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, lone_gguf, resolve_folder, resolved
+from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
 from weightscope.fingerprint import TOKENIZER_FILES
-from weightscope.text.served_tokenizer import served
-from weightscope.text.symbols import bytes_of
-from weightscope.text.token_list import of_gguf, of_lines, of_sentencepiece
-from weightscope.text.tokenizer_child import byte_level_bpe, from_json, word_piece
+from weightscope.text.sandbox import MOST_TOKENS, Added, Encoding, Kind, served
+from weightscope.text.sandbox_child import byte_level_bpe, from_json, word_piece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from weightscope.model import Model
 
+
+def _bytes_of_symbols() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(unprintable)}
+
+
+BYTES = _bytes_of_symbols()
+SYMBOLS = {byte: symbol for symbol, byte in BYTES.items()}
+
+
+def bytes_of(token: str) -> bytes:
+    """The bytes of a token in GPT-2's spelling; an added token may be plain text instead."""
+    if all(symbol in BYTES for symbol in token):
+        return bytes(BYTES[symbol] for symbol in token)
+    return token.encode()
+
+
+def symbols_of(text: str) -> str:
+    """A text in GPT-2's spelling."""
+    return "".join(SYMBOLS[byte] for byte in text.encode(errors="surrogatepass"))
+
+
+# Lists of tokens without splitting rules, from a SentencePiece model, a GGUF file or a vocab.txt: enough to name tokens
+# and to find one by its text. Both formats are parsed strictly here, without a library.
+
+BEGINS_A_WORD = "▁"
+CONTINUES = "##"
+TOKENS, KIND = "tokenizer.ggml.tokens", "tokenizer.ggml.model"
+BYTE_LEVEL = {"type": "ByteLevel"}
+
+
+class TokenList:
+    """Tokens in the order of their ids, with the methods of `tokenizers.Tokenizer` that need no splitting rules.
+
+    `kind` is the spelling: a space as ▁ (Unigram), bytes as GPT-2's symbols (BPE), ## before word parts (WordPiece).
+    """
+
+    normalizer = pre_tokenizer = None
+
+    def __init__(self, file: object, tokens: Sequence[str], kind: str) -> None:
+        if not tokens or len(tokens) > MOST_TOKENS:
+            raise CheckpointError(f"lists {len(tokens)} tokens; from 1 to {MOST_TOKENS} are read", file=file)
+        self.file, self._tokens = file, tokens
+        self._ids = {token: index for index, token in reversed([*enumerate(tokens)])}
+        self.model = Kind(kind, None, CONTINUES if kind == "WordPiece" else None)
+        self.decoder = BYTE_LEVEL if kind == "BPE" else None
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._ids
+
+    def get_vocab_size(self) -> int:
+        return len(self._tokens)
+
+    def get_added_tokens_decoder(self) -> dict[int, Added]:
+        return {}
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._ids.get(token)
+
+    def id_to_token(self, index: int) -> str | None:
+        return self._tokens[index] if 0 <= index < len(self._tokens) else None
+
+    def encode(self, text: str, pair: str | None = None, *, add_special_tokens: bool = True) -> Encoding:
+        """A text that is one token."""
+        spelled = {"BPE": symbols_of(text), "Unigram": text.replace(" ", BEGINS_A_WORD)}.get(self.model.name, text)
+        if pair is not None or (index := self._ids.get(spelled)) is None:
+            self._refuse(f"has no token {text!r}")
+        return Encoding([index], [0])
+
+    def encode_batch_fast(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> NoReturn:
+        self._refuse("cannot split texts")
+
+    def decode(self, ids: Sequence[int]) -> NoReturn:
+        self._refuse("cannot join tokens")
+
+    def _refuse(self, problem: str) -> NoReturn:
+        how = "only its list of tokens is read, not its rules; a tokenizer.json has both (`tokenizer`)"
+        raise CheckpointError(f"{problem}: {how}", file=self.file)
+
+
+def of_gguf(path: Path) -> TokenList:
+    """The token list of a GGUF file."""
+    keys = Config(header_of(path, (TOKENS,)), path)
+    tokens, kind = keys.get(TOKENS), str(keys.get(KIND))
+    if not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
+        raise CheckpointError("has no list of tokens", file=path)
+    if kind == "bert":
+        tokens = [_as_word_piece(token) for token in tokens]
+    kinds = {"llama": "Unigram", "t5": "Unigram", "gpt2": "BPE", "bert": "WordPiece"}
+    if kind not in kinds:
+        raise CheckpointError(f"spells tokens as '{kind[:40]}' does, which is not known here", file=path)
+    return TokenList(path, tokens, kinds[kind])
+
+
+def _as_word_piece(token: str) -> str:
+    """BERT's own spelling: ggml marks what begins a word and not what continues one."""
+    if token.startswith("[") and token.endswith("]"):
+        return token
+    return token.removeprefix(BEGINS_A_WORD) if token.startswith(BEGINS_A_WORD) else CONTINUES + token
+
+
+def of_lines(content: bytes, file: object) -> TokenList:
+    """The tokens of a vocab.txt, one per line, whose splitting rules are unknown."""
+    try:
+        lines = content.decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        raise CheckpointError("is not UTF-8", file=file) from None
+    return TokenList(file, [line.rstrip("\r") for line in lines], "WordPiece")
+
+
+def of_sentencepiece(content: bytes, file: object) -> TokenList:
+    """The pieces of a SentencePiece model: field 1 of its protocol buffer, one message a piece."""
+    try:
+        pieces = [_piece(value) for field, value in _fields(content) if field == 1]
+        tokens = [piece.decode() for piece in pieces]
+    except (ValueError, IndexError, StopIteration):  # the last: a piece without a text
+        raise CheckpointError("is not a SentencePiece model", file=file) from None
+    return TokenList(file, tokens, "Unigram")
+
+
+def _piece(message: Any) -> bytes:
+    return next(text for field, text in _fields(message) if field == 1 and isinstance(text, bytes))
+
+
+def _fields(message: Any) -> Iterator[tuple[int, bytes | int]]:
+    """The numbers and values of a protocol buffer's fields."""
+    if not isinstance(message, bytes):
+        raise ValueError("a message was expected")
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        field, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, place = _varint(message, place)
+            yield field, value
+            continue
+        if wire not in (1, 2, 5) or not field:
+            raise ValueError("no such wire type")
+        length, place = (8, place) if wire == 1 else (4, place) if wire == 5 else _varint(message, place)
+        if length > len(message) - place:
+            raise ValueError("cut short")
+        yield field, message[place : place + length]
+        place += length
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        value |= (message[place] & 0x7F) << shift
+        place += 1
+        if message[place - 1] < 0x80:
+            return value, place
+    raise ValueError("a number that does not end")
+
+
+# Tokenizers in full
+
 INSTALL = "pip install tokenizers"
 END_OF_TEXT = "<|endoftext|>"
-# Those that split as BERT's does.
+# Classes that split text as BERT's does.
 LIKE_BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
-# Where tokenizers are, the most telling first; a GGUF file's own list is the last resort.
+# Files that hold a tokenizer, the most informative first; the list in a GGUF file is the last resort.
 FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",), ("tokenizer.model",))
 ADDED_UP_TO = 1000  # tokens found before words are: they are looked for one after the other
 LONGEST_TOKEN = 200  # characters that are shown; a page shows thousands of tokens, and a file may have them of 20 kB
@@ -70,30 +226,7 @@ IN_ASCII = (
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None) -> Tokenizer:
-    """Load the tokenizer of a checkpoint.
-
-    Parameters
-    ----------
-    source : str or path
-        A folder with tokenizer.json, with vocab.json and merges.txt (byte-level BPE, as GPT-2's), with vocab.txt
-        (WordPiece, as BERT's) or with SentencePiece's tokenizer.model; a file of such a folder; a tokenizer.json or
-        .model by any name; a .gguf file; or a Hub id.
-    revision : str, optional
-        Of a Hub id.
-
-    Returns
-    -------
-    ServedTokenizer or TokenList
-        Of a SentencePiece model and of a GGUF file a list of tokens, which cannot split texts. Of anything else what
-        has the methods of `tokenizers.Tokenizer`, which it keeps in a child process; of the checkpoint that comes with
-        weightscope the library's own. Truncation and padding are switched off: documents are read to their end.
-
-    Raises
-    ------
-    CheckpointError
-        No tokenizer there, one that cannot be read or ends the process that reads it, one too large, or the
-        `tokenizers` library is not installed.
-    """
+    """Load the tokenizer of a checkpoint."""
     file = tokenizer_file(source, revision)
     tokenizer: Any = _of_file(file)
     if not tokenizer.get_vocab_size():
@@ -102,7 +235,7 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> Tokenizer
 
 
 def _of_file(file: Path) -> Any:
-    """The tokenizer that a file describes, with those beside it that belong to it."""
+    """The tokenizer that a file describes, together with the files that belong to it."""
     if file.suffix == ".gguf":
         return of_gguf(file)
     content = read_small(file, LARGEST_SMALL_FILE)
@@ -127,24 +260,18 @@ def _of_file(file: Path) -> Any:
 
 
 def tokenizer_at_hand(model: Model) -> Tokenizer | None:
-    """A model's tokenizer as far as it is on this machine, or is named; None where none can be read."""
+    """A model's tokenizer if it is named or on this machine; None if none can be read."""
     if model.tokenizer != model.source:
         return load_tokenizer(model.tokenizer)
-    if (place := _beside(model)).suffix == ".gguf":  # its own list is of its own ids, whatever lies beside it
+    if (place := _beside(model)).suffix == ".gguf":  # the file's own list matches its ids; ignore files next to it
         with suppress(CheckpointError):
-            own: Any = of_gguf(place)
-            return own
+            tokens: Any = of_gguf(place)
+            return tokens
     return tokenizer_if_any(place)
 
 
 def tokenizer_at(model: Model) -> Path:
-    """Where a model's tokenizer is or would be: a folder, or a file by a name of its own.
-
-    Raises
-    ------
-    CheckpointError
-        The one that was named is not there.
-    """
+    """Where a model's tokenizer is or would be: a folder, or a file by a name of its own."""
     if model.tokenizer == model.source:
         return model.checkpoint.folder
     file = tokenizer_file(model.tokenizer)
@@ -152,7 +279,7 @@ def tokenizer_at(model: Model) -> Path:
 
 
 def unread_tokenizer(model: Model) -> str:
-    """What is wrong with a model's tokenizer, where it has one and it cannot be read; else nothing."""
+    """Why a model's tokenizer cannot be read; empty if it can, or if there is none."""
     try:
         tokenizer_file(_beside(model))
     except CheckpointError:
@@ -173,14 +300,14 @@ def _beside(model: Model) -> Path:
 def word_piece_settings(folder: Path) -> tuple[bool, bool | None, bool] | None:
     """How a vocab.txt's tokenizer treats case, accents and Chinese characters; None where it is not of BERT's kind."""
     path = folder / "tokenizer_config.json"
-    said = read_json(path) if path.is_file() else {}
-    if str(said.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast") not in LIKE_BERTS:
+    settings = read_json(path) if path.is_file() else {}
+    if str(settings.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast") not in LIKE_BERTS:
         return None
-    accents = said.get("strip_accents")
+    accents = settings.get("strip_accents")
     return (
-        said.get("do_lower_case", True) is True,
+        settings.get("do_lower_case", True) is True,
         accents if isinstance(accents, bool) else None,
-        said.get("tokenize_chinese_chars", True) is True,
+        settings.get("tokenize_chinese_chars", True) is True,
     )
 
 
@@ -193,21 +320,15 @@ def tokenizer_if_any(source: str | Path) -> Tokenizer | None:
 
 
 def tokenizer_file(source: str | Path, revision: str | None = None) -> Path:
-    """The file that says most of a source's tokenizer.
-
-    Raises
-    ------
-    CheckpointError
-        There is none, or no such source.
-    """
-    path = Path(resolved(from_url(source)))
+    """The file that says most of a source's tokenizer."""
+    path = Path(resolved(source))
     if not path.exists():
         path = resolve_folder(source, revision)
     if path.is_file() and path.name != "vocab.json" and path.suffix in (".json", ".model"):
         return path
     folder = transformer_in(path) if path.is_dir() else path.parent
-    for name, *beside in FILES:
-        if all((folder / each).is_file() for each in (name, *beside)):
+    for name, *companions in FILES:
+        if all((folder / each).is_file() for each in (name, *companions)):
             return folder / name
     gguf = path if path.suffix == ".gguf" else lone_gguf(folder)
     if gguf is None:
@@ -222,9 +343,9 @@ def vocab_size(tokenizer: Tokenizer) -> int:
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """The SHA-256 of which id is which token, in hexadecimal.
+    """The SHA-256 of the mapping from ids to tokens, in hexadecimal.
 
-    Two tokenizers with the same hash mean the same by every id, whichever files they came from and whichever version
+    Two tokenizers with the same hash agree on every id, whatever files they came from and whichever version
     of the library wrote them.
     """
     tokens = sorted((index, token) for token, index in tokenizer.get_vocab().items())
@@ -232,19 +353,7 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 
 
 def token_id(tokenizer: Tokenizer, text: str) -> int:
-    """The id of the one token that `text` is.
-
-    Parameters
-    ----------
-    tokenizer : tokenizers.Tokenizer
-    text : str
-        As it stands in a document (" the"), or as the vocabulary spells it ("Ġthe", "##ing").
-
-    Raises
-    ------
-    CheckpointError
-        `text` is not one token; the message says what it splits into.
-    """
+    """The id of the one token that `text` is."""
     try:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     except Exception as error:  # an unpaired surrogate, or a vocabulary without its unknown token
@@ -260,7 +369,7 @@ def token_id(tokenizer: Tokenizer, text: str) -> int:
 
 
 def token_text(tokenizer: Tokenizer, *ids: int) -> str:
-    """The text that tokens stand for, one after the other, spaces kept; one of kilobytes ends in an ellipsis.
+    """The text of consecutive tokens, with their spaces; a text of kilobytes ends in an ellipsis.
 
     Bytes that are no whole character are spelled out ("\\xe9"), and so is an id without a token ("<id 50300>").
     """
@@ -268,13 +377,13 @@ def token_text(tokenizer: Tokenizer, *ids: int) -> str:
 
 
 def shortened(text: str, n_tokens: int = 1) -> str:
-    """The text of so many tokens, as long as a page can show it."""
+    """The text of `n_tokens` tokens, shortened for a page."""
     longest = LONGEST_TOKEN * n_tokens
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """All of it."""
+    """The full text."""
     tokens = [tokenizer.id_to_token(index) or f"<id {index}>" for index in ids]
     if any(part["type"] == "ByteLevel" for part in _parts(tokenizer.decoder) + _parts(tokenizer.pre_tokenizer)):
         return b"".join(map(bytes_of, tokens)).decode(errors="backslashreplace")
@@ -293,13 +402,7 @@ def token_names(tokenizer: Tokenizer | None) -> Callable[..., str]:
 
 
 def safe_cut(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """The places where a text may be cut so that its pieces have the tokens of the whole, or None: nowhere for certain.
-
-    Returns
-    -------
-    re.Pattern or None
-        Every match starts where a piece may end and the next begin.
-    """
+    """Places where cutting a text never changes its tokens; None if no place is certain."""
     return SAFE_CUTS.get(_pattern(tokenizer))
 
 

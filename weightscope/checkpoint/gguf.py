@@ -1,0 +1,233 @@
+"""GGUF files (ggml's format, version 2 or 3): the checked header, and tensors under ggml's names and in ggml's order.
+
+Layout: magic, version, counts; keys and values; tensors by name with shape, type and offset; padding; the data. The
+reader of the gguf package maps the file and trusts its counts, so the header is read here. The package dequantises.
+"""
+
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.header import MAX_OFFSET, TensorEntry
+from weightscope.checkpoint.local import START, OpenFile, refuse_other_format
+from weightscope.checkpoint.tensor import StoredTensor
+from weightscope.errors import CheckpointError
+
+MAX_HEADER_BYTES = 64_000_000  # the header has the vocabulary and merges: 20 MB for 256,000 tokens
+MAX_KEYS = 10_000
+MAX_TENSORS = 50_000
+MAX_STRINGS = 1_000_000
+MAX_NUMBERS = 1_000_000  # in all lists together: a byte in a list may cost thirty bytes of memory
+LONGEST_LIST = 10_000  # longer lists of numbers are skipped
+MAX_DIMENSIONS = 4
+PLAIN = ("F32", "F16", "F64", "BF16")
+BLOCKS_AT_ONCE = 4096  # given to the gguf package as one row: it takes 16 rows at a time, which is slow for short ones
+
+# Value types by number, as struct codes; 8 is a string, 9 an array.
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+
+
+class GgufEntry(NamedTuple):
+    """A tensor as the header describes it."""
+
+    type: int  # ggml's number
+    shape: tuple[int, ...]  # in NumPy's order
+    offset: int  # bytes within the data
+
+
+class _Cursor:
+    """Reads a header from start to end, and refuses counts and lengths beyond its end."""
+
+    def __init__(self, text: bytes, file: object) -> None:
+        self.text, self.file = text, file
+        self.position, self.n_strings, self.n_numbers = 0, 0, 0
+
+    def refuse(self, problem: str) -> CheckpointError:
+        return CheckpointError(f"{problem} (at byte {self.position} of the header)", file=self.file)
+
+    def skip(self, n: int) -> int:
+        """Skip n bytes, which must exist; their start."""
+        start = self.position
+        if n > len(self.text) - start:
+            raise self.refuse("GGUF header is cut short or longer than is read")
+        self.position += n
+        return start
+
+    def number(self, code: str) -> Any:
+        layout = "<" + code
+        return struct.unpack_from(layout, self.text, self.skip(struct.calcsize(layout)))[0]
+
+    def string(self) -> str:
+        length = self.number("Q")
+        start = self.skip(length)
+        try:
+            return self.text[start : start + length].decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.refuse("GGUF header has a name that is not UTF-8") from None
+
+    def value(self, strings: bool = False) -> Any:
+        """A value. Very long lists of numbers are skipped and None, and so are lists of strings unless `strings`."""
+        kind = self.number("I")
+        if kind in SCALARS:
+            return self.number(SCALARS[kind])
+        if kind == STRING:
+            return self.string()
+        if kind != ARRAY:
+            raise self.refuse(f"GGUF header has a value of type {kind}, which the format does not define")
+        kind, length = self.number("I"), self.number("Q")
+        if kind in SCALARS:
+            size = struct.calcsize("<" + SCALARS[kind])
+            start = self.skip(length * size)
+            if length > LONGEST_LIST:
+                return None
+            self.n_numbers += length
+            if self.n_numbers > MAX_NUMBERS:
+                raise self.refuse(f"GGUF header has lists of {self.n_numbers} numbers; at most {MAX_NUMBERS} are read")
+            return list(struct.unpack_from(f"<{length}{SCALARS[kind]}", self.text, start))
+        if kind != STRING:
+            raise self.refuse(f"GGUF header has a list of type {kind}, which is not read")
+        self.n_strings += length
+        if self.n_strings > MAX_STRINGS:
+            raise self.refuse(f"GGUF header has {self.n_strings} strings; at most {MAX_STRINGS} are read")
+        if strings:
+            return [self.string() for _ in range(length)]
+        for _ in range(length):
+            self.skip(self.number("Q"))
+        return None
+
+
+def parse_gguf(
+    text: bytes, *, file: object, lists: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, GgufEntry], int]:
+    """Keys (with the lists of strings named in `lists`), tensors, and the start of the data."""
+    cursor = _Cursor(text, file)
+    if text[:4] != b"GGUF":
+        raise CheckpointError("is not a GGUF file", file=file)
+    cursor.skip(4)
+    version = cursor.number("I")
+    if version not in {2, 3}:
+        raise CheckpointError(f"is GGUF version {version}; versions 2 and 3 of little-endian files are read", file=file)
+    n_tensors, n_keys = cursor.number("Q"), cursor.number("Q")
+    if n_tensors > MAX_TENSORS or n_keys > MAX_KEYS:
+        raise cursor.refuse(f"GGUF header has {n_tensors} tensors and {n_keys} keys")
+    keys: dict[str, Any] = {}
+    for _ in range(n_keys):
+        name = cursor.string()
+        if name in keys:
+            raise cursor.refuse(f"GGUF header has key '{name[:100]}' twice")
+        keys[name] = cursor.value(name in lists)
+    tensors: dict[str, GgufEntry] = {}
+    for _ in range(n_tensors):
+        name, n_dimensions = cursor.string(), cursor.number("I")
+        if n_dimensions > MAX_DIMENSIONS:
+            raise cursor.refuse(f"GGUF tensor '{name[:100]}' has {n_dimensions} dimensions")
+        sizes = [cursor.number("Q") for _ in range(n_dimensions)]
+        if prod(size for size in sizes if size) * 8 > MAX_OFFSET:
+            raise CheckpointError(f"has sizes {sizes}, more elements than any file holds", file=file, tensor=name)
+        if name in tensors:
+            raise CheckpointError("appears twice in the GGUF header", file=file, tensor=name)
+        tensors[name] = GgufEntry(cursor.number("I"), tuple(reversed(sizes)), cursor.number("Q"))
+    alignment = keys.get("general.alignment", 32)
+    if type(alignment) is not int or not 0 < alignment <= 1 << 20:
+        raise CheckpointError(f"has alignment {str(alignment)[:40]}", file=file)
+    return keys, tensors, -(-cursor.position // alignment) * alignment
+
+
+def _header_bytes(file: OpenFile) -> bytes:
+    """The start of a file, long enough for the header; files of other formats are refused."""
+    text = file.read(0, min(file.size, MAX_HEADER_BYTES)).tobytes()
+    if not text.startswith(b"GGUF"):
+        refuse_other_format(file.path, text[:START], file.size)
+    return text
+
+
+def header_of(path: Path, lists: Collection[str] = ()) -> dict[str, Any]:
+    """The keys of a GGUF file, and of its lists of strings those named; works without the gguf package."""
+    return parse_gguf(_header_bytes(OpenFile(path)), file=path, lists=lists)[0]
+
+
+class GgufFile(OpenFile):
+    """One GGUF file. `config` has its keys."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        keys, entries, data_start = parse_gguf(_header_bytes(self), file=path)
+        self.config = Config(keys, path)
+        self.tensors = {name: self._locate(name, entry, data_start) for name, entry in entries.items()}
+        self._refuse_overlaps(self.tensors)
+
+    def _locate(self, name: str, entry: GgufEntry, data_start: int) -> TensorEntry:
+        """A tensor's type and bytes, checked against the file's size."""
+        constants = _package().constants
+
+        def refuse(problem: str) -> CheckpointError:
+            return CheckpointError(problem, file=self.path, tensor=name)
+
+        try:
+            kind = constants.GGMLQuantizationType(entry.type)
+            per_block, block_bytes = constants.GGML_QUANT_SIZES[kind]
+        except (ValueError, KeyError):
+            raise refuse(f"is of type {entry.type}, which the gguf package does not know") from None
+        row = entry.shape[-1] if entry.shape else 1
+        if row % per_block:
+            raise refuse(f"has rows of {row}, which blocks of {per_block} do not divide")
+        n_bytes = prod(entry.shape) // per_block * block_bytes
+        start = data_start + entry.offset
+        if not 0 <= start <= start + n_bytes <= min(self.size, MAX_OFFSET):
+            raise refuse(f"ends at byte {start + n_bytes}, but the file has {self.size}; is it cut short?")
+        return TensorEntry(kind.name, entry.shape, start, start + n_bytes)
+
+    def _refuse_overlaps(self, located: Mapping[str, TensorEntry]) -> None:
+        end = 0
+        for name, entry in sorted(located.items(), key=lambda item: (item[1].start, item[1].stop)):
+            if entry.start < end:
+                raise CheckpointError("overlaps the tensor before it", file=self.path, tensor=name)
+            end = max(end, entry.stop)
+
+
+@dataclass(frozen=True)
+class GgufTensor(StoredTensor):
+    """A tensor of one of ggml's types."""
+
+    def check_readable(self) -> None:
+        if self.dtype not in PLAIN and self.dtype not in _dequantised_types():
+            raise self.refuse(f"is of ggml type {self.dtype}, which the gguf package does not dequantise")
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        if len(self.shape) == 1 and self.dtype not in PLAIN:  # a block has many rows of one element
+            self.check_rows(start, stop)
+            return self.read()[start:stop]
+        return super().rows(start, stop)
+
+    def decode(self, raw: np.ndarray) -> np.ndarray:
+        if self.dtype in PLAIN:
+            return super().decode(raw)
+        if not len(raw):
+            return np.empty(0, np.float32)
+        package = _package()
+        kind = package.constants.GGMLQuantizationType[self.dtype]
+        block_bytes = package.constants.GGML_QUANT_SIZES[kind][1]
+        pieces = np.split(raw, range(BLOCKS_AT_ONCE * block_bytes, len(raw), BLOCKS_AT_ONCE * block_bytes))
+        with np.errstate(over="ignore", invalid="ignore"):  # from hostile scales; the caller checks the result
+            return np.concatenate([package.quants.dequantize(piece[None], kind)[0] for piece in pieces])
+
+
+def _package() -> Any:
+    """The gguf package, which is optional."""
+    try:
+        import gguf
+        import gguf.quants
+    except ImportError:
+        raise CheckpointError("GGUF files need the gguf package: pip install gguf") from None
+    return gguf
+
+
+def _dequantised_types() -> set[str]:
+    return {kind.name for kind in _package().quants._type_traits}

@@ -1,0 +1,310 @@
+"""HTTP requests to servers that may be slow, broken or lying: redirects, deadlines, and ranges of one file.
+
+An answer that does not agree with the request (status, range, length, encoding, etag) is not used: the request is
+repeated, and reported if it keeps failing. Whatever arrived complete before a failure is kept.
+"""
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from weightscope.errors import CheckpointError
+
+MAX_REDIRECTS = 5
+REDIRECTS = {301, 302, 303, 307, 308}
+RETRIED = {408, 425, 429, 500, 502, 503, 504}
+LEAST_RATE = 10_000  # bytes per second that a transfer must bring, ...
+PATIENCE = 60.0  # ... after this many seconds for everything before the first byte
+DEADLINE = 3600.0  # seconds for a whole transfer: the largest request at the least rate
+PIECES_AHEAD = 64  # received but not consumed yet
+ATTEMPTS = 5  # in a row without progress
+FIRST_WAIT = 0.5  # seconds; doubles from one attempt to the next
+LONGEST_WAIT = 30.0
+LARGEST_REQUEST = 32 << 20
+
+Range = tuple[int, int]  # [start, stop)
+Look = Callable[[Any, bool], None]  # (response, whether another server than the first one sent it)
+
+
+# One request
+
+
+def exchange(
+    method: str, url: str, look: Look, name: str, timeout: float, **headers: str
+) -> Generator[bytes, None, None]:
+    """The body of a server's answer in pieces, not decoded; `look` sees each response first and may refuse it.
+
+    Redirects are followed to https, or to the same host without leaving https; the token is sent to `url`'s server
+    only. A HEAD request is not redirected to another server.
+    """
+    return paced(_received(method, url, look, name, timeout, headers), name)
+
+
+def _received(
+    method: str, url: str, look: Look, name: str, timeout: float, headers: dict[str, str]
+) -> Generator[bytes, None, None]:
+    from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
+
+    first = origin(url)
+    sent = build_hf_headers(library_name="weightscope") | {"accept-encoding": "identity"}
+    sent |= {key.replace("_", "-"): value for key, value in headers.items()}
+    for _ in range(MAX_REDIRECTS):
+        with get_session().stream(method, url, headers=sent, timeout=timeout, follow_redirects=False) as response:
+            look(response, origin(url) != first)
+            if not redirects(response):
+                yield from response.iter_raw()
+                return
+            target = _allowed(url, response.headers["location"], name)
+            if method == "HEAD" and origin(target) != first:
+                return
+            if origin(target) != first:
+                sent.pop("authorization", None)
+            url = target
+            deque(islice(response.iter_raw(), 2), 0)  # read a short page, so that the connection can be reused
+    raise CheckpointError(f"the server redirects more than {MAX_REDIRECTS} times", file=name)
+
+
+def redirects(response: Any) -> bool:
+    """Whether a response is a redirect."""
+    return response.status_code in REDIRECTS and "location" in response.headers
+
+
+def _allowed(url: str, location: str, name: str) -> str:
+    """The address that a redirect leads to, if it may be followed."""
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
+
+    try:
+        target = urljoin(url, location)
+        scheme, host, _ = origin(target)
+        get_session().build_request("GET", target)
+    except Exception:  # ValueErrors of urllib, or the client's own errors
+        raise CheckpointError(f"the server redirects to what is no address ('{location[:80]}')", file=name) from None
+    if scheme == "https" and host:
+        return target
+    if (scheme, host) != origin(url)[:2]:
+        raise CheckpointError(
+            f"the server redirects to '{location[:80]}'; only https, or the same host, is followed", file=name
+        )
+    return target
+
+
+def origin(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port, which decide who gets the token."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+
+
+class _End:
+    """Marks the end of the pieces."""
+
+
+def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, None, None]:
+    """Pieces received in a thread, refused once they come too slowly; time between our requests does not count.
+
+    An HTTP client limits the wait for each byte but not the total: headers, chunk sizes and bodies could trickle for
+    ever.
+    """
+    received: Queue[Any] = Queue(PIECES_AHEAD)
+    given_up = Event()
+
+    def hand_over(item: Any) -> None:
+        while not given_up.is_set():
+            try:
+                return received.put(item, timeout=1)
+            except Full:
+                continue
+
+    def receive() -> None:
+        try:
+            with closing(pieces):
+                for piece in pieces:
+                    hand_over(piece)
+                    if given_up.is_set():
+                        return
+            hand_over(_End())
+        except BaseException as error:
+            hand_over(error)
+
+    Thread(target=receive, name="transfer", daemon=True).start()
+    waited, size = 0.0, 0
+    try:
+        while True:
+            begun = time.monotonic()
+            try:
+                item = received.get(timeout=max(0.0, min(PATIENCE + size / LEAST_RATE, DEADLINE) - waited))
+            except Empty:
+                problem = f"the server sent {size} bytes in {waited + time.monotonic() - begun:.0f} s"
+                raise CheckpointError(f"{problem}; {LEAST_RATE} a second are expected", file=name) from None
+            waited += time.monotonic() - begun
+            if isinstance(item, _End):
+                return
+            if isinstance(item, BaseException):
+                raise item
+            size += len(item)
+            yield item
+    finally:
+        given_up.set()
+
+
+# Byte ranges of one file
+
+
+class _BadAnswerError(Exception):
+    """An answer that may be better next time; `wait` is what the server asks for, in seconds."""
+
+    def __init__(self, problem: str, wait: float = 0.0) -> None:
+        super().__init__(problem)
+        self.wait = wait
+
+
+class RangedFile:
+    """A file read by HTTP ranges. `url`'s server gets the token; `etag` identifies the content; `size` is in bytes."""
+
+    def __init__(self, url: str, etag: str, size: int, name: str) -> None:
+        self.url, self.etag, self.size, self.name = url, etag, size, name
+        self.bytes_fetched = 0  # of all answers so far
+        self._lock = threading.Lock()
+        self._etag_elsewhere: str | None = None
+
+    def fetch(self, wanted: Sequence[Range], deliver: Callable[[Range, bytes], object]) -> None:
+        """One request from the first range's start to the last one's stop, resumed where it fails."""
+        from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+
+        delivered, failures = 0, 0
+        while delivered < len(wanted):
+            before = delivered
+            try:
+                for span, content in self._complete(wanted[delivered:]):
+                    deliver(span, content)
+                    delivered += 1
+            except (_BadAnswerError, HTTPError) as error:
+                failures = 1 if delivered > before else failures + 1
+                if failures >= ATTEMPTS:
+                    raise CheckpointError(
+                        f"{_reason(error)}, {ATTEMPTS} times in a row; try again later", file=self.name
+                    ) from None
+                wait = min(FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.75, 1.25), LONGEST_WAIT)
+                time.sleep(max(wait, min(getattr(error, "wait", 0.0), LONGEST_WAIT)))
+            except OfflineModeIsEnabled:
+                raise CheckpointError("is not in the cache, and HF_HUB_OFFLINE is set", file=self.name) from None
+
+    def _complete(self, wanted: Sequence[Range]) -> Iterator[tuple[Range, bytes]]:
+        """The ranges that one answer's body completes."""
+        position, stop = wanted[0][0], wanted[-1][1]
+        todo = iter(wanted)
+        span = next(todo)
+        held = bytearray()
+        with closing(self._answer(position, stop)) as pieces:
+            for piece in pieces:
+                with self._lock:
+                    self.bytes_fetched += len(piece)
+                if position + len(piece) > stop:
+                    raise _BadAnswerError("the server sent more bytes than were asked for")
+                view = memoryview(piece)
+                while len(view):
+                    dropped = min(max(span[0] - position, 0), len(view))
+                    taken = min(span[1] - max(position, span[0]), len(view) - dropped)
+                    held += view[dropped : dropped + taken]
+                    view, position = view[dropped + taken :], position + dropped + taken
+                    if position == span[1]:
+                        yield span, bytes(held)
+                        held.clear()
+                        span = next(todo, (stop, stop + 1))
+        if position < stop:
+            raise _BadAnswerError(f"the server sent {stop - position} bytes too few")
+
+    def _answer(self, start: int, stop: int) -> Generator[bytes, None, None]:
+        """The body of a checked answer with bytes [start, stop) of the file."""
+        from huggingface_hub import constants
+
+        def look(response: Any, elsewhere: bool) -> None:
+            self._check_headers(response, start, stop, elsewhere)
+
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        return exchange("GET", self.url, look, self.name, timeout, range=f"bytes={start}-{stop - 1}")
+
+    def _check_headers(self, response: Any, start: int, stop: int, elsewhere: bool) -> None:
+        """Refuse an answer whose status or headers are not those of bytes [start, stop)."""
+        status, headers = response.status_code, response.headers
+        if redirects(response):
+            return self._check_etag(headers.get("x-linked-etag"))
+        if status in RETRIED:
+            retry_after = headers.get("retry-after", "")
+            raise _BadAnswerError(
+                f"the server answered {status}", float(retry_after) if retry_after.isdecimal() else 0.0
+            )
+        if elsewhere and status in {401, 403}:  # a signed address that has expired; the next attempt gets a new one
+            raise _BadAnswerError(f"the server's storage answered {status}")
+        expected = f"bytes {start}-{stop - 1}/{self.size}"
+        full_file = status == 200 and (start, stop) == (0, self.size)  # 200 is as good as 206 for all bytes
+        if status == 200 and not full_file:
+            raise CheckpointError(
+                "the server ignores Range and would send the whole file; download it (hf download) and open the folder",
+                file=self.name,
+            )
+        if status != 206 and not full_file:
+            raise CheckpointError(f"the server answered {status}", file=self.name)
+        if status == 206 and headers.get("content-range") != expected:
+            sent = str(headers.get("content-range"))[:80]
+            raise _BadAnswerError(f"the server sent range '{sent}' where '{expected}' was asked for")
+        if headers.get("content-encoding", "identity") != "identity":
+            raise _BadAnswerError("the server sent an encoded body")
+        if headers.get("content-length", str(stop - start)) != str(stop - start):
+            length = headers["content-length"][:30]
+            raise _BadAnswerError(f"the server sent {length} bytes where {stop - start} were asked for")
+        if not elsewhere:
+            self._check_etag(headers.get("x-linked-etag") or headers.get("etag"))
+        elif "etag" in headers:  # storage has other etags, which must at least not change
+            if self._etag_elsewhere not in {None, headers["etag"]}:
+                raise CheckpointError("has changed on the server since it was opened", file=self.name)
+            self._etag_elsewhere = headers["etag"]
+
+    def _check_etag(self, etag: str | None) -> None:
+        if etag is not None and bare_etag(etag) != self.etag:
+            raise CheckpointError("has changed on the server since it was opened", file=self.name)
+
+
+def bare_etag(etag: str) -> str:
+    """An etag without its weakness mark and quotes."""
+    return etag.removeprefix("W/").strip('"')
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, for a message."""
+    if isinstance(error, _BadAnswerError):
+        return str(error)
+    first = first_line(error)
+    return f"the server cannot be reached ({type(error).__name__}{': ' if first else ''}{first})"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message; may be empty."""
+    return (str(error).splitlines() or [""])[0]
+
+
+def coalesce(wanted: Sequence[Range], largest: int) -> list[list[Range]]:
+    """Ranges in groups, one request each.
+
+    Neighbours share a request if it spans at most `largest` bytes and the gaps in it at most 1% of the wanted bytes.
+    """
+    groups: list[list[Range]] = []
+    useful = 0
+    for span in sorted(wanted):
+        if groups:
+            group = groups[-1]
+            gaps = span[0] - group[0][0] - useful
+            if gaps * 100 <= useful and span[1] - group[0][0] <= largest:
+                group.append(span)
+                useful += span[1] - span[0]
+                continue
+        groups.append([span])
+        useful = span[1] - span[0]
+    return groups

@@ -1,0 +1,103 @@
+"""How many cores this process may use, how work is spread over threads, and how child processes end."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from threading import Thread
+from typing import TypeVar
+
+from threadpoolctl import threadpool_limits
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+WATCH = 0.5  # seconds between looks at the parent, where the system does not report its end
+
+_share: int | None = None
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, at most the share that `keep_to` has set."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if _share is None else min(_share, cores)
+
+
+def keep_to(share: int) -> None:
+    """Use only `share` cores from now on, because other processes use the rest."""
+    global _share
+    _share = max(1, share)
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process when its parent ends, in whatever way; otherwise it would stay and hold its pipes open."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _end_without(parent)  # the parent may have ended before the call
+    else:
+        watch_parent(parent)
+
+
+def watch_parent(parent: int) -> None:
+    """As `end_with_parent`, by polling: for a child that outlives the thread that started it, its parent to Linux.
+
+    It does not poll while a library holds the interpreter lock.
+    """
+
+    def look() -> None:
+        while True:
+            _end_without(parent)
+            time.sleep(WATCH)
+
+    Thread(target=look, name="parent", daemon=True).start()
+
+
+def _end_without(parent: int) -> None:
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes started within the block ignore a terminal's Ctrl-C and hang-up; their parent handles them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def one_blas_thread() -> threadpool_limits:
+    """A context in which BLAS uses one thread, so that sums are the same on any number of cores."""
+    import scipy.linalg  # noqa: F401 - SciPy has a second BLAS, which can be limited only once it is loaded
+
+    return threadpool_limits(1, "blas")
+
+
+def in_threads(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None
+) -> Iterator[Result]:
+    """The results of `function` for each item, in order, computed in threads with one BLAS thread each.
+
+    Results are the same bits on any number of cores. Each call has the caller's context, such as `numpy.errstate`. Only
+    a few items are taken ahead, as they may be large. After an error, or when the caller stops, no item is begun.
+    """
+    threads = threads or usable_cores()
+    with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
+        under_way: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                under_way.append(pool.submit(copy_context().run, function, item))
+                if len(under_way) > 2 * threads:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)

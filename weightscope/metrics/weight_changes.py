@@ -1,0 +1,141 @@
+"""How weights were changed: by a matrix of low rank, by a cast to fewer bits, or by rounding to a grid."""
+
+from collections.abc import Callable, Collection, Iterable
+from math import sqrt
+
+import numpy as np
+
+MOST_RANK = 128  # a rank above this, or above half the smaller side, is not called low
+SPARE = 16  # columns of a sketch past the largest rank it is to tell
+CORNER = 256  # rows and columns of a part that is looked at first
+MARGIN = 1.5  # times the noise's expected spectral norm and energy
+
+Blocks = Callable[[], Iterable[np.ndarray]]
+
+
+def low_rank(blocks: Blocks, shape: tuple[int, int], noise: float) -> int | None:
+    """The rank of a matrix up to noise, or None where it is not low: blocks (rows, n), shape (m, n).
+
+    A matrix of independent errors of standard deviation e has a spectral norm of about e (sqrt(m) + sqrt(n)): singular
+    values above that, with a margin, are counted. What the counted ones leave has to have no more energy than the
+    errors. The blocks are gone through three times at most: a part of the first, which rules most matrices out, a
+    random sketch of the row space (Halko, Martinsson and Tropp 2011, algorithm 4.1), and the matrix within that space,
+    whose singular values are exact.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> w = rng.standard_normal((300, 3)) @ rng.standard_normal((3, 200))
+    >>> low_rank(lambda: [w[:100], w[100:]], w.shape, 1e-12)
+    3
+    """
+    m, n = shape
+    most = min(MOST_RANK, min(m, n) // 2)
+    first = next(iter(blocks()))
+    part = _spread(_spread(first, CORNER).T, CORNER).astype(np.float64)
+    if _counted(np.linalg.svd(part, compute_uv=False), part.shape, noise) > most:
+        return None
+    rng = np.random.default_rng(n)
+    width = min(most + SPARE, m, n)
+    sketch = np.zeros((width, n))
+    for block in blocks():
+        sketch += rng.standard_normal((len(block), width)).T @ block
+    basis = np.linalg.qr(sketch.T)[0]  # (n, width)
+    gram, left = np.zeros((basis.shape[1],) * 2), 0.0
+    for block in blocks():
+        inside = block @ basis
+        gram += inside.T @ inside
+        left += float(((block - inside @ basis.T) ** 2).sum())
+    values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram)[::-1], 0.0))
+    rank = _counted(values, shape, noise)
+    left += float((values[rank:] ** 2).sum())
+    return rank if 0 < rank <= most and left <= MARGIN * m * n * noise**2 else None
+
+
+def _counted(values: np.ndarray, shape: tuple[int, ...], noise: float) -> int:
+    floor = max(MARGIN * noise * sum(map(sqrt, shape)), 1e-7 * float(values.max(initial=0.0)))
+    return int((values > floor).sum())
+
+
+def _spread(rows: np.ndarray, most: int) -> np.ndarray:
+    """At most so many rows, evenly spread."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))]
+
+
+# Whether one array is another after rounding: to a float of fewer bits, or to a few values in each group.
+
+SAMPLE = 4096  # values on which a cast is tried before it is tried on all
+GROUPS = (0, 128, 64, 32)  # values that share a grid: a row, or so many of its neighbours
+LEVELS = 256  # values that a grid has at most, and no more than half as many as there are values in a group
+NEAREST = 0.99  # share of values that are rounded to the nearest of their grid, where all are but for ties
+
+
+def _bfloat16(x: np.ndarray) -> np.ndarray:
+    """To the nearest bfloat16, ties to even."""
+    bits = x.view("<u4")
+    return ((bits + (0x7FFF + (bits >> 16 & 1))) & np.uint32(0xFFFF0000)).view("<f4")
+
+
+def _bfloat16_cut(x: np.ndarray) -> np.ndarray:
+    """To bfloat16, towards zero."""
+    return (x.view("<u4") & np.uint32(0xFFFF0000)).view("<f4")
+
+
+def _float16(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float16).astype(np.float32)
+
+
+def _float8(exponents: int, fractions: int, largest: float) -> Callable[[np.ndarray], np.ndarray]:
+    """To the nearest float of so many bits of exponent and fraction, ties to even, past the largest to it."""
+    smallest = 2 - 2 ** (exponents - 1)  # exponent of the smallest normal number
+
+    def cast(x: np.ndarray) -> np.ndarray:
+        exponent = np.maximum(np.frexp(x)[1] - 1, smallest)
+        step = np.ldexp(np.float32(1), exponent - fractions)
+        return np.clip(np.rint(x / step) * step, -largest, largest).astype(np.float32)
+
+    return cast
+
+
+CASTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "BF16": _bfloat16, "F16": _float16, "BF16, cut off": _bfloat16_cut,
+    "F8_E4M3": _float8(4, 3, 448.0), "F8_E5M2": _float8(5, 2, 57344.0),
+}  # fmt: skip
+
+
+def casts_between(x: np.ndarray, y: np.ndarray, names: Collection[str] = tuple(CASTS)) -> frozenset[str]:
+    """Which casts make y of x.
+
+    Examples
+    --------
+    >>> x = np.float32([1.2345, 0.1])
+    >>> sorted(casts_between(x, x.astype(np.float16).astype(np.float32)))
+    ['F16']
+    """
+    x, y = x.reshape(-1), y.reshape(-1)
+    with np.errstate(all="ignore"):
+        likely = [name for name in names if np.array_equal(CASTS[name](x[:SAMPLE]), y[:SAMPLE])]
+        return frozenset(name for name in likely if len(x) <= SAMPLE or np.array_equal(CASTS[name](x), y))
+
+
+def grid_between(x: np.ndarray, y: np.ndarray) -> tuple[int, int, bool] | None:
+    """Whether y holds few values in each group of a row, and x does not: x, y (n, d) -> (group, levels, nearest)."""
+    grids = []
+    for group in GROUPS:
+        width = group or y.shape[1]
+        if y.shape[1] < width or y.shape[1] % width:
+            continue
+        pairs = [(a, b, np.unique(b)) for a, b in zip(x.reshape(-1, width), y.reshape(-1, width), strict=True)]
+        most = max(len(levels) for _, _, levels in pairs)
+        if most <= min(LEVELS, width // 2) and 2 * most < max(len(np.unique(a)) for a, _, _ in pairs):
+            grids.append((width, most, bool(np.mean([_nearest(*pair) for pair in pairs]) >= NEAREST)))
+    return min(grids, key=lambda grid: (not grid[2], 0 if grid[2] else grid[1]), default=None)
+
+
+def _nearest(x: np.ndarray, y: np.ndarray, levels: np.ndarray) -> float:
+    """The share of values that were rounded to the nearest of these levels."""
+    above = np.clip(np.searchsorted(levels, x), 1, max(1, len(levels) - 1))
+    if len(levels) < 2:
+        return 1.0
+    low, high = levels[above - 1], levels[above]
+    return float(np.mean(np.abs(y - x) <= np.minimum(np.abs(x - low), np.abs(high - x)) * (1 + 1e-6)))

@@ -1,0 +1,290 @@
+"""The page of an outlier analysis, and the paper's Table 1 for bert-base-uncased: C of three dimensions by kind of key.
+
+Means over 100 sentences of the STS-B dev set. This file counts layers from 0, the paper from 1.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from weightscope.files import Files, OutputFolder
+from weightscope.formulas import plain
+from weightscope.model import Model
+from weightscope.outliers import figures
+from weightscope.outliers.contributions import Contributions
+from weightscope.outliers.measure import OutlierAnalysis, measure_outliers
+from weightscope.outliers.stream import DIMENSION_Z, Stream
+from weightscope.pages.page import Figure, Filed, Section, write_page
+from weightscope.pages.style import save
+from weightscope.progress import phase
+from weightscope.runner import open_runner
+from weightscope.runner.tokenizer import framing_of
+from weightscope.tables import Column, Table
+from weightscope.text.kinds import token_kinds
+from weightscope.text.sequences import Texts, sentence_sequences
+
+MODELS = ("bert-base-uncased", "google-bert/bert-base-uncased")
+KINDS = ("[CLS]", "[SEP]", ". or ,", "other")
+LAYERS = (1, 5, 11)  # the paper's 2, 6 and 12
+
+# (layer, dimension): one row per kind, one column per head
+TABLE_1: dict[tuple[int, int], np.ndarray] = {
+    (1, 308): np.array([
+        [11.9, 21.9, 8.8, 15.6, 15.3, 15.1, 12.5, 10.7, 6.2, 5.4, 10.3, 16.6],
+        [10.0, 18.4, 7.4, 13.1, 12.9, 12.7, 10.5, 9.0, 5.2, 4.6, 8.6, 14.0],
+        [10.7, 19.6, 7.7, 13.1, 13.4, 13.0, 11.2, 9.1, 5.6, 4.8, 9.1, 14.6],
+        [5.6, 10.2, 4.0, 6.9, 7.0, 6.8, 5.9, 4.8, 2.9, 2.5, 4.7, 7.7],
+    ]),
+    (5, 308): np.array([
+        [-9.7, -8.1, -3.5, -5.3, -0.8, 0.9, -3.5, -3.9, -7.2, -16.8, -10.2, -2.2],
+        [0.1, 0.1, 0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.1, 0.0],
+        [-9.6, -7.8, -3.4, -4.9, -0.8, 1.0, -3.5, -3.8, -7.2, -16.2, -9.9, -2.3],
+        [-6.7, -5.4, -2.4, -3.5, -0.5, 0.7, -2.3, -2.6, -5.0, -11.5, -7.0, -1.5],
+    ]),
+    (5, 381): np.array([
+        [5.1, 8.0, 3.2, 5.6, 4.0, 7.0, 8.1, 7.5, 4.1, 5.5, 5.1, 6.8],
+        [28.1, 44.7, 18.0, 31.1, 22.0, 38.8, 44.9, 41.6, 23.0, 30.5, 28.5, 38.0],
+        [3.9, 6.3, 2.6, 4.3, 3.1, 5.5, 6.4, 5.7, 3.2, 4.3, 4.0, 5.4],
+        [2.0, 3.2, 1.3, 2.2, 1.6, 2.8, 3.2, 2.9, 1.6, 2.2, 2.0, 2.7],
+    ]),
+    (11, 308): np.array([
+        [-6.2, -2.7, -2.8, -6.0, -4.9, -6.0, -5.1, -6.8, -4.7, -3.0, -6.4, -7.3],
+        [0.2, 0.1, 0.1, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.1, 0.2, 0.3],
+        [-3.6, -1.6, -1.5, -3.5, -2.8, -3.5, -3.0, -3.9, -2.8, -1.8, -3.7, -4.2],
+        [-8.4, -3.7, -3.8, -8.3, -6.9, -8.3, -7.2, -9.4, -6.5, -4.2, -8.7, -10.3],
+    ]),
+    (11, 381): np.array([
+        [1.0, 2.4, 1.5, 1.2, 4.0, 6.3, 1.4, 0.1, 6.7, 0.1, 1.6, 2.9],
+        [0.3, 0.7, 0.5, 0.3, 1.1, 2.0, 0.4, 0.4, 2.2, -0.1, 0.4, 1.0],
+        [0.1, 0.3, 0.2, 0.2, 0.6, 0.9, 0.2, 0.1, 0.9, 0.0, 0.2, 0.3],
+        [0.6, 1.4, 0.9, 0.7, 2.4, 3.8, 0.8, 0.6, 4.0, 0.0, 0.9, 1.8],
+    ]),
+    (11, 180): np.array([
+        [0.2, 0.3, 0.1, 0.3, 0.3, 0.4, 0.1, 0.2, 0.3, 0.1, 0.3, 0.3],
+        [8.0, 12.2, 5.5, 12.5, 10.1, 14.7, 5.4, 9.7, 13.2, 3.8, 9.8, 11.2],
+        [6.7, 11.5, 4.9, 10.9, 9.1, 13.1, 4.9, 8.9, 11.5, 3.6, 8.9, 10.2],
+        [0.7, 1.1, 0.5, 1.1, 0.9, 1.2, 0.5, 0.8, 1.1, 0.3, 0.9, 1.0],
+    ]),
+}  # fmt: skip
+
+
+# The page
+
+NAMED = 6  # outlier dimensions in the page's figures and tables; the files have all
+
+
+@phase("drawing figures")
+def write_report(files: Files, outliers: OutlierAnalysis, source: str) -> None:
+    """Draw the figures and write report.html; `source` says where the sentences come from."""
+    named = outliers.dimensions[:NAMED]
+    sections = [
+        _stream(files, outliers.stream),
+        _attention(files, outliers.stream),
+        *([_values(files, outliers.stream, named)] if len(named) else []),
+        _contributions(files, outliers),
+        *([_by_kind(outliers.contributions, named)] if len(named) else []),
+        _preferences(files, outliers),
+        _guess(files, outliers, named),
+        _paper(outliers.contributions, outliers.model),
+    ]
+    title = f"Outlier dimensions and attention in {outliers.model}"
+    write_page(files, "report.html", title, lead(outliers, source), sections, model=outliers.model)
+
+
+def lead(outliers: OutlierAnalysis, source: str) -> str:
+    """How many dimensions stand out, what they do where a kind of key scores most unlike the others, and the input."""
+    c, dimensions, d = outliers.contributions, outliers.dimensions, outliers.stream.hidden.shape[1]
+    gaps = np.nan_to_num(c.gaps)  # (L, K - 1, d)
+    layer, kind = np.unravel_index(np.abs(gaps.sum(axis=-1)).argmax(), gaps.shape[:2])
+    gap = gaps[layer, kind]
+    j, total = int(np.abs(gap).argmax()), float(gap.sum())
+    says = (
+        f"In layer {c.layer_indices[layer]} {c.kind_names[kind]} keys score {abs(total):.2f} "
+        f"{'above' if total >= 0 else 'below'} {c.kind_names[-1]} ones (mean over heads, before 1/√d'), and "
+        f"dimension {j} adds {gap[j]:+.2f} to that"
+    )
+    run_on = f"Run on {outliers.stream.counts.sum():,} tokens of {source}."
+    if not len(dimensions):
+        return f"None of the {d} dimensions stands out by its mean over tokens. {says}. {run_on}"
+    of_outliers = f"{'the outlier' if len(dimensions) == 1 else 'outliers together'} {gap[dimensions].sum():+.2f}"
+    which = _listed(dimensions[:NAMED]) + (" and others" if len(dimensions) > NAMED else "")
+    them = "one stands" if len(dimensions) == 1 else f"{len(dimensions)} stand"
+    return (
+        f"Of {d} dimensions of the residual stream, {them} out in some layer: {which}. {says}; {of_outliers}. {run_on}"
+    )
+
+
+def _stream(files: Files, stream: Stream) -> Section:
+    text = (
+        f"A dimension is an outlier of a layer's output where its mean over all {stream.counts.sum():,} tokens, or "
+        f"over those of one kind, is more than {DIMENSION_Z:g} robust standard deviations (1.4826 times the median "
+        "absolute deviation) from the median of that output's dimensions. Means spread as a normal distribution have "
+        "none so far out; with tails as heavy as a Laplace distribution's, one dimension in 30,000 is. The paper "
+        "averages over all tokens; a dimension that is large on one token of each sentence only shows up by kind."
+    )
+    figure = Figure(
+        save(figures.means_figure(stream), files, "stream"),
+        "Fig. 1: mean over all tokens of every dimension, one line per layer. Output 0 is what enters the first layer; "
+        "attention layer i, counted from 0, reads output i. Outliers among these means are named.",
+    )
+    return Section("Outlier dimensions", text, [figure, *([_outlier_table(stream)] if len(stream.outliers) else [])])
+
+
+def _outlier_table(stream: Stream) -> Table:
+    """The outputs in which a dimension is an outlier, by scope, and where it is farthest out."""
+    scopes = ("all tokens", *stream.kind_names)
+    rows = []
+    for j in stream.outliers:
+        z = np.nan_to_num(np.abs(stream.z[:, j]))  # (L + 1, 1 + K)
+        output, scope = np.unravel_index(z.argmax(), z.shape)
+        outputs = [_listed(np.flatnonzero(of_scope > DIMENSION_Z)) for of_scope in z.T]
+        farthest = float(stream.means[output, j, scope]), float(stream.z[output, j, scope])
+        rows.append((int(j), *outputs, f"{scopes[scope]} in output {output}", *farthest))
+    header = ("dimension", *scopes, "farthest over", "mean of these", "robust z")
+    caption = "Outputs in which a dimension is an outlier, by the mean over all tokens or over those of a kind."
+    return Table.of_rows(header, rows, caption)
+
+
+def _attention(files: Files, stream: Stream) -> Section:
+    by_layer = stream.attention.mean(axis=1)  # (L, K)
+    most = np.nanargmax(by_layer, axis=1)
+    parts = []
+    for kind in dict.fromkeys(most):
+        layers = stream.layer_indices[most == kind]
+        name = plain(stream.kind_names[kind])
+        parts.append(f"{name} in {'layer' if len(layers) == 1 else 'layers'} {_listed(layers)}")
+    figure = Figure(
+        save(figures.attention_figure(stream), files, "attention"),
+        "Fig. 2: attention that one token of a kind receives from the average query that can see it; all heads.",
+    )
+    return Section("Attention by kind of token", f"A token gets most if it is {'; '.join(parts)}.", [figure])
+
+
+def _values(files: Files, stream: Stream, named: np.ndarray) -> Section:
+    figure = Figure(
+        save(figures.values_figure(stream, named), files, "values"),
+        "Fig. 3: mean value of each outlier dimension over the tokens of a kind, in every layer's output.",
+    )
+    return Section("Outlier dimensions by kind of token", "", [figure])
+
+
+def _contributions(files: Files, outliers: OutlierAnalysis) -> Section:
+    c = outliers.contributions
+    text = (
+        "$$C_j = ((x_m W_Q + b_Q) W_K^⊤)_j x_(n j)$$ is what dimension $j$ of key $n$ adds to the score of query $m$ "
+        "(eq. 7), before $1/√(d')$; here as the mean over the queries that see a key, and over all keys of all "
+        f"inputs, {c.counts.sum():,} of them, each with equal weight (a mean over pairs of query and key would weigh "
+        "long inputs and, under a causal mask, early keys more). $x$ is what $W_Q$ and $W_K$ act on: the residual "
+        "stream, divided by $σ$ where a norm was folded into them. Under rotation the query is turned by its true "
+        "distance to the key, and norms of queries and keys count, so that the sum over $j$ is the model's own score, "
+        "minus terms that are the same for every key."
+    )
+    if c.left_out:
+        text += f" In this model the sum leaves out {'; '.join(c.left_out)}."
+    shown = layers_shown(len(c.layer_indices))
+    few = Figure(
+        save(figures.contributions_figure(c, shown, outliers.dimensions), files, "contributions"),
+        f"Fig. 4: mean $C$ of every dimension, one dot per head, in layers {_listed(c.layer_indices[shown])}. "
+        "Large values are named, in grey if the dimension is no outlier of the stream.",
+    )
+    every = Figure(
+        save(figures.all_layers_figure(c, outliers.dimensions), files, "contributions-all-layers"),
+        "Fig. 5: the same for all layers, each on its own scale.",
+    )
+    return Section("What dimensions add to attention scores", text, [few, every])
+
+
+def _by_kind(c: Contributions, named: np.ndarray) -> Section:
+    table = c.table(named)
+    some = [kind for kind, count in zip(c.kind_names, c.counts, strict=True) if count]
+    shown = np.isin(table["layer"], c.layer_indices[layers_shown(len(c.layer_indices))]) & np.isin(table["key"], some)
+    caption = "Table 1: mean $C$ of the outlier dimensions by kind of key token. contributions.csv has every layer."
+    return Section("By kind of key", "", [Filed(Table(table.where(shown).columns, caption), "contributions.csv")])
+
+
+def _preferences(files: Files, outliers: OutlierAnalysis) -> Section:
+    c, dimensions = outliers.contributions, outliers.dimensions
+    last_kind = plain(c.kind_names[-1])
+    gaps = c.gaps.reshape(-1, c.gaps.shape[-1])  # in the order of the table's rows
+    most = [", ".join(f"{gap[j]:+.2f} by {j}" for j in np.argsort(-np.abs(gap))[:3]) for gap in gaps]
+    table = c.preferences(dimensions).select("layer", "key", "score_above_other", "of_outliers")
+    table = Table([*table.columns, Column("most", most, "dimensions that add most")])
+    text = (
+        f"How much higher keys of a kind score than {last_kind} ones, mean over heads, before $1/√(d')$, and which "
+        "dimensions cause it. Sums of $C$ are scores up to terms that are the same for all keys, so nothing is missing."
+    )
+    figure = Figure(
+        save(figures.preferences_figure(c, dimensions), files, "preferences"),
+        f"How much higher a kind of key scores than {last_kind} ones: by all dimensions, the outliers together, and "
+        "the two dimensions that add most (dotted if these are no outliers).",
+    )
+    return Section("What makes a kind of key preferred", text, [figure, table.where(~np.isnan(gaps[:, 0]))])
+
+
+def _guess(files: Files, outliers: OutlierAnalysis, named: np.ndarray) -> Section:
+    agreement = outliers.guess.agreement(outliers.stream, outliers.contributions)
+    text = (
+        "Guessed from the weights alone: the norm of each column of $W_QK$; the gain $gamma$ of the norm that feeds "
+        "attention; how extreme either is, up or down, in robust standard deviations of its log; and eq. 7 for a "
+        "token equal to that norm's $beta$. Spearman's correlation over dimensions with the measurement: the mean of "
+        "$|C|$ over heads, or the size of the mean over tokens."
+    )
+    figure = Figure(
+        save(figures.guess_figure(agreement), files, "guess"),
+        "Rank correlation over dimensions between a guess and the measurement, layer by layer.",
+    )
+    ranked = [outliers.guess.ranks_of(outliers.contributions, named)] if len(named) else []
+    return Section("What the weights alone predict", text, [figure, Filed(agreement, "guess.csv"), *ranked])
+
+
+def _paper(c: Contributions, model: str) -> Section:
+    """The paper's Table 1, next to this model's numbers if it is the same model."""
+    same = model.partition("@")[0] in MODELS and c.by_kind.shape[:3] == (12, 12, 768)
+    header = ("layer", "dimension", "key", *(f"head {head}" for head in range(12)))
+    rows, worst = [], 0.0
+    for (layer, j), printed in TABLE_1.items():
+        measured = c.by_kind[layer, :, j].T if same else printed  # (kinds, heads)
+        for kind, theirs, ours in zip(KINDS, printed, measured, strict=True):
+            cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(theirs, ours, strict=True)] if same else theirs
+            rows.append((layer, j, kind, *cells))
+        worst = max(worst, float(np.abs(measured - printed).max()))
+    if same:
+        text = f"The paper's number / this run's. They differ by at most {worst:.2f}."
+    else:
+        text = f"For reference: the paper's numbers are for {MODELS[0]}, a different model."
+    text += " Layers are counted from 0: the paper's 2, 6 and 12."
+    return Section("The paper's Table 1", text, [Table.of_rows(header, rows)])
+
+
+def layers_shown(n_layers: int) -> list[int]:
+    """An early, a middle and the last layer: the paper's 2, 6 and 12 of 12, counted from 0."""
+    return sorted({max(0, round(n_layers / 6) - 1), max(0, n_layers // 2 - 1), n_layers - 1})
+
+
+def _listed(numbers: Sequence[int] | np.ndarray) -> str:
+    """1, 2, 3 and 7 as "1-3, 7"."""
+    runs: list[list[int]] = []
+    for number in map(int, numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+# The outlier dimensions of one model, from sentences to a page.
+
+
+def study_outliers(
+    model: Model, texts: Texts, out: Path, *, sentences: int, sampled: int, longest: int, seed: int = 0,
+    device: str = "cpu",
+) -> str:  # fmt: skip
+    """Run a model on sentences and write tables, figures and report.html."""
+    framing = framing_of(model)
+    sequences = sentence_sequences(framing, texts.texts, sentences, longest, seed)
+    outliers = measure_outliers(open_runner(model, device=device), sequences, token_kinds(framing), sampled)
+    with OutputFolder(out) as files:
+        write_report(files, outliers, texts.source)  # pictures are written before the numbers
+        outliers.write(files)
+    return lead(outliers, texts.source)

@@ -1,0 +1,353 @@
+"""All tensors of two checkpoints: which changed, by how much, and what kind of change it is."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod, sqrt
+
+import numpy as np
+
+from weightscope.checkpoint import Tensor
+from weightscope.checkpoint.checkpoint import Block, batches, blocks_of, row_width
+from weightscope.compute.cores import in_threads
+from weightscope.errors import counted
+from weightscope.files import Files
+from weightscope.findings import Finding, spans
+from weightscope.metrics.weight_changes import CASTS, casts_between, grid_between, low_rank
+from weightscope.model import Model
+from weightscope.progress import bar
+from weightscope.tables import Column, Table
+from weightscope.tensors.findings import incomparable_tensors
+from weightscope.tensors.measure import role_of, row_squares, shown_shape, why_unread
+
+BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # of fraction
+FEW_ROWS = 0.1  # of a tensor's rows: where no more changed, the change is described by its rows
+GRID_ROWS = 32  # rows in which a quantisation grid is looked for
+QUANTISED = 0.5  # |B - A| / |A| up to which B may be a quantised copy of A
+
+# How the lead calls each kind of change, in its order.
+KINDS = {
+    "identical": "identical",
+    "rounded": "the same after rounding",
+    "quantised": "quantised",
+    "low rank": "changed by a matrix of low rank, as by a merged LoRA",
+    "few rows": "changed in a few rows only",
+    "resized": "with rows added or removed",
+    "changed": "changed otherwise",
+    "not finite": "with an unknown change: NaN or infinity",
+    "reshaped": "of another shape",
+    "missing": "missing in the last",
+    "new": "new in the last",
+    "unread": "that cannot be read",
+}
+UNKNOWN_SIZE = ("missing", "new", "reshaped", "unread")  # kinds whose size of change is unknown
+
+
+@dataclass(frozen=True)
+class TensorChange:
+    """How one tensor changed from the first checkpoint (A) to the last (B)."""
+
+    name_a: str  # empty where that checkpoint lacks it
+    name_b: str
+    dtypes: tuple[str, str]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    kind: str = "identical"  # a key of `KINDS`
+    detail: str = ""  # the kind of rounding, the number of rows
+    values_changed: int = 0
+    rows_changed: int = 0
+    squares: float = 0.0  # sum of squares of the tensor before
+    moved: float = 0.0  # sum of squares of its change
+    largest: float = 0.0  # the largest change of a value
+    # Roundings that turn one into the other: the dtype, and which checkpoint is rounded.
+    casts: frozenset[tuple[str, str]] = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
+    rank: int | None = None  # of the change, where it is low
+
+    @property
+    def name(self) -> str:
+        """Its name in the first checkpoint, or in the last where only that has it."""
+        return self.name_a or self.name_b
+
+    @property
+    def change(self) -> float:
+        """|B - A| / |A| in the Frobenius norm; NaN where it is unknown."""
+        if self.kind in UNKNOWN_SIZE:
+            return float("nan")
+        if not self.squares:
+            return float("inf") if self.moved else 0.0
+        return sqrt(self.moved / self.squares)
+
+    def and_then(self, more: "TensorChange") -> "TensorChange":
+        """With another block's change added."""
+        return replace(
+            self,
+            values_changed=self.values_changed + more.values_changed,
+            rows_changed=self.rows_changed + more.rows_changed,
+            squares=self.squares + more.squares,
+            moved=self.moved + more.moved,
+            largest=float(np.maximum(self.largest, more.largest)),
+            casts=self.casts & more.casts,
+        )
+
+
+@dataclass(frozen=True)
+class TensorChanges:
+    """All tensors of two checkpoints, and how each changed."""
+
+    changes: Sequence[TensorChange]  # in the order of the first checkpoint, then those that only the last has
+
+    @cached_property
+    def kinds(self) -> Counter[str]:
+        """How many tensors changed in each way."""
+        return Counter(change.kind for change in self.changes)
+
+    @property
+    def lead(self) -> str:
+        """How many tensors changed, in what way and where, in a sentence or two."""
+        same, total = self.kinds["identical"], len(self.changes)
+        if same == total:
+            return f"Every tensor is identical, {counted(total, 'tensor')} in all."
+        parts = []
+        for kind, words in KINDS.items():
+            changes = [change for change in self.changes if change.kind == kind]
+            if changes:
+                parts.append(f"{len(changes)} {words}{_in_common(changes)}")
+        return f"Of {counted(total, 'tensor')} {', '.join(parts)}.{self._where()}"
+
+    def _where(self) -> str:
+        """The layers that changed, as a sentence."""
+        layers: dict[int, bool] = {}
+        outside = 0
+        for change in self.changes:
+            numbers, changed = role_of(change.name)[1], change.kind != "identical"
+            if numbers:
+                layers[numbers[0]] = layers.get(numbers[0], False) or changed
+            else:
+                outside += changed
+        moved = [layer for layer, changed in layers.items() if changed]
+        parts = [f"{counted(outside, 'tensor')} outside the layers"] if outside and layers else []
+        if moved and len(moved) < len(layers):
+            parts.insert(0, f"{len(moved)} of {counted(len(layers), 'layer')}, {spans(moved)}")
+        elif moved:
+            parts.insert(0, "every layer")
+        return f" They changed in {' and in '.join(parts)}." if parts else ""
+
+    @cached_property
+    def table(self) -> Table:
+        """One row per tensor; its csv() is tensors.csv."""
+        rows = [
+            (c.name, role_of(c.name)[0], c.kind, c.detail, c.change, c.largest, c.values_changed, c.rows_changed,
+             np.nan if c.rank is None else float(c.rank), *c.dtypes, *map(shown_shape, c.shapes))
+            for c in self.changes
+        ]  # fmt: skip
+        return Table.of_rows(COLUMNS, rows)
+
+    def moved_most(self, n: int) -> Table:
+        """The tensors that changed most, for people."""
+        order = sorted(range(len(self.changes)), key=lambda i: -np.nan_to_num(self.changes[i].change, nan=np.inf))
+        shown = [i for i in order if self.changes[i].kind != "identical"][:n]
+        caption = "All are in tensors.csv."
+        return Table(self.table.select("tensor", "kind", "detail", "change", "rank").take(shown).columns, caption)
+
+    @property
+    def findings(self) -> Iterator[Finding]:
+        """What a person should look at."""
+        return incomparable_tensors({change.name: change.kind for change in self.changes})
+
+    def write(self, files: Files) -> None:
+        """Write tensors.csv."""
+        files.table("tensors.csv", self.table)
+
+
+COLUMNS = (
+    Column("tensor"), Column("role", meaning="The name without the numbers of layers and experts."),
+    Column("kind", meaning="What kind of change it is."), Column("detail", meaning="The same in more detail."),
+    Column("change", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of the change, relative to the tensor before."),
+    Column("largest", meaning="The largest change of a value."),
+    Column("values_changed", symbol="values changed"), Column("rows_changed", symbol="rows changed"),
+    Column("rank", meaning="Of the change, where it is low.", format=".0f"),
+    Column("dtype_a", symbol="dtype before"), Column("dtype_b", symbol="dtype after"),
+    Column("shape_a", symbol="shape before"), Column("shape_b", symbol="shape after"),
+)  # fmt: skip
+
+
+def _in_common(changes: Sequence[TensorChange]) -> str:
+    """What the changes of one kind have in common, in brackets."""
+    ranks = sorted({change.rank for change in changes if change.rank is not None})
+    if ranks:
+        return f" (rank {spans(ranks)})"
+    details = Counter(change.detail for change in changes if change.detail)
+    few = len(details) == 1 or changes[0].kind in ("rounded", "quantised")
+    return f" ({details.most_common(1)[0][0]})" if details and few else ""
+
+
+def compare_tensors(a: Model, b: Model) -> TensorChanges:
+    """Read every tensor of two checkpoints once, and those again whose kind of change is not clear from that.
+
+    Memory is a few blocks of a million values per core and, where a rank is looked for, two matrices of 144 columns.
+    """
+    pairs, unmatched = matched(a, b)
+    changes = {pair.a.name: replace(pair.unchanged, kind=pair.problem or "identical") for pair in pairs}
+    comparable = [pair for pair in pairs if not pair.problem]
+    total = sum(prod(pair.a.shape) for pair in comparable)
+    with bar(what="tensors", unit=" values", total=total, unit_scale=True) as progress:
+        parts = _parts(a, b, comparable)
+        for change, values in in_threads(lambda part: (change_of(part), part[2] - part[1]), parts):
+            changes[change.name] = changes[change.name].and_then(change)
+            progress.update(values)
+    for change in in_threads(lambda pair: judged(pair, changes[pair.a.name]), comparable):
+        changes[change.name] = change
+    return TensorChanges([*changes.values(), *unmatched])
+
+
+def matched(a: Model, b: Model) -> tuple[list["Pair"], list[TensorChange]]:
+    """The tensors that two models share, apart from their prefixes, and those that only one of them has."""
+    names_a, names_b = ({name.removeprefix(model.prefix): name for name in model.checkpoint} for model in (a, b))
+    pairs = [Pair(a.checkpoint[name], b.checkpoint[names_b[key]]) for key, name in names_a.items() if key in names_b]
+    missing = [a.checkpoint[name] for key, name in names_a.items() if key not in names_b]
+    new = [b.checkpoint[name] for key, name in names_b.items() if key not in names_a]
+    unmatched = [TensorChange(t.name, "", (t.dtype, ""), (t.shape, ()), "missing") for t in missing]
+    unmatched += [TensorChange("", t.name, ("", t.dtype), ((), t.shape), "new") for t in new]
+    return pairs, unmatched
+
+
+def _parts(a: Model, b: Model, pairs: Sequence["Pair"]) -> Iterator["Part"]:
+    """The blocks of all pairs; those of files on a server come in few, large requests."""
+    for batch in batches(pairs, lambda pair: pair.a.nbytes + pair.b.nbytes):
+        a.checkpoint.prefetch(pair.a.name for pair in batch)
+        b.checkpoint.prefetch(pair.b.name for pair in batch)
+        for pair in batch:
+            yield from pair.blocks()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One tensor in two checkpoints; of a resized one, the rows that both have."""
+
+    a: Tensor
+    b: Tensor
+
+    @property
+    def unchanged(self) -> TensorChange:
+        """The pair before anything is known of its values."""
+        return TensorChange(self.a.name, self.b.name, (self.a.dtype, self.b.dtype), (self.a.shape, self.b.shape))
+
+    @property
+    def problem(self) -> str:
+        """Why they cannot be compared, as a kind of change; empty where at most the number of rows differs."""
+        a, b = self.a.shape, self.b.shape
+        resized = len(a) == len(b) > 1 and a[1:] == b[1:] and 0 not in a + b
+        if a != b and not resized:
+            return "reshaped"
+        return "unread" if why_unread(self.a) or why_unread(self.b) else ""
+
+    def blocks(self) -> Iterator["Part"]:
+        """Values [start, stop) of both, in the blocks of the one that has fewer."""
+        common = min(prod(self.a.shape), prod(self.b.shape))
+        for block in min(blocks_of(self.a), blocks_of(self.b), key=len):
+            if block.start < common or not common:
+                yield self, block.start, min(block.stop, common)
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Values [start, stop) of both, in their common dtype."""
+        x, y = (Block(tensor, start, stop).values() for tensor in (self.a, self.b))
+        common = np.result_type(x, y)
+        return x.astype(common, copy=False), y.astype(common, copy=False)
+
+    def rows(self) -> Iterator[np.ndarray]:
+        """The change, B - A, in blocks of rows, in float64."""
+        for _, start, stop in self.blocks():
+            x, y = self.read(start, stop)
+            yield (y.astype(np.float64) - x).reshape(-1, self.a.shape[-1])
+
+
+Part = tuple[Pair, int, int]  # values [start, stop) of a pair
+
+
+def change_of(part: Part) -> TensorChange:
+    """How one block of a pair changed."""
+    pair, start, stop = part
+    x, y = pair.read(start, stop)
+    with np.errstate(all="ignore"):
+        width = row_width(pair.a.shape) or len(x)
+        squares = float(row_squares(x.reshape(-1, width))[0].sum()) if len(x) else 0.0
+        casts = frozenset[tuple[str, str]]()
+        if x.dtype == np.float32:
+            orders = (("A", (x, y)), ("B", (y, x)))
+            casts = frozenset((cast, rounded) for rounded, order in orders for cast in casts_between(*order))
+        unequal = (x != y) & ~((x != x) & (y != y))
+        if not unequal.any():
+            return replace(pair.unchanged, squares=squares, casts=casts)
+        d = y.astype(np.float64) - x
+        return replace(
+            pair.unchanged,
+            values_changed=int(np.count_nonzero(unequal)),
+            rows_changed=int(np.count_nonzero(unequal.reshape(-1, width).any(axis=1))),
+            squares=squares,
+            moved=float(np.vecdot(d, d)),
+            largest=float(np.abs(d).max()),
+            casts=casts,
+        )
+
+
+def judged(pair: Pair, change: TensorChange) -> TensorChange:
+    """The change with its kind; the pair is read again where the first pass does not settle it."""
+    kind, detail, rank = _kind(pair, change)
+    a, b = pair.a.shape, pair.b.shape
+    if a != b:
+        kind, detail = "resized", f"{a[0]:,} rows to {b[0]:,}; those that both have: {detail or KINDS[kind]}"
+    return replace(change, kind=kind, detail=detail, rank=rank)
+
+
+def _kind(pair: Pair, change: TensorChange) -> tuple[str, str, int | None]:
+    """Kind, detail and rank of the change of the rows that both have."""
+    width = row_width(pair.a.shape)
+    n_rows = min(prod(pair.a.shape), prod(pair.b.shape)) // width if width else 1
+    if not change.values_changed:
+        return "identical", "", None
+    if not np.isfinite(change.moved):
+        return "not finite", "", None
+    if change.casts:
+        cast, rounded = min(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
+        return "rounded", f"{rounded} to {cast}", None
+    if change.rows_changed <= FEW_ROWS * n_rows:
+        return "few rows", f"{change.rows_changed:,} of {n_rows:,} rows", None
+    if grid := _grid(pair, change):
+        return "quantised", grid, None
+    return _ranked(pair, change)
+
+
+def _grid(pair: Pair, change: TensorChange) -> str:
+    """The grid on which only one checkpoint's values lie, in words; empty where there is none."""
+    width = row_width(pair.a.shape)
+    if change.change > QUANTISED or not width:
+        return ""
+    for source, target, which in ((pair.a, pair.b, "B"), (pair.b, pair.a, "A")):
+        if target.dtype not in BITS and source.dtype in BITS:
+            return f"{which} to {target.dtype}"
+    _, start, stop = next(pair.blocks())
+    step = max(1, (stop - start) // width // GRID_ROWS)
+    x, y = (values.reshape(-1, width)[::step] for values in pair.read(start, stop))
+    for before, after, which in ((x, y, "B"), (y, x, "A")):
+        if grid := grid_between(before, after):
+            group, levels, nearest = grid
+            block = "a row" if group == width else f"{group} neighbours"
+            return f"{which} to {levels} values or so in {block}" + ("" if nearest else ", not always the nearest")
+    return ""
+
+
+def _ranked(pair: Pair, change: TensorChange) -> tuple[str, str, int | None]:
+    """Low rank, up to the rounding of one of the dtypes involved, the finest first; or changed otherwise."""
+    shape = pair.a.shape
+    if len(shape) != 2 or min(shape) < 4 or any(dtype not in BITS for dtype in change.dtypes) or shape != pair.b.shape:
+        return "changed", "", None
+    rms = sqrt(change.squares / prod(shape))
+    for bits in sorted({*(BITS[dtype] for dtype in change.dtypes), 23}, reverse=True):
+        noise = 2.0**-bits * rms / sqrt(12)  # rounding errors are even within a step, a step at most 2^-bits of a value
+        rank = low_rank(pair.rows, (shape[0], shape[1]), noise)
+        if rank is not None:
+            rounding = next(dtype for dtype, fraction in BITS.items() if fraction == bits)
+            return "low rank", f"up to the rounding of {rounding}", rank
+        if bits <= min(BITS[dtype] for dtype in change.dtypes):
+            break
+    return "changed", "", None

@@ -1,0 +1,201 @@
+"""What stands out among all tensors of a checkpoint, and between those of two checkpoints."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weightscope.errors import counted
+from weightscope.findings import Finding, Member, listed
+from weightscope.metrics.outliers import log_measure, off_trend, robust_z
+from weightscope.tensors.measure import Everything, TensorFacts, by_role, role_of
+
+ROLE_Z, ROLE_FACTOR = 8.0, 4.0  # a tensor off its role's trend exceeds both: robust z in the role, and a plain factor
+LEAST_ROLE = 5  # tensors that make a trend
+PLAIN = ("F64", "F32", "F16", "BF16")  # a format of fewer bits mixes its dtypes by design
+NAMED = 4  # names in a sentence; all are among the finding's members
+NOT_COMPARABLE = {"not_finite": ("not finite",), "tensor_missing": ("missing", "new", "reshaped")}
+
+Facts = Sequence[TensorFacts]
+
+
+def tensor_findings(
+    everything: Everything, judged: Collection[str] = (), padding: int | None = None
+) -> Iterator[Finding]:
+    """Everything about tensors that a person should look at; nothing at initialisation.
+
+    Tensors whose values the audit of heads has `judged` are checked only for what it does not check; the row of an
+    embedding at index `padding` may be zero.
+    """
+    facts, judged = everything.facts, set(judged)
+    unjudged = [tensor for tensor in facts if tensor.name not in judged]
+    yield from _not_finite(unjudged)
+    yield from _zero_tensors(facts)
+    yield from _constant_rows(unjudged, padding)
+    yield from _duplicates(facts)
+    yield from _dtypes(facts)
+    yield from _norms(facts)
+
+
+def incomparable_tensors(kinds: Mapping[str, str]) -> Iterator[Finding]:
+    """Tensors of two checkpoints that cannot be compared: `kinds` is the kind of change by the tensor's name."""
+    for finding_kind, change_kinds in NOT_COMPARABLE.items():
+        names = [name for name, kind in kinds.items() if kind in change_kinds]
+        if names:
+            text = f"Cannot be compared: {listed([f'{name} ({kinds[name]})' for name in names], NAMED)}."
+            members = tuple(Member("tensor", None, name=name) for name in names)
+            yield Finding(
+                kind=finding_kind, text=text, members=members, measure="tensors", number=float(len(names)), usual=0.0,
+            )  # fmt: skip
+
+
+def _of_tensors(tensors: Iterable[TensorFacts], values: Iterable[float], **about: Any) -> Finding:
+    pairs = zip(tensors, values, strict=True)
+    return Finding(**about, members=tuple(Member("tensor", None, name=t.name, number=value) for t, value in pairs))
+
+
+def _names(facts: Facts) -> str:
+    return listed([tensor.name for tensor in facts], NAMED)
+
+
+def _not_finite(facts: Facts) -> Iterator[Finding]:
+    broken = [tensor for tensor in facts if tensor.not_finite]
+    if broken:
+        counts = [tensor.not_finite for tensor in broken]
+        where = listed([f"{tensor.not_finite:,} in {tensor.name}" for tensor in broken], NAMED)
+        text = f"NaN or infinite values in {counted(len(broken), 'tensor')}: {where}."
+        yield _of_tensors(
+            broken, map(float, counts), kind="not_finite", measure="values_not_finite", number=sum(counts), text=text,
+        )  # fmt: skip
+
+
+def _zero_tensors(facts: Facts) -> Iterator[Finding]:
+    """Matrices that are zero, and vectors that are zero where most others of their role are not."""
+    for role, members in by_role(facts).items():
+        zero = [tensor for tensor in members if tensor.size > 1 and tensor.least == tensor.most == 0]
+        matrices = zero and row_count(zero[0]) > 1
+        if zero and zero[0].kind == "f" and (matrices or 2 * len(zero) < len(members)):
+            text = f"{_names(zero)}: zero throughout, {len(zero)} of {len(members)} of {role}."
+            yield _of_tensors(zero, [0.0] * len(zero), kind="zero_tensor", measure="rms", number=0.0, text=text)
+
+
+def row_count(tensor: TensorFacts) -> int:
+    """Rows of a tensor that has several axes longer than one; 1 of a vector."""
+    return tensor.rows if sum(size > 1 for size in tensor.shape) > 1 else 1
+
+
+def _constant_rows(facts: Facts, padding: int | None) -> Iterator[Finding]:
+    for tensor in facts:
+        if tensor.constant or row_count(tensor) == 1:
+            continue
+        zero_rows = 0 if tensor.first_zero == (padding,) else tensor.zero_rows
+        for value, count, first in (
+            ("zero", zero_rows, tensor.first_zero),
+            ("one other value", tensor.constant_rows, tensor.first_constant),
+        ):
+            if count:
+                rows = f"{count:,} of {tensor.rows:,} rows of {tensor.name}"
+                text = f"{rows} are {value} throughout, the first {first[0]}."
+                members = tuple(Member("row", index, name=tensor.name) for index in first)
+                yield Finding(kind="constant_rows", members=members, measure="rows", number=count, usual=0.0, text=text)
+
+
+def _duplicates(facts: Facts) -> Iterator[Finding]:
+    """Layers that hold the same tensors throughout, and tensors elsewhere that are the same."""
+    content = {
+        tensor.name: tensor.same_as or tensor.name for tensor in facts if not tensor.constant and tensor.size > 1
+    }
+    layers: dict[tuple[str, int], set[tuple[str, str]]] = defaultdict(set)
+    for name, same in content.items():
+        if layer := _layer_of(name):
+            layers[layer].add((name.removeprefix("".join(map(str, layer))), same))
+    copies: dict[tuple[str, frozenset[tuple[str, str]]], list[int]] = defaultdict(list)
+    for (stem, number), tensors in layers.items():
+        copies[stem, frozenset(tensors)].append(number)
+    copied: set[tuple[str, int]] = set()
+    for (stem, shared), numbers in copies.items():
+        if len(numbers) > 1 and len(shared) > 1:
+            copied |= {(stem, number) for number in numbers[1:]}
+            which = ", ".join(map(str, sorted(numbers)))
+            text = f"Layers {which} of {stem}* hold the same values in each of their {len(shared)} tensors."
+            members = tuple(Member("layer", number, name=f"{stem}{number}") for number in sorted(numbers))
+            yield Finding(
+                kind="duplicate_layers", members=members, measure="tensors_in_common", number=len(shared), text=text,
+            )  # fmt: skip
+    elsewhere = [tensor for tensor in facts if tensor.name in content and _layer_of(tensor.name) not in copied]
+    yield from _equal_tensors(elsewhere)
+
+
+def _layer_of(name: str) -> tuple[str, int] | None:
+    """What precedes a name's first number, and that number."""
+    role, numbers = role_of(name)
+    return (role.partition("*")[0], numbers[0]) if numbers else None
+
+
+def _equal_tensors(facts: Facts) -> Iterator[Finding]:
+    """Tensors with the same values; sets of the same roles, as in tied layers, are one finding."""
+    groups: dict[str, list[TensorFacts]] = defaultdict(list)
+    for tensor in facts:
+        groups[tensor.same_as or tensor.name].append(tensor)
+    by_roles: dict[tuple[str, ...], list[list[TensorFacts]]] = defaultdict(list)
+    for group in groups.values():
+        if len(group) > 1:
+            by_roles[tuple(sorted({tensor.role for tensor in group}))].append(group)
+    for sets in by_roles.values():
+        more = f", and {counted(len(sets) - 1, 'other set')} of such names" if len(sets) > 1 else ""
+        text = f"{_names(sets[0])} hold exactly the same values{more}."
+        tensors = [tensor for group in sets for tensor in group]
+        yield _tensors("duplicate_tensors", tensors, text)
+
+
+def _tensors(kind: str, tensors: Facts, text: str) -> Finding:
+    """A finding that counts tensors, each with its root mean square."""
+    norms = [tensor.rms for tensor in tensors]
+    return _of_tensors(tensors, norms, kind=kind, measure="tensors", number=float(len(tensors)), text=text)
+
+
+def _dtypes(facts: Facts) -> Iterator[Finding]:
+    """dtypes that look like a slip: one that differs within a role, a lone one, float64, integers for weights."""
+    odd: dict[str, dict[str, TensorFacts]] = defaultdict(dict)
+    for members in by_role(facts).values():
+        usual, count = Counter(tensor.dtype for tensor in members).most_common(1)[0]
+        if usual in PLAIN and 2 * count > len(members):
+            for tensor in members:
+                if tensor.dtype != usual:
+                    odd[f"{tensor.dtype} where others of the role are {usual}"][tensor.name] = tensor
+    plain = Counter(tensor.dtype for tensor in facts if tensor.dtype in PLAIN)
+    for dtype, count in plain.items():
+        usual = plain.most_common(1)[0][0]
+        if dtype != usual and (count == 1 or dtype == "F64"):
+            same = {tensor.name: tensor for tensor in facts if tensor.dtype == dtype}
+            odd[f"{dtype} where others of the checkpoint are {usual}"] |= same
+    for tensor in facts:
+        mask = tensor.least >= 0 and tensor.most <= 1  # truth values; GPT-2 calls its causal mask a bias
+        if tensor.kind == "i" and tensor.name.endswith((".weight", ".bias")) and not mask:
+            odd["integers where floats are expected"][tensor.name] = tensor
+    for problem, tensors in odd.items():
+        names = listed([f"{tensor.name} ({tensor.dtype})" for tensor in tensors.values()], NAMED)
+        yield _tensors("odd_dtype", list(tensors.values()), f"{names}: {problem}.")
+
+
+def _norms(facts: Facts) -> Iterator[Finding]:
+    """Tensors whose norm is off that of their neighbours in the role."""
+    for role, members in by_role(facts).items():
+        if len(members) < LEAST_ROLE or members[0].kind != "f":
+            continue
+        differences = off_trend(log_measure(np.array([tensor.rms for tensor in members])))
+        z = robust_z(differences)
+        far = np.flatnonzero((np.abs(z) >= ROLE_Z) & (np.abs(differences) >= np.log(ROLE_FACTOR)))
+        if len(far):
+            order = sorted(far.tolist(), key=lambda i: -abs(z[i]))
+            farthest, difference = members[order[0]], float(differences[order[0]])
+            more = f"; {counted(len(order) - 1, 'other')} of {role} too" if len(order) > 1 else ""
+            text = (
+                f"{farthest.name} has a root mean square of {farthest.rms:.3g}; its neighbours' is "
+                f"{farthest.rms / np.exp(difference):.3g} (z = {z[order[0]]:.1f}){more}."
+            )
+            norms = [members[i].rms for i in order]
+            yield _of_tensors(
+                [members[i] for i in order], norms, kind="norm_off_role", measure="rms", number=farthest.rms, text=text,
+            )  # fmt: skip

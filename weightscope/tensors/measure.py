@@ -1,0 +1,306 @@
+"""Every tensor of a checkpoint, attention or not, in numbers: each is read once, in blocks."""
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+
+from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.checkpoint import BLOCK, Block, batches, blocks_of, row_width, streamed
+from weightscope.checkpoint.tensor import StoredTensor
+from weightscope.compute.cores import in_threads
+from weightscope.errors import CheckpointError, counted, printable
+from weightscope.files import Files
+from weightscope.progress import bar
+from weightscope.tables import Column, Table
+
+NAMED = 20  # rows of a tensor that are listed by index
+LONG_ROW = 1 << 14  # values: sums of squares over longer rows, and over vectors, are taken in float64
+TINY = 1e-30  # a float32 sum of squares below it has lost digits and is taken again in float64
+NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")  # a number between two dots of a name
+
+
+@lru_cache(maxsize=1 << 17)
+def role_of(name: str) -> tuple[str, tuple[int, ...]]:
+    """A tensor's name without its numbers, and the numbers: of its layer, then of its expert.
+
+    Examples
+    --------
+    >>> role_of("model.layers.3.mlp.experts.17.w1.weight")
+    ('model.layers.*.mlp.experts.*.w1.weight', (3, 17))
+    """
+    return NUMBER.sub("*", name), tuple(int(number) for number in NUMBER.findall(name))
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What is known of a tensor once all its values have been read."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int  # as stored
+    squares: float = 0.0  # sum of the squares of its values; NaN where one is NaN
+    least: float = float("inf")  # of its values
+    most: float = float("-inf")
+    not_finite: int = 0  # how many values are NaN or infinite
+    kind: str = "f"  # "f" for floats and formats that are read as floats, "i" for integers and truth values
+    zero_rows: int = 0  # rows that are zero throughout
+    constant_rows: int = 0  # rows that hold one other value throughout
+    first_zero: tuple[int, ...] = ()  # indices of the first of them
+    first_constant: tuple[int, ...] = ()
+    same_as: str = ""  # the first tensor with the same values, if that is another one
+
+    @property
+    def role(self) -> str:
+        """Its name without numbers; see `role_of`."""
+        return role_of(self.name)[0]
+
+    @property
+    def size(self) -> int:
+        """How many values it has."""
+        return prod(self.shape)
+
+    @property
+    def rows(self) -> int:
+        """How many rows are judged; see `row_width`."""
+        return self.size // (row_width(self.shape) or self.size or 1)
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean square of its values: a norm that does not grow with its size."""
+        return sqrt(self.squares / self.size) if self.size else float("nan")
+
+    @property
+    def constant(self) -> bool:
+        """Whether it holds one value throughout, as gains and biases of a new model do."""
+        return self.least == self.most
+
+    def and_then(self, more: "TensorFacts") -> "TensorFacts":
+        """With another block's facts added."""
+        return replace(
+            self,
+            squares=self.squares + more.squares,
+            least=float(np.minimum(self.least, more.least)),  # NaN stays NaN
+            most=float(np.maximum(self.most, more.most)),
+            not_finite=self.not_finite + more.not_finite,
+            kind=more.kind,
+            zero_rows=self.zero_rows + more.zero_rows,
+            constant_rows=self.constant_rows + more.constant_rows,
+            first_zero=(*self.first_zero, *more.first_zero)[:NAMED],
+            first_constant=(*self.first_constant, *more.first_constant)[:NAMED],
+        )
+
+
+def facts_of(block: Block) -> TensorFacts:
+    """The facts of one block of a tensor."""
+    tensor, values = block.tensor, block.values()
+    width = row_width(tensor.shape) if values.dtype.kind == "f" else 0
+    kind = values.dtype.kind.replace("u", "i")
+    facts = TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes, kind=kind)
+    if not len(values):
+        return facts
+    rows = values.reshape(-1, width or len(values))
+    with np.errstate(all="ignore"):
+        squares, broken = row_squares(rows)
+        zero, constant = _constant_rows(rows, squares) if width else (np.empty(0, int), np.empty(0, int))
+        first = block.start // width if width else 0
+        return replace(
+            facts,
+            squares=float(squares.sum()),
+            least=float(values.min()),
+            most=float(values.max()),
+            not_finite=broken,
+            zero_rows=len(zero),
+            constant_rows=len(constant),
+            first_zero=tuple((zero[:NAMED] + first).tolist()),
+            first_constant=tuple((constant[:NAMED] + first).tolist()),
+        )
+
+
+def row_squares(rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """Sums of the squares of rows, in float64, and how many values are not finite."""
+    narrow = rows.dtype == np.float32 and rows.shape[1] < LONG_ROW
+    wide = rows if narrow else rows.astype(np.float64, copy=False)
+    squares = np.einsum("ij,ij->i", wide, wide).astype(np.float64)
+    again = ~(squares > TINY) | ~np.isfinite(squares)  # too small or too large for float32, or not finite
+    if not again.any():
+        return squares, 0
+    doubtful = rows[again].astype(np.float64)
+    squares[again] = np.einsum("ij,ij->i", doubtful, doubtful)
+    return squares, int(np.count_nonzero(~np.isfinite(doubtful)))
+
+
+def _constant_rows(rows: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the rows that are zero throughout, and of those that hold another value throughout."""
+    ends = (rows[:, 0] == rows[:, -1]) & (rows[:, 0] == rows[:, rows.shape[1] // 2])
+    likely = np.flatnonzero(ends | (squares == 0))
+    constant = likely[(rows[likely] == rows[likely, :1]).all(axis=1)]
+    zero = rows[constant, 0] == 0
+    return constant[zero], constant[~zero]
+
+
+@dataclass(frozen=True)
+class Everything:
+    """All tensors of a checkpoint in numbers."""
+
+    facts: Sequence[TensorFacts]  # in the order of the file
+    unread: Mapping[str, str] = field(default_factory=dict)  # why the values of a tensor could not be read, by its name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that were read."""
+        return sum(tensor.nbytes for tensor in self.facts)
+
+    @property
+    def lead(self) -> str:
+        """What was read, and what could not be, in a sentence or two."""
+        text = f"Every value of {counted(len(self.facts), 'tensor')} was read."
+        if self.unread:
+            why = next(iter(self.unread.values()))
+            text += f" {counted(len(self.unread), 'tensor')} could not be: {printable(why)}."
+        return text
+
+    @cached_property
+    def table(self) -> Table:
+        """One row per tensor, in the order of the file; its csv() is tensors.csv."""
+        rows = [
+            (t.name, t.role, t.dtype, shown_shape(t.shape), t.size, t.nbytes, t.rms, t.least, t.most, t.not_finite,
+             t.zero_rows, t.constant_rows, t.same_as)
+            for t in self.facts
+        ]  # fmt: skip
+        return Table.of_rows(TENSOR_COLUMNS, rows)
+
+    @cached_property
+    def roles(self) -> Table:
+        """One row per role, in the order of the file; its csv() is roles.csv."""
+        rows = []
+        for role, members in by_role(self.facts).items():
+            norms = np.array([tensor.rms for tensor in members])
+            known = norms[np.isfinite(norms)] if np.isfinite(norms).any() else np.array([np.nan])
+            dtypes = dict.fromkeys(tensor.dtype for tensor in members)
+            shapes = dict.fromkeys(shown_shape(tensor.shape) for tensor in members)
+            n_bytes, *totals = (
+                sum(getattr(t, name) for t in members) for name in ("nbytes", "not_finite", "zero_rows")
+            )
+            spread = float(np.median(known)), known.min(), known.max()
+            rows.append((role, len(members), ", ".join(dtypes), ", ".join(shapes), n_bytes, *spread, *totals))
+        return Table.of_rows(ROLE_COLUMNS, rows)
+
+    def write(self, files: Files) -> None:
+        """Write tensors.csv and roles.csv."""
+        files.table("tensors.csv", self.table)
+        files.table("roles.csv", self.roles)
+
+
+TENSOR_COLUMNS = (
+    Column("tensor"),
+    Column("role", meaning="The name without the numbers of layers and experts."),
+    Column("dtype", meaning="As stored."), Column("shape"), Column("values", meaning="How many it has."),
+    Column("bytes", meaning="As stored."),
+    Column("rms", meaning="Root of the mean square: a norm that does not grow with the size."),
+    Column("least"), Column("most"),
+    Column("not_finite", symbol="not finite", meaning="Values that are NaN or infinite."),
+    Column("zero_rows", symbol="zero rows", meaning="Rows that are zero throughout."),
+    Column("constant_rows", symbol="constant rows", meaning="Rows that hold one other value throughout."),
+    Column("same_as", symbol="same values as", meaning="The first tensor that holds exactly the same values."),
+)  # fmt: skip
+ROLE_COLUMNS = (
+    Column("role", meaning="Tensors of one name, apart from the numbers of layers and experts."),
+    Column("tensors"), Column("dtype"), Column("shape"), Column("bytes"),
+    Column("rms_median", symbol="median rms", meaning="Of the tensors' rms."),
+    Column("rms_least", symbol="least rms"), Column("rms_most", symbol="largest rms"),
+    Column("not_finite", symbol="not finite"), Column("zero_rows", symbol="zero rows"),
+)  # fmt: skip
+
+
+def shown_shape(shape: tuple[int, ...]) -> str:
+    """`768 x 2304`."""
+    return " x ".join(map(str, shape)) or "scalar"
+
+
+def by_role(facts: Iterable[TensorFacts]) -> dict[str, list[TensorFacts]]:
+    """Tensors by role, those of a role in the order of their numbers."""
+    roles: dict[str, list[TensorFacts]] = defaultdict(list)
+    for tensor in facts:
+        roles[tensor.role].append(tensor)
+    return {role: sorted(members, key=lambda tensor: role_of(tensor.name)[1]) for role, members in roles.items()}
+
+
+def read_everything(checkpoint: Checkpoint) -> Everything:
+    """Read every value of a checkpoint once, and once more those of tensors that may be equal.
+
+    Memory is a few blocks of a million values per core, however large tensors are, and a kilobyte per tensor; where a
+    quantised format scatters rows (GPTQ, AWQ, bitsandbytes, FP8 with scales), one whole weight per core.
+    """
+    unread: dict[str, str] = {}
+    readable: set[Any] = set()  # kinds of tensor: all tensors of one dtype in one file are read alike
+    for name, tensor in checkpoint.items():
+        kind = type(tensor), tensor.dtype, id(tensor.file)
+        if kind not in readable:
+            if why := why_unread(tensor):
+                unread[name] = why
+            else:
+                readable.add(kind)
+    names = [name for name in checkpoint if name not in unread]
+    facts: dict[str, TensorFacts] = {}
+    total = sum(checkpoint[name].nbytes for name in names)
+    with bar(what="tensors", unit="B", total=total, unit_scale=True) as progress:
+        parts = batches(streamed(checkpoint, names), lambda block: block.stop - block.start, BLOCK)
+        for part in in_threads(lambda blocks: [*map(_facts_and_bytes, blocks)], parts):
+            for more, n_bytes in part:
+                facts[more.name] = facts[more.name].and_then(more) if more.name in facts else more
+                progress.update(n_bytes)
+    return Everything(list(_with_twins(checkpoint, facts.values())), unread)
+
+
+def _facts_and_bytes(block: Block) -> tuple[TensorFacts, int]:
+    tensor = block.tensor
+    return facts_of(block), tensor.nbytes * (block.stop - block.start) // max(1, prod(tensor.shape))
+
+
+def why_unread(tensor: Tensor) -> str:
+    """Why a stored tensor's values cannot be read; empty where they can."""
+    try:
+        if isinstance(tensor, StoredTensor):
+            Block(tensor, 0, 0).values()
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def _with_twins(checkpoint: Checkpoint, facts: Collection[TensorFacts]) -> Iterator[TensorFacts]:
+    """The same facts, each with the first tensor that holds the same values.
+
+    Only tensors that agree in shape, dtype, norm and range are read again, for a digest of their content. Constant
+    tensors equal many others, which means nothing.
+    """
+    candidates: dict[Any, list[TensorFacts]] = defaultdict(list)
+    for tensor in facts:
+        numbers = np.array([tensor.squares, tensor.least, tensor.most]).tobytes()  # as bytes, so that NaN equals NaN
+        candidates[tensor.shape, tensor.dtype, numbers].append(tensor)
+    groups = (group for group in candidates.values() if len(group) > 1 and not group[0].constant)
+    twins = [tensor for group in groups for tensor in group if tensor.size > 1]
+    digests = in_threads(lambda tensor: _digest(checkpoint[tensor.name]), twins)
+    first: dict[Any, str] = {}
+    same_as = {
+        tensor.name: first.setdefault((tensor.shape, digest), tensor.name)
+        for tensor, digest in zip(twins, digests, strict=True)
+    }
+    for tensor in facts:
+        twin = same_as.get(tensor.name, tensor.name)
+        yield tensor if twin == tensor.name else replace(tensor, same_as=twin)
+
+
+def _digest(tensor: Tensor) -> bytes:
+    """SHA-256 of a tensor's values."""
+    digest = hashlib.sha256()
+    for block in blocks_of(tensor):
+        digest.update(np.ascontiguousarray(block.values()))
+    return digest.digest()

@@ -1,0 +1,219 @@
+"""Runs an untrusted tokenizer in a sandboxed subprocess.
+
+Some tokenizer files crash the process that reads them: on loading, or only when a certain text is split. So the
+tokenizers library never loads a stranger's file in this process. A child loads it, reports its ids and splits texts; if
+the child dies, or takes too much time or memory, a CheckpointError is raised.
+"""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from threading import BoundedSemaphore
+from typing import Any, NamedTuple
+from weakref import finalize
+
+from weightscope.errors import CheckpointError
+from weightscope.text.sandbox_child import REPLY, Request, decode, encode, encode_batch
+
+MEMORY = 4 << 30  # bytes that a child may take: a vocabulary of 256,000 needs a tenth of it
+SECONDS = 60  # of processor time for a request: loading the largest vocabularies takes a few
+CHARACTERS_A_SECOND = 10_000  # more for a long text; the slowest tokenizers split ten times as many
+MOST_TOKENS = 1 << 21  # ids: arrays are as long as the largest, and the largest published vocabulary has half of it
+LARGEST_DESCRIPTION = 400_000_000  # bytes: what may be read of a tokenizer.json, every character of it escaped
+IDS_A_CHARACTER = 64  # the longest that a normaliser makes of one has 33 bytes, and each may be a token
+IDS_ADDED = 4096  # special tokens around a text
+MOST_CHILDREN = 16  # each has the vocabulary in memory; more threads wait for one to be free
+PROGRAM = "from weightscope.text.sandbox_child import serve; serve({}, {}, {})"
+
+
+class Added(NamedTuple):
+    """A token that is found in a text before anything else is done to it."""
+
+    content: str
+    rstrip: bool
+    special: bool
+
+
+class Kind(NamedTuple):
+    """What splits words: "BPE", "WordPiece", "Unigram" or "WordLevel", and two of its settings."""
+
+    name: str
+    unk_token: str | None
+    continuing_subword_prefix: str | None
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A text as tokens: their ids, and 1 for each that is special."""
+
+    ids: list[int]
+    special_tokens_mask: list[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class ServedTokenizer:
+    """A tokenizer in a process of its own, with those methods of `tokenizers.Tokenizer` that weightscope uses.
+    file: Named in errors.
+    load: Called in the child; gives the library's tokenizer, and what else is to be known of it.
+    normalizer, pre_tokenizer, decoder: As tokenizer.json has them.
+    facts: The description that the child gave of it, whole.
+    """
+
+    def __init__(self, file: object, load: Any, *arguments: Any) -> None:
+        self.file, self._load = file, (load, arguments)
+        self._idle: list[_Child] = []
+        self._room = BoundedSemaphore(MOST_CHILDREN)
+        self._truncation: tuple[int, str] | None = None
+        child, self.facts = self._loaded()
+        self._idle.append(child)
+        self._ids: dict[str, int] = self.facts["vocab"]
+        self._tokens = {index: token for token, index in self._ids.items()}
+        self._added = {index: Added(*rest) for index, *rest in self.facts["added"]}
+        self.model = Kind(*self.facts["model"])
+        self.normalizer, self.pre_tokenizer, self.decoder = (
+            self.facts[step] for step in ("normalizer", "pre_tokenizer", "decoder")
+        )
+
+    def get_vocab(self) -> dict[str, int]:
+        """The id of every token."""
+        return self._ids
+
+    def get_vocab_size(self) -> int:
+        return len(self._ids)
+
+    def get_added_tokens_decoder(self) -> dict[int, Added]:
+        return self._added
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._ids.get(token)
+
+    def id_to_token(self, index: int) -> str | None:
+        return self._tokens.get(index)
+
+    def enable_truncation(self, max_length: int, *, strategy: str) -> None:
+        self._truncation = max_length, strategy
+
+    def no_truncation(self) -> None:
+        self._truncation = None
+
+    def encode(self, text: str, pair: str | None = None, *, add_special_tokens: bool = True) -> Encoding:
+        """The tokens of a text, or of two."""
+        texts = (text,) if pair is None else (text, pair)
+        answer = self._ask(encode, texts, add_special_tokens, self._truncation, characters=sum(map(len, texts)))
+        return Encoding(*json.loads(answer))
+
+    def encode_batch_fast(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Encoding]:
+        """The tokens of many texts, without marks for special ones."""
+        answer = self._ask(encode_batch, texts, add_special_tokens, characters=sum(map(len, texts)))
+        numbers = array("q", answer).tolist()
+        encodings, start = [], 1 + numbers[0]
+        for length in numbers[1:start]:
+            encodings.append(Encoding(numbers[start : start + length], []))
+            start += length
+        return encodings
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens as the library joins them, special ones left out."""
+        return json.loads(self._ask(decode, ids, characters=len(ids)))
+
+    def _ask(self, function: Request, *arguments: Any, characters: int) -> bytes:
+        """Have a child that is idle, or a new one, call a function. One that fails in any way is not used again."""
+        longest = 16 * (IDS_A_CHARACTER * characters + IDS_ADDED)
+        with self._room:
+            try:
+                child = self._idle.pop()
+            except IndexError:
+                child = self._loaded()[0]
+            try:
+                answer = child.call(function, arguments, SECONDS + characters / CHARACTERS_A_SECOND, longest)
+            except _RefusedError as refused:
+                raise CheckpointError(f"cannot encode this text: {refused}", file=self.file) from None
+            self._idle.append(child)
+        return answer
+
+    def _loaded(self) -> tuple["_Child", dict[str, Any]]:
+        """A new child that has loaded the tokenizer, and how it describes it."""
+        child = _Child()
+        try:
+            return child, json.loads(child.call(*self._load, SECONDS, LARGEST_DESCRIPTION))
+        except _RefusedError as refused:
+            raise CheckpointError(str(refused), file=self.file) from None
+
+
+def served(file: Path, load: Any, *arguments: Any) -> ServedTokenizer:
+    """A stranger's tokenizer; the same file's is loaded once, and refused once."""
+    tokenizer = _served(str(file), load, *arguments)
+    if isinstance(tokenizer, CheckpointError):
+        raise tokenizer.with_traceback(None)
+    return tokenizer
+
+
+@lru_cache(2)  # by the files' content: two tokenizers can be compared, and a list's are not all kept
+def _served(file: str, load: Any, *arguments: Any) -> ServedTokenizer | CheckpointError:
+    try:
+        return ServedTokenizer(file, load, *arguments)
+    except CheckpointError as error:
+        return error
+
+
+class _RefusedError(Exception):
+    """Why a request failed."""
+
+
+class _Child:
+    """The process and its two pipes; it ends when this object does."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", PROGRAM.format(MEMORY, MOST_TOKENS, os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # panics print there
+            env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
+        )
+        finalize(self, _end, self._process)
+
+    def call(self, function: Request, arguments: Sequence[Any], seconds: float, longest: int) -> bytes:
+        """Call a function in the child, with limits on processor time and on the bytes of the answer."""
+        assert self._process.stdin and self._process.stdout
+        try:
+            pickle.dump((function, arguments, seconds), self._process.stdin)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise _RefusedError(self._end_of_it(seconds)) from None
+        head = self._process.stdout.read(REPLY.size)
+        if len(head) < REPLY.size:
+            raise _RefusedError(self._end_of_it(seconds))
+        length, well = REPLY.unpack(head)
+        if length > longest:
+            raise _RefusedError(f"its answer has {length} bytes; at most {longest} are read")
+        answer = self._process.stdout.read(length)
+        if len(answer) < length:
+            raise _RefusedError(self._end_of_it(seconds))
+        if not well:
+            raise _RefusedError(answer.decode(errors="backslashreplace"))
+        return answer
+
+    def _end_of_it(self, seconds: float) -> str:
+        """Why the process is gone."""
+        status = self._process.wait()
+        if status == -signal.SIGPROF:
+            return f"it takes the tokenizers library more than {seconds:.0f} seconds"
+        name = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return f"the tokenizers library does not survive it ({name}), or needs more than {MEMORY / 2**30:.3g} GB"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
