@@ -1,15 +1,59 @@
-"""What several tests share."""
+"""What several tests share, and which of them `make test` leaves to `make check`."""
 
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import weightscope as ws
 from tests.support.browser import Page, browser
 from tests.support.hub_server import Hub, serve
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope import progress
 from weightscope.embedded import FOLDER
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one may take long over an example
+hypothesis.settings.load_profile("any machine")
+
+WHOLE_FILE = re.compile(r"^pytestmark = pytest\.mark\.(\w+)", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file whose own mark is deselected: to import it, with PyTorch, would take seconds."""
+    if collection_path.suffix != ".py":
+        return None
+    mark = WHOLE_FILE.search(collection_path.read_text(encoding="utf-8"))
+    return True if mark and f"not {mark[1]}" in config.option.markexpr else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What opens a page in a browser belongs to `make check`."""
+    for item in items:
+        if "tab" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("smoke"):
+            item.add_marker("check")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_bars() -> Iterator[None]:
+    """No progress bar on a busy machine, where what takes an instant elsewhere takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "DELAY", 3600)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_pytorch(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`make test` stays fast: a test that imports PyTorch is marked `check`."""
+    before = "torch" in sys.modules
+    yield
+    if not before and "torch" in sys.modules and not {"check", "census", "docs", "smoke"} & {
+        mark.name for mark in request.node.iter_markers()
+    }:  # fmt: skip
+        pytest.fail("imports PyTorch: mark it `check`")
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +87,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """A running Hub; caches are empty, waits are short, and there is no token."""
     from huggingface_hub import constants
 
+    from weightscope.checkpoint import http
     from weightscope.checkpoint import hub as client
-    from weightscope.checkpoint import ranges
 
     with serve() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.hub)
@@ -54,6 +98,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setattr(ranges, "FIRST_WAIT", 0.01)
+        monkeypatch.setattr(http, "FIRST_WAIT", 0.01)
         monkeypatch.setattr(client, "FIRST_WAIT", 0.01)
         yield server

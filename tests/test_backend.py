@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from weightscope import CheckpointError
-from weightscope.device import CPU, Cuda, Device, open_device, rows_that_fit
+from weightscope.compute.device import CPU, Cuda, Device, open_device, rows_that_fit
 
 GB = 10**9
 

@@ -11,11 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import weightscope as ws
+from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
+from weightscope.audits import many
 from weightscope.cli import main
-from weightscope.folder import OutputFolder
-from weightscope.writing import check_writable
+from weightscope.files import OutputFolder, check_writable
 
 TEXT = "the cat sat on the mat. the dog sat on the cat, and the mat was flat. a hat on a cat is that.\n" * 40
 
@@ -119,6 +120,7 @@ def test_positions_leave_no_figure_of_another_run(folder: Path, tmp_path: Path) 
         assert {path.name.partition(".")[0] for path in tmp_path.glob("positions-head-*")} == {f"positions-head-{head}"}
 
 
+@pytest.mark.check
 def test_positions_beside_attention_on_text(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="running a model needs the extra `runner`")
     (tmp_path / "a.txt").write_text("\n\n".join(f"On day {n} the crew of the ship saw land again." for n in range(300)))
@@ -270,3 +272,19 @@ def test_a_folder_that_another_run_writes_into_is_refused_before_the_work(
         result = CliRunner().invoke(main, [*command, "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert "another run is writing into this folder" in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-8"])
+def test_a_letter_that_the_output_cannot_hold_is_spelled_out(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As σ₁ where a Windows console is redirected, and a file's name that is not UTF-8 anywhere."""
+    monkeypatch.setattr(many, "report_task", tasks.tables_alone)
+    checkpoint = write_checkpoint(tmp_path / "σ", gpt2_weights(n_layers=1))
+    for out in (tmp_path / "σ₁", tmp_path / "\udcff"):
+        result = CliRunner(charset=encoding).invoke(main, ["audit", str(checkpoint), "--out", str(out)])
+        assert result.exit_code == 0 and result.exception is None, result.exception
+        shown = str(out / "report.html").encode(encoding, "backslashreplace")
+        assert result.stdout_bytes.splitlines()[-1] == shown
+    missing = CliRunner(charset=encoding).invoke(main, ["inspect", str(tmp_path / "₂\udcff.safetensors")])
+    assert missing.exit_code == 2 and missing.stderr.count("\n") == 1

@@ -23,17 +23,16 @@ import weightscope as ws
 from tests.support.cases import CASES
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, fixture
-from weightscope import device as backend
 from weightscope.attention.factored import inner
 from weightscope.audits.audit import AuditOptions
-from weightscope.audits.finished_layers import FinishedLayers
-from weightscope.audits.many import layers_fingerprint
+from weightscope.audits.resume import FinishedLayers, layers_fingerprint
 from weightscope.circuitry import passes
 from weightscope.cli import main
+from weightscope.compute import device as backend
+from weightscope.compute.device import Device, open_device
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import ScorerOnWorker, measure_heads
 from weightscope.detokenization.sigma import sigma_statistics
-from weightscope.device import Device, open_device
 from weightscope.metrics.auroc import auroc_by_token
 from weightscope.sources import Source
 from weightscope.text.counts import Counts, load_counts
@@ -191,13 +190,14 @@ TEXTS = [np.array([0, 7, 9, 2, 11, 3]), np.array([0, 8, 2, 12]), np.array([0, 2,
 
 
 # Post-norm; LayerNorm; grouped heads that turn; norms of queries and keys, with a shift, of a latent; clipped.
+@pytest.mark.check
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen3", "cohere_qk_norm", "deepseek_v3", "mpt"])
 def test_norms_and_contributions_of_running_models_are_the_same(name, tmp_path):
     """|f(x)| and C of eq. 7, worked out of a layer's own maps on the device, against the same on the cores."""
     pytest.importorskip("torch", reason="the runner needs the extra `runner`")
     from tests.support.random_models import random_model
     from weightscope.norms.measure import measure_norms
-    from weightscope.outlier_dimensions.contributions import observe_contributions
+    from weightscope.outliers.contributions import observe_contributions
     from weightscope.runner import open_runner
 
     random_model(next(case for case in CASES if case.name == name)).save_pretrained(tmp_path)
@@ -248,6 +248,7 @@ def test_detok_from_end_to_end(folder, tmp_path, cuda_is_strict):
     np.testing.assert_allclose(np.nanmean(there, axis=1), np.nanmean(here, axis=1), rtol=0, atol=1e-4)
 
 
+@pytest.mark.check
 def test_positions_from_end_to_end(folder, tmp_path, cuda_is_strict):
     for device in ("cpu", "cuda"):
         result = run("positions", folder, "--out", tmp_path / device, "--query", 20, "--device", device)
@@ -257,6 +258,7 @@ def test_positions_from_end_to_end(folder, tmp_path, cuda_is_strict):
         np.testing.assert_allclose(there[name], here[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.check
 def test_audit_from_end_to_end(folder, tmp_path, cuda_is_strict):
     for device in ("cpu", "cuda"):
         result = run("audit", folder, "--out", tmp_path / device, "--device", device)
@@ -269,6 +271,7 @@ def test_audit_from_end_to_end(folder, tmp_path, cuda_is_strict):
     assert table(tmp_path / "cpu" / "heads.csv")[0] == table(tmp_path / "cuda" / "heads.csv")[0]
 
 
+@pytest.mark.check
 def test_circuits_from_end_to_end_are_exact_whatever_their_size(tmp_path, cuda_is_strict, monkeypatch):
     result = run("circuits", "embedded", "--out", tmp_path / "cpu")
     monkeypatch.setattr(passes, "EXACT_UP_TO", 0)
@@ -287,7 +290,7 @@ def test_an_audit_is_not_resumed_on_another_device(folder, tmp_path):
     def layers_on(device):
         return FinishedLayers(out, layers_fingerprint(model, AuditOptions((0,), device=device)), [0], resume=True)
 
-    layers_on("cpu").put(0, {})
+    layers_on("cpu").put(0, {"qk_route": np.array(["gram"])})
     assert layers_on("cpu").left == []
     assert layers_on("array_api_strict").left == [0]
 
@@ -319,7 +322,7 @@ def test_a_cluster_may_have_the_device_that_this_machine_has_not(folder, tmp_pat
 def test_processes_do_not_share_a_device(folder, tmp_path, cuda_is_strict):
     result = run("audit", folder, "--out", tmp_path, "--jobs", "2", "--device", "cuda")
     assert result.exit_code == 2
-    assert "a device is used by one process" in result.output
+    assert "a GPU is used by one process" in result.output
 
 
 def test_a_task_that_goes_elsewhere_takes_the_devices_name_along(folder):

@@ -15,6 +15,8 @@ from tests.support.commands import run, undrawn, with_tokenizer, write_counts
 from tests.support.documented import IN_A_SENTENCE, PAGES, ROOT, Line, check, lines_of, words_of
 from weightscope.cli import main
 
+pytestmark = pytest.mark.docs
+
 LINES = [line for page in PAGES for line in lines_of(page)]
 WHOLE = [line for line in LINES if line.whole]
 # Options that sentences name and that are others' or a recipe's.

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.neighbours import neighbours
+from weightscope.detokenization.first_layer import FirstLayer, neighbours
 from weightscope.detokenization.positions import position_terms
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.text.counts import load_counts
@@ -25,6 +24,7 @@ def test_a_head_ranks_the_tokens_that_come_before(embedded: ws.Model) -> None:
     assert heads["tokens_scored"].min() > 7_500
 
 
+@pytest.mark.check
 def test_an_untrained_model_of_the_same_shape_ranks_nothing(tmp_path) -> None:
     torch = pytest.importorskip("torch", reason="the initialisation is PyTorch's, in the extra `runner`")
     transformers = pytest.importorskip("transformers", reason="the initialisation is transformers'")

@@ -59,7 +59,7 @@ def test_a_command_says_its_option_where_the_library_says_its_argument(message: 
 SHELL = re.compile(r"pip install|weightscope [a-z]+|dask [a-z]+")  # options of whole commands, to be typed
 
 
-TOOLS = ("adoption/census.py",)  # commands that are no part of `weightscope`
+TOOLS = ("adopting/census.py",)  # commands that are no part of `weightscope`
 
 
 def test_the_library_speaks_of_no_option() -> None:

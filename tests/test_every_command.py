@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import commands, is_one_line, run, studies, undrawn, unsaved, with_tokenizer, write_counts
-from tests.support.tiny_models import NAMES, fixture
+from tests.support.tiny_models import EACH_MECHANISM, fixture
 
 pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")
 
@@ -20,7 +20,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_counts(with_tokenizer("gpt2", tmp_path_factory.mktemp("counts")))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH_MECHANISM)
 def test_it_ends_with_numbers_or_in_one_line(name: str, counts: Path, tmp_path: Path) -> None:
     it = fixture(name)
     source = with_tokenizer(name, tmp_path / "source")
@@ -37,6 +37,7 @@ def test_it_ends_with_numbers_or_in_one_line(name: str, counts: Path, tmp_path: 
                 assert not (tmp_path / "out" / command).exists(), said
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", ["gpt2", "bert", "electra", "vit", "clip_text", "smollm3"])
 def test_a_model_that_cannot_be_run_is_refused_in_one_line(name: str, counts: Path, tmp_path: Path) -> None:
     """Fixtures have no feed-forward networks, and those of images read no text."""

@@ -11,7 +11,13 @@ import pytest
 import weightscope
 
 ROOT = Path(weightscope.__file__).parent
-WITH_EXAMPLES = sorted(path for path in ROOT.rglob("*.py") if ">>>" in path.read_text())
+WITH_EXAMPLES = [
+    pytest.param(
+        path, id=path.relative_to(ROOT).as_posix(), marks=[pytest.mark.check] if path.parent.name == "runner" else []
+    )
+    for path in sorted(ROOT.rglob("*.py"))
+    if ">>>" in path.read_text()
+]
 
 
 @pytest.fixture
@@ -21,7 +27,7 @@ def numpy_prints_as_it_does() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("numpy_prints_as_it_does")
-@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", WITH_EXAMPLES)
 def test_examples(path: Path) -> None:
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
     if "runner" in parts:

@@ -15,12 +15,13 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support import tasks
-from tests.support.hub_server import Hub
+from tests.support.hub_server import COMMIT, Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
 from weightscope.audits.audit import AuditOptions
-from weightscope.audits.many import layers_fingerprint, results_fingerprint
 from weightscope.audits.reference import OWN
+from weightscope.audits.resume import layers_fingerprint, results_fingerprint
+from weightscope.checkpoint import local
 from weightscope.cli import main
 from weightscope.fingerprint import DRAWN_WITH, TOKENIZER_FILES, Fingerprint, tokenizer_identity
 
@@ -42,7 +43,7 @@ def is_kept(*arguments: object) -> bool:
         command = ["audit", *map(str, arguments), "--resume"]
         result = CliRunner().invoke(main, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return "is kept" in result.stdout
+    return "is up to date" in result.stdout
 
 
 def test_other_weights_at_the_same_revision_of_the_hub_are_audited_anew(hub: Hub, tmp_path: Path) -> None:
@@ -102,19 +103,72 @@ def longer_weights(folder: Path) -> None:
     os.utime(weights, ns=(then, then))
 
 
+def other_weights_of_the_same_time(folder: Path) -> None:
+    """As from an archive with normalised times, or by `cp -p`."""
+    weights, status = folder / "model.safetensors", (folder / "model.safetensors").stat()
+    rewritten_weights(folder)
+    os.utime(weights, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    assert weights.stat().st_size == status.st_size
+
+
 def other_config(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"layer_norm_epsilon": 0.1}))
 
 
-@pytest.mark.parametrize("change", [rewritten_weights, touched_weights, longer_weights, other_config])
+@pytest.mark.parametrize(
+    "change", [rewritten_weights, touched_weights, longer_weights, other_weights_of_the_same_time, other_config]
+)
+@pytest.mark.parametrize("whole", [64 << 20, 0])
 def test_a_local_checkpoint_that_has_changed_is_another(
-    change: Callable[[Path], None], tiny_gpt2: Path, tmp_path: Path
+    change: Callable[[Path], None], whole: int, tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A small file is read whole for it, of a large one every tensor is sampled."""
+    monkeypatch.setattr(local, "WHOLE", whole)
     folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
     fingerprint = of(folder)
     change(folder)
     assert of(folder) != fingerprint
+
+
+@pytest.mark.parametrize("name", sorted(gpt2_weights()))
+def test_another_tensor_in_a_large_file_is_another_checkpoint(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "WHOLE", 0)
+    weights, files = gpt2_weights(), []
+    for change in (0, 1):
+        folder = write_checkpoint(tmp_path / str(change), weights | {name: weights[name] + np.float32(change)})
+        os.utime(folder / "model.safetensors", ns=(1, 1))
+        (file,) = of(folder).facts["files"]
+        files.append(file)
+    assert files[0].pop("inode") != files[1].pop("inode")
+    assert files[0].pop("sha256") != files[1].pop("sha256") and files[0] == files[1]
+
+
+def test_a_large_file_that_is_moved_stays_the_same(
+    tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "WHOLE", 0)
+    before = of(shutil.copytree(tiny_gpt2, tmp_path / "one"))
+    assert of((tmp_path / "one").rename(tmp_path / "other")) == before
+
+
+@pytest.mark.parametrize("place", ["a regular file", "no commit", "another cache", "a blob elsewhere"])
+def test_only_a_blob_of_the_cache_is_known_by_its_name(place: str, hub: Hub, tiny_gpt2: Path, tmp_path: Path) -> None:
+    """Any other file may have other weights by the same names."""
+    cache = tmp_path / ("elsewhere" if place == "another cache" else "hub") / "models--owner--model"
+    snapshot = cache / "snapshots" / ("main" if place == "no commit" else COMMIT)
+    blobs = tmp_path / "blobs" if place == "a blob elsewhere" else cache / "blobs"
+    blobs.mkdir(parents=True)
+    shutil.copytree(tiny_gpt2, snapshot)
+    if place != "a regular file":
+        (snapshot / "model.safetensors").rename(blobs / "abc")
+        (snapshot / "model.safetensors").symlink_to(blobs / "abc")
+    before = of(snapshot)
+    rewritten_weights(tmp_path / "rewritten")
+    shutil.copyfile(tmp_path / "rewritten" / "model.safetensors", snapshot / "model.safetensors")
+    assert of(snapshot) != before and "commit" not in before.text
 
 
 def test_a_checkpoint_is_the_same_from_wherever_it_is_named(

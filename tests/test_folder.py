@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.audits.finished_layers import FinishedLayers
-from weightscope.checkpoint.blockcache import BlockCache
+from weightscope.audits.resume import FinishedLayers
+from weightscope.checkpoint.remote import BlockCache
 from weightscope.errors import CheckpointError
+from weightscope.files import HIDDEN, Files, Folder, OutputFolder, check_writable, new_file
 from weightscope.fingerprint import Fingerprint
-from weightscope.folder import HIDDEN, Files, Folder, OutputFolder
 from weightscope.tables import Column, Table
-from weightscope.writing import check_writable, new_file
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parents[1])}
 TABLE = Table([Column("head", [0, 1]), Column("auroc", [0.5, float("nan")])])
@@ -169,7 +168,7 @@ def test_an_error_removes_nothing_and_the_next_run_everything(tmp_path: Path) ->
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from weightscope.folder import OutputFolder
+from weightscope.files import OutputFolder
 with OutputFolder(Path(sys.argv[1])) as out:
     out.text("one.txt", sys.argv[2])
     out.text("two.txt", "two")
@@ -242,7 +241,7 @@ def test_a_run_that_was_broken_off_is_not_finished(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from weightscope.folder import OutputFolder
+from weightscope.files import OutputFolder
 with OutputFolder(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -80,6 +80,7 @@ def test_the_lines_that_a_newcomer_types(tmp_path: Path) -> None:
     assert audit.plot().axes and head.plot_spectrum().axes
 
 
+@pytest.mark.smoke
 def test_the_line_that_runs_the_model() -> None:
     pytest.importorskip("torch")
     model, shapes = ws.open_model("embedded"), []

@@ -11,6 +11,8 @@ from tests.fuzz.checkpoints import GOLDEN, GOOD, GOOD_GGUF, meet
 from tests.fuzz.run import TARGETS, fuzz
 from tests.support.files import encode
 
+pytestmark = pytest.mark.check
+
 FEW = {"tokenizer.json": 12, "vocab.txt": 12, "a worker's answer": 20}  # whose trials take long
 
 

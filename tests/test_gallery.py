@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.quoted import ROOT, cell, column, rows, words
 
+pytestmark = pytest.mark.docs
+
 SAID = words(ROOT / "docs" / "gallery.md")
 GPT2, SMOLLM2, MINILM, VIT = (f"audit-{name}/heads.csv" for name in ("gpt2", "smollm2", "minilm", "vit"))
 SHARES, PREFERRED = "norm-attention/shares.csv", "outlier-dimensions/preferences.csv"
@@ -64,23 +66,24 @@ QUOTED: dict[str, list[float]] = {
     "head 8 of layer 11 writes one direction {:.1f} times as strongly as the next": [
         cell(GPT2, "vo_gap", layer=11, head=8)
     ],
-    "{} heads out of a 4-bit GGUF": [len(rows(SMOLLM2))],
+    "{} heads from a 4-bit GGUF": [len(rows(SMOLLM2))],
     "Two of {} heads stand out by $W_QK$": [len(rows(MINILM))],
     "its $W_QK$ uses {:.0f} directions where its neighbours use {:.0f}": found(
         "smollm2", kind="layer_off_trend", map="qk"
     ),
-    "Spectra are otherwise flat, {:.0f} to {:.0f} of 32 directions in use": [OTHERS.min(), OTHERS.max()],
+    "Otherwise the spectra are flat, with {:.0f} to {:.0f} of 32 directions in use": [OTHERS.min(), OTHERS.max()],
     "The median head's $W_QK$ differs by {:.2f} of its norm and its $W_VO$ by {:.2f}": [
         np.median(column("compare-vit/heads.csv", f"{which}_change")) for which in ("qk", "vo")
     ],
-    "have nothing to do with each other differ by {:.2f}": [2**0.5],
+    "Unrelated matrices of one size differ by {:.2f}": [2**0.5],
     "{:.0f} dimensions that 4.11 writes, {:.0f} are read by the keys of 5.1, where two random spaces share {:.0f}": [
         max(column(GPT2, "vo_rank")),
         *(float(read_by_keys("gpt2", (4, 11), (5, 1))[name]) for name in ("pk", "pk_random")),
     ],
-    "{} of {} heads have a name": [
-        sum(bool(row["role"]) for row in rows("circuits/smollm2/roles.csv")),
+    "{} of {} heads have a name, and {} are like copying heads": [
+        sum(bool(row["role"]) and not row["role"].startswith("like") for row in rows("circuits/smollm2/roles.csv")),
         len(rows("circuits/smollm2/roles.csv")),
+        len(named("smollm2", "like a copying head")),
     ],
     "the keys of 17.3 read {:.0f} of the {:.0f} dimensions that it writes": [
         float(read_by_keys("smollm2", (16, 0), (17, 3))["pk"]), max(column(SMOLLM2, "vo_rank"))
@@ -106,10 +109,10 @@ HELD: dict[str, bool] = {
         times("gpt2", kind="undertrained_rows", index="1023") < 0.1
         and 2.5 < times("gpt2", kind="oversized_rows", index="0") < 3.5
     ),
-    "There is one warning: heads 7 and 8 of layer 18 pass on nearly the same, and both are named induction heads": [
+    "heads 7 and 8 of layer 18 pass on nearly the same; 18.7 is named an induction head and 18.8 like a copying head": [
         (row["layer"], row["head"], row["map"], row["name"])
         for row in rows("audit-smollm2/findings.csv") if row["severity"] == "warning"
-    ] == [("18", "7", "vo", "induction"), ("18", "8", "vo", "induction")],
+    ] == [("18", "7", "vo", "induction"), ("18", "8", "vo", "like a copying head")],
     "they read one key-value head": len({
         row["kv_head"] for row in rows(SMOLLM2) if row["layer"] == "18" and row["head"] in "78"
     }) == 1,
@@ -124,7 +127,7 @@ HELD: dict[str, bool] = {
         and 5.5 < times("minilm", kind="outlier_head", layer="0") < 6.5
         and 5 < times("minilm", kind="outlier_head", layer="4") < 5.5
     ),
-    "`[MASK]` has the one embedding that is far shorter than the others, a quarter of their median": (
+    "Only the embedding of `[MASK]` is far shorter than the others, a quarter of their median": (
         [row["name"] for row in rows("audit-minilm/findings.csv") if row["kind"] == "undertrained_rows"] == ["[MASK]"]
         and 0.2 < times("minilm", kind="undertrained_rows") < 0.25
     ),
@@ -132,26 +135,27 @@ HELD: dict[str, bool] = {
         2 < times("vit", kind="layer_off_trend", layer="1", map="qk") < 2.2
     ),
     "the position of the class token is the longest": found("vit", kind="oversized_rows", index="0") is not None,
-    "5.1, 5.5, 5.8, 6.9, 7.2 and 7.10, named induction heads by that wiring alone": (
-        named("gpt2", "induction") == ["5.1", "5.5", "5.8", "6.9", "7.2", "7.10"]
+    "5.1, 5.5, 5.8, 6.9, 7.2 and 7.10, which are named induction heads by that wiring alone, with three more": (
+        {*named("gpt2", "induction")} > {"5.1", "5.5", "5.8", "6.9", "7.2", "7.10"}
+        and len(named("gpt2", "induction")) == 9
     ),
     "Brown lines go from 16.0, a previous-token head, to the induction heads of layers 17 and 18": (
         "16.0" in named("smollm2", "previous token")
         and {"17", "18"} <= {head.partition(".")[0] for head in named("smollm2", "induction")}
     ),
-    "previous tokens and induction are found well, copying hardly better than by the layer's index": (
+    "previous tokens and induction are found well, copying little better than by the layer's index": (
         min(accuracy("smollm2", "previous_token"), accuracy("smollm2", "induction")) > (0.9,)
-        and 0 < accuracy("smollm2", "copying")[0] - accuracy("smollm2", "copying")[1] < 0.02
+        and 0 < accuracy("smollm2", "copying")[0] - accuracy("smollm2", "copying")[1] < 0.15
     ),
-    "five by their scores, all in the first three layers": (
-        len(named("minilm", "previous token")) == 5 and max(named("minilm", "previous token")) < "3"
+    "three by their scores, all in the first three layers, and duplicate-token heads in layers 1 and 2": (
+        len(named("minilm", "previous token")) == 3 and max(named("minilm", "previous token")) < "3"
+        and {head[0] for head in named("minilm", "duplicate token")} == {"1", "2"}
     ),
-    "heads that copy or take away the logit": bool(named("minilm", "copying") and named("minilm", "anti-copying")),
     "No head does induction, and none is called so": (
         not named("minilm", "induction") and "induction" not in
         {row["role"] for row in rows("circuits/minilm/accuracy.csv")}
     ),
-    "Head 6 puts split words together by what tokens are, heads 1 and 6 by position": (
+    "Head 6 joins split words by what tokens are, heads 1 and 6 by position": (
         column("gpt2-detok/heads.csv", "auroc").argmax() == 6
         and {*column("gpt2-detok/trends.csv", "near_mass").argsort()[-2:]} == {1, 6}
     ),
@@ -167,14 +171,14 @@ HELD: dict[str, bool] = {
     "Dimension 99 alone makes nearly all of `[CLS]`'s advantage in layer 1": (
         cell(PREFERRED, "of 99", **CLS) / cell(PREFERRED, "score_above_other", **CLS) > 0.9
     ),
-    "Over all tokens' mean it does not stand out": (  # by less than ten robust deviations
+    "In the mean over all tokens it does not stand out": (  # by less than ten robust deviations
         abs(column("outlier-dimensions/stream.csv", "robust_z", dimension=99, tokens="all")).max() < 10
     ),
-    "A constant stands in for it in middle and late layers, and does not in early ones": all(
+    "A constant can replace it in middle and late layers, but not in early ones": all(
         (change(layers, "SSP") < change(layers, "ablation")) == (layers != "early")
         for layers in ("early", "middle", "late")
     ),
-    "No-ops and one broadcasting head live side by side": (
+    "No-ops and one broadcasting head exist side by side": (
         [row["mechanism"] for row in rows("sink-mechanisms/smollm2/heads.csv")].count("broadcast") == 1
     ),
 }  # fmt: skip

@@ -42,12 +42,14 @@ def causal_softmax(scores: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
+@pytest.mark.check
 def test_scores_give_the_eager_models_attention(eager) -> None:
     model, _, states, attention, _ = eager
     for i in range(model.config.n_layers):
         np.testing.assert_allclose(causal_softmax(model.layer(i).scores(states[i])), attention[i], atol=1e-5)
 
 
+@pytest.mark.check
 def test_values_give_the_eager_models_attention_output(eager) -> None:
     model, _, states, attention, outputs = eager
     for i in range(model.config.n_layers):
@@ -56,6 +58,7 @@ def test_values_give_the_eager_models_attention_output(eager) -> None:
         np.testing.assert_allclose(update, outputs[i], atol=1e-5)
 
 
+@pytest.mark.check
 def test_a_heads_matrices_give_its_scores_and_values(eager) -> None:
     """Eq. 14 from `qk` and `qk_bias`, up to a constant in j; f(x) from `vo` and `vo_bias`."""
     model, _, states, _, _ = eager
@@ -69,6 +72,7 @@ def test_a_heads_matrices_give_its_scores_and_values(eager) -> None:
         np.testing.assert_allclose(z @ head.vo.dense() + head.vo_bias, values[head.index], atol=1e-5)
 
 
+@pytest.mark.check
 def test_the_six_terms_add_up_to_the_models_logits(eager) -> None:
     """Up to a constant in j, which the softmax cannot tell (detokenization paper, eqs 12-14)."""
     model, ids, states, attention, _ = eager
@@ -121,6 +125,7 @@ def test_a_prefix_may_be_there_or_not(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.qk.dense(), other.qk.dense())
 
 
+@pytest.mark.check
 def test_gpt2s_published_numbers() -> None:
     """Values that others have published of the real weights: wpe's first entries, and largest eigenvalues of W'W."""
     checkpoint = ws.open_model(shared("gpt2-attention")).checkpoint
@@ -153,6 +158,7 @@ def test_a_wrong_shape_names_what_was_found_and_expected(tmp_path: Path) -> None
         model.layer(0)
 
 
+@pytest.mark.check
 def test_a_checkpoint_without_tokens_says_just_that() -> None:
     model = ws.open_model(shared("gpt2-attention"))
     with pytest.raises(ws.CheckpointError, match=r"no token embedding in this checkpoint .*wte\.weight"):

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tests.support.commands import run, undrawn
 from tests.support.documented import Line, check, words_of
 from weightscope.cli import main
-from weightscope.cli.examples import TOLD
+from weightscope.cli.command import HELP
 from weightscope.cli.terminal import show
 from weightscope.embedded import FOLDER
 from weightscope.tables import Column, Table
@@ -25,10 +25,10 @@ COMMANDS = sorted(main.commands)
 
 
 def test_the_list_of_commands_says_of_each_what_it_gives_and_costs() -> None:
-    assert set(TOLD) == set(COMMANDS)
+    assert set(HELP) == set(COMMANDS)
     said = " ".join(run("--help").output.split())
-    for name, told in TOLD.items():
-        assert f"{name} {told.gives}" in said  # whole
+    for name, told in HELP.items():
+        assert f"{name} {told.summary}" in said  # whole
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -36,7 +36,7 @@ def test_help_ends_with_examples_and_each_parses(name: str) -> None:
     help_text = run(name, "--help").output
     assert "--quiet" in help_text
     assert "\n  Examples:\n" in help_text
-    for example in TOLD[name].examples:
+    for example in HELP[name].examples:
         assert f"    {example}\n" in help_text
         words = words_of(example.removeprefix("weightscope "))
         assert words[0] == name
@@ -140,7 +140,7 @@ def test_words_are_folded_at_any_width(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setenv("COLUMNS", "80")
     main(["families"], standalone_mode=False)
     *lines, told = click.unstyle(capsys.readouterr().out).splitlines()
-    assert any("─" in line for line in lines) and max(map(len, lines)) <= 80 and told.startswith("Of ")
+    assert any("─" in line for line in lines) and max(map(len, lines)) <= 80 and told.startswith("Checked ")
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -7,7 +7,7 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 
-from weightscope import lapack
+from weightscope.compute import lapack
 
 SIZES = (1, 2, 5, 64, 128, 257)
 EVERY = (lapack.singular_values, lapack.svd, lapack.eigenvalues, lapack.symmetric_eigenvalues, lapack.eigh)
@@ -68,8 +68,10 @@ def test_what_is_given_stays_as_it_is() -> None:
 
 
 def test_a_nan_is_an_error_and_no_number() -> None:
-    with pytest.raises(np.linalg.LinAlgError, match="dgesdd"):
-        lapack.singular_values(np.full((3, 3), np.nan))
+    for decompose in EVERY:
+        for value in (np.nan, np.inf, -np.inf):
+            with pytest.raises(np.linalg.LinAlgError, match="not finite"):
+                decompose(np.diag([1.0, value, 1.0]))
 
 
 @pytest.mark.parametrize("decompose", EVERY)
@@ -104,3 +106,65 @@ def test_other_threads_go_on_meanwhile(
     finally:
         sys.setswitchinterval(interval)
         thread.join()
+
+
+@pytest.mark.parametrize("decompose", EVERY)
+def test_numpy_does_the_work_where_a_signature_is_not_the_expected_one(
+    decompose: Callable[[np.ndarray], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parts() -> tuple[np.ndarray, ...]:
+        result = decompose(matrix(5) + matrix(5).T)
+        return result if isinstance(result, tuple) else (result,)
+
+    expected = parts()
+    monkeypatch.setattr(lapack, "SIGNATURES", dict.fromkeys(lapack.SIGNATURES, "cii"))
+    monkeypatch.setattr(lapack, "_routine", lapack._routine.__wrapped__)
+    assert lapack._routine("dgesdd") is None
+    for ours, numpys in zip(expected, parts(), strict=True):  # signs and the order of eigenvalues may differ
+        np.testing.assert_allclose(np.sort(np.abs(ours), axis=None), np.sort(np.abs(numpys), axis=None), atol=1e-12)
+
+
+def test_a_signature_is_read_by_its_types() -> None:
+    assert lapack._parameters("void (char *, int *, __pyx_t_5scipy_6linalg_13cython_lapack_d *)") == "cid"
+    assert lapack._parameters("void (char *, long *, double *)") == "c?d"
+
+
+NO_MATRICES = (
+    np.array(3.0), np.ones(1), np.ones(4), np.ones((1, 1, 1)), np.ones((0, 0)), np.ones((0, 3)), np.ones((3, 0)),
+    np.ones((2, 2), complex), np.full((2, 2), "1"), np.full((2, 2), 1, object), np.ones((2, 2), "M8[s]"),
+    np.broadcast_to(1.0, (lapack.MATRIX, 2)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("decompose", EVERY)
+@pytest.mark.parametrize("given", NO_MATRICES, ids=lambda given: f"{given.dtype}{given.shape}")
+def test_what_is_no_matrix_is_refused(decompose: Callable[[np.ndarray], object], given: np.ndarray) -> None:
+    """LAPACK would write beyond the arrays it is given, or print."""
+    with pytest.raises(ValueError, match=r"was expected|LAPACK's 32 bits"):
+        decompose(given)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2), (1, 9)])
+@pytest.mark.parametrize("decompose", [decompose for decompose in EVERY if decompose is not lapack.singular_values])
+def test_what_is_not_square_is_refused(decompose: Callable[[np.ndarray], object], shape: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="a square matrix"):
+        decompose(np.ones(shape))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_strides_and_types_give_numpys_numbers(seed: int) -> None:
+    """Views backwards, transposed, with gaps or of no stride, of any byte order: the numbers alone count."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 9))
+    whole = rng.integers(-9, 9, (2 * n, 2 * n)).astype(rng.choice(["f2", "<f4", ">f8", "i1", ">i4", "f8"]))
+    view = whole[:: int(rng.choice([2, -2])), :: int(rng.choice([2, -2]))]
+    view = [view, view.T, np.broadcast_to(view[0], (n, n)), np.asfortranarray(view), view.astype(bool)][seed % 5]
+    plain = np.array(view.tolist(), np.float64)
+    expected = np.linalg.svd(plain, compute_uv=False)
+    np.testing.assert_allclose(lapack.singular_values(view), expected, atol=1e-12 * (1 + expected.max()))
+    np.testing.assert_allclose(lapack.svd(view)[1], expected, atol=1e-12 * (1 + expected.max()))
+    np.testing.assert_allclose(lapack.eigenvalues(view).sum(), np.trace(plain), atol=1e-10)
+    symmetric = view + view.T
+    values = np.linalg.eigvalsh(plain + plain.T if view.dtype != bool else symmetric.astype(float))
+    np.testing.assert_allclose(lapack.symmetric_eigenvalues(symmetric), values, atol=1e-10)
+    np.testing.assert_allclose(lapack.eigh(symmetric)[0], values, atol=1e-10)

@@ -10,19 +10,21 @@ import pytest
 
 import weightscope
 
+pytestmark = pytest.mark.docs
 PACKAGE = Path(weightscope.__file__).parent
 TABLE = Path(__file__).parents[1] / "docs" / "limits.md"
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
-    "adoption.census.MOST_MEMORY", "adoption.census.MOST_PLANS", "adoption.meanings.MOST_LAYERS",
-    "adoption.derived.MOST_FLAGS", "adoption.switches.MOST", "adoption.tiny.MOST_PARAMETERS",
-    "audits.findings.MOST_OPEN", "checkpoint.gguf_header.LONGEST_LIST", "checkpoint.local.LARGEST_READ",
-    "checkpoint.ranges.LARGEST_REQUEST", "checkpoint.ranges.LONGEST_WAIT", "circuitry.passes.MOST_PAIRS",
-    "detokenization.on_text.MOST_DIFFERENCE", "metrics._auroc_device.MOST_SCORES", "metrics.low_rank.MOST_RANK",
-    "outlier_dimensions.figures.MOST_IN_LEGEND", "outlier_dimensions.figures.MOST_NAMED", "pages.drawn.MOST_DESCRIBED",
-    "runner.runner.LARGEST_ERROR", "text.served_tokenizer.MOST_CHILDREN",
+    "adopting.own_size.MOST_SCORES", "adopting.own_size.MOST_WORK",  # beyond them a row is labelled unproved
+    "adopting.census.MOST_MEMORY", "adopting.census.MOST_PLANS", "adopting.shapes.MOST_FLAGS",
+    "adopting.config_keys.MOST_LAYERS", "adopting.adopt.MOST", "adopting.tiny_models.MOST_PARAMETERS",
+    "checkpoint.gguf.LONGEST_LIST", "checkpoint.http.LARGEST_REQUEST", "checkpoint.http.LONGEST_WAIT",
+    "checkpoint.local.LARGEST_READ", "circuitry.passes.MOST_PAIRS", "detokenization.on_text.MOST_DIFFERENCE",
+    "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.weight_changes.MOST_RANK",
+    "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_NAMED", "pages.drawn.MOST_DESCRIBED",
+    "runner.runner.LARGEST_ERROR", "text.sandbox.MOST_CHILDREN",
 }  # fmt: skip
 
 
@@ -55,10 +57,8 @@ def named(constant: str) -> object:
     return getattr(import_module(f"weightscope.{module}"), name)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.constant)
-def test_the_table_has_the_codes_numbers(row: Row) -> None:
-    assert named(row.constant) == number(row.limit)
-    assert row.what and row.why
+def test_the_table_has_the_codes_numbers() -> None:
+    assert not [row for row in ROWS if named(row.constant) != number(row.limit) or not row.what or not row.why]
 
 
 def test_what_is_said_is_what_the_code_says() -> None:

@@ -22,12 +22,21 @@ def shown(notebook: Any) -> list[tuple[str, list[str], str]]:
     return [(kind, sorted(own), NUMBER.sub("0", own["text/plain"])) for kind, own in zip(kinds, data, strict=True)]
 
 
-@pytest.mark.slow
+@pytest.mark.check
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_is_committed(path: Any) -> None:
     if path.stem in NEEDS:
         package(NEEDS[path.stem])  # or it is skipped
     assert shown(executed(path)) == shown(nbformat.read(path, as_version=4))
+
+
+@pytest.mark.smoke
+def test_a_notebook_begins() -> None:
+    path = FOLDER / "detokenization.ipynb"
+    begun = executed(path, cells=4)
+    committed = nbformat.read(path, as_version=4)
+    committed.cells = committed.cells[:4]
+    assert shown(begun) and shown(begun) == shown(committed)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)

@@ -116,6 +116,7 @@ def test_heads_are_named_by_their_wiring_where_streams_overflow(tmp_path: Path) 
     assert np.isnan(found.heads["copying"]).all() and np.isfinite(found.heads["identity"]).all()
 
 
+@pytest.mark.check
 def test_a_run_that_overflows_says_so(counts: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch comes with the extra `runner`")
     source = with_tokenizer("gpt2", tmp_path / "source", with_feed_forward)

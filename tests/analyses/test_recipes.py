@@ -9,13 +9,15 @@ from tests.support.tiny_models import FIXTURES
 
 pytest.importorskip("torch", reason="the recipes need the extra `runner`")
 
-from analyses import gpt2_detok, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms
+from analyses import gpt2_detok, head_roles, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms
 from weightscope.cli.command import EndsInOneLine
-from weightscope.device import open_device
+from weightscope.compute.device import open_device
+
+pytestmark = pytest.mark.check
 
 RECIPES = {
     recipe.main.name: recipe.main
-    for recipe in (gpt2_detok, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms)
+    for recipe in (gpt2_detok, head_roles, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms)
 }
 
 
@@ -33,7 +35,7 @@ def test_a_missing_device_is_said_before_anything_is_read(name, tmp_path, monkey
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["norm-attention", "outlier-dimensions", "sink-bias"])
+@pytest.mark.parametrize("name", ["head-roles", "norm-attention", "outlier-dimensions", "sink-bias"])
 def test_a_model_that_sees_is_no_model_for_texts(name, tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("It was a dark night. The rain fell in torrents.\n\n" * 20)
@@ -53,7 +55,7 @@ def test_a_name_that_is_wrong_ends_sink_bias_before_the_first_model_runs(tmp_pat
 @pytest.mark.parametrize(
     "error, says",
     [
-        (MemoryError(), "the system gave no more"),
+        (MemoryError(), "the system refused an allocation"),
         (MemoryError("Unable to allocate 8.00 GiB for an array\nand more"), "Unable to allocate 8.00 GiB for an array"),
     ],
 )
@@ -72,3 +74,14 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_runs(name, tmp_
     result = run(name, "--text", tmp_path / "no.txt", "--out", tmp_path / "file" / "out")
     assert result.exit_code == 2
     assert result.output == f"{name}: nothing can be written to {tmp_path}/file/out (Not a directory)\n"
+
+
+def test_head_roles_writes_what_it_found_in_each_model(tmp_path):
+    result = run("head-roles", "--model", "embedded", "--model", FIXTURES / "vit", "--out", tmp_path / "out")
+    assert result.exit_code == 2 and not (tmp_path / "out").exists()
+    result = run("head-roles", "--model", "embedded", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    heads = (tmp_path / "out" / "heads.csv").read_text().splitlines()
+    assert len(heads) == 17 and heads[0].startswith("model,layer,head,previous_token")
+    held_out = (tmp_path / "out" / "held-out.csv").read_text().splitlines()
+    assert held_out[1].startswith("previous token,previous_token,score,embedded,16,0,0,0,0,,,inf")

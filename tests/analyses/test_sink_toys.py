@@ -18,6 +18,8 @@ from analyses.sink_toys.training import Size  # noqa: E402
 from weightscope.sinks import lemmas  # noqa: E402
 from weightscope.sinks import strength as sinks  # noqa: E402
 
+pytestmark = pytest.mark.check
+
 SEEDS = (0, 1, 2)
 NOP_SIZE = Size(width=32, tokens=16, batch=64, steps=300, rate=5e-3, every=300)
 VIT_SIZE = vit.Size(width=16, heads=2, layers=2, images=50, batch=8, steps=2, rate=1e-3)

@@ -14,7 +14,9 @@ pytest.importorskip("torch", reason="the toy models need the extra `runner`")
 from analyses.sink_toys.attention import GATES_AND_REGISTERS, VARIANTS
 from analyses.sink_toys.broadcast import TRIALS
 from analyses.sink_toys.page import PLAIN, steps_to_sink, write_toys_report
-from weightscope.folder import Files
+from weightscope.files import Files
+
+pytestmark = pytest.mark.check
 
 KEPT = Path(__file__).parents[2] / "figures" / "sink-toys"
 WITHHOLD = ("ReLU", "squared ReLU", "GELU", "softplus", "ReLU6", "sigmoid")  # weights that all can be small
@@ -116,10 +118,10 @@ def test_the_page_says_what_was_changed_and_what_differs() -> None:
         write_toys_report(files, runs, {name: found["size"] for name, found in stages.items()}, dict(example))
     page = unescape(" ".join(files.contents["report.html"].decode().split()))
     for said in (
-        "Changed besides: the first token is a learned vector alone",
+        "Also changed: the first token is a learned vector alone",
         "Here both broadcast",
         "In no trial does a layer give tokens half of their own attention",
-        "One layer alone of several broadcasts with: weight decay 1, paper's width, length and rate.",
+        "Exactly one of several layers broadcasts with: weight decay 1, paper's width, length and rate.",
         "headwise gate + registers -2.1",
     ):
         assert said in page, said

@@ -17,6 +17,8 @@ from tests.support.hub_server import Hub  # noqa: E402
 from tests.support.random_models import random_model  # noqa: E402
 from weightscope.sinks.inputs import Inputs  # noqa: E402
 
+pytestmark = pytest.mark.check
+
 ON_THE_HUB = {"dinov2": "facebook/dinov2-small", "dinov2_with_registers": "facebook/dinov2-with-registers-small"}
 
 

@@ -56,10 +56,10 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "JSON and then more": (whole(json.dumps({"w": ONE}).encode() + b" {}"), "not valid JSON"),
     "not an object": (whole(b"[1, 2]"), "JSON list"),
     "a bare number": (whole(b"17"), "JSON int"),
-    "duplicate tensor": (whole(b'{"w":%b,"w":%b}' % ((json.dumps(ONE).encode(),) * 2)), "stands twice"),
+    "duplicate tensor": (whole(b'{"w":%b,"w":%b}' % ((json.dumps(ONE).encode(),) * 2)), "appears twice"),
     "duplicate key in a tensor": (whole(b'{"w":{"dtype":"F32","dtype":"F16","shape":[2],"data_offsets":[0,8]}}'), "twice"),
     "duplicate among 90,000": (
-        whole(b"{" + b",".join(b'"%d":1' % i for i in range(90_000)) + b',"89999":1}'), "stands twice"),
+        whole(b"{" + b",".join(b'"%d":1' % i for i in range(90_000)) + b',"89999":1}'), "appears twice"),
     "negative offset": (one(data_offsets=[-8, 0]), "data_offsets"),
     "offsets the wrong way": (one(data_offsets=[8, 0]), "has -8 bytes"),
     "offset past the file": (one(data_offsets=[0, 800], shape=[200]), "cut short"),
@@ -121,6 +121,10 @@ HEADERS: dict[str, tuple[bytes, str]] = {
         whole(b"{" + b",".join(b'"%07d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(49_000))
               + b',"z":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}}'), "needs 4"),
     "95 MB of header": (whole(b" " * 95_000_000), "header of 95000000 bytes"),
+    "FP8 in blocks of no stated size": (
+        whole({"w": {"dtype": "F8_E4M3", "shape": [24, 64], "data_offsets": [0, 1536]},
+               "w_scale_inv": {"dtype": "F32", "shape": [2, 4], "data_offsets": [1536, 1568]}}, b"\0" * 1568),
+        "2 x 4 scales for a weight of 24 x 64, and config.json does not say in blocks of which size"),
     "a pickle": (b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00touch\x85R.", "pickled files"),
     "a zip": (b"PK\x03\x04" + b"\0" * 60, "pickled files"),
 }  # fmt: skip

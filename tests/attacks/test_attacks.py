@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -12,9 +13,10 @@ import pytest
 
 from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, HUBS, INDEXES, LAYOUTS, ONE, TOKENIZERS, whole
 from tests.support.hub_server import COMMIT, Hub
-from weightscope.checkpoint import exchange, open_checkpoint
+from weightscope.architectures import as_published
+from weightscope.checkpoint import http, open_checkpoint, resolve_folder
+from weightscope.checkpoint.hub import Repository
 from weightscope.errors import CheckpointError
-from weightscope.families import as_published
 from weightscope.text.tokenizer import load_tokenizer
 
 # Each takes under a second of processor time on a laptop. The bound is there for the attack that never ends, or
@@ -107,8 +109,8 @@ def test_hub(attack: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     changes, expected = HUBS[attack]
     hub.repositories["owner/model"] = {"model.safetensors": whole({"w": ONE}), "config.json": b'{"model_type": "gpt2"}'}
     slow = "a second are expected" in expected
-    monkeypatch.setattr(exchange, "PATIENCE", 0.3 if slow else 30.0)  # a busy machine may take long over the others
-    monkeypatch.setattr(exchange, "LEAST_RATE", 10**9)
+    monkeypatch.setattr(http, "PATIENCE", 0.3 if slow else 30.0)  # a busy machine may take long over the others
+    monkeypatch.setattr(http, "LEAST_RATE", 10**9)
     for name, value in changes.items():
         setattr(hub, name, value)
     with pytest.raises(CheckpointError) as caught:
@@ -119,6 +121,36 @@ def test_hub(attack: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert written <= {(*kept, "snapshots", COMMIT), (*kept, "refs", "main")}
 
 
+def test_another_commit_than_the_pinned_one_is_refused(hub: Hub, tmp_path: Path) -> None:
+    """Neither from the server, in a file or in its list, nor from a reference in the cache that has a commit's name."""
+    hub.repositories["owner/model"] = {"other.safetensors": whole({"w": ONE}), "config.json": b"{}"}
+    other = COMMIT[::-1]
+    open_checkpoint(f"owner/model@{COMMIT}")
+    hub.headers = {"X-Repo-Commit": other}
+    for read in (open_checkpoint, resolve_folder):
+        source = f"owner/model@{COMMIT}"
+        shutil.rmtree(tmp_path / "hub", ignore_errors=True)
+        with pytest.raises(CheckpointError, match=f"^owner/model@{COMMIT}: this commit .* answers '{other}'"):
+            read(source)
+    hub.headers = {}
+    cache = tmp_path / "hub" / "models--owner--model"
+    (cache / "snapshots" / other).mkdir(parents=True)
+    (cache / "snapshots" / other / "model.safetensors").write_bytes(whole({"w": ONE}))
+    (cache / "refs").mkdir()
+    (cache / "refs" / COMMIT).write_text(other)
+    assert Repository("owner/model", COMMIT).cached("model.safetensors") is None
+    assert Repository("owner/model", other).cached("model.safetensors") is not None
+
+
+def test_a_list_of_files_of_another_commit_is_refused(hub: Hub) -> None:
+    hub.repositories["owner/model"] = {"model.safetensors": b""}
+    assert Repository("owner/model", COMMIT).file_names() == ["model.safetensors"]
+    hub.headers = {"X-Repo-Commit": COMMIT[::-1]}
+    with pytest.raises(CheckpointError, match="for the list of its files the server answers"):
+        Repository("owner/model", COMMIT).file_names()
+
+
+@pytest.mark.check
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells no process its peak memory")
 def test_memory_of_the_costliest(tmp_path: Path) -> None:
     """The peak memory of a process that meets them one after another, interpreter and NumPy included."""
@@ -132,7 +164,7 @@ def test_memory_of_the_costliest(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from weightscope.checkpoint import exchange, open_checkpoint
+        from weightscope.checkpoint import open_checkpoint
         from weightscope.errors import CheckpointError
         refused = 0
         for folder in Path(sys.argv[1]).iterdir():

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.attention.added import Added
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.norms import Norm
+from weightscope.attention.positions import Added
 
 RNG = np.random.default_rng(0)
 H, D, R, SCALE = 3, 8, 4, 0.5

@@ -75,15 +75,16 @@ def test_what_holds_arrays_is_told_in_a_line(embedded: ws.Model) -> None:
     assert repr(embedded) == "Model(gpt2: 2 layers of 8 heads, width 256)"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_everything_of_a_layer_has_a_short_repr_and_compares_by_identity(name: str) -> None:
-    layer = fixture(name).model.layers[0]
-    head = layer.heads[0]
-    for held in (layer, head, head.qk, layer.q, layer.norm, layer.q_norm, layer.rotation, layer.additive):
-        assert len(repr(held)) < 300
-        assert held == held and hash(held) == hash(held)
-    assert (head.qk_at(1) == head.qk_at(1)) is False
-    assert (layer.heads[0] == layer.heads[0]) is False
+def test_everything_of_a_layer_has_a_short_repr_and_compares_by_identity(subtests: pytest.Subtests) -> None:
+    for name in NAMES:
+        with subtests.test(fixture=name):
+            layer = fixture(name).model.layers[0]
+            head = layer.heads[0]
+            for part in (layer, head, head.qk, layer.q, layer.norm, layer.q_norm, layer.rotation, layer.additive):
+                assert len(repr(part)) < 300
+                assert part == part and hash(part) == hash(part)
+            assert (head.qk_at(1) == head.qk_at(1)) is False
+            assert (layer.heads[0] == layer.heads[0]) is False
 
 
 def test_a_heads_spectrum_is_drawn_without_pyplot(embedded: ws.Model) -> None:

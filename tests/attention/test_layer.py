@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import weightscope as ws
+from weightscope.architectures.distances import alibi
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
-from weightscope.attention.position_bias import Buckets, Slopes
-from weightscope.families.rows.gpt import alibi
+from weightscope.attention.positions import Buckets, Slopes
 
 RNG = np.random.default_rng(0)
 

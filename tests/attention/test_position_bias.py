@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.attention.position_bias import WindowBias
+from weightscope.attention.positions import WindowBias
 
 HEIGHT, WIDTH = 2, 3
 rng = np.random.default_rng(0)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from weightscope.attention.relative import RelativeKeys
-from weightscope.families.relative import interleaved_sinusoids, logarithmic
+from weightscope.architectures.steps.relative import interleaved_sinusoids, logarithmic
+from weightscope.attention.positions import RelativeKeys
 
 
 @pytest.mark.parametrize("of_keys", [False, True])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from weightscope.architectures.rope import Sections, contiguous, height_and_width_first, interleaved
 from weightscope.attention.rotation import (
     COLUMN,
     FRAME,
@@ -22,7 +23,6 @@ from weightscope.attention.rotation import (
 )
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
-from weightscope.families.axes import Sections, contiguous, height_and_width_first, interleaved
 
 HEAD = arrays(np.float64, (8,), elements=st.floats(-3, 3))
 POSITION = st.integers(0, 500)

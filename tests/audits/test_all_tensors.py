@@ -1,4 +1,4 @@
-"""Every tensor of two checkpoints: which changed and what kind of change it is, planted and found."""
+"""Every tensor of two checkpoints: planted changes are found, each as its kind."""
 
 import json
 import tracemalloc
@@ -14,11 +14,10 @@ import weightscope as ws
 from tests.support import files
 from tests.support.audits import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits.all_tensors import TensorChanges, compare_tensors
-from weightscope.checkpoint import blocks
+from weightscope.checkpoint import checkpoint
 from weightscope.cli import main
-from weightscope.metrics.low_rank import low_rank
-from weightscope.metrics.rounding import CASTS, casts_between
+from weightscope.metrics.weight_changes import CASTS, casts_between, low_rank
+from weightscope.tensors.changes import TensorChanges, compare_tensors
 
 Weights = dict[str, np.ndarray]
 D = 128
@@ -29,7 +28,7 @@ RNG = np.random.default_rng(3)
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that end within every matrix."""
-    monkeypatch.setattr(blocks, "BLOCK", 50 * D)
+    monkeypatch.setattr(checkpoint, "BLOCK", 50 * D)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +121,7 @@ CASES: list[tuple[Callable[[Weights], None], dict[str, int], str]] = [
     (grow, {"resized": 1, "identical": 20}, "(300 rows to 304; those that both have: identical)"),
     (lose_and_gain, {"missing": 1, "new": 1, "identical": 20}, "1 missing in the last, 1 new in the last"),
     (reshape, {"reshaped": 1, "identical": 20}, "1 of another shape"),
-    (break_one, {"not finite": 1, "identical": 20}, "1 changed by nobody knows what: NaN or infinity"),
+    (break_one, {"not finite": 1, "identical": 20}, "1 with an unknown change: NaN or infinity"),
 ]  # fmt: skip
 
 
@@ -156,7 +155,7 @@ def test_how_much_changed_is_numpys(base: Weights, base_folder: Path, tmp_path: 
 def test_the_rank_of_a_merge_is_found_up_to_the_rounding_of_what_it_is_saved_in(
     save: Callable[[np.ndarray], np.ndarray], base: Weights, tmp_path: Path
 ) -> None:
-    """A merge is rounded to what it is saved in; the rounding has full rank, and is told from the merge."""
+    """A merge is rounded to the dtype it is saved in; that rounding has full rank, and is not counted as rank."""
     stored = {name: np.asarray(save(w)) for name, w in base.items()}
     merged = stored | {MATRIX: np.asarray(save(stored[MATRIX].astype(np.float64) + lora(base[MATRIX].shape, 4)))}
     if save is bfloat16:  # in files that say so
@@ -181,6 +180,7 @@ def test_names_are_matched_whatever_stands_before_them(base: Weights, base_folde
 FLOATS = [("BF16", "bfloat16"), ("F16", "float16"), ("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")]
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(("name", "torch_name"), FLOATS)
 def test_casts_are_torchs(name: str, torch_name: str) -> None:
     torch = pytest.importorskip("torch")
@@ -199,7 +199,7 @@ def test_a_low_rank_is_exact_and_any_other_is_none(rank: int) -> None:
 
 
 def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
-    """Checkpoints of 8 MB, of which a block is a 300th part, compared, and a rank looked for."""
+    """Checkpoints of 8 MB, a block being a 300th of that, are compared and a rank is looked for."""
     weights = gpt2_weights(n_layers=32, d=D)
     moved = {name: w + np.float32(0.1) * w[::-1] if ".0.attn" in name else w for name, w in weights.items()}
     models = [ws.open_model(write_checkpoint(tmp_path / name, w)) for name, w in (("a", weights), ("b", moved))]
@@ -222,11 +222,11 @@ def test_compare_says_first_what_it_did_not_read(base: Weights, base_folder: Pat
     other = write_checkpoint(tmp_path / "b", weights)
     with undrawn():
         result = CliRunner().invoke(main, ["compare", str(base_folder), str(other), "--out", str(tmp_path / "out")])
-        assert "Attention only: 18 of 21 tensors were read" in result.output.splitlines()[0], result.output
+        assert "Attention only: 18 of 21 tensors were read" in result.stdout.splitlines()[0], result.output
         assert not (tmp_path / "out" / "tensors.csv").exists()
         command = ["compare", str(base_folder), str(other), "--all", "--out", str(tmp_path / "out")]
         result = CliRunner().invoke(main, command)
-    first = result.output.splitlines()[0]
+    first = result.stdout.splitlines()[0]
     assert "Attention only" not in first and "low rank, as by a merged LoRA (rank 4, 8)" in first
     assert len((tmp_path / "out" / "tensors.csv").read_text().splitlines()) == 23
     assert "Everything in the files" in (tmp_path / "out" / "report.html").read_text()

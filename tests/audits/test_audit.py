@@ -1,4 +1,4 @@
-"""An audit from Python and by the command: its table, its files, its findings as lists."""
+"""An audit from Python and from the command: its table, its files, its findings as lists."""
 
 import csv
 import json
@@ -14,9 +14,9 @@ import weightscope as ws
 from tests.support.audits import audit_of, names_in, undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
-from weightscope.audits.findings import SHOWN
 from weightscope.cli import main
-from weightscope.folder import HIDDEN
+from weightscope.files import HIDDEN
+from weightscope.findings import SHOWN
 
 FIRST_COLUMNS = ["layer", "head", "kv_head", "qk_sigma1", "qk_sigma2"]
 NEEDED = ["qk_frobenius", "qk_stable_rank", "qk_effective_rank", "vo_sigma1", "vo_sigma2", "vo_frobenius",
@@ -102,7 +102,7 @@ def test_python_gives_what_the_command_writes(checkpoint: Path, out: Path, tmp_p
 def test_an_audit_shows_itself(checkpoint: Path) -> None:
     audit = ws.audit(ws.open_model(checkpoint), directions=0)
     assert repr(audit).startswith("Audit(twelve layers: 12 layers of 4 heads, ") and "\n" not in repr(audit)
-    assert "not asked for" in audit.lead and audit.lead in str(audit)
+    assert "not requested" in audit.lead and audit.lead in str(audit)
     assert "<mi>σ</mi>" in audit._repr_html_() and "<table" in audit._repr_html_()
     assert len({audit, audit}) == 1 and audit == audit
     for finding in audit.findings:
@@ -170,4 +170,5 @@ def test_a_caveat_never_stands_without_its_preface(tmp_path: Path) -> None:
         assert result.caveats
         page = unescape((tmp_path / folder / "report.html").read_text())
         for caveat in result.caveats:
-            assert f"not in these numbers: {caveat}" in page and f"not in these numbers: {caveat}" in str(result)
+            assert f"Not included in these numbers: {caveat}" in page
+            assert f"not in these numbers: {caveat}" in str(result)

@@ -1,4 +1,4 @@
-"""What moved between checkpoints is told by head, and nothing that changes no score is called a change."""
+"""A comparison reports what moved by head, and does not count what changes no score."""
 
 import csv
 import shutil

@@ -1,4 +1,4 @@
-"""Directions: what is shown is kept, vectors only until the rows were gone through, and none is found twice."""
+"""Directions: vectors are kept only until tokens are found, and none is computed twice."""
 
 import tracemalloc
 from pathlib import Path
@@ -10,7 +10,7 @@ import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.attention.factored import Factored
 from weightscope.audits import directions
-from weightscope.audits.measure import Projection, _vectors
+from weightscope.audits.measure_layer import Projection, _vectors
 from weightscope.metrics import spaces
 
 
@@ -27,6 +27,7 @@ def peak(folder: Path, n_layers: int) -> int:
     return most
 
 
+@pytest.mark.check
 def test_memory_does_not_grow_with_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directions, "VECTOR_BYTES", 1 << 20)
     few, many = peak(tmp_path / "few", 3), peak(tmp_path / "many", 12)

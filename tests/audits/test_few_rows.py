@@ -1,4 +1,4 @@
-"""Embeddings of which hardly a row is finite: the audit says so, and the rest of it is whole."""
+"""Embeddings with hardly a finite row: a finding says so, and the rest of the audit is complete."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_an_audit_is_whole_but_for_the_rows_that_are_not(tensor: str, finite: in
         for name in ("findings.json", "directions.json")
     }
     (one,) = (finding for finding in read["findings.json"] if finding["kind"] == "not_finite")
-    assert one["number"] == broken and f"{broken} rows of {tensor} hold NaN or infinity" in one["text"]
+    assert one["number"] == broken and f"NaN or infinity in {broken} rows of {tensor}" in one["text"]
     rows = [row for head in read["directions.json"] for line in head["lines"] for side in line["sides"]
             for row in side["rows"]]  # fmt: skip
     assert tensor != "wte.weight" or {*rows} <= {*range(finite)}

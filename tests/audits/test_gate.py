@@ -1,4 +1,4 @@
-"""Gates: status 3 and a line where weights must not go on, results all the same; JSON alone on stdout; the recipe."""
+"""Gates: status 3 and one line where a limit fails, results in any case; only JSON on stdout; the CI recipe."""
 
 import csv
 import json
@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 
 from tests.support.audits import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits.findings import KINDS
 from weightscope.cli import main
+from weightscope.findings import KINDS
 
-RECIPE = Path(__file__).parents[2] / "docs" / "ci.md"
+RECIPE = Path(__file__).parents[2] / "docs" / "release.md"
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_an_audit_fails_on_what_it_is_told_to(work: Path, tmp_path: Path, name, 
 def test_results_that_are_kept_pass_no_gate_that_they_did_not(work: Path, tmp_path: Path) -> None:
     assert run("audit", work / "nan", "--out", tmp_path).exit_code == 0
     again = run("audit", work / "nan", "--out", tmp_path, "--resume", "--fail-on", "error")
-    assert "is kept" in again.stdout
+    assert "is up to date" in again.stdout
     stopped(again)
     kept = run("audit", work / "nan", "--out", tmp_path, "--resume", "--json")
     assert json.loads(kept.stdout)["findings"][0]["kind"] == "not_finite"
@@ -117,7 +117,7 @@ def test_json_is_all_that_stands_on_stdout(work: Path, tmp_path: Path) -> None:
     assert result["findings"][0]["severity"] == "error" and compared.exit_code == 0
 
 
-def test_a_list_has_the_gravest_first_and_stops_where_one_does(work: Path, tmp_path: Path) -> None:
+def test_a_list_has_the_most_severe_first_and_fails_where_one_does(work: Path, tmp_path: Path) -> None:
     names = ("good", "dead", "nan", "none")
     (tmp_path / "list.txt").write_text("".join(f"{work / name}\n" for name in names))
     result = run("audit", tmp_path / "list.txt", "--out", tmp_path / "out", "--json", "--fail-on", "warning")

@@ -1,4 +1,4 @@
-"""What may grow with tensors, layers and tokens, and by how much: the docs' page of floors says the same."""
+"""How memory grows with tensors, layers and tokens."""
 
 import json
 import tracemalloc
@@ -10,11 +10,13 @@ import pytest
 import weightscope as ws
 from benchmarks.synthetic import Sizes, write
 from weightscope.audits.audit import AuditOptions, conclude, measure_task
-from weightscope.audits.finished_layers import FinishedLayers
-from weightscope.audits.tensors import read_everything
+from weightscope.audits.resume import FinishedLayers
 from weightscope.circuitry import passes
+from weightscope.files import Folder
 from weightscope.fingerprint import Fingerprint
-from weightscope.folder import Folder
+from weightscope.tensors.measure import read_everything
+
+pytestmark = pytest.mark.check
 
 
 def peak(work: Callable[[], object]) -> int:
@@ -84,7 +86,7 @@ def test_a_pair_of_heads_costs_its_measures_and_what_ranks_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six float32 numbers and three truth values are the result; ranking one of them takes two numbers more."""
-    monkeypatch.setattr(passes, "WRITTEN_BYTES", 1 << 18)  # of a group of layers, which is small beside all pairs
+    monkeypatch.setattr(passes, "WRITTEN_BYTES", 1 << 18)  # of a group of layers, small compared with all pairs
     models = [ws.open_model(write(tmp_path / str(n), Sizes(layers=n))) for n in (8, 48)]
     ws.circuits(models[0])
     few, many = (peak(lambda: ws.circuits(model)) for model in models)  # noqa: B023

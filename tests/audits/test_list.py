@@ -1,4 +1,4 @@
-"""`weightscope audit LIST.txt`: a folder each, one summary, failures that do not spread, going on where it was."""
+"""`weightscope audit LIST.txt`: one folder each, one summary, failures that do not spread, resuming."""
 
 import csv
 import re
@@ -14,7 +14,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
 from weightscope.audits.directions import directions_of
 from weightscope.cli import main
-from weightscope.folder import HIDDEN, OutputFolder
+from weightscope.files import HIDDEN, OutputFolder
 from weightscope.sources import read_list
 
 
@@ -58,7 +58,7 @@ def test_those_that_fail_are_reported_and_the_others_finish(work: Path, first: R
     assert [line.split(": ")[:2] for line in lines] == [["weightscope", "step2"], ["weightscope", "step4"]]
     assert "no such file or folder" in lines[1]
     rows = table(work / "out")
-    assert [row["status"] for row in rows] == ["failed", "failed", "ok", "ok"]  # the gravest first
+    assert [row["status"] for row in rows] == ["failed", "failed", "ok", "ok"]  # the most severe first
     assert [row["name"] for row in rows[:2]] == ["step2", "step4"]
     assert [row["error"] == "" for row in rows] == [False, False, True, True]
     assert rows[2]["family"] == "gpt2" and rows[2]["layers"] == "2" and rows[2]["heads"] == "4"
@@ -158,7 +158,7 @@ def test_a_list_may_begin_with_the_mark_that_some_editors_write(tmp_path: Path) 
 def test_a_list_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
     result = run("audit", tmp_path / "none.Txt", "--out", tmp_path / "out")
     assert result.exit_code == 2
-    line = "weightscope: none.Txt: there is no such list; a SOURCE in .txt is a file with a source a line\n"
+    line = "weightscope: none.Txt: there is no such list; a SOURCE in .txt is a file with one source per line\n"
     assert result.stderr == line
     assert not (tmp_path / "out").exists()
 
@@ -189,4 +189,4 @@ def test_a_tokenizer_that_would_end_the_process_costs_its_source_token_names_alo
     assert '"#0"' in (tmp_path / "out" / "first" / "directions.json").read_text()
     heads = ws.audit(ws.open_model(tmp_path / "first"), layers=[0], directions=0).measured
     _, note = directions_of(ws.open_model(tmp_path / "first"), heads, 1)[1]
-    assert note.startswith("Tokens have numbers for names: tokenizer.json: the tokenizers library does not survive it")
+    assert note.startswith("Tokens are shown as numbers: tokenizer.json: the tokenizers library does not survive it")

@@ -1,4 +1,4 @@
-"""An audit's numbers against dense matrices and the heads themselves."""
+"""An audit's numbers equal those of dense matrices."""
 
 import json
 import tracemalloc
@@ -12,14 +12,14 @@ from tests.support.files import bfloat16, write
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import shared
 from weightscope.attention.factored import Factored
-from weightscope.parallel import one_blas_thread
+from weightscope.compute.cores import one_blas_thread
 
 FIXTURES = Path(__file__).parent.parent / "families" / "fixtures"
 
 
 def dense_singular_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Of the d x d product formed in float64."""
-    with one_blas_thread():  # more are no faster at this size, and far slower beside other work
+    with one_blas_thread():  # more are no faster at this size, and far slower on a busy machine
         return np.linalg.svd(left.astype(np.float64) @ right.astype(np.float64).T, compute_uv=False)
 
 
@@ -35,17 +35,19 @@ def assert_as_dense(model: ws.Model, layer: int, heads: range) -> None:
             assert expected[len(found) :].max() < 1e-6 * expected[0]
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(("layer", "head"), [(0, 11), (1, 8), (11, 8)])
 def test_gpt2s_singular_values_are_those_of_the_dense_matrices(layer: int, head: int) -> None:
     assert_as_dense(ws.open_model(shared("gpt2-attention")), layer, range(head, head + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.check
 @pytest.mark.parametrize("layer", range(12))
 def test_every_head_of_gpt2_is_as_accurate(layer: int) -> None:
     assert_as_dense(ws.open_model(shared("gpt2-attention")), layer, range(12))
 
 
+@pytest.mark.check
 def test_gpt2s_affine_map_is_that_of_the_paper() -> None:
     """norm-based-attention, eqs 9-11, on a head with a large bias, formed whole."""
     model = ws.open_model(shared("gpt2-attention"))
@@ -179,5 +181,7 @@ def test_every_number_of_a_layer_without_a_finite_head_is_nan(tmp_path: Path) ->
     weights["h.1.ln_1.bias"][:] = 0
     found = ws.audit(ws.open_model(write_checkpoint(tmp_path, weights)), directions=0).measured
     for name, values in found.arrays.items():
+        if name.startswith(("factor_", "row_", "output_")):  # of one factor each, some of which are finite
+            continue
         if values.dtype.kind in "fc" and name != "o_sketch":  # W_O alone is finite
             assert np.isnan(values[1]).all() and np.isfinite(values[0]).any(), name

@@ -1,4 +1,4 @@
-"""The audit's page in a browser: it loads in silence, a click shows a head, it fits a phone, and names stay text."""
+"""The page of an audit in a browser: it loads without errors, shows a clicked head, fits a phone, escapes names."""
 
 import json
 import re

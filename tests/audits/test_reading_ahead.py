@@ -1,4 +1,4 @@
-"""A layer comes to this machine while the one before it is measured."""
+"""The next layer is fetched while the current one is measured."""
 
 import os
 from pathlib import Path

@@ -1,10 +1,11 @@
-"""Whether a number is usual: percentiles of checkpoints, the package's own reference, and references of one's own."""
+"""Percentiles among other checkpoints, the package's reference, and references that users make."""
 
 import csv
 import io
 import json
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,8 @@ from click.testing import CliRunner, Result
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits.measures import MeasuredHeads
-from weightscope.audits.reference import OWN, SHARES, Known, Reference, share_below, thirds_of
+from weightscope.audits.reference import OWN, SHARES, Known, Reference, phrase, share_below, thirds_of
 from weightscope.audits.reference_list import make_reference
-from weightscope.audits.standing import phrase
 from weightscope.cli import main
 from weightscope.errors import CheckpointError
 
@@ -180,8 +180,8 @@ def zeros(member: int) -> bytes:
 
 BROKEN = {
     "zeros that unpack to much": (zeros(65 << 20), "has more than 64 MB"),
-    "nothing": (b"", "is no reference"),
-    "text": (b"qk_sigma1,3\n", "is no reference"),
+    "nothing": (b"", "is not a reference"),
+    "text": (b"qk_sigma1,3\n", "is not a reference"),
 }
 
 
@@ -214,13 +214,57 @@ def test_arrays_that_do_not_fit_are_refused(made: Path, tmp_path: Path) -> None:
         ws.audit(ws.open_model("embedded"), reference=tmp_path / "none.npz")
 
 
+def replaced(pattern: str, text: str) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """The first match in what the file says of its checkpoints is replaced."""
+    return lambda arrays: {"checkpoints": np.array(re.sub(pattern, text, str(arrays["checkpoints"]), count=1))}
+
+
+def with_nan(*place: object) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    def changed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        quantiles = arrays["quantiles"].copy()
+        quantiles[place] = np.nan
+        return {"quantiles": quantiles}
+
+    return changed
+
+
+MISFITS = {
+    "nothing but NaN": (with_nan(...), "no number for 3 checkpoints, 'model-1' the first"),
+    "a checkpoint of NaN": (with_nan(1), "no number for 1 checkpoint, 'model-2' the first"),
+    "a quantile of NaN": (with_nan(0, 0, 1, 20), "some quantiles are NaN"),
+    "no measures": (
+        lambda arrays: {"measures": arrays["measures"][:0], "quantiles": arrays["quantiles"][:, :0]}, "no number"),
+    "empty names of measures": (lambda arrays: {"measures": np.full(len(arrays["measures"]), "")}, "not plain names"),
+    "a measure twice": (
+        lambda arrays: {"measures": arrays["measures"][[0, *range(len(arrays["measures"]) - 1)]]}, "each once"),
+    "an empty name": (replaced('"name": "[^"]*"', '"name": " "'), "without a name"),
+    "an empty source": (replaced('"source": "[^"]*"', '"source": ""'), "without a name, source"),
+    "no layers": (replaced(r'"layers": \d+', '"layers": 0'), "or size"),
+    "a size below zero": (replaced(r'"size": \d+', '"size": -4'), "or size"),
+    "a digest that is none": (replaced('"sha256": "[^"]*"', '"sha256": ""'), "which is none"),
+    "a checkpoint twice": (
+        lambda arrays: {"checkpoints": np.array(json.dumps([json.loads(str(arrays["checkpoints"]))[0]] * 3))}, "twice"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_no_reference_says_is_refused(name: str, made: Path, tmp_path: Path) -> None:
+    """The shapes fit; the values do not."""
+    change, says = MISFITS[name]
+    with np.load(made) as stored:
+        arrays = dict(stored)
+    np.savez(tmp_path / "ref.npz", **(arrays | change(arrays)))
+    with pytest.raises(CheckpointError, match=rf"ref\.npz: has .*{re.escape(says)}.*; make it again"):
+        Reference.load(tmp_path / "ref.npz")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("source\n", "one checkpoint or more"),
+        ("source\n", "at least one checkpoint"),
         ("source,licence\nembedded,x\nembedded,y\n", "each once"),
         ("checkpoint\nembedded\n", "has the columns checkpoint"),
-        ("source,sha256\nembedded,00\n", "00 is in the list"),
+        ("source,sha256\nembedded,00\n", "the list says 00"),
         ("source\nembedded\n/no/such/folder\n", "no such file or folder"),
     ],
 )
@@ -234,13 +278,13 @@ def test_a_list_that_is_wrong_writes_nothing(text: str, says: str, tmp_path: Pat
 def test_a_checkpoint_under_two_names_counts_once(three: Path, tmp_path: Path) -> None:
     copy = write_checkpoint(tmp_path / "copy", gpt2_weights(n_layers=6, seed=1))
     (tmp_path / "list.txt").write_text(f"{three / 'model-1'}\n{copy}\n")
-    with pytest.raises(CheckpointError, match="copy and model-1 are the same weights"):
+    with pytest.raises(CheckpointError, match="copy and model-1 have the same weights"):
         make_reference(tmp_path / "list.txt")
 
 
 def test_another_reference_is_another_page(three: Path, made: Path, tmp_path: Path) -> None:
     from weightscope.audits.audit import AuditOptions
-    from weightscope.audits.many import results_fingerprint
+    from weightscope.audits.resume import results_fingerprint
 
     model = ws.open_model(three / "model-1")
     with_own, with_made = (results_fingerprint(model, AuditOptions(reference=path)) for path in (None, str(made)))

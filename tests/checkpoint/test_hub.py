@@ -14,9 +14,9 @@ import pytest
 from tests.support.files import encode, write_shards
 from tests.support.hub_server import COMMIT, Hub
 from tests.support.large_models import GB, shape_of_70b
-from weightscope.checkpoint import exchange, open_checkpoint, resolve_folder
+from weightscope.checkpoint import http, open_checkpoint, resolve_folder
 from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.source import downloaded
+from weightscope.checkpoint.opening import downloaded
 from weightscope.errors import CheckpointError
 
 RANDOM = np.random.default_rng(0)
@@ -283,8 +283,8 @@ def test_a_page_that_redirects_is_not_decoded(remote: Hub, local: Path) -> None:
 def test_a_transfer_takes_no_longer_than_its_deadline(remote: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the little is that comes."""
     checkpoint = open_checkpoint("owner/model")
-    monkeypatch.setattr(exchange, "LEAST_RATE", 1e-3)
-    monkeypatch.setattr(exchange, "DEADLINE", 0.5)
+    monkeypatch.setattr(http, "LEAST_RATE", 1e-3)
+    monkeypatch.setattr(http, "DEADLINE", 0.5)
     remote.faults, remote.forever = ["trickles"], True
     with pytest.raises(CheckpointError, match=r"model-00001-of-00002.safetensors: the server sent \d+ bytes in"):
         checkpoint[QUERIES_AND_KEYS[0]].read()
@@ -328,7 +328,7 @@ def test_revisions(revision: str, remote: Hub) -> None:
         ),
         (
             "owner/ggml",
-            "ggml: no .safetensors file here; there is imatrix.bin, model.gguf: a .gguf file is read when it is named",
+            "ggml: no .safetensors file here; there is imatrix.bin, model.gguf: a .gguf file must be on this machine",
         ),
         ("owner/text", "text: no .safetensors file here; there is README.md"),
         ("owner/two", "several .safetensors files"),

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.checkpoint.source import locate
+from weightscope.checkpoint.opening import locate
 from weightscope.cli import main
 from weightscope.embedded import FOLDER
 from weightscope.text.tokenizer import load_tokenizer
@@ -84,7 +84,7 @@ def without_model_type(folder: Path) -> Path:
 CASES = {
     "a pointer to weights": (
         pointer_to("model.safetensors"),
-        "is a Git LFS pointer .* file of 548105171 bytes; `git lfs",
+        "is a Git LFS pointer to a file of 548105171 bytes; run `git lfs",
     ),
     "a pointer to a config": (pointer_to("config.json"), r"config\.json: is a Git LFS pointer"),
     "a pointer to ggml's": (pointer_to("model.gguf"), "is a Git LFS pointer"),
@@ -95,21 +95,21 @@ CASES = {
     "an adapter's file": (file("adapter_model.safetensors", b""), "is a LoRA adapter"),
     "a pipeline": (
         in_folder(model_index__json=json.dumps(PIPELINE)),
-        r"is a pipeline of diffusers, .*: text_encoder \(CLIPTextModel\)$",
+        r"is a diffusers pipeline, .*: text_encoder \(CLIPTextModel\)$",
     ),
     "no model_type": (without_model_type, r"config\.json: has no model_type; .*its tensors .* --family gpt2"),
     "an onnx file": (file("model.onnx", b"\x08\x07"), "is an ONNX graph"),
     "an onnx folder": (in_folder(model__onnx="x"), r"there is model\.onnx: is an ONNX graph"),
     "llama2.c": (file("stories15M.bin", llama2_c(True)), "is a checkpoint of llama2.c"),
-    "llama2.c untied": (file("stories15M.bin", llama2_c(False)), r"is a checkpoint of llama2.c.*, as version -1"),
+    "llama2.c untied": (file("stories15M.bin", llama2_c(False)), r"is a checkpoint of llama2.c.*\(version -1\)"),
     "llama2.c versioned": (file("model.bin", b"24ka" + bytes(60)), "is a checkpoint of llama2.c"),
     "a pickle": (file("pytorch_model.bin", pickle.dumps({})), "pickled files can run any code"),
     "a .pt": (file("model.pt", b"x"), "pickled files"),
     "a .pth": (file("model.pth", b"x"), "pickled files"),
     "a .ckpt": (file("model.ckpt", b"x"), "pickled files"),
     "torch.save under another name": (torch_saved, "pickled files"),
-    "keras": (file("tf_model.h5", b"\x89HDF\r\n\x1a\n"), r"holds TensorFlow's weights.*from_tf=True"),
-    "flax": (file("flax_model.msgpack", b"\x81"), r"holds Flax's weights.*from_flax=True"),
+    "keras": (file("tf_model.h5", b"\x89HDF\r\n\x1a\n"), r"holds TensorFlow weights.*from_tf=True"),
+    "flax": (file("flax_model.msgpack", b"\x81"), r"holds Flax weights.*from_flax=True"),
     "ggml of old": (file("ggml-model.bin", b"tjgg" + bytes(20)), "from before GGUF"),
     "a web page": (file("model.safetensors", b"<!DOCTYPE html><html>"), "is a web page"),
     "something": (file("notes.md", b"# hello"), r"is neither a \.safetensors nor a \.gguf file"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.files import encode, write
 from tests.support.hub_server import Hub
 from weightscope.checkpoint import Checkpoint, open_checkpoint
-from weightscope.checkpoint.dequantise import blockwise, decode_fp8
+from weightscope.checkpoint.quantised import blockwise, decode_fp8
 from weightscope.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent / "golden" / "bitsandbytes.safetensors"
@@ -32,6 +32,7 @@ def checkpoint_of(folder: Path, tensors: dict[str, Any], **quantization: Any) ->
 # FP8
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("dtype", "torch_name"), [("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2"), ("F8_E8M0", "float8_e8m0fnu")]
 )
@@ -40,6 +41,24 @@ def test_all_256_values_of_fp8_are_torchs(dtype: str, torch_name: str) -> None:
     raw = np.arange(256, dtype=np.uint8)
     expected = torch.from_numpy(raw).view(getattr(torch, torch_name)).float().numpy()
     np.testing.assert_array_equal(decode_fp8(raw, dtype), expected)
+
+
+@pytest.mark.parametrize(("dtype", "exponent_bits", "bias"), [("F8_E4M3", 4, 7), ("F8_E5M2", 5, 15)])
+def test_the_values_of_fp8_are_those_of_its_definition(dtype: str, exponent_bits: int, bias: int) -> None:
+    """(-1)^s 2^(e - bias) (1 + f), and 2^(1 - bias) f where e is 0 (Micikevicius et al. 2022)."""
+    fraction_bits = 7 - exponent_bits
+    for byte in range(128):
+        e, f = divmod(byte, 2**fraction_bits)
+        f = f / 2**fraction_bits
+        last = e == 2**exponent_bits - 1
+        if last and dtype == "F8_E5M2":
+            value = np.inf if f == 0 else np.nan
+        elif byte == 127:
+            value = np.nan
+        else:
+            value = 2.0 ** (e - bias) * (1 + f) if e else 2.0 ** (1 - bias) * f
+        found = decode_fp8(np.array([byte, byte + 128], np.uint8), dtype)
+        np.testing.assert_array_equal(found, np.float32([value, -value]))
 
 
 def fp8(*shape: int) -> np.ndarray:
@@ -52,6 +71,7 @@ def f8(raw: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
     return "F8_E4M3", raw.shape, raw.tobytes()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("shape", "block"), [((256, 384), [128, 128]), ((200, 300), [128, 128]), ((96, 64), [32, 16]), ((130, 5), [64, 4])]
 )
@@ -92,7 +112,46 @@ def test_fp8_with_scales_that_are_powers_of_two(tmp_path: Path) -> None:
     raw, exponents = fp8(128, 256), np.array([[126, 129]], np.uint8)
     parts = {"w": f8(raw), "w_scale_inv": ("F8_E8M0", (1, 2), exponents.tobytes())}
     expected = decode_fp8(raw, "F8_E4M3") * np.repeat([0.5, 4.0], 128).astype(np.float32)
-    np.testing.assert_array_equal(checkpoint_of(tmp_path, parts)["w"].read(), expected)
+    checkpoint = checkpoint_of(tmp_path, parts, quant_method="fp8", weight_block_size=[128, 128])
+    np.testing.assert_array_equal(checkpoint["w"].read(), expected)
+
+
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+
+def test_fp8_in_blocks_as_compressed_tensors_names_them(tmp_path: Path) -> None:
+    raw, scale = fp8(24, 64), RANDOM.uniform(0.5, 2, (2, 4)).astype(np.float32)
+    group = {"weights": {"strategy": "block", "block_structure": [16, 16]}, "targets": ["Linear"]}
+    checkpoint = checkpoint_of(
+        tmp_path, {"w": f8(raw), "w_scale": scale}, **COMPRESSED, config_groups={"group_0": group}
+    )
+    rows, columns = np.arange(24) // 16, np.arange(64) // 16
+    expected = decode_fp8(raw, "F8_E4M3") * scale[rows[:, None], columns]
+    np.testing.assert_array_equal(checkpoint["w"].read(), expected)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"quant_method": "fp8"}, "has 2 x 4 scales for a weight of 24 x 64, and config.json does not say in blocks of"),
+    ({}, "does not say in blocks of which size: quantization_config needs weight_block_size"),
+    ({"quant_method": "fp8", "weight_block_size": None}, "does not say in blocks of which size"),
+    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "blocks of 128 x 128, which need 1 x 1"),
+    ({"quant_method": "fp8", "weight_block_size": [16, 32]}, "blocks of 16 x 32, which need 2 x 2"),
+    (COMPRESSED | {"config_groups": {"a": {"weights": {"block_structure": [16, 16]}},
+                                     "b": {"weights": {"block_structure": [12, 16]}}}}, "does not say in blocks of"),
+])  # fmt: skip
+def test_fp8_in_blocks_of_a_size_that_config_does_not_say_or_denies_is_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    parts = {"w": f8(fp8(24, 64)), "w_scale_inv": np.ones((2, 4), np.float32)}
+    with pytest.raises(CheckpointError, match=message) as caught:
+        checkpoint_of(tmp_path, parts, **settings)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_fp8_with_a_scale_per_row_needs_no_block_size(tmp_path: Path) -> None:
+    raw, scale = fp8(24, 64), RANDOM.uniform(0.5, 2, (24, 1)).astype(np.float32)
+    checkpoint = checkpoint_of(tmp_path, {"w": f8(raw), "w_scale": scale}, quant_method="fbgemm_fp8")
+    np.testing.assert_array_equal(checkpoint["w"].read(), decode_fp8(raw, "F8_E4M3") * scale)
 
 
 def test_fp8_in_blocks_larger_than_the_weight_costs_no_more(tmp_path: Path) -> None:
@@ -251,7 +310,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("pack-quantized", {}, {"quant_method": "compressed-tensors", "format": "pack-quantized"}, "pack-quantized"),
     ("packed by nobody knows whom", {"q.qweight": np.ones((2, 8), np.int32)}, {}, "whether by gptq or awq"),
     ("FP8 without a scale", {"w": f8(fp8(8, 8))}, {}, "F8_E4M3 cannot be read"),
-    ("FP8, scales of another grid", {"w": f8(fp8(8, 8)), "w_scale": np.ones((3, 1), np.float32)}, {}, "do not fit"),
+    ("FP8, scales of another grid", {"w": f8(fp8(8, 8)), "w_scale": np.ones((3, 1), np.float32)},
+     {"quant_method": "fp8", "weight_block_size": [4, 8]}, "3 x 1 scales for a weight of 8 x 8; .* need 2 x 1"),
     ("FP8, no scale", {"w": f8(fp8(8, 8)), "w_scale": np.ones((0, 1), np.float32)}, {}, "do not fit"),
     ("FP8, integer scale", {"w": f8(fp8(8, 8)), "w_scale": np.ones((1, 1), np.int32)}, {}, "scale of dtype I32"),
     ("FP8, NaN", {"w": f8(np.full((8, 8), 127, np.uint8)), "w_scale": np.ones(1, np.float32)}, {}, "not finite"),
@@ -263,7 +323,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("int8, scales of another shape", {"q.weight": np.ones((4, 4), np.int8), "q.SCB": np.ones(3, np.float32)}, {},
      "do not fit"),
     ("int8, a GPU's layout", {"q.weight": np.ones((4, 4), np.int8), "q.SCB": np.ones(4, np.float32),
-     "q.weight_format": np.array(2, np.uint8)}, {}, "layout of a GPU"),
+     "q.weight_format": np.array(2, np.uint8)}, {}, "in a GPU's layout"),
 ]  # fmt: skip
 
 

@@ -17,12 +17,13 @@ from safetensors import safe_open
 
 from tests.support.files import bfloat16, encode, write, write_shards
 from weightscope.checkpoint import open_checkpoint
+from weightscope.compute.half import CHECKED_AT_ONCE, Half
 from weightscope.errors import CheckpointError
-from weightscope.half import CHECKED_AT_ONCE, Half
 
 GIB = 1 << 30
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_every_float_dtype_is_read_as_torch_reads_it(dtype: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
@@ -41,7 +42,7 @@ def test_every_float_dtype_is_read_as_torch_reads_it(dtype: str, tmp_path: Path)
 @given(bits=st.integers(0, 2**16 - 1))
 @settings(max_examples=200)
 def test_bfloat16_is_the_upper_half_of_a_float32(bits: int) -> None:
-    from weightscope.checkpoint.dtypes import decode
+    from weightscope.checkpoint.header import decode
 
     (value,) = decode(np.frombuffer(struct.pack("<H", bits), np.uint8), "BF16")
     assert struct.pack("<f", value)[2:] == struct.pack("<H", bits) or np.isnan(value)
@@ -174,7 +175,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
         dict.fromkeys("ac", np.ones(1, np.float32)),
         {"a": np.ones(1, np.float32), "b": np.ones(1, np.float32)},
     )
-    with pytest.raises(CheckpointError, match="tensor 'a' also stands in model-00001"):
+    with pytest.raises(CheckpointError, match="tensor 'a' is also in model-00001"):
         open_checkpoint(tmp_path)
 
 
@@ -192,6 +193,7 @@ def test_config_beside_the_file_is_read(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path).name == "a.safetensors"
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt"])
 def test_pickles_are_never_opened(suffix: str, tmp_path: Path) -> None:
     """Loading this one would leave a mark; the message says why it is not loaded and how to convert it."""
@@ -297,6 +299,7 @@ def test_fifty_gigabytes_open_at_once_and_cost_no_memory(tmp_path: Path) -> None
     assert megabytes < 16
 
 
+@pytest.mark.check
 def test_blocks_of_a_large_tensor_take_the_memory_of_one(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     text = json.dumps({"w": {"dtype": "BF16", "shape": [GIB // 2048, 1024], "data_offsets": [0, GIB]}}).encode()

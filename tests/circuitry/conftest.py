@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from weightscope.parallel import one_blas_thread
+from weightscope.compute.cores import one_blas_thread
 
 
 @pytest.fixture(scope="package", autouse=True)

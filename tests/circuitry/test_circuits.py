@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,14 @@ from tests.support.browser import Page
 from tests.support.tiny_models import fixture
 from tests.support.weights import shared
 from weightscope.circuitry.channels import channel_tokens, channels
-from weightscope.circuitry.edges import strongest
+from weightscope.circuitry.circuits import PARALLEL
 from weightscope.circuitry.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED
 from weightscope.circuitry.names import ROLES, ROLES_BY_WIRING, SAMPLED
 from weightscope.circuitry.passes import wiring
+from weightscope.circuitry.wiring import strongest
 from weightscope.cli import main
 from weightscope.embedded import FOLDER
-from weightscope.folder import Files
+from weightscope.files import Files
 from weightscope.text.tokenizer import token_names, tokenizer_at_hand
 
 FILES = {"wiring.npz", "edges.csv", "roles.csv", "circuits.png", "circuits.svg", "report.html"}
@@ -35,7 +37,8 @@ def test_the_command_writes_wiring_edges_roles_a_figure_and_a_page(tmp_path: Pat
     status, said = run("embedded", "--out", tmp_path, "--top", 5)
     assert status == 0, said
     assert said.splitlines()[-1] == str(tmp_path / "report.html")
-    assert said.startswith("16 heads in 2 layers, 1 of them named from the weights alone.") and "\ncopying: 0.6" in said
+    assert said.startswith("16 heads in 2 layers, 0 of them named from the weights alone, 7 with a doubtful name.")
+    assert "\nlike a copying head: 0.0, 0.2" in said
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == FILES
     edges = list(csv.DictReader(io.StringIO((tmp_path / "edges.csv").read_text())))
     assert [row["rank"] for row in edges] == ["1", "2", "3", "4", "5"] * 6
@@ -54,6 +57,24 @@ def test_python_gives_the_same_without_a_folder(embedded: ws.Model) -> None:
     found.write(files)
     assert set(files.contents) == FILES
     assert found.plot().axes
+
+
+SAME_STREAM = {  # what config.json is changed to, and whether attention and network then read the same stream
+    "codegen": ({}, True),
+    "falcon_multi_query": ({"parallel_attn": False}, False),
+    "gpt_neox": ({"use_parallel_residual": False}, False),
+    "stablelm": ({"use_parallel_residual": True}, True),
+    "cohere": ({}, True),
+}
+
+
+@pytest.mark.parametrize("name", SAME_STREAM)
+def test_the_config_decides_whether_a_network_reads_the_same_stream_as_attention(name: str, tmp_path: Path) -> None:
+    config, same = SAME_STREAM[name]
+    shutil.copytree(fixture(name).folder, tmp_path / name)
+    path = tmp_path / name / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    assert (PARALLEL in ws.circuits(ws.open_model(tmp_path / name)).caveats) is same
 
 
 def test_layers_can_be_chosen_and_have_to_be_attention(tmp_path: Path) -> None:
@@ -100,6 +121,7 @@ def test_a_channel_is_the_first_singular_direction_of_what_passes_between_two_he
     assert tokens.startswith(repr(name(int(logits.argmax())))) and len(raised) >= 5 <= len(lowered)
 
 
+@pytest.mark.check
 def test_bigram_counts_name_detokenization_heads(embedded: ws.Model) -> None:
     found = ws.circuits(embedded, counts=FOLDER / "counts.npz")
     scores = found.roles.scores["detokenization"]
@@ -115,6 +137,7 @@ def test_scores_of_sampled_tokens_have_intervals(embedded: ws.Model) -> None:
         assert known.any() and (low <= middle).all() and (middle <= high).all() and (low < high).any()
 
 
+@pytest.mark.check
 def test_gpt2_s_heads_are_named_by_their_wiring() -> None:
     """4.11 is the best known previous-token head, which induction heads read; the five are the strongest of those."""
     found = ws.circuits(ws.open_model(shared("gpt2-attention")))
@@ -123,6 +146,7 @@ def test_gpt2_s_heads_are_named_by_their_wiring() -> None:
     assert "4.7" in found.named["identity"]
 
 
+@pytest.mark.check
 def test_as_many_heads_are_drawn_as_in_the_paper() -> None:
     """The 20 largest values of each kind, of the weights as they are stored: no norm folded (its Fig. 1)."""
     model = ws.open_model(shared("gpt2-attention"))

@@ -14,13 +14,16 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.cases import CASES, Case
+from weightscope.architectures import FAMILIES
+from weightscope.circuitry import stream as followed
 from weightscope.circuitry.names import unembedding
-from weightscope.circuitry.stream import rest_of_layer, streams, why_no_stream
-from weightscope.families.feed_forward import ROWS, feed_forward_of
+from weightscope.circuitry.stream import rest_of_layer, sequences, streams, why_no_stream
 
 torch = pytest.importorskip("torch", reason="the eager models are torch's, which is not installed")
 transformers = pytest.importorskip("transformers", reason="the eager models are transformers', which is not installed")
 from tests.support.random_models import inputs_of, random_model  # noqa: E402
+
+pytestmark = pytest.mark.check
 
 by_name = {case.name: case for case in CASES}
 
@@ -29,8 +32,9 @@ def with_config(name: str, suffix: str, **config: Any) -> Case:
     return replace(by_name[name], name=f"{name}_{suffix}", config=by_name[name].config | config)
 
 
+FOLLOWED = {row.name for row in FAMILIES if row.mlp is not None}
 THOSE = (
-    *{case.model_type: case for case in reversed(CASES) if case.model_type in ROWS}.values(),
+    *{case.model_type: case for case in reversed(CASES) if case.model_type in FOLLOWED}.values(),
     *(by_name[name] for name in ("opt_post_norm", "falcon_grouped", "falcon_one_norm", "falcon_alibi")),
     with_config("llama", "bias", mlp_bias=True),
     with_config("gpt_neox", "serial", use_parallel_residual=False),
@@ -41,7 +45,7 @@ THOSE = (
 
 
 def test_there_is_a_case_for_every_row() -> None:
-    assert {case.model_type for case in THOSE} == set(ROWS)
+    assert {case.model_type for case in THOSE} == FOLLOWED
 
 
 def array(value: Any) -> np.ndarray:
@@ -75,7 +79,7 @@ def test_layers_beside_attention_are_the_eager_model_s(case: Case, tmp_path: Pat
     network.save_pretrained(tmp_path)
     model = ws.open_model(tmp_path)
     assert why_no_stream(model) is None
-    row = feed_forward_of(model.family.name, model.config)
+    row = model.family.mlp
     assert row is not None
     assert unembedding(model, np.arange(3)).shape == (3, model.config.d_model)
     names = [model.family.stored_name(model.config, i).rstrip(".") for i in range(model.config.n_layers)]
@@ -83,15 +87,39 @@ def test_layers_beside_attention_are_the_eager_model_s(case: Case, tmp_path: Pat
         network(**inputs_of(case))
     assert len(seen["in"]) == len(seen["attended"]) == model.config.n_layers
     for index, (x, attended, out) in enumerate(zip(*seen.values(), strict=True)):
-        found = rest_of_layer(model, row, index, x, x + attended)
+        found = rest_of_layer(model, row, index, x, attended)
         np.testing.assert_allclose(found, out, rtol=0, atol=1e-5 * max(1, np.abs(out).max()), err_msg=str(index))
-    if not row.causal:
-        assert all(np.isfinite(stream.x).all() for stream in streams(model, 5))
-        return
+
+
+def unwindowed(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with windows that no short text fills."""
+    return config | {key: 64 for key in ("sliding_window",) if key in config}
+
+
+@pytest.mark.parametrize("case", THOSE, ids=[case.name for case in THOSE])
+def test_a_stream_is_the_eager_model_s_but_for_what_is_averaged(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a short text without padding that fits every window."""
+    monkeypatch.setattr(followed, "N_TOKENS", 4)
+    monkeypatch.setattr(followed, "sample_tokens", lambda model, n: np.arange(5, 5 + n))
+    monkeypatch.setattr(followed, "first_token", lambda model: 4)
+    config = json.loads(json.dumps(case.config), object_hook=unwindowed)
+    network = random_model(replace(case, config=config))
+    network.save_pretrained(tmp_path)
+    model = ws.open_model(tmp_path)
+    names = [model.family.stored_name(model.config, i).rstrip(".") for i in range(model.config.n_layers)]
+    tokens = sequences(model)
     with recorded(network, case, names) as seen, torch.inference_mode():
-        network(input_ids=torch.tensor([[5]]))
-    for index, (stream, x) in enumerate(zip(streams(model, 5), seen["in"], strict=True)):
-        np.testing.assert_allclose(stream.first, x, rtol=0, atol=1e-5 * max(1, np.abs(x).max()), err_msg=str(index))
+        network(input_ids=torch.tensor(tokens))
+    causal = model.family.mlp is not None and model.family.mlp.causal
+    first = [stream.x[:, 0] for stream in streams(model)]
+    monkeypatch.setattr(followed, "averaged", lambda attention: attention)
+    for index, (stream, x) in enumerate(zip(streams(model), seen["in"], strict=True)):
+        expected, atol = x.reshape(stream.x.shape), 2e-5 * max(1, np.abs(x).max())
+        np.testing.assert_allclose(stream.x, expected, rtol=0, atol=atol, err_msg=str(index))
+        if causal:
+            np.testing.assert_allclose(first[index], expected[:, 0], rtol=0, atol=atol, err_msg=str(index))
 
 
 def changed(name: str, folder: Path, **config: Any) -> ws.Model:
@@ -108,7 +136,7 @@ def test_gemma_s_gelu_is_the_approximate_one_whatever_its_first_configs_say(tmp_
     for said in ("gelu", "gelu_pytorch_tanh"):
         model = changed("gemma", tmp_path / said, hidden_act=said)
         assert transformers.AutoConfig.from_pretrained(tmp_path / said).hidden_act == "gelu_pytorch_tanh"
-        row = feed_forward_of(model.family.name, model.config)
+        row = model.family.mlp
         assert row is not None
         found.append(rest_of_layer(model, row, 0, x, x))
     np.testing.assert_array_equal(*found)
@@ -126,4 +154,4 @@ def test_gate_and_up_of_another_size_are_one_clear_error(tmp_path: Path) -> None
     save_file(weights | {name: weights[name][:-1].copy()}, tmp_path / "model.safetensors")
     model = ws.open_model(tmp_path)
     with pytest.raises(ws.CheckpointError, match=r"gate_up_proj\.weight.* has shape \(15, 16\); .* needs \(16, 16\)"):
-        list(streams(model, 5))
+        list(streams(model))

@@ -9,6 +9,8 @@ from tests.support.weights import shared
 from weightscope.circuitry.passes import wiring
 from weightscope.circuitry.wiring import Wiring
 
+pytestmark = pytest.mark.check
+
 INDUCTION = [(5, 1), (6, 9), (5, 5), (7, 2), (7, 10)]  # published scores 0.91, 0.91, 0.93, 0.83, 0.91
 
 

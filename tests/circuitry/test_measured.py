@@ -8,10 +8,12 @@ from click.testing import CliRunner
 
 import weightscope as ws
 from tests.support.weights import package, shared
-from weightscope.circuitry.measured import accuracy, behaviour, repeated, trivial_guesses
+from weightscope.circuitry.measured import accuracy, behaviour, marks, repeated, trivial_guesses
 from weightscope.circuitry.names import ROLES_BY_WIRING, by_wiring
 from weightscope.circuitry.passes import wiring
 from weightscope.cli import main
+
+pytestmark = pytest.mark.check
 
 
 def test_accuracy_is_scikit_learn_s_and_says_what_beats_the_guesses() -> None:
@@ -81,3 +83,31 @@ def test_minilm_s_previous_and_duplicate_token_heads_are_found() -> None:
     found = dict(zip(table["score"], table["roc_auc"], strict=True))
     assert found["previous_token"] > 0.95 and found["duplicate_token"] > 0.95
     assert table["beats_guesses"][table["score"] == "previous_token"].tolist() == ["yes"]
+
+
+def test_where_each_role_looks_in_a_text() -> None:
+    seen = marks(np.array([0, 5, 6, 5, 7, 5]))
+    looked = {name: [tuple(place) for place in np.argwhere(mask)] for name, mask in seen.items()}
+    assert looked["previous_token"] == [(2, 1), (3, 2), (4, 3), (5, 4)]
+    assert looked["duplicate_token"] == [(3, 1), (5, 1), (5, 3)]
+    assert looked["induction"] == [(3, 2), (5, 2), (5, 4)]
+    assert not marks(np.array([0, 0, 0]))["duplicate_token"][:, 0].any()
+
+
+def test_behaviour_on_text_and_on_tokens_said_twice_is_what_attention_is_there(embedded: ws.Model) -> None:
+    pytest.importorskip("torch")
+    from weightscope.runner.runner import open_runner
+    from weightscope.runner.tokenizer import framing_of
+
+    framing, window = framing_of(embedded), np.array([40, 41, 42, 41, 42, 43, 41])
+    did, seen = behaviour(embedded, [window], framing), {}
+    open_runner(embedded).observe([window], lambda a: seen.update({a.layer.index: a.attention[0]}))
+    again = [(3, 1), (4, 2), (6, 1), (6, 3)]  # three queries, the last with two places before
+    expected = sum(seen[1][:, query, key] for query, key in again) / 3
+    np.testing.assert_allclose(did["duplicate_token_text"][1], expected, rtol=1e-5)
+    after = [(3, 2), (4, 3), (6, 2), (6, 4)]
+    np.testing.assert_allclose(did["induction_text"][1], sum(seen[1][:, q, k] for q, k in after) / 3, rtol=1e-5)
+    open_runner(embedded).observe(repeated(embedded, framing), lambda a: seen.update({a.layer.index: a.attention}))
+    again = np.arange(51, 101)
+    for name, back in {"previous_token_repeated": 1, "induction": 49, "duplicate_token": 50}.items():
+        np.testing.assert_allclose(did[name][1], seen[1][:, :, again, again - back].mean(axis=(0, 2)), rtol=1e-5)

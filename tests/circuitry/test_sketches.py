@@ -12,15 +12,12 @@ import weightscope as ws
 from tests.support.heads_by_hand import random_layer
 from tests.support.weights import shared
 from weightscope.circuitry import passes
-from weightscope.circuitry.edges import MEASURES, strongest
-from weightscope.circuitry.passes import wiring
-from weightscope.circuitry.products import Written, pair_scores
-from weightscope.circuitry.sketches import PROBES, doubt, sketched
+from weightscope.circuitry.passes import PROBES, Written, doubt, pair_scores, sketched, wiring
 from weightscope.circuitry.spaces import layer_spaces
-from weightscope.circuitry.wiring import KINDS
+from weightscope.circuitry.wiring import KINDS, MEASURES, strongest
 from weightscope.cli import main
 from weightscope.engine import Processes
-from weightscope.folder import Files
+from weightscope.files import Files
 from weightscope.sources import Source
 
 
@@ -63,6 +60,7 @@ def test_estimates_are_right_in_the_mean(kind: str, sizes: tuple[int, int]) -> N
     np.testing.assert_array_equal(sketched(first.written, 3).rows, sketched(first.written, 3).rows)
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("nothing_is_small")
 def test_the_strongest_pairs_of_gpt2_are_found_and_exact_and_most_others_estimates(
     monkeypatch: pytest.MonkeyPatch,
@@ -97,6 +95,7 @@ def test_where_too_many_are_alike_the_likeliest_are_computed_and_the_rest_counte
     assert any("more pairs that may be among the strongest" in caveat for caveat in found.caveats)
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("nothing_is_small")
 def test_other_processes_find_the_same(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     on_worker = Source.named("embedded").as_seen(embedded).elsewhere
@@ -109,6 +108,7 @@ def test_other_processes_find_the_same(embedded: ws.Model, monkeypatch: pytest.M
             np.testing.assert_array_equal(here.exact[kind], elsewhere.exact[kind])
 
 
+@pytest.mark.check
 def test_the_command_takes_an_engine_and_writes_the_same_bytes(embedded: ws.Model, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["circuits", "embedded", "--out", str(tmp_path), "--jobs", "2"])
     assert result.exit_code == 0, result.output

@@ -11,8 +11,7 @@ import pytest
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import BigramAuroc
-from weightscope.detokenization.roc import roc_curves
+from weightscope.detokenization.heads import BigramAuroc, roc_curves
 from weightscope.embedded import COUNTS
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.text.counts import Counts
@@ -50,6 +49,7 @@ def test_every_value_is_the_auroc_of_t_ee(tiny_gpt2: Path, counts: Counts) -> No
     assert heads["tokens_scored"].tolist() == [40] * 4
 
 
+@pytest.mark.check
 def test_counts_may_be_a_path_and_the_embedded_checkpoint_has_its_own(
     embedded: ws.Model, embedded_auroc: BigramAuroc
 ) -> None:
@@ -97,6 +97,7 @@ def test_a_result_plots_a_figure(embedded_auroc: BigramAuroc) -> None:
     assert axis.get_yticklabels()[0].get_text() == "head 6"
 
 
+@pytest.mark.check
 def test_nothing_is_said_unless_progress_is_asked_for() -> None:
     """Bars come after two seconds; with no delay at all there would still be none."""
     code = (
@@ -116,7 +117,7 @@ def test_the_papers_model_stands_beside_the_papers_numbers(embedded_auroc: Bigra
 
     from weightscope.detokenization import paper
     from weightscope.detokenization.page import auroc_sections
-    from weightscope.folder import Files
+    from weightscope.files import Files
 
     (section,) = auroc_sections(Files(), replace(embedded_auroc, model="openai-community/gpt2@main"))
     table = section.parts[1]

@@ -13,8 +13,10 @@ torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`
 
 from tests.support.random_models import random_model  # noqa: E402
 from weightscope.detokenization.on_text import check_on_text  # noqa: E402
-from weightscope.folder import Files  # noqa: E402
+from weightscope.files import Files  # noqa: E402
 from weightscope.runner import Runner  # noqa: E402
+
+pytestmark = pytest.mark.check
 
 TEXTS = [np.array([3, 1, 4, 15, 9, 2, 6, 5]), np.array([2, 7, 18, 2, 8, 1, 8, 2])]
 

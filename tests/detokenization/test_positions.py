@@ -88,6 +88,7 @@ def test_numerators_are_the_bilinear_and_linear_forms() -> None:
     np.testing.assert_allclose(t_pp, [positions[17] @ qk.dense() @ p for p in positions])
 
 
+@pytest.mark.check
 def test_gpt2s_head_7_is_as_fig_3_shows_it() -> None:
     """T^p rises with j, T^pp at 500 waves, and the last position was hardly ever trained."""
     model = ws.open_model(shared("gpt2-attention"))

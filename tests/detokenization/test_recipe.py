@@ -10,11 +10,13 @@ from click.testing import CliRunner
 from analyses.gpt2_detok import main
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.folder import OutputFolder
+from weightscope.files import OutputFolder
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import load_counts
-from weightscope.text.inputs import OPENWEBTEXT
+from weightscope.text.sequences import OPENWEBTEXT
 from weightscope.text.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.check
 
 TEXT = ["the cat sat on the mat. the dog sat on the cat.", "a hat on a cat is that, and the mat was flat."]
 WRITTEN = {"heads.csv", "tokens.npz", "neighbours.csv", "positions.npz", "trends.csv", "report.html", "auroc.png"}
@@ -72,7 +74,7 @@ def test_without_the_hub_the_embedded_checkpoint_is_used_and_named(
     result = CliRunner().invoke(main, ["--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[0].endswith("trying embedded")
-    assert "the checkpoint that comes with weightscope" in (tmp_path / "out" / "report.html").read_text()
+    assert "the checkpoint that ships with weightscope" in (tmp_path / "out" / "report.html").read_text()
     assert {path.name for path in (tmp_path / "out").iterdir()} >= WRITTEN
     with np.load(tmp_path / "out" / "tokens.npz") as arrays:
         assert arrays["auroc"].shape == (8, 8000)
@@ -111,7 +113,7 @@ def test_a_checkpoint_that_cannot_be_run_keeps_all_the_rest(repository: dict[str
     (tmp_path / "out" / "notes.txt").write_text("mine")
     result = CliRunner().invoke(main, [*arguments, "--text", str(tmp_path / "text.txt")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "what the layer does on text is left out: model: lacks" in result.output
+    assert "skipped the run on text: model: lacks" in result.output
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written >= WRITTEN | {"notes.txt"}
     assert not any(name.startswith(("contributions", "empirical")) for name in written)

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
@@ -25,6 +26,7 @@ def test_inspect_prints_the_budget_of_a_70b_model(hub: Hub) -> None:
     assert hub.sent < 300_000
 
 
+@pytest.mark.check
 def test_a_layer_is_fetched_in_few_requests_and_little_more_than_its_bytes(hub: Hub) -> None:
     hub.repositories["big/model"] = shape_of_70b() | {"config.json": json.dumps(CONFIG).encode()}
     model = ws.open_model("big/model")

@@ -9,12 +9,10 @@ from click.testing import CliRunner
 import weightscope as ws
 from tests.support.tiny_models import fixture
 from weightscope.cli import main
-from weightscope.detokenization import heads, sampled
+from weightscope.detokenization import heads
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import BigramAuroc
-from weightscope.detokenization.sampled import seconds_of_all
+from weightscope.detokenization.heads import BigramAuroc, Stratified, seconds_of_all
 from weightscope.embedded import COUNTS
-from weightscope.metrics.sampling import Stratified
 
 DRAWS = 300
 
@@ -24,11 +22,13 @@ def exact(embedded: ws.Model) -> BigramAuroc:
     return ws.bigram_auroc(embedded)
 
 
+@pytest.mark.check
 def test_values_are_those_of_the_whole_and_means_say_how_sure_they_are(embedded: ws.Model, exact: BigramAuroc) -> None:
     found = ws.bigram_auroc(embedded, sample=400)
     drawn = np.flatnonzero(~np.isnan(found.auroc[0]))
     assert found.sample is not None and drawn.tolist() == found.sample.items.tolist() and len(drawn) == 400
-    np.testing.assert_allclose(found.auroc[:, drawn], exact.auroc[:, drawn], atol=1e-5)
+    # Some kernels round a score by how many rows are scored together: a near tie may fall to the other side.
+    np.testing.assert_allclose(found.auroc[:, drawn], exact.auroc[:, drawn], atol=1e-4)
     table = found.heads
     assert table["tokens_scored"].tolist() == [400] * 8
     assert (table["auroc_low"] < table["auroc"]).all() and (table["auroc"] < table["auroc_high"]).all()
@@ -72,13 +72,13 @@ def test_long_runs_are_told_beforehand_and_short_ones_are_not(
 ) -> None:
     first, counts = FirstLayer(embedded), ws.load_counts(COUNTS)
     assert seconds_of_all(first, counts) == 0
-    monkeypatch.setattr(sampled, "SURELY_SHORT", 0)
+    monkeypatch.setattr(heads, "SURELY_SHORT", 0)
     assert 0 < seconds_of_all(first, counts) < 100
-    monkeypatch.setattr(sampled, "products_a_second", lambda r: 8 * 7853 * 8000 * 32 / 1000)
+    monkeypatch.setattr(heads, "products_a_second", lambda r: 8 * 7853 * 8000 * 32 / 1000)
 
     def measured(*_: object) -> None:
         raise ws.CheckpointError("enough")
 
     monkeypatch.setattr(heads, "measure_heads", measured)
     result = CliRunner().invoke(main, ["detok", "embedded", "--out", str(tmp_path / "out")])
-    assert "every token against every token takes about 25 minutes here; --sample 2000 gives" in result.stderr
+    assert "the full vocabulary takes about 25 minutes on this machine; --sample 2000 estimates" in result.stderr

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weightscope.attention.norms import sigma
+from weightscope.compute.device import CPU, open_device
 from weightscope.detokenization.sigma import sigma_statistics
-from weightscope.device import CPU, open_device
 
 
 def in_blocks(tokens: np.ndarray, n_rows: int):
@@ -51,6 +51,7 @@ def test_statistics_are_those_of_the_whole_table(device, vocab, n_positions, d, 
         np.testing.assert_allclose(found.inverse_high, nearest[1], **close)
 
 
+@pytest.mark.check
 def test_sigma_is_what_layer_norm_divides_by() -> None:
     torch = pytest.importorskip("torch", reason="LayerNorm itself is PyTorch's, in the extra `runner`")
     x = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)

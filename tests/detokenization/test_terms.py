@@ -4,7 +4,14 @@ import numpy as np
 from scipy.special import rel_entr
 from scipy.special import softmax as scipy_softmax
 
-from weightscope.detokenization.terms import TERMS, Parts, SixTerms, drawn_contributions, six_terms, term_contributions
+from weightscope.detokenization.first_layer import (
+    TERMS,
+    Parts,
+    SixTerms,
+    drawn_contributions,
+    six_terms,
+    term_contributions,
+)
 
 
 def random_terms(n: int = 7, r: int = 4, seed: int = 0) -> SixTerms:

@@ -18,8 +18,8 @@ from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
 from weightscope.audits.audit import AuditOptions
-from weightscope.audits.finished_layers import FinishedLayers
-from weightscope.audits.many import Job, layers_fingerprint
+from weightscope.audits.many import Job
+from weightscope.audits.resume import FinishedLayers, layers_fingerprint
 from weightscope.cli import main
 from weightscope.detokenization import heads as detok
 from weightscope.detokenization.first_layer import FirstLayer
@@ -33,6 +33,8 @@ from weightscope.text.counts import Counts, load_counts
 
 pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
 from tests.support.dask_processes import ENVIRONMENT, PATIENCE, DaskProcesses
+
+pytestmark = pytest.mark.check
 
 VOCAB = 300
 
@@ -214,5 +216,5 @@ def test_a_scheduler_that_goes_away_ends_the_run_with_a_line(
     os.kill(dask.scheduler.pid, signal.SIGKILL)
     _, said = client.communicate(timeout=PATIENCE)
     assert client.returncode == 2
-    line = f"weightscope: the Dask scheduler at {dask.address} has gone away (--resume goes on with an audit)"
+    line = f"weightscope: the Dask scheduler at {dask.address} has gone away (--resume continues an audit)"
     assert re.findall(r"weightscope: .*", said) == [line] and "Traceback" not in said

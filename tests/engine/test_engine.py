@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from tests.support import tasks
 from weightscope.cli import main
+from weightscope.compute.cores import usable_cores
 from weightscope.engine import Engine, Processes, ThisProcess, cluster
 from weightscope.errors import CheckpointError
-from weightscope.parallel import usable_cores
 
 
 def collect(engine: Engine) -> dict:
@@ -22,7 +22,10 @@ def collect(engine: Engine) -> dict:
     return found
 
 
-@pytest.mark.parametrize("start", [ThisProcess, lambda: Processes(2)], ids=["here", "processes"])
+@pytest.mark.parametrize("start", [
+    pytest.param(ThisProcess, id="here"),
+    pytest.param(lambda: Processes(2), id="processes", marks=pytest.mark.smoke),
+])  # fmt: skip
 def test_tasks_come_back_under_their_keys_and_errors_as_values(start) -> None:
     with start() as engine:
         assert engine.hungry and not engine.busy
@@ -46,6 +49,7 @@ def test_what_is_forgotten_is_not_heard_of() -> None:
         assert collect(engine) == {"slow": True, "wanted": 4}
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_processes_share_the_cores_out_among_them(jobs: int) -> None:
     with Processes(jobs) as engine:
@@ -56,6 +60,7 @@ def test_processes_share_the_cores_out_among_them(jobs: int) -> None:
     assert blas <= {1}
 
 
+@pytest.mark.check
 def test_ctrl_c_does_not_wait_for_tasks_that_run(tmp_path) -> None:
     with pytest.raises(KeyboardInterrupt), Processes(2) as engine:
         engine.submit("slow", tasks.touched_late, tmp_path / "late", 8.0)
@@ -67,6 +72,7 @@ def test_ctrl_c_does_not_wait_for_tasks_that_run(tmp_path) -> None:
     assert not (tmp_path / "late").exists()
 
 
+@pytest.mark.check
 def test_processes_say_nothing_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
     with Processes(1) as engine:
         engine.submit("loud", tasks.warned)
@@ -74,6 +80,7 @@ def test_processes_say_nothing_of_their_own(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.check
 def test_a_process_that_is_killed_ends_the_run_with_a_line(tmp_path) -> None:
     with Processes(2) as engine:
         engine.submit(0, tasks.killed_once, tmp_path / "marker", 0)
@@ -90,8 +97,8 @@ def refused(*arguments: object) -> str:
 
 
 def test_options_that_do_not_go_together_are_refused() -> None:
-    assert "--scheduler goes with --engine dask" in refused("--scheduler", "tcp://127.0.0.1:8786")
-    assert "--jobs is for one machine" in refused("--engine", "dask", "--jobs", 2)
+    assert "--scheduler needs --engine dask" in refused("--scheduler", "tcp://127.0.0.1:8786")
+    assert "--jobs applies to the local engine" in refused("--engine", "dask", "--jobs", 2)
 
 
 def test_without_dask_a_line_says_how_to_get_it(monkeypatch) -> None:
@@ -105,7 +112,7 @@ def test_without_dask_a_line_says_how_to_get_it(monkeypatch) -> None:
 def test_what_is_no_address_is_refused_at_once(address: str) -> None:
     pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
     line = refused("--engine", "dask", "--scheduler", address)
-    assert line.count("\n") == 1 and "is neither tcp://HOST:PORT nor a file" in line and "\x1b" not in line
+    assert line.count("\n") == 1 and "is neither tcp://HOST:PORT nor a scheduler file" in line and "\x1b" not in line
 
 
 @pytest.mark.parametrize("listening", [False, True], ids=["nobody there", "somebody silent there"])
@@ -124,7 +131,7 @@ def test_a_task_that_kills_its_workers_is_the_fault_of_that_task_alone() -> None
     distributed = pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
     engine = object.__new__(cluster.Cluster)
     said = engine.in_words(distributed.KilledWorker("task", None, 3))
-    assert isinstance(said, CheckpointError) and "4 workers died at one of its tasks" in str(said)
+    assert isinstance(said, CheckpointError) and "4 workers died running one task" in str(said)
 
 
 def test_a_cluster_of_which_leave_cannot_be_taken_in_time_is_left() -> None:

@@ -19,6 +19,8 @@ from weightscope.errors import CheckpointError
 from weightscope.fingerprint import Fingerprint
 from weightscope.sources import Source
 
+pytestmark = pytest.mark.check
+
 
 def tables(source: str, out: Path, engine: Engine) -> dict[str, bytes]:
     with engine, pytest.MonkeyPatch.context() as patch:

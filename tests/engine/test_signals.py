@@ -12,11 +12,12 @@ import pytest
 import weightscope as ws
 from tests.support.audits import audit_of
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.folder import HIDDEN
+from weightscope.files import HIDDEN
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/stat").exists(), reason="the system has no /proc to look for survivors in"
-)
+pytestmark = [
+    pytest.mark.check,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc to look for survivors in"),
+]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parents[1])}
 PATIENCE = 60  # seconds; a hang, on however starved a machine
 
@@ -34,11 +35,17 @@ def alive(group: int) -> list[int]:
     return found
 
 
+def default_signals() -> None:
+    """Undo what the caller ignores: a child inherits it, and tests run under `nohup` too."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def started(*command: str, **environment: str) -> subprocess.Popen[str]:
     """A process in a group of its own, as a shell starts one; whoever holds its pipes keeps `communicate` waiting."""
     return subprocess.Popen(
         [sys.executable, *command], env=ENVIRONMENT | environment, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=default_signals,
     )  # fmt: skip
 
 
@@ -63,7 +70,7 @@ def forty_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "forty", weights)
 
 
-GO_ON = "weightscope: interrupted{}; the same command with --resume goes on"
+GO_ON = "weightscope: interrupted{}; run the same command with --resume to continue"
 ENDS = [  # signal, whether the whole group gets it, options, whether the source is a list; status and line
     ("SIGINT", True, ["--jobs", "2"], False, 130, GO_ON.format("")),
     ("SIGTERM", False, ["--jobs", "2"], True, 143, GO_ON.format(" by SIGTERM")),
@@ -100,7 +107,7 @@ def test_an_audit_that_is_asked_to_end_does_and_goes_on_later(
 
 WAITING = """
 import sys, threading, time
-from weightscope.cli.signals import ended_by_signals
+from weightscope.cli.command import ended_by_signals
 with ended_by_signals(lambda: ""):
     threading.Thread(target=time.sleep, args=(600,)).start()
     print("begun", flush=True)
@@ -128,7 +135,7 @@ def test_a_signal_that_the_caller_wants_ignored_stays_so() -> None:
 
 SERVED = """
 import threading, time
-from weightscope.text.served_tokenizer import _Child
+from weightscope.text.sandbox import _Child
 child = _Child()
 threading.Thread(target=child.call, args=(time.sleep, (600,), 600.0, 9), daemon=True).start()
 print("begun", flush=True)

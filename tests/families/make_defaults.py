@@ -2,21 +2,27 @@
 
     python -m tests.families.make_defaults
 
-Of every model_type that the installed transformers knows: the sizes of its default config, and the model_type of each
-part of it, by the keys that lead there.
+Of every model_type that the installed transformers knows: the sizes of its default config, the model_type of each part
+of it, by the keys that lead there, and the values of the keys that its rows read and config.json may leave out. Which
+keys these are stays as the file has it; of a type that it has not, all that its rows name and that are no sizes. Then
+which of the names that sizes have its class knows, each with the one it stores them under, and its rotary parameters
+where a config has none.
 """
 
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from weightscope.families import FAMILIES
-from weightscope.families.config import KEYS
-from weightscope.families.defaults import FILE
+from weightscope.architectures import FAMILIES
+from weightscope.architectures.config import FILE, KEYS
+from weightscope.architectures.stanzas import stanza_of
 
 MEANINGS = ("n_layers", "d_model", "n_heads")
 
@@ -38,9 +44,8 @@ def inner(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]
             yield from inner(part, own)
 
 
-def sizes(model_type: str, keys: set[str]) -> dict[str, int]:
+def sizes(make: Any, keys: set[str]) -> dict[str, int]:
     """The sizes of a default config that are the class's, not made of its other sizes: those stay in a larger one."""
-    make = CONFIG_MAPPING[model_type]
     config = make().to_dict()
     larger = {
         key: config[key] * times
@@ -50,22 +55,101 @@ def sizes(model_type: str, keys: set[str]) -> dict[str, int]:
     }
     try:
         other = make(**larger).to_dict()
-    except ValueError:  # its sizes hang together; those that are not made of others are known all the same
+    except Exception:  # its sizes hang together; those that are not made of others are known all the same
         other = {}
     kept = (key for key in sorted(keys & config.keys()) if key in larger or other.get(key) == config[key])
     return {key: config[key] for key in kept if type(config[key]) is int}
 
 
+def value_keys(model_type: str, known: Mapping[str, Any]) -> set[str]:
+    """The keys whose defaults the rows of a type rely on."""
+    if model_type in known:
+        return set(known[model_type].get("values", ())) - {"rope_parameters"}
+    sizes = {key for keys in KEYS.values() for key in keys}
+    rows = [row for row in FAMILIES if model_type in row.model_types]
+    return {word for row in rows for word in re.findall(r"\w+", stanza_of(row))} - sizes - {"rope_parameters"}
+
+
+def values(model_type: str, keys: set[str]) -> dict[str, Any]:
+    """What a default config has under these keys, and the epsilon of its norms, if it has one."""
+    config = CONFIG_MAPPING[model_type]().to_dict()
+    epsilons = config.keys() & KEYS["norm_eps"]
+    keys = keys | epsilons if len(epsilons) == 1 else keys
+    return {key: config[key] for key in sorted(keys & config.keys())}
+
+
+def names(make: Any, keys: set[str]) -> dict[str, str]:
+    """The names of sizes that a class knows, each with the one that it stores the size under; "" makes another size."""
+    usual = make().to_dict()
+    found = {key: key for key in sorted(keys & usual.keys())} | dict(type(make()).attribute_map)
+    for key in sorted(keys - found.keys()):  # what only the constructor knows: older names
+        for other in (7, 96):
+            with suppress(Exception):
+                made = make(**{key: other}).to_dict()
+                changed = [name for name in found if name in usual and usual[name] != made.get(name)]
+                if changed:
+                    found[key] = next((name for name in changed if made.get(name) == other), "")
+    return {key: stored for key, stored in found.items() if key in keys or stored in keys}
+
+
+def rotary(make: Any) -> dict[str, Any]:
+    """The rotary parameters that a class gives a config without any, before bases and shares at the top are taken."""
+    given = getattr(make(), "rope_parameters", None) or {}
+    nested = any(isinstance(value, Mapping) for value in given.values())
+    own = {"": dict(given)} if not nested else {name: value and dict(value) for name, value in given.items()}
+    tops = {"rope_theta": 37.0, "rotary_emb_base": 37.0, "partial_rotary_factor": 0.125, "rotary_pct": 0.125}
+    for (top, other), key in zip(tops.items(), ("rope_theta",) * 2 + ("partial_rotary_factor",) * 2, strict=True):
+        with suppress(Exception):
+            made = make(**{top: other}).rope_parameters
+            for name, entry in own.items():
+                if entry and (made[name] if nested else made).get(key) == other:
+                    entry.pop(key, None)
+    if nested:
+        return own
+    return {} if set(own[""]) <= {"rope_type"} and own[""].get("rope_type") in ("default", "axial") else own[""]
+
+
+def own_parts(keys: set[str]) -> Iterator[tuple[str, Any]]:
+    """What makes the parts of wrappers that no model_type's class makes so, by the wrapper's and the keys there."""
+    for model_type, make in CONFIG_MAPPING.items():
+        with suppress(Exception):
+            whole = make()
+            for path, part in vars(whole).items():
+                if isinstance(part, transformers.PreTrainedConfig):
+                    known = part.model_type in CONFIG_MAPPING and type(part) is CONFIG_MAPPING[part.model_type]
+                    made = partial(_part, make, path, {"model_type": part.model_type} if part.model_type else {})
+                    if not known or sizes(made, keys) != sizes(type(part), keys):
+                        yield f"{model_type}.{path}", made
+
+
+def _part(make: Any, path: str, said: Mapping[str, Any], **values: Any) -> Any:
+    """One part of a wrapper whose config says these values of it."""
+    return getattr(make(**{path: {**said, **values}}), path)
+
+
 def defaults() -> dict[str, dict[str, Any]]:
-    """What the file holds: {model_type: {"sizes": ..., "parts": ...}}."""
-    keys, found = size_keys(), {}
+    """What the file holds: {model_type: {"sizes": ..., "parts": ..., "values": ..., "names": ..., "rope": ...}}."""
+    keys, known, found = size_keys(), json.loads(FILE.read_text(encoding="utf-8")), {}
+    named = keys | {key for names in KEYS.values() for key in names}
+    read = {kind for row in FAMILIES for kind in row.model_types}
+    read |= {inner for kind in read for inner in known.get(kind, {}).get("parts", {}).values()}
     for model_type in CONFIG_MAPPING:
         try:
-            own = {"sizes": sizes(model_type, keys), "parts": dict(inner(CONFIG_MAPPING[model_type]().to_dict()))}
+            own = {
+                "sizes": sizes(CONFIG_MAPPING[model_type], keys),
+                "parts": dict(inner(CONFIG_MAPPING[model_type]().to_dict())),
+                "values": values(model_type, value_keys(model_type, known)),
+                "names": names(CONFIG_MAPPING[model_type], named) if model_type in read else {},
+                "rope": rotary(CONFIG_MAPPING[model_type]) if model_type in read else {},
+            }
         except Exception as error:  # one that cannot be made without arguments, or without another library
             print(f"{model_type}: {' '.join(str(error).split())[:100]}")
             continue
         found[model_type] = {name: value for name, value in own.items() if value}
+    nested = {f"{kind}.{row.nested}" for row in FAMILIES for kind in row.model_types}
+    for path, make in own_parts(keys):
+        if path in nested:
+            found[path] = {"sizes": sizes(make, keys), "names": names(make, named)}
     return {model_type: found[model_type] for model_type in sorted(found) if found[model_type]}
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.tiny_models import NAMES, Fixture, fixture, softmax
+from weightscope.architectures import FAMILIES
+from weightscope.architectures.cells import StoredNorm
+from weightscope.architectures.family import Family
 from weightscope.attention.layer import Layer
-from weightscope.attention.position_bias import Buckets, Slopes, WindowBias
+from weightscope.attention.positions import Buckets, Slopes, WindowBias
 from weightscope.attention.rotation import GridRotation
-from weightscope.families import FAMILIES
-from weightscope.families.cells import StoredNorm
-from weightscope.families.family import Family
 
 BIASES = {Slopes: "ALiBi", Buckets: "relative buckets", WindowBias: "biases by offset in a window"}
 PAGE = Path(__file__).parent.parent.parent / "docs" / "families.md"
@@ -73,7 +73,7 @@ def rotation_of(found: list[Fixture]) -> str:
             said.append("none in some layers")
         if layer.additive is not None:
             said.append(BIASES[type(layer.additive)])
-        thetas = {given["rope_theta"] for given in kinds.values()}
+        thetas = {given["rope_theta"] for given in kinds.values() if given.has("rope_theta")}
         said += ["a base for each layer type"] if len(thetas) > 1 else []
     learned = any(it.model.positions is not None for it in found)
     return ", ".join(dict.fromkeys(said + ["learned positions"] * learned)) or "none"

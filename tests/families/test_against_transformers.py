@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 
 from tests.support.tiny_models import FIXTURES, NAMES, Fixture, centred, fixture
-from weightscope.families import FAMILIES
-from weightscope.families.config import KEYS
-from weightscope.families.family import Family
+from weightscope.architectures import FAMILIES
+from weightscope.architectures.config import KEYS, rope_of
+from weightscope.architectures.family import Family
 
 torch = pytest.importorskip("torch", reason="fixtures are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="fixtures are made by transformers, which is not installed")
+
+pytestmark = pytest.mark.check
 
 FIVE = transformers.__version__.startswith("5.")
 made_by_5 = pytest.mark.skipif(not FIVE, reason=f"fixtures are made by transformers 5, not {transformers.__version__}")
 
 
-@pytest.mark.slow
 @made_by_5
 @pytest.mark.parametrize("name", NAMES)
 def test_fixtures_are_what_their_script_makes(name: str, tmp_path: Path) -> None:
@@ -51,7 +52,6 @@ BROKEN_IN_4 = {"stablelm_qk_norm", "siglip_text", "siglip_vision"}  # not made, 
 KNOWN_TO_4 = [n for n in NAMES if n not in BROKEN_IN_4 and (FIXTURES / n / "config_v4.json").exists()]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(FIVE, reason="the fixtures are transformers 5's; this test is for an installed transformers 4")
 @pytest.mark.parametrize("name", [] if FIVE else KNOWN_TO_4)
 def test_models_of_transformers_4_are_read_as_well(name: str, tmp_path: Path) -> None:
@@ -95,12 +95,21 @@ def follows_sizes(row: Family, model_type: str, key: str) -> bool:
 
 
 @made_by_5
-@pytest.mark.parametrize(
-    ("row", "model_type"),
-    [(row, kind) for row in FAMILIES for kind in row.model_types if "Refined" not in kind and not row.refused],
-)
-def test_defaults_are_the_architectures(row: Family, model_type: str) -> None:
+def test_defaults_are_the_architectures(subtests: pytest.Subtests) -> None:
     """What a row takes for granted when config.json leaves it out is what transformers would."""
+    for row in (row for row in FAMILIES if not row.refused):
+        for model_type in (model_type for model_type in row.model_types if "Refined" not in model_type):
+            with subtests.test(row=row.name, tower=row.tower, model_type=model_type):
+                assert_defaults_are_transformers(row, model_type)
+
+
+def rotation_of(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The rotary parameters of full attention, or of the first type of layers that turns."""
+    by_type = [entry for entry in parameters.values() if isinstance(entry, dict)]
+    return parameters.get("full_attention") or (by_type[0] if by_type else parameters)
+
+
+def assert_defaults_are_transformers(row: Family, model_type: str) -> None:
     config = class_of(model_type)
     config = config.get(row.nested, config)
     for key, value in row.defaults.items():
@@ -108,11 +117,10 @@ def test_defaults_are_the_architectures(row: Family, model_type: str) -> None:
             assert value is None and follows_sizes(row, model_type, key), key
     given = config.get("rope_parameters")
     if row.rope is not None and given and "rope_parameters" not in row.defaults:
-        by_type = [one for one in given.values() if isinstance(one, dict)]  # none where a type of layers does not turn
-        given = given.get("full_attention") or (by_type[0] if by_type else given)
-        assert row.rope.theta == given["rope_theta"]
+        given, usual = rotation_of(given), rotation_of(rope_of(model_type) or rope_of(row.model_types[0]))
+        assert usual.get("rope_theta", row.rope.theta) == given["rope_theta"]
         if given["rope_type"] != "proportional":  # whose share of turning pairs is among its parameters
-            shares = [getattr(row.rope, "fraction", None) or 1.0]
+            shares = [usual.get("partial_rotary_factor") or getattr(row.rope, "fraction", None) or 1.0]
             if (turning := config.get(getattr(row.rope, "dims_key", ""))) and row.head_dim:
                 shares.append(turning / sum(config[key] for key in row.head_dim))  # the same, as a count of dimensions
             assert given.get("partial_rotary_factor", 1.0) in shares

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.cases import CASES
 from tests.support.tiny_models import FIXTURES, NAMES, centred, fixture
-from weightscope.families import FAMILIES
+from weightscope.architectures import FAMILIES
 from weightscope.model import Model
 
 
@@ -36,13 +36,14 @@ def assert_same_scores(model: Model, name: str) -> None:
         np.testing.assert_allclose(centred(found, seen), centred(expected, seen), atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if (FIXTURES / n / "config_v4.json").exists()])
-def test_the_config_that_transformers_4_wrote_means_the_same(name: str) -> None:
-    opened = fixture(name).model
-    config = json.loads((FIXTURES / name / "config_v4.json").read_text())
-    checkpoint = opened.checkpoint.with_config(config)
-    family = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
-    assert_same_scores(Model(checkpoint, family), name)
+def test_the_config_that_transformers_4_wrote_means_the_same(subtests: pytest.Subtests) -> None:
+    for name in (name for name in NAMES if (FIXTURES / name / "config_v4.json").exists()):
+        with subtests.test(fixture=name):
+            opened = fixture(name).model
+            config = json.loads((FIXTURES / name / "config_v4.json").read_text())
+            checkpoint = opened.checkpoint.with_config(config)
+            family = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
+            assert_same_scores(Model(checkpoint, family), name)
 
 
 NOT_IN_4 = {  # model types that AutoConfig of transformers 4.57 does not know
@@ -57,21 +58,22 @@ def test_every_case_has_a_config_of_transformers_4() -> None:
     assert {case.model_type for case in without} == NOT_IN_4
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_prefixes_may_be_there_or_not(name: str, tmp_path: Path) -> None:
+def test_prefixes_may_be_there_or_not(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """A checkpoint saved from the bare model has none; every prefix that a row knows reads the same."""
-    model = fixture(name).model
-    stem = model.prefix
-    for at, prefix in enumerate(model.family.prefixes):
-        folder = tmp_path / str(at)
-        folder.mkdir()
+    for name in NAMES:
+        model = fixture(name).model
+        stem = model.prefix
+        for number, prefix in enumerate(model.family.prefixes):
+            folder = tmp_path / f"{name}-{number}"
+            folder.mkdir()
 
-        def renamed(key: str, prefix: str = prefix) -> str:
-            return prefix + key.removeprefix(stem) if key.startswith(stem) else "other." + key
+            def renamed(key: str, stem: str = stem, prefix: str = prefix) -> str:
+                return prefix + key.removeprefix(stem) if key.startswith(stem) else "other." + key
 
-        moved = ws.open_model(rewritten(folder, name, renamed), tower=model.family.tower or None)
-        assert moved.prefix == prefix
-        assert_same_scores(moved, name)
+            with subtests.test(fixture=name, prefix=prefix):
+                moved = ws.open_model(rewritten(folder, name, renamed), tower=model.family.tower or None)
+                assert moved.prefix == prefix
+                assert_same_scores(moved, name)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek_v3", "bert"])
@@ -85,18 +87,45 @@ def test_layers_past_the_last_are_ignored(name: str, tmp_path: Path) -> None:
         model.layer(1)
 
 
-def test_layer_types_follow_from_a_pattern(tmp_path: Path) -> None:
+def saying(name: str, **config: Any) -> Model:
+    """A fixture's tensors under a config with other values, of more layers than the file has."""
+    opened = fixture(name).model
+    values = {**opened.checkpoint.config, **config}
+    row = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
+    return Model(opened.checkpoint.with_config({k: v for k, v in values.items() if v != "absent"}), row)
+
+
+def test_layer_types_follow_from_a_pattern() -> None:
     """Older configs give a period instead of a list."""
     few = {"layer_types": "absent", "num_hidden_layers": 12}
-    model = ws.open_model(rewritten(tmp_path, "gemma3", **few, sliding_window_pattern=6))
+    model = saying("gemma3", **few, sliding_window_pattern=6)
     assert [i for i, kind in enumerate(model.config.layer_types) if kind == "full_attention"] == [5, 11]
-    model = ws.open_model(rewritten(tmp_path, "modernbert", **few))
+    model = saying("modernbert", **few)
     assert [i for i, kind in enumerate(model.config.layer_types) if kind == "full_attention"] == [0, 3, 6, 9]
-    model = ws.open_model(rewritten(tmp_path, "qwen3_next", **few))
+    model = saying("qwen3_next", **few)
     assert model.attention_layers == (3, 7, 11)
-    model = ws.open_model(rewritten(tmp_path, "smollm3", no_rope_layers="absent", **few | {"num_hidden_layers": 8}))
+    model = saying("smollm3", no_rope_layers="absent", **few | {"num_hidden_layers": 8})
     turns = [model.family.rope.rotation(model.config, i) is not None for i in range(8)]
     assert turns == [True, True, True, False] * 2
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "bert", "qwen3_next", "t5_decoder"])
+def test_layers_that_the_file_lacks_are_said_at_the_door(name: str, tmp_path: Path) -> None:
+    it = fixture(name)
+    key = next(key for key in it.model.family.size_keys["n_layers"] if it.model.checkpoint.config.has(key))
+    n, tower = it.model.config.n_layers, it.case.tower or None
+    layers = {"layer_types": "absent"} if "layer_types" in it.model.config else {}
+    with pytest.raises(ws.CheckpointError, match=rf"has tensors of {n} layers, and config.json says {n + 2}: none of"):
+        ws.open_model(rewritten(tmp_path, name, **{key: n + 2}, **layers), tower=tower)
+
+
+def test_biases_that_the_config_denies_are_said(tmp_path: Path) -> None:
+    """transformers ignores them, and so does weightscope."""
+    model = ws.open_model(rewritten(tmp_path, "llama", attention_bias=False))
+    wanted = "q_proj.bias, k_proj.bias, v_proj.bias, o_proj.bias: the file has them and config.json says no biases"
+    assert any(wanted in note for note in model.notes) and any(wanted in c for c in model.layer(0).head(0).caveats)
+    assert fixture("llama").model.notes == ()
+    assert not any("biases" in caveat for caveat in fixture("llama").model.layer(0).head(0).caveats)
 
 
 def test_layernorms_may_have_their_old_names(tmp_path: Path) -> None:
@@ -136,7 +165,7 @@ def test_layernorms_may_have_their_old_names(tmp_path: Path) -> None:
         ("phi3_longrope", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1], "long_factor": [1, 1]}},
          "'short_factor' is .1.; a list of 2 positive numbers"),
         ("gemma3", {"layer_types": ["full_attention"]}, "'layer_types' is .*; a list of at least 3 names"),
-        ("gemma3", {"rope_parameters": {"full_attention": {"rope_theta": 10.0}}}, "an entry for sliding_attention"),
+        ("laguna", {"rope_parameters": {"full_attention": {"rope_theta": 10.0}}}, "an entry for sliding_attention"),
         ("gemma2", {"attn_logit_softcapping": "much"}, "'attn_logit_softcapping' is much; a number"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "'query_pre_attn_scalar' is 0; a number"),
         ("albert", {"inner_group_num": 2}, "'inner_group_num' is 2; 1 .one attention layer a group. was expected"),
@@ -301,4 +330,5 @@ def test_a_size_is_what_the_config_says_under_the_name_that_the_code_reads(tmp_p
     assert ws.open_model(rewritten(tmp_path, "llama", **said)).config.norm_eps == 0.25
     assert ws.open_model(rewritten(tmp_path, "bert", **said)).config.norm_eps == 0.5
     only = {"rms_norm_eps": "absent", "layer_norm_eps": 0.5}
-    assert ws.open_model(rewritten(tmp_path, "llama", **only)).config.norm_eps == 0.5
+    with pytest.raises(ws.CheckpointError, match=r"'layer_norm_eps' is 0.5, but llama reads 'rms_norm_eps', which is"):
+        ws.open_model(rewritten(tmp_path, "llama", **only))

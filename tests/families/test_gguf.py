@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from weightscope.architectures import as_published, family_of
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.errors import CheckpointError
-from weightscope.families import as_published, family_of
 from weightscope.model import Model
 
 gguf = pytest.importorskip("gguf")
@@ -70,6 +70,7 @@ def write_gguf(
     writer.add_context_length(128)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(500000.0)
+    writer.add_bos_token_id(1)
     writer.add_token_list([f"token {i}" for i in range(VOCABULARY)])
     for name, w in weights.items():
         if architecture == "llama" and "q_proj" in name:
@@ -115,6 +116,7 @@ def test_the_config_is_what_config_json_would_say(tmp_path: Path) -> None:
         "max_position_embeddings": 128,
         "rms_norm_eps": 1e-5,
         "rope_theta": 500000.0,
+        "bos_token_id": 1,
         "vocab_size": VOCABULARY,
         "attention_bias": False,
         "tie_word_embeddings": True,
@@ -206,6 +208,7 @@ def test_another_scaling_is_refused(tmp_path: Path) -> None:
         opened(write_gguf(tmp_path / "model.gguf", hugging_face_weights(), factors=factors))
 
 
+@pytest.mark.check
 def test_transformers_loads_the_same_weights(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

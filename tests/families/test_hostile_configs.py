@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import weightscope as ws
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
+from weightscope.architectures import family_of
 from weightscope.attention.rotation import GridRotation
-from weightscope.families import family_of
 from weightscope.model import Model
 
 VALUES = st.one_of(

@@ -12,7 +12,7 @@ import weightscope as ws
 from tests.support.audits import audit_of
 from tests.support.cases import LLAMA, VIT
 from tests.support.tiny_models import FIXTURES, fixture
-from weightscope.families.defaults import inner_types, sizes_of
+from weightscope.architectures.config import inner_types, sizes_of
 
 
 def wrapped(folder: Path, config: dict, prefix: str, name: str = "llama", **more: np.ndarray) -> Path:
@@ -86,6 +86,7 @@ def test_two_models_of_two_families_are_not_guessed_between(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.check
 def test_llava_as_transformers_writes_it_has_a_language_model_and_one_that_sees(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlavaConfig(
@@ -177,9 +178,12 @@ def test_sigma_at_positions_that_are_missing_is_refused(tmp_path: Path) -> None:
         embeddings.sigma(np.arange(3), np.arange(3))
 
 
+@pytest.mark.check
 def test_defaults_that_a_wrapper_may_leave_out_are_those_of_transformers() -> None:
     """Of the oldest wrappers' parts; all of them would take a minute."""
     pytest.importorskip("transformers")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     from tests.families.make_defaults import inner, size_keys, sizes
 
     keys = size_keys()
@@ -195,6 +199,6 @@ def test_defaults_that_a_wrapper_may_leave_out_are_those_of_transformers() -> No
         "clip_vision_model",
         "vit",
     ):
-        assert sizes_of(kind) == sizes(kind, keys)
+        assert sizes_of(kind) == sizes(CONFIG_MAPPING[kind], keys)
     assert inner_types("llava") == {"vision_config": "clip_vision_model", "text_config": "llama"}
     assert dict(inner({"a": {"b": {"model_type": "c"}}})) == {"a.b": "c"}

@@ -18,6 +18,8 @@ from tests.support.tiny_models import FIXTURES, Fixture, centred
 torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
 
+pytestmark = pytest.mark.check
+
 ATTENTION = re.compile(
     "att|rope|rotary|head|qk|kv|bias|norm|eps|scal|soft|window|layer_type|alibi|position|mult|clip|parallel|partial"
     "|interleav|sink|logit|share|arch|relative"
@@ -75,7 +77,6 @@ def wrong(it: Fixture) -> float:
     return worst
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", FIRST, ids=lambda case: case.name)
 def test_an_option_is_read_as_the_model_reads_it_or_refused(case: Case, tmp_path: Path) -> None:
     from tests.families.make_fixtures import make

@@ -8,8 +8,8 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_models import Fixture, centred, fixture
-from weightscope.families import family_of
-from weightscope.families.family import same_layer
+from weightscope.architectures import family_of
+from weightscope.architectures.family import same_layer
 from weightscope.model import Model
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 1024}

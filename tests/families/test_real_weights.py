@@ -11,6 +11,8 @@ import weightscope as ws
 from tests.support.tiny_models import softmax
 from tests.support.weights import package, shared
 
+pytestmark = pytest.mark.check
+
 SENTENCES = (
     "The committee published its findings on Tuesday, and nobody was surprised.",
     "A small boat crossed the harbour while rain fell on the empty market.",
@@ -50,7 +52,6 @@ def assert_reproduces(model: ws.Model, result: Any, outputs: list[np.ndarray], *
         np.testing.assert_allclose(found, output, atol=1e-5 * max(1, np.abs(output).max()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_minilm_on_sentences(sentence: str) -> None:
     torch, tokenizers = (pytest.importorskip(name) for name in ("torch", "tokenizers"))
@@ -68,7 +69,6 @@ def test_minilm_on_sentences(sentence: str) -> None:
     np.testing.assert_allclose(found, result.attentions[0][0].numpy(), atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1])
 def test_vit_on_photographs(at: int) -> None:
     torch = pytest.importorskip("torch")
@@ -100,7 +100,6 @@ def test_gpt2_attention() -> None:
     np.testing.assert_allclose(model.layer(0).scores(x), expected, atol=1e-6 * np.abs(expected).max())
 
 
-@pytest.mark.slow
 def test_smollm2_from_gguf(tmp_path: Path) -> None:
     """Its own folder, run by transformers, predicts prose well (rows put back right) and attends as read here."""
     torch = pytest.importorskip("torch")

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.audits import audit_of
 from tests.support.cases import LLAMA, VIT
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.cli import main
@@ -87,7 +88,7 @@ def test_a_stack_that_no_row_reads_is_listed_and_refused_by_its_model_type(tmp_p
     with pytest.raises(ws.CheckpointError, match=r"vision stack is not read: .*'newcomer_vision'; 'vision_tower\.enc"):
         ws.open_model(folder, tower="vision")
     lines = CliRunner().invoke(main, ["inspect", str(folder)]).stdout
-    assert "text: 2 layers of 4 heads, llama" in lines and "vision: not read: no row reads it" in lines
+    assert "text: 2 layers x 4 heads, llama" in lines and "vision: not read: no row reads it" in lines
 
 
 def test_a_part_that_names_no_model_type_is_of_the_one_that_its_wrapper_has_by_default(tmp_path: Path) -> None:
@@ -98,6 +99,7 @@ def test_a_part_that_names_no_model_type_is_of_the_one_that_its_wrapper_has_by_d
     assert same(ws.open_model(folder), "llama")
 
 
+@pytest.mark.check
 def test_the_tower_that_sees_in_a_wrapper_of_a_known_family_is_what_transformers_computes(tmp_path: Path) -> None:
     """Gemma 3's tower is SigLIP's; a layer by itself on any rows."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -122,8 +124,8 @@ def test_the_tower_that_sees_in_a_wrapper_of_a_known_family_is_what_transformers
 
 def test_an_audit_says_which_other_stacks_there_are(tmp_path: Path) -> None:
     folder = joined(tmp_path / "sees", SEES, language_model__="llama", vision_tower__="vit")
-    said = "The file has other stacks of attention, each a `tower` of its own: vision."
-    result = CliRunner().invoke(main, ["audit", str(folder), "--out", str(tmp_path / "out")])
+    said = "The file has other attention stacks, each a `tower` of its own: vision."
+    result = audit_of(folder, tmp_path / "out")
     assert said in result.stdout and said in (tmp_path / "out" / "report.html").read_text()
     assert "other stacks" not in ws.audit(ws.open_model(FIXTURES / "llama"), layers=[0]).lead
     assert " vision: " in CliRunner().invoke(main, ["inspect", str(folder)]).stdout
@@ -131,16 +133,14 @@ def test_an_audit_says_which_other_stacks_there_are(tmp_path: Path) -> None:
 
 def test_an_audit_of_all_stacks_has_a_folder_each_and_one_summary(tmp_path: Path) -> None:
     folder = joined(tmp_path / "sees", SEES, language_model__="llama", vision_tower__="vit")
-    command = ["audit", str(folder), "--tower", "all", "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(main, command)
+    result = audit_of(folder, tmp_path / "out", "--tower", "all")
     assert result.exit_code == 0, result.output
     assert {path.parent.name for path in (tmp_path / "out").glob("*/heads.csv")} == {"text", "vision"}
     assert (tmp_path / "out" / "summary.csv").read_text().count("\n") == 3
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/report.html")}
-    assert CliRunner().invoke(main, [*command, "--resume"]).exit_code == 0
+    assert audit_of(folder, tmp_path / "out", "--tower", "all", "--resume").exit_code == 0
     assert before == {path: path.stat().st_mtime_ns for path in before}
     (tmp_path / "list.txt").write_text(f"{folder}\n{FIXTURES / 'gpt2'}\n{tmp_path / 'nowhere'}\n")
-    of_list = ["audit", str(tmp_path / "list.txt"), "--tower", "all", "--json", "--out", str(tmp_path / "lists")]
-    result = CliRunner().invoke(main, of_list)
+    result = audit_of(tmp_path / "list.txt", tmp_path / "lists", "--tower", "all", "--json")
     assert result.exit_code == 2
     assert [one["folder"] for one in json.loads(result.stdout)] == ["sees-text", "sees-vision", "gpt2-text", "nowhere"]

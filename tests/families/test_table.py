@@ -6,9 +6,9 @@ import pytest
 
 from tests.families.table import HEADER, MARKED, PAGE, table
 from tests.support.tiny_models import NAMES, fixture
-from weightscope.adoption.record import read
-from weightscope.families import FAMILIES
-from weightscope.families.family import Family
+from weightscope.adopting.record import read
+from weightscope.architectures import FAMILIES
+from weightscope.architectures.family import Family
 
 ERRORS = (HEADER.index("scores"), HEADER.index("values"))  # bounds on them may change with the machine
 

@@ -12,10 +12,10 @@ import numpy as np
 from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, INDEXES, gguf_tensor, key, llama, text
 from tests.fuzz.mutate import mutated_bytes, mutated_value
 from tests.support.files import encode
+from weightscope.architectures import FAMILIES, as_published
 from weightscope.checkpoint import open_checkpoint
-from weightscope.checkpoint.dtypes import BITS
+from weightscope.checkpoint.header import BITS
 from weightscope.errors import CheckpointError
-from weightscope.families import FAMILIES, as_published
 from weightscope.model import open_model
 
 LARGEST_SEED = 20_000  # of the attacks; the large ones are slow and their own test
@@ -37,10 +37,10 @@ GOOD: dict[str, Any] = {
 CONFIG = {
     "model_type": "gpt2",
     "n_layer": 2, "num_hidden_layers": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-6, "layer_norm_eps": 1e-6,
-    "rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 4, "text_config": {},
+    "rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 2, "text_config": {},
     "partial_rotary_factor": 0.5,
     "n_head": 4, "n_embd": 8, "layer_norm_epsilon": 1e-5, "n_positions": 16, "vocab_size": 10,
-    "hidden_size": 8, "num_attention_heads": 2, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    "hidden_size": 8, "num_attention_heads": 4, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     "quantization_config": {"quant_method": "gptq", "bits": 4, "weight_block_size": [4, 4], "version": "gemm"},
 }  # fmt: skip
 INDEX = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(GOOD, "model.safetensors")}

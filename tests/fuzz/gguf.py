@@ -8,7 +8,7 @@ from tests.attacks.attacks import gguf, gguf_tensor, key, text
 from tests.fuzz import checkpoints
 from tests.fuzz.mutate import mutated_bytes
 from tests.fuzz.tokenizers import used
-from weightscope.checkpoint.gguf_header import ARRAY, SCALARS, STRING
+from weightscope.checkpoint.gguf import ARRAY, SCALARS, STRING
 
 ARCHITECTURES = (b"llama", b"gemma", b"gemma2", b"gemma3", b"phi3", b"gpt2", b"gptneox", b"falcon", b"qwen2", b"bert")
 WORDS = (b"", b"llama", b"gpt2", b"bert", b"yarn", b"a", "▁the".encode(), b"<0x41>", b"\xff", b"\x1b[2J", b"x" * 30_000)

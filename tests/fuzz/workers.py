@@ -14,13 +14,13 @@ import numpy as np
 
 from tests.fuzz.mutate import VALUES
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits.answers import arrays_of, report_of
 from weightscope.audits.audit import AuditOptions, conclude, measure_task
-from weightscope.audits.finished_layers import FinishedLayers
-from weightscope.audits.many import Job, Outcome, Report, summary_of
+from weightscope.audits.many import Job, Outcome, summary_of
+from weightscope.audits.resume import FinishedLayers
+from weightscope.audits.worker_validation import Report, arrays_of, report_of
 from weightscope.errors import CheckpointError
+from weightscope.files import Files, Folder
 from weightscope.fingerprint import Fingerprint
-from weightscope.folder import Files, Folder
 from weightscope.model import open_model
 from weightscope.sources import Source
 
@@ -86,7 +86,7 @@ def meet(folder: Path, content: bytes) -> str:
         finished = FinishedLayers(out, Fingerprint.of(), [0], resume=False)
         finished.put(0, arrays_of(layer, 0))
         assert finished.all()
-        report = report_of(report, Report)
+        report = report_of(report)
         Folder(out).add(report.files)
     except CheckpointError as error:
         assert str(error).isprintable()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import auc, roc_auc_score
 
 from weightscope import CheckpointError
-from weightscope.device import open_device
+from weightscope.compute.device import open_device
 from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve, weighted_auroc
 
 WAYS = [
@@ -233,10 +233,9 @@ class TestFullVocabulary:
             pytest.param(np.repeat([-1e20, -1e-20, 1e-20], 100), id="three values"),
         ],
     )
-    @pytest.mark.parametrize("place", ["lowest", "highest", "both ends", "middle", "one", "all but one", "random"])
-    def test_awkward_scores(self, way, scores, place):
+    def test_awkward_scores(self, way, scores, subtests):
         scores = scores.astype(np.float32)
-        chosen = {
+        positives = {
             "lowest": np.arange(10),
             "highest": np.arange(290, 300),
             "both ends": np.array([0, 299]),
@@ -244,13 +243,15 @@ class TestFullVocabulary:
             "one": np.array([150]),
             "all but one": np.delete(np.arange(300), 77),
             "random": np.random.default_rng(4).choice(300, 40, replace=False),
-        }[place]
-        counts = np.zeros((300, 300), np.int64)
-        counts[np.ix_([0, 5, 299], chosen)] = 1 + np.arange(len(chosen))
-        found = check_against_definition(np.ones((300, 1), np.float32), scores[:, None], counts, way)
-        assert np.isnan(found[1])
-        if not np.ptp(scores):
-            assert found[0] == 0.5
+        }
+        for place, chosen in positives.items():
+            with subtests.test(place=place):
+                counts = np.zeros((300, 300), np.int64)
+                counts[np.ix_([0, 5, 299], chosen)] = 1 + np.arange(len(chosen))
+                found = check_against_definition(np.ones((300, 1), np.float32), scores[:, None], counts, way)
+                assert np.isnan(found[1])
+                if not np.ptp(scores):
+                    assert found[0] == 0.5
 
     def test_a_step_is_found_wherever_it_falls_in_a_bucket(self, way):
         """Positives and negatives alternate between neighbouring floats, so that every bucket with steps has both."""

@@ -20,6 +20,7 @@ def exact(first: np.ndarray, second: np.ndarray) -> float:
     return float(spearmanr(*pairs).statistic)
 
 
+@pytest.mark.check
 @settings(deadline=None)  # a table of 65 MB is made and swept each time
 @given(st.integers(0, 2**32 - 1), st.floats(0.05, 6), st.floats(0.02, 2), st.floats(-3, 3), st.booleans())
 def test_rho_is_scipys_within_the_bound(seed: int, wide: float, narrow: float, slope: float, ties: bool) -> None:

@@ -19,6 +19,8 @@ from tests.support.random_models import random_model
 from tests.support.word_models import WORDS, written_model
 from weightscope.cli import main
 
+pytestmark = pytest.mark.check
+
 PARAGRAPHS = "\n\n".join(f"{first} , {' '.join(WORDS)} ." for first in WORDS)
 DRAWN = ("heads", "layers", "pairs", "singular-values")
 FIGURES = {f"{name}.{suffix}" for name in DRAWN for suffix in ("png", "svg", "figure.csv")}

@@ -16,10 +16,12 @@ torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`
 
 from tests.support.random_models import random_model  # noqa: E402
 from weightscope.attention.maps import Affine  # noqa: E402
-from weightscope.folder import Files  # noqa: E402
+from weightscope.files import Files  # noqa: E402
 from weightscope.norms.measure import NormAnalysis, measure_norms, singular_values  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
 from weightscope.text.kinds import TokenKinds  # noqa: E402
+
+pytestmark = pytest.mark.check
 
 KINDS = TokenKinds(("first", ". or ,", "other"), np.array([2, 0, 1, 1, *[2] * 20], np.int8))
 SEQUENCES = [np.array([1, 7, 9, 2, 11, 3]), np.array([1, 8, 2, 12]), np.array([1, 2, 20, 3, 21, 22])]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from weightscope.norms.statistics import Moments, PairSample
+from weightscope.norms.measure import Moments, PairSample
 
 
 @pytest.fixture

@@ -15,9 +15,11 @@ pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 from analyses import outlier_dimensions
 from tests.support.word_models import WORDS, written_model
 from weightscope.cli import main
-from weightscope.outlier_dimensions import paper
-from weightscope.outlier_dimensions.contributions import Contributions
-from weightscope.outlier_dimensions.page import _paper, layers_shown
+from weightscope.outliers import page as paper
+from weightscope.outliers.contributions import Contributions
+from weightscope.outliers.page import _paper, layers_shown
+
+pytestmark = pytest.mark.check
 
 TEXT = "\n\n".join(f"{first} , {' '.join(WORDS[:n])} ." for n, first in enumerate(WORDS, 1))
 DRAWN = ("stream", "attention", "contributions", "contributions-all-layers", "guess", "preferences")

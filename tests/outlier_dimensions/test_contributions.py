@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from weightscope.attention.rotation import Rotation, inverse_powers
-from weightscope.outlier_dimensions.contributions import contributions_by_kind, mean_queries, summed_contributions
-from weightscope.outlier_dimensions.guess import column_norms
+from weightscope.outliers.contributions import contributions_by_kind, mean_queries, summed_contributions
+from weightscope.outliers.measure import column_norms
 
 N, D, R, H, G = 6, 10, 4, 6, 2
 KINDS = np.array([0, 2, 1, 2, 2, 1])

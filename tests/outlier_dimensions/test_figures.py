@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.text import Annotation
 
-from weightscope.outlier_dimensions.contributions import Contributions
-from weightscope.outlier_dimensions.figures import all_layers_figure, contributions_figure
+from weightscope.outliers.contributions import Contributions
+from weightscope.outliers.figures import all_layers_figure, contributions_figure
 
 
 @pytest.mark.parametrize("draw", [lambda c, js: contributions_figure(c, [0, 1], js), all_layers_figure])

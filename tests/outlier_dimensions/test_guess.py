@@ -7,13 +7,15 @@ import pytest
 
 import weightscope as ws
 from tests.support.cases import CASES
-from weightscope.outlier_dimensions.guess import extremity, guess, rank_agreement, ranks
+from weightscope.outliers.measure import extremity, guess, rank_agreement, ranks
 
 torch = pytest.importorskip("torch", reason="tiny models are made with the extra `runner`")
 
 from tests.support.random_models import random_model  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
+
+pytestmark = pytest.mark.check
 
 POST_NORM = ("bert", "roberta", "distilbert", "deberta", "mpnet", "albert", "opt_post_norm", "electra")
 

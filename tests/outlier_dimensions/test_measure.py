@@ -9,15 +9,17 @@ import weightscope as ws
 from tests.support.cases import CASES, LLAMA, Case
 from tests.support.tiny_models import NAMES, fixture
 from weightscope.attention.layer import Layer
-from weightscope.outlier_dimensions.contributions import key_maps, keys_and_queries, left_out, summed_contributions
+from weightscope.outliers.contributions import key_maps, keys_and_queries, left_out, summed_contributions
 from weightscope.text.kinds import TokenKinds
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
 from tests.support.random_models import random_model  # noqa: E402
-from weightscope.outlier_dimensions.measure import measure_outliers  # noqa: E402
+from weightscope.outliers.measure import measure_outliers  # noqa: E402
 from weightscope.runner import Runner  # noqa: E402
+
+pytestmark = pytest.mark.check
 
 TOKENS = [np.array([3, 1, 4, 1, 5, 9]), np.array([9, 2, 6]), np.array([5, 3, 5, 8, 9, 7])]
 KINDS = TokenKinds(("[CLS]", ". or ,", "never", "other"), np.array([1, 1, 3, 0, 3, 0, 3, 3, 1, 0, *[3] * 14], np.int8))
@@ -36,23 +38,24 @@ def plain_contributions(layer: Layer, x: np.ndarray, causal: bool) -> np.ndarray
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_dimensions_add_up_to_score_differences_between_keys(name: str) -> None:
+def test_dimensions_add_up_to_score_differences_between_keys(subtests: pytest.Subtests) -> None:
     """sum_j C_mnj - sum_j C_mlj is S_mn - S_ml, in those families alone of which nothing is said to be left out."""
-    it = fixture(name)
-    for index in it.layers:
-        layer, x = it.model.layer(index), it.arrays[f"x{index}"].astype(np.float64)
-        scores = layer.scores(x) / layer.scale  # (H, n, n)
-        farthest, w_k = 0.0, key_maps(layer)
-        for m in range(len(x)):
-            mask = np.zeros((len(x), len(x)), bool)
-            mask[m] = True
-            keys, queries = keys_and_queries(layer, x[None], mask)
-            sums = [summed_contributions(keys[[n]], queries[:, [n]], w_k).sum(axis=1) for n in range(len(x))]
-            apart = np.ptp(np.stack(sums, axis=1) - scores[:, m], axis=1)  # (H,): 0 up to a term of the query's
-            farthest = max(farthest, float((apart / np.ptp(scores[:, m], axis=1)).max()))
-        reasons = list(left_out(layer))
-        assert (farthest < 1e-5) == (not reasons), (farthest, reasons)
+    for name in NAMES:
+        with subtests.test(fixture=name):
+            it = fixture(name)
+            for index in it.layers:
+                layer, x = it.model.layer(index), it.arrays[f"x{index}"].astype(np.float64)
+                scores = layer.scores(x) / layer.scale  # (H, n, n)
+                farthest, w_k = 0.0, key_maps(layer)
+                for m in range(len(x)):
+                    mask = np.zeros((len(x), len(x)), bool)
+                    mask[m] = True
+                    keys, queries = keys_and_queries(layer, x[None], mask)
+                    sums = [summed_contributions(keys[[n]], queries[:, [n]], w_k).sum(axis=1) for n in range(len(x))]
+                    apart = np.ptp(np.stack(sums, axis=1) - scores[:, m], axis=1)  # (H,): 0 up to a term of the query's
+                    farthest = max(farthest, float((apart / np.ptp(scores[:, m], axis=1)).max()))
+                reasons = list(left_out(layer))
+                assert (farthest < 1e-5) == (not reasons), (farthest, reasons)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama_no_rope"])

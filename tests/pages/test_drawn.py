@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from weightscope.folder import Files
+from weightscope.files import Files
 from weightscope.pages.drawn import description, numbers
 from weightscope.pages.style import in_our_style, save, subplots
 

@@ -13,6 +13,8 @@ from tests.support.browser import Page
 from tests.support.commands import run, unsaved
 from weightscope.embedded import FOLDER
 
+pytestmark = pytest.mark.check
+
 TEXT = "\n\n".join(f"On day {n} the crew of the ship saw land again, and sailed on." for n in range(40))
 # Sizes at which a study of the embedded checkpoint takes a second.
 PAGES: dict[str, list[str]] = {
@@ -36,7 +38,7 @@ RULES = (
     f"axe.run({{{{exclude: ['{LIKE_OTHERS}']}}}}, {{{{resultTypes: ['violations']{{only}}}}}})"
     ".then(found => JSON.stringify(found.violations.map({told})))"
 )
-TOLD = "v => [v.impact, v.id, v.nodes.map(n => n.html.slice(0, 200))]"
+HELP = "v => [v.impact, v.id, v.nodes.map(n => n.html.slice(0, 200))]"
 CONTRAST = ", runOnly: ['color-contrast']"  # all that another scheme can change; widths move things too
 
 
@@ -71,19 +73,19 @@ def axe() -> str:
     return (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", [*PAGES, *(pytest.param(name, marks=pytest.mark.slow) for name in STUDIES)])
+@pytest.mark.parametrize("name", [*PAGES, *STUDIES])
 def test_a_page_keeps_nobody_out_and_fits(name: str, written: Callable[[str], Path], axe: str, tab: Page) -> None:
     page = written(name)
     for look, (width, dark) in enumerate(LOOKS):
         tab.open(page, width, dark=dark)
         tab.run(f"{axe};0")
         only = CONTRAST if look in {1, 3} else ""
-        assert json.loads(tab.run(RULES.format(only=only, told=TOLD))) == [], f"{width} {'dark' if dark else 'light'}"
+        assert json.loads(tab.run(RULES.format(only=only, told=HELP))) == [], f"{width} {'dark' if dark else 'light'}"
         assert tab.run("document.documentElement.scrollWidth") <= width
     assert tab.complaints == []
 
 
-@pytest.mark.parametrize("name", [*PAGES, *(pytest.param(name, marks=pytest.mark.slow) for name in STUDIES)])
+@pytest.mark.parametrize("name", [*PAGES, *STUDIES])
 def test_a_figure_is_a_click_from_its_files_and_says_what_it_shows(
     name: str, written: Callable[[str], Path], tab: Page
 ) -> None:
@@ -105,7 +107,7 @@ SHEET = 703  # pixels: A4 less the margins of print.css
 SEEN = "[...document.querySelectorAll('{}')].filter(e => e.checkVisibility()).length"
 
 
-@pytest.mark.parametrize("name", [*PAGES, *(pytest.param(name, marks=pytest.mark.slow) for name in STUDIES)])
+@pytest.mark.parametrize("name", [*PAGES, *STUDIES])
 def test_a_page_prints_light_open_and_whole(name: str, written: Callable[[str], Path], tab: Page) -> None:
     """What a sheet of paper cannot do is not on it, and nothing is cut or folded away, whatever the screen showed."""
     tab.open(written(name), 1280, dark=True)

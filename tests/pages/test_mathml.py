@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightscope.audits.measures import _QK, _SPECTRUM, _VO
-from weightscope.mathml import mathml, plain, prose, spoken
+from weightscope.formulas import mathml, plain, prose, spoken
 from weightscope.tables import Column
 
 HOW_MANY = {"msub": 2, "msup": 2, "msubsup": 3, "munder": 2, "mover": 2, "munderover": 3, "mfrac": 2}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.browser import Page
-from weightscope.folder import Folder
+from weightscope.files import Folder
 from weightscope.pages.page import Figure, Filed, Section, write_page
 from weightscope.pages.style import Drawing
 from weightscope.tables import Table, templates
@@ -44,6 +44,7 @@ def test_numbers_sort_as_numbers_and_nan_is_empty(page: str) -> None:
     assert '<td class="number" data-value="nan"></td>' in page
 
 
+@pytest.mark.smoke
 def test_columns_sort_both_ways_by_click_and_by_key_and_what_is_empty_stays_last(tab: Page, tmp_path: Path) -> None:
     rows = [("b", 10.0), ("", 9.0), ("a", float("nan")), ("c", -1.5)]
     write_page(Folder(tmp_path), "report.html", "", "", [Section("", "", [Table.of_rows(("name", "number"), rows)])])

@@ -13,6 +13,8 @@ from tests.support.commands import unsaved
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.circuitry import page as circuits_page
 
+pytestmark = pytest.mark.check
+
 LAYERS, HEADS = 16, 64  # a quarter of a 70B's heads
 BYTES, NODES = 3_000_000, 6_000
 
@@ -23,7 +25,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ws.Model:
     return ws.open_model(write_checkpoint(tmp_path_factory.mktemp("large"), weights, n_head=HEADS))
 
 
-@pytest.mark.slow
 def test_the_audit_of_a_thousand_heads_is_bounded(model: ws.Model, tab: Page, tmp_path: Path) -> None:
     audit = ws.audit(model, directions=0)
     for name, values in audit.measured.arrays.items():  # as long as a large model's
@@ -40,7 +41,6 @@ def test_the_audit_of_a_thousand_heads_is_bounded(model: ws.Model, tab: Page, tm
     assert tab.complaints == []
 
 
-@pytest.mark.slow
 def test_the_circuits_of_a_thousand_heads_are_bounded(
     model: ws.Model, tab: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import weightscope
-from weightscope.folder import Files
+from weightscope.files import Files
 from weightscope.pages.style import STYLE, in_our_style, save, subplots
 
 CHECKOUT = Path(weightscope.__file__).parent.parent

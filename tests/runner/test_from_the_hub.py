@@ -11,6 +11,8 @@ pytest.importorskip("transformers", reason="the runner needs the extra `runner`"
 
 from weightscope.runner import open_runner
 
+pytestmark = pytest.mark.check
+
 FILES = {name: (FOLDER / name).read_bytes() for name in ("config.json", "model.safetensors")}
 
 

@@ -11,11 +11,13 @@ from PIL import Image
 import weightscope as ws
 from tests.support.cases import VIT
 from tests.support.hub_server import Hub
-from weightscope.families.family import Family
-from weightscope.families.rows.vision import VISION
+from weightscope.architectures import FAMILIES
+from weightscope.architectures.family import Family
 from weightscope.runner.images import DESCRIPTION, TOGETHER, image_processor, photographs, read_images
 
 transformers = pytest.importorskip("transformers", reason="the image processors are transformers'")
+
+pytestmark = pytest.mark.check
 
 FIXTURES = Path(__file__).parent.parent / "families" / "fixtures"
 PHOTOGRAPH = np.random.default_rng(0).integers(0, 256, size=(53, 41, 3)).astype(np.uint8)
@@ -101,7 +103,7 @@ def test_one_number_is_a_square_or_a_shorter_side(family: str, name: str, tmp_pa
     np.testing.assert_array_equal(found, pixels(getattr(transformers, f"{name}ImageProcessorPil")(**full), PHOTOGRAPH))
 
 
-@pytest.mark.parametrize("row", [row for row in VISION if row.images], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in FAMILIES if row.images], ids=lambda row: row.name)
 def test_without_a_file_the_familys_own_processor_makes_the_models_size(row: Family) -> None:
     """The fixtures have one channel, so this is grey: the mean of colours that Pillow weighs, by the family's mean."""
     fixture = f"{row.name}_vision" if row.tower else row.name

@@ -16,6 +16,8 @@ from tests.support.random_models import random_model  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
 from weightscope.runner.interventions import Intervention, losses_under  # noqa: E402
 
+pytestmark = pytest.mark.check
+
 TEXTS = [np.random.default_rng(n).integers(3, 20, n) for n in (11, 8)]
 
 

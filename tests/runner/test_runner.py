@@ -14,11 +14,13 @@ transformers = pytest.importorskip("transformers", reason="the runner needs the 
 
 from tests.support.random_models import inputs_of, random_model  # noqa: E402
 from weightscope.attention.maps import Affine  # noqa: E402
-from weightscope.device import Device  # noqa: E402
+from weightscope.compute.device import Device  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
 from weightscope.runner.runner import batches  # noqa: E402
+
+pytestmark = pytest.mark.check
 
 TOKENS = [np.array([3, 1, 4, 1, 5]), np.array([9, 2, 6]), np.array([5, 3, 5, 8, 9])]
 
@@ -185,7 +187,9 @@ def test_a_card_without_room_is_one_error(embedded: Runner) -> None:
     def fill_up(seen: Activations) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
-    with pytest.raises(ws.CheckpointError, match="the device has no room for 2 texts of 5 tokens beside the model"):
+    with pytest.raises(
+        ws.CheckpointError, match="the device has no room for 2 texts of 5 tokens in addition to the model"
+    ):
         embedded.observe([TOKENS[0], TOKENS[2]], fill_up)
 
 

@@ -14,6 +14,8 @@ pytest.importorskip("transformers", reason="the runner needs the extra `runner`"
 
 from weightscope.runner.tokenizer import first_token, tokenizer_of
 
+pytestmark = pytest.mark.check
+
 
 def embedded_with(folder: Path, **changes: object) -> ws.Model:
     """The checkpoint that comes along, its config changed."""

@@ -14,6 +14,7 @@ from tests.support.cases import CASES, Case
 from weightscope.cli import main
 
 PARAGRAPH = "A single man in possession of a good fortune must be in want of a {0} wife, or of a dog. " * 3
+pytestmark = pytest.mark.check
 BIAS = ("embedded", "--question", "bias", "--inputs", 3, "--length", 32, "--evaluated", 2)
 KIND_FILES = {"events.csv", "heads.csv", "layers.csv", "sinks.npz", "report.html"} | {
     f"{name}.{suffix}"
@@ -149,7 +150,7 @@ def test_an_option_of_the_other_question_is_refused(question: str, option: tuple
     pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
     done = sinks("embedded", "--question", question, *option, "--out", tmp_path)
     assert done.exit_code == 2
-    assert f"{option[0]} does not go with --question {question}" in done.output
+    assert f"{option[0]} cannot be used with --question {question}" in done.output
 
 
 def test_without_pytorch_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

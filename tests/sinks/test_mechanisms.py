@@ -21,16 +21,17 @@ from tests.support.random_models import random_model  # noqa: E402
 from weightscope.attention.layer import Layer  # noqa: E402
 from weightscope.attention.maps import Affine  # noqa: E402
 from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
-from weightscope.folder import Files  # noqa: E402
+from weightscope.files import Files  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
 from weightscope.sinks.inputs import Inputs, read_inputs  # noqa: E402
-from weightscope.sinks.mechanisms.measured import SinkMechanisms  # noqa: E402
-from weightscope.sinks.mechanisms.measures import MEASURES  # noqa: E402
-from weightscope.sinks.mechanisms.observer import SinkObserver, own_coordinates, sink_mechanisms  # noqa: E402
-from weightscope.sinks.mechanisms.page import write_mechanism_report  # noqa: E402
+from weightscope.sinks.mechanisms import MEASURES, SinkMechanisms  # noqa: E402
+from weightscope.sinks.mechanisms_page import write_mechanism_report  # noqa: E402
+from weightscope.sinks.observer import SinkObserver, own_coordinates, sink_mechanisms  # noqa: E402
 from weightscope.text.kinds import ImageTokens, TextTokens, image_tokens, text_tokens  # noqa: E402
 from weightscope.text.tokenizer import load_tokenizer  # noqa: E402
+
+pytestmark = pytest.mark.check
 
 VISION = {
     "vit": ("CLS",),
@@ -432,7 +433,7 @@ def test_attention_flows_to_some_kind_of_token(sinks_of_embedded: SinkMechanisms
 
 def test_a_text_of_one_token_is_refused(sinks_of_embedded: SinkMechanisms) -> None:
     inputs = Inputs({"short": np.array([3])}, sinks_of_embedded.inputs.tokens, "")
-    with pytest.raises(ws.CheckpointError, match="embedded: short has one token; a sink is one among several"):
+    with pytest.raises(ws.CheckpointError, match="embedded: short has one token; sinks need several"):
         sink_mechanisms(open_runner(ws.open_model(EMBEDDED)), inputs)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from weightscope.sinks.patching import change_interval, perplexity
+from weightscope.sinks.bias import change_interval, perplexity
 
 TOKENS = np.array([10, 300, 55, 7])
 

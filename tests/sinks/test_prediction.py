@@ -6,7 +6,7 @@ import pytest
 import weightscope as ws
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
-from weightscope.sinks.prediction import PREDICTORS, predict_layer, predict_sinks, prediction_aurocs
+from weightscope.sinks.bias import PREDICTORS, predict_layer, predict_sinks, prediction_aurocs
 
 D, R, HEADS, N = 16, 4, 3, 40
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from weightscope.audits import page
 from weightscope.cli import main
-from weightscope.folder import HIDDEN, Files
+from weightscope.files import HIDDEN, Files
 from weightscope.pages.style import Drawing
 
 FIGURES = ("head_maps", "spectra", "depth", "changes", "spectra_before_and_after", "trajectories")

@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
 
 from tests.support.tiny_models import fixture
-from weightscope import progress
 from weightscope.cli import main
-from weightscope.folder import Files
+from weightscope.files import Files
 from weightscope.pages.style import Drawing
 
 WORDS = 24  # the vocabulary of every fixture
@@ -109,10 +108,8 @@ def studies(source: Path, text: Path, out: Path, *options: str) -> dict[str, lis
 
 
 def run(*arguments: object) -> Result:
-    """A command in this process, without bars however slow the machine; what it raises is kept in the result."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress, "DELAY", 3600)
-        return CliRunner().invoke(main, [str(argument) for argument in arguments])
+    """A command in this process; what it raises is kept in the result."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def is_one_line(result: Result) -> bool:

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from weightscope.attention.head import Head
-from weightscope.attention.layer import Layer
+from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.norms import Norm
 

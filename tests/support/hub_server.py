@@ -152,7 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
     def listing(self, repository: str, revision: str) -> None:
         if not self.refused(repository, revision):
             siblings = [{"rfilename": name} for name in self.state.repositories[repository]]
-            body = json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode()
+            commit = self.state.headers.get("X-Repo-Commit", COMMIT)
+            body = json.dumps({"id": repository, "sha": commit, "siblings": siblings}).encode()
             self.reply(200, {"Content-Type": "application/json"}, body)
 
     def file(self, repository: str, revision: str, name: str) -> None:

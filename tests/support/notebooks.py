@@ -10,13 +10,14 @@ from typing import Any
 FOLDER = Path(__file__).parents[2] / "notebooks"
 
 
-def executed(path: Path) -> Any:
-    """A notebook with its outputs, and nothing that differs from run to run."""
+def executed(path: Path, cells: int | None = None) -> Any:
+    """A notebook, or its first cells, with its outputs, and nothing that differs from run to run."""
     import nbformat
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
+    notebook.cells = notebook.cells[:cells]
     root = {"metadata": {"path": str(FOLDER.parent)}}  # where `import weightscope` finds this checkout
     kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")
     NotebookClient(notebook, kernel, timeout=600, resources=root, record_timing=False).execute()

@@ -13,13 +13,14 @@ from threadpoolctl import threadpool_info
 
 from weightscope.audits import many
 from weightscope.audits.audit import AuditOptions, conclude
-from weightscope.audits.many import Job, Report
-from weightscope.audits.measure import Arrays
+from weightscope.audits.many import Job
+from weightscope.audits.measures import Arrays
+from weightscope.audits.worker_validation import Report
+from weightscope.compute.cores import usable_cores
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
-from weightscope.folder import Files
+from weightscope.files import Files
 from weightscope.model import Model
-from weightscope.parallel import usable_cores
 from weightscope.sources import Source
 
 

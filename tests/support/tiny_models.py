@@ -5,6 +5,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import weightscope as ws
 from tests.support.cases import CASES, Case
@@ -48,6 +49,16 @@ def fixture(name: str) -> Fixture:
 
 
 NAMES = [case.name for case in CASES]
+
+# A fixture of each mechanism: learned positions, rotation, ALiBi, relative positions, buckets, latents, caps, sinks,
+# gates, differences of maps, shared keys, a projected embedding, towers, patches.
+MECHANISMS = {
+    "gpt2", "smollm3", "bloom", "deberta_v3_relative", "t5_decoder", "deepseek_v3", "gemma2", "gpt_oss", "qwen3_next",
+    "diffllama", "gemma4", "electra", "clip_text", "dinov3_vit",
+}  # fmt: skip
+assert set(NAMES) >= MECHANISMS
+# For tests too slow to run on every fixture in `make test`: those above there, the rest in `make check`.
+EACH_MECHANISM = [name if name in MECHANISMS else pytest.param(name, marks=pytest.mark.check) for name in NAMES]
 
 
 def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:

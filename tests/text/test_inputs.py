@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.hub_server import Hub
 from weightscope.errors import CheckpointError
-from weightscope.text import inputs
-from weightscope.text.inputs import OPENWEBTEXT, WORKS, read_sentences, read_texts
+from weightscope.text import sequences
+from weightscope.text.sequences import OPENWEBTEXT, WORKS, read_sentences, read_texts
 
 
 def test_texts_that_are_given_are_read_and_named(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_where_the_hub_fails_the_works_are_read_and_it_is_said(monkeypatch: pyte
     def fails(shards: int) -> list[Path]:
         raise CheckpointError("the Hub is away")
 
-    monkeypatch.setattr(inputs, "openwebtext", fails)
+    monkeypatch.setattr(sequences, "openwebtext", fails)
     found = read_texts(characters=10**9)
     assert len(found.texts) == 8
     assert found.source.endswith("come with weightscope, fewer than wanted (the Hub is away)")

@@ -10,12 +10,12 @@ import pytest
 from tests.attacks.attacks import grown, tokenizer
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
-from weightscope.text import served_tokenizer
+from weightscope.text import sandbox
 from weightscope.text.bigrams import count_bigrams
+from weightscope.text.sandbox import ServedTokenizer
+from weightscope.text.sandbox_child import from_json
 from weightscope.text.sequences import added_tokens
-from weightscope.text.served_tokenizer import ServedTokenizer
 from weightscope.text.tokenizer import load_tokenizer, safe_cut, token_id, token_text, tokenizer_hash
-from weightscope.text.tokenizer_child import from_json
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
@@ -81,25 +81,25 @@ def test_after_a_text_that_ends_the_child_others_are_split() -> None:
 
 def test_time_and_memory_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     growing = tokenizer(normalizer={"type": "Sequence", "normalizers": [grown(4096)] * 4})
-    monkeypatch.setattr(served_tokenizer, "MEMORY", 150 << 20)
+    monkeypatch.setattr(sandbox, "MEMORY", 150 << 20)
     with pytest.raises(CheckpointError, match=r"needs more than 0\.146 GB"):
         ServedTokenizer("x", from_json, growing).encode("a")
     monkeypatch.undo()
     slow = ServedTokenizer("x", from_json, growing)
-    monkeypatch.setattr(served_tokenizer, "SECONDS", 0.1)
+    monkeypatch.setattr(sandbox, "SECONDS", 0.1)
     with pytest.raises(CheckpointError, match="more than 0 seconds"):
         slow.encode("a")
 
 
 def test_a_vocabulary_is_no_larger_than_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_tokenizer, "MOST_TOKENS", 2)
+    monkeypatch.setattr(sandbox, "MOST_TOKENS", 2)
     with pytest.raises(CheckpointError, match="x: has 3 tokens; at most 2 are read"):
         ServedTokenizer("x", from_json, GOOD)
 
 
 def test_a_file_is_loaded_and_refused_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
-    monkeypatch.setattr(served_tokenizer, "_Child", lambda own=served_tokenizer._Child: begun.append(1) or own())
+    monkeypatch.setattr(sandbox, "_Child", lambda own=sandbox._Child: begun.append(1) or own())
     (tmp_path / "tokenizer.json").write_bytes(GOOD + b" ")
     assert load_tokenizer(tmp_path) is load_tokenizer(tmp_path) and len(begun) == 1
     (tmp_path / "tokenizer.json").write_bytes(b"{ ")

@@ -15,8 +15,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
 from weightscope.pages.style import Drawing
 from weightscope.text.counts import Counts
-from weightscope.text.token_list import TokenList, of_sentencepiece
-from weightscope.text.tokenizer import load_tokenizer, token_id, token_text, vocab_size
+from weightscope.text.tokenizer import TokenList, load_tokenizer, of_sentencepiece, token_id, token_text, vocab_size
 
 WORDS = [
     "[PAD]",
@@ -59,6 +58,7 @@ def sentencepiece(pieces: list[str]) -> bytes:
     return trainer + b"".join(message(1, piece) for piece in own) + message(3, message(1, b"identity"))
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "config",
     [{}, {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}, {"tokenize_chinese_chars": False}],
@@ -171,7 +171,7 @@ def test_a_token_may_be_named_by_its_id(without_tokenizer: Path, tmp_path: Path)
     outside = CliRunner().invoke(main, ["neighbours", str(without_tokenizer), "--token-id", "15"])
     assert outside.exit_code == 2 and "no token 15: the vocabulary has 15" in outside.stderr
     neither = CliRunner().invoke(main, ["neighbours", str(without_tokenizer)])
-    assert neither.exit_code == 2 and "a TOKEN is needed, or --token-id" in neither.stderr
+    assert neither.exit_code == 2 and "give a TOKEN or --token-id" in neither.stderr
 
 
 def test_an_audit_takes_its_tokens_from_where_it_is_told(without_tokenizer: Path, tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ def test_an_audit_takes_its_tokens_from_where_it_is_told(without_tokenizer: Path
     assert wrong.exit_code == 2 and wrong.stderr.count("\n") == 1
     assert not (tmp_path / "wrong").exists()  # it is said before anything is measured
     again = audit_of(without_tokenizer, tmp_path / "named", "--resume", "--tokenizer", str(tokens))
-    assert "is kept" in again.stdout
+    assert "is up to date" in again.stdout
     again = audit_of(without_tokenizer, tmp_path / "named", "--resume")
-    assert "is kept" not in again.stdout
+    assert "is up to date" not in again.stdout
 
 
 def test_every_command_that_shows_or_takes_a_token_knows_where_to_look() -> None:

@@ -220,6 +220,7 @@ def test_a_missing_library_is_named_with_its_remedy(tmp_path, monkeypatch):
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.check
 def test_gpt2():
     tokenizer = load_tokenizer(shared("gpt2-tokenizer"))
     assert vocab_size(tokenizer) == 50257

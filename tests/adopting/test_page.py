@@ -7,15 +7,17 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from weightscope.adoption.record import standing
+from weightscope.adopting.record import standing
 from weightscope.cli import main
 
 torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
 
-from tests.adoption.newcomer import NewcomerConfig, NewcomerModel  # noqa: E402
-from weightscope.adoption import census  # noqa: E402
-from weightscope.families import own_rows  # noqa: E402
+from tests.adopting.newcomer import NewcomerConfig, NewcomerModel  # noqa: E402
+from weightscope.adopting import census  # noqa: E402
+from weightscope.architectures import table  # noqa: E402
+
+pytestmark = pytest.mark.check
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adopting.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```\w*\n(.*?)```", PAGE, re.DOTALL)
@@ -23,7 +25,7 @@ BLOCKS = re.findall(r"```\w*\n(.*?)```", PAGE, re.DOTALL)
 
 def test_every_command_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(own_rows, "own_folder", lambda: tmp_path / "own")
+    monkeypatch.setattr(table, "own_folder", lambda: tmp_path / "own")
     monkeypatch.setattr(census, "model_types", lambda: ["newcomer"])
     transformers.AutoConfig.register("newcomer", NewcomerConfig, exist_ok=True)
     transformers.AutoModel.register(NewcomerConfig, NewcomerModel, exist_ok=True)
@@ -34,13 +36,13 @@ def test_every_command_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert result.exit_code == 0, result.output
         printed[command.removeprefix("weightscope ")] = result.stdout
         if command.endswith("--save"):
-            (tmp_path / "newcomer.json").write_bytes((tmp_path / "own" / "newcomer.json").read_bytes())
+            (tmp_path / "newcomer.toml").write_bytes((tmp_path / "own" / "newcomer.toml").read_bytes())
     assert len(printed) == 6
     assert printed["adopt newcomer"] == BLOCKS[1]
     assert "adopted, proved against transformers" in printed["inspect newcomer"]
-    assert printed["inspect newcomer"] == printed["inspect newcomer --families newcomer.json"]
+    assert printed["inspect newcomer"] == printed["inspect newcomer --families newcomer.toml"]
     assert printed["families --new"].startswith("newcomer: exact causal blocks.{}.mixing")
     assert printed["families"].splitlines()[-1] == standing()
-    (start,) = [block for block in BLOCKS if block.startswith("{")]
-    assert (tmp_path / "newcomer.json").read_text().startswith(start)
-    assert ws.open_model("newcomer", families="newcomer.json").family.name == "newcomer"
+    (start,) = [block for block in BLOCKS if block.startswith("proved_against")]
+    assert (tmp_path / "newcomer.toml").read_text().startswith(start)
+    assert ws.open_model("newcomer", families="newcomer.toml").family.name == "newcomer"

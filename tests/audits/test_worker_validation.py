@@ -1,4 +1,4 @@
-"""What a worker sends back is looked at before anything of it is written."""
+"""What a worker sends back is checked before any of it is written."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ import pytest
 
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
-from weightscope.audits.answers import arrays_of, report_of
 from weightscope.audits.audit import AuditOptions
-from weightscope.audits.many import Job, Report, audit_all
+from weightscope.audits.many import Job, audit_all
+from weightscope.audits.worker_validation import Report, arrays_of, report_of
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.sources import Source
@@ -32,8 +32,8 @@ def test_a_layer_is_arrays_by_name(answer: object) -> None:
     "name", ["../x", "/x", "a/../x", "", "a//b", ".weightscope/lock", "a/.b", "a\\..\\b", "a\0", 3]
 )
 def test_no_file_lies_outside_the_results(name: object) -> None:
-    with pytest.raises(CheckpointError, match="which is no result's name"):
-        report_of(Report({"heads.csv": b"", name: b""}, "", SUMMARY), Report)
+    with pytest.raises(CheckpointError, match="which is not a result's name"):
+        report_of(Report({"heads.csv": b"", name: b""}, "", SUMMARY))
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_no_file_lies_outside_the_results(name: object) -> None:
 )  # fmt: skip
 def test_a_report_is_what_it_says(report: object) -> None:
     with pytest.raises(CheckpointError, match="a worker answers for its report with"):
-        report_of(report, Report)
+        report_of(report)
 
 
 def test_an_honest_report_is_taken_as_it_is() -> None:
     report = Report({"heads.csv": b"1", "figures/a.png": b"2"}, "two lines,\nσ₁ too", SUMMARY, {"findings": [FINDING]})
-    assert report_of(report, Report) is report
+    assert report_of(report) is report
 
 
 def test_an_audit_writes_nothing_of_a_report_that_names_files_elsewhere(tmp_path: Path, monkeypatch) -> None:

@@ -1,0 +1,77 @@
+"""Architectures of new combinations and new names are read, exactly on the checkpoint, or refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weightscope as ws
+from weightscope.checkpoint import open_checkpoint
+
+torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
+transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
+
+from tests.adopting.novelties import (  # noqa: E402
+    Backwards,
+    BackwardsConfig,
+    GatedSinks,
+    JointByHead,
+    JointKeys,
+    OwnBases,
+    OwnBasesConfig,
+    OwnSlopes,
+    StoredSlopes,
+    TalkingHeads,
+)
+from tests.adopting.tricks import PlainConfig, registered, saved, worst  # noqa: E402
+from weightscope.adopting.adopt import PROOF, adopt  # noqa: E402
+from weightscope.adopting.census import at_work  # noqa: E402
+from weightscope.adopting.tiny_models import SIZES  # noqa: E402
+from weightscope.architectures import FAMILIES  # noqa: E402
+from weightscope.architectures.stanzas import file_of, read_rows  # noqa: E402
+
+pytestmark = pytest.mark.check
+
+READ: dict[str, tuple[Any, Any]] = {
+    "keys with values in one tensor, LayerNorm of queries and keys": (JointKeys, PlainConfig),
+    "the same head by head": (JointByHead, PlainConfig),
+    "slopes of its own": (OwnSlopes, PlainConfig),
+    "learned slopes": (StoredSlopes, PlainConfig),
+    "values, keys, queries in one tensor, capped scores": (Backwards, BackwardsConfig),
+    "an output gate and sinks": (GatedSinks, PlainConfig),
+    "q/k-norms after a rotation by each layer's base": (OwnBases, OwnBasesConfig),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_new_is_read_exactly_on_the_checkpoint(name: str, tmp_path: Path) -> None:
+    model = saved(registered(*READ[name]), tmp_path / "model")
+    adopted = adopt(open_checkpoint(tmp_path / "model"))
+    assert not adopted.unproved
+    (tmp_path / "rows.toml").write_bytes(file_of(adopted.rows, PROOF))
+    (row,) = read_rows(tmp_path / "rows.toml", FAMILIES.row)
+    assert worst(model, tmp_path / "model", row) < 2e-5
+
+
+def test_talking_heads_are_refused(tmp_path: Path) -> None:
+    saved(registered(TalkingHeads), tmp_path)
+    with pytest.raises(ws.CheckpointError, match="no row reads it exactly"):
+        adopt(open_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "olmo2"])
+def test_eps_of_inner_norms_is_found_under_another_key(kind: str, tmp_path: Path) -> None:
+    config = transformers.CONFIG_MAPPING[kind]
+    model = transformers.AutoModel._model_mapping[config]
+    keys = {**config.attribute_map, "rms_norm_eps": "small_eps"}
+    own: Any = type("Again", (config,), {
+        "model_type": f"{kind}_again", "attribute_map": keys,
+        "__init__": config.__init__, "__module__": config.__module__,
+    })  # fmt: skip
+    transformers.AutoConfig.register(own.model_type, own, exist_ok=True)
+    again = type("AgainModel", (model,), {"config_class": own})
+    transformers.AutoModel.register(own, again, exist_ok=True)
+    made, _ = at_work(own(), SIZES[1:], seed=5, start=0)
+    made.save_pretrained(tmp_path)
+    adopted = adopt(open_checkpoint(tmp_path))
+    assert adopted.rows[0].keys["norm_eps"] == ("small_eps",) and not adopted.unproved

@@ -1,0 +1,94 @@
+"""What is called proved is exact on the very checkpoint: at its sizes, in every layer, far away, with large numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import weightscope as ws
+from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.config import digest_of
+from weightscope.cli import main
+
+torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
+pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
+
+from tests.adopting.tricks import (  # noqa: E402
+    TRICKS,
+    Optional,
+    OptionalConfig,
+    Plain,
+    ScaleOfWideHeads,
+    registered,
+    saved,
+    worst,
+)
+from weightscope.adopting import own_size  # noqa: E402
+from weightscope.adopting.adopt import PROOF, adopt  # noqa: E402
+from weightscope.architectures import table  # noqa: E402
+from weightscope.architectures.stanzas import file_of  # noqa: E402
+
+pytestmark = pytest.mark.check
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_what_shows_at_its_own_size_only_is_never_proved(trick: str, tmp_path: Path) -> None:
+    attention, sizes = TRICKS[trick]
+    saved(registered(attention), tmp_path, **sizes)
+    with pytest.raises(ws.CheckpointError, match="at its own size: layer"):
+        adopt(open_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, {"head_dim": 48, "num_hidden_layers": 9, "max_position_embeddings": 4096}], ids=str
+)
+def test_what_is_proved_is_exact_on_the_checkpoint(sizes: dict[str, int], tmp_path: Path) -> None:
+    model = saved(registered(Plain), tmp_path, **sizes)
+    adopted = adopt(open_checkpoint(tmp_path))
+    assert not adopted.unproved and worst(model, tmp_path, adopted.rows[0]) < 1e-5
+
+
+def test_one_layer_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(registered(Plain), tmp_path, num_hidden_layers=5)
+    load, loaded = own_size._Weights.load, []
+
+    def counted(weights: Any, names: set[str], checkpoint: Any) -> None:
+        load(weights, names, checkpoint)
+        loaded.append({i for i, layer in enumerate(weights.model.layers) if not layer.mlp.up_proj.weight.is_meta})
+
+    monkeypatch.setattr(own_size._Weights, "load", counted)
+    assert not adopt(open_checkpoint(tmp_path)).unproved
+    assert {frozenset(layers) for layers in loaded} == {frozenset(), *(frozenset({i}) for i in range(5))}
+
+
+def test_what_is_too_large_to_run_is_called_unproved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(registered(ScaleOfWideHeads), tmp_path / "model", head_dim=48)
+    monkeypatch.setattr(own_size, "MOST_WORK", 1e6)
+    monkeypatch.setattr(table, "own_folder", lambda: tmp_path / "own")
+    result = CliRunner().invoke(main, ["adopt", str(tmp_path / "model"), "--save"])
+    assert "this row, unproved at its own size" in result.stdout and "multiplications; 1e+06 at most" in result.stdout
+    (file,) = (tmp_path / "own").iterdir()
+    assert "adopted, unproved at its own size" in ws.open_model(tmp_path / "model", families=file).title
+
+
+@pytest.mark.parametrize(("option", "value"), [("position_mode", "alibi"), ("sharpness", 2.0)])
+def test_an_option_that_no_row_reads_is_pinned(option: str, value: object, tmp_path: Path) -> None:
+    model = registered(Optional, OptionalConfig)
+    saved(model, tmp_path / "one")
+    saved(model, tmp_path / "other", **{option: value})
+    adopted = adopt(open_checkpoint(tmp_path / "one"))
+    (tmp_path / "rows.toml").write_bytes(file_of(adopted.rows, PROOF))
+    assert ws.open_model(tmp_path / "one", families=tmp_path / "rows.toml")
+    with pytest.raises(ws.CheckpointError, match=f"a {option} other than .*, which this row was not proved for"):
+        ws.open_model(tmp_path / "other", families=tmp_path / "rows.toml")
+
+
+def test_a_row_that_is_used_with_another_config_is_not_called_proved(tmp_path: Path) -> None:
+    """Heads are narrow in the one, and in the other so wide that the scale is another: the row is wrong there."""
+    saved(registered(ScaleOfWideHeads), tmp_path / "narrow")
+    saved(registered(ScaleOfWideHeads), tmp_path / "wide", head_dim=48)
+    checkpoint, file = open_checkpoint(tmp_path / "narrow"), tmp_path / "rows.toml"
+    file.write_bytes(file_of(adopt(checkpoint).rows, PROOF, digest=digest_of(checkpoint.config)))
+    assert ws.open_model(tmp_path / "narrow", families=file).family.origin == f"adopted, proved against {PROOF}"
+    assert ws.open_model(tmp_path / "wide", families=file).title.endswith("but not with this config)")

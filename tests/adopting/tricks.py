@@ -1,0 +1,351 @@
+"""Architectures that a tiny model takes for a Llama: what differs shows at some size, position or number only.
+
+`TRICKS` holds an attention class for each, and the sizes of a checkpoint at which it shows.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+import weightscope as ws
+from weightscope.checkpoint import open_checkpoint
+
+
+class PlainConfig(PreTrainedConfig):
+    model_type = "plain_again"
+
+    def __init__(
+        self,
+        hidden_size: int = 64,
+        num_hidden_layers: int = 2,
+        num_attention_heads: int = 4,
+        num_key_value_heads: int = 2,
+        head_dim: int = 24,
+        rope_theta: float = 1000.0,
+        rms_norm_eps: float = 1e-5,
+        vocab_size: int = 97,
+        max_position_embeddings: int = 256,
+        **more: Any,
+    ) -> None:
+        self.hidden_size, self.num_hidden_layers, self.head_dim = hidden_size, num_hidden_layers, head_dim
+        self.num_attention_heads, self.num_key_value_heads = num_attention_heads, num_key_value_heads
+        self.rope_theta, self.rms_norm_eps, self.vocab_size = rope_theta, rms_norm_eps, vocab_size
+        self.max_position_embeddings = max_position_embeddings
+        super().__init__(**more)
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+
+
+class Plain(nn.Module):
+    """Llama's attention, in parts that a trick replaces."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        super().__init__()
+        self.config, self.layer = config, layer
+        d, self.h, self.g, self.r = (
+            config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+        )  # fmt: skip
+        self.q_proj = nn.Linear(d, self.h * self.r, bias=False)
+        self.k_proj = nn.Linear(d, self.g * self.r, bias=False)
+        self.v_proj = nn.Linear(d, self.g * self.r, bias=False)
+        self.o_proj = nn.Linear(self.h * self.r, d, bias=False)
+        self.attention = torch.empty(0)  # what the last run saw
+
+    def scale(self) -> float:
+        return float(self.r**-0.5)
+
+    def turned_dims(self) -> int:
+        return int(self.r)
+
+    def base(self, n: int) -> float:
+        return float(self.config.rope_theta)
+
+    def places(self, positions: torch.Tensor) -> torch.Tensor:
+        return positions
+
+    def turned(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Pairs half of the turned dimensions apart; x (1, heads, n, r)."""
+        w = self.turned_dims()
+        if not w:
+            return x
+        angles = self.places(positions)[:, None] * self.base(len(positions)) ** (-torch.arange(0, w, 2) / w)
+        a, b = x[..., : w // 2], x[..., w // 2 : w]
+        turned = (a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin())
+        return torch.cat((*turned, x[..., w:]), -1)
+
+    def vectors(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return q, k, v
+
+    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return q
+
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+    def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values, (1, heads, n, r) each."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        return tuple(each(x).view(1, x.shape[1], -1, self.r).transpose(1, 2) for each in projections)
+
+    def placed(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return q, k
+
+    def weighed(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores.softmax(-1)
+
+    def gathered(self, gathered: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return gathered
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        n = x.shape[1]
+        q, k, v = self.vectors(*self.projected(x))
+        q, k = self.placed(self.queries(self.turned(q, positions), positions), self.turned(k, positions))
+        k, v = (heads.repeat_interleave(self.h // self.g, 1) for heads in (k, v))
+        scores = self.scores(q @ k.transpose(-1, -2) * self.scale())
+        self.attention = self.weighed(scores + torch.full((n, n), -torch.inf).triu(1))
+        return self.o_proj(self.gathered((self.attention @ v).transpose(1, 2).reshape(1, n, -1), x))
+
+
+class Network(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up_proj, self.down_proj = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(nn.functional.silu(self.up_proj(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, config: Any, layer: int, attention: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        d, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm, self.self_attn = Norm(d, eps), attention(config, layer)
+        self.post_attention_layernorm, self.mlp = Norm(d, eps), Network(d)
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), positions)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class PlainModel(PreTrainedModel):
+    config_class = PlainConfig
+    base_model_prefix = "model"
+    attention: Callable[..., nn.Module] = Plain
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        made = type(self).attention
+        self.layers = nn.ModuleList(Block(config, i, made) for i in range(config.num_hidden_layers))
+        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+        positions = torch.arange(input_ids.shape[1]) if position_ids is None else position_ids[0]
+        x = self.embed_tokens(input_ids)
+        for layer in self.layers:
+            x = layer(x, positions)
+        return self.norm(x)
+
+
+class ScaleOfWideHeads(Plain):
+    def scale(self) -> float:
+        return float(self.r**-0.5) if self.r <= 32 else 1 / self.r
+
+
+class TurnsThirtyTwo(Plain):
+    def turned_dims(self) -> int:
+        return min(int(self.r), 32)
+
+
+class ClampsVectors(Plain):
+    def vectors(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return q.clamp(-6, 6), k.clamp(-6, 6), v.clamp(-6, 6)
+
+
+class ClampsScores(Plain):
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores.clamp(-12, 12)
+
+
+class ScaleOfDepth(Plain):
+    def scale(self) -> float:
+        return float(self.r**-0.5) * (1 if self.config.num_hidden_layers <= 8 else 0.7)
+
+
+class EighthDoesNotTurn(Plain):
+    def turned_dims(self) -> int:
+        return 0 if self.layer % 8 == 7 else int(self.r)
+
+
+class TemperatureFrom512(Plain):
+    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return q * torch.where(positions >= 512, 1.5, 1.0)[:, None]
+
+
+class LargerBaseFrom64(Plain):
+    def base(self, n: int) -> float:
+        return float(self.config.rope_theta) * (4 if n > 64 else 1)
+
+
+class NinthHeadDoesNotTurn(Plain):
+    def turned(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return torch.cat((super().turned(x[:, :8], positions), x[:, 8:]), 1)
+
+
+class LogarithmOfLength(Plain):
+    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        window = self.config.max_position_embeddings
+        return q * ((positions + 1).log() / log(window)).clamp(min=1)[:, None]
+
+
+class SlowsBeyondForty(Plain):
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        return torch.where(scores > 40, 20 + scores / 2, scores)
+
+
+class LastHalvesValues(Plain):
+    def vectors(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        last = self.config.num_hidden_layers - 1
+        return q, k, v / 2 if self.layer == last > 6 else v
+
+
+class SinkFrom600(Plain):
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        if scores.shape[-1] > 600:
+            scores[..., 0] += 1
+        return scores
+
+
+class ScaleOfWideStreams(Plain):
+    def scale(self) -> float:
+        return float(self.r**-0.5) * (1 if self.config.hidden_size <= 160 else 160 / self.config.hidden_size)
+
+
+class StopsAt700(Plain):
+    def places(self, positions: torch.Tensor) -> torch.Tensor:
+        return positions.clamp(max=700)
+
+
+class LateQueriesAreNormed(Plain):
+    def vectors(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (q * torch.rsqrt(q.square().mean(-1, keepdim=True)) if self.layer >= 6 else q), k, v
+
+
+class WrapsPositions(Plain):
+    def places(self, positions: torch.Tensor) -> torch.Tensor:
+        return positions % self.config.max_position_embeddings
+
+
+class ScaleOfManyHeads(Plain):
+    def scale(self) -> float:
+        return float(self.r**-0.5) * (1 if self.h <= 8 else 0.5)
+
+
+TRICKS: dict[str, tuple[type[Plain], dict[str, int]]] = {
+    "scale depends on heads wider than 32": (ScaleOfWideHeads, {"head_dim": 48}),
+    "32 dimensions turn at most": (TurnsThirtyTwo, {"head_dim": 48}),
+    "queries, keys and values are clamped at 6": (ClampsVectors, {}),
+    "scores are clamped at 12": (ClampsScores, {}),
+    "scale depends on more than 8 layers": (ScaleOfDepth, {"num_hidden_layers": 9}),
+    "every eighth layer does not turn": (EighthDoesNotTurn, {"num_hidden_layers": 8}),
+    "queries have a temperature from position 512": (TemperatureFrom512, {"max_position_embeddings": 2048}),
+    "the base is four times as large beyond 64 tokens": (LargerBaseFrom64, {}),
+    "heads past the eighth do not turn": (NinthHeadDoesNotTurn, {"num_attention_heads": 10}),
+    "queries grow with log n beyond the trained window": (LogarithmOfLength, {}),
+    "scores beyond 40 grow half as fast": (SlowsBeyondForty, {}),
+    "the last of many layers halves values": (LastHalvesValues, {"num_hidden_layers": 8}),
+    "the first key gains beyond 600 tokens": (SinkFrom600, {}),
+    "scale depends on streams wider than 160": (ScaleOfWideStreams, {"hidden_size": 176}),
+    "positions stop at 700": (StopsAt700, {"max_position_embeddings": 4096}),
+    "queries are normed from the seventh layer on": (LateQueriesAreNormed, {"num_hidden_layers": 7}),
+    "positions begin again beyond the trained window": (WrapsPositions, {"max_position_embeddings": 4096}),
+    "scale depends on more than 8 heads": (ScaleOfManyHeads, {"num_attention_heads": 10}),
+}  # fmt: skip
+
+
+class Optional(Plain):
+    """A word and a number of the config that no row reads."""
+
+    def turned_dims(self) -> int:
+        return int(self.r) if self.config.position_mode == "rotary" else 0
+
+    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return q * self.config.sharpness
+
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        n = torch.arange(scores.shape[-1])
+        alibi = -(n[:, None] - n).abs() * 2.0 ** -torch.arange(1, self.h + 1)[:, None, None]
+        return scores if self.config.position_mode == "rotary" else scores + alibi
+
+
+class OptionalConfig(PlainConfig):
+    model_type = "optional"
+
+    def __init__(self, position_mode: str = "rotary", sharpness: float = 1.0, **more: Any) -> None:
+        self.position_mode, self.sharpness = position_mode, sharpness
+        super().__init__(**more)
+
+
+@cache
+def registered(attention: type[nn.Module], config: type[PreTrainedConfig] = PlainConfig) -> type[PreTrainedModel]:
+    """A model class with this attention, known to transformers under the attention's name."""
+    kind = attention.__name__.lower()
+    # With its __init__ by name: transformers makes a dataclass of a config that has none of its own.
+    own = type(f"{attention.__name__}Config", (config,), {"model_type": kind, "__init__": config.__init__})
+    made = type(f"{attention.__name__}Attention", (attention,), {})
+    model: Any = type(f"{attention.__name__}Model", (PlainModel,), {"config_class": own, "attention": made})
+    transformers.AutoConfig.register(kind, own)
+    transformers.AutoModel.register(own, model)
+    return model  # type: ignore[no-any-return]
+
+
+def saved(model_class: Any, folder: Path, **values: Any) -> Any:
+    """A random model of these config values, in a folder."""
+    torch.manual_seed(7)
+    model = model_class(model_class.config_class(**values))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.copy_(1 + 0.2 * torch.randn(parameter.shape))
+            elif "embed" not in name:
+                parameter.copy_(torch.randn(parameter.shape) / parameter.shape[1] ** 0.5)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def worst(model: Any, folder: Path, row: Any, n: int = 1300) -> float:
+    """The largest error of a row's attention and output on a checkpoint, in any layer, of n random tokens."""
+    read = ws.Model(open_checkpoint(folder), row)
+    entered: list[np.ndarray] = []
+    gave: list[np.ndarray] = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda _, given: entered.append(given[0][0].numpy()))
+        layer.self_attn.register_forward_hook(lambda _, given, out: gave.append(out[0].numpy()))
+    with torch.no_grad():
+        model(torch.randint(0, model.config.vocab_size, (1, n), generator=torch.Generator().manual_seed(3)))
+    errors = []
+    for index, (x, out, layer) in enumerate(zip(entered, gave, model.layers, strict=True)):
+        seen = layer.self_attn.attention[0]
+        found = read.layer(index)
+        scores = torch.from_numpy(found.scores(x)) + torch.full((n, n), -torch.inf).triu(1)
+        if found.sinks is not None:
+            scores = torch.cat((scores, torch.from_numpy(found.sinks)[:, None, None].expand(-1, n, 1)), -1)
+        errors.append((scores.softmax(-1)[..., :n] - seen).abs().max().item())
+        errors.append(float(np.abs(found.output(seen.numpy(), x) - out).max() / np.abs(out).max()))
+    return max(errors)

@@ -1,0 +1,46 @@
+"""The working directory may be a downloaded checkpoint: nothing in it is taken for a module or chooses what is run."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.check
+PROGRAM = "import sys; sys.path.remove(''); sys.argv[0] = 'weightscope'; from weightscope.__main__ import main; main()"
+AUROC = """
+import os, sys
+from pathlib import Path
+sys.path.remove("")
+import numpy as np, scipy.sparse
+from weightscope.metrics import auroc
+def run():
+    factor, counts = np.eye(2, 3, dtype=np.float32), scipy.sparse.csr_array([[0, 1], [1, 0]])
+    return auroc.auroc_by_token(factor, factor, counts)
+{first}
+Path(".numba_config.yaml").write_text("cache_dir: planted\\ndump_bytecode: 1\\n")
+print(run().tolist(), "numba" in sys.modules)
+"""
+
+
+def python(program: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
+@pytest.mark.parametrize("first", ["", "import numba"], ids=["before", "after"])
+def test_settings_for_numba_are_not_read(first: str, tmp_path: Path) -> None:
+    """They could name a cache, which numba unpickles: neither when numba is imported nor later when it compiles."""
+    done = python(AUROC.format(first=first), cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (f"[0.0, 0.0] {bool(first)}\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == [".numba_config.yaml"]
+
+
+def test_modules_are_not_imported(tmp_path: Path) -> None:
+    """By no process of `--jobs` either: Python looks for modules here first when it starts one."""
+    for name in ("joblib", "numpy", "weightscope"):
+        (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath('ran').touch()\nraise SystemExit(9)\n")
+    done = python(PROGRAM, "audit", "embedded", "--jobs", "2", "--out", "out", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,148 @@
+"""What was never compared with transformers is not opened as if it were."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import weightscope as ws
+from tests.support.audits import audit_of
+from tests.support.commands import run
+from tests.support.tiny_models import FIXTURES
+from weightscope.architectures import FAMILIES, proved, stacks_of
+from weightscope.architectures.config import inner_types
+from weightscope.architectures.rules import heads_of_attn_config
+from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.config import Config
+from weightscope.errors import CheckpointError
+
+EXACT: dict[str, set[str]] = defaultdict(set)  # verdicts by type, read here without the code under test
+with proved.RECORD.open(encoding="utf-8") as record:
+    for line in csv.DictReader(text for text in record if not text.startswith("#")):
+        EXACT[line["type"]].add(line["verdict"])
+READ_TYPES = sorted({*EXACT, *(kind for row in FAMILIES for kind in row.model_types)})
+IN_FIXTURES = {json.loads(file.read_text())["model_type"] for file in FIXTURES.glob("*/config.json")}
+
+
+@pytest.mark.parametrize("kind", READ_TYPES)
+def test_no_type_opens_unlabelled_unless_the_census_or_a_fixture_has_it_exact(kind: str) -> None:
+    parts = {kind, *inner_types(kind).values()}
+    rows = [row for row in FAMILIES if not parts.isdisjoint(row.model_types)]
+    for row in rows:
+        labelled = proved.unproved(row, kind, row.model_types[0])
+        if "exact" not in EXACT[kind] and kind not in IN_FIXTURES:
+            assert labelled.startswith("unproved: ") and f"census {kind}" in labelled
+    if "exact" in EXACT[kind] and rows:
+        assert not all(proved.unproved(row, kind, row.model_types[0]) for row in rows)
+
+
+def test_what_counts_as_compared_by_fixtures_has_one() -> None:
+    assert {*proved.IN_FIXTURES} <= IN_FIXTURES
+    for kind in proved.IN_FIXTURES:
+        assert "exact" not in EXACT[kind], f"the census has {kind}: take it off the list"
+
+
+VERDICTS = {
+    "whole": {"llama": {"exact"}, "clip.vision": {"unseen"}},
+    "partly": {"llama": {"exact", "WRONG"}, "clip.vision": {"exact"}},
+    "older": {"": {"exact", "refused"}},
+    "llama": {"llama": {"exact"}},
+}
+
+
+@pytest.mark.parametrize(("kind", "row", "part", "missing"), [
+    ("whole", "llama", "llama", ""),
+    ("whole", "clip.vision", "clip_vision_model", "the clip.vision stack of model_type 'whole'"),  # it never ran
+    ("partly", "llama", "llama", "the llama stack of model_type 'partly'"),
+    ("whole", "qwen2", "llama", ""),  # another part than by default, exact on its own
+    ("whole", "qwen2", "mystery", "the qwen2 stack of model_type 'whole'"),
+    ("older", "qwen2", "mystery", ""),  # a census that names no rows
+    ("nobody's", "llama", "llama", "model_type 'nobody's'"),
+])  # fmt: skip
+def test_what_a_census_says_of_a_type_and_a_row(
+    kind: str, row: str, part: str, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proved, "census", lambda: VERDICTS)
+    assert proved._missing(row, kind, part) == missing
+
+
+@pytest.fixture
+def composite(tmp_path: Path) -> Path:
+    """A llama within a wrapper of unknown make."""
+    text = json.loads((FIXTURES / "llama" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "of_no_make", "text_config": text}))
+    save_file(load_file(FIXTURES / "llama" / "model.safetensors"), tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_the_label_is_everywhere(composite: Path, tmp_path: Path) -> None:
+    model = ws.open_model(composite)
+    label = "unproved: model_type 'of_no_make' was never compared with transformers' attention"
+    assert model.family.origin.startswith(label) and label in model.title and label in str(model)
+    assert any("transformers' own attention" in caveat for caveat in model.layer(0).head(0).caveats)
+    audit = ws.audit(model)
+    assert label in audit.family and label in audit.lead and proved.NOT_COMPARED in audit.caveats
+    assert "unproved: model_type" in audit_of(composite, tmp_path / "out", "--json").output
+    assert "unproved: model_type" in (tmp_path / "out" / "report.html").read_text()
+    shown = run("inspect", str(composite)).output
+    assert label in shown
+    (stack,) = stacks_of(model.checkpoint).values()
+    assert stack.family is not None and stack.family.origin.startswith(label)
+
+
+def test_a_type_that_was_compared_has_no_label() -> None:
+    model = ws.open_model(FIXTURES / "llama")
+    assert not model.family.origin and proved.NOT_COMPARED not in model.layer(0).caveats
+
+
+def test_the_census_is_not_read_on_import() -> None:
+    code = "import weightscope, weightscope.architectures as a; from weightscope.architectures import proved\n"
+    code += "assert proved.census.cache_info().currsize == 0"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+D, LAYERS = 16, 2
+
+
+def depth_pro(folder: Path) -> Path:
+    """Depth Pro without a field of view: two encoders, and a third part of the config that no tensor belongs to."""
+    random, weights = np.random.default_rng(0), {}
+    for number, encoder in enumerate(("image_encoder", "patch_encoder")):
+        for layer in range(LAYERS):
+            stem = f"depth_pro.encoder.{encoder}.model.encoder.layer.{layer}."
+            for module in ("attention.attention.query", "attention.attention.key", "attention.attention.value",
+                           "attention.output.dense"):  # fmt: skip
+                weights[f"{stem}{module}.weight"] = random.normal(size=(D, D)).astype(np.float32)
+                weights[f"{stem}{module}.bias"] = random.normal(size=D).astype(np.float32)
+            for name in ("norm1.weight", "norm1.bias", "layer_scale1.lambda1"):
+                weights[stem + name] = np.full(D, 1 + number, np.float32)
+    sizes = {"model_type": "dinov2", "hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
+    eps = {"fov_model_config": 1e-1, "image_model_config": 1e-2, "patch_model_config": 1e-3}
+    config = {key: sizes | {"layer_norm_eps": value} for key, value in eps.items()}
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "depth_pro", "use_fov_model": False, **config}))
+    return folder
+
+
+def test_a_part_without_tensors_takes_none_of_another_part(tmp_path: Path) -> None:
+    folder = depth_pro(tmp_path)
+    stacks = stacks_of(open_checkpoint(folder))
+    assert {stack.part for stack in stacks.values()} == {"image_model_config", "patch_model_config"}
+    for stack in stacks.values():
+        config = ws.open_model(folder, tower=stack.name).config
+        assert stack.prefix.split(".")[2] == stack.part.split("_")[0] + "_encoder"
+        assert config.norm_eps == {"image_model_config": 1e-2, "patch_model_config": 1e-3}[stack.part]
+
+
+def test_heads_of_dbrx_as_it_was_published() -> None:
+    published = {"attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500000}}
+    with pytest.raises(CheckpointError, match=r"'rope_theta' is 500000; at the top of config\.json"):
+        heads_of_attn_config(Config(published, "config.json"))
+    stated = Config({**published, "rope_theta": 500000.0, "num_key_value_heads": 1}, "config.json")
+    assert heads_of_attn_config(stated) == {"num_key_value_heads": 8}

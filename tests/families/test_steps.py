@@ -1,0 +1,69 @@
+"""Steps: rare mechanisms, each known from its file alone."""
+
+from dataclasses import fields, is_dataclass
+
+import pytest
+
+from weightscope.architectures import FAMILIES
+from weightscope.architectures.family import Family
+from weightscope.architectures.step import Place
+from weightscope.architectures.steps import step_classes
+from weightscope.architectures.steps.bounds import Clip, Softcap
+from weightscope.architectures.steps.gate import Gate
+
+PARALLEL = {
+    "gpt_neox, one after the other": ("gpt_neox", {"use_parallel_residual": False}, False),
+    "gpt_neox": ("gpt_neox", {"use_parallel_residual": True}, True),
+    "falcon, one after the other": ("falcon", {"parallel_attn": False}, False),
+    "falcon": ("falcon", {}, True),
+    "stablelm, parallel": ("stablelm", {"use_parallel_residual": True}, True),
+    "stablelm": ("stablelm", {}, False),
+    "codegen": ("codegen", {}, True),
+    "cohere2": ("cohere2", {}, True),
+    "cohere2_moe": ("cohere2_moe", {}, True),
+    "cohere_compass": ("cohere_compass_text", {}, True),
+    "llama": ("llama", {}, False),
+}
+
+
+def row_of(name: str) -> Family:
+    return next(row for row in FAMILIES if row.name == name)
+
+
+LLAMA = row_of("llama")
+
+
+def test_every_step_of_a_row_is_found_by_its_name() -> None:
+    used = {type(step) for row in FAMILIES for step in row.steps}
+    used |= {type(cell) for row in FAMILIES for when in (*row.variants, *row.in_layers) for cell in when.cells.values()}
+    known = step_classes()
+    assert {step for step in used if hasattr(step, "place")} == set(known.values())
+    assert all(is_dataclass(step) and step.place in Place and step.name == name for name, step in known.items())
+
+
+def test_a_row_has_one_step_of_a_name() -> None:
+    for row in FAMILIES:
+        names = [step.name for step in row.steps]
+        assert len(names) == len(set(names)), row.name
+
+
+def test_a_step_is_added_replaced_and_removed_by_its_name() -> None:
+    capped = LLAMA.but(steps__softcap=Softcap("cap"), steps__gate=Gate("gate"))
+    assert capped.steps == (Softcap("cap"), Gate("gate"))
+    assert capped.but(steps__softcap=Softcap("other")).steps == (Softcap("other"), Gate("gate"))
+    assert capped.but(steps__softcap=None).steps == (Gate("gate"),)
+    with pytest.raises(ValueError, match="steps__gate was given the step 'clip'"):
+        LLAMA.but(steps__gate=Clip(("bound",)))
+
+
+def test_what_a_step_reads_is_what_its_row_reads() -> None:
+    row = LLAMA.but(steps__gate=Gate("self_attn.gate", of_heads="self_attn.bias"))
+    assert "self_attn.gate" in row.modules and "self_attn.bias" in row.lone
+    assert {cell.name for cell in fields(Family)}.isdisjoint(step_classes())
+
+
+@pytest.mark.parametrize("case", PARALLEL)
+def test_whether_the_network_reads_what_attention_reads_is_the_row_s_as_configured(case: str) -> None:
+    name, config, parallel = PARALLEL[case]
+    row = row_of(name)
+    assert row.configured({**row.defaults, **config}).parallel is parallel
