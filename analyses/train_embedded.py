@@ -3,9 +3,9 @@
     python -m analyses.train_embedded --corpus BOOKS/ --out weightscope/embedded
 
 A GPT-2 of two layers, eight heads, width 256 and context 256 over a byte-level BPE of 8,000 tokens: small enough to
-ship, large enough that the first attention layer learns what papers measure in it. One run writes everything the
+ship, large enough that the first attention layer learns what the papers measure. One run writes everything that the
 analysis needs: weights (float16 safetensors), config, tokenizer, and training.json with the seed, the steps, the loss
-and the list of the corpus. `weightscope bigrams` then counts the same folder.
+and the files of the corpus. `weightscope bigrams` then counts the same folder.
 """
 
 import hashlib
@@ -21,15 +21,15 @@ from safetensors.torch import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from weightscope.folder import Folder
+from weightscope.files import Folder
 from weightscope.text.tokenizer import END_OF_TEXT
 
 CONTEXT = 256
-MICRO_BATCH = 8  # windows whose logits are alive at once: half again as fast as 32, which fall out of the cache
-# Half of the time the position embeddings are left out, so that a head has to find a token's partner by what it is:
-# without, a run of this length leans on position and its best head stays below 0.75 bigram AUROC.
+MICRO_BATCH = 8  # windows whose logits are in memory at once: 1.5 times as fast as 32, which do not fit in the cache
+# Half of the forward passes have no position embeddings, so that a head has to find a token's partner by its identity.
+# Without this dropout a run of this length relies on position, and its best head stays below 0.75 bigram AUROC.
 POSITION_DROPOUT = 0.5
-HELD_OUT = 0.01  # the tail of every book is kept from training and gives the reported loss
+HELD_OUT = 0.01  # of every book, its end; gives the reported loss
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
@@ -48,7 +48,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
 
 
 def split(documents: list[np.ndarray], end_of_text: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two token streams, training and held out; every document opens with the end-of-text token."""
+    """Two token streams, training and held out; every document begins with the end-of-text token."""
     streams: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for tokens in documents:
         cut = int(len(tokens) * (1 - HELD_OUT))
@@ -59,14 +59,14 @@ def split(documents: list[np.ndarray], end_of_text: int) -> tuple[torch.Tensor, 
 
 
 def loss_on(model: GPT2LMHeadModel, windows: torch.Tensor) -> torch.Tensor:
-    """Mean next-token cross-entropy in nats over windows of CONTEXT + 1 tokens; windows is (batch, CONTEXT + 1)."""
+    """Mean next-token cross-entropy in nats; windows is (batch, CONTEXT + 1)."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(windows[:, :-1], use_cache=False).logits  # (batch, CONTEXT, vocab)
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
 
 
 class PositionDropout:
-    """Leaves the position embeddings out of a whole forward pass with probability POSITION_DROPOUT."""
+    """Drops the position embeddings of a whole forward pass with probability POSITION_DROPOUT."""
 
     def __init__(self, model: GPT2LMHeadModel) -> None:
         self.model = model
@@ -79,7 +79,7 @@ class PositionDropout:
 
 @torch.no_grad()
 def held_out_loss(model: GPT2LMHeadModel, stream: torch.Tensor) -> float:
-    """The loss over the whole held-out stream, in windows that do not overlap."""
+    """The loss over the held-out stream, in windows that do not overlap."""
     count = (len(stream) - 1) // CONTEXT
     windows = stream[: count * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT)  # (count, CONTEXT + 1)
     model.eval()
@@ -89,10 +89,10 @@ def held_out_loss(model: GPT2LMHeadModel, stream: torch.Tensor) -> float:
 
 
 def optimiser_of(model: GPT2LMHeadModel, rate: float) -> torch.optim.AdamW:
-    """AdamW that decays matrices but no bias and no norm."""
+    """AdamW with weight decay on matrices, but not on biases and norms."""
     decayed = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
 
 
@@ -105,7 +105,7 @@ def schedule(step: int, steps: int) -> float:
 
 
 def write(model: GPT2LMHeadModel, out: Path, record: dict) -> None:
-    """Weights under Hugging Face's names, halved to float16; the tied unembedding is not written twice."""
+    """Write the weights in float16 under Hugging Face's names, without the tied unembedding."""
     weights = {
         name: tensor.detach().to(torch.float16).contiguous()
         for name, tensor in model.state_dict().items()
@@ -118,7 +118,7 @@ def write(model: GPT2LMHeadModel, out: Path, record: dict) -> None:
 
 
 def config_text(model: GPT2LMHeadModel) -> str:
-    """config.json with the keys a reader of the checkpoint needs."""
+    """config.json, with only the keys that a reader of the checkpoint needs."""
     kept = ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "layer_norm_epsilon", "activation_function")
     config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
     config |= {key: getattr(model.config, key) for key in kept}
@@ -133,7 +133,7 @@ def config_text(model: GPT2LMHeadModel) -> str:
 @click.option("--rate", default=3e-3, show_default=True, help="Peak learning rate.")
 @click.option("--vocab", default=8000, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--every", default=250, show_default=True, help="Steps between two looks at the held-out loss.")
+@click.option("--every", default=250, show_default=True, help="Steps between two evaluations of the held-out loss.")
 def main(corpus: Path, out: Path, steps: int, batch: int, rate: float, vocab: int, seed: int, every: int) -> None:
     """Train the embedded checkpoint on every .txt file under CORPUS."""
     torch.manual_seed(seed)

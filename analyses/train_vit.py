@@ -3,10 +3,11 @@
     python -m analyses.train_vit --images /usr/share/datasets/fashion-mnist --out analyses/vit
 
 60,000 grey photographs of garments, 28 x 28 pixels, 49 patches (Xiao et al. 2017; Debian ships them in the package
-dataset-fashion-mnist). Both are transformers' own DINOv2, four layers of four heads, and learn two things at once, as
-DINOv2 does: what the image is, and what is where. Every token, CLS and each patch, is asked for the garment,
-and every patch for its pixels, a part of them hidden. What one patch shows does not tell the garment: something has to
-gather it and tell the others. Registers are asked for nothing. The first images of the test set are written beside.
+dataset-fashion-mnist). Both are the DINOv2 of transformers, with four layers of four heads, and learn two things at
+once, as DINOv2 does: what the image shows, and what is where. Every token, CLS and each patch, predicts the garment;
+every patch also predicts its pixels, some of which are hidden. One patch does not show which garment it is, so the
+model has to collect that and distribute it to all tokens. Registers predict nothing. The first images of the test set
+are written too.
 """
 
 import gzip
@@ -20,13 +21,13 @@ from torch import Tensor, nn
 from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 
 from analyses.sink_toys.training import seeded, train
-from weightscope.folder import Folder
+from weightscope.files import Folder
 
 SIDE, PATCH = 28, 4
 GRID = SIDE // PATCH
 PATCHES = GRID**2
 GARMENTS = 10
-REGISTERS = {"vit-fashion-mnist": 0, "vit-fashion-mnist-registers": 4}  # how many each model has, by its folder
+REGISTERS = {"vit-fashion-mnist": 0, "vit-fashion-mnist-registers": 4}  # registers of each model, by its folder
 MEAN, STD = 0.286, 0.353  # of the pixels
 SHAPE = {
     "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "image_size": SIDE, "patch_size": PATCH,
@@ -36,21 +37,21 @@ PREPARED = {
     "image_processor_type": "BitImageProcessor", "size": {"shortest_edge": SIDE},
     "crop_size": {"height": SIDE, "width": SIDE}, "do_convert_rgb": False, "image_mean": [MEAN], "image_std": [STD],
 }  # fmt: skip
-HIDDEN = 0.6  # of an image's patches a share between 0 and this is hidden
-PIXELS = 0.3  # weight of the pixels' squared error beside the garment's cross-entropy
+HIDDEN = 0.6  # largest share of an image's patches that is hidden
+PIXELS = 0.3  # weight of the pixels' squared error, relative to the garment's cross-entropy
 BATCH, RATE = 16, 3e-3
 SHOWN = 64  # test images that are written
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """A file of the MNIST format: the type (8, uint8), the number of axes, their lengths, the values."""
+    """Read a file of the MNIST format: the type (8, uint8), the number of axes, their lengths, the values."""
     content = gzip.decompress(path.read_bytes())
     shape = np.frombuffer(content, ">u4", content[3], offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape).copy()
 
 
 class Learner(nn.Module):
-    """A DINOv2 and two linear readings of its tokens: the garment, and the pixels."""
+    """A DINOv2 and two linear readouts of its tokens: the garment, and the pixels."""
 
     def __init__(self, registers: int) -> None:
         super().__init__()
@@ -70,17 +71,17 @@ class Learner(nn.Module):
     def loss(self, images: Tensor, garments: Tensor, hidden: Tensor) -> Tensor:
         """Cross-entropy of the garment over all tokens, and squared error of the pixels over all patches."""
         tokens = self(images, hidden)
-        named = self.garment(tokens).flatten(0, 1)  # (50 b, GARMENTS)
+        logits = self.garment(tokens).flatten(0, 1)  # (50 b, GARMENTS)
         rows = images.reshape(-1, GRID, PATCH, GRID, PATCH).transpose(2, 3).reshape(-1, PATCHES, PATCH**2)
-        guessed = nn.functional.mse_loss(self.pixels(tokens[:, 1:]), rows)
-        return nn.functional.cross_entropy(named, garments.repeat_interleave(1 + PATCHES)) + PIXELS * guessed
+        pixel_error = nn.functional.mse_loss(self.pixels(tokens[:, 1:]), rows)
+        return nn.functional.cross_entropy(logits, garments.repeat_interleave(1 + PATCHES)) + PIXELS * pixel_error
 
 
 def learn(folder: Path, registers: int, steps: int, seed: int) -> tuple[Learner, dict[str, object]]:
-    """Train one; what became of it is a summary of the run."""
+    """Train one model; returns it and a summary of the run."""
     generator = seeded(seed)
     learner = Learner(registers)
-    images, garments, seen, truth = (
+    images, garments, test_images, test_garments = (
         torch.from_numpy(read_idx(folder / f"{part}-{kind}-ubyte.gz"))
         for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
     )  # fmt: skip
@@ -99,8 +100,8 @@ def learn(folder: Path, registers: int, steps: int, seed: int) -> tuple[Learner,
     learner.eval()
     with torch.no_grad():
         right = [
-            learner.garment(learner(standardised(some))).argmax(-1) == answers[:, None]
-            for some, answers in zip(seen.split(500), truth.split(500), strict=True)
+            learner.garment(learner(standardised(batch))).argmax(-1) == answers[:, None]
+            for batch, answers in zip(test_images.split(500), test_garments.split(500), strict=True)
         ]
     by_token = torch.cat(right).float().mean(dim=0)
     return learner, {
@@ -111,7 +112,12 @@ def learn(folder: Path, registers: int, steps: int, seed: int) -> tuple[Learner,
 
 
 @click.command("train-vit")
-@click.option("--images", type=click.Path(exists=True, path_type=Path), required=True, help="Its four files.")
+@click.option(
+    "--images",
+    type=click.Path(exists=True, path_type=Path),
+    required=True,
+    help="Folder of its four files.",
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True)
 @click.option("--steps", default=2500, show_default=True, type=click.IntRange(1))
 @click.option("--seed", default=0, show_default=True)

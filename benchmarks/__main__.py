@@ -1,9 +1,9 @@
-"""Every benchmark in one run, as ratios to the least each work could cost: `make bench`.
+"""Every benchmark in one run, as ratios to a lower bound of each task: `make bench`.
 
-AUROC over GPT-2's vocabulary against the bare products that make the scores, and the paper's way; sigma statistics;
-bigram counting; audits of Llama-2's shapes against reading the bytes and the Gram products, and the peers on GPT-2's
-heads where they are installed; wiring against its products; norms and contributions against the forward passes; samples
-of the largest vocabularies; what starting costs; checkpoints past any published one; and how all that grows.
+AUROC over GPT-2's vocabulary, against the bare products of its scores and against the paper's method; sigma statistics;
+bigram counting; audits of Llama 2's shapes, against reading the bytes and the Gram products, and against other tools on
+GPT-2's heads if they are installed; wiring against its products; norms and contributions against the forward passes;
+samples of the largest vocabularies; start-up; checkpoints larger than any published one; and how all of this grows.
 Writes bench.json, which `make bench-compare` reads, and bench.md, the table; `python -m benchmarks.publish` keeps them.
 """
 
@@ -22,9 +22,9 @@ from benchmarks import audit, auroc, bigrams, circuits, extremes, growth, norms,
 from benchmarks.limits import machine_limits
 from benchmarks.results import Bench, Measured, duration, this_machine
 from weightscope.embedded import FOLDER
-from weightscope.folder import Folder
+from weightscope.files import Folder
 
-# Layers by shape, and rounds: every round of a shape draws its figures and page again.
+# Layers and rounds of each shape. Every round draws the figures and the page again.
 AUDITS = {"llama-2-7b": (4, 2), "llama-2-70b": (1, 1), "gpt2": (12, 1)}
 AUROC_HEADS, NUMPY_HEADS = 2, 1
 NORM_SEQUENCES = 128
@@ -32,7 +32,7 @@ NORM_SEQUENCES = 128
 
 @contextmanager
 def corpus(megabytes: int = 10) -> Iterator[str]:
-    """A text that every machine with Python has: the standard library's own sources, one after the other."""
+    """A text that every machine with Python has: the sources of the standard library."""
     text = bytearray()
     for source in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text += source.read_bytes()
@@ -49,11 +49,11 @@ def counting() -> list[Measured]:
 
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/bench", help="Results.")
-@click.option("--only", multiple=True, help="Only these: auroc, sigma, audit and so on.")
+@click.option("--only", multiple=True, help="Run only these benchmarks: auroc, sigma, audit and so on.")
 @click.option("--peer-python", default=sys.executable, help="An interpreter with transformer-lens or weightwatcher.")
 def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
-    """Run the benchmarks, print what each costs beside the least it could, and write bench.json and bench.md."""
-    works: dict[str, Callable[[], list[Measured]]] = {
+    """Run the benchmarks, print each time and its ratio to a lower bound, and write bench.json and bench.md."""
+    benchmarks: dict[str, Callable[[], list[Measured]]] = {
         "auroc": lambda: auroc.measure(AUROC_HEADS, NUMPY_HEADS),
         "sigma": sigma.measure,
         "bigrams": counting,
@@ -66,19 +66,19 @@ def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
         "extremes": extremes.measure,
         "growth": growth.measure,
     }
-    unknown = sorted(set(only) - set(works))
+    unknown = sorted(set(only) - set(benchmarks))
     if unknown:
-        raise click.BadParameter(f"{', '.join(unknown)}: there are {', '.join(works)}", param_hint="--only")
+        raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(benchmarks)}", param_hint="--only")
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     bench, began = Bench(this_machine(), limits=machine_limits() | {"load": load}), time.perf_counter()
-    for name, work in works.items():
+    for name, measure in benchmarks.items():
         if only and name not in only:
             continue
-        for each in work():
+        for each in measure():
             bench.measured.append(each)
-            beside = "" if each.ratio is None else f", {each.ratio:.2f} x {each.floor}"
-            click.echo(f"{each.name}: {duration(each.seconds)}{beside}")
-        bench.save(out / "bench.json")  # after each work: a run that is ended keeps what it has
+            ratio = "" if each.ratio is None else f", {each.ratio:.2f} x {each.floor}"
+            click.echo(f"{each.name}: {duration(each.seconds)}{ratio}")
+        bench.save(out / "bench.json")  # after each benchmark, so that an interrupted run keeps its results
     Folder(out).text("bench.md", bench.table())
     click.echo(f"{out / 'bench.json'}, {out / 'bench.md'}, in {duration(time.perf_counter() - began)}")
 

@@ -1,7 +1,7 @@
-"""An audit against the least it could cost, and its memory.
+"""The cost of an audit against lower bounds, and its memory.
 
-Two floors: reading the bytes and the float64 Gram products of every factor; and those with one r x r singular value
-decomposition a form and head, without which there are no spectra.
+There are two lower bounds: reading the bytes and the float64 Gram products of every factor; and the same plus one r x r
+singular value decomposition for each form and head, which every spectrum needs.
 
 python -m benchmarks.audit --shape llama-2-7b --layers 32
 python -m benchmarks.audit --checkpoint GPT2_FOLDER --peer-python VENV/bin/python
@@ -28,17 +28,17 @@ from benchmarks.commands import Cost, anonymous_megabytes
 from benchmarks.peers import PEERS, peer_cost
 from benchmarks.results import Bench, Measured
 from benchmarks.synthetic import Sizes, write
-from weightscope import lapack
 from weightscope.attention.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
 from weightscope.audits.audit import AuditOptions, measure_task, measured_forms
-from weightscope.audits.finished_layers import FinishedLayers
 from weightscope.audits.many import report_task
-from weightscope.audits.measure import Arrays
+from weightscope.audits.measures import Arrays
+from weightscope.audits.resume import FinishedLayers
+from weightscope.compute import lapack
+from weightscope.compute.cores import in_threads
+from weightscope.compute.half import Weights
 from weightscope.fingerprint import Fingerprint
-from weightscope.half import Weights
 from weightscope.model import Model
-from weightscope.parallel import in_threads
 
 # Sizes as in the published configs; GPT-2's with the names and norms of Llama.
 SHAPES = {
@@ -49,7 +49,7 @@ SHAPES = {
 
 
 def write_synthetic(folder: Path, shape: str, layers: int) -> Path:
-    """The attention of the first `layers` layers of a shape, random BF16 in one shard a layer; config and index."""
+    """Write the attention of the first `layers` layers of a shape in random BF16, one shard per layer."""
     sizes = SHAPES[shape] | {"num_hidden_layers": layers}
     d, heads, kv = sizes["hidden_size"], sizes["num_attention_heads"], sizes["num_key_value_heads"]
     r = d // heads
@@ -70,13 +70,13 @@ def write_synthetic(folder: Path, shape: str, layers: int) -> Path:
 
 
 def _bf16(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Normal weights of standard deviation 0.02 as bfloat16 bit patterns."""
+    """Normal weights with standard deviation 0.02 as bfloat16 bit patterns."""
     values = rng.standard_normal(shape, np.float32) * np.float32(0.02)
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def _save_bf16(tensors: dict[str, np.ndarray], path: Path) -> None:
-    """A safetensors file of bit patterns declared as BF16, which the library cannot write from NumPy arrays."""
+    """Write a safetensors file of BF16 bit patterns, which the library cannot do from NumPy arrays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     header, at = {}, 0
     for name, tensor in tensors.items():
@@ -90,7 +90,7 @@ def _save_bf16(tensors: dict[str, np.ndarray], path: Path) -> None:
 
 
 def read_and_gram(model: Model) -> None:
-    """What no audit can do without: W_Q, W_K, W_V and W_O read, and the Gram matrix of every head's factor in float64.
+    """The lower bound: read W_Q, W_K, W_V and W_O, and compute the Gram matrix of every head's factor in float64.
 
     As lean as is known here: 16 bits a weight until a head's turn, and blocks of rows that fit the cache.
     """
@@ -115,7 +115,7 @@ def _heads_of(w: Weights, r: int, name: str) -> Iterator[Weights]:
 
 
 def read_gram_and_svds(model: Model) -> None:
-    """The same, and singular values of an r x r core for each form of W_QK and for W_VO of every head."""
+    """The same, plus the singular values of an r x r core for each form of W_QK and for W_VO of every head."""
     read_and_gram(model)
     config, forms = model.config, 2 + len(measured_forms(model, AuditOptions()))
     core = np.random.default_rng(0).standard_normal((config.head_dim, config.head_dim))
@@ -124,7 +124,7 @@ def read_gram_and_svds(model: Model) -> None:
 
 
 def all_measures(model: Model) -> dict[int, Arrays]:
-    """All that an audit measures of every head, kept on disk layer by layer as an audit does."""
+    """All measures of every head, saved layer by layer, as an audit does."""
     with tempfile.TemporaryDirectory() as work:
         finished = FinishedLayers(Path(work), Fingerprint.of(), model.attention_layers, resume=False)
         for index, following in pairwise((*model.attention_layers, None)):
@@ -138,7 +138,7 @@ def whole_audit(model: Model) -> None:
 
 
 def singular_values(model: Model) -> None:
-    """Singular values of W_QK and W_VO alone, those of a key-value group together."""
+    """Singular values of W_QK and W_VO only, those of a key-value group together."""
 
     def triangle_of(factor: np.ndarray) -> Triangle:
         return triangle(factor, inner(factor))
@@ -176,7 +176,7 @@ def anonymous_peak() -> Iterator[list[float]]:
 
 FLOORS: dict[str, Callable[[Model], object]] = {
     "reading and Gram products": read_and_gram,
-    "reading, Gram products and a singular value decomposition a form and head": read_gram_and_svds,
+    "reading, Gram products and one SVD per form and head": read_gram_and_svds,
 }
 WORK: dict[str, Callable[[Model], object]] = {
     "singular values": singular_values,
@@ -185,12 +185,12 @@ WORK: dict[str, Callable[[Model], object]] = {
 }
 NAMED = Sizes(layers=2, width=4096, heads=32, head_dim=128, kv_heads=32, vocabulary=2000)
 WITHOUT, WITH = "the same without directions", f"audit with tokens along directions, {NAMED.layers} layers of a 7B"
-OF_TOKENS = {WITHOUT: partial(ws.audit, directions=0), WITH: partial(ws.audit, directions=2)}  # without their files
-BESIDE = dict(zip(WORK, (*FLOORS, list(FLOORS)[1]), strict=True))  # the floor of each
+OF_TOKENS = {WITHOUT: partial(ws.audit, directions=0), WITH: partial(ws.audit, directions=2)}  # without writing files
+FLOOR_OF = dict(zip(WORK, (*FLOORS, list(FLOORS)[1]), strict=True))  # the lower bound of each
 
 
 def cost(name: str, folder: Path) -> Cost:
-    """The cost of one run over a freshly opened model."""
+    """The cost of one run on a newly opened model."""
     with anonymous_peak() as peak:
         wall, cpu = time.perf_counter(), time.process_time()
         (FLOORS | WORK | OF_TOKENS)[name](ws.open_model(folder))
@@ -212,17 +212,17 @@ def costs(folder: Path, rounds: int, names: Iterable[str] = (*FLOORS, *WORK)) ->
 
 
 def directions(rounds: int = 2) -> Measured:
-    """An audit that reads tokens along two directions of every map, beside the same one without."""
+    """An audit with tokens along two directions of every map, against the same audit without."""
     with tempfile.TemporaryDirectory() as folder:
         found = costs(write(Path(folder), NAMED), rounds, OF_TOKENS)
-    own, bare = found[WITH], found[WITHOUT]
-    walls = tuple(one.wall / other.wall for one, other in zip(own, bare, strict=True))
-    seconds, peak = float(np.median([one.wall for one in own])), max(one.peak for one in own)
+    with_tokens, bare = found[WITH], found[WITHOUT]
+    walls = tuple(cost.wall / least.wall for cost, least in zip(with_tokens, bare, strict=True))
+    seconds, peak = float(np.median([cost.wall for cost in with_tokens])), max(cost.peak for cost in with_tokens)
     return Measured(f"{WITH}, {NAMED.vocabulary:,} tokens", seconds, walls, WITHOUT, peak)
 
 
 def best(own: list[Cost]) -> Cost:
-    """The least time of several rounds, and the most memory."""
+    """The shortest time and the largest memory of several rounds."""
     return Cost(min(c.wall for c in own), min(c.cpu for c in own), max(c.peak for c in own))
 
 
@@ -235,17 +235,17 @@ def least(folder: Path) -> tuple[float, float]:
 
 
 def rows(title: str, found: dict[str, list[Cost]], folder: Path) -> list[Measured]:
-    """Every work beside its floor in the same round; the note says what it is beside the other in processor time."""
+    """Every task against its lower bound in the same round; the note has its CPU time against both bounds."""
     reads, flops = least(folder)
     measured = []
     for name in WORK:
-        own = found[name]
-        walls = tuple(one.wall / bare.wall for one, bare in zip(own, found[BESIDE[name]], strict=True))
-        cpu = [np.median([one.cpu / bare.cpu for one, bare in zip(own, found[floor], strict=True)]) for floor in FLOORS]
-        seconds, peak = float(np.median([one.wall for one in own])), max(one.peak for one in own)
-        note = f"in processor time {cpu[0]:.2f} x reading and Gram products, {cpu[1]:.2f} x with the decompositions"
+        runs = found[name]
+        walls = tuple(cost.wall / least.wall for cost, least in zip(runs, found[FLOOR_OF[name]], strict=True))
+        cpu = [np.median([cost.cpu / least.cpu for cost, least in zip(runs, found[x], strict=True)]) for x in FLOORS]
+        seconds, peak = float(np.median([cost.wall for cost in runs])), max(cost.peak for cost in runs)
+        note = f"CPU time: {cpu[0]:.2f} x reading and Gram products, {cpu[1]:.2f} x with the SVDs"
         measured.append(
-            Measured(f"{title}: {name}", seconds, walls, BESIDE[name], peak, note, reads=reads, flops64=flops)
+            Measured(f"{title}: {name}", seconds, walls, FLOOR_OF[name], peak, note, reads=reads, flops64=flops)
         )
     return measured
 
@@ -261,21 +261,21 @@ def factors_of(model: Model) -> dict[str, np.ndarray]:
 
 
 def peer_rows(title: str, folder: Path, python: str, own: list[Cost]) -> list[Measured]:
-    """What the peers take for the same heads, beside our singular values, reading included."""
+    """The peers on the same heads, against our singular values, reading included."""
     factors, least, measured = factors_of(ws.open_model(folder)), best(own), []
     for key in ("svd", "weightwatcher"):
         peer, found = PEERS[key], peer_cost(key, python, factors)
         if found is None:
             click.echo(f"{title}: {peer.title}: not installed (pip install {peer.package})")
             continue
-        note = f"{found.cpu / least.cpu:.1f} x in processor time"
+        note = f"{found.cpu / least.cpu:.1f} x in CPU time"
         ratio = (found.wall / least.wall,)
         measured.append(Measured(f"{title}: {peer.title}", found.wall, ratio, "our singular values", None, note))
     return measured
 
 
 def run(shapes: dict[str, tuple[int, int]], python: str = sys.executable) -> list[Measured]:
-    """All of it for synthetic checkpoints: layers and rounds by shape; peers for GPT-2's alone, whose heads are few."""
+    """All rows for synthetic checkpoints, with layers and rounds by shape; peers only on GPT-2, which has few heads."""
     measured = []
     for shape, (layers, rounds) in shapes.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -296,7 +296,7 @@ def run(shapes: dict[str, tuple[int, int]], python: str = sys.executable) -> lis
 def main(
     shape: str, layers: int, checkpoint: Path | None, folder: Path | None, rounds: int, peer_python: str | None
 ) -> None:
-    """Print the cost of singular values and of an audit as ratios to the least they could cost."""
+    """Print the cost of singular values and of an audit as ratios to lower bounds."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = folder or Path(temporary)
         if checkpoint is None and not (folder / "config.json").exists():

@@ -1,4 +1,4 @@
-"""Bigram AUROC over a full vocabulary, against the bare float32 products that make its scores.
+"""Bigram AUROC over a full vocabulary, against the bare float32 products of its scores.
 
 python -m benchmarks.auroc [--heads N] [--numpy-heads N]
 """
@@ -19,10 +19,18 @@ import numpy as np
 import scipy.sparse
 
 from benchmarks.results import Measured
+from weightscope.compute.cores import in_threads, usable_cores
 from weightscope.errors import counted
-from weightscope.metrics.auroc import COUNTED_ROWS, STRIP, auroc_by_token
-from weightscope.metrics.tiles import aligned, cut_into_panels, empty_tile, fill_tile, tile_rows
-from weightscope.parallel import in_threads, usable_cores
+from weightscope.metrics.auroc import (
+    COUNTED_ROWS,
+    STRIP,
+    aligned,
+    auroc_by_token,
+    cut_into_panels,
+    empty_tile,
+    fill_tile,
+    tile_rows,
+)
 
 VOCAB, HEADS, HEAD_DIM = 50_257, 12, 64
 BIGRAMS_A_TOKEN = 120  # drawn; about 60 of them are distinct
@@ -31,7 +39,7 @@ SAMPLED_ROWS = 20
 
 
 def zipf_counts(vocab: int = VOCAB, seed: int = 0, bigrams_a_token: int = BIGRAMS_A_TOKEN) -> scipy.sparse.csr_matrix:
-    """Bigram counts, (vocab, vocab) int64: both tokens drawn by Zipf's law, in ranks of their own."""
+    """Bigram counts, (vocab, vocab) int64: both tokens drawn by Zipf's law, each in its own order of ranks."""
     rng = np.random.default_rng(seed)
     share = np.cumsum(1 / np.arange(1, vocab + 1))
     draws = bigrams_a_token * vocab
@@ -49,27 +57,17 @@ def factors(head: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run(heads: int = HEADS, numpy_heads: int = 2) -> dict[str, Any]:
-    """Measure products and AUROC in turn, head by head, so that whatever else the machine does meets both alike.
+    """Time products and compiled AUROC alternately, head by head, so that other load affects both alike.
 
-    Parameters
-    ----------
-    heads : int, optional
-        How many heads to time products and compiled AUROC with.
-    numpy_heads : int, optional
-        How many of them to time the plain NumPy path with.
-
-    Returns
-    -------
-    dict
-        `seconds` for 12 heads, from the median head: `floor` (products of `floor_rows` rows into one buffer, BLAS with
-        its own threads), `tiled_floor` (those of the tiles and threads of `auroc_by_token`), `numba` and `numpy`.
-        `ratio` and `ratio_to_tiled`: each path to each floor, the median over the heads. `peak_mb`: resident memory of
-        a fresh process. `sklearn_seconds`: scikit-learn row by row, scaled up from a sample.
+    `seconds` are for 12 heads, from the median head: `floor` (products of `floor_rows` rows into one buffer, with the
+    threads of BLAS), `tiled_floor` (products in the tiles and threads of `auroc_by_token`), `numba` and `numpy` (on the
+    first `numpy_heads`). `ratio` and `ratio_to_tiled` are medians over the heads. `peak_mb` is the resident memory of a
+    fresh process. `sklearn_seconds` is scaled up from a sample of rows.
     """
     counts = zipf_counts()
     peak = {path: peak_megabytes(counts, path) for path in paths()}
     floor_rows = min(ROWS_A_PRODUCT, key=lambda rows: min(seconds(lambda: products(*factors(0), rows, 4096), 3)))
-    for path in paths():  # compiles, and wakes the threads
+    for path in paths():  # compiles, and starts the threads
         auroc_by_token(*(factor[:512] for factor in factors(0)), counts[:512, :512], compiled=path == "numba")
 
     times: dict[str, list[float]] = {"floor": [], "tiled_floor": [], **{path: [] for path in paths()}}
@@ -86,7 +84,7 @@ def run(heads: int = HEADS, numpy_heads: int = 2) -> dict[str, Any]:
         "positives_mean": float(positives.mean()),
         "positives_median": float(np.median(positives)),
         "floor_rows": floor_rows,
-        "seconds": {name: HEADS * statistics.median(found) for name, found in times.items()},
+        "seconds": {name: HEADS * statistics.median(per_head) for name, per_head in times.items()},
         "ratio": {path: ratio(times[path], times["floor"]) for path in paths()},
         "ratios": {path: ratios(times[path], times["floor"]) for path in paths()},
         "ratio_to_tiled": {path: ratio(times[path], times["tiled_floor"]) for path in paths()},
@@ -97,18 +95,18 @@ def run(heads: int = HEADS, numpy_heads: int = 2) -> dict[str, Any]:
 
 def measure(heads: int = HEADS, numpy_heads: int = 2) -> list[Measured]:
     """`run` as rows of a table."""
-    found, title = run(heads, numpy_heads), f"AUROC, {HEADS} heads x {VOCAB:,} x {VOCAB:,}"
+    result, title = run(heads, numpy_heads), f"AUROC, {HEADS} heads x {VOCAB:,} x {VOCAB:,}"
     floor = "the bare float32 products"
     heads_of = dict.fromkeys(paths(), numpy_heads) | {paths()[0]: heads}
     notes = {path: "" if n >= HEADS else f"from {counted(n, 'head')}" for path, n in heads_of.items()}
     rows = [
         Measured(
-            f"{title}, {path}", found["seconds"][path], found["ratios"][path], floor, found["peak_mb"][path],
+            f"{title}, {path}", result["seconds"][path], result["ratios"][path], floor, result["peak_mb"][path],
             notes[path], flops32=2.0 * HEADS * VOCAB**2 * HEAD_DIM,
         )
         for path in paths()
     ]  # fmt: skip
-    sklearn, products = found["sklearn_seconds"], found["seconds"]["floor"]
+    sklearn, products = result["sklearn_seconds"], result["seconds"]["floor"]
     way = f"the paper's way: scikit-learn, a row at a time, {HEADS} heads"
     return [*rows, Measured(way, sklearn, (sklearn / products,), floor, None, f"from {SAMPLED_ROWS} rows")]
 
@@ -146,7 +144,7 @@ def products(left: np.ndarray, right: np.ndarray, rows: int, until: int) -> None
 
 
 def tiled_products(left: np.ndarray, right: np.ndarray) -> None:
-    """All scores by the tiles, panels and threads of `auroc_by_token`, and nothing counted."""
+    """All scores in the tiles, panels and threads of `auroc_by_token`, without counting."""
     rows = tile_rows(len(right), usable_cores(), COUNTED_ROWS)
     panels = cut_into_panels(right, rows, STRIP)
 
@@ -160,7 +158,9 @@ def tiled_products(left: np.ndarray, right: np.ndarray) -> None:
 
 def sklearn_seconds(counts: scipy.sparse.csr_matrix) -> float:
     """Seconds of a `roc_auc_score` for every token of every head, from a sample of rows."""
-    from sklearn.metrics import roc_auc_score  # a second and more, which no other work here has to wait for
+    from sklearn.metrics import (
+        roc_auc_score,
+    )  # a slow import
 
     left, right = factors(0)
     sample = np.random.default_rng(2).choice(VOCAB, SAMPLED_ROWS, replace=False)
@@ -189,7 +189,7 @@ print(next(line.split()[1] for line in Path("/proc/self/status").open() if line.
 
 
 def peak_megabytes(counts: scipy.sparse.csr_matrix, path: str) -> float:
-    """Peak resident memory of a fresh process that reads the counts and does a head, in MB."""
+    """Peak resident memory in MB of a fresh process that reads the counts and computes one head."""
     if not Path("/proc/self/status").exists():
         return float("nan")
     with tempfile.TemporaryDirectory() as folder:
@@ -204,23 +204,23 @@ def peak_megabytes(counts: scipy.sparse.csr_matrix, path: str) -> float:
 @click.option("--numpy-heads", default=2, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def main(heads: int, numpy_heads: int, as_json: bool) -> None:
-    found = run(heads, numpy_heads)
+    timing = run(heads, numpy_heads)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(timing))
         return
     print(
-        f"{HEADS} heads, vocabulary {VOCAB:,}, head dim {HEAD_DIM}, {found['cores']} cores; "
-        f"{found['positives_mean']:.0f} positives a row (median {found['positives_median']:.0f}); "
-        f"median of {found['heads']} heads, scaled up"
+        f"{HEADS} heads, vocabulary {VOCAB:,}, head dim {HEAD_DIM}, {timing['cores']} cores; "
+        f"{timing['positives_mean']:.0f} positives a row (median {timing['positives_median']:.0f}); "
+        f"median of {timing['heads']} heads, scaled up"
     )
-    print(f"{'products alone, ' + str(found['floor_rows']) + ' rows at a time':40} {found['seconds']['floor']:8.1f} s")
-    print(f"{'products alone, tiled as here':40} {found['seconds']['tiled_floor']:8.1f} s")
+    print(f"{'products alone, ' + str(timing['floor_rows']) + ' rows each':40} {timing['seconds']['floor']:8.1f} s")
+    print(f"{'products alone, tiled as here':40} {timing['seconds']['tiled_floor']:8.1f} s")
     for path in paths():
         print(
-            f"{'AUROC, ' + path:40} {found['seconds'][path]:8.1f} s  {found['ratio'][path]:.2f} x the products, "
-            f"{found['ratio_to_tiled'][path]:.2f} x the tiled ones; peak {found['peak_mb'][path]:.0f} MB"
+            f"{'AUROC, ' + path:40} {timing['seconds'][path]:8.1f} s  {timing['ratio'][path]:.2f} x the products, "
+            f"{timing['ratio_to_tiled'][path]:.2f} x the tiled ones; peak {timing['peak_mb'][path]:.0f} MB"
         )
-    print(f"{'scikit-learn, without the products':40} {found['sklearn_seconds']:8.0f} s  from {SAMPLED_ROWS} rows")
+    print(f"{'scikit-learn, without the products':40} {timing['sklearn_seconds']:8.0f} s  from {SAMPLED_ROWS} rows")
 
 
 if __name__ == "__main__":

@@ -20,22 +20,11 @@ from weightscope.text.tokenizer import load_tokenizer, safe_cut
 
 
 def run(corpus: str, tokenizer: str, *, rounds: int = 3) -> dict[str, Any]:
-    """Measure both in turn, so that whatever else the machine does meets both alike.
+    """Time `encode_batch`, `encode_batch_fast` and counting alternately, so that other load affects all alike.
 
-    Parameters
-    ----------
-    corpus : str
-        A file or folder of text.
-    tokenizer : str
-        What `load_tokenizer` takes.
-    rounds : int, optional
-
-    Returns
-    -------
-    dict
-        Medians over the rounds: MB/s (10^6 bytes of UTF-8) and tokens/s of `encode_batch`, of `encode_batch_fast` and
-        of counting from the files on; `ratio` of counting to `encode_batch` in each round, its median; and what one
-        count in a fresh process peaks at, with what that process holds before it reads any text.
+    The results are medians over the rounds: MB/s (10^6 bytes of UTF-8) and tokens/s of each, counting from the files
+    on; `ratio` of counting to `encode_batch` in each round, and its median; and the peak memory of one count in a fresh
+    process, with what that process holds before it reads any text.
     """
     loaded = load_tokenizer(tokenizer)
     texts = ["".join(document) for document in documents(corpus_files([corpus]), lambda read: None)]
@@ -69,14 +58,14 @@ def run(corpus: str, tokenizer: str, *, rounds: int = 3) -> dict[str, Any]:
 
 
 def measure(corpus: str, tokenizer: str) -> list[Measured]:
-    """`run` as a row of a table; the ratio is of times, less than 1 where counting outruns `encode_batch`."""
-    found = run(corpus, tokenizer)
-    rate = found["mb_per_second"]["counting"]
-    ratios = tuple(1 / ratio for ratio in found["ratio_rounds"])
-    seconds = found["megabytes"] / rate
-    peak = found["peak_mib"] * 1.048576 if "peak_mib" in found else None
-    title = f"bigram counts of {found['megabytes']:.0f} MB of text"
-    note, reads = f"{rate:.1f} MB/s", 1e6 * found["megabytes"]
+    """`run` as a row of a table. The ratio is of times: less than 1 if counting is faster than `encode_batch`."""
+    result = run(corpus, tokenizer)
+    rate = result["mb_per_second"]["counting"]
+    ratios = tuple(1 / ratio for ratio in result["ratio_rounds"])
+    seconds = result["megabytes"] / rate
+    peak = result["peak_mib"] * 1.048576 if "peak_mib" in result else None
+    title = f"bigram counts of {result['megabytes']:.0f} MB of text"
+    note, reads = f"{rate:.1f} MB/s", 1e6 * result["megabytes"]
     return [Measured(title, seconds, ratios, "the tokenizer's encode_batch", peak, note, reads=reads)]
 
 
@@ -110,16 +99,16 @@ def peak_memory(corpus: str, tokenizer: str) -> dict[str, float]:
 @click.argument("tokenizer")
 @click.option("--rounds", default=3, show_default=True)
 def main(corpus: str, tokenizer: str, rounds: int) -> None:
-    found = run(corpus, tokenizer, rounds=rounds)
-    print(f"{found['megabytes']:.1f} MB, {found['tokens']:,} tokens, {found['distinct_pairs']:,} distinct pairs")
-    for name, rate in found["mb_per_second"].items():
-        print(f"{name:18} {rate:6.2f} MB/s {found['tokens_per_second'][name]:12,.0f} tokens/s")
-    rounds_shown = ", ".join(f"{ratio:.2f}" for ratio in found["ratio_rounds"])
-    print(f"counting / encode_batch       {found['ratio']:.2f} (rounds: {rounds_shown})")
-    print(f"counting / encode_batch_fast  {found['ratio_to_fast']:.2f}")
-    if "peak_mib" in found:
+    result = run(corpus, tokenizer, rounds=rounds)
+    print(f"{result['megabytes']:.1f} MB, {result['tokens']:,} tokens, {result['distinct_pairs']:,} distinct pairs")
+    for name, rate in result["mb_per_second"].items():
+        print(f"{name:18} {rate:6.2f} MB/s {result['tokens_per_second'][name]:12,.0f} tokens/s")
+    rounds_shown = ", ".join(f"{ratio:.2f}" for ratio in result["ratio_rounds"])
+    print(f"counting / encode_batch       {result['ratio']:.2f} (rounds: {rounds_shown})")
+    print(f"counting / encode_batch_fast  {result['ratio_to_fast']:.2f}")
+    if "peak_mib" in result:
         print(
-            f"resident memory               {found['peak_mib']:.0f} MiB at its peak, {found['loaded_mib']:.0f} before"
+            f"resident memory               {result['peak_mib']:.0f} MiB at its peak, {result['loaded_mib']:.0f} before"
         )
 
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.circuits SOURCE --peer-python VENV/bin/python
 
-"Bare products" are the float32 products of whole layers, written and read at once, with nothing done to them. Ours is
-the whole pass: reading, the spaces of every head, and both measures by queries, keys and values. TransformerLens'
-functions of one measure are timed for keys, counted three times, and have to find the same numbers.
+The bare products are the float32 products of whole layers, of all heads that write with all heads that read at once.
+Ours is the whole pass: reading, the spaces of every head, and both measures by queries, keys and values.
+TransformerLens' functions compute one measure. They are timed for keys, counted three times, and their numbers are
+compared with ours.
 """
 
 import tempfile
@@ -24,11 +25,11 @@ from weightscope.circuitry.passes import multiplications, wiring
 from weightscope.circuitry.wiring import KINDS, Wiring
 
 FLOOR = "the bare float32 products"
-AGREE = 1e-4  # how far apart float32 scores of the same pair may lie; PK is up to r
+AGREE = 1e-4  # largest difference of float32 scores of the same pair; PK is up to r
 
 
 def bare(model: ws.Model) -> None:
-    """The products alone, on all cores."""
+    """The products only, on all cores."""
     rng, config = np.random.default_rng(0), model.config
     n, width = len(model.attention_layers), config.head_dim * (config.n_heads + 2 * config.n_kv_heads)
     left = rng.standard_normal((config.n_heads * config.head_dim, config.d_model), dtype=np.float32)
@@ -38,19 +39,19 @@ def bare(model: ws.Model) -> None:
 
 
 def measure(source: str, rounds: int) -> tuple[Measured, Cost, Wiring]:
-    """The whole pass beside the products, each round both; its best round; what it found."""
+    """The whole pass against the products, both in each round; the cost of its best round; the wiring."""
     walls, cpus = [], []
     for _ in range(rounds):
         for work in (wiring, bare):
             model = ws.open_model(source)
             wall, cpu = time.perf_counter(), time.process_time()
-            found = work(model)
+            result = work(model)
             walls.append(time.perf_counter() - wall)
             cpus.append(time.process_time() - cpu)
-            if isinstance(found, Wiring):
-                wired = found
+            if isinstance(result, Wiring):
+                wired = result
     of_wall, of_cpu = (tuple(np.divide(costs[::2], costs[1::2]).tolist()) for costs in (walls, cpus))
-    note = f"{np.median(of_cpu):.2f} x in processor time, {np.median(cpus[::2]):.1f} s"
+    note = f"{np.median(of_cpu):.2f} x in CPU time, {np.median(cpus[::2]):.1f} s"
     flops = 2.0 * multiplications(model, len(model.attention_layers))
     seconds = float(np.median(walls[::2]))
     measured = Measured(f"{model.name}: wiring", seconds, of_wall, FLOOR, None, note, flops32=flops)
@@ -58,28 +59,28 @@ def measure(source: str, rounds: int) -> tuple[Measured, Cost, Wiring]:
 
 
 def of_gpt2s_shape(rounds: int = 3) -> list[Measured]:
-    """Of random heads of GPT-2's sizes."""
+    """`measure` of random heads of GPT-2's sizes."""
     with tempfile.TemporaryDirectory() as folder:
         measured, _, _ = measure(str(write_synthetic(Path(folder), "gpt2", 12)), rounds)
     return [replace(measured, name="wiring of GPT-2's 144 heads, both measures of 28,512 pairs")]
 
 
 def peer_rows(source: str, python: str, ours: Cost, wired: Wiring) -> list[Measured]:
-    """TransformerLens' functions of all pairs, given the same folded factors."""
+    """TransformerLens' functions of all pairs, on the same folded factors."""
     model, measured = ws.open_model(source), []
     factors = factors_of(model)
     if model.family.norm is not None and model.family.norm.centred:
-        factors["o"] -= factors["o"].mean(axis=2, keepdims=True)  # what layers read through a LayerNorm is centred
+        factors["o"] -= factors["o"].mean(axis=2, keepdims=True)  # a LayerNorm centres what layers read
     for key, scores in (("pk", wired.pk["k"]), ("cs", wired.cs["k"])):
-        peer, found = PEERS[key], peer_cost(key, python, factors)
-        if found is None:
+        peer, cost = PEERS[key], peer_cost(key, python, factors)
+        if cost is None:
             click.echo(f"{peer.title}: not installed (pip install {peer.package})")
             continue
-        apart = float(np.nanmax(np.abs(found.found - scores)))  # NaN where no later layer reads
+        apart = float(np.nanmax(np.abs(cost.found - scores)))  # NaN where no later layer reads
         if not apart <= AGREE:
             raise click.ClickException(f"{peer.title}: differs from ours by {apart:.2g}")
-        wall, cpu = len(KINDS) * found.wall, len(KINDS) * found.cpu
-        note = f"three times keys; {cpu / ours.cpu:.1f} x in processor time, {cpu:.1f} s; agrees to {apart:.0e}"
+        wall, cpu = len(KINDS) * cost.wall, len(KINDS) * cost.cpu
+        note = f"three times keys; {cpu / ours.cpu:.1f} x in CPU time, {cpu:.1f} s; agrees to {apart:.0e}"
         measured.append(Measured(peer.title, wall, (wall / ours.wall,), "ours", None, note))
     return measured
 

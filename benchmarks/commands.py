@@ -1,4 +1,4 @@
-"""What a command costs as a user runs it: seconds, processor seconds, and the most anonymous memory it held."""
+"""The cost of a command as a user runs it: seconds, CPU seconds, and peak anonymous memory."""
 
 import os
 import subprocess
@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-EVERY = 0.005  # seconds between two looks at the memory
+EVERY = 0.005  # seconds between two samples of the memory
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run took: seconds on the clock, seconds of all cores together, and peak anonymous MB."""
+    """The cost of one run: wall-clock seconds, CPU seconds of all cores, and peak anonymous MB."""
 
     wall: float
     cpu: float
@@ -21,7 +21,7 @@ class Cost:
 
 
 def anonymous_megabytes(process: int | str = "self") -> float:
-    """Memory of a process now that no file stands behind; 0 where the system does not say, or it has ended."""
+    """A process's memory now that is not backed by a file; 0 if the system does not report it or it has ended."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
@@ -30,16 +30,10 @@ def anonymous_megabytes(process: int | str = "self") -> float:
 
 
 def python_cost(*arguments: str | Path) -> Cost:
-    """The cost of `python ARGUMENTS` in a process of its own.
-
-    Raises
-    ------
-    RuntimeError
-        It failed.
-    """
-    with tempfile.TemporaryFile() as said:
+    """The cost of `python ARGUMENTS` in a separate process. Raises RuntimeError if the process fails."""
+    with tempfile.TemporaryFile() as output:
         began, peak, ended = time.perf_counter(), 0.0, 0
-        process = subprocess.Popen([sys.executable, *map(str, arguments)], stdout=said, stderr=said)
+        process = subprocess.Popen([sys.executable, *map(str, arguments)], stdout=output, stderr=output)
         while not ended:
             time.sleep(EVERY)
             peak = max(peak, anonymous_megabytes(process.pid))
@@ -47,11 +41,11 @@ def python_cost(*arguments: str | Path) -> Cost:
         wall = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            said.seek(0)
-            raise RuntimeError(f"{' '.join(map(str, arguments))}: {said.read().decode(errors='replace')[-500:]}")
+            output.seek(0)
+            raise RuntimeError(f"{' '.join(map(str, arguments))}: {output.read().decode(errors='replace')[-500:]}")
     return Cost(wall, used.ru_utime + used.ru_stime, peak)
 
 
 def command_cost(*arguments: str | Path) -> Cost:
-    """The same of `weightscope ARGUMENTS`."""
+    """The cost of `weightscope ARGUMENTS`."""
     return python_cost("-m", "weightscope", *arguments)

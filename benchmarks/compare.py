@@ -1,7 +1,7 @@
 """What changed between two runs of the benchmarks: `make bench-compare OLD=a.json NEW=b.json`.
 
-Ratios are compared, not seconds. A change counts that passes three robust standard deviations from round to round, and
-a twentieth, or a quarter where a run had a single round. The exit status is 1 where something became slower.
+It compares ratios, not seconds. A change counts if it exceeds three robust standard deviations between rounds, and 5 %
+(25 % if a run had a single round). The exit status is 1 if a task became slower.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""What a device does for AUROC, sigma, an audit, C and norms, beside its own bare products and this machine's cores.
+"""AUROC, sigma, an audit, C and norms on a device, against its bare products and against the cores of the CPU.
 
 python -m benchmarks.device --device cuda             # GPT-2's and Llama 3's shapes, and a 7B audit: minutes
-python -m benchmarks.device --device cpu --small      # seconds: shows that it runs
+python -m benchmarks.device --device cpu --small      # seconds: tests that it runs
 """
 
 import json
@@ -20,18 +20,18 @@ import weightscope as ws
 from benchmarks.audit import write_synthetic
 from benchmarks.auroc import zipf_counts
 from weightscope.audits.audit import AuditOptions, measure_task
+from weightscope.compute.cores import in_threads, usable_cores
+from weightscope.compute.device import CPU, Device, open_device
 from weightscope.detokenization.sigma import sigma_statistics
-from weightscope.device import CPU, Device, open_device
 from weightscope.errors import CheckpointError
 from weightscope.metrics.auroc import auroc_by_token
 from weightscope.metrics.norms import value_norms
-from weightscope.outlier_dimensions.contributions import contributions_by_kind
-from weightscope.parallel import in_threads, usable_cores
+from weightscope.outliers.contributions import contributions_by_kind
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A first attention layer as AUROC sees it, and for sigma its width and learned positions, if any."""
+    """Sizes of a first attention layer for AUROC, and for sigma its width and number of learned positions."""
 
     name: str
     vocab: int
@@ -47,14 +47,12 @@ ROWS_A_PRODUCT = 512  # of the bare products: 260 MB of scores for Llama 3
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed: layers for AUROC, a stack of so many cores of such a size, heads of such a size on so many tokens,
-    and an audit of so many layers.
-    """
+    """What is timed."""
 
-    shapes: tuple[Shape, ...]
-    cores: tuple[int, int]
-    tokens: tuple[int, int, int]
-    audit: tuple[str, int]
+    shapes: tuple[Shape, ...]  # layers for AUROC and sigma
+    cores: tuple[int, int]  # number and size of the matrices of the singular values
+    tokens: tuple[int, int, int]  # tokens, heads and their size, for C and norms
+    audit: tuple[str, int]  # shape and layers
 
 
 FULL = Work(SHAPES, (256, 128), (2048, 32, 128), ("llama-2-7b", 32))
@@ -63,23 +61,14 @@ KINDS = 4
 
 
 def run(device_name: str, work: Work, heads: int) -> dict[str, dict[str, float]]:
-    """Seconds of each work by what was timed.
-
-    Parameters
-    ----------
-    device_name : str
-        As in `open_device`.
-    work : Work
-    heads : int
-        How many heads of each shape to time; the median stands for all of them.
-    """
+    """Seconds of each task. `heads` heads of each shape are timed; all heads are taken to cost the median."""
     device = open_device(device_name)
-    found = {shape.name: of_shape(device, shape, heads) for shape in work.shapes}
+    seconds_of = {shape.name: of_shape(device, shape, heads) for shape in work.shapes}
     n, r = work.cores
     tokens, heads_there, size = work.tokens
     shape, layers = work.audit
     on_tokens = on_activations(device, *work.tokens)
-    return found | {
+    return seconds_of | {
         f"singular values of {n} matrices of {r} x {r}": singular_values(device, n, r),
         **{f"{what} of {tokens:,} tokens, {heads_there} heads of {size}": took for what, took in on_tokens.items()},
         f"audit of {layers} layers of {shape}'s shape": audit(device_name, shape, layers),
@@ -87,18 +76,18 @@ def run(device_name: str, work: Work, heads: int) -> dict[str, dict[str, float]]
 
 
 def of_shape(device: Device, shape: Shape, heads: int) -> dict[str, float]:
-    """AUROC of all heads and the bare products of their scores; sigma where there are positions."""
+    """AUROC of all heads and the bare products of their scores; sigma if there are positions."""
     counts = zipf_counts(shape.vocab)
     rng = np.random.default_rng(0)
     left, right = rng.standard_normal((2, shape.vocab, shape.head_dim), np.float32)
-    auroc_by_token(left[:64], right[:64], counts[:64, :64], device=device)  # compiles what has to be
+    auroc_by_token(left[:64], right[:64], counts[:64, :64], device=device)  # compiles
     products(device, left[:64], right)
     times: dict[str, list[float]] = {"products": [], "auroc": []}
     for _ in range(heads):
         times["products"].append(seconds(lambda: products(device, left, right)))
         times["auroc"].append(seconds(lambda: auroc_by_token(left, right, counts, device=device)))
-    found = {name: shape.heads * statistics.median(own) for name, own in times.items()}
-    found["ratio"] = statistics.median(a / b for a, b in zip(times["auroc"], times["products"], strict=True))
+    seconds_of = {name: shape.heads * statistics.median(per_head) for name, per_head in times.items()}
+    seconds_of["ratio"] = statistics.median(a / b for a, b in zip(times["auroc"], times["products"], strict=True))
     if shape.positions:
         tokens, positions = (rng.standard_normal((n, shape.width), np.float32) for n in (shape.vocab, shape.positions))
 
@@ -106,12 +95,12 @@ def of_shape(device: Device, shape: Shape, heads: int) -> dict[str, float]:
             for start in range(0, shape.vocab, 5000):
                 yield start, tokens[start : start + 5000]
 
-        found["sigma"] = seconds(lambda: sigma_statistics(blocks, shape.vocab, positions, 1e-5, device=device))
-    return found
+        seconds_of["sigma"] = seconds(lambda: sigma_statistics(blocks, shape.vocab, positions, 1e-5, device=device))
+    return seconds_of
 
 
 def products(device: Device, left: np.ndarray, right: np.ndarray) -> None:
-    """The scores alone, a block of rows after another, and the wait for the last of them."""
+    """The scores only, block by block, until the last block is done."""
     rows, columns = device.put(left), device.put(right).T  # (V, r), (r, V)
     for start in range(0, len(left), ROWS_A_PRODUCT):
         scores = rows[start : min(start + ROWS_A_PRODUCT, len(left)), :] @ columns
@@ -125,7 +114,7 @@ def singular_values(device: Device, n: int, r: int) -> dict[str, float]:
     """
     stack = np.random.default_rng(0).standard_normal((n, r, r))
     linalg = device.xp.linalg
-    values = getattr(linalg, "svdvals", None) or partial(linalg.svd, compute_uv=False)  # CuPy knows no svdvals
+    values = getattr(linalg, "svdvals", None) or partial(linalg.svd, compute_uv=False)  # CuPy has no svdvals
 
     def on_device() -> None:
         device.get(values(device.put(stack)))
@@ -133,12 +122,12 @@ def singular_values(device: Device, n: int, r: int) -> dict[str, float]:
     def on_cores() -> None:
         list(in_threads(np.linalg.svdvals, stack))
 
-    on_device()  # compiles what has to be
+    on_device()  # compiles
     return {"on the device": seconds(on_device), "on the cores": seconds(on_cores)}
 
 
 def on_activations(device: Device, n: int, h: int, r: int) -> dict[str, dict[str, float]]:
-    """C of eq. 7 and |f(x)| of n tokens in one layer, its weights there already; activations go there and back."""
+    """C of eq. 7 and |f(x)| of n tokens in one layer. The weights are on the device; activations are copied."""
     rng = np.random.default_rng(0)
     kinds = rng.integers(0, KINDS, n)
     shapes = {"keys": (n, h * r), "asked": (h, n, r), "w_k": (h, h * r, r), "values": (h, n, r), "triangles": (h, r, r)}
@@ -151,7 +140,7 @@ def on_activations(device: Device, n: int, h: int, r: int) -> dict[str, dict[str
             "norms": lambda: value_norms(where.put(arrays["values"]), triangles),
         }
         for work in works.values():
-            where.get(work())  # compiles what has to be
+            where.get(work())  # compiles
         return {what: seconds(lambda: where.get(work())) for what, work in works.items()}  # noqa: B023  called at once
 
     there, here = took(device), took(CPU)
@@ -159,7 +148,7 @@ def on_activations(device: Device, n: int, h: int, r: int) -> dict[str, dict[str
 
 
 def audit(device_name: str, shape: str, layers: int) -> dict[str, float]:
-    """All that an audit measures of a synthetic checkpoint, its files cached, with the device and without."""
+    """All measures of an audit of a synthetic checkpoint whose files are cached, with and without the device."""
     with tempfile.TemporaryDirectory() as folder:
         write_synthetic(Path(folder), shape, layers)
 
@@ -186,21 +175,21 @@ def main(device: str, small: bool, heads: int, as_json: bool) -> None:
     """Print seconds and ratios. The 7B audit writes 4.3 GB to the folder for temporary files."""
     work = SMALL if small else FULL
     try:
-        found = run(device, work, heads)
+        seconds_of = run(device, work, heads)
     except CheckpointError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        click.echo(json.dumps({"device": device, "cores": usable_cores(), **found}))
+        click.echo(json.dumps({"device": device, "cores": usable_cores(), **seconds_of}))
         return
     for shape in work.shapes:
-        own = found.pop(shape.name)
+        own = seconds_of.pop(shape.name)
         click.echo(
             f"{shape.name}: AUROC of {shape.heads} heads over {shape.vocab:,} x {shape.vocab:,} tokens "
             f"{own['auroc']:.2f} s, {own['ratio']:.1f} x the bare products ({own['products']:.2f} s)"
         )
         if "sigma" in own:
             click.echo(f"  sigma over {shape.positions:,} positions: {own['sigma']:.2f} s")
-    for name, own in found.items():
+    for name, own in seconds_of.items():
         click.echo(f"{name}: {', '.join(f'{took:.3g} s {where}' for where, took in own.items())}")
 
 

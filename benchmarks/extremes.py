@@ -1,9 +1,9 @@
-"""What would grow with tensors, files, layers or tokens, past any published checkpoint, by the user's commands.
+"""Commands on checkpoints with more tensors, files, layers or tokens than any published one.
 
     python -m benchmarks.extremes --only layers
 
-Tensors are small, so that what is measured is what a command does for each of them, and not for their values. Layers
-are twice as many as any checkpoint has; a thousand of them take minutes, and are measured by hand.
+Tensors are small, so that the time is per tensor and not per value. There are twice as many layers as in any
+checkpoint. A thousand layers take minutes and are measured by hand.
 """
 
 import tempfile
@@ -18,13 +18,13 @@ from benchmarks.results import Bench, Measured
 from benchmarks.synthetic import Sizes, write
 
 LAYERS, TOKENS, FILES = 250, 1_000_000, 100
-IN_A_FILE = Sizes(layers=32, inner=16, experts=508)  # just below the 50,000 tensors that one header may have
+IN_A_FILE = Sizes(layers=32, inner=16, experts=508)  # just below the limit of 50,000 tensors per header
 IN_FILES = Sizes(layers=64, inner=16, experts=520)
 DEEP = Sizes(layers=LAYERS, inner=64)
 WIDE = Sizes(vocabulary=TOKENS, inner=64)
 LARGE = Sizes(layers=62, width=16384, heads=128, head_dim=128, kv_heads=8, vocabulary=128_256, inner=53248)
 
-# A checkpoint, how it is written, and what is run on it: {} stands for its folder.
+# A checkpoint, how it is written, and the commands that are run on it; {} is its folder.
 EXTREMES = (
     (f"{len(list(IN_A_FILE.shapes)):,} tensors in a file", IN_A_FILE, {}, ("inspect {}",)),
     (
@@ -40,13 +40,13 @@ EXTREMES = (
 
 
 def measure(only: str = "") -> list[Measured]:
-    """A row for every command and checkpoint whose description has `only` in it: its time, and the most it held."""
+    """One row for each command on each checkpoint whose description contains `only`: time and peak memory."""
     return [row for extreme in EXTREMES if only in extreme[0] for row in of_checkpoint(*extreme)]
 
 
 def of_checkpoint(what: str, sizes: Sizes, how: dict[str, int], commands: tuple[str, ...]) -> list[Measured]:
     """The rows of one checkpoint."""
-    found = []
+    rows = []
     with tempfile.TemporaryDirectory() as top:
         folder, out, counts = write(Path(top) / "model", sizes, **how), Path(top) / "out", Path(top) / "counts.npz"
         if any("detok" in command for command in commands):
@@ -57,14 +57,14 @@ def of_checkpoint(what: str, sizes: Sizes, how: dict[str, int], commands: tuple[
             arguments += ["--counts", str(counts)] if "detok" in command else []
             cost = command_cost(*arguments)
             name = " ".join(part for part in command.split() if part != "{}")
-            found.append(Measured(f"{what}: {name}", cost.wall, peak_mb=cost.peak, cpu=cost.cpu))
-    return found
+            rows.append(Measured(f"{what}: {name}", cost.wall, peak_mb=cost.peak, cpu=cost.cpu))
+    return rows
 
 
 @click.command()
-@click.option("--only", default="", help="Only checkpoints whose description has this in it.")
+@click.option("--only", default="", help="Only checkpoints whose description contains this.")
 def main(only: str) -> None:
-    """Print what each command takes."""
+    """Print the cost of each command."""
     click.echo(Bench({}, measure(only)).table())
 
 

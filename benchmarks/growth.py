@@ -1,8 +1,8 @@
-"""How AUROC, an audit and the wiring grow, in time and memory: with layers, heads, width, vocabulary and cores.
+"""How time and memory of AUROC, an audit and the wiring grow with layers, heads, width, vocabulary and cores.
 
-Every size runs in a process of its own, after a tiny one that compiles and imports what both need. A row is a series:
-its time and memory at the largest size, and the powers of the size that they go with, by least squares of logs. What a
-tiny size takes once it has been run, any size does; that is taken off before a power is fitted.
+Every size runs in a separate process, after a tiny size that compiles and imports what both need. A row is a series:
+its time and memory at the largest size, and the exponents with which they grow, by least squares of logarithms. The
+time of the tiny size is a constant that every size pays, so it is subtracted before the fit.
 """
 
 import ctypes
@@ -26,38 +26,27 @@ from benchmarks.auroc import seconds, zipf_counts
 from benchmarks.commands import anonymous_megabytes
 from benchmarks.results import Measured
 from benchmarks.synthetic import Sizes, write
+from weightscope.compute.cores import usable_cores
 from weightscope.metrics.auroc import auroc_by_token
-from weightscope.parallel import usable_cores
 
-ENOUGH = 1.0  # seconds, after which there is no second round
+ENOUGH = 1.0  # seconds; no second round after this
 BASE = Sizes(layers=2, width=1024, heads=8, head_dim=64, kv_heads=8, vocabulary=4096)
-DEEPER = replace(BASE, layers=4)  # layers are read by later ones
+DEEPER = replace(BASE, layers=4)  # later layers read earlier ones
 TINY = Sizes(vocabulary=1024)
 
 
 @dataclass(frozen=True)
 class Series:
-    """What grows, and with what.
+    """A task, and the size that grows."""
 
-    Attributes
-    ----------
-    work : str
-        One of `WORKS`.
-    against : str
-        A field of `Sizes`, or "cores".
-    values : tuple of int
-    base : Sizes
-        The other sizes.
-    """
-
-    work: str
-    against: str
+    work: str  # one of `WORKS`
+    against: str  # a field of `Sizes`, or "cores"
     values: tuple[int, ...]
-    base: Sizes = BASE
+    base: Sizes = BASE  # the other sizes
 
     @property
     def name(self) -> str:
-        """What the row is called."""
+        """The name of the row."""
         sizes = ", ".join(f"{value:,}" for value in self.values)
         return f"{self.work} against {self.against.replace('_', ' ')}, {sizes}"
 
@@ -88,7 +77,7 @@ SERIES = (
 
 
 def auroc_work(folder: Path, sizes: Sizes) -> Callable[[], object]:
-    """AUROC of so many heads over so many tokens."""
+    """AUROC of `sizes.heads` heads over `sizes.vocabulary` tokens."""
     rng = np.random.default_rng(1)
     shape = (sizes.heads, 2, sizes.vocabulary, sizes.head_dim)
     factors, counts = rng.standard_normal(shape, np.float32), zipf_counts(sizes.vocabulary)
@@ -96,7 +85,7 @@ def auroc_work(folder: Path, sizes: Sizes) -> Callable[[], object]:
 
 
 def audit_work(folder: Path, sizes: Sizes) -> Callable[[], object]:
-    """A whole audit without its files; the tokens along directions of all heads are read."""
+    """A whole audit without writing files; tokens along directions of all heads included."""
     write(folder, sizes)
     return lambda: ws.audit(ws.open_model(folder), directions=2)
 
@@ -115,13 +104,13 @@ WORKS: dict[str, Callable[[Path, Sizes], Callable[[], object]]] = {
 
 
 def hand_back() -> None:
-    """Let the system have what was freed, where the C library can: it would count as memory of the next work."""
+    """Return freed memory to the system if the C library can: it would count as memory of the next task."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class Taken(NamedTuple):
-    """Seconds of each round and of a tiny size, and the memory beyond what that left, in MB, inputs included."""
+    """Seconds of each round and of the tiny size, and the additional memory in MB, inputs included."""
 
     rounds: list[float]
     tiny: float
@@ -129,14 +118,14 @@ class Taken(NamedTuple):
 
 
 def in_this_process(work: str, sizes: Sizes) -> Taken:
-    """One size, twice where once took little."""
+    """Measure one size, twice if it is fast."""
     with tempfile.TemporaryDirectory() as top:
         tiny = WORKS[work](Path(top) / "tiny", TINY)
-        tiny()  # compiles, and imports what is left
+        tiny()  # compiles and imports
         start = min(seconds(tiny, 2))
         hand_back()
         before = anonymous_megabytes()
-        run = WORKS[work](Path(top) / "own", sizes)
+        run = WORKS[work](Path(top) / "model", sizes)
         hand_back()
         with anonymous_peak() as peak:
             taken = seconds(run)
@@ -157,33 +146,33 @@ print(json.dumps(in_this_process(sys.argv[1], Sizes(**sizes))))
 
 @cache
 def alone(work: str, sizes: Sizes, cores: int) -> Taken:
-    """The same in a process of its own, which may use so many cores; several series may ask for it."""
+    """The same in a separate process that may use `cores` cores. Cached, since series share sizes."""
     command = [sys.executable, "-c", ALONE, work, json.dumps(asdict(sizes)), str(cores)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return Taken(*json.loads(done.stdout))
 
 
 def power(sizes: tuple[int, ...], values: list[float]) -> float | None:
-    """b of values = a sizes^b; None of a single size, or where nothing was seen."""
+    """b of values = a sizes^b; None for a single size, or if a value is not positive."""
     if len(sizes) < 2 or min(values) <= 0:
         return None
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 def row(series: Series) -> Measured:
-    """One series: the ratio is of its largest size to its smallest, the round's own."""
+    """One series. Its ratios are of the largest size to the smallest, round by round."""
     by_cores = series.against == "cores"
-    found = [alone(series.work, series.sizes(n), n if by_cores else usable_cores()) for n in series.values]
-    least, peaks = [min(taken.rounds) for taken in found], [taken.peak for taken in found]
-    ratios = tuple(last / first for first, last in zip(found[0].rounds, found[-1].rounds, strict=False))
-    floor = f"that at {series.values[0]:,}"
+    results = [alone(series.work, series.sizes(n), n if by_cores else usable_cores()) for n in series.values]
+    least, peaks = [min(taken.rounds) for taken in results], [taken.peak for taken in results]
+    ratios = tuple(last / first for first, last in zip(results[0].rounds, results[-1].rounds, strict=False))
+    floor = f"the time at {series.values[0]:,}"
     return Measured(
         series.name, least[-1], ratios, floor, peaks[-1],
-        exponent=power(series.values, [time - taken.tiny for time, taken in zip(least, found, strict=True)]),
+        exponent=power(series.values, [time - taken.tiny for time, taken in zip(least, results, strict=True)]),
         memory_exponent=None if by_cores else power(series.values, peaks),
     )  # fmt: skip
 
 
 def measure() -> list[Measured]:
-    """All series; cores where the operating system lets a process be kept to some."""
+    """All series; those of cores only if the system can restrict a process to some cores."""
     return [row(series) for series in SERIES if series.against != "cores" or hasattr(os, "sched_setaffinity")]

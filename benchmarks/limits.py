@@ -1,7 +1,7 @@
-"""What this machine can do at most: bytes it reads a second, and operations of its BLAS, in the same run as the works.
+"""Measure what this machine can do at most: bytes read per second, and operations per second with its BLAS.
 
-A work that has to read so many bytes and multiply so many numbers cannot end before the slower of the two has, were the
-other free beside it. How far each is from that is docs/floors.md's table.
+A task that reads so many bytes and multiplies so many numbers takes at least the longer of the two times. The second
+table of docs/speed.md compares every task with that bound.
 """
 
 import os
@@ -15,28 +15,28 @@ from benchmarks.results import Bench, Measured, duration
 
 FILE_BYTES = 512 << 20
 PIECE = 8 << 20
-N = 2048  # of square products, which BLAS is fastest with
+N = 2048  # size of the square products, at which BLAS is fastest
 ROUNDS = 3
-HEADER = "| work | bytes | operations, float32 | float64 | limit | time | times the limit |"
+HEADER = "| task | bytes | operations, float32 | float64 | lower bound | time | ratio |"
 
 
 def machine_limits() -> dict[str, float]:
-    """Bytes a second from the disk and from memory that holds the file, and operations a second in either precision.
+    """Bytes per second from the disk and from the page cache, and operations per second in both precisions.
 
-    Disk is 0 where the system offers no way to forget what it holds of a file.
+    `disk` is 0 if the system has no way to drop a file from the page cache.
     """
-    found = {"cached": 0.0, "disk": 0.0}
+    rates = {"cached": 0.0, "disk": 0.0}
     with tempfile.NamedTemporaryFile() as file:
         block = np.random.default_rng(0).bytes(PIECE)
         for _ in range(FILE_BYTES // PIECE):
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-        found["cached"] = max(_bytes_a_second(file.name) for _ in range(ROUNDS))
+        rates["cached"] = max(_bytes_a_second(file.name) for _ in range(ROUNDS))
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            found["disk"] = _bytes_a_second(file.name)
-    return found | {f"flops{8 * dtype().nbytes}": _operations_a_second(dtype) for dtype in (np.float32, np.float64)}
+            rates["disk"] = _bytes_a_second(file.name)
+    return rates | {f"flops{8 * dtype().nbytes}": _operations_a_second(dtype) for dtype in (np.float32, np.float64)}
 
 
 def _bytes_a_second(name: str) -> float:
@@ -49,10 +49,10 @@ def _bytes_a_second(name: str) -> float:
 
 
 def _operations_a_second(dtype: type) -> float:
-    """Of a product with all cores, the best of some."""
+    """Operations per second of a product on all cores, the best of several."""
     a, b = np.random.default_rng(0).standard_normal((2, N, N)).astype(dtype)
     out, best = np.empty_like(a), 0.0
-    for _ in range(ROUNDS + 1):  # the first wakes the threads
+    for _ in range(ROUNDS + 1):  # the first starts the threads
         began = time.perf_counter()
         np.matmul(a, b, out=out)
         best = max(best, 2 * N**3 / (time.perf_counter() - began))
@@ -60,13 +60,13 @@ def _operations_a_second(dtype: type) -> float:
 
 
 def limit(each: Measured, limits: dict[str, float]) -> float:
-    """Seconds below which no program can do the work on that machine, its file in memory."""
+    """Lower bound in seconds for any program that does this task on that machine, with its file in memory."""
     products = each.flops32 / limits["flops32"] + each.flops64 / limits["flops64"]
     return max(each.reads / limits["cached"], products)
 
 
 def floors(bench: Bench) -> str:
-    """The table of docs/floors.md: every work whose bytes and operations are known."""
+    """The second table of docs/speed.md: every task whose bytes or operations are known."""
     lines = [HEADER, "| --- | --- | --- | --- | --- | --- | --- |"]
     for each in bench.measured:
         if not (each.reads or each.flops32 or each.flops64):
@@ -81,7 +81,7 @@ def floors(bench: Bench) -> str:
 
 
 def _amount(number: float, unit: str = "") -> str:
-    """1.2 G, 340 M; nothing for 0."""
+    """For example 1.2 G or 340 M; empty for 0."""
     for power, letter in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if number >= 10**power:
             return f"{number / 10**power:.3g} {letter}{unit}"
@@ -90,11 +90,11 @@ def _amount(number: float, unit: str = "") -> str:
 
 def reached(bench: Bench) -> str:
     """The machine's limits as a sentence."""
-    of = bench.limits
-    disk = f"{of['disk'] / 1e9:.2f} GB/s from the disk, " if of["disk"] else ""
-    read, single, double = (of[name] / 1e9 for name in ("cached", "flops32", "flops64"))
+    limits = bench.limits
+    disk = f"{limits['disk'] / 1e9:.2f} GB/s from the disk, " if limits["disk"] else ""
+    read, single, double = (limits[name] / 1e9 for name in ("cached", "flops32", "flops64"))
     return (
-        f"{bench.machine['cores']} cores of {bench.machine['processor']}: {disk}{read:.1f} GB/s of a file in memory, "
-        f"{single:.0f} billion float32 and {double:.0f} billion float64 operations a second by this BLAS; load "
-        f"{of['load']:.1f} when the run began."
+        f"{bench.machine['cores']} cores of {bench.machine['processor']}: {disk}{read:.1f} GB/s from a file in memory, "
+        f"{single:.0f} billion float32 and {double:.0f} billion float64 operations per second with this BLAS; load "
+        f"{limits['load']:.1f} when the run began."
     )

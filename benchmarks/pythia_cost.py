@@ -24,11 +24,12 @@ import numpy as np
 import weightscope as ws
 from weightscope.audits.audit import AuditOptions, measure_task
 from weightscope.audits.directions import AFFORDABLE, DEFAULT
-from weightscope.audits.finished_layers import FinishedLayers
-from weightscope.audits.many import Report, report_task
+from weightscope.audits.many import report_task
+from weightscope.audits.resume import FinishedLayers
+from weightscope.audits.worker_validation import Report
 from weightscope.engine.engine import beside_others
+from weightscope.files import OutputFolder
 from weightscope.fingerprint import Fingerprint
-from weightscope.folder import OutputFolder
 
 STEPS = 154  # step 0, ten powers of two up to 512, then every 1,000 up to 143,000
 SHALLOW, DEEP = 1, 3  # layers written
@@ -116,7 +117,7 @@ def write_synthetic(folder: Path, shape: Shape, layers: int) -> Path:
 
 
 def measure(size: str) -> Cost:
-    """The tasks of one checkpoint, in this process, on one core."""
+    """Run the tasks of one checkpoint in this process, on one core."""
     shape = SHAPES[size]
     vectors = 4 * DEFAULT * shape.layers * shape.heads
     affordable = shape.vocabulary * shape.width * vectors <= AFFORDABLE  # as an audit of all layers has it
@@ -134,7 +135,7 @@ def measure(size: str) -> Cost:
                 kept += _timed(finished.put, index, measured)[0]
             seconds, layers = _timed(finished.all)
             end = partial(beside_others, 1, report_task, lambda model=model: model, layers)
-            if depth == SHALLOW:  # the first drawing of a process sets matplotlib up
+            if depth == SHALLOW:  # the first figure of a process also sets up matplotlib
                 end(plain)
             without, report = _timed(end, plain)
             without_tokens.append(without)
@@ -156,7 +157,7 @@ def measure(size: str) -> Cost:
 
 
 def _timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
-    """CPU seconds, and what came of it."""
+    """CPU seconds, and the result."""
     began = time.process_time()
     found = work(*arguments)
     return time.process_time() - began, found
@@ -168,7 +169,7 @@ def _write(report: Report, out: Path) -> None:
 
 
 def _at(layers: int, found: list[float]) -> float:
-    """A line through what was found at both depths, at the whole model's."""
+    """Extrapolate linearly from both depths to the depth of the model."""
     slope = max(0.0, (found[1] - found[0]) / (DEEP - SHALLOW))
     return found[0] + slope * (layers - SHALLOW)
 
@@ -184,14 +185,14 @@ def main(sizes: str, cores: int, gigabits: float, one: str | None) -> None:
         click.echo(json.dumps(asdict(measure(one))))
         return
     columns = (
-        "size", "layers x heads", "stored", "read", "s a layer", "s to end it", "of that tokens",
-        "core-hours of 154", "read by 154", "results of 154", "client",
+        "size", "layers x heads", "stored", "an audit reads", "s per layer", "s to finish", "s for tokens",
+        "core-hours for 154", "154 read", "154 write", "client, for 154",
     )  # fmt: skip
     click.echo(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     hours, tokens_hours, read, client = 0.0, 0.0, 0, 0.0
     for size in sizes.split(","):
         shape = SHAPES[size]
-        command = [sys.executable, "-m", "benchmarks.pythia_cost", "--one", size]  # a process each, as a worker is
+        command = [sys.executable, "-m", "benchmarks.pythia_cost", "--one", size]  # one process each, like a worker
         cost = Cost(**json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
         checkpoint = shape.layers * cost.layer + cost.conclusion
         hours += STEPS * checkpoint / 3600

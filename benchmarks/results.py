@@ -1,4 +1,4 @@
-"""What a benchmark found: ratios to the least a work could cost, kept in bench.json and told as a table."""
+"""Results of benchmarks: ratios to a lower bound, kept in bench.json and printed as a table."""
 
 import json
 import os
@@ -10,49 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from weightscope.errors import CheckpointError
-from weightscope.folder import Folder
+from weightscope.files import Folder
 
-LEAST_CHANGE = 0.05  # of a ratio; less is told apart on no shared machine
-OF_ONE_ROUND = 0.25  # of a ratio that one round alone gave, whose noise is not known
-HEADER = "| work | time | beside the least | peak memory |"
-SPREADS = 3.0  # robust standard deviations, of both runs together, that a change has to pass
+LEAST_CHANGE = 0.05  # of a ratio; on a shared machine, less cannot be distinguished from noise
+OF_ONE_ROUND = 0.25  # of a ratio from a single round, whose noise is not known
+HEADER = "| task | time | ratio | peak memory |"
+SPREADS = 3.0  # robust standard deviations of both runs together; a smaller change is noise
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One work beside its floor.
+    """One task, and its ratio to a lower bound."""
 
-    Attributes
-    ----------
-    name : str
-        The same from run to run.
-    seconds : float
-        Of the work, the median over rounds; scaled up where `note` says so.
-    ratios : tuple of float
-        To the floor in the same round, so that whatever else the machine does meets both alike; empty without a floor.
-    floor : str
-        What the ratio is to.
-    peak_mb : float or None
-    note : str
-    cpu : float or None
-        Seconds of all cores together.
-    reads, flops32, flops64 : float
-        Bytes that it cannot do without reading, and operations of its products in either precision; 0 where not known.
-    exponent, memory_exponent : float or None
-        Of a series: the power of what grows that time and memory go with, fitted over its sizes.
-    """
-
-    name: str
-    seconds: float
-    ratios: tuple[float, ...] = ()
-    floor: str = ""
+    name: str  # the same in every run
+    seconds: float  # median over rounds; scaled up if `note` says so
+    ratios: tuple[float, ...] = ()  # to the lower bound in the same round, so that other load affects both alike
+    floor: str = ""  # the lower bound, in words
     peak_mb: float | None = None
     note: str = ""
-    cpu: float | None = None
-    reads: float = 0.0
-    flops32: float = 0.0
+    cpu: float | None = None  # seconds of all cores together
+    reads: float = 0.0  # bytes that the task has to read; 0 if not known, as the next two
+    flops32: float = 0.0  # operations of its float32 products
     flops64: float = 0.0
-    exponent: float | None = None
+    exponent: float | None = None  # of a series: time grows as the size to this power
     memory_exponent: float | None = None
 
     @property
@@ -62,69 +42,53 @@ class Measured:
 
     @property
     def spread(self) -> float:
-        """A robust standard deviation of the ratio from round to round; 0 of a single round."""
+        """A robust standard deviation of the ratio over rounds; 0 for a single round."""
         middle = self.ratio or 0.0
         return 1.4826 * statistics.median(abs(ratio - middle) for ratio in self.ratios) if self.ratios else 0.0
 
     @property
-    def told(self) -> str:
-        """Its name with the note, and how it grows."""
+    def label(self) -> str:
+        """The name with the note, and how it grows."""
         powers = [(self.exponent, "time"), (self.memory_exponent, "memory")]
-        grows = [f"{what} grows as its power {power:.2f}" for power, what in powers if power is not None]
+        grows = [f"{what} grows as n^{power:.2f}" for power, what in powers if power is not None]
         more = "; ".join(filter(None, (self.note, *grows)))
         return f"{self.name} ({more})" if more else self.name
 
 
 @dataclass(frozen=True)
 class Bench:
-    """All that one run of the benchmarks found.
+    """The results of one run of the benchmarks."""
 
-    Attributes
-    ----------
-    machine : dict
-        Cores, processor and versions.
-    measured : list of Measured
-    limits : dict of float
-        What the machine reached in this run: see `benchmarks.limits`.
-    """
-
-    machine: dict[str, Any]
+    machine: dict[str, Any]  # cores, processor and versions
     measured: list[Measured] = field(default_factory=list)
-    limits: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)  # of the machine in this run: see `benchmarks.limits`
 
     def save(self, path: Path) -> None:
         measured = [asdict(each) for each in self.measured]
         Folder(path.parent).json(path.name, {"machine": self.machine, "limits": self.limits, "measured": measured})
 
     def table(self, names: Collection[str] | None = None) -> str:
-        """Markdown, as the pages have it; of all works, or of some."""
+        """The table in Markdown, of all tasks or of some."""
         lines = [HEADER, "| --- | --- | --- | --- |"]
         for each in self.measured:
             if names is None or each.name in names:
-                beside = "" if each.ratio is None else f"{each.ratio:.2f} x {each.floor}"
-                peak = "" if each.peak_mb is None else f"{each.peak_mb:.0f} MB"
-                lines.append(f"| {each.told} | {duration(each.seconds)} | {beside} | {peak} |")
+                ratio = "" if each.ratio is None else f"{each.ratio:.2f} x {each.floor}"
+                lines.append(f"| {each.label} | {duration(each.seconds)} | {ratio} | {peak_of(each)} |")
         return "\n".join(lines) + "\n"
 
 
 def load(path: Path) -> Bench:
-    """Read what `Bench.save` wrote.
-
-    Raises
-    ------
-    CheckpointError
-        It is not that.
-    """
+    """Read what `Bench.save` wrote."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        measured = [Measured(**{**each, "ratios": tuple(each["ratios"])}) for each in found["measured"]]
-        return Bench(found["machine"], measured, found["limits"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        measured = [Measured(**{**each, "ratios": tuple(each["ratios"])}) for each in content["measured"]]
+        return Bench(content["machine"], measured, content["limits"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"not the result of a benchmark ({error})", file=path) from None
 
 
 def this_machine() -> dict[str, Any]:
-    """What ratios may still depend on."""
+    """The facts about this machine that ratios can depend on."""
     import numpy as np
     import scipy
 
@@ -140,14 +104,18 @@ def this_machine() -> dict[str, Any]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """Seconds in a readable unit."""
     if seconds >= 600:
         return f"{seconds / 60:.0f} min"
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
+def peak_of(measured: Measured) -> str:
+    return "" if measured.peak_mb is None else f"{measured.peak_mb:.0f} MB"
+
+
 def comparison(old: Bench, new: Bench) -> list[str]:
-    """A line for every work that both runs measured: what changed beyond noise, and what did not."""
+    """One line per task: whether it changed by more than noise between the runs."""
     before = {each.name: each for each in old.measured}
     lines = []
     for each in new.measured:

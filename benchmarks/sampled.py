@@ -2,10 +2,10 @@
 
     python -m benchmarks.sampled
 
-The embedding and the first layer alone are there, random BF16; counts follow Zipf's law. A quarter of the layer's heads
-are: each key-value head takes a pass over the embedding of its own, so that all of them take four times as long but for
-what starting and drawing cost. The products are, in float32, what the sample cannot do without; the whole vocabulary's
-time, of the same heads, is told as the command tells it.
+The checkpoints have only the embedding and a first layer, in random BF16; counts follow Zipf's law. The layer has a
+quarter of its heads: each key-value head takes its own pass over the embedding, so all heads would take four times as
+long, apart from start-up and figures. The lower bound is the float32 products of the sample. The time for the whole
+vocabulary, with the same heads, is the command's own estimate.
 """
 
 import csv
@@ -21,11 +21,11 @@ from benchmarks.commands import command_cost
 from benchmarks.results import Bench, Measured, duration
 from benchmarks.synthetic import Sizes, write
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.sampled import seconds_of_all
+from weightscope.detokenization.heads import seconds_of_all
 from weightscope.text.counts import load_counts
 
 SAMPLE = 2000
-A_TOKEN = 20  # bigrams of each; more make neither faster nor slower
+A_TOKEN = 20  # bigrams of each token; the number does not change the time
 SHAPES = {
     "Gemma 3 4B": Sizes(layers=1, width=2560, heads=2, head_dim=256, kv_heads=1, vocabulary=262_144),
     "Llama 3 8B": Sizes(layers=1, width=4096, heads=8, head_dim=128, kv_heads=2, vocabulary=128_256),
@@ -33,8 +33,8 @@ SHAPES = {
 
 
 def measure(shapes: dict[str, Sizes] = SHAPES) -> list[Measured]:
-    """A row a shape, by the command; the exact run's time is told beside it, and how wide the widest interval is."""
-    found = []
+    """One row per shape; the note has the estimated time of the exact run and the widest interval."""
+    rows = []
     for name, sizes in shapes.items():
         with tempfile.TemporaryDirectory() as top:
             folder, counts, out = write(Path(top) / "model", sizes), Path(top) / "counts.npz", Path(top) / "out"
@@ -44,19 +44,19 @@ def measure(shapes: dict[str, Sizes] = SHAPES) -> list[Measured]:
             cost = command_cost("detok", folder, *arguments)
             with (out / "heads.csv").open() as file:
                 reach = max(float(row["auroc_high"]) - float(row["auroc"]) for row in csv.DictReader(file))
-        keys = sizes.width * sizes.kv_heads * sizes.head_dim  # multiply-adds a token
+        keys = sizes.width * sizes.kv_heads * sizes.head_dim  # multiply-adds per token
         scores = SAMPLE * sizes.heads * sizes.head_dim
         title = f"AUROC of {SAMPLE:,} tokens of {name}'s {sizes.vocabulary:,}, a quarter of its heads ({sizes.heads})"
         note = f"to +-{reach:.3f}; every token would take {duration(exact)}"
         reads, flops = 2.0 * sizes.vocabulary * sizes.width, 2.0 * sizes.vocabulary * (keys + scores)
-        found.append(Measured(title, cost.wall, (), "", cost.peak, note, cost.cpu, reads, flops))
-    return found
+        rows.append(Measured(title, cost.wall, (), "", cost.peak, note, cost.cpu, reads, flops))
+    return rows
 
 
 @click.command()
-@click.option("--only", default="", help="Only shapes whose name has this in it.")
+@click.option("--only", default="", help="Only shapes whose name contains this.")
 def main(only: str) -> None:
-    """Print what a sample takes, and what every token would."""
+    """Print the time of a sample, and the estimated time of all tokens."""
     click.echo(Bench({}, measure({name: sizes for name, sizes in SHAPES.items() if only in name})).table())
 
 

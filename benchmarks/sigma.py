@@ -35,20 +35,20 @@ def run() -> dict[str, float]:
 
 
 def measure(rounds: int = 3) -> list[Measured]:
-    """`run`, a few times, as a row of a table."""
-    found = [run() for _ in range(rounds)]
-    seconds = statistics.median(each["seconds"] for each in found)
-    ratios = tuple(each["ratio"] for each in found)
+    """Several runs as a row of a table."""
+    runs = [run() for _ in range(rounds)]
+    seconds = statistics.median(each["seconds"] for each in runs)
+    ratios = tuple(each["ratio"] for each in runs)
     title = f"sigma, {VOCAB:,} tokens x {POSITIONS:,} positions"
-    peak, note = found[-1]["peak_mb"], "memory with the inputs"
+    peak, note = runs[-1]["peak_mb"], "memory with the inputs"
     flops = 2.0 * VOCAB * POSITIONS * WIDTH
     return [Measured(title, seconds, ratios, "its one product", peak, note, flops32=flops)]
 
 
 if __name__ == "__main__":
-    found = run()
+    result = run()
     print(
-        f"sigma statistics, {VOCAB:,} tokens x {POSITIONS:,} positions x {WIDTH}: {found['seconds']:.2f} s, "
-        f"{found['ratio']:.1f} x the matrix product ({found['floor_seconds']:.2f} s); "
-        f"peak memory {found['peak_mb']:.0f} MB, of which the embedding 154 MB"
+        f"sigma statistics, {VOCAB:,} tokens x {POSITIONS:,} positions x {WIDTH}: {result['seconds']:.2f} s, "
+        f"{result['ratio']:.1f} x the matrix product ({result['floor_seconds']:.2f} s); "
+        f"peak memory {result['peak_mb']:.0f} MB, 154 MB of it the embedding"
     )

@@ -1,4 +1,4 @@
-"""What a command costs before it does anything, and how far a report's first figure is behind its numbers."""
+"""The cost of starting a command, and the time between a report's numbers and its first figure."""
 
 import statistics
 import tempfile
@@ -27,13 +27,13 @@ def measure() -> list[Measured]:
         ("weightscope --help", ("-m", "weightscope", "--help")),
     ):
         walls = [python_cost(*arguments).wall for _ in range(ROUNDS)]
-        ratios = tuple(own / least for own, least in zip(walls, bare, strict=True))
+        ratios = tuple(wall / least for wall, least in zip(walls, bare, strict=True))
         rows.append(Measured(name, statistics.median(walls), ratios, "starting Python"))
     return rows + [figure_behind_numbers(*report) for report in REPORTS]
 
 
 def figure_behind_numbers(command: str, numbers: str, figure: str) -> Measured:
-    """Seconds from a report's numbers to its first figure, each as its file appeared; 0 where the figure was first."""
+    """Seconds between the files of a report's numbers and of its first figure; 0 if the figure was first."""
     with tempfile.TemporaryDirectory() as out:
         command_cost(*command.split(), "--out", out)
         appeared = [(Path(out) / name).stat().st_mtime for name in (numbers, figure)]

@@ -1,4 +1,4 @@
-"""Checkpoints of any size that nobody trained: Llama's and Mixtral's tensors, random BF16, or holes of that size."""
+"""Untrained checkpoints of any size: the tensors of Llama and Mixtral in random BF16, or sparse files of that size."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,18 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-BLOCK = 1 << 20  # random values that are drawn once and written again and again
+BLOCK = 1 << 20  # random values, drawn once and written repeatedly
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the tensors' shapes follow from.
-
-    Attributes
-    ----------
-    layers, width, heads, head_dim, kv_heads, vocabulary, inner, experts : int
-        As in config.json; `inner` is the feed-forward network's width, 0 for none, and `experts` 0 for a dense one.
-    """
+    """The sizes of a checkpoint, from which the shapes of its tensors follow."""
 
     layers: int = 2
     width: int = 64
@@ -28,8 +22,8 @@ class Sizes:
     head_dim: int = 16
     kv_heads: int = 4
     vocabulary: int = 256
-    inner: int = 0
-    experts: int = 0
+    inner: int = 0  # width of the feed-forward network; 0 for none
+    experts: int = 0  # 0 for a dense network
 
     @property
     def config(self) -> dict[str, object]:
@@ -43,14 +37,14 @@ class Sizes:
 
     @property
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Every tensor's name and shape, in the order in which they are stored."""
+        """Name and shape of every tensor, in the order in which they are stored."""
         d, f = self.width, self.inner
         yield "model.embed_tokens.weight", (self.vocabulary, d)
         for i in range(self.layers):
-            stem, own, shared = f"model.layers.{i}.", self.heads * self.head_dim, self.kv_heads * self.head_dim
-            for letter, rows in (("q", own), ("k", shared), ("v", shared)):
+            stem, full, shared = f"model.layers.{i}.", self.heads * self.head_dim, self.kv_heads * self.head_dim
+            for letter, rows in (("q", full), ("k", shared), ("v", shared)):
                 yield f"{stem}self_attn.{letter}_proj.weight", (rows, d)
-            yield f"{stem}self_attn.o_proj.weight", (d, own)
+            yield f"{stem}self_attn.o_proj.weight", (d, full)
             yield f"{stem}input_layernorm.weight", (d,)
             yield f"{stem}post_attention_layernorm.weight", (d,)
             if self.experts:
@@ -64,7 +58,7 @@ class Sizes:
 
 
 def write(folder: Path, sizes: Sizes, shards: int = 1, holes: bool = False) -> Path:
-    """Write config.json and the tensors, as many in each shard; with `holes` they take no room on the disk."""
+    """Write config.json and the tensors in equal shards; with `holes` as sparse files, which take no disk space."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(sizes.config))
     tensors = list(sizes.shapes)
@@ -73,30 +67,30 @@ def write(folder: Path, sizes: Sizes, shards: int = 1, holes: bool = False) -> P
         return folder
     each, weight_map = ceil(len(tensors) / shards), {}
     for shard in range(ceil(len(tensors) / each)):
-        own, name = dict(tensors[shard * each : (shard + 1) * each]), f"model-{shard + 1:05d}.safetensors"
-        write_file(folder / name, own, holes, shard * each)
-        weight_map |= dict.fromkeys(own, name)
+        part, name = dict(tensors[shard * each : (shard + 1) * each]), f"model-{shard + 1:05d}.safetensors"
+        write_file(folder / name, part, holes, shard * each)
+        weight_map |= dict.fromkeys(part, name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
 
 
 def write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], holes: bool = False, first: int = 0) -> None:
-    """One .safetensors file of BF16 tensors, normal with standard deviation 0.02, or holes; `first` of all of them."""
-    header, at = {}, 0
+    """Write a .safetensors file of BF16 tensors, normal with deviation 0.02, or holes; `first` numbers its tensors."""
+    header, offset = {}, 0
     for name, shape in shapes.items():
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + 2 * prod(shape)]}
-        at += 2 * prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + 2 * prod(shape)]}
+        offset += 2 * prod(shape)
     text = json.dumps(header).encode()
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         if holes:
-            file.truncate(8 + len(text) + at)
+            file.truncate(8 + len(text) + offset)
             return
         values = np.random.default_rng(0).standard_normal(BLOCK + 1, np.float32) * np.float32(0.02)
         drawn = (values.view(np.uint32) >> 16).astype("<u2")
         for number, shape in enumerate(shapes.values(), first):
-            left, start = prod(shape), 7919 * number % BLOCK  # each tensor begins elsewhere, so that none is another
+            left, start = prod(shape), 7919 * number % BLOCK  # each tensor starts elsewhere, so that no two are equal
             while left:
                 piece = drawn[start : start + left]
                 piece.tofile(file)
-                left, start = left - len(piece), 0  # a long one repeats with an odd period, which its rows have not
+                left, start = left - len(piece), 0  # long tensors repeat with an odd period, so rows differ

@@ -3,7 +3,7 @@
     python -m analyses.sink_toys --out out/sink-toys
     python -m analyses.sink_toys --only nop --paper-size --out elsewhere
 
-Trainings that OUT already holds, at the same sizes, are not repeated: an interrupted run goes on where it was.
+Trainings that OUT already has at the same sizes are not repeated, so an interrupted run can be continued.
 """
 
 import json
@@ -22,7 +22,7 @@ from analyses.sink_toys.attention import GATES_AND_REGISTERS, VARIANTS
 from analyses.sink_toys.page import write_toys_report
 from weightscope import CheckpointError
 from weightscope.cli.command import EndsInOneLine
-from weightscope.folder import Folder
+from weightscope.files import Folder
 from weightscope.tables import Table
 
 Runs = list[dict[str, Any]]
@@ -62,7 +62,7 @@ def broadcast_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> Non
 
 
 def trial_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
-    """The broadcast with one thing changed at a time, one training each: what makes its second layer a diagonal."""
+    """The broadcast with one change at a time, one training each: does any change make its second layer a diagonal?"""
     (seed, *_) = seeds
 
     def run(name: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def trial_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
 
 
 def vit_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
-    """Gates and registers in a small ViT (section 5, Table 1); the paper's own size is out of reach."""
+    """Gates and registers in a small ViT (section 5, Table 1). The paper's size is out of reach."""
     size = vit.LARGE_SIZE if paper_size else vit.DEFAULT_SIZE
 
     def run(name: str, seed: int) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def vit_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
 
 
 def train_all(out: Folder, stage: str, size: Any, planned: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
-    """Train what the stage's JSON does not hold yet, and write it anew after each training."""
+    """Run the trainings that are missing from the stage's JSON, and rewrite it after each."""
     path, sizes = out.path / f"{stage}.json", asdict(size)
     before = kept(path) if path.exists() else {"size": None}
     runs = before["runs"] if before["size"] == sizes else {}
@@ -98,37 +98,38 @@ def train_all(out: Folder, stage: str, size: Any, planned: Mapping[str, Callable
 
 
 def kept(path: Path) -> dict[str, Any]:
-    """What `train_all` wrote."""
+    """Read what `train_all` wrote."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError("is not there: train the toys first, without --redraw", file=path) from None
+        raise CheckpointError("does not exist: train the toys first, without --redraw", file=path) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"holds no results of sink toys ({error}); remove it to train them", file=path) from None
-    if not (isinstance(found, dict) and isinstance(found.get("runs"), dict) and found["runs"] and "size" in found):
+    runs = content.get("runs") if isinstance(content, dict) else None
+    if not (isinstance(runs, dict) and runs and "size" in content):
         raise CheckpointError("holds no results of sink toys; remove it to train them", file=path)
-    return found
+    return content
 
 
 def draw(out: Folder, stages: tuple[str, ...]) -> None:
-    """Tables, figures and the page of the results that `out` holds."""
-    held = {stage: kept(out.path / f"{stage}.json") for stage in stages}
-    runs = {stage: list(found["runs"].values()) for stage, found in held.items()}
+    """Draw tables, figures and the page from the results in `out`."""
+    results = {stage: kept(out.path / f"{stage}.json") for stage in stages}
+    runs = {stage: list(result["runs"].values()) for stage, result in results.items()}
     for stage in stages:
         out.table(f"{stage}.csv", table_of(runs[stage]))
         kinds = {"vit": GATES_AND_REGISTERS, "trials": broadcast.TRIALS}.get(stage, VARIANTS)
         missing = [name for name in kinds if name not in {run["variant"] for run in runs[stage]}]
         if missing:
-            click.echo(f"{stage}: drawn without {', '.join(missing)}, which {stage}.json does not have")
+            click.echo(f"{stage}: drawn without {', '.join(missing)}, missing from {stage}.json")
     example = None
     if "broadcast" in stages:
         with np.load(out.path / "broadcast-example.npz") as arrays:
             example = dict(arrays)
-    write_toys_report(out, runs, {stage: found["size"] for stage, found in held.items()}, example)
+    write_toys_report(out, runs, {stage: result["size"] for stage, result in results.items()}, example)
 
 
 def table_of(runs: Runs) -> Table:
-    """A row a training, a layer's measures in columns of their own; curves and samples are in the JSON alone."""
+    """One row per training, with columns for each layer. Curves and samples are in the JSON only."""
     rows = []
     for run in runs:
         row = {key: value for key, value in run.items() if not isinstance(value, list)}
@@ -145,10 +146,8 @@ def table_of(runs: Runs) -> Table:
 @out_option("out/sink-toys")
 @click.option("--only", type=click.Choice(STAGES), multiple=True, help="Toys to train; all by default.")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Trainings of each model.")
-@click.option(
-    "--paper-size", is_flag=True, help="The paper's sizes; for the ViT, the largest that is of use on mosaics."
-)
-@click.option("--redraw", is_flag=True, help="Train nothing, draw what OUT holds.")
+@click.option("--paper-size", is_flag=True, help="The paper's sizes; for the ViT, the largest that mosaics can use.")
+@click.option("--redraw", is_flag=True, help="Train nothing; draw the results in OUT.")
 def main(out: Path, only: tuple[str, ...], seeds: int, paper_size: bool, redraw: bool) -> None:
     """Train the toys and write tables, figures and report.html into OUT."""
     torch.set_num_threads(1)  # matrices are small: a second core would wait

@@ -1,4 +1,4 @@
-"""Attention of the toy models: the map from scores to weights is a row of a table, gates and registers are options.
+"""Attention of the toy models: the map from scores to weights comes from a table; gates and registers are options.
 
 Equations are those of the two-sink-mechanisms paper, appendix C. The scores are S = Q K' / sqrt(r).
 """
@@ -16,7 +16,7 @@ from torch.nn import functional
 from weightscope.attention.factored import Factored
 from weightscope.attention.norms import fold_layer_norm
 
-CLIPPED_LOW, CLIPPED_HIGH = -0.03, 1.03  # gamma and zeta, a pair that clipped softmax was published with
+CLIPPED_LOW, CLIPPED_HIGH = -0.03, 1.03  # gamma and zeta, as published with clipped softmax
 POLYNOMIAL_POWER = 3
 
 
@@ -31,7 +31,7 @@ def clipped_softmax(scores: Tensor) -> Tensor:
 
 
 def pointwise(phi: Callable[[Tensor], Tensor], exponent: float) -> Callable[[Tensor], Tensor]:
-    """The general family phi(S) / n^exponent, elementwise (eqs 36-37); rows sum to anything, weights may be negative.
+    """The general family phi(S) / n^exponent, elementwise (eqs 36-37). Rows need not sum to 1; weights may be negative.
 
     ReLU attention is phi = max(., 0) with exponent 1 (eqs 33-34), polynomial attention S^3 with 1/2 (eq. 38).
     """
@@ -59,14 +59,12 @@ WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What may differ between two models of one size."""
+    """What can differ between two models of one size."""
 
-    weights: str = "softmax"
-    """A row of WEIGHTS."""
+    weights: str = "softmax"  # A row of WEIGHTS
+    # None, "headwise" (one gate a head) or "elementwise" (one a coordinate of a head's output); eqs 24-26
     gate: str | None = None
-    """None, "headwise" (one gate a head) or "elementwise" (one a coordinate of a head's output); eqs 24-26."""
-    registers: int = 0
-    """Learned tokens appended to the sequence and discarded at the end; eqs 27-29."""
+    registers: int = 0  # Learned tokens appended to the sequence and discarded at the end; eqs 27-29
 
 
 VARIANTS = {
@@ -90,22 +88,15 @@ GATES_AND_REGISTERS = [name for name, options in VARIANTS.items() if options.wei
 
 
 class Trace(NamedTuple):
-    """What one attention layer did to a batch, for the metrics; b sequences, h heads, n tokens, r head_dim."""
+    """Arrays of one attention layer on a batch; b sequences, h heads, n tokens, r head_dim."""
 
-    before: np.ndarray
-    """The tokens the layer was given, (b, n, d)."""
-    after: np.ndarray
-    """The same with what it writes added, (b, n, d)."""
-    queries: np.ndarray
-    """(b, h, n, r)"""
-    keys: np.ndarray
-    """(b, h, n, r)"""
-    values: np.ndarray
-    """(b, h, n, r)"""
-    attention: np.ndarray
-    """(b, h, n, n)"""
-    updates: np.ndarray
-    """u_j = W_O v_j, (b, h, n, d): what keys offer, before any gate, which belongs to the query."""
+    before: np.ndarray  # The tokens the layer was given, (b, n, d)
+    after: np.ndarray  # The same with what it writes added, (b, n, d)
+    queries: np.ndarray  # (b, h, n, r)
+    keys: np.ndarray  # (b, h, n, r)
+    values: np.ndarray  # (b, h, n, r)
+    attention: np.ndarray  # (b, h, n, n)
+    updates: np.ndarray  # u_j = W_O v_j, (b, h, n, d): what keys offer, before any gate, which belongs to the query
 
 
 class PreNormAttention(nn.Module):
@@ -156,7 +147,7 @@ class PreNormAttention(nn.Module):
 
 
 class Registers(nn.Module):
-    """Learned tokens, the same for every input, appended before the first layer and discarded after the last."""
+    """Learned tokens that are appended to every input before the first layer and discarded after the last."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
@@ -171,7 +162,7 @@ class Registers(nn.Module):
 
 @torch.no_grad()
 def traces(model: nn.Module, x: Tensor) -> list[Trace]:
-    """What each attention layer of a model does to a batch, first layer first."""
+    """The trace of each attention layer of a model on a batch, first layer first."""
     inputs: list[tuple[PreNormAttention, Tensor]] = []
     layers = [module for module in model.modules() if isinstance(module, PreNormAttention)]
     hooks = [layer.register_forward_pre_hook(lambda layer, given: inputs.append((layer, *given))) for layer in layers]

@@ -1,7 +1,7 @@
 """The broadcast task (two-sink-mechanisms paper, section 3.2, eq. 3 and appendix A.2).
 
-Every token is to have a rotated copy of one token added, the one that lies farthest along a fixed direction:
-y_i = x_i + alpha x_{j*} R with j* = argmax_j <x_j, u>. All attend to the same token, and what it says is the point.
+The model has to add to every token a rotated copy of one token, the one farthest along a fixed direction:
+y_i = x_i + alpha x_{j*} R with j* = argmax_j <x_j, u>. All tokens attend to the same token, for what it writes.
 """
 
 from dataclasses import dataclass, field
@@ -27,16 +27,13 @@ class Setting:
 
     layers: int = 2
     weight_decay: float = WEIGHT_DECAY
-    noise: float = 0.0
-    """Standard deviation of what is added to the targets in training."""
-    margin: float = 0.0
-    """How far the selected token is moved along u: from 2 on it cannot be mistaken for the next one."""
-    feed_forward: bool = True
-    """Whether an MLP follows attention."""
+    noise: float = 0.0  # Standard deviation of what is added to the targets in training
+    margin: float = 0.0  # How far the selected token is moved along u: from 2 on it cannot be mistaken for the next one
+    feed_forward: bool = True  # Whether an MLP follows attention
 
 
 STANDARD = Setting()
-# One thing changed at a time, to see whether the second layer then gives up broadcasting, as it does in Fig. 3.
+# One change at a time, to see whether the second layer then stops broadcasting, as it does in Fig. 3.
 TRIALS = {
     "as it is": (STANDARD, DEFAULT_SIZE),
     "weight decay 0.1": (Setting(weight_decay=0.1), DEFAULT_SIZE),
@@ -52,12 +49,10 @@ TRIALS = {
 
 @dataclass(frozen=True)
 class Task:
-    """The selector u, the rotation R, and what they make of tokens; alpha is 1."""
+    """The selector u and the rotation R, with the targets that they give; alpha is 1."""
 
-    selector: Tensor
-    """(d,)"""
-    rotation: Tensor
-    """(d, d), orthogonal"""
+    selector: Tensor  # (d,)
+    rotation: Tensor  # (d, d), orthogonal
     margin: float = 0.0
 
     @classmethod
@@ -67,7 +62,7 @@ class Task:
         return cls(direction(width, generator), rotation, margin)
 
     def tokens(self, count: int, size: Size, generator: torch.Generator) -> Tensor:
-        """Sequences of Gaussian tokens, the selected one moved by the margin, (count, n, d)."""
+        """Sequences of Gaussian tokens, with the selected one moved by the margin, (count, n, d)."""
         x = torch.randn(count, size.tokens, size.width, generator=generator)
         x[torch.arange(count), self.selected(x)] += self.margin * self.selector
         return x
@@ -83,7 +78,7 @@ class Task:
 
 
 class BroadcastModel(nn.Module):
-    """Two pre-norm layers of one head and an MLP each; learned positions reach the first attention alone."""
+    """Two pre-norm layers of one head and an MLP each; only the first attention sees the learned positions."""
 
     def __init__(self, size: Size, options: Options, setting: Setting = STANDARD) -> None:
         super().__init__()
@@ -113,48 +108,35 @@ def mlp(width: int) -> nn.Sequential:
 
 @dataclass
 class LayerMeasures:
-    """One attention layer on sequences that the model has not seen; means over them."""
+    """Measures of one attention layer, means over sequences that the model has not seen."""
 
-    match: float
-    """Share of sequences whose strongest sink is the selected token."""
+    match: float  # Share of sequences whose strongest sink is the selected token
     strength: float
     event: float
-    ratio: float
-    """Value-norm ratio of the strongest sink."""
-    selected_ratio: float
-    """Of the selected token, sink or not."""
+    ratio: float  # Value-norm ratio of the strongest sink
+    selected_ratio: float  # Of the selected token, sink or not
     rank: float
-    broadcast: float
-    """Share of sequences whose sink the rule calls a broadcast."""
+    broadcast: float  # Share of sequences whose sink the rule calls a broadcast
     nop: float
-    query_similarity: float
-    """Mean cosine between a sequence's queries: 1 when all ask for the same."""
+    query_similarity: float  # Mean cosine between a sequence's queries: 1 when all ask for the same
     similarity_before: float
-    similarity_after: float
-    """Mean cosine between different tokens, before and after the update."""
-    key_ratio: float
-    """The selected token's key norm over the others' mean (appendix A.2)."""
-    update_spread: float
-    """Standard deviation over mean of |o_i|, what positions gather before W_O (appendix A.2)."""
-    diagonal: float
-    """Mean attention of a token to itself; 1/n where it is spread evenly."""
-    loss_without: float
-    """The model's loss when this layer's attention writes nothing."""
+    similarity_after: float  # Mean cosine between different tokens, before and after the update
+    key_ratio: float  # The selected token's key norm over the others' mean (appendix A.2)
+    update_spread: float  # Standard deviation over mean of |o_i|, what positions gather before W_O (appendix A.2)
+    diagonal: float  # Mean attention of a token to itself; 1/n where it is spread evenly
+    loss_without: float  # The model's loss when this layer's attention writes nothing
 
 
 @dataclass
 class BroadcastRun:
-    """What became of one training."""
+    """The results of one training."""
 
-    variant: str
-    """A kind of attention; of a trial its name."""
+    variant: str  # A kind of attention; of a trial its name
     seed: int
     loss: float = np.nan
-    payload: float = np.nan
-    """The loss of a model that leaves out the payload: what there was to learn."""
+    payload: float = np.nan  # The loss of a model that leaves out the payload: what there was to learn
     steps: list[int] = field(default_factory=list)
-    match: list[list[float]] = field(default_factory=list)
-    """At those steps, for each layer."""
+    match: list[list[float]] = field(default_factory=list)  # At those steps, for each layer
     layers: list[LayerMeasures] = field(default_factory=list)
 
 
@@ -162,20 +144,13 @@ class BroadcastRun:
 class BroadcastExample:
     """Arrays of a trained model's layers for Fig. 3."""
 
-    attention: np.ndarray
-    """(layers, n, n), of one sequence."""
-    selected: int
-    """j* of that sequence."""
-    selected_norms: np.ndarray
-    """|u_j*|, (layers, b)"""
-    other_norms: np.ndarray
-    """|u_j| of a token that was not selected, (layers, b)"""
-    queries: np.ndarray
-    """(layers, tokens of some sequences, r)"""
-    keys: np.ndarray
-    """(layers, the same tokens, r)"""
-    is_selected: np.ndarray
-    """Which of these tokens are selected, bool."""
+    attention: np.ndarray  # (layers, n, n), of one sequence
+    selected: int  # j* of that sequence
+    selected_norms: np.ndarray  # |u_j*|, (layers, b)
+    other_norms: np.ndarray  # |u_j| of a token that was not selected, (layers, b)
+    queries: np.ndarray  # (layers, tokens of some sequences, r)
+    keys: np.ndarray  # (layers, the same tokens, r)
+    is_selected: np.ndarray  # Which of these tokens are selected, bool
 
 
 def train_broadcast(
@@ -204,10 +179,10 @@ def train_broadcast(
     with torch.no_grad():
         run.loss = float(nn.functional.mse_loss(model(held_out), task.target(held_out)))
         run.payload = float(nn.functional.mse_loss(held_out, task.target(held_out)))
-    found = traces(model, held_out)
+    layer_traces = traces(model, held_out)
     losses = [loss_without(layer, model, held_out, task.target(held_out)) for layer in model.attention]
-    run.layers = [measured(trace, selected, without) for trace, without in zip(found, losses, strict=True)]
-    return model, run, example(found, selected, size.tokens)
+    run.layers = [measured(trace, selected, without) for trace, without in zip(layer_traces, losses, strict=True)]
+    return model, run, example(layer_traces, selected, size.tokens)
 
 
 def matching(trace: Trace, selected: np.ndarray) -> float:
@@ -220,23 +195,23 @@ def matching(trace: Trace, selected: np.ndarray) -> float:
 def loss_without(attention: nn.Module, model: BroadcastModel, x: Tensor, target: Tensor) -> float:
     """The model's loss on x when one attention layer writes nothing."""
     silent = attention.register_forward_hook(lambda _, given, output: torch.zeros_like(output))
-    found = float(nn.functional.mse_loss(model(x), target))
+    loss = float(nn.functional.mse_loss(model(x), target))
     silent.remove()
-    return found
+    return loss
 
 
 def measured(trace: Trace, selected: np.ndarray, without: float) -> LayerMeasures:
-    """One layer's measures, all of them means over sequences."""
-    found = diagnose(trace)
+    """One layer's measures, all means over sequences."""
+    diagnosis = diagnose(trace)
     return LayerMeasures(
         match=matching(trace, selected),
-        strength=float(found.strength.mean()),
-        event=float(found.event.mean()),
-        ratio=float(found.ratio.mean()),
+        strength=float(diagnosis.strength.mean()),
+        event=float(diagnosis.event.mean()),
+        ratio=float(diagnosis.ratio.mean()),
         selected_ratio=float(sinks.value_norm_ratio(trace.updates, selected[:, None]).mean()),
-        rank=float(np.nanmean(found.rank)),  # attention that may withhold itself writes nothing in some sequences
-        broadcast=float((found.mechanism == sinks.BROADCAST).mean()),
-        nop=float((found.mechanism == sinks.NOP).mean()),
+        rank=float(np.nanmean(diagnosis.rank)),  # without a softmax, attention writes nothing in some sequences
+        broadcast=float((diagnosis.mechanism == sinks.BROADCAST).mean()),
+        nop=float((diagnosis.mechanism == sinks.NOP).mean()),
         query_similarity=float(sinks.similarity_between_tokens(trace.queries).mean()),
         similarity_before=float(sinks.similarity_between_tokens(trace.before).mean()),
         similarity_after=float(sinks.similarity_between_tokens(trace.after).mean()),
@@ -247,18 +222,18 @@ def measured(trace: Trace, selected: np.ndarray, without: float) -> LayerMeasure
     )
 
 
-def example(found: list[Trace], selected: np.ndarray, n: int, sequences: int = 32) -> BroadcastExample:
-    """The arrays of Fig. 3; registers, if any, are left out. The sequence shown has the median strength of a sink."""
-    strength = sinks.strongest_sink(found[-1].attention).strength[:, 0]
+def example(layer_traces: list[Trace], selected: np.ndarray, n: int, sequences: int = 32) -> BroadcastExample:
+    """The arrays of Fig. 3, without registers. The sequence shown has the median sink strength."""
+    strength = sinks.strongest_sink(layer_traces[-1].attention).strength[:, 0]
     shown = np.argsort(strength)[len(strength) // 2]
     every = np.arange(len(selected))
-    norms = np.stack([np.linalg.norm(trace.updates[:, 0], axis=-1) for trace in found])  # (layers, b, n)
+    norms = np.stack([np.linalg.norm(trace.updates[:, 0], axis=-1) for trace in layer_traces])  # (layers, b, n)
     return BroadcastExample(
-        attention=np.stack([trace.attention[shown, 0, :n, :n] for trace in found]),
+        attention=np.stack([trace.attention[shown, 0, :n, :n] for trace in layer_traces]),
         selected=int(selected[shown]),
         selected_norms=norms[:, every, selected],
         other_norms=norms[:, every, (selected + 1) % n],
-        queries=np.stack([trace.queries[:sequences, 0, :n].reshape(sequences * n, -1) for trace in found]),
-        keys=np.stack([trace.keys[:sequences, 0, :n].reshape(sequences * n, -1) for trace in found]),
+        queries=np.stack([trace.queries[:sequences, 0, :n].reshape(sequences * n, -1) for trace in layer_traces]),
+        keys=np.stack([trace.keys[:sequences, 0, :n].reshape(sequences * n, -1) for trace in layer_traces]),
         is_selected=(np.arange(n) == selected[:sequences, None]).ravel(),
     )

@@ -1,4 +1,4 @@
-"""What the attention of one layer is doing with its strongest sink, for each sequence and head."""
+"""What the attention of one layer does with its strongest sink, for each sequence and head."""
 
 from typing import NamedTuple
 
@@ -9,19 +9,18 @@ from weightscope.sinks import strength as sinks
 
 
 class Diagnosis(NamedTuple):
-    """Arrays of shape (b, h): a sequence, a head."""
+    """Arrays of shape (b, h): sequences, heads."""
 
     sink: np.ndarray
     strength: np.ndarray
     event: np.ndarray
     ratio: np.ndarray
     rank: np.ndarray
-    mechanism: np.ndarray
-    """Of `weightscope.sinks.strength`, or "" where there is no sink event."""
+    mechanism: np.ndarray  # Of `weightscope.sinks.strength`, or "" where there is no sink event
 
 
 def diagnose(trace: Trace) -> Diagnosis:
-    """Attention that is no softmax is judged by its shares, |A_ij| / sum_j |A_ij|; the update by A as it is."""
+    """Attention without a softmax is judged by its shares, |A_ij| / sum_j |A_ij|; the update uses A unchanged."""
     shares = sinks.attention_shares(trace.attention)
     sink, strength = sinks.strongest_sink(shares)
     event = sinks.sink_event(shares, sink)

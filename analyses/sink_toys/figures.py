@@ -1,6 +1,6 @@
 """Figures of the toy models of attention sinks (two-sink-mechanisms paper, Figs 2, 3, 6 and 7, Table 1).
 
-Every function takes runs as the analysis keeps them in JSON: a list of mappings, one a training.
+Every function takes runs as the analysis keeps them in JSON: a list of mappings, one per training.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,15 +23,15 @@ SINK, OTHERS = VERMILION, BLUE
 
 @in_our_style()
 def nop_figure(runs: Sequence[Run]) -> Figure:
-    """Fig. 2: norms of what sink and other tokens write, and W_QK's spectrum with a sink and without one."""
+    """Fig. 2: norms of what the sink and other tokens write, and the spectrum of W_QK with and without a sink."""
     with_sink = [run for run in _default_task(runs) if run["variant"] == "softmax"]
     without = [run for run in runs if run["variant"] == "softmax" and run["damping"] == 1]
     figure, (norms, spectrum) = subplots(1, 2, figsize=(2 * COLUMN, 2.3))
 
-    others = np.concatenate([run["other_norms"] for run in with_sink])
-    norms.hist(others, bins=30, density=True, color=OTHERS, alpha=0.75, label="another token")
+    other_norms = np.concatenate([run["other_norms"] for run in with_sink])
+    norms.hist(other_norms, bins=30, density=True, color=OTHERS, alpha=0.75, label="another token")
     for i, run in enumerate(with_sink):
-        norms.axvline(run["sink_norm"], color=SINK, label="sink, one line a seed" if i == 0 else None)
+        norms.axvline(run["sink_norm"], color=SINK, label="sink, one line per seed" if i == 0 else None)
     norms.set_xlim(left=-0.1)
     norms.set_xlabel(r"norm of the update $\|W_O v_j\|$ (1)")
     norms.set_ylabel("density")
@@ -57,7 +57,7 @@ def nop_figure(runs: Sequence[Run]) -> Figure:
 
 @in_our_style()
 def emergence_figure(runs: Sequence[Run]) -> Figure:
-    """Fig. 7: the sink score over training, by how often tokens are flagged and by how far these are damped."""
+    """Fig. 7: the sink score during training, by the frequency of flags and by the damping."""
     figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.4), sharey=True)
     frequency = [run for run in runs if run["variant"] == "softmax" and run["damping"] == 0]
     damping = [run for run in runs if run["variant"] == "softmax" and run["probability"] == 0.5]
@@ -83,7 +83,7 @@ def emergence_figure(runs: Sequence[Run]) -> Figure:
 
 @in_our_style()
 def broadcast_figure(runs: Sequence[Run], example: Mapping[str, np.ndarray]) -> Figure:
-    """Fig. 3: attention of both layers, value norms, queries and keys on their first two axes, stable rank a layer."""
+    """Fig. 3: attention of both layers, value norms, queries and keys on their first two axes, stable ranks."""
     figure, axes = subplots(2, 3, figsize=(2 * COLUMN, 4.3))
     for i, axis in enumerate(axes[0, :2]):
         image = axis.imshow(example["attention"][i], vmin=0, vmax=1, cmap="Blues")
@@ -109,10 +109,10 @@ def broadcast_figure(runs: Sequence[Run], example: Mapping[str, np.ndarray]) -> 
     ranks = axes[1, 2]
     softmax = [run for run in runs if run["variant"] == "softmax"]
     layers = np.arange(1, len(softmax[0]["layers"]) + 1)
-    beside = np.linspace(-0.15, 0.15, len(softmax))
-    for run, marker, shift in zip(softmax, "os^v<>*", beside, strict=False):
-        found = [layer["rank"] for layer in run["layers"]]
-        ranks.plot(layers + shift, found, marker, markersize=4, color=GREEN, label=f"seed {run['seed']}")
+    shifts = np.linspace(-0.15, 0.15, len(softmax))
+    for run, marker, shift in zip(softmax, "os^v<>*", shifts, strict=False):
+        layer_ranks = [layer["rank"] for layer in run["layers"]]
+        ranks.plot(layers + shift, layer_ranks, marker, markersize=4, color=GREEN, label=f"seed {run['seed']}")
     ranks.axhline(1, color="black", linewidth=0.6, linestyle=":")
     ranks.set_xticks(layers, [f"layer {i}" for i in layers])
     ranks.set_xlim(0.5, len(layers) + 0.5)
@@ -125,9 +125,9 @@ def broadcast_figure(runs: Sequence[Run], example: Mapping[str, np.ndarray]) -> 
 
 @in_our_style()
 def trials_figure(runs: Sequence[Run]) -> Figure:
-    """What each layer of the broadcast does when one thing is changed: Fig. 3 expects a sink in one, a diagonal beside.
+    """Each layer of the broadcast after one change; in Fig. 3 one layer has a sink and the other a diagonal.
 
-    A dot a layer: the first layer blue, the second vermilion, a third green.
+    One dot per layer: the first is blue, the second vermilion, the third green.
     """
     names = [run["variant"] for run in runs]
     panels = (
@@ -139,9 +139,17 @@ def trials_figure(runs: Sequence[Run]) -> Figure:
     figure, axes = subplots(1, len(panels), figsize=(2.2 * COLUMN, 0.2 * len(names) + 1.0), sharey=True)
     for axis, (title, key) in zip(axes, panels, strict=True):
         for depth, (colour, marker) in enumerate(((BLUE, "o"), (VERMILION, "s"), (GREEN, "^"))):
-            own = [(at, run["layers"][depth][key]) for at, run in enumerate(runs) if depth < len(run["layers"])]
-            places, values = zip(*own, strict=True) if own else ((), ())
-            axis.plot(values, places, marker, markersize=3.5, color=colour, alpha=0.8, label=f"layer {depth + 1}")
+            deep = [(row, run) for row, run in enumerate(runs) if depth < len(run["layers"])]
+            values = [run["layers"][depth][key] for _, run in deep]
+            axis.plot(
+                values,
+                [row for row, _ in deep],
+                marker,
+                markersize=3.5,
+                color=colour,
+                alpha=0.8,
+                label=f"layer {depth + 1}",
+            )
         axis.set_title(title, fontsize=7)
         axis.set_yticks(range(len(names)), names)
         axis.set_ylim(len(names) - 0.5, -0.5)
@@ -159,7 +167,7 @@ def trials_figure(runs: Sequence[Run]) -> Figure:
 
 @in_our_style()
 def kinds_figure(nop: Sequence[Run], broadcast: Sequence[Run]) -> Figure:
-    """Which kinds of attention sink on each task, and how well they do it; one dot a seed."""
+    """Which kinds of attention have a sink on each task, and their losses; one dot per seed."""
     default = _default_task(nop)
     variants = list(dict.fromkeys(run["variant"] for run in default))
     panels: tuple[tuple[str, Sequence[Run], Callable[[Run], float]], ...] = (
@@ -180,7 +188,7 @@ def kinds_figure(nop: Sequence[Run], broadcast: Sequence[Run]) -> Figure:
 
 @in_our_style()
 def mitigation_figure(runs: Sequence[Run]) -> Figure:
-    """Table 1 drawn, for the small ViT: accuracy of the class, of a linear probe on frozen patch tokens, and sinks."""
+    """Table 1 for the small ViT: accuracy of the class, mean IoU of a linear probe of the frozen patches, and sinks."""
     variants = list(dict.fromkeys(run["variant"] for run in runs))
     grouped = [[run for run in runs if run["variant"] == name] for name in variants]
     figure, axes = subplots(1, 4, figsize=(2.4 * COLUMN, 0.24 * len(variants) + 0.95), sharey=True)
@@ -207,7 +215,7 @@ def mitigation_figure(runs: Sequence[Run]) -> Figure:
 
 @in_our_style()
 def mechanisms_figure(runs: Sequence[Run]) -> Figure:
-    """Fig. 6 of the small ViT: every sink on the plane of value-norm ratio and stable rank, one panel a variant."""
+    """Fig. 6 for the small ViT: every sink by value-norm ratio and stable rank, one panel per variant."""
     variants = list(dict.fromkeys(run["variant"] for run in runs))
     highest = 1.5 * max((rank for run in runs for layer in run["layers"] for rank in layer["ranks"]), default=2.0)
     columns = 3
@@ -247,7 +255,7 @@ PLACES = {"on_class": ("class", PURPLE), "on_register": ("register", GREEN), "on
 
 
 def _default_task(runs: Sequence[Run]) -> list[Run]:
-    """The no-op runs that are no part of a sweep."""
+    """The no-op runs that are not part of a sweep."""
     return [run for run in runs if run["damping"] == 0 and run["probability"] == 0.5]
 
 
@@ -263,19 +271,19 @@ def _band(axis: Axes, steps: Sequence[int], curves: Sequence[Sequence[float]], c
 
 
 def _dots(axis: Axes, names: Sequence[str], groups: Sequence[Sequence[float]]) -> None:
-    """One dot a seed and a tick at their mean, a line a variant."""
-    for place, values in enumerate(groups):
-        axis.plot(values, [place] * len(values), "o", markersize=3.2, color=BLUE, alpha=0.7, markeredgewidth=0)
-        axis.plot(np.mean(values), place, "|", markersize=9, color="black", markeredgewidth=1)
+    """One dot per seed and a tick at their mean, one row per variant."""
+    for row, values in enumerate(groups):
+        axis.plot(values, [row] * len(values), "o", markersize=3.2, color=BLUE, alpha=0.7, markeredgewidth=0)
+        axis.plot(np.mean(values), row, "|", markersize=9, color="black", markeredgewidth=1)
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(axis="y", color="0.92", linewidth=0.6)
     axis.set_axisbelow(True)
 
 
-def _pairs(axis: Axes, selected: np.ndarray, others: np.ndarray) -> None:
-    """Distributions of the selected token's norms and of others', side by side, a pair a layer: (layers, b) twice."""
-    for values, colour, offset in ((selected, SINK, -0.17), (others, OTHERS, 0.17)):
+def _pairs(axis: Axes, selected: np.ndarray, not_selected: np.ndarray) -> None:
+    """Distributions of the norms of selected and other tokens, one pair per layer: (layers, b) twice."""
+    for values, colour, offset in ((selected, SINK, -0.17), (not_selected, OTHERS, 0.17)):
         drawn = axis.violinplot(list(values), positions=np.arange(1, len(values) + 1) + offset, widths=0.3)
         setp(drawn["bodies"], facecolor=colour, alpha=0.6)
         setp([drawn[line] for line in ("cbars", "cmins", "cmaxes")], color=colour, linewidth=0.7)

@@ -1,8 +1,8 @@
 """The adaptive no-op task (two-sink-mechanisms paper, section 3.1 and appendix A.1).
 
-One attention head shall give every token back as it is, except those that a fixed direction flags: for them its update
-is to be damped, by default to nothing at all. A softmax has to put its attention somewhere, so a head that shall write
-nothing for the flagged tokens needs one that says nothing.
+One attention head has to return every token unchanged, except those that a fixed direction flags: their update has to
+be damped, by default to zero. A softmax has to put its attention somewhere, so a head that must write nothing for the
+flagged tokens needs a token whose value is zero.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from analyses.sink_toys.training import Size, direction, seeded, train
 from weightscope.sinks import strength as sinks
 
 HELD_OUT = 256  # sequences
-WATCHED = 64  # of them, for the sink score on the way and for the histogram
+WATCHED = 64  # sequences of these, for the sink score during training and for the histogram
 DEFAULT_SIZE = Size(width=32, tokens=16, batch=64, steps=600, rate=3e-3, every=20)
 PAPER_SIZE = Size(width=64, tokens=32, batch=2048, steps=30_000, rate=3e-3, every=10)
 DAMPINGS = (0.0, 0.01, 0.1, 0.5, 1.0)
@@ -26,12 +26,12 @@ PROBABILITIES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 @dataclass(frozen=True)
 class Task:
-    """Which tokens are flagged, and what is left of their update."""
+    """Which tokens are flagged, and how far their update is damped."""
 
+    # gamma: a flagged token x shall be given gamma x. At 1 nothing is asked of flags: the model without a sink.
     damping: float = 0.0
-    """gamma: a flagged token x shall be given gamma x. At 1 nothing is asked of flags: the model without a sink."""
+    # Of a flag: a token is flagged when its component along the gate lies above lambda = Phi^-1(1 - p)
     probability: float = 0.5
-    """Of a flag: a token is flagged when its component along the gate lies above lambda = Phi^-1(1 - p)."""
 
     def flags(self, x: Tensor, gate: Tensor) -> Tensor:
         """(b, n, d) and (d,) -> bool (b, n)."""
@@ -43,10 +43,10 @@ class Task:
 
 
 class NopModel(nn.Module):
-    """One pre-norm attention layer over a learned first token and the given ones, all at learned positions.
+    """One pre-norm attention layer over a learned first token and the given tokens, all at learned positions.
 
-    The paper's text adds its learned offset to a random first token; the first token of its code's interventions is the
-    offset alone, as here: every start then ends in a sink, where with the other about half of short runs do.
+    The paper's text adds its learned offset to a random first token. In its code's interventions, and here, the first
+    token is the offset alone: every run then ends in a sink; otherwise about half of the short runs do.
     """
 
     def __init__(self, size: Size, options: Options) -> None:
@@ -65,34 +65,28 @@ class NopModel(nn.Module):
 
 @dataclass
 class NopRun:
-    """What became of one training; the figures are drawn from these."""
+    """The results of one training, from which the figures are drawn."""
 
     variant: str
     damping: float
     probability: float
     seed: int
     steps: list[int] = field(default_factory=list)
+    # Sink score at those steps: max_j of the mean attention received. The rest is of the trained model.
     score: list[float] = field(default_factory=list)
-    """Sink score at those steps: max_j of the mean attention received. The rest is of the trained model."""
     loss: float = np.nan
     sink: int = -1
-    strength: float = np.nan
-    """The last sink score."""
-    flagged_attention: float = np.nan
-    """Share of its attention that the mean flagged token gives the sink."""
+    strength: float = np.nan  # The last sink score
+    flagged_attention: float = np.nan  # Share of its attention that the mean flagged token gives the sink
     other_attention: float = np.nan
+    # sum_j |A_ij| of the mean flagged token: 1 for a softmax, less where attention may be withheld
     flagged_weight: float = np.nan
-    """sum_j |A_ij| of the mean flagged token: 1 for a softmax, less where attention may be withheld."""
-    ratio: float = np.nan
-    """The sink's value-norm ratio, mean over sequences."""
-    rank: float = np.nan
-    """Stable rank of the update, mean over sequences."""
-    singular_values: list[float] = field(default_factory=list)
-    """Of W_QK."""
-    sink_norm: float = np.nan
-    """|u_s|, mean over sequences."""
+    ratio: float = np.nan  # The sink's value-norm ratio, mean over sequences
+    rank: float = np.nan  # Stable rank of the update, mean over sequences
+    singular_values: list[float] = field(default_factory=list)  # Of W_QK
+    sink_norm: float = np.nan  # |u_s|, mean over sequences
+    # |u_j| of one given token, in each of some sequences, that is not the sink
     other_norms: list[float] = field(default_factory=list)
-    """|u_j| of one given token, in each of some sequences, that is not the sink."""
 
 
 def train_nop(task: Task, variant: str, options: Options, size: Size, seed: int) -> tuple[NopModel, NopRun]:
@@ -122,7 +116,7 @@ def received(trace: Trace) -> np.ndarray:
 
 
 def measure(model: NopModel, task: Task, gate: Tensor, x: Tensor, run: NopRun) -> None:
-    """Fill in what the trained model does to x."""
+    """Fill in the measures of the trained model on x."""
     (trace,) = traces(model, x)
     with torch.no_grad():
         run.loss = float(nn.functional.mse_loss(model(x), task.target(x, gate)))

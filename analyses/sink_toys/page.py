@@ -1,4 +1,4 @@
-"""The toys as a page: their figures, what they say, and what was changed from the paper."""
+"""The report of the toys: their figures, what the figures show, and what differs from the paper."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from analyses.sink_toys import figures
-from weightscope.folder import Files
+from weightscope.files import Files
 from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import save
 from weightscope.tables import Table
@@ -16,25 +16,15 @@ PLAIN = "softmax"
 LEAD = (
     "Small models trained on tasks that need one kind of sink each, after the two-sink-mechanisms paper's section 3 "
     "and appendices A and C, and a small ViT after its section 5. They are smaller than the paper's and trained for "
-    "less; what else was changed is said with the figures. A dot is one training; seeds differ in start and sequences."
+    "fewer steps; other changes are listed with the figures. A dot is one training; seeds differ in initialisation and "
+    "sequences."
 )
 
 
 def write_toys_report(
     files: Files, runs: Mapping[str, Sequence[Run]], sizes: Mapping[str, Mapping[str, Any]], example: Any
 ) -> None:
-    """Draw every figure of the stages there are, and write report.html.
-
-    Parameters
-    ----------
-    files : Files
-    runs : mapping of str to sequences of mappings
-        Of each stage, its trainings.
-    sizes : mapping of str to mappings
-        Of each stage, the sizes they were made at.
-    example : mapping of str to arrays, or None
-        The broadcast's example.
-    """
+    """Draw the figures of each stage in `runs` and write report.html. `example` has the arrays of the broadcast."""
     sections = []
     if "nop" in runs:
         sections.append(_nop(files, runs["nop"], sizes["nop"]))
@@ -59,8 +49,8 @@ def _trained(size: Mapping[str, Any]) -> str:
 def _nop(files: Files, runs: Sequence[Run], size: Mapping[str, Any]) -> Section:
     text = (
         f"The adaptive no-op (section 3.1, appendix A.1), here at {_trained(size)}; the paper has width 64, 32 "
-        "tokens, 30,000 steps of 2,048. Changed besides: the first token is a learned vector alone, not one added to a "
-        "random token, and the gate vector has mean zero, so that LayerNorm passes it on whole."
+        "tokens, 30,000 steps of 2,048. Also changed: the first token is a learned vector alone, not added to a "
+        "random token, and the gate vector has mean zero, so that LayerNorm leaves it whole."
     )
     plain = [run for run in runs if run["variant"] == PLAIN and run["damping"] == 0 and run["probability"] == 0.5]
     ratio, attention = _range(plain, lambda run: run["ratio"]), _range(plain, lambda run: run["flagged_attention"])
@@ -71,19 +61,19 @@ def _nop(files: Files, runs: Sequence[Run], size: Mapping[str, Any]) -> Section:
     )
     emergence = Figure(
         save(figures.emergence_figure(runs), files, "nop-emergence"),
-        "Fig. 7. Sink score over training; bands are the least and the largest of the seeds. " + _emergence(runs),
+        "Fig. 7. Sink score during training; bands are the range over seeds. " + _emergence(runs),
     )
     return Section("A sink that does nothing", text, [values, emergence])
 
 
 def _emergence(runs: Sequence[Run]) -> str:
-    """Steps to half of the way to each setting's last score, by frequency; and which dampings end in a sink."""
+    """Steps to half of each setting's last score, by frequency; and the last score by damping."""
     plain = [run for run in runs if run["variant"] == PLAIN]
     frequency = {p: _of(plain, damping=0, probability=p) for p in sorted({run["probability"] for run in plain})}
-    steps = {p: np.mean([steps_to_sink(run) for run in own]) for p, own in frequency.items()}
+    steps = {p: np.mean([steps_to_sink(run) for run in group]) for p, group in frequency.items()}
     reached = ", ".join(f"{mean:.0f} at p = {p:g}" for p, mean in steps.items())
     damping = {d: _of(plain, damping=d, probability=0.5) for d in sorted({run["damping"] for run in plain})}
-    scores = ", ".join(f"{np.mean([run['strength'] for run in own]):.2f} at {d:g}" for d, own in damping.items())
+    scores = ", ".join(f"{np.mean([run['strength'] for run in group]):.2f} at {d:g}" for d, group in damping.items())
     return f"Steps to half of the last score, mean over seeds: {reached}. Last score by damping: {scores}."
 
 
@@ -96,8 +86,8 @@ def steps_to_sink(run: Run) -> float:
 def _broadcast(files: Files, runs: Sequence[Run], size: Mapping[str, Any], example: Any) -> Section:
     text = (
         f"The broadcast (section 3.2, eq. 3, appendix A.2), here at {_trained(size)}; the paper has width 64, 32 "
-        "tokens, 30,000 steps of 1,024 at a rate of 0.0005. Changed besides: the selector has mean zero, as the gate "
-        "vector has."
+        "tokens, 30,000 steps of 1,024 at a rate of 0.0005. Also changed: the selector has mean zero, like the gate "
+        "vector."
     )
     plain = [run for run in runs if run["variant"] == PLAIN]
     strength = [_range(plain, lambda run, i=i: run["layers"][i]["strength"]) for i in (0, 1)]
@@ -106,16 +96,16 @@ def _broadcast(files: Files, runs: Sequence[Run], size: Mapping[str, Any], examp
         save(figures.broadcast_figure(runs, example), files, "broadcast"),
         "Fig. 3, and what differs: in the paper one layer broadcasts and the other attends along its diagonal with an "
         f"update of higher rank. Here both broadcast: strongest keys get {strength[0]} of the attention in layer 1 and "
-        f"{strength[1]} in layer 2, at stable ranks of {ranks[0]} and {ranks[1]}. So they do in the code that the "
-        "authors published (KempnerInstitute/attention_sink), at the paper's own size: the run stored there ends with "
-        "0.92 of the attention of layer 1 and 0.96 of layer 2 on the selected token. What drew Fig. 3 is not in it.",
+        f"{strength[1]} in layer 2, at stable ranks of {ranks[0]} and {ranks[1]}. The code that the authors published "
+        "(KempnerInstitute/attention_sink) does the same at the paper's size: the run stored there ends with 0.92 of "
+        "the attention of layer 1 and 0.96 of layer 2 on the selected token. It does not contain the code for Fig. 3.",
     )
     names = ("loss", *(f"layer{i}_{key}" for i in (0, 1) for key in A2))
     rows = [
         (run["seed"], run["loss"], *(layer.get(key, np.nan) for layer in run["layers"] for key in A2)) for run in plain
     ]
-    table = Table.of_rows(("seed", *names), rows, "What appendix A.2 tracks, of the softmax; means over sequences.")
-    return Section("A sink that tells everyone", text, [figure, table])
+    table = Table.of_rows(("seed", *names), rows, "Quantities of appendix A.2 for the softmax; means over sequences.")
+    return Section("A sink that broadcasts", text, [figure, table])
 
 
 NO_DIAGONAL = "In no trial does a layer give tokens half of their own attention."
@@ -126,19 +116,19 @@ A2 = (
 
 def _trials(files: Files, runs: Sequence[Run]) -> Section:
     diagonal = [run["variant"] for run in runs if _is_diagonal(run)]
-    found = f"A diagonal comes about with: {', '.join(diagonal)}." if diagonal else NO_DIAGONAL
+    answer = f"A diagonal emerges with: {', '.join(diagonal)}." if diagonal else NO_DIAGONAL
     text = (
-        "What would make a second layer a diagonal? One thing is changed at a time, one training each: weight decay, "
-        "noise on the targets, a selected token that cannot be mistaken, depth, no MLPs, and the paper's width, length "
+        "What would make the second layer a diagonal? Each training has one change: weight decay, noise on the "
+        "targets, a selected token that cannot be confused with another, depth, no MLPs, or the paper's width, length "
         "and rate for as long as a CPU allows."
     )
     alone = [run["variant"] for run in runs if len(run["layers"]) > 1 and _broadcasting(run) == 1]
     highest = max(layer["rank"] for run in runs for layer in run["layers"])
     figure = Figure(
         save(figures.trials_figure(runs), files, "trials"),
-        f"{found} The highest stable rank of an update is {highest:.2f}. A layer whose strongest key gets about $1/n$ "
-        "of the attention spreads it evenly and writes the mean of all tokens, which is of rank one too. One layer "
-        f"alone of several broadcasts with: {', '.join(alone) or 'none'}.",
+        f"{answer} The highest stable rank of an update is {highest:.2f}. A layer whose strongest key gets about $1/n$ "
+        "of the attention spreads it evenly and writes the mean of all tokens, which also has rank one. Exactly one of "
+        f"several layers broadcasts with: {', '.join(alone) or 'none'}.",
     )
     return Section("Where is the diagonal layer?", text, [figure])
 
@@ -156,8 +146,8 @@ def _is_diagonal(run: Run) -> bool:
 def _kinds(files: Files, nop: Sequence[Run], broadcast: Sequence[Run]) -> Section:
     text = (
         "Gates and registers (eqs 24-29) and attention without a softmax: clipped (eqs 30-32), sigmoid with "
-        "$b = -ln n$ (eqs 40-42), and the general family $φ(S) / n^a$ (eqs 36-37), of which ReLU is one with $a = 1$ "
-        "(eq. 33) and polynomial attention, $S^3$, one with $a = 1/2$ (eq. 38). For the other $φ$ it is $a = 1$."
+        "$b = -ln n$ (eqs 40-42), and the general family $φ(S) / n^a$ (eqs 36-37): ReLU with $a = 1$ (eq. 33), "
+        "polynomial attention, $S^3$, with $a = 1/2$ (eq. 38), and the other $φ$ with $a = 1$."
     )
     default = [run for run in nop if run["damping"] == 0 and run["probability"] == 0.5]
     withheld = [
@@ -166,30 +156,30 @@ def _kinds(files: Files, nop: Sequence[Run], broadcast: Sequence[Run]) -> Sectio
     ]  # fmt: skip
     figure = Figure(
         save(figures.kinds_figure(nop, broadcast), files, "kinds-of-attention"),
-        "Ticks are means over seeds. Flagged tokens give out less than half of a softmax's attention under: "
-        f"{', '.join(withheld) or 'none'}. Where weights may be negative, shares are of their magnitudes.",
+        "Ticks are means over seeds. The weights of flagged tokens sum to less than half of a softmax's with: "
+        f"{', '.join(withheld) or 'none'}. If weights can be negative, shares are of their magnitudes.",
     )
-    return Section("Which kinds of attention sink", text, [figure])
+    return Section("Which kinds of attention have a sink", text, [figure])
 
 
 def _vit(files: Files, runs: Sequence[Run], size: Mapping[str, Any]) -> Section:
     text = (
         f"A ViT of {size['layers']} layers of {size['heads']} heads and width {size['width']}, trained on class "
-        f"labels of mosaics of digits for {size['steps']:,} steps; the paper's Table 1 is of ViT-L trained on ImageNet "
-        "without labels, and is neither confirmed nor refuted by it. A sink is a key of at least half of the attention "
-        "of the average query, a weaker rule than that of sink events."
+        f"labels of mosaics of digits for {size['steps']:,} steps. The paper's Table 1 is about ViT-L trained on "
+        "ImageNet without labels; this model neither confirms nor refutes it. Here a sink is a key that gets at least "
+        "half of the attention of the average query, a weaker rule than that of sink events."
     )
     plain = np.mean([run["patch_iou"] for run in runs if run["variant"] == PLAIN])
-    others = {
+    differences = {
         name: np.mean([run["patch_iou"] for run in runs if run["variant"] == name]) - plain
         for name in dict.fromkeys(run["variant"] for run in runs) if name != PLAIN
     }  # fmt: skip
-    changes = ", ".join(f"{name} {100 * change:+.1f}" for name, change in others.items())
+    changes = ", ".join(f"{name} {100 * change:+.1f}" for name, change in differences.items())
     events = 100 * np.mean([layer["event"] for run in runs for layer in run["layers"]])
     table_1 = Figure(
         save(figures.mitigation_figure(runs), files, "mitigation"),
-        f"Table 1. Mean IoU of the patch probe is {100 * plain:.1f} % for the plain model; in points, against it: "
-        f"{changes}. By the rule of sink events {events:.1f} % of pairs of a head and an image have one.",
+        f"Table 1. Mean IoU of the patch probe is {100 * plain:.1f} % for the plain model; differences in points: "
+        f"{changes}. By the rule of sink events, {events:.1f} % of pairs of a head and an image have a sink.",
     )
     plane = Figure(
         save(figures.mechanisms_figure(runs), files, "mitigation-mechanisms"),
@@ -203,7 +193,7 @@ def _of(runs: Sequence[Run], **values: float) -> list[Run]:
 
 
 def _range(runs: Sequence[Run], measure: Callable[[Run], float]) -> str:
-    """The least and the largest of the trainings, in words."""
+    """The range over the trainings, as text."""
     values = [measure(run) for run in runs]
     low, high = f"{min(values):.2f}", f"{max(values):.2f}"
     return low if low == high else f"{low} to {high}"

@@ -21,8 +21,7 @@ class Size:
     batch: int
     steps: int
     rate: float
-    every: int
-    """Steps between two looks at the model on the way."""
+    every: int  # Steps between two looks at the model on the way
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -32,10 +31,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def direction(width: int, generator: torch.Generator) -> Tensor:
-    """A random unit vector that LayerNorm lets through: it takes out the mean of a token's coordinates.
-
-    A direction with a mean of its own is partly hidden from a pre-norm layer: another difficulty than the tasks'.
-    """
+    """A random unit vector with mean zero, which LayerNorm leaves whole: it subtracts the mean of a token."""
     drawn = torch.randn(width, generator=generator)
     return nn.functional.normalize(drawn - drawn.mean(), dim=0)
 
@@ -49,21 +45,10 @@ def train(
     cosine: bool = False,
     weight_decay: float = WEIGHT_DECAY,
 ) -> Iterator[int]:
-    """Train step by step, yielding each step's number (from 1) after it, so that a caller can look at the model.
+    """Train step by step and yield the number of each step (from 1) after it, so that a caller can look at the model.
 
-    Parameters
-    ----------
-    model : Module
-    loss : callable
-        Draws a batch and gives the model's loss on it.
-    steps : int
-    rate : float
-        AdamW's learning rate.
-    label : str
-        What the progress bar says.
-    cosine : bool
-        Let the rate rise over a twentieth of the steps and then fall to nothing along a cosine; constant otherwise.
-    weight_decay : float
+    `loss` draws a batch and returns the model's loss on it. With `cosine` the rate rises over a twentieth of the steps
+    and then falls to zero along a cosine; otherwise it is constant.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=weight_decay, fused=True)
     for step in bar(range(1, steps + 1), label, "step", mininterval=1.0):

@@ -1,8 +1,8 @@
-"""A small ViT on mosaics of digits: what gates and registers do to its sinks, and to what its patches know.
+"""A small ViT on mosaics of digits: how gates and registers change its sinks and its patch tokens.
 
-After the two-sink-mechanisms paper's section 5 and Table 1, which train ViT-L on ImageNet without labels, three days
-on four H100s a run: out of reach here. This is a stand-in of 40,000 weights, trained on class labels, and speaks of
-nothing but itself.
+Section 5 and Table 1 of the two-sink-mechanisms paper train ViT-L on ImageNet without labels: three days on four H100s
+per run, which is out of reach here. This model has 40,000 weights and is trained on class labels. Its results say
+nothing about larger models.
 """
 
 from dataclasses import dataclass, field
@@ -28,16 +28,15 @@ class Size:
     width: int
     heads: int
     layers: int
-    images: int
-    """Training images, seen again and again."""
+    images: int  # Training images, seen again and again
     batch: int
     steps: int
     rate: float
 
 
-SINK_STRENGTH = 0.5  # from here on a key counts as a sink: half of all attention, on average over queries
-SAMPLED = 40  # sinks a layer that the scatter plot shows
-# The rate is high on purpose: attention sharpens into sinks within a minute's training.
+SINK_STRENGTH = 0.5  # a key that gets this share of attention or more, on average over queries, is a sink
+SAMPLED = 40  # sinks per layer in the scatter plot
+# The rate is high so that attention sharpens into sinks within a minute of training.
 DEFAULT_SIZE = Size(width=32, heads=4, layers=3, images=8000, batch=32, steps=1000, rate=5e-3)
 LARGE_SIZE = Size(width=128, heads=4, layers=6, images=50_000, batch=128, steps=20_000, rate=1e-3)
 TEST_IMAGES = 500
@@ -46,9 +45,9 @@ DIAGNOSED = 200  # test images whose sinks are measured
 
 
 class Vit(nn.Module):
-    """Patches and a class token at learned positions, registers at none; the class is read off the mean patch.
+    """Patches and a class token at learned positions, registers without; the class is predicted from the mean patch.
 
-    Read off the class token, nothing would be asked of the last layer's attention at the patches.
+    Predicting it from the class token would leave the last layer's attention at the patches untrained.
     """
 
     def __init__(self, size: Size, options: Options) -> None:
@@ -81,43 +80,35 @@ class Vit(nn.Module):
 
 @dataclass
 class LayerSinks:
-    """Sinks of one layer, the keys of at least SINK_STRENGTH: shares of all pairs of a test image and a head.
+    """Sinks of one layer (keys of at least SINK_STRENGTH), as shares of all pairs of a test image and a head.
 
-    A sink event asks that nearly all queries agree, and is rare in a model this small.
+    A sink event requires that nearly all queries agree, which is rare in a model this small.
     """
 
-    strength: float
-    """Of the strongest key, mean over these pairs."""
+    strength: float  # Of the strongest key, mean over these pairs
     event: float
     nop: float
     broadcast: float
     neither: float
-    on_class: float
-    """Sinks that are the class token."""
+    on_class: float  # Sinks that are the class token
     on_register: float
     on_patch: float
     similarity_before: float
-    similarity_after: float
-    """Mean cosine between different tokens, before and after the layer's attention."""
-    largest_norm: float
-    """The largest patch norm over the median one, after the attention; mean over images."""
-    ratios: list[float]
-    """Value-norm ratios of sinks, at most SAMPLED of them, and the stable ranks of the same."""
+    similarity_after: float  # Mean cosine between different tokens, before and after the layer's attention
+    largest_norm: float  # The largest patch norm over the median one, after the attention; mean over images
+    ratios: list[float]  # Value-norm ratios of sinks, at most SAMPLED of them, and the stable ranks of the same
     ranks: list[float]
 
 
 @dataclass
 class VitRun:
-    """What became of one training."""
+    """The results of one training."""
 
     variant: str
     seed: int
-    accuracy: float = np.nan
-    """Of the class, on test images."""
-    patch_accuracy: float = np.nan
-    """Of the linear probe that labels frozen patch tokens, on test images."""
-    patch_iou: float = np.nan
-    """Mean over the eleven labels of intersection over union, as in semantic segmentation."""
+    accuracy: float = np.nan  # Of the class, on test images
+    patch_accuracy: float = np.nan  # Of the linear probe that labels frozen patch tokens, on test images
+    patch_iou: float = np.nan  # Mean over the eleven labels of intersection over union, as in semantic segmentation
     layers: list[LayerSinks] = field(default_factory=list)
 
 
@@ -144,35 +135,35 @@ def train_vit(variant: str, options: Options, size: Size, seed: int) -> VitRun:
 
 
 def probed(model: Vit, training: Mosaics, test: Mosaics) -> tuple[float, float]:
-    """Accuracy and mean IoU, on test images, of a linear classifier of patch tokens; the model stays as it is."""
+    """Accuracy and mean IoU, on test images, of a linear classifier of the frozen patch tokens."""
 
     def features(images: np.ndarray) -> np.ndarray:
         return model.tokens(torch.from_numpy(images))[:, 1:].flatten(0, 1).numpy()  # (images * PATCHES, d)
 
     probe = LogisticRegression(max_iter=300)
     probe.fit(features(training.patches[:PROBE_IMAGES]), training.labels[:PROBE_IMAGES].ravel())
-    found, truth = probe.predict(features(test.patches)), test.labels.ravel()
-    return float((found == truth).mean()), float(jaccard_score(truth, found, average="macro"))
+    predicted, labels = probe.predict(features(test.patches)), test.labels.ravel()
+    return float((predicted == labels).mean()), float(jaccard_score(labels, predicted, average="macro"))
 
 
 def layer_sinks(trace: Trace) -> LayerSinks:
-    """What one layer does with sinks; tokens are the class token, the patches, then any registers."""
-    found = diagnose(trace)  # (b, h)
-    sinking = found.strength >= SINK_STRENGTH
-    at = found.sink[sinking]
-    kinds = {"on_class": at == 0, "on_patch": (at > 0) & (at <= PATCHES), "on_register": at > PATCHES}
-    does = sinks.mechanism(found.ratio, found.rank)
+    """The sinks of one layer. Tokens are the class token, the patches, then any registers."""
+    diagnosis = diagnose(trace)  # (b, h)
+    sinking = diagnosis.strength >= SINK_STRENGTH
+    key = diagnosis.sink[sinking]
+    kinds = {"on_class": key == 0, "on_patch": (key > 0) & (key <= PATCHES), "on_register": key > PATCHES}
+    kind_of_sink = sinks.mechanism(diagnosis.ratio, diagnosis.rank)
     mechanisms = (sinks.NOP, sinks.BROADCAST, sinks.NEITHER)
     patch_norms = np.linalg.norm(trace.after[:, 1 : 1 + PATCHES], axis=-1)  # (b, PATCHES)
-    shown = np.random.default_rng(0).permutation(len(at))[:SAMPLED]
+    shown = np.random.default_rng(0).permutation(len(key))[:SAMPLED]
     return LayerSinks(
-        strength=float(found.strength.mean()),
-        event=float(found.event.mean()),
-        **{name: float((sinking & (does == name)).mean()) for name in mechanisms},
-        **{kind: float(which.sum() / found.sink.size) for kind, which in kinds.items()},
+        strength=float(diagnosis.strength.mean()),
+        event=float(diagnosis.event.mean()),
+        **{name: float((sinking & (kind_of_sink == name)).mean()) for name in mechanisms},
+        **{kind: float(which.sum() / diagnosis.sink.size) for kind, which in kinds.items()},
         similarity_before=float(sinks.similarity_between_tokens(trace.before).mean()),
         similarity_after=float(sinks.similarity_between_tokens(trace.after).mean()),
         largest_norm=float((patch_norms.max(axis=1) / np.median(patch_norms, axis=1)).mean()),
-        ratios=found.ratio[sinking][shown].round(4).tolist(),
-        ranks=found.rank[sinking][shown].round(4).tolist(),
+        ratios=diagnosis.ratio[sinking][shown].round(4).tolist(),
+        ranks=diagnosis.rank[sinking][shown].round(4).tolist(),
     )

@@ -1,4 +1,4 @@
-"""What measures are like on real checkpoints, and what their heads did when the models were run: from figures/."""
+"""Values of measures in real checkpoints, and what the heads did when the models were run, from figures/."""
 
 import csv
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ DID = {
     "first_token": "that attend to the first token",
     "copying": "that copy",
 }
-FEWEST = 4  # heads that do it, where an AUROC is told
+FEWEST = 4  # heads with a behaviour, below which no AUROC is shown
 
 
 @cache
 def heads_of(model: str) -> dict[str, np.ndarray]:
-    """The columns of a checkpoint's heads.csv; an empty cell is NaN."""
+    """Columns of a checkpoint's heads.csv; an empty cell is NaN."""
     return _columns(f"audit-{model}/heads.csv")
 
 
 def auroc_of_behaviours(model: str, measure: str) -> Iterator[tuple[str, int, float]]:
-    """How well a measure ranks heads that did something above those that did not: what, how many did, AUROC."""
+    """For each behaviour: its name, how many heads show it, and the AUROC with which a measure ranks them first."""
     if not (ROOT / f"figures/circuits/{model}/measured.csv").exists():
         return
     did, values = _columns(f"circuits/{model}/measured.csv"), heads_of(model)[measure]

@@ -1,9 +1,9 @@
-"""Examples of a page are run when the site is built, and what they print stands below them.
+"""Run the examples of a page when the site is built, and put their output below them.
 
-A block of code whose first line ends in `run` is run (in `quiet`: and not shown): Python in one namespace a page, a
-console's lines that begin with `$` as commands. `{{ expression }}` in the text is the expression's value in that
-namespace, `{{ expression :.3f }}` its value in that format. All of a page runs in one folder, empty at first. An
-example that fails, fails the build.
+A block of code whose first line ends in `run` is run; with `quiet` it is run and not shown. Python blocks of a page
+share one namespace. In a console block, lines that begin with `$` are commands. `{{ expression }}` in the text becomes
+the expression's value in that namespace, `{{ expression :.3f }}` its value in that format. A page runs in one folder,
+which is empty at first. If an example fails, the build fails.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ LONGEST = 120  # seconds
 
 
 class ExampleError(Exception):
-    """An example of a page did not run."""
+    """An example of a page failed."""
 
 
 class Examples:
@@ -32,28 +32,28 @@ class Examples:
     Parameters
     ----------
     page : str
-        Its name, for the message of one that fails.
+        Its name, for error messages.
     folder : Path
-        Where they run.
+        Working directory of the examples.
     names : dict
-        What its expressions may use.
+        Names that expressions may use.
     """
 
     def __init__(self, page: str, folder: Path, names: dict[str, Any]) -> None:
         self.page, self.folder, self.names = page, folder, dict(names)
 
     def fill(self, text: str) -> str:
-        """The page's text with what its examples print and what its expressions are."""
+        """The page's text with the output of its examples and the values of its expressions."""
         return walked(text, BLOCK, lambda block: self._shown(**block.groupdict()), self._values)
 
     def _values(self, text: str) -> str:
         return outside_code(text, lambda part: VALUE.sub(self._value, part))
 
-    def _value(self, found: re.Match[str]) -> str:
+    def _value(self, match: re.Match[str]) -> str:
         try:
-            return format(eval(found["expression"], self.names), found["format"] or "")
+            return format(eval(match["expression"], self.names), match["format"] or "")
         except Exception as error:
-            raise ExampleError(f"{self.page}: {found[0]}: {error!r}") from error
+            raise ExampleError(f"{self.page}: {match[0]}: {error!r}") from error
 
     def _shown(self, language: str, how: str, code: str) -> str:
         if language == "console":
@@ -73,11 +73,11 @@ class Examples:
         return printed.getvalue()
 
     def _command(self, line: str) -> str:
-        """A line of a console: a command with what it prints, or a line that only shows what a reader may type."""
+        """A console line with its output if it is a command; other lines are dropped."""
         if not line.startswith("$ "):
             return ""
         program, *arguments = shlex.split(line[2:], comments=True)
-        assert program == "weightscope", f"{self.page} runs {program}; only weightscope is run"
+        assert program == "weightscope", f"{self.page} runs {program}; only weightscope may run"
         done = subprocess.run(
             [sys.executable, "-m", program, *arguments],
             cwd=self.folder,

@@ -1,7 +1,7 @@
-"""Links of a page as they stand in the repository, and as they lead within the site.
+"""Translate links of the repository into links of the site.
 
-A page may link whatever the repository holds, by its path from the page, so that links work where the repository is
-read. What lies outside docs/ comes along into the site under the path that it has in the repository.
+Pages link files of the repository by relative paths, so that links work on a code host too. Linked files outside docs/
+are copied into the site under their path in the repository.
 """
 
 import posixpath
@@ -12,32 +12,32 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 CODE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)\s*$", re.DOTALL | re.MULTILINE)
-BESIDE = re.compile(r'(?:href|src)="([^"#:/]+)"')
+SIBLING = re.compile(r'(?:href|src)="([^"#:/]+)"')
 LINK = re.compile(r"(?P<text>\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<path>[^()\s#:]+)(?P<anchor>#[^()\s]*)?\)")
 
 
 def source_of(page: str) -> str:
-    """Path in the repository of a page of the site."""
+    """Path in the repository of one of the site's pages."""
     return next((file for file, name in PAGES.items() if name == page), f"docs/{page}")
 
 
 class DeadLinkError(Exception):
-    """A page links what is not there."""
+    """A page links a file that does not exist."""
 
 
 def within_site(text: str, page: str, made: Collection[str], bring: Callable[[str, str], None]) -> str:
-    """The page's text with links that lead within the site.
+    """The page's text with its links translated.
 
     Parameters
     ----------
     text : str
-        Markdown, as it is in the repository.
+        Markdown, as in the repository.
     page : str
-        Its path in the site.
+        Path in the site.
     made : collection of str
-        Files that the page's own examples wrote.
+        Files written by the page's examples.
     bring : function of two str
-        Called with the path of each file that is to come along, in the repository and in the site.
+        Called with the path in the repository and in the site of each file to copy.
     """
     folder = posixpath.dirname(source_of(page))
 
@@ -48,9 +48,9 @@ def within_site(text: str, page: str, made: Collection[str], bring: Callable[[st
         elif path in PAGES:
             target = PAGES[path]
         elif (ROOT / path).is_dir():
-            return link["text"][1:-1]  # the site holds files
+            return link["text"][1:-1]  # the site has no page for a folder
         elif (ROOT / path).is_file():
-            target = path + ".txt" if path.endswith(".md") else path  # no page of this site
+            target = path + ".txt" if path.endswith(".md") else path  # MkDocs would make a page of .md
             bring(path, target)
         elif link["path"] in made:
             return link[0]
@@ -62,22 +62,22 @@ def within_site(text: str, page: str, made: Collection[str], bring: Callable[[st
 
 
 def companions(page: str) -> list[str]:
-    """Files of the repository that one of its pages in HTML links beside itself."""
+    """Files in the folder of an HTML page of the repository that the page links."""
     folder, text = posixpath.dirname(page), (ROOT / page).read_text(encoding="utf-8")
-    return [posixpath.join(folder, name) for name in dict.fromkeys(BESIDE.findall(text))]
+    return [posixpath.join(folder, name) for name in dict.fromkeys(SIBLING.findall(text))]
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """The text with all of it changed but blocks of code."""
+    """Change the text outside blocks of code."""
     return walked(text, CODE, lambda code: code[0], change)
 
 
 def walked(
-    text: str, blocks: re.Pattern[str], within: Callable[[re.Match[str]], str], beside: Callable[[str], str]
+    text: str, blocks: re.Pattern[str], within: Callable[[re.Match[str]], str], outside: Callable[[str], str]
 ) -> str:
-    """The text with one change to each block that a pattern finds, and another to what lies before and between."""
+    """Apply one change to each match of a pattern, and another to the text outside the matches."""
     parts, end = [], 0
     for block in blocks.finditer(text):
-        parts += [beside(text[end : block.start()]), within(block)]
+        parts += [outside(text[end : block.start()]), within(block)]
         end = block.end()
-    return "".join([*parts, beside(text[end:])])
+    return "".join([*parts, outside(text[end:])])

@@ -1,4 +1,4 @@
-"""Formulas between dollar signs as MathML, which browsers draw by themselves: the notation of `weightscope.mathml`."""
+"""Render formulas between dollar signs as MathML, in the notation of `weightscope.formulas`."""
 
 import re
 
@@ -6,10 +6,10 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
 
-from weightscope.mathml import mathml
+from weightscope.formulas import mathml
 
 FORMULA = r"(?<![\\$])(\$\$?)(?=[^\s$])(.{1,200}?)(?<![\\\s])\1(?!\d)"
-AFTER_CODE = 185  # of Markdown's own, code has 190 and a sign behind a backslash 180
+AFTER_CODE = 185  # Markdown gives code priority 190 and escaped characters 180
 
 
 class Formula(InlineProcessor):
@@ -21,7 +21,7 @@ class Formula(InlineProcessor):
 
 
 class Mathematics(Extension):
-    """The extension, for a list of Markdown's."""
+    """The Markdown extension."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802, Markdown's name
         md.inlinePatterns.register(Formula(FORMULA, md), "mathml", AFTER_CODE)

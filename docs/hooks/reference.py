@@ -1,4 +1,4 @@
-"""Parts of the reference that are made of the package itself, for `{{ ... }}` on a page."""
+"""Parts of the reference that are generated from the package, for `{{ ... }}` on a page."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -7,13 +7,13 @@ from evidence import MODELS, auroc_of_behaviours, heads_of
 
 import weightscope
 from weightscope.audits.audit import Audit
-from weightscope.audits.kinds import KINDS
 from weightscope.audits.measures import Measure, measures_of
 from weightscope.circuitry.names import ROLES, ROLES_BY_WIRING
-from weightscope.mathml import prose
+from weightscope.findings import KINDS
+from weightscope.formulas import prose
 from weightscope.tables import Table
 
-CLEAR, FAINT = 0.8, 0.65  # an AUROC worth telling, and one that says anything, or as far below a half
+CLEAR, FAINT = 0.8, 0.65  # an AUROC to report, and the least one called high; the same below 0.5
 RESULTS = (
     "audits.audit.Audit",
     "audits.compare.Comparison",
@@ -30,12 +30,12 @@ def public_names() -> str:
 
 
 def results() -> str:
-    """What they give, for mkdocstrings."""
+    """The classes of results, for mkdocstrings."""
     return "\n".join(f"::: weightscope.{name}\n" for name in RESULTS)
 
 
 def columns(table: Table) -> str:
-    """The columns of a CSV; those that come twice, of the first checkpoint and of the last, in one line."""
+    """The columns of a CSV; `_b` columns that repeat an `_a` column are left out."""
     names = [c.name for c in table.columns if f"{c.name[:-2]}_a" not in table]
     rows = (
         (f"`{c.name}`", {"i": "whole number", "f": "number"}.get(c.values.dtype.kind, "text"), prose(c.meaning))
@@ -50,7 +50,7 @@ def arrays(held: Mapping[str, np.ndarray]) -> str:
 
 
 def measures(audit: Audit, of: str) -> str:
-    """Every measure of one map of a head: equation, source, meaning, and what values real checkpoints have."""
+    """Every measure of one map: equation, source, meaning, and values in real checkpoints."""
     return "\n".join(
         _section(m) for m in measures_of(audit.measured.arrays) if m.name.startswith(of) and "route" not in m.name
     )
@@ -70,21 +70,21 @@ def _section(measure: Measure) -> str:
         top = int(np.nanargmax(values))
         where = f"{values[top]:.3g} ({heads_of(model)['layer'][top]}.{heads_of(model)['head'][top]})"
         rows.append((title, low, middle, high, where if np.nanmin(values) < values[top] else "all the same"))
-    parts += [_table(("checkpoint", "5 %", "median", "95 %", "highest (layer.head)"), rows), *_told(measure.name)]
+    parts += [_table(("checkpoint", "5 %", "median", "95 %", "highest (layer.head)"), rows), *_evidence(measure.name)]
     return "\n\n".join(parts) + "\n"
 
 
-def _told(name: str) -> Iterator[str]:
-    """What heads with a high or a low value did when the model was run, both models where one of them is clear."""
-    found = [(model, *rest) for model in MODELS for rest in auroc_of_behaviours(model, name)]
-    clear = {behaviour for _, behaviour, _, auroc in found if max(auroc, 1 - auroc) >= CLEAR}
-    said = [
+def _evidence(name: str) -> Iterator[str]:
+    """How the measure went with behaviour when the models were run, if the AUROC is clear in one of them."""
+    aurocs = [(model, *rest) for model in MODELS for rest in auroc_of_behaviours(model, name)]
+    clear = {behaviour for _, behaviour, _, auroc in aurocs if max(auroc, 1 - auroc) >= CLEAR}
+    sentences = [
         f"{_level(auroc)} in {MODELS[model]}'s {n} heads {behaviour} ({auroc:.2f})"
-        for model, behaviour, n, auroc in found
+        for model, behaviour, n, auroc in aurocs
         if behaviour in clear
     ]
-    if said:
-        yield "When run: " + "; ".join(said) + "."
+    if sentences:
+        yield "When run: " + "; ".join(sentences) + "."
 
 
 def _level(auroc: float) -> str:
@@ -98,12 +98,12 @@ def findings() -> str:
 
 
 def roles(by_wiring: bool = False) -> str:
-    """What heads are called, from which score on, and how often that was right."""
+    """Roles with score, threshold, and how often they were right."""
     rows = (
-        (role.name, f"`{role.score}`", f"{role.least:g}", "" if role.sure is None else f"{role.sure:.0%}")
+        (role.name, f"`{role.score}`", f"{role.least:g}", f"{role.right} of {role.tried}" if role.tried else "")
         for role in (ROLES_BY_WIRING if by_wiring else ROLES)
     )
-    return _table(("name", "score", "from", "had the role when run"), rows)
+    return _table(("name", "score", "from", "right in models left out"), rows)
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

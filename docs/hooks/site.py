@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself for this site: mathematics, examples that are run, files of the repository."""
+"""MkDocs hooks for this site: formulas, examples that run, and linked files of the repository."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from reference import PARTS
 
-MADE = TemporaryDirectory(prefix="weightscope-docs-")  # a folder a page; gone when the build ends, however it does
+MADE = TemporaryDirectory(prefix="weightscope-docs-")  # one folder per page, removed when the build ends
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -36,7 +36,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     text = Examples(name, folder, PARTS).fill(markdown)
     made = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
     linked = {file for file in made if f"({file})" in text}
-    beside = {Path(file).parent for file in linked if file.endswith(".html")}  # a page links its tables and figures
-    for file in sorted(file for file in made if file in linked or Path(file).parent in beside):
+    pages = {
+        Path(file).parent for file in linked if file.endswith(".html")
+    }  # an HTML page links its tables and figures
+    for file in sorted(file for file in made if file in linked or Path(file).parent in pages):
         files.append(File.generated(config, file, abs_src_path=str(folder / file)))
     return within_site(text, name, made, bring)

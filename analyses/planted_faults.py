@@ -1,0 +1,141 @@
+"""Plant faults in one layer after the other of a checkpoint, and count which of them an audit finds.
+
+    python -m analyses.planted_faults SOURCE... [--out out/planted-faults]
+
+Every fault is planted in the stored weights of a layer, in memory, and the layer is measured again. The findings are
+compared with those of the checkpoint as it is, which should have none of these kinds.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import numpy as np
+
+import weightscope as ws
+from analyses.inputs import out_option
+from weightscope.attention.layer import Layer
+from weightscope.attention.maps import Affine
+from weightscope.audits.audit import AuditOptions, measured_layer
+from weightscope.audits.factors import factor_findings
+from weightscope.audits.findings import head_findings
+from weightscope.audits.measures import Arrays, MeasuredHeads
+from weightscope.cli.command import EndsInOneLine
+from weightscope.files import Folder
+from weightscope.findings import Findings
+from weightscope.progress import bar
+from weightscope.sources import folder_names
+from weightscope.tables import Table
+
+FACTORS = ("q", "k", "v")
+OPTIONS = AuditOptions(deltas=(0,), directions=0)
+
+
+def changed(layer: Layer, change: Callable[[np.ndarray], np.ndarray], names: tuple[str, ...]) -> Layer:
+    """The layer with some of its stored factors q, k, v (A, d, r) and o (H, r, d) changed."""
+    maps = {name: getattr(layer, name) for name in names if name != "o"}
+    new = {name: replace(affine, stored=change(np.asarray(affine.stored))) for name, affine in maps.items()}
+    return replace(layer, **new, **({"w_o": change(np.asarray(layer.w_o))} if "o" in names else {}))
+
+
+def large_value_bias(layer: Layer) -> Layer:
+    """A bias of 10,000 for every value."""
+    return replace(layer, v=replace(layer.v, bias=layer.v.bias + np.float32(1e4)))
+
+
+def noise(layer: Layer) -> Layer:
+    """Noise of half a standard deviation on all four factors."""
+    rng = np.random.default_rng(layer.index)
+    return changed(
+        layer,
+        lambda w: w + (0.5 * w.std(dtype=np.float64) * rng.standard_normal(w.shape)).astype(w.dtype),
+        (*FACTORS, "o"),
+    )
+
+
+def initialised_anew(layer: Layer) -> Layer:
+    """All four factors drawn anew, with the standard deviation that they had."""
+    rng = np.random.default_rng(layer.index)
+    return changed(
+        layer, lambda w: (w.std(dtype=np.float64) * rng.standard_normal(w.shape)).astype(w.dtype), (*FACTORS, "o")
+    )
+
+
+def swapped(layer: Layer) -> Layer:
+    """Keys and values swapped."""
+    return replace(layer, k=layer.v, v=layer.k)
+
+
+def scaled_queries(layer: Layer) -> Layer:
+    """W_Q times 30."""
+    return changed(layer, lambda w: 30 * w, ("q",))
+
+
+def of_another_layer(layer: Layer, other: Layer) -> Layer:
+    """Keys and values of another layer."""
+    return replace(layer, k=other.k, v=other.v)
+
+
+FAULTS: dict[str, tuple[Callable[..., Layer], str]] = {
+    "value bias of 10000": (large_value_bias, "large_bias"),
+    "noise of 0.5 standard deviations": (noise, "noise_floor"),
+    "K and V swapped": (swapped, "swapped_factors"),
+    "Q times 30": (scaled_queries, "unbalanced_factors"),
+    "layer initialised anew": (initialised_anew, "untrained_layer"),
+    "K and V of another layer": (of_another_layer, "mixed_factors"),
+}
+KINDS = {kind for _, kind in FAULTS.values()}
+
+
+def planted(source: str) -> list[tuple[str, str, int, int, int, int]]:
+    """Rows: model, fault, layers that it was planted in, named right, given any new warning, false alarms before."""
+    model = ws.open_model(source)
+    layers: dict[int, Arrays] = {
+        index: measured_layer(model.layer(index), [], OPTIONS)
+        for index in bar(model.attention_layers, "measuring", "layer")
+    }
+    clean = _findings(model, layers)
+    alarms = sum(finding.kind in KINDS for finding in clean)
+    rows = []
+    for name, (plant, kind) in FAULTS.items():
+        tried = named = warned = 0
+        for index in bar(model.attention_layers, name, "layer"):
+            layer = model.layer(index)
+            if not all(isinstance(getattr(layer, factor), Affine) for factor in FACTORS):
+                continue
+            if plant is swapped and layer.k.shape != layer.v.shape:
+                continue
+            others = (model.layer(_next(model, index)),) if plant is of_another_layer else ()
+            found = _findings(model, layers | {index: measured_layer(plant(layer, *others), [], OPTIONS)})
+            here = {finding.kind for finding in found if finding.layer == index and finding.severity != "note"}
+            before = {finding.kind for finding in clean if finding.layer == index}
+            tried, named, warned = tried + 1, named + (kind in here), warned + bool(here - before)
+        rows.append((model.name, name, tried, named, warned, alarms))
+    return rows
+
+
+def _next(model: ws.Model, index: int) -> int:
+    """The next layer of attention; after the last, the first."""
+    layers = model.attention_layers
+    return layers[(layers.index(index) + 1) % len(layers)]
+
+
+def _findings(model: ws.Model, layers: dict[int, Arrays]) -> Findings:
+    heads = MeasuredHeads(layers, model.config.d_model)
+    return Findings([*head_findings(heads), *factor_findings(model, heads)])
+
+
+@click.command("planted-faults", cls=EndsInOneLine)
+@click.argument("sources", nargs=-1, required=True)
+@out_option("out/planted-faults")
+def main(sources: tuple[str, ...], out: Path) -> None:
+    """Write a table for every SOURCE: for each fault, in how many layers it was planted and found."""
+    for source, name in zip(sources, folder_names(sources), strict=True):
+        table = Table.of_rows(("model", "fault", "layers", "named", "warned", "false_alarms"), planted(source))
+        Folder(out).text(f"{name}.csv", table.csv())
+        click.echo(str(out / f"{name}.csv"))
+
+
+if __name__ == "__main__":
+    main()
