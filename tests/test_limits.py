@@ -24,7 +24,7 @@ NO_LIMITS = {
     "checkpoint.local.LARGEST_READ", "circuitry.passes.MOST_PAIRS", "detokenization.on_text.MOST_DIFFERENCE",
     "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.weight_changes.MOST_RANK",
     "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_NAMED", "pages.drawn.MOST_DESCRIBED",
-    "runner.runner.LARGEST_ERROR", "text.sandbox.MOST_CHILDREN",
+    "runner.runner.LARGEST_ERROR", "tensors.findings.LARGEST_RMS", "text.sandbox.MOST_CHILDREN",
 }  # fmt: skip
 
 

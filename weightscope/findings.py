@@ -87,6 +87,11 @@ KINDS: dict[str, Kind] = {
         "Check whether this is intended: a conversion that skipped the tensor leaves zeros too.",
         "warning",
     ),
+    "out_of_scale": Kind(
+        "tensor out of scale",
+        "Read the tensor again from its source, and compare it with an earlier checkpoint: an exponent may be wrong.",
+        "warning",
+    ),
     "duplicate_layers": Kind(
         "layers with the same tensors",
         "Check whether the layers were copied on purpose, to make a model deeper; if so, expect them to do the same.",

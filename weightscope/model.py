@@ -291,6 +291,18 @@ class Model:
         after = (name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}."))
         return [checkpoint[name] for name in (*rows, *after) if name in checkpoint]
 
+    @property
+    def output_tensors(self) -> dict[str, Tensor]:
+        """What `unembedding` is read from: its rows as "unembedding", and the norm and projection by name; unread."""
+        inputs, outputs, checkpoint = self.family.inputs, self.family.outputs, self.checkpoint
+        if outputs is None:
+            return {}
+        modules = filter(None, (outputs.norm and outputs.norm.module, outputs.after))
+        names = (name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}."))
+        tensors = {name: checkpoint[name] for name in names}
+        rows = self._unembedding_name or self.prefix + inputs.tokens
+        return tensors | ({"unembedding": checkpoint[rows]} if rows in checkpoint else {})
+
     @cached_property
     def first_layer(self) -> Layer:
         """The first attention layer as a function of the embeddings: its heads act on (e_t + p_p) / sigma(e_t + p_p).

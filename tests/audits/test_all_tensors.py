@@ -222,12 +222,12 @@ def test_compare_says_first_what_it_did_not_read(base: Weights, base_folder: Pat
     other = write_checkpoint(tmp_path / "b", weights)
     with undrawn():
         result = CliRunner().invoke(main, ["compare", str(base_folder), str(other), "--out", str(tmp_path / "out")])
-        assert "Attention only: 18 of 21 tensors were read" in result.stdout.splitlines()[0], result.output
+        assert "Not compared: 1 of 21 tensors (20 bytes of " in result.stdout.splitlines()[0], result.output
         assert not (tmp_path / "out" / "tensors.csv").exists()
         command = ["compare", str(base_folder), str(other), "--all", "--out", str(tmp_path / "out")]
         result = CliRunner().invoke(main, command)
     first = result.stdout.splitlines()[0]
-    assert "Attention only" not in first and "low rank, as by a merged LoRA (rank 4, 8)" in first
+    assert "Not compared" not in first and "low rank, as by a merged LoRA (rank 4, 8)" in first
     assert len((tmp_path / "out" / "tensors.csv").read_text().splitlines()) == 23
     assert "Everything in the files" in (tmp_path / "out" / "report.html").read_text()
     found = json.loads((tmp_path / "out" / "findings.json").read_text())

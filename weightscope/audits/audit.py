@@ -227,7 +227,10 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     else:
         coverage = everything.lead
         judged = [*read, *(m.name for finding in findings for m in finding.members if m.what == "tensor")]
-        findings = Findings([*findings, *tensor_findings(everything, judged, model.config.get("pad_token_id"))])
+        zero = {m.name for finding in findings if finding.kind == "zero_tensor" for m in finding.members}
+        more = tensor_findings(everything, judged, model.config.get("pad_token_id"))
+        unsaid = (f for f in more if f.kind != "zero_tensor" or {m.name for m in f.members} - zero)
+        findings = Findings([*findings, *unsaid])
     return Audit(
         name=model.name,
         family=model.family.called,

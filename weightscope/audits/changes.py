@@ -30,7 +30,9 @@ OF_THE_LAYER = {  # arrays without an axis of heads
     "kv_head", "caveats", "qk_column_share", "row_floor", "factor_width", "output_bias_norm",
 }  # fmt: skip
 # How far each map moved in all its parts: the matrix, under rotation also at distance 1, and the bias.
-MOVED = ("qk_change", "qk_change_delta1", "qk_bias_change", "vo_change", "vo_bias_change")
+MOVED = ("qk_change", "qk_change_delta1", "qk_bias_change", "qk_key_bias_change", "vo_change", "vo_bias_change")
+# What a limit on changes applies to.
+LIMITED = ("qk_change", "qk_change_delta1", "qk_bias_effect", "vo_change", "vo_bias_effect")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -139,17 +141,32 @@ def _moves(a: Head, b: Head) -> dict[str, float]:
         moves = {f"{name}_change": relative_change(getattr(a, name), getattr(b, name)) for name in MAPS}
         turns = a.layer.rotation is not None or b.layer.rotation is not None
         moves["qk_change_delta1"] = relative_change(a.qk_at(1), b.qk_at(1)) if turns else moves["qk_change"]
-        for name in (f"{name}_bias" for name in MAPS):
-            moves[f"{name}_change"] = _vector_change(getattr(a, name), getattr(b, name))
+        before, after = _bias_terms(a), _bias_terms(b)
+        for name in MAPS:
+            size = getattr(a, name).frobenius()
+            norms = {term: float(np.linalg.norm(before[term])) for term in before if term.startswith(name)}
+            moved = {term: float(np.linalg.norm(after[term] - before[term])) for term in norms}
+            moves |= {f"{term}_change": _relative(moved[term], norms[term]) for term in norms}
+            effects = [_relative(moved[term], np.maximum(norms[term], size)) for term in norms]
+            moves[f"{name}_bias_effect"] = float(np.max(effects))
     return moves
 
 
-def _vector_change(a: np.ndarray, b: np.ndarray) -> float:
-    """|b - a| / |a| of two vectors; infinite where a is zero and b is not, 0 where both are."""
-    before, moved = (float(np.linalg.norm(x)) for x in (a.astype(np.float64), b.astype(np.float64) - a))
+def _bias_terms(head: Head) -> dict[str, np.ndarray]:
+    """What biases add to a head's scores and values, (d,) in float64; under rotation at distance 0.
+
+    W_Q b_K is the same for every key, which a softmax cannot tell, except under rotation.
+    """
+    of_key = head.query_at(0)[0] @ head.b_k.astype(np.float64)
+    terms = {"qk_bias": head.qk_bias, "qk_key_bias": of_key, "vo_bias": head.vo_bias}
+    return {name: term.astype(np.float64) for name, term in terms.items()}
+
+
+def _relative(moved: float, before: float) -> float:
+    """Their ratio; infinite where there was nothing before and something moved, 0 where nothing did."""
     if before == 0:
-        return float("inf") if moved > 0 else moved
-    return moved / before
+        return float("inf") if moved > 0 else float(moved)
+    return float(moved / before)
 
 
 def unmoved(changes: Arrays) -> np.ndarray:
@@ -221,9 +238,13 @@ def change_column(name: str, values: np.ndarray, since: str = "") -> Column:
     if "rank" in more:
         meaning = "Of the change by a LoRA, from its factors; empty for other changes."
         return Column(name + since, values, f"rank Δ{w}", meaning=meaning, format=".0f")
+    if "effect" in more:
+        meaning = "Norm of the largest change of a bias term, relative to the larger of its norm and the matrix's."
+        return Column(name + since, values, f"‖Δb_{map_name.upper()}‖/‖{w}‖", meaning=meaning)
     if "change" in name:
-        vector = what == "bias"
+        vector = "bias" in name
         subject = f"b_{map_name.upper()}" if vector else f"{w}(1)" if more else w
+        subject = "W_Q b_K" if what == "key" else subject
         norm = "Euclidean" if vector else "Frobenius"
         where = " At distance 1, where queries are rotated against keys." if more and not vector else ""
         meaning = f"{norm} norm of the change, relative to that before.{where}"

@@ -27,7 +27,8 @@ def roles_of(model: Model) -> Roles:
     if not _affordable(model) or model.family.memory is not None:
         return {}
     try:
-        names = head_names(copy(model))  # a copy, because a model caches its last layer
+        with np.errstate(over="ignore", invalid="ignore"):  # of broken scales, which are findings
+            names = head_names(copy(model))  # a copy, because a model caches its last layer
     except CheckpointError:
         return {}
     return {(model.attention_layers[i], int(head)): str(names[i, head]) for i, head in np.argwhere(names != "")}
@@ -54,8 +55,9 @@ def named_wiring(model: Model) -> tuple[Wiring, np.ndarray] | None:
         return None
     model = copy(model)
     try:
-        wired = wiring(model)
-        return wired, head_roles(model, wired).names
+        with np.errstate(over="ignore", invalid="ignore"):
+            wired = wiring(model)
+            return wired, head_roles(model, wired).names
     except CheckpointError:  # a finding says what is wrong
         return None
 

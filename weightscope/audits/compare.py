@@ -1,20 +1,21 @@
 """How every head moves between checkpoints of one architecture, and what stands out between them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from weightscope.audits.audit import AuditOptions, attention_only, measured_forms, measured_layer, write_tables
-from weightscope.audits.changes import SAME, added_to, change_column, followed, stage, unmoved
+from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer, write_tables
+from weightscope.audits.changes import LIMITED, SAME, added_to, change_column, followed, stage, unmoved
 from weightscope.audits.circuits import CircuitChanges, circuit_changes
 from weightscope.audits.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
+from weightscope.audits.others import OtherChanges, limited_changes, other_changes, rescaled
 from weightscope.display import drawing, notebook, report
-from weightscope.errors import CheckpointError, counted, printable
+from weightscope.errors import CheckpointError, counted, printable, sized
 from weightscope.files import Files, OutputFolder
 from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, listed, of_head
 from weightscope.metrics.outliers import known_median, log_measure, robust_z
@@ -22,11 +23,14 @@ from weightscope.model import Model
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.changes import TensorChanges, compare_tensors
+from weightscope.tensors.findings import incomparable_tensors
+from weightscope.tensors.measure import role_of
 
 SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim")  # what checkpoints must have in common
 SHOWN = ("qk_sigma1", "vo_sigma1")  # measures that pages show next to the changes
 PRINTED = 10  # heads on a terminal
 FEW = 0.1  # of all heads: where no more than these moved, each of them is a finding
+ROLES = 3  # roles of tensors that the lead names
 NAMED = 8  # heads or tensors that a sentence names
 # What a comparison writes: the figures, by the function of figures.py that draws them, and the tables.
 FIGURES = {"changes": "changes", "spectra": "spectra_before_and_after", "trajectories": "trajectories"}
@@ -111,7 +115,9 @@ def compare(
         left_out |= {f"{name}_change_rank" for name in MAPS}
     order = np.array(orders)
     with progress_shown(progress):
+        others = [other_changes(unchecked[0], model) for model in unchecked[1:]]
         everything = compare_tensors(a, models[-1]) if all_tensors else None
+    not_compared = _not_compared(a, others[-1] if everything is None else everything)
     return Comparison(
         labels=labels,
         families=[model.family.name for model in models],
@@ -121,8 +127,11 @@ def compare(
         order=order,
         broken=[sorted(model.checkpoint.noted or ()) for model in unchecked],
         overflowing=[list(overflowing_layers(*pair)) for pair in zip(unchecked, heads, strict=True)],
-        coverage=_coverage(models, everything),
+        coverage=_coverage(models, everything, not_compared),
+        not_compared=not_compared,
+        others=others,
         everything=everything,
+        limited={} if everything is None else limited_changes(a, everything.changes),
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
     )
 
@@ -144,17 +153,26 @@ def _stacked(changes: list[list[Arrays]], left_out: set[str]) -> dict[str, np.nd
     return {name: np.array([[layer[name] for layer in layers] for layers in changes]) for name in names}
 
 
-def _coverage(models: Sequence[Model], everything: TensorChanges | None) -> str:
-    """How the checkpoints were read, and how much of them."""
-    first = models[0]
-    if everything is None:
-        read = dict.fromkeys(tensor.name for i in first.attention_layers for tensor in first.attention_tensors(i))
-        coverage = attention_only(first.checkpoint, list(read))
-    else:
-        coverage = everything.lead
-    rows = dict.fromkeys(model.family.called for model in models if model.family.origin)
+def _coverage(models: Sequence[Model], everything: TensorChanges | None, not_compared: Sequence[str]) -> str:
+    """How the checkpoints were read, how all their tensors changed, and which of them were not compared."""
+    rows, checkpoint = dict.fromkeys(m.family.called for m in models if m.family.origin), models[0].checkpoint
     notes = [f"Read by the row {row}." for row in rows] + [model.checkpoint.note for model in models]
-    return " ".join(filter(None, [*notes, coverage]))
+    left_out = ""
+    if everything is None and not_compared:
+        roles = list(dict.fromkeys(role_of(name)[0] for name in not_compared))
+        share = f"{sized(checkpoint.bytes_to_read(not_compared))} of {sized(checkpoint.nbytes)}"
+        left_out = (
+            f"Not compared: {len(not_compared)} of {counted(len(checkpoint), 'tensor')} ({share}): "
+            f"{listed(roles, ROLES)}; `weightscope compare --all` compares every tensor."
+        )
+    return " ".join(filter(None, [*notes, everything.lead if everything else "", left_out]))
+
+
+def _not_compared(a: Model, compared: TensorChanges) -> list[str]:
+    """Names of the first checkpoint's tensors that no number or finding depends on."""
+    seen = {tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)}
+    seen |= {change.name for change in compared.changes if change.kind != "unread"}
+    return [name for name in a.checkpoint if name not in seen]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -178,8 +196,14 @@ class Comparison:
         Heads of each checkpoint that have no numbers because finite weights are too large to compute with.
     coverage : str
         What was read, in a sentence.
+    not_compared : list of str
+        Tensors of the first checkpoint that were not compared.
+    others : list of OtherChanges
+        The tensors that heads' matrices are not made of, from the first checkpoint to each later one.
     everything : TensorChanges or None
         All tensors of the first and the last checkpoint, with `all_tensors`.
+    limited : dict
+        Of these, how far each changed that a limit applies to.
     find_circuits : function
         Computes `circuits` on first use.
     """
@@ -193,7 +217,10 @@ class Comparison:
     broken: list[list[str]]
     overflowing: list[list[Finding]]
     coverage: str = ""
+    not_compared: list[str] = field(default_factory=list)
+    others: list[OtherChanges] = field(default_factory=list)
     everything: TensorChanges | None = None
+    limited: dict[str, float] = field(default_factory=dict)
     find_circuits: Callable[[], CircuitChanges | None] | None = None
 
     def __repr__(self) -> str:
@@ -239,12 +266,16 @@ class Comparison:
 
     @property
     def lead(self) -> str:
-        """How heads moved, and what was read."""
+        """How heads and other tensors moved, and what was not compared."""
         return f"{self.headline} {self.coverage}".strip()
 
     @property
     def headline(self) -> str:
-        """How many heads moved, the typical and the largest change, in a sentence per map."""
+        """How many heads moved, the typical and the largest change, in a sentence per map; and of other tensors."""
+        return " ".join(filter(None, [self._of_heads, self.others[-1].headline]))
+
+    @property
+    def _of_heads(self) -> str:
         n_unmoved, n_heads = int(self.unmoved.sum()), self.unmoved.size
         if n_unmoved == n_heads:
             return "No head moved."
@@ -271,13 +302,25 @@ class Comparison:
         return np.lexsort((-largest, ~np.isnan(largest)))
 
     def largest_change(self) -> float:
-        """The largest change of W_QK or W_VO of any head from the first checkpoint to a later one.
+        """The largest change of a head or another tensor from the first checkpoint to a later one; see `farthest`.
 
         NaN where it is unknown, because a tensor contains NaN or infinity.
         """
+        return self.farthest[1]
+
+    @cached_property
+    def farthest(self) -> tuple[str, float]:
+        """What changed most from the first checkpoint to a later one, and how far.
+
+        Of heads W_QK and W_VO count, and biases relative to the larger of their norm and the matrix's; and all tensors
+        that heads are not made of, with `all_tensors` those of the whole file.
+        """
         if any(self.broken):
-            return float("nan")
-        return float(np.max([self.from_first[f"{name}_change"] for name in MAPS]))
+            return "a tensor", float("nan")
+        found = [("a head", float(np.max([self.from_first[n] for n in LIMITED if n in self.from_first])))]
+        found += [pair for changes in self.others for pair in changes.limited.items()]
+        found += self.limited.items()
+        return max(found, key=lambda pair: (np.isnan(pair[1]), pair[1]))
 
     @cached_property
     def heads(self) -> Table:
@@ -341,7 +384,8 @@ class Comparison:
         texts = {name: getattr(self, name) for name in ("labels", "families", "headline", "coverage", "caveats")}
         findings = {"largest_change": self.largest_change(), "findings": self.findings.as_json()}
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
-        return dict(as_json(texts | findings | tensors | {"heads": self.heads.records()}))
+        others = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
+        return dict(as_json(texts | findings | tensors | others | {"heads": self.heads.records()}))
 
     def write(self, out: str | Path) -> None:
         """Write tables, findings, spectra.npz, figures and report.html into a folder, as the command does.
@@ -391,9 +435,19 @@ def comparison_findings(comparison: Comparison) -> Findings:
             *aggregated(single, comparison.measured[0].n_heads),
             *_permuted(comparison),
             *_unmoved_layers(comparison),
-            *(comparison.everything.findings if comparison.everything else ()),
+            *_of_tensors(comparison),
         ]
     )
+
+
+def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
+    """Tensors that became zero, took another scale, or cannot be compared."""
+    compared: list[TensorChanges] = [*comparison.others]
+    if comparison.everything is not None:
+        compared[-1] = comparison.everything
+    for tensors, label, broken in zip(compared, comparison.labels[1:], comparison.broken[1:], strict=True):
+        yield from rescaled(tensors.changes, label)
+        yield from incomparable_tensors({c.name: c.kind for c in tensors.changes if c.name not in broken})
 
 
 def _not_finite(comparison: Comparison) -> Iterator[Finding]:

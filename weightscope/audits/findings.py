@@ -9,6 +9,7 @@ import numpy as np
 from weightscope.audits.duplicates import duplicates
 from weightscope.audits.factors import factor_findings
 from weightscope.audits.measures import MAPS, MeasuredHeads
+from weightscope.audits.others import scale_findings
 from weightscope.checkpoint import Tensor
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError, counted, printable
@@ -19,6 +20,7 @@ from weightscope.metrics.untrained import Blocks, judged_rows
 from weightscope.model import Model
 from weightscope.overflow import BLOCK_VALUES, largest_weight
 from weightscope.progress import phase
+from weightscope.tensors.findings import scale_finding
 from weightscope.text.tokenizer import token_text, tokenizer_at_hand
 
 SQUARE_OVERFLOWS = 1.8e19  # in float32; no weight is this large on purpose
@@ -61,6 +63,7 @@ def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
             *dimensions,
             *factor_findings(model, heads),
             *outlier_gains(model, layers),
+            *scale_findings(model),
             *rows,
             *broken_elsewhere(model, heads, reported),
         ]
@@ -340,6 +343,11 @@ def _rows(
         where = f"Norm too large for float32 in {counted(len(huge), 'row')} of {tensor}"
         text = f"{where}, the longest {longest:.3g}{_names(huge)}."
         yield Finding(kind="overflow", measure=f"{what}_norm", number=longest, text=text, members=huge)
+    width = next(iter(blocks()))[1].shape[1]
+    strange = [] if huge or broken else list(scale_finding(tensor, float(np.sqrt(np.mean(norms**2) / width))))
+    yield from strange
+    if strange:
+        return
     kept = np.where(np.isfinite(norms) & (np.arange(len(norms)) != padding), norms, np.nan)
     low, high, usual, initial = judged_rows(kept, blocks, initial_std)
     for kind, side, rows in (("undertrained_rows", "below", low), ("oversized_rows", "above", high)):

@@ -39,7 +39,8 @@ def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[s
 fail_on_option = click.option(
     "--fail-on", multiple=True, callback=_checked, metavar="error|warning|note|KIND",
     shell_complete=complete_limit,
-    help="Exit with status 3 if there is a finding of this severity or worse, or of this kind; may be repeated.",
+    help="Exit with status 3 if there is a finding of this severity or worse, or of this kind; may be repeated. "
+    "Findings are about attention, norms, biases and embeddings; with --all about every tensor.",
 )  # fmt: skip
 ALL = "all"  # --tower all: every stack
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
@@ -226,7 +227,8 @@ def _audit_list(
 @click.option("--all", "all_tensors", is_flag=True, help="Also compare every tensor of the files, attention or not.")
 @click.option(
     "--max-change", type=click.FloatRange(0),
-    help="Exit with status 3 if W_QK or W_VO of a head changed by more than this fraction of its norm.",
+    help="Exit with status 3 if W_QK, W_VO, a bias, a norm, an embedding or the unembedding changed by more than this "
+    "fraction of its norm; with --all, any tensor.",
 )  # fmt: skip
 @fail_on_option
 @json_option
@@ -249,6 +251,7 @@ def compare_command(
     """
     from weightscope.audits.compare import RESULTS, compare
     from weightscope.checkpoint.lora import adapter_in
+    from weightscope.errors import printable
     from weightscope.files import OutputFolder
     from weightscope.sources import Source
 
@@ -273,12 +276,12 @@ def compare_command(
         if not is_quiet():
             show(*comparison.printed())
         click.echo(out / "report.html")
-    farthest = comparison.largest_change()
+    what, farthest = comparison.farthest
     moved = ""
     if max_change is not None and not farthest <= max_change:  # also True for NaN
-        moved = f"the largest change of a head is {farthest:.3g}, over --max-change {max_change:g}"
+        moved = f"the largest change, of {printable(what)}, is {farthest:.3g}, over --max-change {max_change:g}"
         if farthest != farthest:
-            moved = f"a head contains NaN or infinity; --max-change {max_change:g} fails"
+            moved = f"{printable(what)} contains NaN or infinity; --max-change {max_change:g} fails"
     failing = comparison.findings.that_fail(fail_on)
     _gate(moved, _failures(failing.as_json(), fail_on))
 

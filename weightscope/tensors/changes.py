@@ -1,7 +1,7 @@
 """All tensors of two checkpoints: which changed, by how much, and what kind of change it is."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod, sqrt
@@ -57,6 +57,7 @@ class TensorChange:
     values_changed: int = 0
     rows_changed: int = 0
     squares: float = 0.0  # sum of squares of the tensor before
+    squares_b: float = 0.0  # and after
     moved: float = 0.0  # sum of squares of its change
     largest: float = 0.0  # the largest change of a value
     # Roundings that turn one into the other: the dtype, and which checkpoint is rounded.
@@ -84,6 +85,7 @@ class TensorChange:
             values_changed=self.values_changed + more.values_changed,
             rows_changed=self.rows_changed + more.rows_changed,
             squares=self.squares + more.squares,
+            squares_b=self.squares_b + more.squares_b,
             moved=self.moved + more.moved,
             largest=float(np.maximum(self.largest, more.largest)),
             casts=self.casts & more.casts,
@@ -187,17 +189,24 @@ def compare_tensors(a: Model, b: Model) -> TensorChanges:
     Memory is a few blocks of a million values per core and, where a rank is looked for, two matrices of 144 columns.
     """
     pairs, unmatched = matched(a, b)
-    changes = {pair.a.name: replace(pair.unchanged, kind=pair.problem or "identical") for pair in pairs}
+    changes = first_pass(a, b, pairs)
+    clear = {i: changes[i] for i, pair in enumerate(pairs) if pair.problem}
+    rest = in_threads(lambda i: judged(pairs[i], changes[i]), [i for i in range(len(pairs)) if i not in clear])
+    return TensorChanges([clear[i] if i in clear else next(rest) for i in range(len(pairs))] + unmatched)
+
+
+def first_pass(a: Model, b: Model, pairs: Sequence["Pair"]) -> list[TensorChange]:
+    """How each pair changed, from reading both once, in blocks; its kind is only its problem, if it has one."""
+    changes = {pair.names: replace(pair.unchanged, kind=pair.problem or "identical") for pair in pairs}
     comparable = [pair for pair in pairs if not pair.problem]
     total = sum(prod(pair.a.shape) for pair in comparable)
     with bar(what="tensors", unit=" values", total=total, unit_scale=True) as progress:
         parts = _parts(a, b, comparable)
         for change, values in in_threads(lambda part: (change_of(part), part[2] - part[1]), parts):
-            changes[change.name] = changes[change.name].and_then(change)
+            names = change.name_a, change.name_b
+            changes[names] = changes[names].and_then(change)
             progress.update(values)
-    for change in in_threads(lambda pair: judged(pair, changes[pair.a.name]), comparable):
-        changes[change.name] = change
-    return TensorChanges([*changes.values(), *unmatched])
+    return list(changes.values())
 
 
 def matched(a: Model, b: Model) -> tuple[list["Pair"], list[TensorChange]]:
@@ -206,9 +215,13 @@ def matched(a: Model, b: Model) -> tuple[list["Pair"], list[TensorChange]]:
     pairs = [Pair(a.checkpoint[name], b.checkpoint[names_b[key]]) for key, name in names_a.items() if key in names_b]
     missing = [a.checkpoint[name] for key, name in names_a.items() if key not in names_b]
     new = [b.checkpoint[name] for key, name in names_b.items() if key not in names_a]
-    unmatched = [TensorChange(t.name, "", (t.dtype, ""), (t.shape, ()), "missing") for t in missing]
-    unmatched += [TensorChange("", t.name, ("", t.dtype), ((), t.shape), "new") for t in new]
-    return pairs, unmatched
+    return pairs, unpaired(missing, new)
+
+
+def unpaired(missing: Iterable[Tensor], new: Iterable[Tensor]) -> list[TensorChange]:
+    """The tensors that only the first or only the last of two models has."""
+    lost = [TensorChange(t.name, "", (t.dtype, ""), (t.shape, ()), "missing") for t in missing]
+    return [*lost, *(TensorChange("", t.name, ("", t.dtype), ((), t.shape), "new") for t in new)]
 
 
 def _parts(a: Model, b: Model, pairs: Sequence["Pair"]) -> Iterator["Part"]:
@@ -226,6 +239,11 @@ class Pair:
 
     a: Tensor
     b: Tensor
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Its names in both."""
+        return self.a.name, self.b.name
 
     @property
     def unchanged(self) -> TensorChange:
@@ -277,13 +295,14 @@ def change_of(part: Part) -> TensorChange:
             casts = frozenset((cast, rounded) for rounded, order in orders for cast in casts_between(*order))
         unequal = (x != y) & ~((x != x) & (y != y))
         if not unequal.any():
-            return replace(pair.unchanged, squares=squares, casts=casts)
+            return replace(pair.unchanged, squares=squares, squares_b=squares, casts=casts)
         d = y.astype(np.float64) - x
         return replace(
             pair.unchanged,
             values_changed=int(np.count_nonzero(unequal)),
             rows_changed=int(np.count_nonzero(unequal.reshape(-1, width).any(axis=1))),
             squares=squares,
+            squares_b=float(row_squares(y.reshape(-1, width))[0].sum()),
             moved=float(np.vecdot(d, d)),
             largest=float(np.abs(d).max()),
             casts=casts,

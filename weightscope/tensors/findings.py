@@ -15,6 +15,8 @@ ROLE_Z, ROLE_FACTOR = 8.0, 4.0  # a tensor off its role's trend exceeds both: ro
 LEAST_ROLE = 5  # tensors that make a trend
 PLAIN = ("F64", "F32", "F16", "BF16")  # a format of fewer bits mixes its dtypes by design
 NAMED = 4  # names in a sentence; all are among the finding's members
+LARGEST_RMS = 1e5  # no format of 16 bits but BF16 holds more; no trained weights come near it
+LEAST_RMS = 1e-12  # an embedding or a gain has more, unless it is zero throughout
 NOT_COMPARABLE = {"not_finite": ("not finite",), "tensor_missing": ("missing", "new", "reshaped")}
 
 Facts = Sequence[TensorFacts]
@@ -32,6 +34,7 @@ def tensor_findings(
     unjudged = [tensor for tensor in facts if tensor.name not in judged]
     yield from _not_finite(unjudged)
     yield from _zero_tensors(facts)
+    yield from _scales(unjudged)
     yield from _constant_rows(unjudged, padding)
     yield from _duplicates(facts)
     yield from _dtypes(facts)
@@ -78,6 +81,27 @@ def _zero_tensors(facts: Facts) -> Iterator[Finding]:
         if zero and zero[0].kind == "f" and (matrices or 2 * len(zero) < len(members)):
             text = f"{_names(zero)}: zero throughout, {len(zero)} of {len(members)} of {role}."
             yield _of_tensors(zero, [0.0] * len(zero), kind="zero_tensor", measure="rms", number=0.0, text=text)
+
+
+def scale_finding(name: str, rms: float, not_zero: bool = True) -> Iterator[Finding]:
+    """A tensor whose root mean square no trained weights have; one that may be zero is judged by the upper limit."""
+    about: dict[str, Any] = {
+        "measure": "rms",
+        "number": rms,
+        "members": (Member("tensor", None, name=name, number=rms),),
+    }
+    if rms == 0 and not_zero:
+        yield Finding(kind="zero_tensor", text=f"{name}: zero throughout.", **about)
+    elif LARGEST_RMS < rms < np.inf or (0 < rms < LEAST_RMS and not_zero):
+        expected = f"{LEAST_RMS:g} to {LARGEST_RMS:g} were expected"
+        yield Finding(kind="out_of_scale", text=f"{name} has a root mean square of {rms:.3g}; {expected}.", **about)
+
+
+def _scales(facts: Facts) -> Iterator[Finding]:
+    """Weights whose values are too large; buffers, such as masks and running means, may be."""
+    for tensor in facts:
+        if tensor.kind == "f" and tensor.name.endswith((".weight", ".bias")) and tensor.size:
+            yield from scale_finding(tensor.name, tensor.rms, not_zero=False)
 
 
 def row_count(tensor: TensorFacts) -> int:
