@@ -319,6 +319,8 @@ TOKENIZERS: dict[str, tuple[bytes, str]] = {
     "a map that points anywhere": (tokenizer(**charsmap("BAAAAP////8=")), "index out of bounds"),
     "words of no length": (tokenizer(pre_tokenizer={"type": "FixedLength", "length": 0}), "chunk size must be non-zero"),
     "a pattern without end": (tokenizer(**split("(a|a)*(a|aa)+$b")), "retry-limit"),
+    "a map of 5 MB": (tokenizer(normalizer={"type": "Replace", "pattern": {"String": "x"}, "content": "y" * 5_000_000}), "its normalizer and other steps have"),
+    "names of 40 MB": (tokenizer({"vocab": {"a": 0, "b": 1, "ab": 2, "x" * 40_000_000: 3}}), "its tokens have 4000"),
     "a text that grows": (tokenizer(normalizer=grown(5000)), "its answer has"),
     "no unknown token": (tokenizer({"type": "WordPiece", "unk_token": "x", "continuing_subword_prefix": "#", "max_input_chars_per_word": 9}), "Missing [UNK] token"),
 }  # fmt: skip

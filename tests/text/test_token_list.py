@@ -2,6 +2,7 @@
 
 import json
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,17 @@ from tests.support.audits import audit_of
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
 from weightscope.pages.style import Drawing
+from weightscope.text import sandbox
 from weightscope.text.counts import Counts
-from weightscope.text.tokenizer import TokenList, load_tokenizer, of_sentencepiece, token_id, token_text, vocab_size
+from weightscope.text.tokenizer import (
+    PARSED_HERE,
+    TokenList,
+    load_tokenizer,
+    of_sentencepiece,
+    token_id,
+    token_text,
+    vocab_size,
+)
 
 WORDS = [
     "[PAD]",
@@ -56,6 +66,39 @@ def sentencepiece(pieces: list[str]) -> bytes:
     own = [message(1, p.encode()) + b"\x15" + struct.pack("<f", -float(i)) + b"\x18\x01" for i, p in enumerate(pieces)]
     trainer = message(2, b"\x18\x02" + message(1, b"a corpus") + b"\x08" + varint(1 << 40))
     return trainer + b"".join(message(1, piece) for piece in own) + message(3, message(1, b"identity"))
+
+
+LARGE = [f"▁word{i}" for i in range(20_000)]
+
+
+def test_a_large_list_is_parsed_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its time and memory have limits; what comes back is the same."""
+    content = sentencepiece(LARGE)
+    assert len(content) > PARSED_HERE
+    assert of_sentencepiece(content, "tokenizer.model").get_vocab() == {name: i for i, name in enumerate(LARGE)}
+    monkeypatch.setattr(sandbox, "SECONDS", 0.001)
+    with pytest.raises(ws.CheckpointError, match=r"^spiece\.model: it takes .* more than 0 seconds"):
+        of_sentencepiece(content * 5, "spiece.model")
+
+
+def test_a_list_of_long_names_is_refused_by_that_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MOST_CHARACTERS", 1000)
+    with pytest.raises(ws.CheckpointError, match=r"^long: its tokens have .* characters; at most 1000 are read"):
+        of_sentencepiece(sentencepiece(LARGE), "long")
+    monkeypatch.setattr(sandbox, "MOST_TOKENS", 100)
+    with pytest.raises(ws.CheckpointError, match=r"^many: has 20000 tokens; at most 100 are read"):
+        of_sentencepiece(sentencepiece(LARGE), "many")
+
+
+def test_lines_are_counted_before_they_are_listed(tmp_path: Path) -> None:
+    """A list of 50 million empty lines takes 400 MB."""
+    (tmp_path / "vocab.txt").write_bytes(b"\n" * 50_000_000)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "X"}')
+    tracemalloc.start()
+    with pytest.raises(ws.CheckpointError, match="lists 50000000 tokens; from 1 to"):
+        load_tokenizer(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 150_000_000
+    tracemalloc.stop()
 
 
 @pytest.mark.check

@@ -21,17 +21,19 @@ from typing import Any, NamedTuple
 from weakref import finalize
 
 from weightscope.errors import CheckpointError
-from weightscope.text.sandbox_child import REPLY, Request, decode, encode, encode_batch
+from weightscope.text.sandbox_child import REPLY, Limits, Request, decode, encode, encode_batch
 
 MEMORY = 4 << 30  # bytes that a child may take: a vocabulary of 256,000 needs a tenth of it
 SECONDS = 60  # of processor time for a request: loading the largest vocabularies takes a few
 CHARACTERS_A_SECOND = 10_000  # more for a long text; the slowest tokenizers split ten times as many
 MOST_TOKENS = 1 << 21  # ids: arrays are as long as the largest, and the largest published vocabulary has half of it
+MOST_CHARACTERS = 1 << 25  # of all tokens together: the largest published vocabulary has a tenth of it
+LARGEST_STEPS = 1 << 22  # characters of normalizer, pre-tokenizer and decoder: XLM-R's map of characters has 316,000
 LARGEST_DESCRIPTION = 400_000_000  # bytes: what may be read of a tokenizer.json, every character of it escaped
 IDS_A_CHARACTER = 64  # the longest that a normaliser makes of one has 33 bytes, and each may be a token
 IDS_ADDED = 4096  # special tokens around a text
 MOST_CHILDREN = 16  # each has the vocabulary in memory; more threads wait for one to be free
-PROGRAM = "from weightscope.text.sandbox_child import serve; serve({}, {}, {})"
+PROGRAM = "from weightscope.text.sandbox_child import Limits, serve; serve({}, {})"
 
 
 class Added(NamedTuple):
@@ -166,6 +168,16 @@ def _served(file: str, load: Any, *arguments: Any) -> ServedTokenizer | Checkpoi
         return error
 
 
+@lru_cache(2)
+def asked(file: str, parse: Request, content: bytes) -> list[str]:
+    """The list of texts that a function makes of a stranger's file in a process of its own, within the same limits."""
+    try:
+        tokens: list[str] = json.loads(_Child().call(parse, (content,), SECONDS, LARGEST_DESCRIPTION))
+    except _RefusedError as refused:
+        raise CheckpointError(str(refused), file=file) from None
+    return tokens
+
+
 class _RefusedError(Exception):
     """Why a request failed."""
 
@@ -176,7 +188,12 @@ class _Child:
     def __init__(self) -> None:
         path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", PROGRAM.format(MEMORY, MOST_TOKENS, os.getpid())],
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                PROGRAM.format(Limits(MEMORY, MOST_TOKENS, MOST_CHARACTERS, LARGEST_STEPS), os.getpid()),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # panics print there

@@ -12,8 +12,8 @@ import resource
 import signal
 import struct
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from weightscope.compute.cores import watch_parent
 from weightscope.errors import CheckpointError
@@ -23,13 +23,22 @@ OF_BERT = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 REPLY = struct.Struct("<Q?")  # before each: its length, and whether all went well
 
 
-def serve(memory: int, most_tokens: int, parent: int) -> None:
+class Limits(NamedTuple):
+    """Bytes of memory here; what the parent takes: tokens, characters of them together, and of the other steps."""
+
+    memory: int
+    tokens: int
+    characters: int
+    steps: int
+
+
+def serve(limits: Limits, parent: int) -> None:
     """Answer requests until the parent closes its end. The first one loads, and is answered by a description."""
     watch_parent(parent)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not reach the replies
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    for limit, most in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_CORE, 0)):
+    for limit, most in ((resource.RLIMIT_DATA, limits.memory), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(limit)[1]
         resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     loaded: tuple[Any, ...] = ()
@@ -41,10 +50,14 @@ def serve(memory: int, most_tokens: int, parent: int) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time; the signal is not caught, so it kills
         try:
             answer = function(*loaded, *arguments)
-            if not loaded:
+            if isinstance(answer, list):
+                _check_tokens(answer, limits)
+                answer = json.dumps(answer).encode()
+            elif not loaded:
                 tokenizer, facts = answer
-                _check_vocabulary(tokenizer.get_vocab(), most_tokens)
-                loaded, answer = (tokenizer,), json.dumps(description(tokenizer) | facts).encode()
+                described = description(tokenizer) | facts
+                _check(described, limits)
+                loaded, answer = (tokenizer,), json.dumps(described).encode()
             reply = True, answer
         except BaseException as error:  # the library's panics are not Exceptions
             library = "" if loaded or isinstance(error, CheckpointError) else "the tokenizers library cannot read it: "
@@ -54,13 +67,25 @@ def serve(memory: int, most_tokens: int, parent: int) -> None:
         replies.flush()
 
 
-def _check_vocabulary(tokens: dict[str, int], most: int) -> None:
+def _check(described: dict[str, Any], limits: Limits) -> None:
     """Refuse here what would take the parent's memory."""
-    if len(tokens) > most:
-        raise CheckpointError(f"has {len(tokens)} tokens; at most {most} are read")
+    tokens, most = described["vocab"], limits.tokens
+    _check_tokens(tokens, limits)
     largest = max(tokens, key=tokens.__getitem__, default=None)
     if largest is not None and tokens[largest] >= most:
         raise CheckpointError(f"token {largest[:40]!r} has the id {tokens[largest]}; ids below {most} are read")
+    steps = len(json.dumps([described[name] for name in ("model", "normalizer", "pre_tokenizer", "decoder")]))
+    if steps > limits.steps:
+        raise CheckpointError(
+            f"its normalizer and other steps have {steps} characters; at most {limits.steps} are read"
+        )
+
+
+def _check_tokens(tokens: Collection[str], limits: Limits) -> None:
+    if len(tokens) > limits.tokens:
+        raise CheckpointError(f"has {len(tokens)} tokens; at most {limits.tokens} are read")
+    if (characters := sum(map(len, tokens))) > limits.characters:
+        raise CheckpointError(f"its tokens have {characters} characters; at most {limits.characters} are read")
 
 
 def told(error: BaseException) -> str:
@@ -69,7 +94,7 @@ def told(error: BaseException) -> str:
 
 
 Loaded = tuple[Any, dict[str, Any]]  # a tokenizer of the library, and what else its file says
-Request = Callable[..., bytes] | Callable[..., Loaded]
+Request = Callable[..., bytes] | Callable[..., list[str]] | Callable[..., Loaded]
 
 
 def from_json(content: bytes) -> Loaded:
@@ -80,6 +105,49 @@ def from_json(content: bytes) -> Loaded:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, {}
+
+
+def pieces_of(content: bytes) -> list[str]:
+    """The pieces of a SentencePiece model: field 1 of its protocol buffer, one message a piece."""
+    try:
+        return [_text(value).decode() for field, value in _fields(content) if field == 1]
+    except (ValueError, IndexError, StopIteration):  # the last: a piece without a text
+        raise CheckpointError("is not a SentencePiece model") from None
+
+
+def _text(message: Any) -> bytes:
+    return next(text for field, text in _fields(message) if field == 1 and isinstance(text, bytes))
+
+
+def _fields(message: Any) -> Iterator[tuple[int, bytes | int]]:
+    """The numbers and values of a protocol buffer's fields."""
+    if not isinstance(message, bytes):
+        raise ValueError("a message was expected")
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        field, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, place = _varint(message, place)
+            yield field, value
+            continue
+        if wire not in (1, 2, 5) or not field:
+            raise ValueError("no such wire type")
+        length, place = (8, place) if wire == 1 else (4, place) if wire == 5 else _varint(message, place)
+        if length > len(message) - place:
+            raise ValueError("cut short")
+        yield field, message[place : place + length]
+        place += length
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        value |= (message[place] & 0x7F) << shift
+        place += 1
+        if message[place - 1] < 0x80:
+            return value, place
+    raise ValueError("a number that does not end")
 
 
 def byte_level_bpe(vocab: bytes, merges: bytes, end_of_text: str) -> Loaded:

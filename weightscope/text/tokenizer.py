@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial, reduce
 from pathlib import Path
@@ -23,8 +23,8 @@ from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, lone_gguf, resolv
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
 from weightscope.fingerprint import TOKENIZER_FILES
-from weightscope.text.sandbox import MOST_TOKENS, Added, Encoding, Kind, served
-from weightscope.text.sandbox_child import byte_level_bpe, from_json, word_piece
+from weightscope.text.sandbox import MOST_TOKENS, Added, Encoding, Kind, asked, served
+from weightscope.text.sandbox_child import byte_level_bpe, from_json, pieces_of, word_piece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -61,6 +61,7 @@ BEGINS_A_WORD = "▁"
 CONTINUES = "##"
 TOKENS, KIND = "tokenizer.ggml.tokens", "tokenizer.ggml.model"
 BYTE_LEVEL = {"type": "ByteLevel"}
+PARSED_HERE = 100_000  # bytes of a SentencePiece model that take no time; published ones have a few million
 
 
 class TokenList:
@@ -135,6 +136,8 @@ def _as_word_piece(token: str) -> str:
 
 def of_lines(content: bytes, file: object) -> TokenList:
     """The tokens of a vocab.txt, one per line, whose splitting rules are unknown."""
+    if (count := content.count(b"\n")) > MOST_TOKENS:  # before there is a list of them
+        raise CheckpointError(f"lists {count} tokens; from 1 to {MOST_TOKENS} are read", file=file)
     try:
         lines = content.decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError:
@@ -143,48 +146,14 @@ def of_lines(content: bytes, file: object) -> TokenList:
 
 
 def of_sentencepiece(content: bytes, file: object) -> TokenList:
-    """The pieces of a SentencePiece model: field 1 of its protocol buffer, one message a piece."""
+    """The pieces of a SentencePiece model; a large one is parsed in a process of its own, which may be ended."""
+    if len(content) > PARSED_HERE:
+        return TokenList(file, asked(str(file), pieces_of, content), "Unigram")
     try:
-        pieces = [_piece(value) for field, value in _fields(content) if field == 1]
-        tokens = [piece.decode() for piece in pieces]
-    except (ValueError, IndexError, StopIteration):  # the last: a piece without a text
-        raise CheckpointError("is not a SentencePiece model", file=file) from None
+        tokens = pieces_of(content)
+    except CheckpointError as error:
+        raise CheckpointError(str(error), file=file) from None
     return TokenList(file, tokens, "Unigram")
-
-
-def _piece(message: Any) -> bytes:
-    return next(text for field, text in _fields(message) if field == 1 and isinstance(text, bytes))
-
-
-def _fields(message: Any) -> Iterator[tuple[int, bytes | int]]:
-    """The numbers and values of a protocol buffer's fields."""
-    if not isinstance(message, bytes):
-        raise ValueError("a message was expected")
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        field, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, place = _varint(message, place)
-            yield field, value
-            continue
-        if wire not in (1, 2, 5) or not field:
-            raise ValueError("no such wire type")
-        length, place = (8, place) if wire == 1 else (4, place) if wire == 5 else _varint(message, place)
-        if length > len(message) - place:
-            raise ValueError("cut short")
-        yield field, message[place : place + length]
-        place += length
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        value |= (message[place] & 0x7F) << shift
-        place += 1
-        if message[place - 1] < 0x80:
-            return value, place
-    raise ValueError("a number that does not end")
 
 
 # Tokenizers in full
