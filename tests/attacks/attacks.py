@@ -235,6 +235,7 @@ def llama(*tensors: bytes, keys: bytes = b"", n_keys: int = 0, size: int = 128) 
 
 
 GGUFS: dict[str, tuple[bytes, str]] = {
+    "queries without columns": (llama(gguf_tensor(b"blk.0.attn_q.weight", (0, 32))), "do not divide"),
     "empty": (b"", "not a GGUF"),
     "another magic": (gguf(magic=b"GGML"), "not a GGUF"),
     "version 1": (gguf(version=1), "version 1"),

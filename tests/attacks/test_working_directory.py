@@ -1,11 +1,15 @@
 """The working directory may be a downloaded checkpoint: nothing in it is taken for a module or chooses what is run."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from weightscope.cli import main
 
 pytestmark = pytest.mark.check
 PROGRAM = "import sys; sys.path.remove(''); sys.argv[0] = 'weightscope'; from weightscope.__main__ import main; main()"
@@ -44,3 +48,24 @@ def test_modules_are_not_imported(tmp_path: Path) -> None:
     done = python(PROGRAM, "audit", "embedded", "--jobs", "2", "--out", "out", "--quiet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "pipe"])
+@pytest.mark.parametrize("place", [".", "MPLCONFIGDIR", "MATPLOTLIBRC"])
+def test_settings_for_matplotlib_that_cannot_be_read_end_in_a_line(kind: str, place: str, tmp_path: Path) -> None:
+    """Before anything is measured; a pipe is not waited for."""
+    folder = tmp_path if place == "." else tmp_path / "settings"
+    folder.mkdir(exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(folder / "matplotlibrc")
+    else:
+        (folder / "matplotlibrc").write_bytes(b"font.size: 9  # \xff")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        if place != ".":
+            patch.setenv(place, str(folder))
+        said = CliRunner().invoke(main, ["audit", "embedded", "--out", "out"])
+    problem = "is not a regular file" if kind == "pipe" else "is not UTF-8, and Matplotlib reads it to draw figures"
+    assert (said.exit_code, said.stdout, said.stderr.count("\n")) == (2, "", 1)
+    assert said.stderr.startswith(f"weightscope: matplotlibrc: {problem}")
+    assert not (tmp_path / "out").exists()

@@ -124,6 +124,27 @@ def test_what_cannot_be_interrupted_is_ended_all_the_same(name: str, status: int
     assert code == status and said.startswith("weightscope: interrupted")
 
 
+IN_LAPACK = """
+import numpy as np
+from weightscope.cli.command import ended_by_signals
+from weightscope.compute import lapack
+x = np.random.default_rng(0).standard_normal((3000, 3000))
+with ended_by_signals(lambda: ""):
+    print("begun", flush=True)
+    {}
+"""
+
+
+@pytest.mark.parametrize("call", ["lapack.eigh(x @ x.T)", "lapack.svd(x)", "np.linalg.eigvals(x)"])
+def test_a_long_call_of_lapack_is_ended(call: str) -> None:
+    """By the thread that waits for signals: such calls release the interpreter's lock."""
+    process = started("-c", IN_LAPACK.format(f"{call}\n    print('done')"), OPENBLAS_NUM_THREADS="1")
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 143
+
+
 def test_a_signal_that_the_caller_wants_ignored_stays_so() -> None:
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + WAITING
     process = started("-c", code)

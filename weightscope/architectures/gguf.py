@@ -250,7 +250,7 @@ class RestoredTensor(DerivedTensor, WholeTensor):
             in_groups: self.n_heads + 2 * self.n_kv_heads,
         }
         parts = divided.get(self.undo, 1)
-        if self.stored.shape[0] % parts:
+        if self.stored.shape[0] % parts or (parts > 1 and 0 in self.stored.shape):
             counts = f"{self.n_heads} heads of {self.n_kv_heads} keys and values"
             raise self.stored.refuse(f"has shape {self.stored.shape}, which {counts} do not divide")
 

@@ -1,5 +1,6 @@
 """Options that several commands share: SOURCE and how to read it, --out, --device, the engine; shell completion."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -56,10 +57,28 @@ def complete_limit(context: click.Context, parameter: click.Parameter, typed: st
 
 
 def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Check that results can be written there before anything is computed."""
+    """Check that results can be written and figures drawn before anything is computed."""
     if path is not None:
+        check_settings_of_figures()
         check_writable(path.parent if isinstance(parameter.type, click.Path) and parameter.type.file_okay else path)
     return path
+
+
+def check_settings_of_figures() -> None:
+    """Refuse a matplotlibrc that Matplotlib cannot read; it takes the first, and the working directory's before all."""
+    from weightscope.checkpoint.config import MAX_BYTES, read_small
+    from weightscope.errors import CheckpointError
+
+    named, home = os.environ.get("MATPLOTLIBRC"), os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    folder = os.environ.get("MPLCONFIGDIR") or f"{home}/matplotlib"
+    places = (Path(place).expanduser() for place in (".", named, folder) if place)
+    files = (place / "matplotlibrc" if place.is_dir() else place for place in places)
+    if file := next((file for file in files if file.exists() and not file.is_dir()), None):
+        try:
+            read_small(file, MAX_BYTES).decode()
+        except UnicodeDecodeError:
+            problem = "is not UTF-8, and Matplotlib reads it to draw figures; correct or remove it"
+            raise CheckpointError(problem, file=file) from None
 
 
 out_option = click.option(
