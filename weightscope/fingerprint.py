@@ -166,6 +166,14 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _when(nanoseconds: int) -> str:
+    """A time in words; a file may have one that no calendar of Python has."""
+    try:
+        return f"{datetime.fromtimestamp(nanoseconds / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return f"{nanoseconds / 1e9:.3g} seconds after 1970"
+
+
 def _in_words(fact: Any) -> str:
     """A fact for a message."""
     match fact:
@@ -176,10 +184,9 @@ def _in_words(fact: Any) -> str:
         case {"name": name, "size": size, "commit": commit}:
             return f"{name} of {size} bytes at {commit}"
         case {"name": name, "size": size, "modified": nanoseconds, "sha256": digest}:
-            when = datetime.fromtimestamp(nanoseconds / 1e9, UTC)
-            return f"{name} of {size} bytes, {when:%Y-%m-%d %H:%M:%S}, SHA-256 {digest[:8]}..."
+            return f"{name} of {size} bytes, {_when(nanoseconds)}, SHA-256 {digest[:8]}..."
         case {"name": name, "size": size, "modified": nanoseconds}:
-            return f"{name} of {size} bytes, {datetime.fromtimestamp(nanoseconds / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
+            return f"{name} of {size} bytes, {_when(nanoseconds)}"
         case {"name": name, "size": size}:
             return f"{name} of {size} bytes"
     return str(fact)[:64]

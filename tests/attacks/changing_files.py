@@ -1,0 +1,79 @@
+"""Commands on files that another thread cuts, removes and overwrites meanwhile.
+
+`python -m tests.attacks.changing_files SECONDS SEED` runs them for longer.
+Every command must end with its result, or with one line and status 2.
+"""
+
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from threading import Event, Thread
+
+from click.testing import CliRunner
+
+import weightscope as ws
+from tests.support.audits import undrawn
+from weightscope.cli import main
+
+SMALL = Path(ws.__file__).parent / "embedded"
+COMMANDS = (
+    "audit MODEL --out OUT", "audit MODEL --all --resume --out KEPT", "compare MODEL MODEL --all --out OUT",
+    "inspect MODEL --check", "inspect MODEL", "neighbours MODEL ibility --head 6", "circuits MODEL --out OUT",
+    "bigrams TEXT --tokenizer MODEL --out OUT.npz",
+)  # fmt: skip
+
+
+def spoil(contents: dict[Path, bytes], rng: random.Random, stop: Event) -> None:
+    """Cut, remove or change one of the files, and put it right again, until told to stop."""
+    while not stop.is_set():
+        path, content = rng.choice(list(contents.items()))
+        changed = bytearray(content)
+        for _ in range(5):
+            changed[rng.randrange(len(content))] = rng.randrange(256)
+        match rng.randrange(3):
+            case 0:
+                path.write_bytes(content[: rng.randrange(len(content))])
+            case 1:
+                path.unlink()
+            case 2:
+                path.write_bytes(changed)
+        stop.wait(0.02 * rng.random())
+        path.write_bytes(content)
+        stop.wait(0.1 * rng.random())
+
+
+def run(seconds: float, seed: int) -> Counter[str]:
+    """How the commands ended: how often each with which status."""
+    outcomes, rng, stop = Counter[str](), random.Random(seed), Event()
+    with tempfile.TemporaryDirectory() as temporary, undrawn():
+        folder = Path(temporary)
+        model, text = folder / "model", folder / "text.txt"
+        shutil.copytree(SMALL, model)
+        text.write_text("the cat sat on the mat. " * 20_000)
+        contents = {path: path.read_bytes() for path in (*model.iterdir(), text) if path.is_file()}
+        thread = Thread(target=spoil, args=(contents, random.Random(seed + 1), stop))
+        thread.start()
+        try:
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                words = rng.choice(COMMANDS)
+                places = {"MODEL": model, "TEXT": text, "KEPT": folder / "kept", "OUT": folder / str(outcomes.total())}
+                places["OUT.npz"] = folder / f"{outcomes.total()}.npz"
+                done = CliRunner().invoke(main, [str(places.get(word, word)) for word in words.split()])
+                if done.exception is not None and not isinstance(done.exception, SystemExit):
+                    raise AssertionError(f"{words}, seed {seed}") from done.exception
+                assert done.exit_code in (0, 2), (words, done.output)
+                outcomes[f"{words.split()[0]}: {done.exit_code}"] += 1
+        finally:
+            stop.set()
+            thread.join()
+    return outcomes
+
+
+if __name__ == "__main__":
+    for outcome, count in sorted(run(float(sys.argv[1]), int(sys.argv[2])).items()):
+        print(f"{count:6} {outcome}")
