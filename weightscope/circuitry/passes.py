@@ -26,7 +26,7 @@ from weightscope.circuitry.wiring import KINDS, MEASURES, Wiring, all_strongest,
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device, open_device
 from weightscope.display import ShowsShapes
-from weightscope.engine import Engine, ThisProcess
+from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.model import Model
 from weightscope.overflow import overflow
@@ -208,12 +208,16 @@ def _all_pairs(
         engine.submit(group, pass_task, get_model, layers, group, exact, device)
     shown = bar(what="wiring", unit="pair of layers", total=n * (n - 1) // 2)
     for group, value in _values(engine):
-        scores, own = value
+        scores, own = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
+        rest = n - group.start
+        scores = array_of(scores, (2, len(KINDS), len(group), h, rest, h), "pairs of layers")
         for number, kind in enumerate(KINDS):
             pk[kind][group.start : group.stop, :, group.start :] = scores[0, number]
             cs[kind][group.start : group.stop, :, group.start :] = np.sqrt(np.maximum(scores[1, number], 0))
         for fact, kind in ((fact, kind) for fact in FACTS for kind in ("o", *KINDS)):
-            facts[fact][kind][group.start :] = own[fact][kind]
+            known = own.get(fact) if isinstance(own, dict) else None
+            number_of = known.get(kind) if isinstance(known, dict) else None
+            facts[fact][kind][group.start :] = array_of(number_of, (rest, h), fact)
         shown.update(sum(n - 1 - i for i in group))
     shown.close()
     wired = Wiring(
@@ -370,10 +374,14 @@ def _compute(model: Model, wired: Wiring, pairs: np.ndarray, engine: Engine, get
     if engine.elsewhere:
         size = max(1, min(size, ceil(len(heads) / TASKS_ELSEWHERE)))
     layers, shared = tuple(int(layer) for layer in wired.layers), wired.shared
+    batches: dict[int, np.ndarray] = {}
     for start in range(0, len(heads), size):
         batch = pairs[(of_pair >= start) & (of_pair < start + size)]
         engine.submit(start, pairs_task, get_model, layers, batch)
-    for _, (batch, values) in _values(engine):
+        batches[start] = batch
+    for start, values in _values(engine):
+        batch = batches[start]
+        values = array_of(values, (len(batch), 2, shared), "pairs of heads")
         for (number, i, a, j, group), (pk, squared) in zip(batch, values, strict=True):
             index = (i, a, j, slice(group * shared, (group + 1) * shared))
             kind = KINDS[number]
@@ -381,7 +389,7 @@ def _compute(model: Model, wired: Wiring, pairs: np.ndarray, engine: Engine, get
             wired.exact[kind][index] = True
 
 
-def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) -> np.ndarray:
     """The task that computes single pairs exactly: PK and CS^2, (n, 2, S), of what S query heads read together."""
     model = get_model()
     shared = model.config.n_heads // model.config.n_kv_heads
@@ -410,4 +418,4 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
 
     for m in sorted({int(m) for m in pairs[:, [1, 3]].ravel()}):
         read_by(m)
-    return pairs, values
+    return values

@@ -20,7 +20,7 @@ from weightscope.compute.device import open_device
 from weightscope.detokenization.first_layer import FirstLayer, bare_embeddings
 from weightscope.display import ShowsShapes, drawing, notebook, report
 from weightscope.embedded import COUNTS, FOLDER
-from weightscope.engine import Engine, ThisProcess
+from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError, printable
 from weightscope.files import Files, OutputFolder
 from weightscope.fingerprint import Fingerprint, file_identity
@@ -359,7 +359,8 @@ def measure_heads(
             (head, start, stop), values, error = engine.next()
             if error is not None:
                 raise error
-            auroc[head, slice(start, stop) if sample is None else sample.items[start:stop]] = values
+            place = slice(start, stop) if sample is None else sample.items[start:stop]
+            auroc[head, place] = array_of(values, (stop - start,), f"head {head}")
             done.update(stop - start)
     caveats = (*first.attention.caveats, *counts.caveats)
     return BigramAuroc(first.model.title, first.layer, counts, auroc, caveats, sample)

@@ -69,7 +69,11 @@ class Cluster(Engine):
                 f"the scheduler or a worker at {self._address} cannot load weightscope ({error}); "
                 "install the same version there"
             )
-        return error
+        if isinstance(error, (CheckpointError, MemoryError, OSError)):
+            return error
+        problem = printable(f"{type(error).__name__}: {error}")[:200]
+        same = "Does it run the same version of weightscope, and do all workers?"
+        return CheckpointError(f"a task failed on a worker at {self._address} ({problem}). {same}")
 
 
 def connect(scheduler: str | None) -> Engine:

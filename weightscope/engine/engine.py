@@ -14,12 +14,23 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from weightscope.compute.cores import deaf_children, end_with_parent, keep_to, one_blas_thread, usable_cores
 from weightscope.errors import CheckpointError
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # The parent process reports problems; the working directory, which may be a checkpoint's, is no place of modules.
 CHILDREN = {"PYTHONWARNINGS": "ignore", "PYTHONSAFEPATH": "1"}
+
+
+def array_of(answer: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
+    """A task's answer, if it is real numbers of the expected shape; a worker may run another version, or be hostile."""
+    if not (isinstance(answer, np.ndarray) and answer.dtype.kind in "biuf" and answer.shape == shape):
+        given = f"{answer.dtype} {answer.shape}" if isinstance(answer, np.ndarray) else type(answer).__name__
+        expected = f"numbers of the shape {shape} were expected. Does it run the same version of weightscope?"
+        raise CheckpointError(f"a worker answers for {what} with {given}; {expected}")
+    return answer
 
 
 class Finished(NamedTuple):
