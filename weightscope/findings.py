@@ -381,9 +381,8 @@ def aggregated(findings: Iterable[Finding], n_heads: int) -> Iterator[Finding]:
 
 def _distance(finding: Finding) -> float:
     """How far a number is from what is usual, as a factor."""
-    if finding.number <= 0 or not finding.usual:
-        return inf
-    return abs(log(finding.number / finding.usual))
+    ratio = finding.number / finding.usual if finding.usual else 0.0
+    return abs(log(ratio)) if ratio > 0 else inf  # NaN is farthest too
 
 
 def indexed(noun: str, indices: Collection[int]) -> str:

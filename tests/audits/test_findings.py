@@ -11,7 +11,7 @@ import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import shared
 from weightscope.files import Files
-from weightscope.findings import KINDS, SEVERITIES, Finding, Findings, spans
+from weightscope.findings import KINDS, SEVERITIES, Finding, Findings, aggregated, of_head, spans
 
 Weights = dict[str, np.ndarray]
 Place = tuple[str, int | None, int | None, str | None]
@@ -287,3 +287,12 @@ def test_the_most_severe_findings_come_first_and_are_counted() -> None:
     assert found.that_fail(["note"]) == found and not found.that_fail([])
     assert Findings().headline == "No findings." and len(Findings().table) == 0
     assert spans([7, 2, 1, 0, 9, 10]) == "0-2, 7, 9-10"
+
+
+@pytest.mark.parametrize(
+    ("number", "usual"), [(1.0, np.inf), (np.inf, np.inf), (np.nan, 1.0), (-1.0, 2.0), (1.0, np.nan)]
+)
+def test_findings_whose_numbers_have_no_ratio_are_put_together(number: float, usual: float) -> None:
+    about = {"kind": "large_bias", "measure": "key_bias", "text": "Too long.", "usual": usual}
+    (one,) = aggregated([of_head(0, head, number=number, **about) for head in range(2)], 4)
+    assert one.heads == [0, 1] and one.severity == "warning"

@@ -1,4 +1,4 @@
-"""The large run, from the command line."""
+"""The large run, from the command line: `python -m tests.fuzz N [SEED [TARGET ...]]`."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ def main() -> None:
     n, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     started = time.monotonic()
     try:
-        outcomes = fuzz(n, seed)
+        outcomes = fuzz(n, seed, sys.argv[3:])
     except AssertionError:
         traceback.print_exc()
         sys.exit(1)
