@@ -2,7 +2,11 @@
 
 import ast
 import re
+import shlex
+import subprocess
+import sys
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,11 +40,15 @@ class Row(NamedTuple):
     constant: str
 
 
-ROWS = [
-    Row(*(cell.strip() for cell in line.strip("|").split(" | ")))
-    for line in TABLE.read_text(encoding="utf-8").splitlines()
-    if re.match(r"\| (?!what \||--- \|)", line)
-]
+def rows_of(heading: str) -> list[list[str]]:
+    """The cells of the table whose first column is headed so."""
+    lines = TABLE.read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    rows = takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in rows]
+
+
+ROWS = [Row(*cells) for cells in rows_of("what")]
 
 
 def number(text: str) -> int:
@@ -85,3 +93,25 @@ def test_every_limit_is_in_the_table() -> None:
     assert len(in_table) == len(ROWS)
     assert constants - in_table == NO_LIMITS & constants
     assert constants >= NO_LIMITS and not NO_LIMITS & in_table
+
+
+def test_what_was_tried_can_be_tried_again() -> None:
+    """Each row's command is there, and tries as many things as the row says."""
+    for extra in ("gguf", "tokenizers"):
+        pytest.importorskip(extra, reason="the fuzzer needs the extras `gguf` and `bigrams`")
+    from tests.attacks import changing_files
+    from tests.fuzz.run import TARGETS
+
+    files: dict[str, int] = {}
+    for tried, how_often, again in rows_of("tried"):
+        count, words = int(how_often.split()[0].replace(",", "")), shlex.split(again.strip("`"))
+        assert words[:2] == ["python", "-m"], tried
+        if words[2] == "pytest":
+            files[words[-1]] = count
+        elif words[2] == "tests.fuzz":
+            assert count == int(words[3]) and set(words[5:]) <= set(TARGETS), tried
+        else:
+            assert words[2] == changing_files.__name__ and count == int(words[3]), tried
+    command = [sys.executable, "-m", "pytest", "-m", "", "--collect-only", "-q", *files]
+    said = subprocess.run(command, cwd=TABLE.parents[1], capture_output=True, text=True).stdout
+    assert dict(re.findall(r"^(tests/\S+): (\d+)$", said, re.M)) == {name: str(count) for name, count in files.items()}
