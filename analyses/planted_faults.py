@@ -3,12 +3,14 @@
     python -m analyses.planted_faults SOURCE... [--out out/planted-faults]
 
 Every fault is planted in the stored weights of a layer, in memory, and the layer is measured again. The findings are
-compared with those of the checkpoint as it is, which should have none of these kinds.
+compared with those of the checkpoint as it is, whose errors and warnings are false alarms if it is healthy. Ranks are
+judged by the reference of other checkpoints, which leaves out the one at hand.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import numpy as np
@@ -18,9 +20,11 @@ from analyses.inputs import out_option
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.audits.audit import AuditOptions, measured_layer
+from weightscope.audits.duplicates import duplicates
 from weightscope.audits.factors import factor_findings
-from weightscope.audits.findings import head_findings
+from weightscope.audits.findings import findings_of, head_findings
 from weightscope.audits.measures import Arrays, MeasuredHeads
+from weightscope.audits.reference import OWN, Reference, Standing
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder
 from weightscope.findings import Findings
@@ -77,6 +81,32 @@ def of_another_layer(layer: Layer, other: Layer) -> Layer:
     return replace(layer, k=other.k, v=other.v)
 
 
+def collapsed_head(layer: Layer) -> Layer:
+    """Queries of the first head cut to four directions."""
+
+    def cut(w: np.ndarray) -> np.ndarray:
+        u, s, vt = np.linalg.svd(w[0], full_matrices=False)
+        return np.concatenate([((u[:, :4] * s[:4]) @ vt[:4])[None].astype(w.dtype), w[1:]])
+
+    return changed(layer, cut, ("q",))
+
+
+def copied_head(layer: Layer) -> Layer:
+    """The last head becomes the first, moved by a tenth of its norm."""
+    rng = np.random.default_rng(layer.index)
+
+    def copied(w: np.ndarray) -> np.ndarray:
+        noise = 0.1 * np.sqrt((w[0].astype(np.float64) ** 2).mean()) * rng.standard_normal(w[0].shape)
+        return np.concatenate([w[:-1], (w[0] + noise)[None].astype(w.dtype)]) if len(w) > 1 else w
+
+    return changed(layer, copied, (*FACTORS, "o"))
+
+
+def copied_layer(layer: Layer, other: Layer) -> Layer:
+    """Another layer in its place."""
+    return replace(other, index=layer.index)
+
+
 FAULTS: dict[str, tuple[Callable[..., Layer], str]] = {
     "value bias of 10000": (large_value_bias, "large_bias"),
     "noise of 0.5 standard deviations": (noise, "noise_floor"),
@@ -84,8 +114,11 @@ FAULTS: dict[str, tuple[Callable[..., Layer], str]] = {
     "Q times 30": (scaled_queries, "unbalanced_factors"),
     "layer initialised anew": (initialised_anew, "untrained_layer"),
     "K and V of another layer": (of_another_layer, "mixed_factors"),
+    "a head's queries cut to rank 4": (collapsed_head, "rank_collapsed"),
+    "a head copied, moved by 10 %": (copied_head, "duplicate_heads"),
+    "another layer in its place": (copied_layer, "duplicate_heads"),
 }
-KINDS = {kind for _, kind in FAULTS.values()}
+WITH_ANOTHER = (of_another_layer, copied_layer)
 
 
 def planted(source: str) -> list[tuple[str, str, int, int, int, int]]:
@@ -95,8 +128,10 @@ def planted(source: str) -> list[tuple[str, str, int, int, int, int]]:
         index: measured_layer(model.layer(index), [], OPTIONS)
         for index in bar(model.attention_layers, "measuring", "layer")
     }
-    clean = _findings(model, layers)
-    alarms = sum(finding.kind in KINDS for finding in clean)
+    heads = MeasuredHeads(layers, model.config.d_model)
+    standing = Standing(model, heads, Reference.load(OWN))
+    alarms = sum(finding.severity != "note" for finding in findings_of(model.unchecked(), heads, standing))
+    clean = _findings(model, layers, standing, {})
     rows = []
     for name, (plant, kind) in FAULTS.items():
         tried = named = warned = 0
@@ -106,10 +141,11 @@ def planted(source: str) -> list[tuple[str, str, int, int, int, int]]:
                 continue
             if plant is swapped and layer.k.shape != layer.v.shape:
                 continue
-            others = (model.layer(_next(model, index)),) if plant is of_another_layer else ()
-            found = _findings(model, layers | {index: measured_layer(plant(layer, *others), [], OPTIONS)})
-            here = {finding.kind for finding in found if finding.layer == index and finding.severity != "note"}
-            before = {finding.kind for finding in clean if finding.layer == index}
+            others = (model.layer(_next(model, index)),) if plant in WITH_ANOTHER else ()
+            broken = plant(layer, *others)
+            measured = layers | {index: measured_layer(broken, [], OPTIONS)}
+            found = _findings(model, measured, standing, {index: broken})
+            here, before = _warned(found, index), _warned(clean, index)
             tried, named, warned = tried + 1, named + (kind in here), warned + bool(here - before)
         rows.append((model.name, name, tried, named, warned, alarms))
     return rows
@@ -121,9 +157,20 @@ def _next(model: ws.Model, index: int) -> int:
     return layers[(layers.index(index) + 1) % len(layers)]
 
 
-def _findings(model: ws.Model, layers: dict[int, Arrays]) -> Findings:
+def _warned(findings: Findings, index: int) -> set[str]:
+    """Kinds of the warnings and errors that concern a layer."""
+    return {
+        finding.kind
+        for finding in findings
+        if finding.severity != "note" and index in {finding.layer, *(member.layer for member in finding.members)}
+    }
+
+
+def _findings(model: ws.Model, layers: dict[int, Arrays], standing: Standing, broken: dict[int, Layer]) -> Findings:
     heads = MeasuredHeads(layers, model.config.d_model)
-    return Findings([*head_findings(heads), *factor_findings(model, heads)])
+    seen = SimpleNamespace(layer=lambda index: broken.get(index) or model.layer(index))
+    alike = duplicates(seen, heads)  # type: ignore[arg-type]  # it asks for layers only
+    return Findings([*head_findings(heads, standing=standing), *factor_findings(model, heads), *alike])
 
 
 @click.command("planted-faults", cls=EndsInOneLine)

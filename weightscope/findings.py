@@ -117,6 +117,14 @@ KINDS: dict[str, Kind] = {
         "Check that comparing these heads makes sense: norms, positions and biases may enter them differently.",
         "warning",
     ),
+    "alike_heads": Kind(
+        "heads with nearly the same spaces",
+        "Compare the two heads' attention on text: their spaces are alike, their maps are not.",
+    ),
+    "low_rank_heads": Kind(
+        "heads of low rank",
+        "Usual in the first layer of decoders; compare with another checkpoint of the same architecture.",
+    ),
     "permuted_heads": Kind(
         "permuted heads",
         "The layer computes the same; undo the permutation before you average, merge or subtract weights.",

@@ -17,7 +17,7 @@ from tests.support.tiny_models import fixture
 from weightscope.architectures.reading import MOST_ROWS
 from weightscope.audits import duplicates
 from weightscope.audits.audit import LONGEST_WINDOW, MOST_DELTAS
-from weightscope.audits.duplicates import UNLIKE_A_HEAD, Likeness, clusters
+from weightscope.audits.duplicates import UNLIKE_A_HEAD, Likeness, clusters, joined
 from weightscope.checkpoint import Checkpoint, opening
 
 
@@ -47,12 +47,12 @@ def test_a_cluster_is_what_is_linked_and_tells_its_weakest_link() -> None:
     """0-2-4 and 1-5 are alike, 3 is not; 0 and 4 only by way of 2."""
     sketches = np.ones((6, 4)) / 2
     alike: dict[tuple[int, int], Likeness] = {
-        (0, 2): (0.9, 0.2, 1.0),
-        (2, 4): (0.8, 0.1, 0.5),
-        (1, 5): (1.0, 0.0, -1.0),
+        (0, 2): Likeness(0.9, 0.2, 1.0),
+        (2, 4): Likeness(0.8, 0.1, 0.5),
+        (1, 5): Likeness(1.0, 0.0, -1.0),
     }
     found = list(clusters(sketches, sketches, lambda one, other: alike.get((one, other))))
-    assert found == [([0, 2, 4], (0.8, 0.2, 0.5)), ([1, 5], (1.0, 0.0, -1.0))]
+    assert found == [([0, 2, 4], (0.8, 0.2, 0.5, "")), ([1, 5], (1.0, 0.0, -1.0, ""))] == list(joined(alike))
 
 
 def test_heads_that_only_look_alike_are_compared_with_few() -> None:

@@ -27,7 +27,7 @@ def near(size: float, seed: int = 0) -> tuple[SimpleNamespace, SimpleNamespace]:
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 0.1])
 def test_likeness_is_that_of_exact_angles_and_of_the_dense_maps(size: float) -> None:
     one, other = near(size)
-    overlap, angle, cosine = likeness_of(one, other, "qk")
+    overlap, angle, cosine, _ = likeness_of(one, other, "qk")
     a, b = one.qk, other.qk
     angles = [principal_angles(x, y) for x, y in ((a.left, b.left), (a.right, b.right))]
     assert overlap == pytest.approx(min((np.cos(own) ** 2).mean() for own in angles), abs=1e-12)
@@ -41,7 +41,43 @@ def test_likeness_is_that_of_exact_angles_and_of_the_dense_maps(size: float) -> 
 def test_unrelated_heads_are_not_alike_and_equal_ones_wholly() -> None:
     one, other = near(30.0)
     assert likeness_of(one, other, "qk") is None
-    assert likeness_of(one, one, "qk") == (1.0, 0.0, 1.0)
+    assert likeness_of(one, one, "qk") == (1.0, 0.0, 1.0, "")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_copy_moved_by_a_tenth_is_a_copy_and_its_negative_is_not(turned: bool) -> None:
+    one, other = near(0.1)
+    if turned:
+        other.qk = Factored(-other.qk.left, other.qk.right)
+    likeness = likeness_of(one, other, "qk")
+    assert abs(likeness.cosine) > 0.95 and likeness.overlap > 0.95 and likeness.is_copy is not turned
+
+
+def test_heads_that_differ_in_one_direction_entirely_are_no_copies() -> None:
+    """Seven directions are the same, and carry nearly all of the map; the eighth, which is weak, is another."""
+    one, other = near(1e-3)
+    rng, strength = np.random.default_rng(1), np.array([10.0] * (R - 1) + [1.0])
+    left, right = (np.linalg.qr(side)[0] for side in (one.qk.left, one.qk.right))
+    elsewhere = left.copy()
+    elsewhere[:, -1] = np.linalg.qr(np.column_stack([left, rng.standard_normal(D)]))[0][:, -1]
+    one.qk, other.qk = Factored(left * strength, right), Factored(elsewhere * strength, right.copy() + 1e-9)
+    likeness = likeness_of(one, other, "qk")
+    assert likeness.cosine > 0.99 and np.degrees(likeness.angle) > 89 and not likeness.is_copy
+
+
+def test_of_heads_that_share_their_values_the_outputs_alone_are_judged() -> None:
+    """W_V reads one direction so strongly that the maps are alike whatever W_O does with the others."""
+    rng = np.random.default_rng(2)
+    w_v, w_o = (rng.standard_normal((D, R)) for _ in range(2))
+    w_v[:, 0] *= 100
+    mixed = np.eye(R)
+    mixed[1:, 1:] = np.linalg.qr(rng.standard_normal((R - 1, R - 1)))[0]  # the same space, read by other directions
+    one, other = (SimpleNamespace(vo=Factored(w_v, side)) for side in (w_o, w_o @ mixed))
+    likeness = likeness_of(one, other, "vo")
+    dense = (one.vo.dense() * other.vo.dense()).sum() / one.vo.frobenius() / other.vo.frobenius()
+    cosine = (w_o * (w_o @ mixed)).sum() / np.linalg.norm(w_o) / np.linalg.norm(w_o @ mixed)
+    assert likeness.unshared == "W_O" and likeness.cosine == pytest.approx(cosine)
+    assert dense > 0.99 and likeness.overlap == pytest.approx(1) and not likeness.is_copy
 
 
 def test_layers_that_repeat_others_are_a_finding_each(tmp_path: Path) -> None:

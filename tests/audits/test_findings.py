@@ -250,7 +250,7 @@ def test_heads_of_a_layer_that_collapse_for_one_reason_are_one_finding(tmp_path:
     rows = Findings([finding]).table
     assert rows["head"].tolist() == rows["index"].tolist() == list(range(8))
     assert set(rows["finding"]) == {1} and set(rows["severity"]) == {"warning"}
-    assert set(rows["number"]) <= {1, 2}  # singular values that count: each head's own
+    assert np.allclose(rows["number"].astype(float), 1)  # two directions of every head, the first aside
 
 
 def test_findings_name_tokens_and_all_their_rows_are_in_the_table(tmp_path: Path) -> None:
@@ -296,3 +296,21 @@ def test_findings_whose_numbers_have_no_ratio_are_put_together(number: float, us
     about = {"kind": "large_bias", "measure": "key_bias", "text": "Too long.", "usual": usual}
     (one,) = aggregated([of_head(0, head, number=number, **about) for head in range(2)], 4)
     assert one.heads == [0, 1] and one.severity == "warning"
+
+
+def test_a_rank_that_is_usual_in_the_first_layer_is_a_note_and_a_lost_one_a_warning(tmp_path: Path) -> None:
+    """Spectra that fall by ten a direction, in whole layers and in one head; and directions that were cut off."""
+
+    def kinds(layer: int, heads: slice, spectrum: np.ndarray) -> set[tuple[str, int | None]]:
+        weights = fresh_gpt2(3, 96, 0)
+        keys = weights[f"h.{layer}.attn.c_attn.weight"][:, 96:192].reshape(96, 8, 12)
+        u, s, vt = np.linalg.svd(keys.transpose(1, 0, 2), full_matrices=False)
+        keys.transpose(1, 0, 2)[heads] = ((u * (s * spectrum)[:, None]) @ vt)[heads]
+        found = found_in(write_checkpoint(tmp_path / f"{layer}-{heads}-{spectrum[-1]}", weights, n_head=8))
+        return {(one.kind, one.head) for one in found if one.layer == layer and one.kind != "layer_off_trend"}
+
+    falling, cut = 10.0 ** -np.minimum(np.arange(12), 5), np.arange(12) < 2.0
+    assert kinds(0, slice(8), falling) == {("low_rank_heads", None)}
+    assert kinds(0, slice(3, 4), falling) == {("rank_collapsed", 3)}  # unlike its layer
+    assert kinds(1, slice(8), falling) == {("rank_collapsed", None)}  # one finding for the layer
+    assert kinds(0, slice(8), cut) == {("rank_collapsed", None)}

@@ -127,13 +127,18 @@ def test_an_audit_says_where_its_heads_stand_among_the_others(three: Path, made:
 def test_the_page_and_the_tables_say_it(three: Path, made: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("weightscope.audits.page.save", lambda *drawn: "")  # figures are no matter here
     weights = gpt2_weights(n_layers=6, seed=5)
-    weights["h.2.attn.c_attn.weight"][:, :6] *= 100  # a loud head
+    weights["h.2.attn.c_attn.weight"][:, :6] *= 100  # a loud head, by its own checkpoint's scale
+    weights["h.4.attn.c_attn.weight"][:, 54] *= 50  # a spike, which has no scale
     result = run("audit", write_checkpoint(tmp_path / "m", weights), "--out", tmp_path / "o", "--reference", made)
     assert result.exit_code == 0, result.output
     page = (tmp_path / "o" / "report.html").read_text()
     assert "Percentiles are of 3 checkpoints. That is few" in page and "model-2" in page
     findings = page.split('<section id="findings">')[1].split("</section>")[0]
-    assert "<small>above all heads of 3 checkpoints</small>" in findings
+    spike, loud = (
+        findings.split(f'id="{kind}"')[1].split("</details>")[0] for kind in ("spectral_spike", "outlier_head")
+    )
+    assert "<small>above all heads of 3 checkpoints</small>" in spike
+    assert "among this checkpoint&#39;s heads" in loud and "<small>" not in loud  # one scale
     facts = json.loads(page.split('id="facts">')[1].split("</script>")[0])
     assert facts["compared_with"]["qk_sigma1"] == [3] * 6
     grid = np.array(facts["percentiles"]["qk_sigma1"], float)

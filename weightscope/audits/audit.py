@@ -214,9 +214,10 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     """The audit of layers that have been measured: findings, tokens along directions, roles, percentiles."""
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     heads = MeasuredHeads(layers, model.config.d_model)
+    standing = Standing(model, heads, Reference.load(options.reference or OWN))
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
-        findings = with_tokens(findings_of(unchecked, heads), directions)
+        findings = with_tokens(findings_of(unchecked, heads, standing), directions)
     notes = (model.checkpoint.note, other_stacks(model), *notes, positions_of(unchecked)[1])
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = roles_of(model)
@@ -239,7 +240,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         findings=with_roles(findings, roles),
         directions=directions,
         notes=tuple(filter(None, notes)),
-        standing=Standing(model, heads, Reference.load(options.reference or OWN)),
+        standing=standing,
         coverage=coverage,
         everything=everything,
         roles=roles,

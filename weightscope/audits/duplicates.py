@@ -1,13 +1,17 @@
 """Heads that read and write, or score, in nearly the same spaces: one finding for each cluster of them.
 
+A copy also has nearly the same map: of the same sign, and alike in its weakest direction too. Heads with like spaces
+and another map are a note. Where two heads share keys or values, that factor proves nothing: the other is judged.
+
 Sketches of all heads are compared with each other; those that look alike are then compared exactly, unless they are in
 one cluster already, so that equal heads cost one comparison each and not one per pair. Layers that repeat each other
 head by head, as in a model that was made deeper by copying layers, are one finding.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -25,12 +29,32 @@ from weightscope.model import Model
 
 WORTH_A_LOOK = 0.7  # correlation of sketches above which the exact angles are computed; its own error is about 0.06
 PARALLEL = 0.8  # mean squared cosine of principal angles, minus chance, above which two spaces are called parallel
+COPY = 0.9  # Frobenius cosine of two maps above which one is called a copy: they differ by less than half a norm
+FARTHEST = np.radians(60)  # and their largest angle: every direction of one has half its length in the other
 UNLIKE_A_HEAD = 16  # exact comparisons of a head that find nothing before it is given up; the most alike come first
 LAYERS_NAMED = 8  # layers whose heads a text lists; findings.csv has all
 SKETCHES = {"qk": ("q_sketch", "k_sketch"), "vo": ("v_sketch", "o_sketch")}
 
+FACTORS = {"qk": ("W_Q", "W_K"), "vo": ("W_V", "W_O")}  # left and right
+
 Place = tuple[int, int]  # layer and head
-Likeness = tuple[float, float, float]  # mean squared cosine, largest angle, cosine of the maps
+
+
+class Likeness(NamedTuple):
+    """How alike the spaces of two heads' maps are."""
+
+    overlap: float  # mean squared cosine of the principal angles, of the side where it is lower
+    angle: float  # the largest principal angle, radians
+    cosine: float  # Frobenius, of the two maps; of the factor that the heads do not share where they share one
+    unshared: str = ""  # that factor
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether one head is the other, moved a little."""
+        return self.cosine >= COPY and self.angle <= FARTHEST
+
+
+Numbered = tuple[list[int], Likeness]
 Cluster = tuple[list[Place], Likeness]
 
 
@@ -45,24 +69,36 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     for name, sketches in SKETCHES.items():
         first, second = (heads.arrays[sketch].reshape(len(layers) * n_heads, -1) for sketch in sketches)
 
-        def compare(a: int, b: int, name: str = name) -> Likeness | None:
-            return likeness_of(head(a), head(b), name)
+        similar: dict[tuple[int, int], Likeness] = {}
 
-        by_layers: dict[tuple[int, ...], list[Cluster]] = {}
-        for numbers, likeness in clusters(first, second, compare):
-            places = [(layers[number // n_heads], number % n_heads) for number in numbers]
-            by_layers.setdefault(tuple(layer for layer, _ in places), []).append((places, likeness))
-        for repeated, alike_heads in by_layers.items():
-            # One head of each layer per cluster, for all heads: the layers repeat each other.
-            if len(alike_heads) == n_heads > 1 and len(set(repeated)) == len(repeated):
-                yield _repeated_layers(name, repeated, alike_heads)
-            else:
-                yield from (_duplicate_heads(name, *cluster) for cluster in alike_heads)
+        def copies(
+            a: int, b: int, name: str = name, similar: dict[tuple[int, int], Likeness] = similar
+        ) -> Likeness | None:
+            likeness = likeness_of(head(a), head(b), name)
+            if likeness is not None and not likeness.is_copy:
+                similar[a, b] = likeness
+                return None
+            return likeness
+
+        copied = list(clusters(first, second, copies))
+        cluster_of = {number: i for i, (numbers, _) in enumerate(copied) for number in numbers}
+        apart = {(a, b): one for (a, b), one in similar.items() if cluster_of.get(a, -1) != cluster_of.get(b, -2)}
+        for kind, found in (("duplicate_heads", copied), ("alike_heads", joined(apart))):
+            by_layers: dict[tuple[int, ...], list[Cluster]] = {}
+            for numbers, likeness in found:
+                places = [(layers[number // n_heads], number % n_heads) for number in numbers]
+                by_layers.setdefault(tuple(layer for layer, _ in places), []).append((places, likeness))
+            for repeated, alike_heads in by_layers.items():
+                # One head of each layer per cluster, for all heads: the layers repeat each other.
+                if len(alike_heads) == n_heads > 1 and len(set(repeated)) == len(repeated):
+                    yield _repeated_layers(kind, name, repeated, alike_heads)
+                else:
+                    yield from (_like_heads(kind, name, *cluster) for cluster in alike_heads)
 
 
 def clusters(
     first: np.ndarray, second: np.ndarray, compare: Callable[[int, int], Likeness | None]
-) -> Iterator[tuple[list[int], Likeness]]:
+) -> Iterator[Numbered]:
     """Clusters of linked rows with the least likeness of a link: first, second (n, s) sketches of both sides."""
     label = np.arange(len(first))
     links: dict[int, Likeness] = {}
@@ -85,17 +121,29 @@ def clusters(
         yield np.flatnonzero(label == cluster).tolist(), likeness
 
 
+def joined(links: Mapping[tuple[int, int], Likeness]) -> Iterator[Numbered]:
+    """Clusters of rows that are linked, with the least likeness of a link."""
+    groups: list[tuple[set[int], list[Likeness]]] = []
+    for pair, likeness in links.items():
+        touched = [group for group in groups if not group[0].isdisjoint(pair)]
+        groups = [group for group in groups if group[0].isdisjoint(pair)]
+        rows = set(pair).union(*(rows for rows, _ in touched))
+        groups.append((rows, [likeness, *(one for _, known in touched for one in known)]))
+    for rows, likenesses in sorted(groups, key=lambda group: min(group[0])):
+        yield sorted(rows), least_alike(likenesses)
+
+
 def least_alike(likenesses: Iterable[Likeness]) -> Likeness:
     """The least overlap, the largest angle and the least cosine of several."""
-    overlaps, angles, cosines = zip(*likenesses, strict=True)
-    return min(overlaps), max(angles), min(cosines)
+    overlaps, angles, cosines, unshared = zip(*likenesses, strict=True)
+    return Likeness(min(overlaps), max(angles), min(cosines), unshared[0] if len(set(unshared)) == 1 else "")
 
 
 def likeness_of(a: Head, b: Head, name: str) -> Likeness | None:
     """How alike the spaces of one map of two heads are; None where they are not parallel."""
     map_a, map_b = (head.qk if name == "qk" else head.vo for head in (a, b))
     if np.array_equal(map_a.left, map_b.left) and np.array_equal(map_a.right, map_b.right):
-        return 1.0, 0.0, 1.0
+        return Likeness(1.0, 0.0, 1.0)
     pairs = (map_a.left, map_b.left), (map_a.right, map_b.right)
     left, right = in_threads(lambda pair: Side.of(*pair), pairs)
     cosines = [side.cosines() for side in (left, right)]
@@ -104,9 +152,12 @@ def likeness_of(a: Head, b: Head, name: str) -> Likeness | None:
     for overlap, chance in zip(overlaps, by_chance, strict=True):
         if (overlap - chance) / (1 - chance) < PARALLEL:
             return None
+    overlap, angle = min(overlaps), float(np.arccos(min(values.min() for values in cosines)))
+    for shared, side, factor in zip(pairs, (right, left), reversed(FACTORS[name]), strict=True):
+        if np.array_equal(*shared):
+            return Likeness(overlap, angle, side.cosine(), factor)
     length = np.sqrt((left.gram_a * right.gram_a).sum() * (left.gram_b * right.gram_b).sum())
-    cosine = float((left.between * right.between).sum() / length)
-    return min(overlaps), float(np.arccos(min(values.min() for values in cosines))), cosine
+    return Likeness(overlap, angle, float((left.between * right.between).sum() / length))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,44 +183,48 @@ class Side(ShowsShapes):
         inside = solve_triangular(roots[1].r, inside.T, trans="T")  # Q_b' Q_a
         return np.minimum(lapack.singular_values(inside)[::-1], 1.0)
 
+    def cosine(self) -> float:
+        """The Frobenius cosine of the two factors themselves."""
+        return float(self.between.trace() / np.sqrt(self.gram_a.trace() * self.gram_b.trace()))
 
-def _repeated_layers(name: str, layers: tuple[int, ...], alike_heads: list[Cluster]) -> Finding:
+
+def _repeated_layers(kind: str, name: str, layers: tuple[int, ...], alike_heads: list[Cluster]) -> Finding:
     """Layers all of whose heads have a counterpart in each of the others."""
     likeness = least_alike(likeness for _, likeness in alike_heads)
     text = (
         f"{counted(len(layers), 'layer')}, {spans(layers)}, have the same spaces head by head, "
         f"{counted(len(alike_heads), 'head')} each; the least alike: {_described(likeness)}."
     )
-    return _finding(
-        name, layers[0], None, sorted(place for places, _ in alike_heads for place in places), likeness, text
-    )
+    places = sorted(place for places, _ in alike_heads for place in places)
+    return _finding(kind, name, layers[0], None, places, likeness, text)
 
 
-def _duplicate_heads(name: str, places: list[Place], likeness: Likeness) -> Finding:
+def _like_heads(kind: str, name: str, places: list[Place], likeness: Likeness) -> Finding:
     (layer, head), (next_layer, next_head), *more = places
+    nearly = "" if kind == "duplicate_heads" else "nearly "
     if not more:
-        text = f"Its spaces are those of layer {next_layer} head {next_head}: {_described(likeness)}."
+        text = f"Its spaces are {nearly}those of layer {next_layer} head {next_head}: {_described(likeness)}."
     else:
-        same = f"{counted(len(places), 'head')} have the same spaces, {_by_layer(places)}"
+        same = f"{counted(len(places), 'head')} have {nearly}the same spaces, {_by_layer(places)}"
         text = f"{same}; the least alike: {_described(likeness)}."
-    return _finding(name, layer, head, places, likeness, text)
+    return _finding(kind, name, layer, head, places, likeness, text)
 
 
 def _finding(
-    name: str, layer: int, head: int | None, places: Sequence[Place], likeness: Likeness, text: str
+    kind: str, name: str, layer: int, head: int | None, places: Sequence[Place], likeness: Likeness, text: str
 ) -> Finding:
     members = tuple(Member("head", h, None if member_layer == layer else member_layer) for member_layer, h in places)
     return Finding(
-        kind="duplicate_heads", layer=layer, head=head, map=name, measure="mean_cos2", number=likeness[0], text=text,
+        kind=kind, layer=layer, head=head, map=name, measure="mean_cos2", number=likeness.overlap, text=text,
         members=members,
     )  # fmt: skip
 
 
 def _described(likeness: Likeness) -> str:
-    overlap, angle, cosine = likeness
+    maps = f"their {likeness.unshared}, the factor that they do not share" if likeness.unshared else "the two maps"
     return (
-        f"mean cos² of principal angles {overlap:.3f}, the largest angle {np.degrees(angle):.1f}°, "
-        f"Frobenius cosine of the two maps {cosine:.3f}"
+        f"mean cos² of principal angles {likeness.overlap:.3f}, the largest angle {np.degrees(likeness.angle):.1f}°, "
+        f"Frobenius cosine of {maps} {likeness.cosine:.3f}"
     )
 
 

@@ -10,6 +10,7 @@ from weightscope.audits.duplicates import duplicates
 from weightscope.audits.factors import factor_findings
 from weightscope.audits.measures import MAPS, MeasuredHeads
 from weightscope.audits.others import scale_findings
+from weightscope.audits.reference import Standing
 from weightscope.checkpoint import Tensor
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError, counted, printable
@@ -28,6 +29,8 @@ NEAR_DEAD = 1e-3  # of the median Frobenius norm: such a head writes or scores n
 COLLAPSED = 1e-3  # singular values below this share of the first do not count when a rank is judged
 COLLAPSED_TO = 0.25  # of the head's width: a collapse where fewer count
 BULK = 0.15  # of the head's width: a collapse where the effective rank, without the first value, is below it
+LOST = 1e-6  # of the first singular value: what is below it in so many directions was cut off, not trained
+OF_ITS_LAYER = 0.25  # of the layer's median rank: a head of the first layer below it is unlike its layer
 SPIKE = 3.0  # sigma_1 / sigma_2; random products of width 8 stay under 1.9, GPT-2's W_QK under 2.1
 WIDE = 8  # narrower heads have larger gaps by chance; their limit grows in proportion
 HEAD_Z, HEAD_FACTOR = 5.0, 3.0  # an outlier head exceeds both: robust z among all heads, and a plain factor
@@ -43,8 +46,11 @@ TOKENS_NAMED = 6  # tokens that it lists
 Place = tuple[int, int]  # position among the measured layers, and head
 
 
-def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
-    """Everything about a model's heads and embeddings that a person should look at; nothing at initialisation."""
+def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = None) -> Findings:
+    """Everything about a model's heads and embeddings that a person should look at; nothing at initialisation.
+
+    With `standing`, collapsed ranks are judged among those of other checkpoints.
+    """
     dimensions = list(outlier_dimensions(heads, "Residual" if model.family.memory is None else "Memory"))
     with phase("looking at embedding rows"):
         rows = list(embedding_rows(model))
@@ -58,7 +64,7 @@ def findings_of(model: Model, heads: MeasuredHeads) -> Findings:
         [
             *broken_layers(model, heads),
             *overflowing_layers(model, heads),
-            *head_findings(heads, explained),
+            *head_findings(heads, explained, standing),
             *alike,
             *dimensions,
             *factor_findings(model, heads),
@@ -145,28 +151,35 @@ def count_not_finite(tensor: Tensor) -> int:
 # Heads that are dead, collapsed, spiked or far from the others.
 
 
-def head_findings(heads: MeasuredHeads, explained: Collection[int] = ()) -> Iterator[Finding]:
+def head_findings(
+    heads: MeasuredHeads, explained: Collection[int] = (), standing: Standing | None = None
+) -> Iterator[Finding]:
     """At most one finding per head and map, the most severe; heads of one layer with the same fault share a finding.
 
     Layers (by position) that an outlier dimension has `explained` are not judged by spikes and scale.
     """
     for name in MAPS:
-        faulty = _faulty_heads(heads, name, explained)
+        faulty = _faulty_heads(heads, name, explained, standing)
         layers, far = _far_from_others(heads, name, explained)
         outliers = (far[place] for place in far if place not in faulty and place[0] not in explained)
         yield from (*aggregated([*faulty.values(), *outliers], heads.n_heads), *layers)
 
 
-def _faulty_heads(heads: MeasuredHeads, name: str, explained: Collection[int]) -> dict[Place, Finding]:
+def _faulty_heads(
+    heads: MeasuredHeads, name: str, explained: Collection[int], standing: Standing | None
+) -> dict[Place, Finding]:
     """Zero, near-dead, collapsed and spiked heads of one map; heads that are not finite are left out."""
     norms, gaps = heads.grid(f"{name}_frobenius"), heads.grid(f"{name}_gap")
     alive = norms[np.isfinite(norms) & (norms > 0)]
     usual = float(np.median(alive)) if len(alive) else float("nan")
+    ranks = _ranks_of_the_rest(heads, name)
     findings = {}
     for i, h in np.argwhere(np.isfinite(norms)).tolist():
         s = heads.arrays[f"{name}_singular_values"][i, h]
         s, gap = s[np.isfinite(s)], float(gaps[i, h])
         fault = _fault(MAPS[name], s, float(norms[i, h]), usual)
+        if fault is None:
+            fault = _collapse(heads, name, (i, h), s, ranks, standing)
         if fault is None and gap >= SPIKE * max(1.0, WIDE / len(s)) and i not in explained:
             rest = known_median(gaps)
             first = f"The first singular value of {MAPS[name]}"
@@ -181,22 +194,52 @@ def _faulty_heads(heads: MeasuredHeads, name: str, explained: Collection[int]) -
     return findings
 
 
-def _fault(w: str, s: np.ndarray, norm: float, usual: float) -> tuple[str, str, float, float, str] | None:
-    """What is wrong with a map of singular values s (r,): kind, measure, its value, its usual value, text."""
+Fault = tuple[str, str, float, float, str]  # kind, measure, its value, its usual value, text
+
+
+def _fault(w: str, s: np.ndarray, norm: float, usual: float) -> Fault | None:
+    """Whether a map of singular values s (r,) is zero or nearly so."""
     if norm == 0:
         return "zero_head", "frobenius", 0.0, usual, f"{w} is exactly zero."
     if norm < NEAR_DEAD * usual:
         text = f"The Frobenius norm of {w} is {norm:.3g}, {usual / norm:,.0f} times below the checkpoint's median."
         return "near_dead_head", "frobenius", norm, usual, text
-    large, r = int((s > COLLAPSED * s[0]).sum()), len(s)
-    if large <= COLLAPSED_TO * r:
-        text = f"Only {large} of {r} singular values of {w} exceed a thousandth of the first."
-        return "rank_collapsed", "singular_values_counted", large, r, text
-    bulk = float(effective_rank(s[1:]))
-    if bulk < BULK * r:
-        text = f"The effective rank of {w}, its first direction aside, is {bulk:.1f} of {r}."
-        return "rank_collapsed", "effective_rank_of_the_rest", bulk, r, text
     return None
+
+
+def _ranks_of_the_rest(heads: MeasuredHeads, name: str) -> np.ndarray:
+    """Effective ranks (L, H) of a map, its first direction aside; NaN where it is not finite."""
+    spectra = heads.arrays[f"{name}_singular_values"]
+    known = np.isfinite(spectra)
+    ranks = effective_rank(np.where(known, spectra, 0.0)[..., 1:])
+    return np.where(known.any(axis=-1), ranks, np.nan)
+
+
+def _collapse(
+    heads: MeasuredHeads, name: str, place: Place, s: np.ndarray, ranks: np.ndarray, standing: Standing | None
+) -> Fault | None:
+    """Whether a map of singular values s (r,) has a low rank: a fault, or usual at its depth.
+
+    In the first layer of trained decoders queries and keys tell few directions apart. A head is a fault there if
+    directions were cut off, or if it is unlike its layer; deeper, unless another checkpoint has such a head.
+    """
+    i, w, r = place[0], MAPS[name], len(s)
+    layer, rank, measure = int(heads.layers[i]), float(ranks[place]), f"{name}_effective_rank"
+    large, left = (int((s > share * s[0]).sum()) for share in (COLLAPSED, LOST))
+    if large > COLLAPSED_TO * r and not rank < BULK * r:
+        return None
+    percentile, among = (float("nan"), 0) if standing is None else standing.percentile(
+        measure, layer, float(heads.grid(measure)[place])
+    )  # fmt: skip
+    cut_off = left <= COLLAPSED_TO * r
+    unusual = rank < OF_ITS_LAYER * known_median(ranks[i]) if layer == 0 else not percentile > 0
+    text = f"The effective rank of {w}, its first direction aside, is {rank:.1f} of {r}"
+    if large <= COLLAPSED_TO * r:
+        text = f"Only {large} of {r} singular values of {w} exceed a thousandth of the first"
+    if percentile == 0:
+        text += f"; no head at this depth of {counted(among, 'other checkpoint')} has so low a rank"
+    kind = "rank_collapsed" if cut_off or unusual else "low_rank_heads"
+    return kind, "effective_rank_of_the_rest", rank, known_median(ranks), f"{text}."
 
 
 def _far_from_others(
@@ -224,7 +267,7 @@ def _far_from_others(
         z = robust_z(distances)
         for i, h in np.argwhere((np.abs(z) >= HEAD_Z) & (np.abs(distances) >= np.log(HEAD_FACTOR))).tolist():
             value, usual = float(np.exp(logs[i, h])), float(np.exp(medians[i]))
-            among = f"the median of its layer is {usual:.3g} (z = {z[i, h]:.1f} among all heads)"
+            among = f"the median of its layer is {usual:.3g} (z = {z[i, h]:.1f} among this checkpoint's heads)"
             if (i, h) not in far or abs(z[i, h]) > far[i, h][0]:
                 far[i, h] = abs(float(z[i, h])), of_head(
                     int(heads.layers[i]), h, kind="outlier_head", map=name, measure=measure, number=value, usual=usual,

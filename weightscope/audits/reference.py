@@ -32,6 +32,7 @@ OF_WIDTH = ("stable_rank", "effective_rank", "participation_ratio")  # compared 
 OWN = Path(__file__).with_name("reference.npz")  # comes with the package; reference.csv lists its checkpoints
 LARGEST = 64 << 20  # bytes of such a file, packed and unpacked
 SHA256 = re.compile("[0-9a-f]{64}")
+WITHIN = ("outlier_head", "layer_off_trend", "near_dead_head", "zero_head")  # findings on the checkpoint's own scale
 FEW = 20  # checkpoints: with fewer, a page says how coarse their percentiles are
 UNREADABLE = (
     OSError, EOFError, ValueError, KeyError, TypeError, MemoryError, RecursionError, zipfile.BadZipFile, zlib.error,
@@ -236,14 +237,21 @@ class Standing:
         percentiles = (Column(name, np.round(grid.ravel(), 1), format=".0f") for name, grid in self.grids.items())
         return Table([*labels, *percentiles])
 
+    def percentile(self, measure: str, layer: int, value: float) -> tuple[float, int]:
+        """The percentile of a head's value at the depth of a layer, NaN where unknown, and of how many checkpoints."""
+        third = self._thirds[self._heads.layers.tolist().index(layer)]
+        known, count = self.reference.percentiles(measure, third, np.array(value) / width_of(self._heads, measure))
+        return float(known), count
+
     def of(self, finding: Finding) -> str:
-        """The percentile of a finding's number for its layer, as a phrase; empty where it is unknown."""
-        if finding.measure not in self.grids or finding.layer is None:
+        """The percentile of a finding's number for its layer, as a phrase; empty where it is unknown.
+
+        Heads and layers that are judged against others of the same checkpoint have none: a norm that is far above its
+        layer's median may be small among other checkpoints, whose widths differ.
+        """
+        if finding.measure not in self.grids or finding.layer is None or finding.kind in WITHIN:
             return ""
-        third = self._thirds[self._heads.layers.tolist().index(finding.layer)]
-        value = np.array(finding.number) / width_of(self._heads, finding.measure)
-        percentile, count = self.reference.percentiles(finding.measure, third, value)
-        return phrase(float(percentile), count)
+        return phrase(*self.percentile(finding.measure, finding.layer, finding.number))
 
     @property
     def described(self) -> str:
