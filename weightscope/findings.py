@@ -200,6 +200,7 @@ class Finding:
     usual: float | None = None  # the same measure in the rest of the checkpoint
     text: str  # the finding in a sentence
     members: tuple[Member, ...] = ()  # everything that it is about
+    known: str = ""  # why it fails no gate: it is in a baseline, or somebody has accepted it
 
     @property
     def title(self) -> str:
@@ -238,7 +239,8 @@ class Finding:
         return " ".join([*parts, *([self.map] if self.map else [])]) or "model"
 
     def __str__(self) -> str:
-        return printable(f"{self.severity:7s}  {self.title:30s} {self.where:22s} {self.text}")
+        known = f" [{self.known}]" if self.known else ""
+        return printable(f"{self.severity:7s}  {self.title:30s} {self.where:22s} {self.text}{known}")
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in findings.json; NaN as null, infinities as text."""
@@ -302,7 +304,8 @@ class Findings(list[Finding]):
             kinds = [f"{n} × {KINDS[kind].title}" for kind, n in self.kinds.items() if KINDS[kind].severity == severity]
             if kinds:
                 parts.append(f"{counted(count, severity)} ({', '.join(kinds)})")
-        return f"Findings: {', '.join(parts)}."
+        known = sum(bool(finding.known) for finding in self)
+        return f"Findings: {', '.join(parts)}{f'; {known} of them known' * bool(known)}."
 
     @property
     def table(self) -> Table:
@@ -314,7 +317,7 @@ class Findings(list[Finding]):
                 head = member.index if member.what == "head" else f.head
                 value = f.number if member.number is None else member.number
                 cells = (number, f.severity, f.kind, layer, head, f.map, member.what, member.index, member.name,
-                         f.measure, value, f.usual, f.text)  # fmt: skip
+                         f.measure, value, f.usual, f.text, f.known)  # fmt: skip
                 rows.append(["" if cell is None else cell for cell in cells])
         return Table.of_rows(COLUMNS, rows)
 
@@ -323,8 +326,8 @@ class Findings(list[Finding]):
         return [finding.as_json() for finding in self]
 
     def that_fail(self, limits: Collection[str]) -> "Findings":
-        """The findings of a kind in `limits`, or at least as severe as a severity in it."""
-        return Findings(finding for finding in self if fails(finding.kind, limits))
+        """The findings of a kind in `limits`, or at least as severe as a severity in it; known ones do not count."""
+        return Findings(finding for finding in self if not finding.known and fails(finding.kind, limits))
 
 
 COLUMNS = (
@@ -341,6 +344,7 @@ COLUMNS = (
     Column("number"),
     Column("usual", meaning="What it is in the rest of the checkpoint."),
     Column("text", meaning="The finding in a sentence."),
+    Column("known", meaning="Why it fails no gate: it is in the baseline, or accepted. Empty for any other."),
 )
 
 

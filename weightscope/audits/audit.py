@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
@@ -14,6 +14,7 @@ from weightscope.attention.layer import Layer
 from weightscope.audits.circuits import Roles, roles_of, with_roles
 from weightscope.audits.directions import HeadDirections, directions_of, how_many_read, with_tokens
 from weightscope.audits.findings import findings_of, positions_of
+from weightscope.audits.known import Entry, read_entries, unmatched, with_known
 from weightscope.audits.measure_layer import measure_layer
 from weightscope.audits.measures import Arrays, MeasuredHeads
 from weightscope.audits.reference import OWN, Reference, Standing
@@ -30,6 +31,7 @@ from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import tensor_findings
 from weightscope.tensors.measure import Everything, read_everything
 
+BASELINE = "findings.csv"  # in the folder of an earlier audit
 LONGEST_WINDOW = 131_072  # distances: each is rotated and summed by itself, and no model was trained on longer texts
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
 SUMMARY = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that summarise a checkpoint
@@ -74,13 +76,16 @@ class AuditOptions:
     device: str = "cpu"
     all_tensors: bool = False
     reference: str | Path | None = None
+    baseline: str | Path | None = None
+    accept: str | Path | None = None
 
     def __post_init__(self) -> None:
-        plain = {
+        plain: dict[str, Any] = {
             "layers": None if self.layers is None else tuple(self.layers),
             "deltas": tuple(self.deltas),
-            "reference": None if self.reference is None else str(self.reference),
         }
+        for name in ("reference", "baseline", "accept"):
+            plain[name] = None if getattr(self, name) is None else str(getattr(self, name))
         for name, value in plain.items():  # values that compare, pickle and are written as JSON
             object.__setattr__(self, name, value)
         if self.layers == ():
@@ -93,6 +98,26 @@ class AuditOptions:
             raise CheckpointError(f"directions is {self.directions}; it is how many to read")
         if self.reference is not None:
             Reference.load(self.reference)  # an unreadable one is refused before the work starts
+
+    def of_folder(self, name: str) -> "AuditOptions":
+        """Those of one audit of a list: its baseline is the folder of this name; none where only others have one."""
+        folder = Path(self.baseline or "")
+        if self.baseline is not None and (folder / name / BASELINE).is_file():
+            return replace(self, baseline=folder / name)
+        of_others = self.baseline is not None and any(folder.glob(f"*/{BASELINE}"))
+        return replace(self, baseline=None) if of_others and not (folder / BASELINE).is_file() else self
+
+    @property
+    def lists(self) -> dict[str, Path]:
+        """The files of known findings."""
+        lists = {"baseline": None if self.baseline is None else Path(self.baseline) / BASELINE}
+        lists["accept"] = None if self.accept is None else Path(self.accept)
+        return {name: path for name, path in lists.items() if path is not None}
+
+    def entries(self) -> dict[str, list[Entry]]:
+        """The known findings in each list; what somebody has accepted comes first."""
+        whys = {"accept": "accepted", "baseline": "in the baseline"}
+        return {name: read_entries(self.lists[name], why) for name, why in whys.items() if name in self.lists}
 
     def layers_of(self, model: Model) -> list[int]:
         """The layers to measure."""
@@ -109,6 +134,8 @@ def audit(
     all_tensors: bool = False,
     reference: str | Path | None = None,
     progress: bool = False,
+    baseline: str | Path | None = None,
+    accept: str | Path | None = None,
 ) -> "Audit":
     """Measure every head, and report what stands out.
 
@@ -135,6 +162,11 @@ def audit(
         comes with the package.
     progress : bool
         Show a bar.
+    baseline : path, optional
+        Folder of an earlier audit: its findings are marked as known, unless they are worse by a tenth.
+    accept : path, optional
+        A file of findings that somebody has judged, marked as known too: rows of findings.csv, of which the cells that
+        say where may be left empty to match everything, or findings.json; `reason` may say why.
 
     Raises
     ------
@@ -150,7 +182,8 @@ def audit(
     >>> audit.heads["qk_sigma1"].shape
     (16,)
     """
-    options = AuditOptions(layers, deltas, window, directions, device, all_tensors, reference)
+    options = AuditOptions(layers, deltas, window, directions, device, all_tensors, reference, baseline, accept)
+    options.entries()  # read before the work starts
     with progress_shown(progress):
         indices = options.layers_of(model)
         steps = bar(pairwise((*indices, None)), "layers", "layer", total=len(indices))
@@ -232,12 +265,16 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         more = tensor_findings(everything, judged, model.config.get("pad_token_id"))
         unsaid = (f for f in more if f.kind != "zero_tensor" or {m.name for m in f.members} - zero)
         findings = Findings([*findings, *unsaid])
+    lists = options.entries()
+    findings, left = with_known(with_roles(findings, roles), [entry for entries in lists.values() for entry in entries])
+    for name, entries in lists.items():
+        notes = (*notes, unmatched(str(options.lists[name]), [entry for entry in left if entry in entries]))
     return Audit(
         name=model.name,
         family=model.family.called,
         d_model=model.config.d_model,
         measured=heads,
-        findings=with_roles(findings, roles),
+        findings=findings,
         directions=directions,
         notes=tuple(filter(None, notes)),
         standing=standing,
@@ -379,6 +416,7 @@ class Audit:
             "d_model": self.d_model,
             "findings": len(self.findings),
             **{f"{severity}s": count for severity, count in self.findings.severities.items()},
+            "known": sum(bool(finding.known) for finding in self.findings),
             **{name: float(np.median(known)) if len(known) else np.nan for name, known in medians.items()},
         }
 

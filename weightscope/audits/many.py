@@ -48,8 +48,9 @@ class Outcome:
     result: dict[str, Any] = field(default_factory=dict)  # the audit as JSON; empty where it failed
 
     def findings_that_fail(self, limits: Collection[str]) -> list[dict[str, Any]]:
-        """The findings that fail a gate, as JSON."""
-        return [finding for finding in self.result.get("findings", ()) if fails(finding["kind"], limits)]
+        """The findings that fail a gate, as JSON; known ones do not count."""
+        findings = self.result.get("findings", ())
+        return [finding for finding in findings if not finding.get("known") and fails(finding["kind"], limits)]
 
     @property
     def problem(self) -> str:
@@ -135,6 +136,10 @@ def _run(
     digest, left = "", []
     try:
         model = job.source.open()
+        baseline, options = options.baseline, options.of_folder(job.out.name)
+        if baseline is not None and options.baseline is None:
+            say(f"{baseline} has no folder {job.out.name}: all of its findings are new")
+        options.entries()  # lists of known findings that cannot be read are refused before the work starts
         of_layers, of_results = layers_fingerprint(model, options), results_fingerprint(model, options)
         digest, folder = of_results.digest, OutputFolder(job.out, of_results.facts, RESULTS)
         if resume and (earlier := _earlier(folder)) is not None:

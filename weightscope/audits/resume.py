@@ -128,5 +128,6 @@ def layers_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
 def results_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
     """Everything that an audit's tables and page depend on: whether finished results may be kept."""
     asked = asdict(options) | {"layers": options.layers_of(model)}
-    reference = content_identity(Path(options.reference or OWN))
-    return layers_fingerprint(model, options).of_pages(model, tokenizer_at(model), asked=asked, reference=reference)
+    read = {"reference": content_identity(Path(options.reference or OWN))}
+    read |= {name: content_identity(path) for name, path in options.lists.items()}
+    return layers_fingerprint(model, options).of_pages(model, tokenizer_at(model), asked=asked, **read)

@@ -66,6 +66,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue an interrupted audit; keep a finished one.")
 @fail_on_option
+@click.option(
+    "--baseline", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of an earlier audit: with --fail-on, only findings that are new or worse fail.",
+)  # fmt: skip
+@click.option(
+    "--accept", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File of findings that were judged, which do not fail: rows copied from findings.csv, or findings.json.",
+)  # fmt: skip
 @json_option
 @device_option
 @with_engine
@@ -78,6 +86,8 @@ def audit_command(
     reference: Path | None,
     resume: bool,
     fail_on: tuple[str, ...],
+    baseline: Path | None,
+    accept: Path | None,
     as_json: bool,
     engine: Any,
     **more: Any,
@@ -88,16 +98,21 @@ def audit_command(
     with a summary of all. If one fails, it is reported and the rest continue. --tower all does the same for every stack
     of a checkpoint.
 
-    With --fail-on, the exit status is 3 if a finding is that severe; the results are still written.
+    With --fail-on, the exit status is 3 if a finding is that severe; the results are still written. Findings in
+    --baseline or --accept stay in the results, are marked as known, and do not fail. Of a list, the baseline of each
+    checkpoint is the folder of the same name within --baseline.
     """
     from weightscope.audits.audit import AuditOptions
     from weightscope.audits.many import Job, audit_all
     from weightscope.sources import is_list, read_list
 
+    if baseline is not None and baseline.resolve() == out.resolve():
+        raise click.UsageError("--baseline and --out are one folder; the audit would overwrite its own baseline")
+    files = {"reference": reference, "baseline": baseline, "accept": accept}
+    more |= {name: None if path is None else path.absolute() for name, path in files.items()}
     options = AuditOptions(
         layers=None if layers is None else whole_numbers(layers, "--layers"),
         deltas=whole_numbers(deltas, "--deltas"),
-        reference=None if reference is None else reference.absolute(),
         **more,
     )
     named_sources = [named(line) for line in read_list(Path(source))] if is_list(source) else [named(source)]

@@ -1,0 +1,146 @@
+"""Findings that are known: those of an earlier audit, and those that somebody has judged. They stay, and fail no gate.
+
+A list of them has the columns of findings.csv, or is findings.json. A row applies to what agrees in all cells that say
+where; an empty cell agrees with everything. Where a row has the number, a finding that is worse is not known.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, log, nan
+from pathlib import Path
+from typing import Any
+
+from weightscope.errors import CheckpointError, nearest, printable
+from weightscope.files import regular_file
+from weightscope.findings import COLUMNS, KINDS, Findings, listed
+from weightscope.tables import csv_safe
+
+NAMES = tuple(column.name for column in COLUMNS)
+WHERE = ("kind", "layer", "head", "map", "item", "index")  # and `name`, for what has no index
+WORSE = 1.1  # times as far from what is usual as it was
+LARGEST = 64 << 20  # bytes of a list
+NAMED = 3  # entries that a sentence names
+UNREADABLE = (OSError, UnicodeDecodeError, csv.Error, ValueError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A known finding, or one member of it."""
+
+    cells: Mapping[str, str]
+    why: str  # why it fails no gate
+
+    def applies(self, row: Mapping[str, str]) -> bool:
+        """Whether it is about the same thing as a row of findings.csv."""
+        compared = WHERE if self.cells.get("index") else (*WHERE, "name")
+        return all(self.cells.get(name) in {None, "", row[name], csv_safe(row[name])} for name in compared)
+
+    def covers(self, row: Mapping[str, str]) -> bool:
+        """Whether the row, to which it applies, is no worse than it was."""
+        if not self.cells.get("number") or self.cells.get("measure") not in {None, "", row["measure"]}:
+            return True
+        return not _distance(row) > _distance({"usual": row["usual"], **self.cells}) + log(WORSE)
+
+    def __str__(self) -> str:
+        kind = self.cells["kind"]
+        where = [f"{name} {self.cells[name]}" for name in ("layer", "head", "map", "name") if self.cells.get(name)]
+        return " ".join([kind, *where])
+
+
+def _distance(row: Mapping[str, str]) -> float:
+    """How far a number is from what is usual: the log of their ratio, or of the number where nothing is usual."""
+    number, usual = (_number(row.get(name, "")) for name in ("number", "usual"))
+    if not usual > 0:
+        return log(number) if 0 < number < inf else number
+    return abs(log(number / usual)) if 0 < number < inf else inf
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return nan
+
+
+def read_entries(path: Path, why: str) -> list[Entry]:
+    """The entries of a findings.csv or .json, or of a file that some of their rows were copied to."""
+    try:
+        with regular_file(path) as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise CheckpointError(f"has more than {LARGEST >> 20} MB; a list of findings is far smaller", file=path)
+        text = content.decode("utf-8-sig")
+        rows = list(_of_json(json.loads(text)) if text.lstrip()[:1] in ("[", "{") else _of_csv(text))
+    except UNREADABLE as error:
+        problem = "cannot be read as a list of findings"
+        raise CheckpointError(f"{problem}, as in findings.csv or findings.json ({error})", file=path) from None
+    for row in rows:
+        if (kind := row.get("kind", "")) not in KINDS:
+            problem = f"has an entry of kind '{printable(kind)[:60]}'; it is one of {', '.join(KINDS)}"
+            raise CheckpointError(f"{problem}{nearest(kind, list(KINDS))}", file=path)
+    return [Entry(row, f"{why}: {row['reason']}" if row.get("reason") else why) for row in rows]
+
+
+def _of_csv(text: str) -> Iterator[dict[str, str]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    if unknown := set(reader.fieldnames or ["no kind"]) - {*NAMES, "reason"} or {"kind"} - set(reader.fieldnames or ()):
+        raise ValueError(
+            f"column {printable(min(unknown))[:60]}; kind and any of {', '.join(NAMES)}, reason are expected"
+        )
+    for row in reader:
+        if None in row:
+            raise ValueError(f"line {reader.line_num} has more cells than columns")
+        yield {name: (cell or "").strip() for name, cell in row.items()}
+
+
+def _of_json(value: Any) -> Iterator[dict[str, str]]:
+    """Rows of findings as they are in findings.json, or in the JSON of a whole audit: one per member."""
+    findings = value.get("findings") if isinstance(value, dict) else value
+    if not isinstance(findings, list) or not all(isinstance(one, dict) for one in findings):
+        raise ValueError("a list of findings is expected")
+    for one in findings:
+        members = one.get("members") or [{}]
+        if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
+            raise ValueError("members are expected as a list of objects")
+        for member in members:
+            row = {name: one.get(name) for name in (*NAMES, "reason")} | {"item": member.get("what")}
+            row |= {name: member[name] for name in ("index", "name", "layer", "number") if member.get(name) is not None}
+            if member.get("what") == "head":
+                row["head"] = member.get("index")
+            yield {name: "" if cell is None else str(cell) for name, cell in row.items()}
+
+
+def with_known(findings: Findings, entries: Sequence[Entry]) -> tuple[Findings, list[Entry]]:
+    """The findings, marked where entries cover all that they are about, and the entries that apply to nothing."""
+    left, marked = dict.fromkeys(range(len(entries))), []
+    by_kind: dict[str, list[int]] = {}
+    for i, entry in enumerate(entries):
+        by_kind.setdefault(entry.cells["kind"], []).append(i)
+    for finding in findings:
+        rows = [{name: str(cell) for name, cell in row.items()} for row in Findings([finding]).table.records()]
+        same_kind = [(i, entries[i]) for i in by_kind.get(finding.kind, ())]
+        covering, worse = [], []
+        for row in rows:
+            applying = [(i, entry) for i, entry in same_kind if entry.applies(row)]
+            for i, _ in applying:
+                left.pop(i, None)
+            covering.append(next((entry for _, entry in applying if entry.covers(row)), None))
+            worse += [entry for _, entry in applying if covering[-1] is None]
+        if all(covering):
+            finding = replace(finding, known=next(entry.why for entry in covering if entry))
+        elif worse:
+            finding = replace(
+                finding, text=f"{finding.text} Worse than it was: {worse[0].cells['number']} ({worse[0].why})."
+            )
+        marked.append(finding)
+    return Findings(marked), [entries[i] for i in left]
+
+
+def unmatched(what: str, entries: Iterable[Entry]) -> str:
+    """Entries that apply to nothing, in a sentence; empty where there is none."""
+    names = list(dict.fromkeys(map(str, entries)))
+    match = "1 entry matches" if len(names) == 1 else f"{len(names):,} entries match"
+    return f"{what}: {match} no finding ({listed(names, NAMED)})." if names else ""
