@@ -112,6 +112,26 @@ KINDS: dict[str, Kind] = {
         "Compare the two heads' attention on text; copied layers and unbroken symmetry look like this.",
         "warning",
     ),
+    "copied_layer": Kind(
+        "layer that became a copy of another",
+        "Check whether the layers were repeated on purpose; if not, the export or the merge wrote one twice.",
+        "warning",
+    ),
+    "swapped_layers": Kind(
+        "layers in another order",
+        "Check the export: put the layers back in order, and measure the loss of both.",
+        "warning",
+    ),
+    "removed_direction": Kind(
+        "one direction removed",
+        "See which tokens lie along the direction: removing one is how refusals or a style are edited out of a model.",
+        "warning",
+    ),
+    "shared_direction": Kind(
+        "changes along one direction",
+        "See which tokens lie along the direction: one edit was made in several places.",
+        "warning",
+    ),
     "different_families": Kind(
         "checkpoints of different families",
         "Check that comparing these heads makes sense: norms, positions and biases may enter them differently.",
@@ -233,7 +253,8 @@ class Finding:
         parts = [] if self.layer is None else [f"layer {self.layer}"]
         heads = self.heads if self.head is None else [self.head]
         if heads:
-            named = [member for member in self.members if member.what == "head" and member.name]
+            own = [member for member in self.members if member.what == "head" and member.layer is None]
+            named = [member for member in own if member.name and member.index in heads]
             roles = [member.name if len(heads) == 1 else f"{member.index}: {member.name}" for member in named]
             parts.append(indexed("head", heads) + (f" ({', '.join(roles)})" if roles else ""))
         return " ".join([*parts, *([self.map] if self.map else [])]) or "model"
@@ -382,7 +403,7 @@ def aggregated(findings: Iterable[Finding], n_heads: int) -> Iterator[Finding]:
     for finding in findings:
         faults.setdefault((finding.kind, finding.layer, finding.map, finding.measure), []).append(finding)
     for same_fault in faults.values():
-        farthest = max(same_fault, key=_distance)
+        farthest = max(same_fault, key=lambda finding: (_distance(finding), finding.number))
         if len(same_fault) > 1:
             members = tuple(member for finding in same_fault for member in finding.members)
             heads = spans(member.index for member in members if member.index is not None)

@@ -128,7 +128,7 @@ def test_a_label_cannot_become_a_formula(out: Path) -> None:
 
 def test_checkpoints_of_different_shapes_do_not_compare(run: list[Path], tmp_path) -> None:
     other = write_checkpoint(tmp_path / "deeper", gpt2_weights(n_layers=3))
-    with pytest.raises(ws.CheckpointError, match="n_layers"):
+    with pytest.raises(ws.CheckpointError, match="have 2 and 3 layers; "):
         ws.compare(ws.open_model(run[0]), ws.open_model(other))
     result = CliRunner().invoke(main, ["compare", str(run[0]), "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
@@ -324,3 +324,14 @@ def test_where_no_head_moved_no_scale_is_made_up(run: list[Path], tmp_path: Path
     page = (tmp_path / "report.html").read_text()
     assert "No head moved." in page and "moved most" not in page
     assert {path.suffix for path in tmp_path.glob("changes.*")} >= {".png", ".svg"}
+
+
+def test_the_figures_draw_the_difference_and_say_where_there_is_none(run: list[Path]) -> None:
+    """Queries half as loud again: every singular value of W_QK grows by 50 %, and W_VO did not move."""
+    found = ws.compare(*map(ws.open_model, run[:2]))
+    qk, vo = figures.spectra_before_and_after(found).axes
+    assert qk.get_title().startswith("layer 1 head 2") and "%" in qk.get_ylabel()
+    np.testing.assert_allclose(qk.get_lines()[-1].get_ydata(), 50, rtol=1e-3)
+    assert [text.get_text() for text in vo.texts] == ["did not move"]
+    _, empty, *_ = figures.changes(found).axes
+    assert [text.get_text() for text in empty.texts] == ["no head moved"]

@@ -11,6 +11,7 @@ import numpy as np
 from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer, write_tables
 from weightscope.audits.changes import LIMITED, SAME, added_to, change_column, followed, stage, unmoved
 from weightscope.audits.circuits import CircuitChanges, circuit_changes
+from weightscope.audits.edits import along_one_direction, moved_layers, written_direction
 from weightscope.audits.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
 from weightscope.audits.others import OtherChanges, limited_changes, other_changes, rescaled
@@ -19,6 +20,7 @@ from weightscope.errors import CheckpointError, counted, printable, sized
 from weightscope.files import Files, OutputFolder
 from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, listed, of_head
 from weightscope.metrics.outliers import known_median, log_measure, robust_z
+from weightscope.metrics.weight_changes import Along
 from weightscope.model import Model
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table, as_json
@@ -26,7 +28,10 @@ from weightscope.tensors.changes import TensorChanges, compare_tensors
 from weightscope.tensors.findings import incomparable_tensors
 from weightscope.tensors.measure import role_of
 
-SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim")  # what checkpoints must have in common
+SHAPE = {  # what checkpoints must have in common
+    "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "key-value heads", "head_dim": "dimensions in a head",
+    "d_model": "dimensions in the stream",
+}  # fmt: skip
 SHOWN = ("qk_sigma1", "vo_sigma1")  # measures that pages show next to the changes
 PRINTED = 10  # heads on a terminal
 FEW = 0.1  # of all heads: where no more than these moved, each of them is a finding
@@ -94,6 +99,7 @@ def compare(
     from_first: list[list[Arrays]] = [[] for _ in models[1:]]
     from_previous: list[list[Arrays]] = [[] for _ in models[1:]]
     orders: list[list[np.ndarray]] = [[] for _ in models[1:]]
+    written: dict[int, Along | None] = {}
     with progress_shown(progress):
         indices = bar(a.attention_layers, "layers", "layer")
     for index in indices:
@@ -109,6 +115,7 @@ def compare(
             from_previous[k].append(since_previous)
             orders[k].append(current.order)
             previous = current
+        written[index] = written_direction(base, layer)
     heads = [MeasuredHeads(layers, a.config.d_model) for layers in measured]
     left_out = set() if forms else {"qk_change_delta1"}  # without a rotation every distance is alike
     if not any(np.isfinite(layer["qk_change_rank"]).any() for layers in from_first for layer in layers):
@@ -118,6 +125,9 @@ def compare(
         others = [other_changes(unchecked[0], model) for model in unchecked[1:]]
         everything = compare_tensors(a, models[-1]) if all_tensors else None
     not_compared = _not_compared(a, others[-1] if everything is None else everything)
+    differ = [
+        index for index, layer in zip(a.attention_layers, from_first[-1], strict=True) if not unmoved(layer).all()
+    ]
     return Comparison(
         labels=labels,
         families=[model.family.name for model in models],
@@ -130,6 +140,7 @@ def compare(
         coverage=_coverage(models, everything, not_compared),
         not_compared=not_compared,
         others=others,
+        edits=[*moved_layers(a, models[-1], differ), *(() if everything else along_one_direction(written))],
         everything=everything,
         limited={} if everything is None else limited_changes(a, everything.changes),
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
@@ -137,11 +148,15 @@ def compare(
 
 
 def _check_comparable(a: Model, label_a: str, b: Model, label_b: str, across_families: bool) -> None:
-    for size in SHAPE:
-        size_a, size_b = getattr(a.config, size), getattr(b.config, size)
-        if size_a != size_b:
-            sizes = f"{label_a} has {size} {size_a}, {label_b} has {size_b}"
-            raise CheckpointError(f"{sizes}; only checkpoints with the same layers, heads and widths can be compared")
+    differ = [
+        f"{sizes[0]:,} and {sizes[1]:,} {words}"
+        for size, words in SHAPE.items()
+        if len(set(sizes := [getattr(model.config, size) for model in (a, b)])) > 1
+    ]
+    if differ:
+        elsewhere = "An audit of a list of both (weightscope audit LIST.txt) puts them in one table"
+        problem = f"{label_a} and {label_b} have {', '.join(differ)}; heads are compared one by one"
+        raise CheckpointError(f"{problem}, which needs the same sizes. {elsewhere}")
     if a.family.name != b.family.name and not across_families:
         families = f"{label_a} is of the family {a.family.name}, {label_b} of {b.family.name}"
         raise CheckpointError(f"{families}; `across_families` compares them anyway")
@@ -200,6 +215,8 @@ class Comparison:
         Tensors of the first checkpoint that were not compared.
     others : list of OtherChanges
         The tensors that heads' matrices are not made of, from the first checkpoint to each later one.
+    edits : list of Finding
+        What was done to whole layers from the first checkpoint to the last.
     everything : TensorChanges or None
         All tensors of the first and the last checkpoint, with `all_tensors`.
     limited : dict
@@ -219,6 +236,7 @@ class Comparison:
     coverage: str = ""
     not_compared: list[str] = field(default_factory=list)
     others: list[OtherChanges] = field(default_factory=list)
+    edits: Sequence[Finding] = ()
     everything: TensorChanges | None = None
     limited: dict[str, float] = field(default_factory=dict)
     find_circuits: Callable[[], CircuitChanges | None] | None = None
@@ -434,6 +452,7 @@ def comparison_findings(comparison: Comparison) -> Findings:
             *_families(comparison),
             *aggregated(single, comparison.measured[0].n_heads),
             *_permuted(comparison),
+            *comparison.edits,
             *_unmoved_layers(comparison),
             *_of_tensors(comparison),
         ]
@@ -541,7 +560,7 @@ def _permuted(comparison: Comparison) -> Iterator[Finding]:
         if places:
             pairs = listed([f"{h} is now {order[h]}" for h in places], NAMED)
             text = f"{counted(len(places), 'head')} of {len(order)} are the same in another order: {pairs}."
-            members = tuple(Member("head", h, name=f"now {order[h]}", number=float(order[h])) for h in places)
+            members = tuple(Member("head", h, number=float(order[h])) for h in places)  # the text says where it is now
             yield Finding(
                 kind="permuted_heads", layer=layer, members=members, measure="heads_permuted", number=len(places),
                 usual=0.0, text=text,

@@ -19,7 +19,9 @@ from weightscope.pages.style import COLOURS, COLUMN, in_our_style, layer_bar, la
 MAPPED = ("qk_sigma1", "qk_gap", "qk_effective_rank", "vo_affine_sigma1", "vo_effective_rank", "vo_copying_score")
 TRACED = ("qk_sigma1", "vo_sigma1", "qk_effective_rank", "vo_copying_score")  # against depth and training
 MATH = {"W_QK": "$W_{QK}$", "W_VO": "$W_{VO}$", "σ₁": r"$\sigma_1$", "σ₂": r"$\sigma_2$", "f̃": r"$\tilde{f}$"}
-DRAWN = 6  # heads whose spectra are drawn before and after: those that moved most
+NOTHING = {"ha": "center", "va": "center", "color": "0.35"}  # what is said where there is nothing to draw
+DRAWN = 6  # heads whose spectra are compared: those that moved most
+NEGLIGIBLE = 1e-6  # of the largest: a singular value of which no change in percent is drawn
 
 
 def title(measure: Measure) -> str:
@@ -55,10 +57,11 @@ def head_maps(heads: MeasuredHeads) -> Figure:
 
 
 def _heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any) -> AxesImage:
-    """Values (L, H), grey where they are unknown; about six layers are labelled."""
+    """Values (L, H), hatched where they are unknown; about six layers are labelled."""
     known = np.where(np.isfinite(values), values, np.nan)
     image = axis.imshow(known, aspect="auto", interpolation="nearest", **{"cmap": "cividis"} | options)
-    axis.set_facecolor("0.6")
+    if np.isnan(known).any():
+        axis.patch.set(facecolor="0.9", edgecolor="0.5", hatch="////", linewidth=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     step = max(1, -(-len(layers) // 6))
     axis.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
@@ -120,27 +123,42 @@ def changes(comparison: Comparison) -> Figure:
         axis.set_ylabel("layer")
         if len(known):  # else there is no scale to show
             figure.colorbar(image, ax=axis, pad=0.02)
+        elif np.isfinite(change).all():
+            axis.text(0.5, 0.5, "no head moved", **NOTHING, transform=axis.transAxes)
     axes[-1].set_xlabel("head")
     return figure
 
 
 @in_our_style()
 def spectra_before_and_after(comparison: Comparison) -> Figure:
-    """Singular values of the heads that moved most, before and after; W_QK on the left, W_VO on the right."""
+    """How each singular value of the heads that moved most changed, in percent; W_QK on the left, W_VO on the right."""
     first, last = comparison.measured[0], comparison.measured[-1]
-    moved = np.abs(np.stack([comparison.from_first[f"{name}_change"][-1].ravel() for name in MAPS])).max(axis=0) > SAME
+    change = np.stack([comparison.from_first[f"{name}_change"][-1].ravel() for name in MAPS])
+    moved = np.abs(change).max(axis=0) > SAME
     rows = [row for row in comparison.by_change.tolist() if moved[row]][:DRAWN] or [0]
-    figure, axes = subplots(len(rows), 2, figsize=(COLUMN, 0.5 + 1.1 * len(rows)), sharex="col", squeeze=False)
-    for row_axes, (i, h) in zip(axes, (divmod(row, first.n_heads) for row in rows), strict=True):
-        for axis, (name, w) in zip(row_axes, MAPS.items(), strict=True):
-            for heads, dash, colour in ((first, "-", COLOURS[0]), (last, "--", COLOURS[1])):
-                s = heads.arrays[f"{name}_singular_values"][i, h]
-                axis.plot(np.arange(1, len(s) + 1), np.where(s > 0, s, np.nan), dash, color=colour)
-            axis.set_yscale("log")
-            axis.set_title(rf"layer {first.layers[i]} head {h}: $\sigma_i$({MATH[w]})")
+    figure, axes = subplots(len(rows), 2, figsize=(COLUMN, 0.4 + 1.05 * len(rows)), sharex="col", squeeze=False)
+    for row_axes, row in zip(axes, rows, strict=True):
+        i, h = divmod(row, first.n_heads)
+        for axis, (name, w), how_far in zip(row_axes, MAPS.items(), change[:, row], strict=True):
+            before, after = (heads.arrays[f"{name}_singular_values"][i, h] for heads in (first, last))
+            known = before > NEGLIGIBLE * np.nanmax(before, initial=0.0)
+            percent = 100 * (np.divide(after, before, where=known, out=np.full(len(before), np.nan)) - 1)
+            index = np.arange(1, len(before) + 1)
+            axis.axhline(0, color="0.6", linewidth=0.6)
+            if how_far > SAME and np.isfinite(percent).any():
+                axis.fill_between(index, 0, percent, color=COLOURS[0], alpha=0.25, linewidth=0)
+                axis.plot(index, percent, color=COLOURS[0])
+            else:
+                axis.text(
+                    0.5, 0.6, "did not move" if how_far <= SAME else "unknown", **NOTHING, transform=axis.transAxes
+                )
+                axis.set(ylim=(-1, 1), yticks=[0])
+            axis.set_xlim(0, len(before) + 1)
+            axis.set_title(f"layer {first.layers[i]} head {h}: {MATH[w]}")
+        row_axes[0].set_ylabel(r"$\Delta\sigma_i\,/\,\sigma_i$ (%)")
     for axis in axes[-1]:
         axis.set_xlabel("index $i$")
-    figure.legend(axes[0, 0].get_lines(), ["before", "after"], loc="outside upper center", ncols=2)
+    figure.align_ylabels(axes[:, 0])
     return figure
 
 

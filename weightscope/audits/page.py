@@ -136,13 +136,23 @@ def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]
             "How far each head moved",
             "$$frac(‖B − A‖_F, ‖A‖_F)$$ of the products $W_QK$ and $W_VO$ themselves: a change of basis within a "
             "head, which does not change what it computes, does not count.",
-            [Figure(drawn["changes"], f"Relative change from {first} to {last}; white: did not move, grey: unknown.")],
+            [
+                Figure(
+                    drawn["changes"], f"Relative change from {first} to {last}; white: did not move, hatched: unknown."
+                )
+            ],
         ),
         Section(
             "The heads that moved most",
-            "Angles are the largest principal ones, in degrees, between the spaces that queries (left) "
-            "and keys (right) read, or that values read (left) and outputs write (right).",
-            [Figure(drawn["spectra"], "Singular values before and after."), comparison.moved_most(LISTED)],
+            "The curves show by how much each singular value grew or shrank, the largest first. The table has the "
+            "largest principal angle, in degrees, between the spaces that queries (left) and keys (right) read, or "
+            "that values read (left) and outputs write (right), before and after: at 0° the head still uses the same "
+            "space, at 90° one direction of it is new, strong or weak. A large angle beside a small change is a weak "
+            "direction that turned.",
+            [
+                Figure(drawn["spectra"], "Change of each singular value, in percent of what it was."),
+                comparison.moved_most(LISTED),
+            ],
         ),
     ]
     return sections[:1] if comparison.unmoved.all() else sections

@@ -1,7 +1,8 @@
 """How weights were changed: by a matrix of low rank, by a cast to fewer bits, or by rounding to a grid."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,6 +61,75 @@ def _counted(values: np.ndarray, shape: tuple[int, ...], noise: float) -> int:
 def _spread(rows: np.ndarray, most: int) -> np.ndarray:
     """At most so many rows, evenly spread."""
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))]
+
+
+# Whether several changes share one direction.
+
+PASSES = 3  # over the blocks: a power iteration, which finds the direction of a matrix of rank one in the first
+NEARLY_ALL = 0.99  # of a change's energy in its first direction, where it is of rank one up to rounding
+PARALLEL = 0.99  # cosine of two directions that are called one
+REMOVED = 0.1  # of a matrix's size along a direction: what is left where the direction was removed
+
+Pairs = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
+
+
+class Along(NamedTuple):
+    """The direction of one side of a change from A to B that is nearly of rank one."""
+
+    direction: np.ndarray  # a unit vector
+    left: float  # |B v| / |A v|: 0 where the direction was removed
+
+
+def first_directions(pairs: Pairs) -> tuple[float, Along, Along]:
+    """The share of a change's energy in its first singular direction, that of the columns and that of the rows.
+
+    pairs: blocks of rows of A and of B, (rows, n) each -> share, (m,), (n,).
+    """
+    v = np.zeros(0)
+    for _ in range(PASSES):
+        total, inside, rows, squares = 0.0, [], np.zeros(len(v)), np.zeros(2)
+        for x, y in pairs():
+            d = y.astype(np.float64) - x
+            if not v.any():
+                v = _unit(d[np.vecdot(d, d).argmax()])
+                rows = np.zeros(len(v))
+            inside.append(d @ v)
+            rows = rows + inside[-1] @ d
+            total += float(np.vecdot(d, d).sum())
+            squares += float(((x @ v) ** 2).sum()), float(((y @ v) ** 2).sum())
+        u, share = np.concatenate(inside), float(sum(part @ part for part in inside)) / (total or 1.0)
+        v, right = _unit(rows), Along(v, _ratio(*squares.tolist()))
+    u = _unit(u)
+    of_a, of_b, start = np.zeros(len(v)), np.zeros(len(v)), 0
+    for x, y in pairs():
+        part = u[start : start + len(x)]
+        of_a, of_b, start = of_a + part @ x, of_b + part @ y, start + len(x)
+    return share, Along(u, _ratio(float(of_a @ of_a), float(of_b @ of_b))), right
+
+
+def _unit(vector: np.ndarray) -> np.ndarray:
+    return vector / (float(np.linalg.norm(vector)) or 1.0)
+
+
+def _ratio(before: float, after: float) -> float:
+    """The ratio of two lengths, from their squares."""
+    return sqrt(after / before) if before else 0.0
+
+
+def one_direction(directions: Sequence[tuple[int, Along]]) -> tuple[dict[int, Along], float]:
+    """The most changes, by number, that share a direction, each with its own, and their least cosine with the first."""
+    best: dict[int, Along] = {}
+    least = 0.0
+    for _, seed in directions:
+        near = {}
+        for number, along in directions:
+            if len(along.direction) == len(seed.direction):
+                cosine = abs(float(seed.direction @ along.direction))
+                if cosine >= PARALLEL:
+                    near[number] = along, cosine
+        if len(near) > len(best):
+            best, least = {number: along for number, (along, _) in near.items()}, min(c for _, c in near.values())
+    return (best, least) if len(best) > 1 else ({}, 0.0)
 
 
 # Whether one array is another after rounding: to a float of fewer bits, or to a few values in each group.

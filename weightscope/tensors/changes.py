@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod, sqrt
 
@@ -13,16 +13,27 @@ from weightscope.checkpoint.checkpoint import Block, batches, blocks_of, row_wid
 from weightscope.compute.cores import in_threads
 from weightscope.errors import counted
 from weightscope.files import Files
-from weightscope.findings import Finding, spans
-from weightscope.metrics.weight_changes import CASTS, casts_between, grid_between, low_rank
+from weightscope.findings import Finding, Member, listed, spans
+from weightscope.metrics.weight_changes import (
+    CASTS,
+    NEARLY_ALL,
+    Along,
+    casts_between,
+    first_directions,
+    grid_between,
+    low_rank,
+    one_direction,
+)
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.tables import Column, Table
-from weightscope.tensors.findings import incomparable_tensors
+from weightscope.tensors.findings import changes_along_one_direction, incomparable_tensors
 from weightscope.tensors.measure import role_of, row_squares, shown_shape, why_unread
 
 BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # of fraction
 FEW_ROWS = 0.1  # of a tensor's rows: where no more changed, the change is described by its rows
+NAMED = 4  # tensors in a sentence
+NEARLY_ONE = 4  # rank of a change that may be of rank one: its other singular values may be rounding
 GRID_ROWS = 32  # rows in which a quantisation grid is looked for
 QUANTISED = 0.5  # |B - A| / |A| up to which B may be a quantised copy of A
 
@@ -31,6 +42,7 @@ KINDS = {
     "identical": "identical",
     "rounded": "the same after rounding",
     "quantised": "quantised",
+    "one direction": "changed along one direction that they share",
     "low rank": "changed by a matrix of low rank, as by a merged LoRA",
     "few rows": "changed in a few rows only",
     "resized": "with rows added or removed",
@@ -63,6 +75,9 @@ class TensorChange:
     # Roundings that turn one into the other: the dtype, and which checkpoint is rounded.
     casts: frozenset[tuple[str, str]] = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
     rank: int | None = None  # of the change, where it is low
+    along: tuple[Along, ...] = field(
+        default=(), compare=False, repr=False
+    )  # both directions, where they are nearly all of the change
 
     @property
     def name(self) -> str:
@@ -102,6 +117,11 @@ class TensorChanges:
     def kinds(self) -> Counter[str]:
         """How many tensors changed in each way."""
         return Counter(change.kind for change in self.changes)
+
+    @cached_property
+    def shared(self) -> tuple[dict[int, Along], float]:
+        """The tensors, by number, whose changes share a direction, and the least cosine of two."""
+        return one_direction([(i, along) for i, change in enumerate(self.changes) for along in change.along])
 
     @property
     def lead(self) -> str:
@@ -154,7 +174,12 @@ class TensorChanges:
     @property
     def findings(self) -> Iterator[Finding]:
         """What a person should look at."""
-        return incomparable_tensors({change.name: change.kind for change in self.changes})
+        yield from incomparable_tensors({change.name: change.kind for change in self.changes})
+        shared, cosine = self.shared
+        if shared:
+            members = {Member("tensor", None, name=self.changes[i].name): along for i, along in shared.items()}
+            names = listed([member.name for member in members], NAMED)
+            yield changes_along_one_direction(members, cosine, names)
 
     def write(self, files: Files) -> None:
         """Write tensors.csv."""
@@ -192,7 +217,11 @@ def compare_tensors(a: Model, b: Model) -> TensorChanges:
     changes = first_pass(a, b, pairs)
     clear = {i: changes[i] for i, pair in enumerate(pairs) if pair.problem}
     rest = in_threads(lambda i: judged(pairs[i], changes[i]), [i for i in range(len(pairs)) if i not in clear])
-    return TensorChanges([clear[i] if i in clear else next(rest) for i in range(len(pairs))] + unmatched)
+    found = TensorChanges([clear[i] if i in clear else next(rest) for i in range(len(pairs))] + unmatched)
+    shared = {found.changes[i].name for i in found.shared[0]}  # what is more than one of their rank is rounding
+    return TensorChanges(
+        [replace(one, kind="one direction", rank=1) if one.name in shared else one for one in found.changes]
+    )
 
 
 def first_pass(a: Model, b: Model, pairs: Sequence["Pair"]) -> list[TensorChange]:
@@ -272,11 +301,16 @@ class Pair:
         common = np.result_type(x, y)
         return x.astype(common, copy=False), y.astype(common, copy=False)
 
+    def pairs(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Blocks of rows of both."""
+        for _, start, stop in self.blocks():
+            x, y = (values.reshape(-1, self.a.shape[-1]) for values in self.read(start, stop))
+            yield x, y
+
     def rows(self) -> Iterator[np.ndarray]:
         """The change, B - A, in blocks of rows, in float64."""
-        for _, start, stop in self.blocks():
-            x, y = self.read(start, stop)
-            yield (y.astype(np.float64) - x).reshape(-1, self.a.shape[-1])
+        for x, y in self.pairs():
+            yield y.astype(np.float64) - x
 
 
 Part = tuple[Pair, int, int]  # values [start, stop) of a pair
@@ -315,7 +349,8 @@ def judged(pair: Pair, change: TensorChange) -> TensorChange:
     a, b = pair.a.shape, pair.b.shape
     if a != b:
         kind, detail = "resized", f"{a[0]:,} rows to {b[0]:,}; those that both have: {detail or KINDS[kind]}"
-    return replace(change, kind=kind, detail=detail, rank=rank)
+    share, *along = first_directions(pair.pairs) if rank is not None and rank <= NEARLY_ONE else (0.0,)
+    return replace(change, kind=kind, detail=detail, rank=rank, along=tuple(along) if share >= NEARLY_ALL else ())
 
 
 def _kind(pair: Pair, change: TensorChange) -> tuple[str, str, int | None]:
@@ -331,9 +366,10 @@ def _kind(pair: Pair, change: TensorChange) -> tuple[str, str, int | None]:
         return "rounded", f"{rounded} to {cast}", None
     if change.rows_changed <= FEW_ROWS * n_rows:
         return "few rows", f"{change.rows_changed:,} of {n_rows:,} rows", None
-    if grid := _grid(pair, change):
+    ranked = _ranked(pair, change)  # first: an edit of low rank of dequantised weights leaves their grid too
+    if ranked[0] != "low rank" and (grid := _grid(pair, change)):
         return "quantised", grid, None
-    return _ranked(pair, change)
+    return ranked
 
 
 def _grid(pair: Pair, change: TensorChange) -> str:
@@ -360,7 +396,7 @@ def _ranked(pair: Pair, change: TensorChange) -> tuple[str, str, int | None]:
     shape = pair.a.shape
     if len(shape) != 2 or min(shape) < 4 or any(dtype not in BITS for dtype in change.dtypes) or shape != pair.b.shape:
         return "changed", "", None
-    rms = sqrt(change.squares / prod(shape))
+    rms = sqrt(max(change.squares, change.moved) / prod(shape))
     for bits in sorted({*(BITS[dtype] for dtype in change.dtypes), 23}, reverse=True):
         noise = 2.0**-bits * rms / sqrt(12)  # rounding errors are even within a step, a step at most 2^-bits of a value
         rank = low_rank(pair.rows, (shape[0], shape[1]), noise)
