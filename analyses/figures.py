@@ -71,7 +71,8 @@ DRAWINGS = (
     Drawing("circuits/smollm2", f"weightscope circuits {SMOLLM2} --measure --text {{books}}"),
     Drawing(
         "planted-faults",
-        f"analyses.planted_faults embedded {{gpt2}} {MINILM} {{mpnet}} {{vit}} {SMOLLM2} {{qwen}} {{gemma}}",
+        f"analyses.planted_faults embedded {{gpt2}} {MINILM} {{mpnet}} {{antiberty}} {{vit}} {SMOLLM2} {{qwen}}"
+        " {gemma}",
     ),
     Drawing(
         "head-roles",
@@ -89,6 +90,7 @@ DRAWINGS = (
 @click.option("--mpnet", type=EXISTING, help="all-mpnet-base-v2.")
 @click.option("--qwen", type=EXISTING, help="Qwen2.5-Coder-0.5B-Instruct as GGUF.")
 @click.option("--gemma", type=EXISTING, help="Gemma 3 270M as GGUF.")
+@click.option("--antiberty", type=EXISTING, help="AntiBERTy, as a folder of safetensors.")
 @click.option("--only", type=click.Choice([drawing.folder for drawing in DRAWINGS]), multiple=True)
 @click.option("--check", is_flag=True, help="Draw nothing; check the tables in out/figures/.")
 @click.option("--keep", is_flag=True, help="Draw nothing; update figures/ and SHA256SUMS from out/figures/.")

@@ -110,6 +110,10 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("steps.txt", "LIST.txt"):
         Path(name).write_text("step-0\nstep-1000\n")
     Path("checkpoints.csv").write_text("source\nA\nB\n")
+    Path("accepted.csv").write_text("kind,layer\nlayer_off_trend,0\n")
+    for name in ("earlier", "earlier-audit"):
+        Path(name).mkdir()
+        Path(name, "findings.csv").write_text("kind\n")
     ran = to_run()
     for words in ran:
         with undrawn():
