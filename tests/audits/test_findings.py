@@ -314,3 +314,11 @@ def test_a_rank_that_is_usual_in_the_first_layer_is_a_note_and_a_lost_one_a_warn
     assert kinds(0, slice(3, 4), falling) == {("rank_collapsed", 3)}  # unlike its layer
     assert kinds(1, slice(8), falling) == {("rank_collapsed", None)}  # one finding for the layer
     assert kinds(0, slice(8), cut) == {("rank_collapsed", None)}
+
+
+def test_a_head_of_one_direction_has_a_rank_and_a_number(tmp_path: Path) -> None:
+    weights = fresh_gpt2(2, 96, 0)
+    keys = weights["h.1.attn.c_attn.weight"][:, 96:108]
+    keys[:, 1:] = 0
+    (finding,) = (one for one in found_in(write_checkpoint(tmp_path, weights, n_head=8)) if one.map == "qk")
+    assert (finding.kind, finding.head) == ("rank_collapsed", 0) and 0 <= finding.number <= 1

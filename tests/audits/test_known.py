@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import weightscope as ws
 from tests.support.audits import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits.known import read_entries, with_known
+from weightscope.audits.known import Entry, read_entries, with_known
 from weightscope.cli import main
 from weightscope.findings import Finding, Findings, Member
 
@@ -125,3 +125,16 @@ def test_a_list_takes_the_baseline_of_each_from_the_folder_of_its_name(work: Pat
     assert result.exit_code == 3 and "two: " in result.stderr.splitlines()[-1]
     assert "one folder" in run("audit", tmp_path / "list.txt", "--out", tmp_path / "a", *gate).stderr
     assert np.sum([path.name == "report.html" for path in (tmp_path / "c").glob("*/*")]) == 2
+
+
+def test_a_vocabulary_of_rows_is_looked_up_and_not_searched() -> None:
+    """Each of 8,000 rows has its own entry: comparing all with all would take 64 million looks."""
+    members = tuple(Member("token", i, number=1.0) for i in range(8_000))
+    finding = Finding(kind="undertrained_rows", measure="token_norm", number=1.0, usual=5.0, text="", members=members)
+    entries = [Entry({"kind": finding.kind, "item": "token", "index": str(i)}, "accepted") for i in range(7_999)]
+    (found,), left = with_known(Findings([finding]), entries)
+    assert not found.known and not left
+    (found,), left = with_known(
+        Findings([finding]), [*entries, Entry({"kind": finding.kind, "index": "7999"}, "seen")]
+    )
+    assert found.known and not left

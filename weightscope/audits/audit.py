@@ -267,8 +267,9 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         findings = Findings([*findings, *unsaid])
     lists = options.entries()
     findings, left = with_known(with_roles(findings, roles), [entry for entries in lists.values() for entry in entries])
+    unused = set(map(id, left))
     for name, entries in lists.items():
-        notes = (*notes, unmatched(str(options.lists[name]), [entry for entry in left if entry in entries]))
+        notes = (*notes, unmatched(str(options.lists[name]), [entry for entry in entries if id(entry) in unused]))
     return Audit(
         name=model.name,
         family=model.family.called,

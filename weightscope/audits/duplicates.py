@@ -221,10 +221,13 @@ def _finding(
 
 
 def _described(likeness: Likeness) -> str:
-    maps = f"their {likeness.unshared}, the factor that they do not share" if likeness.unshared else "the two maps"
+    shared = [factor for pair in FACTORS.values() if likeness.unshared in pair for factor in pair]
+    maps = (
+        f"{likeness.unshared} alone, as they share {min({*shared} - {likeness.unshared})}" if shared else "the two maps"
+    )
     return (
         f"mean cos² of principal angles {likeness.overlap:.3f}, the largest angle {np.degrees(likeness.angle):.1f}°, "
-        f"Frobenius cosine of {maps} {likeness.cosine:.3f}"
+        f"Frobenius cosine {likeness.cosine:.3f} of {maps}"
     )
 
 

@@ -208,11 +208,11 @@ def _fault(w: str, s: np.ndarray, norm: float, usual: float) -> Fault | None:
 
 
 def _ranks_of_the_rest(heads: MeasuredHeads, name: str) -> np.ndarray:
-    """Effective ranks (L, H) of a map, its first direction aside; NaN where it is not finite."""
+    """Effective ranks (L, H) of a map, its first direction aside: 0 where it is all; NaN where the map is unknown."""
     spectra = heads.arrays[f"{name}_singular_values"]
-    known = np.isfinite(spectra)
-    ranks = effective_rank(np.where(known, spectra, 0.0)[..., 1:])
-    return np.where(known.any(axis=-1), ranks, np.nan)
+    spectra = np.where(np.isfinite(spectra), spectra, 0.0)
+    alone = (spectra[..., 0] > 0) & ~spectra[..., 1:].any(axis=-1)
+    return np.where(alone, 0.0, effective_rank(spectra[..., 1:]))
 
 
 def _collapse(
@@ -221,7 +221,7 @@ def _collapse(
     """Whether a map of singular values s (r,) has a low rank: a fault, or usual at its depth.
 
     In the first layer of trained decoders queries and keys tell few directions apart. A head is a fault there if
-    directions were cut off, or if it is unlike its layer; deeper, unless another checkpoint has such a head.
+    directions were cut off, or if its layer is not of low rank; deeper, unless another checkpoint has such a head.
     """
     i, w, r = place[0], MAPS[name], len(s)
     layer, rank, measure = int(heads.layers[i]), float(ranks[place]), f"{name}_effective_rank"
@@ -232,7 +232,8 @@ def _collapse(
         measure, layer, float(heads.grid(measure)[place])
     )  # fmt: skip
     cut_off = left <= COLLAPSED_TO * r
-    unusual = rank < OF_ITS_LAYER * known_median(ranks[i]) if layer == 0 else not percentile > 0
+    of_layer = known_median(ranks[i])
+    unusual = rank < OF_ITS_LAYER * of_layer and of_layer >= BULK * r if layer == 0 else not percentile > 0
     text = f"The effective rank of {w}, its first direction aside, is {rank:.1f} of {r}"
     if large <= COLLAPSED_TO * r:
         text = f"Only {large} of {r} singular values of {w} exceed a thousandth of the first"

@@ -19,11 +19,14 @@ from weightscope.findings import COLUMNS, KINDS, Findings, listed
 from weightscope.tables import csv_safe
 
 NAMES = tuple(column.name for column in COLUMNS)
-WHERE = ("kind", "layer", "head", "map", "item", "index")  # and `name`, for what has no index
+WHERE = ("layer", "head", "map", "item")  # cells that say where; also the index, or the name of what has none
 WORSE = 1.1  # times as far from what is usual as it was
 LARGEST = 64 << 20  # bytes of a list
 NAMED = 3  # entries that a sentence names
 UNREADABLE = (OSError, UnicodeDecodeError, csv.Error, ValueError, RecursionError)
+
+
+Key = tuple[str, str, str]  # kind, index and name
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,15 @@ class Entry:
     cells: Mapping[str, str]
     why: str  # why it fails no gate
 
+    @property
+    def key(self) -> Key:
+        """What a row must have for the entry to apply to it, as far as rows are looked up by it."""
+        index = self.cells.get("index", "")
+        return self.cells["kind"], index, "" if index else csv_safe(self.cells.get("name", ""))
+
     def applies(self, row: Mapping[str, str]) -> bool:
-        """Whether it is about the same thing as a row of findings.csv."""
-        compared = WHERE if self.cells.get("index") else (*WHERE, "name")
-        return all(self.cells.get(name) in {None, "", row[name], csv_safe(row[name])} for name in compared)
+        """Whether it is about the same thing as a row of findings.csv that has its key."""
+        return all(self.cells.get(name) in {None, "", row[name]} for name in WHERE)
 
     def covers(self, row: Mapping[str, str]) -> bool:
         """Whether the row, to which it applies, is no worse than it was."""
@@ -115,20 +123,21 @@ def _of_json(value: Any) -> Iterator[dict[str, str]]:
 
 def with_known(findings: Findings, entries: Sequence[Entry]) -> tuple[Findings, list[Entry]]:
     """The findings, marked where entries cover all that they are about, and the entries that apply to nothing."""
-    left, marked = dict.fromkeys(range(len(entries))), []
-    by_kind: dict[str, list[int]] = {}
+    left, marked = dict(enumerate(entries)), []
+    by_key: dict[Key, list[int]] = {}
     for i, entry in enumerate(entries):
-        by_kind.setdefault(entry.cells["kind"], []).append(i)
+        by_key.setdefault(entry.key, []).append(i)
     for finding in findings:
-        rows = [{name: str(cell) for name, cell in row.items()} for row in Findings([finding]).table.records()]
-        same_kind = [(i, entries[i]) for i in by_kind.get(finding.kind, ())]
         covering, worse = [], []
-        for row in rows:
-            applying = [(i, entry) for i, entry in same_kind if entry.applies(row)]
-            for i, _ in applying:
+        for cells in Findings([finding]).table.records():
+            row = {name: str(cell) for name, cell in cells.items()}
+            keys = ((row["index"], ""), ("", csv_safe(row["name"])), ("", ""))
+            near = [i for key in dict.fromkeys(keys) for i in by_key.get((finding.kind, *key), ())]
+            applying = [i for i in near if entries[i].applies(row)]
+            for i in applying:
                 left.pop(i, None)
-            covering.append(next((entry for _, entry in applying if entry.covers(row)), None))
-            worse += [entry for _, entry in applying if covering[-1] is None]
+            covering.append(next((entries[i] for i in applying if entries[i].covers(row)), None))
+            worse += [entries[i] for i in applying if covering[-1] is None]
         if all(covering):
             finding = replace(finding, known=next(entry.why for entry in covering if entry))
         elif worse:
@@ -136,7 +145,7 @@ def with_known(findings: Findings, entries: Sequence[Entry]) -> tuple[Findings, 
                 finding, text=f"{finding.text} Worse than it was: {worse[0].cells['number']} ({worse[0].why})."
             )
         marked.append(finding)
-    return Findings(marked), [entries[i] for i in left]
+    return Findings(marked), list(left.values())
 
 
 def unmatched(what: str, entries: Iterable[Entry]) -> str:
