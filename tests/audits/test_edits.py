@@ -111,6 +111,16 @@ def test_edits_along_one_direction_are_one_finding(base: Weights, tmp_path: Path
         assert finding.items == (1, 2, 3, 4) and "layers 1-4" in finding.text
 
 
+def test_a_removed_direction_is_found_through_the_rounding_to_bfloat16(base: Weights, tmp_path: Path) -> None:
+    def change(weights: Weights) -> None:
+        remove(1.0, range(LAYERS))(weights)
+        for name in weights:
+            weights[name] = (weights[name].view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+    found = of_kind(compared(tmp_path, base, change), "removed_direction", "shared_direction")
+    assert [one.kind for one in found] == ["removed_direction"] and len(found[0].items) == LAYERS
+
+
 def test_edits_along_directions_of_their_own_are_none(base: Weights, tmp_path: Path) -> None:
     def change(weights: Weights) -> None:
         for layer in range(LAYERS):

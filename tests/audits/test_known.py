@@ -134,7 +134,5 @@ def test_a_vocabulary_of_rows_is_looked_up_and_not_searched() -> None:
     entries = [Entry({"kind": finding.kind, "item": "token", "index": str(i)}, "accepted") for i in range(7_999)]
     (found,), left = with_known(Findings([finding]), entries)
     assert not found.known and not left
-    (found,), left = with_known(
-        Findings([finding]), [*entries, Entry({"kind": finding.kind, "index": "7999"}, "seen")]
-    )
+    (found,), left = with_known(Findings([finding]), [*entries, Entry({"kind": finding.kind, "index": "7999"}, "seen")])
     assert found.known and not left
