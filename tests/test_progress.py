@@ -113,7 +113,7 @@ def test_nothing_is_said_where_nobody_sees_it(stderr: io.StringIO | None, monkey
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(progress, "DELAY", 0)
     with progress_shown(), phase("drawing"):
-        pass
+        assert list(bar(range(3), "layers")) == [0, 1, 2]
     assert stderr is None or not stderr.getvalue()
 
 

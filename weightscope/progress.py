@@ -1,5 +1,7 @@
 """Progress bars that appear only after two seconds: commands show them, a call from Python only on request.
 
+They are drawn on a terminal or in a notebook only: a log gets neither bars nor control characters.
+
 tqdm is imported when there is something to show; `--help` and shell completion do not wait for it.
 """
 
@@ -37,11 +39,16 @@ def progress_hidden() -> Iterator[None]:
         _is_shown.reset(before)
 
 
+def _is_seen() -> bool:
+    """Whether stderr is a terminal or a notebook's cell; it is None where the shell has closed it."""
+    return sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+
+
 def bar(
     items: Iterable[Any] | None = None, what: str = "", unit: str = "it", *, total: int | None = None, **options: Any
 ) -> Any:
-    """A progress bar over items, or one that is moved by its `update`; it draws nothing where progress is hidden."""
-    options |= {"desc": what, "unit": unit, "total": total, "disable": not _is_shown.get()}
+    """A progress bar over items, or one that is moved by its `update`; it draws nothing where nobody would see it."""
+    options |= {"desc": what, "unit": unit, "total": total, "disable": not (_is_shown.get() and _is_seen())}
     return bar_class()(items, delay=DELAY, leave=False, dynamic_ncols=True, **options)
 
 
@@ -91,7 +98,7 @@ def _minutes(seconds: float) -> str:
 @contextmanager
 def phase(what: str) -> Iterator[None]:
     """Say on a terminal what is being done, once it has taken two seconds; for work without parts to count."""
-    if not _is_shown.get() or sys.stderr is None or not sys.stderr.isatty():  # None where the shell has closed it
+    if not _is_shown.get() or not _is_seen():
         yield
         return
 
