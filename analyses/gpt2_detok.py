@@ -17,7 +17,7 @@ from weightscope import CheckpointError
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import device_option, text_option
 from weightscope.detokenization import paper
-from weightscope.detokenization.first_layer import FirstLayer, neighbours
+from weightscope.detokenization.first_layer import FirstLayer, ranked
 from weightscope.detokenization.heads import counts_for, measure_heads, roc_curves, single_tokens
 from weightscope.detokenization.on_text import TextCheck, run_on_texts
 from weightscope.detokenization.page import auroc_sections, neighbour_section, position_section, text_section
@@ -56,7 +56,7 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
     is_paper, n_heads = paper.is_of(model.name), len(first.heads)
     heads = paper.there(paper.HEADS_OF_TABLES, n_heads) if is_paper else auroc.ranked["head"][:3]
-    previous = neighbours(first, tokenizer, list(tokens.values()), top=paper.TOP if is_paper else 5, heads=heads)
+    previous = ranked(first, tokenizer, list(tokens.values()), top=paper.TOP if is_paper else 5, heads=heads)
     terms = None if model.positions is None else position_terms(first)
     drawn = [] if terms is None else [terms.nearest_head()]
     if is_paper:

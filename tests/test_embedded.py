@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.detokenization.first_layer import FirstLayer, neighbours
+from weightscope.detokenization.first_layer import FirstLayer, ranked
 from weightscope.detokenization.positions import position_terms
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.text.counts import load_counts
@@ -64,5 +64,5 @@ EXAMPLES = {"riety": " prop", "ibility": " respons", "iamond": " d", "ishop": " 
 @pytest.mark.parametrize(("token", "previous"), EXAMPLES.items())
 def test_a_split_words_first_part_ranks_first_for_some_head(first: FirstLayer, token: str, previous: str) -> None:
     tokenizer = load_tokenizer(FOLDER)
-    table = neighbours(first, tokenizer, [token_id(tokenizer, token)], top=1)
+    table = ranked(first, tokenizer, [token_id(tokenizer, token)], top=1)
     assert previous in table["token"]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +87,61 @@ def test_the_line_that_runs_the_model() -> None:
     model, shapes = ws.open_model("embedded"), []
     ws.open_runner(model).observe([np.array([11, 12, 13])], lambda layer: shapes.append(layer.attention.shape))
     assert shapes == [(1, 8, 3, 3)] * 2
+
+
+def test_an_analysis_takes_a_models_name_as_well(embedded: ws.Model) -> None:
+    assert ws.audit("embedded", directions=0).heads.csv() == ws.audit(embedded, directions=0).heads.csv()
+    assert ws.compare("embedded", "embedded").heads["qk_change"].max() == 0
+    assert repr(ws.circuits("embedded")) == repr(ws.circuits(embedded))
+    joined = ws.neighbours("embedded", "ibility", top=2, heads=[6])["joined"].tolist()
+    assert joined == [" responsibility", " insensibility"]
+
+
+WRONG: list[tuple[type[Exception], str, Callable[[ws.Model], object]]] = [
+    (TypeError, "model is 3, of type int; expected a Model", lambda model: ws.audit(3)),
+    (TypeError, "model is None", lambda model: ws.compare(model, None)),
+    (TypeError, "source is None", lambda model: ws.open_model(None)),
+    (TypeError, "layers is '0-1', of type str; expected a sequence", lambda model: ws.audit(model, layers="0-1")),
+    (TypeError, "layers is '0-1'", lambda model: ws.circuits(model, layers="0-1")),
+    (TypeError, "deltas is '0,1'", lambda model: ws.audit(model, deltas="0,1")),
+    (TypeError, "layer is '0', of type str; expected a whole number", lambda model: model.layer("0")),
+    (TypeError, "layer is 0.0", lambda model: model.layer(0.0)),
+    (TypeError, "head is '0'", lambda model: model.layer(0).head("0")),
+    (IndexError, "no index 99: there are 8 heads", lambda model: model.layer(0).heads[99]),
+    (IndexError, "no index -3: there are 2 attention layers", lambda model: model.layers[-3]),
+    (TypeError, "column is 0, of type int; expected a name", lambda model: ws.audit(model).heads[0]),
+    (ValueError, r"x has shape \(3,\) and dtype int64; layer 0 needs numbers of shape \(tokens, 256\)",
+     lambda model: model.layer(0).scores([1, 2, 3])),
+    (ValueError, r"x has shape \(2, 7\)", lambda model: model.layer(0).values(np.ones((2, 7)))),
+    (ValueError, r"x has shape \(2, 7\)", lambda model: model.layer(0).output(np.ones((8, 2, 2)), np.ones((2, 7)))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "message", "work"), WRONG)
+def test_an_argument_of_the_wrong_kind_is_one_line_that_says_what_is_expected(
+    kind: type[Exception], message: str, work: Callable[[ws.Model], object], embedded: ws.Model
+) -> None:
+    with pytest.raises(kind, match=message) as raised:
+        work(embedded)
+    assert "\n" not in str(raised.value)
+
+
+def test_lists_of_numbers_are_arrays(embedded: ws.Model) -> None:
+    layer, x = embedded.layer(0), np.random.default_rng(0).normal(size=(3, 256))
+    attention = np.full((8, 3, 3), 1 / 3)
+    assert np.array_equal(layer.scores(x.tolist()), layer.scores(x))
+    assert np.array_equal(layer.output(attention.tolist(), x.tolist()), layer.output(attention, x))
+
+
+def test_numpy_makes_a_matrix_of_a_small_factored_map_and_refuses_a_large_one(embedded: ws.Model) -> None:
+    head = embedded.layer(0).head(6)
+    assert np.array_equal(np.asarray(head.qk), head.qk.dense()) and head.ov.shape == head.vo.shape
+    assert np.array_equal(np.asarray(head.ov, np.float64), head.vo.dense().astype(np.float64))
+    long = np.ones((5000, 1))
+    with pytest.raises(TypeError, match=r"Factored\(5000 x 5000, rank <= 1\) is too large .*\.dense\(\)"):
+        np.asarray(ws.Factored(long, long))
+
+
+def test_only_public_names_are_listed(embedded: ws.Model) -> None:
+    assert set(dir(ws)) == {*ws.__all__, "__version__"}
+    assert repr(embedded.family) == "Family(gpt2)"

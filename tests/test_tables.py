@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightscope.errors import CheckpointError
 from weightscope.tables import Column, Link, Table, as_json
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
@@ -92,7 +91,7 @@ def test_pandas_is_named_where_it_is_missing(table: Table, monkeypatch: pytest.M
     pd = pytest.importorskip("pandas")
     assert table.to_pandas().equals(pd.DataFrame({name: table[name] for name in table.names}))
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(CheckpointError, match="pip install pandas"):
+    with pytest.raises(ImportError, match="pip install pandas"):
         table.to_pandas()
 
 

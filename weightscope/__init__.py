@@ -13,7 +13,7 @@ Every head of a checkpoint, and how heads move between checkpoints
 What each head is, and which heads read what others write
     `circuits`
 The first layer as a function of tokens and positions
-    `first_layer`, `FirstLayer`, `bigram_auroc`, `load_counts`
+    `first_layer`, `FirstLayer`, `neighbours`, `bigram_auroc`, `load_counts`
 Activations, with PyTorch
     `open_runner`
 Results
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from weightscope.audits.audit import audit
     from weightscope.audits.compare import compare
     from weightscope.circuitry.circuits import circuits
-    from weightscope.detokenization.first_layer import FirstLayer, first_layer
+    from weightscope.detokenization.first_layer import FirstLayer, first_layer, neighbours
     from weightscope.detokenization.heads import bigram_auroc
     from weightscope.errors import CheckpointError
     from weightscope.model import Model, open_model
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc", "circuits", "compare",
-    "first_layer", "load_counts", "open_model", "open_runner",
+    "first_layer", "load_counts", "neighbours", "open_model", "open_runner",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
@@ -56,6 +56,7 @@ _HOMES = {
     "compare": "audits.compare",
     "first_layer": "detokenization.first_layer",
     "load_counts": "text.counts",
+    "neighbours": "detokenization.first_layer",
     "open_model": "model",
     "open_runner": "runner.runner",
 }
@@ -70,4 +71,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

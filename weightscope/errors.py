@@ -1,6 +1,8 @@
 """The one error that bad input raises, and how names and numbers appear in messages."""
 
 from collections.abc import Iterable
+from operator import index
+from typing import Any
 
 LONGEST_NAME = 200  # characters of a name that a message shows
 LONGEST_PROBLEM = 2000
@@ -39,6 +41,28 @@ class CheckpointError(Exception):
 
 class TooLargeError(CheckpointError):
     """A result is too large for its floating-point type; callers that know the weights name the largest."""
+
+
+def whole(value: Any, what: str) -> int:
+    """An index as an int; anything but a whole number is a TypeError."""
+    if not isinstance(value, bool):
+        try:
+            return index(value)
+        except TypeError:
+            pass
+    raise expected(value, what, "a whole number")
+
+
+def wholes(values: Any, what: str) -> tuple[int, ...]:
+    """A sequence of whole numbers as a tuple; a single number or text is a TypeError."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise expected(values, what, "a sequence of whole numbers, such as range(4)")
+    return tuple(whole(value, f"one of {what}") for value in values)
+
+
+def expected(value: object, what: str, instead: str) -> TypeError:
+    """The error about an argument of the wrong type."""
+    return TypeError(f"{what} is {_short(repr(value), 40)}, of type {type(value).__name__}; expected {instead}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -31,9 +31,9 @@ from weightscope.checkpoint.local import ADAPTER, NEEDS_ITS_BASE
 from weightscope.checkpoint.lora import Adapter, adapter_from, adapter_in, has_tokenizer, open_adapter, with_adapter
 from weightscope.checkpoint.opening import existing, locate, resolved
 from weightscope.embeddings import Embeddings, Unembedding
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, expected, whole
 
-__all__ = ["Embeddings", "Head", "Layer", "Model", "open_model"]
+__all__ = ["Embeddings", "Head", "Layer", "Model", "as_model", "open_model"]
 
 
 def open_model(
@@ -79,6 +79,8 @@ def open_model(
     >>> ws.open_model("embedded")
     Model(gpt2: 2 layers of 8 heads, width 256)
     """
+    if not isinstance(source, str | Path):
+        raise expected(source, "source", "text or a path: a folder, a .safetensors or .gguf file, or a Hub id")
     source = resolved(source)
     folder = adapter_in(source)
     if folder is None and base is not None and isinstance(where := locate(source, revision), Repository):
@@ -101,6 +103,15 @@ def open_model(
     refuse_endless_embeddings(checkpoint, row)
     model = Model(checkpoint, row, opened, tokenizer or base_tokenizer)
     refuse_absent_layers(model)
+    return model
+
+
+def as_model(model: "Model | str | Path") -> "Model":
+    """The model itself, or the one that `open_model` opens by that name."""
+    if isinstance(model, str | Path):
+        return open_model(model)
+    if not isinstance(model, Model):
+        raise expected(model, "model", "a Model, or what `open_model` takes: a folder, a file or a Hub id")
     return model
 
 
@@ -232,6 +243,7 @@ class Model:
         CheckpointError
             No such layer, or it is not attention, or its tensors are missing, misshapen or not finite.
         """
+        index = whole(index, "layer")
         if not 0 <= index < self.config.n_layers:
             raise CheckpointError(f"no layer {index}: the model has {self.config.n_layers}", file=self.checkpoint.name)
         if index not in (*self.attention_layers, *self.borrowing_layers):

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import numpy as np
 from markupsafe import Markup
 
-from weightscope.errors import CheckpointError, nearest, printable
+from weightscope.errors import expected, nearest, printable
 from weightscope.formulas import coded, plain, prose, spoken
 
 SHOWN = 12  # rows that a notebook shows of each end of a long table
@@ -139,7 +139,11 @@ class Table:
         ------
         KeyError
             No such column; the message lists the columns.
+        TypeError
+            The name is not text.
         """
+        if not isinstance(name, str):
+            raise expected(name, "column", "a name, as in table['layer']; `take` gives rows, `select` several columns")
         for column in self.columns:
             if column.name == name:
                 return column
@@ -216,13 +220,13 @@ class Table:
 
         Raises
         ------
-        CheckpointError
+        ImportError
             pandas is not installed.
         """
         try:
             import pandas as pd
         except ImportError:
-            raise CheckpointError("to_pandas needs pandas: pip install pandas") from None
+            raise ImportError("to_pandas needs pandas: pip install pandas") from None
         return pd.DataFrame({column.name: column.values for column in self.columns})
 
     def __repr__(self) -> str:

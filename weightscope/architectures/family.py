@@ -148,6 +148,10 @@ class Family:
     proved_for: str = ""  # digest of the config that an adopted row was proved with
     origin: str = ""  # of a row that is not the table's, or reads what it does not list: where it comes from
 
+    def __repr__(self) -> str:
+        tower = f", {self.tower}" if self.tower else ""
+        return f"Family({self.called}{tower})"
+
     @property
     def called(self) -> str:
         """Its name, and what a reader should know of the row."""

@@ -21,6 +21,7 @@ LEAST_RCOND = 1.5e-5
 # Rows of a factor that are brought to float64 at a time: half a megabyte at a head's usual width, so that they stay in
 # the cache between the conversion and the product, and no float64 copy of a whole factor is made.
 ROWS_AT_ONCE = 512
+MOST_DENSE = 1 << 24  # elements that NumPy may multiply out on its own: 4096 x 4096
 # Of two factors side by side more are: their product is four times as large, and is written for every block.
 ROWS_OF_BOTH = 4096
 
@@ -55,6 +56,12 @@ class Factored:
     right: np.ndarray
 
     __array_ufunc__ = None  # so that NumPy leaves x @ w to this class
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The dense matrix, so that `np.asarray` and what calls it work; a large one is multiplied out on request."""
+        if self.shape[0] * self.shape[1] > MOST_DENSE:
+            raise TypeError(f"{self} is too large to become an array unasked; `.dense()` multiplies it out")
+        return np.asarray(self.dense(), dtype)
 
     def __repr__(self) -> str:
         return f"Factored({self.shape[0]} x {self.shape[1]}, rank <= {self.rank_bound})"

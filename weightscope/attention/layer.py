@@ -27,7 +27,7 @@ from weightscope.attention.rotation import Delta, Rotation, forms_between
 from weightscope.compute.device import CPU, Device, namespace
 from weightscope.compute.half import Weights
 from weightscope.display import drawing, notebook
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, whole
 
 Item = TypeVar("Item")
 
@@ -56,6 +56,8 @@ class OnDemand(Sequence[Item], Generic[Item]):
     def __getitem__(self, place: int | slice) -> "Item | OnDemand[Item]":
         if isinstance(place, slice):
             return OnDemand(self._indices[place], self._make, self._what)
+        if not -len(self) <= (place := whole(place, "index")) < len(self):
+            raise IndexError(f"no index {place}: there are {len(self)} {self._what}")
         return self._make(self._indices[place])
 
     def __iter__(self) -> Iterator[Item]:
@@ -210,6 +212,11 @@ class Head:
         return Factored(self.w_v, self.w_o.T)
 
     @property
+    def ov(self) -> Factored:
+        """W_VO again, by its other usual name."""
+        return self.vo
+
+    @property
     def vo_bias(self) -> np.ndarray:
         """b_V W_O, (d,)."""
         return self.b_v @ self.w_o
@@ -362,6 +369,7 @@ class Layer:
         CheckpointError
             No such head.
         """
+        index = whole(index, "head")
         if not 0 <= index < self.n_heads:
             raise CheckpointError(f"no head {index}: a layer has {self.n_heads}")
         return Head(self, index)
@@ -443,6 +451,15 @@ class Layer:
             raise CheckpointError(f"layer {self.index} {problem}")
         return memory if self.cross else x
 
+    def _stream(self, x: ArrayLike, of_keys: bool = False) -> np.ndarray:
+        """An input of the layer as an array (n, d); with `of_keys` the one that keys and values are made of."""
+        stream, width = np.asarray(x), (self.k if of_keys else self.q).shape[1]
+        if stream.ndim != 2 or stream.shape[1] != width or stream.dtype.kind not in "fiu":
+            name = "memory" if of_keys and self.cross else "x"
+            found = f"shape {stream.shape} and dtype {stream.dtype}"
+            raise ValueError(f"{name} has {found}; layer {self.index} needs numbers of shape (tokens, {width})")
+        return stream
+
     def queries(self, x: Any) -> Any:
         """What the layer's queries are before rotation, their norm included: (n, d) -> (H, n, r)."""
         return self._made(self.q, self.q_norm, self.normalised(x))
@@ -484,7 +501,7 @@ class Layer:
         (n_heads, n, n or m) array
             Queries along the second axis, keys along the third.
         """
-        x, y = np.asarray(x), np.asarray(self._memory(x, memory))
+        x, y = self._stream(x), self._stream(self._memory(x, memory), of_keys=True)
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
         of_keys = np.arange(len(y)) if self.cross and self.keys_of is None else positions
         q, k = self.added.to(self.queries(x), self.keys(y), added, added_to_memory, cross=self.cross, index=self.index)
@@ -540,7 +557,8 @@ class Layer:
         -------
         (n_heads, n or m, d) array
         """
-        v = self.inner_values(np.asarray(x))  # (G, n, r_v)
+        x = self._stream(x, of_keys=True)
+        v = self.inner_values(x)  # (G, n, r_v)
         of_head = np.asarray(self.w_o).reshape(self.n_kv_heads, -1, *self.w_o.shape[1:])  # (G, H/G, r_v, d)
         return (v[:, None] @ of_head).reshape(self.n_heads, len(x), -1)
 
@@ -570,7 +588,8 @@ class Layer:
         (n, d) array
         """
         y = x if self.cross and self.gate is None and memory is None else self._memory(x, memory)
-        v = self.inner_values(np.asarray(y))
+        v = self.inner_values(self._stream(y, of_keys=True))
+        attention = np.asarray(attention)
         total = self._gathered(attention, v)  # (H, n, r_v)
         gathered = total if part is None else self._gathered(part, v)
         if self.gate is not None:

@@ -22,10 +22,10 @@ from weightscope.checkpoint import Checkpoint
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.display import drawing, notebook, report
-from weightscope.errors import CheckpointError, counted, printable, sized
+from weightscope.errors import CheckpointError, counted, printable, sized, wholes
 from weightscope.files import Files, OutputFolder
 from weightscope.findings import Findings
-from weightscope.model import Model
+from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import tensor_findings
@@ -81,8 +81,8 @@ class AuditOptions:
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {
-            "layers": None if self.layers is None else tuple(self.layers),
-            "deltas": tuple(self.deltas),
+            "layers": None if self.layers is None else wholes(self.layers, "layers"),
+            "deltas": wholes(self.deltas, "deltas"),
         }
         for name in ("reference", "baseline", "accept"):
             plain[name] = None if getattr(self, name) is None else str(getattr(self, name))
@@ -125,7 +125,7 @@ class AuditOptions:
 
 
 def audit(
-    model: Model,
+    model: Model | str | Path,
     layers: Sequence[int] | None = None,
     deltas: Sequence[int] = (0, 1),
     window: int = 64,
@@ -144,7 +144,8 @@ def audit(
 
     Parameters
     ----------
-    model : Model
+    model : Model, str or Path
+        A model, or what `open_model` opens.
     layers : sequence of int, optional
         Layers to measure; all that have attention by default.
     deltas : sequence of int
@@ -176,19 +177,20 @@ def audit(
     Examples
     --------
     >>> import weightscope as ws
-    >>> audit = ws.audit(ws.open_model("embedded"), directions=0)
+    >>> audit = ws.audit("embedded", directions=0)
     >>> audit
     Audit(embedded: 2 layers of 8 heads, 2 findings)
     >>> audit.heads["qk_sigma1"].shape
     (16,)
     """
+    opened = as_model(model)
     options = AuditOptions(layers, deltas, window, directions, device, all_tensors, reference, baseline, accept)
     options.entries()  # read before the work starts
     with progress_shown(progress):
-        indices = options.layers_of(model)
+        indices = options.layers_of(opened)
         steps = bar(pairwise((*indices, None)), "layers", "layer", total=len(indices))
-        measured = {index: measure_task(lambda: model, index, options, following) for index, following in steps}
-        return conclude(model, measured, options)
+        measured = {index: measure_task(lambda: opened, index, options, following) for index, following in steps}
+        return conclude(opened, measured, options)
 
 
 def measure_task(

@@ -21,7 +21,7 @@ from weightscope.files import Files, OutputFolder
 from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, listed, of_head
 from weightscope.metrics.outliers import known_median, log_measure, robust_z
 from weightscope.metrics.weight_changes import Along
-from weightscope.model import Model
+from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.changes import TensorChanges, compare_tensors
@@ -50,9 +50,9 @@ RESULTS = (*TABLES, "report.html", *(f"{name}.{kind}" for name in FIGURES for ki
 
 
 def compare(
-    a: Model,
-    b: Model,
-    *more: Model,
+    a: Model | str | Path,
+    b: Model | str | Path,
+    *more: Model | str | Path,
     labels: Sequence[str] | None = None,
     across_families: bool = False,
     all_tensors: bool = False,
@@ -65,8 +65,8 @@ def compare(
 
     Parameters
     ----------
-    a, b, *more : Model
-        With the same layers, heads and width, in the order of training.
+    a, b, *more : Model, str or Path
+        Models, or what `open_model` opens, with the same layers, heads and width, in the order of training.
     labels : sequence of str, optional
         What to call them; their names by default.
     across_families : bool
@@ -89,7 +89,8 @@ def compare(
     >>> comparison.heads["qk_change"].max(), comparison.headline
     (np.float64(0.0), 'No head moved.')
     """
-    models = (a, b, *more)
+    models = tuple(map(as_model, (a, b, *more)))
+    a = models[0]
     labels = [model.name for model in models] if labels is None else list(labels)
     for model, label in zip(models[1:], labels[1:], strict=True):
         _check_comparable(a, labels[0], model, label, across_families)

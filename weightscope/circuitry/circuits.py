@@ -14,9 +14,9 @@ from weightscope.circuitry.passes import GetModel, wiring
 from weightscope.circuitry.wiring import Wiring, strongest
 from weightscope.display import drawing, notebook, report
 from weightscope.engine import Engine
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, wholes
 from weightscope.files import Files, OutputFolder
-from weightscope.model import Model
+from weightscope.model import Model, as_model
 from weightscope.tables import Table
 
 TOP = 20
@@ -141,7 +141,7 @@ class Circuits:
 
 
 def circuits(
-    model: Model,
+    model: Model | str | Path,
     layers: Sequence[int] | None = None,
     top: int = TOP,
     device: str = "cpu",
@@ -153,7 +153,8 @@ def circuits(
 
     Parameters
     ----------
-    model : Model
+    model : Model, str or Path
+        A model, or what `open_model` opens.
     layers : sequence of int, optional
         Heads of these layers only; all that are attention by default.
     top : int
@@ -181,6 +182,7 @@ def circuits(
     >>> found.wiring.pk["k"].shape
     (2, 8, 2, 8)
     """
+    model, layers = as_model(model), None if layers is None else wholes(layers, "layers")
     for layer in layers or ():
         if layer not in model.attention_layers:
             model.layer(layer)  # says why not

@@ -122,8 +122,7 @@ def neighbours(
     csv_file: Path | None,
 ) -> None:
     """List the previous tokens that each head scores highest for TOKEN (write " Jackson" for a token with a space)."""
-    from weightscope.detokenization.first_layer import FirstLayer
-    from weightscope.detokenization.first_layer import neighbours as rank
+    from weightscope.detokenization.first_layer import FirstLayer, ranked
     from weightscope.tables import Table
 
     if token is None and not token_ids:
@@ -134,7 +133,7 @@ def neighbours(
     for head in heads:
         first.attention.head(head)
     _say_bare(first)
-    table = rank(first, tokenizer, ids, top, heads or None)
+    table = ranked(first, tokenizer, ids, top, heads or None)
     if csv_file is not None:
         write_csv(table, csv_file)
     columns = table.select("head", "rank", "score", "token", "joined").columns

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from weightscope.detokenization.positions import PositionTerms, position_terms
 from weightscope.detokenization.sigma import SigmaStatistics, sigma_statistics
 from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
-from weightscope.model import Model
+from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar
 from weightscope.tables import Column, Table
@@ -360,7 +361,7 @@ class FirstLayer:
         named = any(isinstance(token, str) for token in tokens)
         tokenizer: Any = load_tokenizer(self.model.tokenizer) if named else tokenizer_at_hand(self.model)
         ids = [token_id(tokenizer, token) if isinstance(token, str) else token for token in tokens]
-        return neighbours(self, tokenizer, ids, top, heads)
+        return ranked(self, tokenizer, ids, top, heads)
 
     def positions(self, query: int | None = None, unscaled: bool = False) -> PositionTerms:
         """T^p and T^pp of every head at a query position, as `position_terms` computes them (section 4, Fig. 3)."""
@@ -415,23 +416,43 @@ def bare_embeddings(layer: int) -> str:
     )
 
 
-def first_layer(model: Model, layer: int = 0, delta: int = 1, device: str = "cpu") -> FirstLayer:
+def first_layer(model: Model | str | Path, layer: int = 0, delta: int = 1, device: str = "cpu") -> FirstLayer:
     """A model's first attention layer as a function of token types and positions.
 
     Parameters
     ----------
-    model : Model
+    model : Model, str or Path
+        A model, or what `open_model` opens.
     layer, delta, device
         As in `FirstLayer`.
 
     Examples
     --------
     >>> import weightscope as ws
-    >>> terms = ws.first_layer(ws.open_model("embedded")).terms(7, [11, 12, 13], [0, 1, 2])
+    >>> terms = ws.first_layer("embedded").terms(7, [11, 12, 13], [0, 1, 2])
     >>> terms.ee.shape
     (3, 3)
     """
-    return FirstLayer(model, layer, delta, device)
+    return FirstLayer(as_model(model), layer, delta, device)
+
+
+def neighbours(
+    model: Model | str | Path,
+    *tokens: str | int,
+    top: int = 10,
+    heads: Sequence[int] | None = None,
+    layer: int = 0,
+    delta: int = 1,
+) -> Table:
+    """The previous tokens that heads score highest for some current tokens; see `FirstLayer.neighbours`.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> ws.neighbours("embedded", "ibility", top=2, heads=[6])["joined"].tolist()
+    [' responsibility', ' insensibility']
+    """
+    return first_layer(model, layer, delta).neighbours(*tokens, top=top, heads=heads)
 
 
 # The previous tokens that each head scores highest (Tables 1 and 3)
@@ -446,7 +467,7 @@ HEADER = (
 )
 
 
-def neighbours(
+def ranked(
     first: FirstLayer,
     tokenizer: Tokenizer | None,
     tokens: Sequence[int],

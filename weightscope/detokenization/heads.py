@@ -25,7 +25,7 @@ from weightscope.errors import CheckpointError, TooLargeError, printable
 from weightscope.files import Files, OutputFolder
 from weightscope.fingerprint import Fingerprint, file_identity
 from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve
-from weightscope.model import Model
+from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar, phase, progress_shown
 from weightscope.sources import Source
@@ -276,7 +276,7 @@ class BigramAuroc:
 
 
 def bigram_auroc(
-    model: Model,
+    model: Model | str | Path,
     counts: Counts | str | Path | None = None,
     layer: int = 0,
     delta: int = 1,
@@ -288,7 +288,8 @@ def bigram_auroc(
 
     Parameters
     ----------
-    model : Model
+    model : Model, str or Path
+        A model, or what `open_model` opens.
     counts : Counts or path, optional
         Bigrams by the model's own tokenizer, or their file; those that come along for the embedded checkpoint.
     layer, delta, device
@@ -312,6 +313,7 @@ def bigram_auroc(
     >>> auroc.auroc.shape
     (8, 8000)
     """
+    model = as_model(model)
     with progress_shown(progress):
         first, counts = FirstLayer(model, layer, delta, device), counts_for(model, counts)
         return measure_heads(first, counts, sample=None if sample is None else draw_tokens(first, counts, sample))

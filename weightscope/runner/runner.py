@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from weightscope.compute.device import CPU, Device, open_device
 from weightscope.display import ShowsShapes
 from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError, counted
-from weightscope.model import Model
+from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar, phase
 from weightscope.runner.hooks import blocks_of, tower_of, watched
@@ -91,13 +92,13 @@ def batches(sequences: Sequence[np.ndarray], tokens_a_batch: int = TOKENS_A_BATC
     return batches
 
 
-def open_runner(model: Model, *, language: bool = False, device: str = "cpu") -> "Runner":
+def open_runner(model: Model | str | Path, *, language: bool = False, device: str = "cpu") -> "Runner":
     """Load a model for running.
 
     Parameters
     ----------
-    model : Model
-        As `open_model` gives it.
+    model : Model, str or Path
+        A model, or what `open_model` opens.
     language : bool
         With the head that predicts the next token, for `Runner.losses`.
     device : str
@@ -117,7 +118,7 @@ def open_runner(model: Model, *, language: bool = False, device: str = "cpu") ->
     Layer(0: 8 heads of 32, width 256) (1, 8, 3, 3)
     Layer(1: 8 heads of 32, width 256) (1, 8, 3, 3)
     """
-    opened = open_device(device)
+    model, opened = as_model(model), open_device(device)
     where = torch_device(opened)
     with phase("loading the model into PyTorch"), room_for("the model", model):
         network = load_eager(model, language=language)
