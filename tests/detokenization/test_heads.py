@@ -1,6 +1,7 @@
 """`ws.bigram_auroc`: a model and counts in, Table 2 out, in every form that a user may want."""
 
 import csv
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import BigramAuroc, roc_curves
-from weightscope.embedded import COUNTS
+from weightscope.embedded import COUNTS, FOLDER
 from weightscope.metrics.auroc import weighted_auroc
+from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import Counts
+from weightscope.text.sequences import works
+from weightscope.text.tokenizer import load_tokenizer
 
 VOCAB = 50
 
@@ -57,9 +61,22 @@ def test_counts_may_be_a_path_and_the_embedded_checkpoint_has_its_own(
     np.testing.assert_array_equal(ws.bigram_auroc(embedded, ws.load_counts(COUNTS)).auroc, embedded_auroc.auroc)
 
 
-def test_a_model_without_counts_says_how_to_make_them(tiny_gpt2: Path) -> None:
-    with pytest.raises(ws.CheckpointError, match="needs bigram counts; `weightscope bigrams CORPUS"):
+def test_a_model_without_counts_and_tokenizer_says_how_to_make_them(tiny_gpt2: Path) -> None:
+    with pytest.raises(ws.CheckpointError, match=r"needs bigram counts \(.*tokenizer.*\); `weightscope bigrams CORPUS"):
         ws.bigram_auroc(ws.open_model(tiny_gpt2))
+
+
+def test_without_counts_the_works_that_come_along_are_counted_and_named(tmp_path: Path) -> None:
+    """The embedded checkpoint's files in another folder are a checkpoint like any other, with a tokenizer."""
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copy(FOLDER / name, tmp_path)
+    model = ws.open_model(tmp_path)
+    found = ws.bigram_auroc(model, sample=100)
+    expected = ws.bigram_auroc(model, count_bigrams(works(), load_tokenizer(tmp_path)), sample=100)
+    np.testing.assert_array_equal(found.auroc, expected.auroc)
+    said = "in the 8 works in the public domain that come with weightscope"
+    assert said in found.lead and said in str(found)
+    assert said not in ws.bigram_auroc("embedded", sample=100).lead
 
 
 def test_counts_of_another_vocabulary_are_refused(tiny_gpt2: Path) -> None:
@@ -99,8 +116,9 @@ def test_a_result_plots_a_figure(embedded_auroc: BigramAuroc) -> None:
 
 @pytest.mark.check
 def test_nothing_is_said_unless_progress_is_asked_for() -> None:
-    """Bars come after two seconds; with no delay at all there would still be none."""
+    """Bars come after two seconds, on a terminal; with no delay at all there would still be none."""
     code = (
+        "import sys; sys.stderr.isatty = lambda: True\n"
         "import weightscope.progress as p; p.DELAY = 0\n"
         "import weightscope as ws; ws.bigram_auroc(ws.open_model('embedded'), progress={})"
     )

@@ -1,5 +1,6 @@
 """Position curves: what is planted is found, and the real GPT-2 shows what the paper says of it."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,16 @@ from hypothesis import strategies as st
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.tiny_models import fixture
 from tests.support.weights import shared
 from weightscope.attention.factored import Factored
 from weightscope.cli import main
+from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.positions import (
     in_runs,
     near_mass,
     position_numerators,
+    position_terms,
     recency,
     spread_over_tokens,
     trends,
@@ -137,3 +141,20 @@ def test_too_few_trained_positions_for_a_trend_are_an_error_in_a_line(tmp_path: 
 def test_indices_are_listed_in_runs() -> None:
     assert in_runs(np.array([3, 191, 192, 193, 500])) == "3, 191-193, 500"
     assert in_runs(np.arange(0, 99, 2)).endswith("22, ...")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("llama", "weightscope audit SOURCE --deltas 0,1,8`"), ("bloom", "model.layer(0).position_bias(delta)"),
+     ("t5_encoder", "model.layer(0).position_bias(delta)")],
+)  # fmt: skip
+def test_a_model_without_position_embeddings_is_told_what_to_use_instead(name: str, instead: str) -> None:
+    with pytest.raises(ws.CheckpointError, match=re.escape(instead)):
+        position_terms(FirstLayer(fixture(name).model))
+
+
+def test_the_command_prints_its_result_as_a_sentence(tmp_path: Path) -> None:
+    """The head named gives the nearest tenth of the positions the most attention."""
+    said = CliRunner().invoke(main, ["positions", "embedded", "--out", str(tmp_path)]).stdout.splitlines()[0]
+    near = position_terms(FirstLayer(ws.open_model("embedded"))).heads["near_mass"]
+    assert f"head {near.argmax()} gives {near.max():.0%} of its attention to the nearest tenth" in said

@@ -32,7 +32,9 @@ LONG = 600  # seconds; a run that will take longer says so first
 @click.command()
 @with_source
 @click.option(
-    "--counts", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts (see `weightscope bigrams`)."
+    "--counts",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Bigram counts (see `weightscope bigrams`); by default of the public-domain works that come with weightscope.",
 )
 @out_option
 @layer_option
@@ -71,16 +73,11 @@ def detok(
         roc_curves,
         seconds_of_all,
     )
-    from weightscope.embedded import FOLDER
     from weightscope.files import OutputFolder
 
     opened = named(source)
     model = opened_model(opened)
-    model.embeddings  # noqa: B018  refuse a checkpoint without tokens before asking for counts
-    if counts is None and model.checkpoint.folder != FOLDER:
-        raise click.UsageError(
-            "--counts is required; make the file with `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz`"
-        )
+    model.embeddings  # noqa: B018  refuse a checkpoint without tokens before counting
     first = FirstLayer(model, layer, delta, device)
     bigrams = counts_for(model, counts)
     chosen = dict(zip(*_tokens(model, tokens, token_ids)[:2], strict=True))
@@ -197,6 +194,7 @@ def positions(
         write_page(files, "report.html", title, terms.lead, sections, model=model.title)
     for caution in terms.cautions:
         click.echo(f"weightscope: {caution}", err=True)
+    headline(terms.headline)
     if not is_quiet():
         show(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency"))
     click.echo(out / "report.html")

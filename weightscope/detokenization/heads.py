@@ -30,8 +30,10 @@ from weightscope.overflow import overflow
 from weightscope.progress import bar, phase, progress_shown
 from weightscope.sources import Source
 from weightscope.tables import Column, Table
+from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import Counts, load_counts
-from weightscope.text.tokenizer import TokenList, token_id, tokenizer_hash, tokenizer_if_any
+from weightscope.text.sequences import works
+from weightscope.text.tokenizer import TokenList, load_tokenizer, token_id, tokenizer_hash, tokenizer_if_any
 
 FEWEST = 100  # items of a sample: the interval takes their means for normally distributed
 A_STRATUM = 20  # of them
@@ -220,6 +222,16 @@ class BigramAuroc:
         )
 
     @property
+    def counted(self) -> str:
+        """What was counted where no counts were given, in a sentence; empty where some were."""
+        if set(self.counts.corpus_files) != {file.name for file in works()}:
+            return ""
+        return (
+            f"Bigrams of {self.counts.tokens:,} tokens were counted, in the {self.counts.documents} works in the "
+            "public domain that come with weightscope; those of a larger corpus say more (`weightscope bigrams`)."
+        )
+
+    @property
     def ranked(self) -> Table:
         """The same, best head first."""
         return self.heads.sorted_by("auroc", descending=True)
@@ -232,7 +244,7 @@ class BigramAuroc:
             f"Head {head[0]} ranks previous tokens that occur in text above those that do not with AUROC "
             f"{auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is chance."
         )
-        return " ".join(filter(None, (result, self.drawn, bare_embeddings(self.layer))))
+        return " ".join(filter(None, (result, self.drawn, self.counted, bare_embeddings(self.layer))))
 
     def __repr__(self) -> str:
         best, auroc = self.ranked["head"][0], self.ranked["auroc"][0]
@@ -244,7 +256,11 @@ class BigramAuroc:
 
     def printed(self) -> list[str | Table]:
         """What a terminal shows, from above to below."""
-        return [self.ranked, *(f"not in these numbers: {caveat}" for caveat in self.caveats)]
+        return [
+            self.ranked,
+            *filter(None, [self.counted]),
+            *(f"not in these numbers: {caveat}" for caveat in self.caveats),
+        ]
 
     def _repr_html_(self) -> str:
         return notebook(self.lead, self.ranked)
@@ -291,7 +307,8 @@ def bigram_auroc(
     model : Model, str or Path
         A model, or what `open_model` opens.
     counts : Counts or path, optional
-        Bigrams by the model's own tokenizer, or their file; those that come along for the embedded checkpoint.
+        Bigrams by the model's own tokenizer, or their file. By default those that come with the embedded checkpoint;
+        for another, its tokenizer counts the works in the public domain that come with weightscope.
     layer, delta, device
         As in `FirstLayer`.
     progress : bool
@@ -302,7 +319,8 @@ def bigram_auroc(
     Raises
     ------
     CheckpointError
-        No token embedding, no counts, or counts of another vocabulary or tokenizer; a sample of too few tokens.
+        No token embedding, counts of another vocabulary or tokenizer, or no counts and no tokenizer that splits texts;
+        a sample of too few tokens.
 
     Examples
     --------
@@ -323,8 +341,7 @@ def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
     """The bigram counts, after checking that they are for this model's tokens."""
     n_tokens = model.embeddings.n_tokens
     if counts is None and model.checkpoint.folder != FOLDER:
-        problem = "needs bigram counts; `weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
-        raise CheckpointError(problem, file=model.name)
+        counts = _of_works(model)
     if not isinstance(counts, Counts):
         counts = load_counts(counts or COUNTS)
     tokenizer = tokenizer_if_any(model.tokenizer)
@@ -332,6 +349,15 @@ def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
         tokenizer = None
     counts.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
     return counts
+
+
+def _of_works(model: Model) -> Counts:
+    """The bigrams, by the model's own tokenizer, of the texts that come with weightscope."""
+    try:
+        return count_bigrams(works(), load_tokenizer(model.tokenizer))
+    except CheckpointError as error:
+        how = "`weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
+        raise CheckpointError(f"needs bigram counts ({error}); {how}", file=model.name) from None
 
 
 def measure_heads(
@@ -412,7 +438,7 @@ class ScorerOnWorker:
     source: Source
     layer: int  # As in `FirstLayer`
     delta: int
-    counts: Path | None  # COUNTS.npz on a file system that workers share; None for those that come with weightscope
+    counts: Path | None  # COUNTS.npz on a file system that workers share; None as in `bigram_auroc`
     seen: Fingerprint  # Of that file where the task comes from
     device: str = "cpu"  # As in `FirstLayer`, on the worker
 
@@ -432,10 +458,9 @@ _opening = Lock()
 
 @lru_cache(maxsize=1)
 def _kept(wanted: ScorerOnWorker) -> Scorer:
-    path = wanted.counts or COUNTS
-    wanted.seen.refuse_other(_fingerprint(wanted.counts), str(path))
+    wanted.seen.refuse_other(_fingerprint(wanted.counts), str(wanted.counts))
     first = FirstLayer(wanted.source.elsewhere(), wanted.layer, wanted.delta, wanted.device)
-    return Scorer(first, load_counts(path))
+    return Scorer(first, counts_for(first.model, wanted.counts))
 
 
 def _fingerprint(counts: Path | None) -> Fingerprint:

@@ -10,7 +10,7 @@ from scipy.special import softmax
 from scipy.stats import spearmanr
 
 from weightscope.attention.factored import Factored
-from weightscope.attention.layer import Head
+from weightscope.attention.layer import Head, Layer
 from weightscope.detokenization import paper
 from weightscope.detokenization.sigma import SigmaStatistics
 from weightscope.display import ShowsShapes, drawing, notebook
@@ -123,10 +123,19 @@ class PositionTerms(ShowsShapes):
         return Table(columns, f"Trends of the position terms over $j$, at query position {self.query}.")
 
     @property
+    def headline(self) -> str:
+        """What position alone does, in a sentence."""
+        near, most = np.count_nonzero(self.heads["recency"] > 0), self.nearest_head()
+        result = f"Position alone makes {near} of {len(self.heads)} heads favour near tokens"
+        if self.sigma is None:
+            return f"{result}, head {most} most steadily."
+        mass = self.heads["near_mass"][most]
+        return f"{result}; head {most} gives {mass:.0%} of its attention to the nearest tenth of them (chance: 10%)."
+
+    @property
     def lead(self) -> str:
-        """What position alone does, in a sentence, after the caveats."""
-        near = np.count_nonzero(self.heads["recency"] > 0)
-        return " ".join([*self.cautions, f"Position alone makes {near} of {len(self.heads)} heads favour near tokens."])
+        """The same after the caveats."""
+        return " ".join([*self.cautions, self.headline])
 
     def _repr_html_(self) -> str:
         return notebook(self.lead, self.heads.select(*SHOWN))
@@ -176,7 +185,7 @@ def position_terms(first: ReadsPositions, query: int | None = None, unscaled: bo
     model, positions = first.model, first.model.positions
     if positions is None:
         problem = f"a {model.family.name} has no position embedding, hence no T^p and T^pp"
-        raise CheckpointError(problem, file=model.checkpoint.name)
+        raise CheckpointError(f"{problem}; {_instead(first.heads[0].layer)}", file=model.checkpoint.name)
     # At the last trained position T^p has a cliff of its own, so that a shorter model is looked at in mid-context.
     query = min(paper.QUERY, max((len(positions) - 1) // 2, FEWEST - 1)) if query is None else query
     if not FEWEST - 1 <= query < len(positions):
@@ -195,6 +204,15 @@ def position_terms(first: ReadsPositions, query: int | None = None, unscaled: bo
     for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):
         first.check_finite(what, values, first.layer)
     return terms
+
+
+def _instead(layer: Layer) -> str:
+    """How to see what positions do in a layer that gets none from embeddings."""
+    if layer.rotation is not None:
+        return "it rotates queries and keys: `weightscope audit SOURCE --deltas 0,1,8` measures W_QK at those distances"
+    if layer.additive is not None:
+        return f"it adds biases by distance to the scores: model.layer({layer.index}).position_bias(delta)"
+    return f"layer {layer.index} sees no positions" if not layer.relative else "it has terms of a token and a distance"
 
 
 def in_runs(indices: np.ndarray) -> str:

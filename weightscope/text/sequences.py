@@ -146,6 +146,11 @@ OPENWEBTEXT = "Skylion007/openwebtext"
 LARGEST_SHARD = 2_000_000_000  # bytes; its shards have a sixth of them
 
 
+def works() -> list[Path]:
+    """The files of the works in the public domain that come with weightscope."""
+    return sorted(WORKS.glob("*.txt.gz"))
+
+
 @dataclass(frozen=True)
 class Texts:
     """Texts and where they come from."""
@@ -167,14 +172,14 @@ def read_texts(paths: Sequence[str | Path] = (), *, characters: int = 0, most: i
         texts = read_documents(paths, most)
         names = ", ".join(dict.fromkeys(Path(path).name or str(path) for path in paths))
         return Texts(texts, f"{len(texts)} {'document' if len(texts) == 1 else 'documents'} of {names}")
-    works = read_documents(sorted(WORKS.glob("*.txt.gz")))
-    source = f"{len(works)} works in the public domain that come with weightscope"
-    if sum(map(len, works)) >= characters:
-        return Texts(works, source)
+    own = read_documents(works())
+    source = f"{len(own)} works in the public domain that come with weightscope"
+    if sum(map(len, own)) >= characters:
+        return Texts(own, source)
     try:
         texts = read_documents(openwebtext(1), most)
     except CheckpointError as error:
-        return Texts(works, f"{source}, fewer than wanted ({error})")
+        return Texts(own, f"{source}, fewer than wanted ({error})")
     return Texts(texts, f"the first {len(texts):,} documents of {OPENWEBTEXT} on the Hub")
 
 
