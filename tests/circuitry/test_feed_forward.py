@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.cases import CASES, Case
+from tests.support.cases import CASES, GPT, LLAMA, MHA, Case
 from weightscope.architectures import FAMILIES
 from weightscope.circuitry import stream as followed
 from weightscope.circuitry.names import unembedding
@@ -33,8 +33,24 @@ def with_config(name: str, suffix: str, **config: Any) -> Case:
 
 
 FOLLOWED = {row.name for row in FAMILIES if row.mlp is not None}
+# Rows whose attention is another's, so that they have no golden file of their own.
+MORE = (
+    Case("cohere2", "cohere2", LLAMA | {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}),
+    Case("exaone4", "exaone4", LLAMA | {"sliding_window": 64, "sliding_window_pattern": 2}),
+    Case("ministral3", "ministral3", LLAMA | {"head_dim": 8}),
+    Case("vaultgemma", "vaultgemma", LLAMA | {"head_dim": 8, "sliding_window": 64}),
+    Case("seed_oss", "seed_oss", LLAMA | {"head_dim": 8, "mlp_bias": True}),
+    Case("helium", "helium", LLAMA | {"head_dim": 4}),
+    Case("cwm", "cwm", LLAMA | {"head_dim": 8, "sliding_window": 64}),
+    Case("nemotron", "nemotron", LLAMA | {"mlp_bias": True}),
+    Case("jais2", "jais2", LLAMA | {"head_dim": 4}),
+    Case("persimmon", "persimmon", MHA, output=r"self_attn\.dense$"),
+    Case("gpt_bigcode", "gpt_bigcode", GPT | {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "n_inner": 8},
+         output=r"attn\.c_proj$"),
+    Case("biogpt", "biogpt", MHA, output=r"self_attn\.out_proj$"),
+)  # fmt: skip
 THOSE = (
-    *{case.model_type: case for case in reversed(CASES) if case.model_type in FOLLOWED}.values(),
+    *{case.model_type: case for case in reversed((*CASES, *MORE)) if case.model_type in FOLLOWED}.values(),
     *(by_name[name] for name in ("opt_post_norm", "falcon_grouped", "falcon_one_norm", "falcon_alibi")),
     with_config("llama", "bias", mlp_bias=True),
     with_config("gpt_neox", "serial", use_parallel_residual=False),

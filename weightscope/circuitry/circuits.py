@@ -126,8 +126,10 @@ class Circuits:
         edge = best[0]
         a, b = f"{layers[edge.i]}.{edge.a}", f"{layers[edge.j]}.{edge.b}"
         pk, r = self.wiring.pk["k"][edge.pair], self.wiring.rank["o"][edge.i, edge.a]
+        random = self.wiring.random_pk("k").mean[edge.pair]
         return (
-            f"{sentence} The keys of {b} read most of what another head writes: {pk:.1f} of the {r} dimensions of {a}."
+            f"{sentence} The keys of {b} read most of what another head writes: {pk:.1f} of the {r} dimensions of {a} "
+            f"(random spaces: {random:.1f})."
         )
 
     def __repr__(self) -> str:
