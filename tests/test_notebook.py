@@ -50,7 +50,7 @@ def test_a_matrix_of_rank_one_has_no_second_singular_value() -> None:
 
 def test_what_a_head_leaves_out_is_said(model: Any) -> None:
     head = model.layer(0).head(6)
-    assert head.lead == "Head(layer 0, head 6: width 256, head_dim 32)."
+    assert head.lead == "Head(layer 0, head 6: width 256, head_dim 32). Scores are W_QK's times 0.177."
     object.__setattr__(head.layer, "caveats", ("a softcap",))
     try:
         assert "Not in these numbers: a softcap." in head._repr_html_()

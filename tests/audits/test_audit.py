@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,7 @@ def test_an_audit_needs_no_folder_and_says_nothing_unasked(
     ws.audit(model)
     assert capfd.readouterr() == ("", "")
     assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     ws.audit(model, progress=True)
     assert "layers" in capfd.readouterr().err
 

@@ -52,6 +52,16 @@ def test_findings_stand_before_everything_else(page_file: Path) -> None:
     assert "Read the tensor again from its source" in text
 
 
+def test_the_maps_that_show_a_finding_stand_first_and_name_it(page_file: Path) -> None:
+    text = page_file.read_text(encoding="utf-8")
+    maps = re.findall(r'<figure>\s*<figcaption>(.*?)</figcaption>.*?data-measure="(\w+)"', text, re.DOTALL)
+    shows = ["shows:" in caption for caption, _ in maps]
+    assert any(shows) and shows == sorted(shows, reverse=True)
+    captions = {name: caption for caption, name in maps}
+    assert "spectral spike (layer 1 head 1" in captions["qk_gap"] and "shows:" not in captions["vo_bias_norm"]
+    assert text.index('id="findings"') < text.index("shows:") < text.index("Figures and their numbers")
+
+
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
 def test_the_page_loads_in_silence_and_fits(width: int, dark: bool, tab: Page, page_file: Path) -> None:
     tab.open(page_file, width, dark=dark)

@@ -4,6 +4,8 @@ import json
 import pickle
 import re
 import struct
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.checkpoint.local import OF_TORCH
 from weightscope.checkpoint.opening import locate
 from weightscope.cli import main
 from weightscope.embedded import FOLDER
@@ -103,7 +107,11 @@ CASES = {
     "llama2.c": (file("stories15M.bin", llama2_c(True)), "is a checkpoint of llama2.c"),
     "llama2.c untied": (file("stories15M.bin", llama2_c(False)), r"is a checkpoint of llama2.c.*\(version -1\)"),
     "llama2.c versioned": (file("model.bin", b"24ka" + bytes(60)), "is a checkpoint of llama2.c"),
-    "a pickle": (file("pytorch_model.bin", pickle.dumps({})), "pickled files can run any code"),
+    "a pickle": (file("pytorch_model.bin", pickle.dumps({})), r"can run any code.*\('FOLDER'\)\.save_pretrained"),
+    "another": (
+        file("epoch-3.pt", pickle.dumps({})),
+        r"no code: python -c .*torch\.load\('FILE', weights_only=True",
+    ),
     "a .pt": (file("model.pt", b"x"), "pickled files"),
     "a .pth": (file("model.pth", b"x"), "pickled files"),
     "a .ckpt": (file("model.ckpt", b"x"), "pickled files"),
@@ -123,6 +131,17 @@ def test_what_it_is_is_said_in_one_line(case: str, tmp_path: Path) -> None:
     assert result.exit_code == 2 and not result.stdout
     assert result.stderr.count("\n") == 1
     assert re.search(said, result.stderr.strip()), result.stderr
+
+
+@pytest.mark.check
+def test_the_command_that_converts_a_file_of_torch_does(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch.save is torch's, which is not installed")
+    w = torch.arange(6.0).reshape(2, 3)
+    torch.save({"a": w, "tied": w}, tmp_path / "FILE")
+    (command,) = re.findall(r'python -c "(.*)"', OF_TORCH)
+    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True)
+    written = load_file(tmp_path / "model.safetensors")
+    assert {name: array.tolist() for name, array in written.items()} == {"a": w.tolist(), "tied": w.tolist()}
 
 
 def test_a_root_of_sentence_transformers_opens_its_transformer(tmp_path: Path) -> None:

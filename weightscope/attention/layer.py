@@ -231,7 +231,8 @@ class Head:
         """A short description, with what the matrices leave out."""
         shared = "" if self.layer.n_kv_heads == self.layer.n_heads else f", with key-value head {self.kv_head}"
         left_out = [f"Not in these numbers: {caveat}." for caveat in self.caveats]
-        return " ".join([f"{repr(self).removesuffix(')')}{shared}).", *left_out])
+        scale = f"Scores are W_QK's times {self.scale:.3g}."
+        return " ".join([f"{repr(self).removesuffix(')')}{shared}).", scale, *left_out])
 
     def _repr_png_(self) -> bytes:
         return bytes(self.plot_spectrum()._repr_png_())

@@ -16,7 +16,7 @@ from weightscope.audits.directions import HeadDirections, directions_of, how_man
 from weightscope.audits.findings import findings_of, positions_of
 from weightscope.audits.known import Entry, read_entries, unmatched, with_known
 from weightscope.audits.measure_layer import measure_layer
-from weightscope.audits.measures import Arrays, MeasuredHeads
+from weightscope.audits.measures import UNSCALED, Arrays, MeasuredHeads
 from weightscope.audits.reference import OWN, Reference, Standing
 from weightscope.checkpoint import Checkpoint
 from weightscope.compute.cores import one_blas_thread
@@ -393,7 +393,10 @@ class Audit:
 
     def __str__(self) -> str:
         caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]
-        return "\n".join([self.lead, *([repr(self.findings)] if self.findings else []), self.ranges().text(), *caveats])
+        found = [repr(self.findings)] if self.findings else []
+        return "\n".join(
+            [self.lead, *found, self.ranges().text(), f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}", *caveats]
+        )
 
     def _repr_html_(self) -> str:
         mapped = [measure.name for measure in self.measured.measures if measure.scale]

@@ -71,6 +71,8 @@ _SPECTRUM = (
             "Largest over smallest non-zero singular value.", "log",
             equation="frac(σ_1, min_(σ_i > d ε σ_1) σ_i)", source="norm-based-attention, Fig. 2"),
 )  # fmt: skip
+UNSCALED = "Without the factor 1/√d' of scores."  # said of every size of W_QK
+_SIZES = ("sigma1", "sigma2", "frobenius")
 _OF_FORMS = ("sigma1", "frobenius", "stable_rank", "effective_rank")  # also measured of the other forms of W_QK
 
 _LIKES = "eigenvalue of the symmetric part: positive where like attends to like, negative where it avoids it."
@@ -122,6 +124,8 @@ def _of(map_name: str, form: str = "") -> Iterator[Measure]:
         if not form or measure.name in _OF_FORMS:
             name = "_".join(filter(None, (map_name, measure.name, form)))
             texts = {text: getattr(measure, text).replace("W", w) for text in ("symbol", "words", "equation")}
+            if map_name == "qk" and measure.name in _SIZES:
+                texts["meaning"] = f"{measure.meaning} {UNSCALED}"
             yield replace(measure, name=name, array=array, scale="" if form else measure.scale, **texts)
 
 

@@ -12,12 +12,14 @@ from weightscope.audits.compare import Comparison
 from weightscope.audits.measure_layer import stacked
 from weightscope.audits.measures import MeasuredHeads, forms_of
 from weightscope.files import Files
+from weightscope.findings import listed
 from weightscope.formulas import plain
 from weightscope.pages.page import Figure, Section, write_page, write_template
 from weightscope.pages.style import Drawing, save
 from weightscope.progress import bar
 from weightscope.tables import Column, Table, crossed
 
+NAMED = 3  # findings that a map's caption names
 LISTED = 40  # heads in the table of a comparison
 SINGULAR_VALUES = 250_000  # on a page, 2 MB of it; spectra.npz and spectra.csv have all
 FEWEST_POINTS = 24  # of a curve
@@ -28,7 +30,8 @@ def write_audit_page(files: Files, audit: Audit) -> None:
 
     Names and tokens of the checkpoint are escaped.
     """
-    heads = audit.measured
+    heads, shown = audit.measured, _shown_by_maps(audit)
+    mapped = [measure for measure in heads.measures if measure.scale]
     files.table("spectra.csv", _spectra_table(heads))
     drawn = [
         (description, save(getattr(figures, function)(heads), files, name, numbers_in))
@@ -42,12 +45,25 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         lead=audit.lead,
         caveats=audit.caveats,
         findings=audit.findings.html(buttons=True, percentile=audit.standing.of),
-        measures=[measure for measure in heads.measures if measure.scale],
+        measures=mapped,
+        maps=sorted(mapped, key=lambda measure: measure.name not in shown),  # first those that show a finding
+        shown={name: listed(findings, NAMED) for name, findings in shown.items()},
         everything=audit.everything,
         standing=audit.standing,
         facts=_facts(audit),
         drawn=drawn,
     )
+
+
+def _shown_by_maps(audit: Audit) -> dict[str, list[str]]:
+    """The findings about heads that each map shows, by measure; where their number has no map, the largest value's."""
+    mapped = {measure.name for measure in audit.measured.measures if measure.scale}
+    shown: dict[str, list[str]] = {}
+    for finding in audit.findings:
+        names = (finding.measure, f"{finding.map}_sigma1")
+        if finding.layer is not None and (name := next((name for name in names if name in mapped), "")):
+            shown.setdefault(name, []).append(f"{finding.title} ({finding.where})")
+    return shown
 
 
 def _spectra_table(heads: MeasuredHeads) -> Table:

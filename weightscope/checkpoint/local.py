@@ -123,11 +123,19 @@ class LocalFile(OpenFile):
 
 # Files of other formats, recognised by their first bytes or their names
 
-HOW_TO_CONVERT = (
-    "pickled files can run any code when they are loaded, so weightscope does not open them; convert where you trust "
-    "the file: transformers' AutoModel.from_pretrained(...).save_pretrained(FOLDER) writes .safetensors"
+UNOPENED = "pickled files can run any code when they are loaded, so weightscope does not open them; "
+OF_TRANSFORMERS = UNOPENED + (
+    'where you trust the folder, type: python -c "from transformers import AutoModel; '
+    "AutoModel.from_pretrained('FOLDER').save_pretrained('OTHER')\", then weightscope inspect OTHER"
 )
-ONNX = "is an ONNX graph, which drops tensor names; open the checkpoint that it was exported from"
+OF_TORCH = UNOPENED + (
+    'this writes its tensors, and runs no code: python -c "import torch, safetensors.torch as st; '
+    "st.save_file({k: v.clone() for k, v in torch.load('FILE', weights_only=True).items()}, 'model.safetensors')\""
+)
+ONNX = (
+    "is an ONNX graph, which drops tensor names; open the checkpoint that it was exported from, a folder or a Hub id: "
+    "weightscope inspect SOURCE"
+)
 TENSORFLOW = (
     "holds TensorFlow weights, which are not supported; transformers 4 converts them: "
     "AutoModel.from_pretrained(FOLDER, from_tf=True).save_pretrained(OTHER)"
@@ -142,7 +150,8 @@ WEB_PAGE = "is a web page, not a checkpoint: the download was an answer meant fo
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 BY_SUFFIX = {
-    **dict.fromkeys(PICKLED, HOW_TO_CONVERT),
+    **dict.fromkeys(PICKLED, OF_TORCH),
+    ".bin": OF_TRANSFORMERS,
     ".onnx": ONNX,
     ".h5": TENSORFLOW,
     ".msgpack": FLAX,
@@ -150,8 +159,8 @@ BY_SUFFIX = {
     ".ot": "holds weights of tch-rs, which are not supported; open the checkpoint that they were converted from",
 }
 BY_START = {
-    b"PK\x03\x04": HOW_TO_CONVERT,  # what torch.save writes
-    **{bytes((0x80, protocol)): HOW_TO_CONVERT for protocol in range(2, 6)},
+    b"PK\x03\x04": OF_TORCH,  # what torch.save writes
+    **{bytes((0x80, protocol)): OF_TORCH for protocol in range(2, 6)},
     b"\x89HDF\r\n": TENSORFLOW,
     b"24ka": LLAMA2_C,
     **dict.fromkeys((b"lmgg", b"fmgg", b"tjgg"), OLD_GGML),
@@ -164,7 +173,7 @@ def refuse_other_format(path: Path, start: bytes, size: int) -> None:
     refuse_pointer(start, path)
     for magic, problem in BY_START.items():
         if start.startswith(magic):
-            raise CheckpointError(problem, file=path)
+            raise CheckpointError(BY_SUFFIX.get(path.suffix, problem) if problem == OF_TORCH else problem, file=path)
     if path.suffix == ".bin" and _is_llama2_c(start, size):
         raise CheckpointError(LLAMA2_C, file=path)
     if path.suffix in BY_SUFFIX:

@@ -221,7 +221,7 @@ function showSpectra(i, head) {
   }));
   const panel = byId("spectra");
   panel.replaceChildren();
-  plot(panel, "σᵢ(W_QK)", [
+  plot(panel, "σᵢ(W_QK), without 1/√d′", [
     { name: "distance 0", values: own("qk_singular_values"), colour: BLUE, dash: "none" }, ...forms,
   ], mates("qk_singular_values"));
   plot(panel, "σᵢ(W_VO)", [
