@@ -67,6 +67,7 @@ DRAWINGS = (
     Drawing("audit-vit", "weightscope audit {vit}"),
     Drawing("compare-vit", f"weightscope compare {FASHION} {FASHION}-registers --across-families"),
     Drawing("circuits/gpt2", "weightscope circuits {gpt2}"),
+    Drawing("hero", "analyses.hero"),
     Drawing("circuits/minilm", f"weightscope circuits {MINILM} --measure --text {{books}}"),
     Drawing("circuits/smollm2", f"weightscope circuits {SMOLLM2} --measure --text {{books}}"),
     Drawing(

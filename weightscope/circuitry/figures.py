@@ -38,9 +38,7 @@ def diagram(found: Circuits) -> Any:
             a = place[int(edges["from_layer"][row])], int(edges["from_head"][row])
             b = place[int(edges["to_layer"][row])], int(edges["to_head"][row])
             width = 0.4 + (THICKEST - 0.4) * z[row] / max(z.max(), 1e-9)
-            axis.add_patch(
-                PathPatch(_curve(a, b), fill=False, edgecolor=KIND_COLOURS[kind], linewidth=width, alpha=0.65)
-            )
+            axis.add_patch(curve(a, b, KIND_COLOURS[kind], width))
             drawn |= {a, b}
         colours = [ROLE_COLOURS.get(names[i, b], UNNAMED) for i in range(n) for b in range(h)]
         sizes = [14 if (i, b) in drawn else 5 for i in range(n) for b in range(h)]
@@ -70,9 +68,10 @@ def diagram(found: Circuits) -> Any:
     return figure
 
 
-def _curve(a: tuple[int, int], b: tuple[int, int]) -> Path:
-    """From one head to another, leaving and arriving along the layers' axis."""
+def curve(a: tuple[int, int], b: tuple[int, int], colour: str, width: float) -> PathPatch:
+    """A line from one head to another, leaving and arriving along the layers' axis."""
     (x, y), (to_x, to_y) = a, b
     bend = (to_x - x) / 2
     corners = [(x, y), (x + bend, y), (to_x - bend, to_y), (to_x, to_y)]
-    return Path(corners, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
+    path = Path(corners, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
+    return PathPatch(path, fill=False, edgecolor=colour, linewidth=width, alpha=0.65)

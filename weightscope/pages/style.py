@@ -56,9 +56,9 @@ _one_at_a_time = RLock()  # matplotlib's settings belong to the process, not to 
 
 
 @contextmanager
-def in_our_style() -> Iterator[None]:
+def in_our_style(**more: float) -> Iterator[None]:
     """Use matplotlib's defaults and our style within a block or function; restore the caller's settings afterwards."""
-    with _one_at_a_time, matplotlib.style.context(["default", STYLE]):
+    with _one_at_a_time, matplotlib.style.context(["default", STYLE | more]):
         yield
 
 
