@@ -13,6 +13,7 @@ from weightscope.adopting.census import TRIALS, at_work
 from weightscope.adopting.config_keys import MEANINGS, SPECIAL, VARIED
 from weightscope.adopting.judge import Stored, stacks
 from weightscope.adopting.own_size import at_own_size
+from weightscope.adopting.row_source import as_stanza
 from weightscope.adopting.search import Found, Search
 from weightscope.adopting.shapes import Derived
 from weightscope.adopting.tiny_models import first_line
@@ -24,10 +25,10 @@ from weightscope.architectures.family import Unless, When
 from weightscope.architectures.layer import read_layer
 from weightscope.architectures.reading import in_layer
 from weightscope.architectures.stacks import prefixes_of
-from weightscope.architectures.stanzas import cells_of, stanza_of
+from weightscope.architectures.stanzas import cells_of, file_of, stanza_of
 from weightscope.architectures.steps.bounds import Clip, Softcap
 from weightscope.checkpoint import Checkpoint, open_checkpoint
-from weightscope.checkpoint.config import without_code
+from weightscope.checkpoint.config import digest_of, without_code
 from weightscope.errors import CheckpointError
 from weightscope.files import scratch_folder
 from weightscope.model import Model
@@ -190,11 +191,16 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
     kind = checkpoint.config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         problem = f"{PROOF} has no architecture '{str(kind)[:40]}', and code that comes with a checkpoint is not run"
-        raise CheckpointError(problem, file=checkpoint.name)
+        ways = (
+            "`weightscope adopt SOURCE --with module:Class` runs a class of your own, `weightscope draft SOURCE` drafts"
+        )
+        raise CheckpointError(f"{problem}; {ways} a row", file=checkpoint.name)
     values = without_code(checkpoint.config, checkpoint.config.file)
     try:
         made = CONFIG_MAPPING[kind]
         config, usual = made.from_dict(values), made().to_dict()
+        if not made.__module__.startswith("transformers."):  # a class of the user's own may have no defaults
+            usual |= config.to_dict()
     except Exception as error:  # whatever transformers raises of a config
         raise CheckpointError(
             f"transformers cannot read it: {first_line(error)}", file=checkpoint.config.file
@@ -221,6 +227,20 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
         raise CheckpointError(f"no row reads it exactly; nearest: {reasons}", file=checkpoint.name)
     unproved = {stack: outcome.unproved for stack, outcome in outcomes.items() if outcome.unproved}
     return Adopted(rows_left, unproved, refused)
+
+
+def told(adopted: Adopted, checkpoint: Checkpoint, proof: str = PROOF) -> dict[str, Any]:
+    """What the command prints, and the file of rows that it saves, as text."""
+    digest = digest_of(checkpoint.config)
+    return {
+        "name": str(checkpoint.name),
+        "proof": proof,
+        "stanzas": [as_stanza(row) for row in adopted.rows],
+        "unproved": dict(adopted.unproved),
+        "refused": dict(adopted.refused),
+        "file": file_of(adopted.rows, proof, proved=not adopted.unproved, digest=digest).decode(),
+        "model_type": str(checkpoint.config.get("model_type")),
+    }
 
 
 def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:

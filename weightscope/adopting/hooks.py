@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from typing import Any
 from unittest.mock import patch
 
@@ -163,6 +164,8 @@ class _Log:
     """Every call of every module of a model, and of every softmax over scores, in order."""
 
     def __init__(self, model: torch.nn.Module) -> None:
+        # Of a class of the user's own, a pattern for the paths of modules that attend; "*" where softmaxes show them.
+        self.attention: str = getattr(model, "attention_modules", "")
         self.time, self.open, self.events, self.softmaxes = 0, [], [], []  # type: int, list[Event], list[Event], list[_Softmax]
         self.hooks = [hook for name, module in model.named_modules() for hook in self._watch(name, module)]
 
@@ -310,10 +313,14 @@ def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
         attends, layer = owners[-1], layers[-1]
         if layer is attends and re.search(r"att\w*\.\d+$", attends.name) and len(layers) > 1:  # one of a layer's two
             layer = layers[-2]
+        if log.attention not in ("", "*"):
+            matching = [event for event in owners if fnmatch(event.name, log.attention)]
+            if not matching:
+                continue
+            attends = matching[-1]
         names = [type(event.module).__name__.lower() for event in around[around.index(layer) :]]
-        if any("deformableattention" in name for name in names) or not any(
-            "att" in name or "mla" in name for name in names
-        ):
+        named = log.attention or any("att" in name or "mla" in name for name in names)
+        if any("deformableattention" in name for name in names) or not named:
             continue
         pieces.setdefault(attends.start, (layer, attends, []))[2].append(softmax)
     for layer, attends, softmaxes in pieces.values():

@@ -47,7 +47,8 @@ CHOICES = {
     "to": ("queries", "keys"),
     "order": ORDERS,
 }
-PROOF = re.compile(r"transformers \d+(\.\w{1,20}){0,4}", re.ASCII)
+# What rows are proved against: transformers, or a class of the user's own.
+PROOF = re.compile(r"transformers \d+(\.\w{1,20}){0,4}|[\w.]{1,100}:[\w.]{1,100} \(PyTorch [\w.+]{1,40}\)", re.ASCII)
 DIGEST = re.compile(r"([0-9a-f]{16})?", re.ASCII)
 NORMS = {"rms": False, "layer": True}  # by name: whether it centres
 BIASES = {"qkv": ("query", "key", "value"), "q": ("query",), "k": ("key",), "v": ("value",), "out": ("output",)}
@@ -89,7 +90,9 @@ class File:
         try:
             proof = content.pop("proved_against", None)
             if proof is not None and not (isinstance(proof, str) and PROOF.fullmatch(proof)):
-                raise MisfitError("proved_against", proof, "transformers and its version")
+                raise MisfitError(
+                    "proved_against", proof, "transformers and its version, or module:Class (PyTorch version)"
+                )
             tried = content.pop("tried_against", None)
             if tried is not None and (proof or not (isinstance(tried, str) and PROOF.fullmatch(tried))):
                 raise MisfitError("tried_against", tried, "transformers and its version, in place of proved_against")

@@ -113,7 +113,11 @@ HELP = {
     ),
     "adopt": Help(
         "Find and verify a row for an unknown architecture (needs PyTorch).",
-        ("weightscope adopt model/", "weightscope adopt model/ --save"),
+        (
+            "weightscope adopt model/",
+            "weightscope adopt model/ --save",
+            "weightscope adopt model/ --with training.model:Zephyrine --out row.toml",
+        ),
     ),
     "completion": Help(
         "Print the shell completion script.",

@@ -1,16 +1,17 @@
 """The commands inspect, families and adopt: what a checkpoint is, and which architectures can be read."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from weightscope.cli.options import csv_option, families_option, with_source
-from weightscope.cli.terminal import Listed, headline, show, write_csv
+from weightscope.cli.options import csv_option, families_option, with_source, writable
+from weightscope.cli.terminal import Listed, headline, is_quiet, show, write_csv
 from weightscope.errors import CheckpointError, printable, sized
+from weightscope.files import new_file
 
 if TYPE_CHECKING:
     from weightscope.checkpoint import Checkpoint
@@ -64,45 +65,72 @@ def _newer() -> None:
 @click.command("adopt")
 @with_source
 @click.option("--save", is_flag=True, help="Save the rows where every command finds them.")
-def adopt_command(named: Any, source: str, save: bool) -> None:
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=writable,
+    help="Save the rows in this file; --families FILE reads it.",
+)
+@click.option(
+    "--with",
+    "code",
+    metavar="MODULE:CLASS",
+    help="Verify against this torch.nn.Module of your own, in a child process.",
+)
+@click.option("--attention", metavar="PATTERN", help="With --with: modules that attend, such as 'blocks.*.mixer'.")
+def adopt_command(
+    named: Any, source: str, save: bool, out: Path | None, code: str | None, attention: str | None
+) -> None:  # fmt: skip
     """Work out how to read an unknown architecture, and verify it (needs PyTorch).
 
-    Tiny random models are built from the checkpoint's config with transformers' own class. A row is accepted if its
-    attention and outputs match the eager model to 1e-5 at two sizes and at near and far distances, and if it fits the
-    checkpoint's tensors. Then every layer of the checkpoint runs with its own weights, one at a time, and is compared
-    too; where that is not possible, the row is called unproved at its own size. Code that ships with a checkpoint is
-    never run.
+    Tiny random models are built from the checkpoint's config with transformers' own class, or with --with by a class of
+    your own. A row is accepted if its attention and outputs match the eager model to 1e-5 at two sizes and at near and
+    far distances, and if it fits the checkpoint's tensors. Then every layer of the checkpoint runs with its own
+    weights, one at a time, and is compared too; where that is not possible, the row is called unproved at its own size.
+    Code that ships with a checkpoint is never run.
     """
+    if attention and not code:
+        raise click.UsageError("--attention needs --with")
     from weightscope.runner.loading import import_torch
 
     import_torch()
-    from weightscope.adopting.adopt import PROOF, adopt
-    from weightscope.adopting.row_source import as_stanza
-    from weightscope.architectures.stanzas import file_of
-    from weightscope.architectures.table import own_folder
-    from weightscope.checkpoint.config import digest_of
-    from weightscope.files import new_file
+    from weightscope.adopting.adopt import adopt, told
+    from weightscope.adopting.own_code import adopted_with
 
-    checkpoint = named(source).checkpoint()
-    adopted = adopt(checkpoint)
-    rows = f"these {len(adopted.rows)} rows" if len(adopted.rows) > 1 else "this row"
-    which = f"unproved at its own size (tiny models of {PROOF})" if adopted.unproved else f"proved against {PROOF}"
-    click.echo(f"{printable(checkpoint.name)} is read by {rows}, {which}:")
-    for row in adopted.rows:
-        click.echo(printable_lines(as_stanza(row)))
-    for stack, why in adopted.unproved.items():
+    if code is not None:
+        answer = adopted_with(named(source), code, attention or "", shows=not is_quiet())
+    else:
+        checkpoint = named(source).checkpoint()
+        answer = told(adopt(checkpoint), checkpoint)
+    rows, proof = answer["stanzas"], answer["proof"]
+    these = f"these {len(rows)} rows" if len(rows) > 1 else "this row"
+    which = f"unproved at its own size (tiny models of {proof})" if answer["unproved"] else f"proved against {proof}"
+    click.echo(f"{printable(answer['name'])} is read by {these}, {which}:")
+    for row in rows:
+        click.echo(printable_lines(row))
+    for stack, why in answer["unproved"].items():
         click.echo(printable(f"not run at its own size: {stack}: {why}"))
-    for stack, why in adopted.refused.items():
+    for stack, why in answer["refused"].items():
         click.echo(printable(f"not read: {stack}: {why}"))
     if save:
-        name = str(checkpoint.config.get("model_type"))
-        if not name.replace("-", "_").replace(".", "_").isidentifier():
-            raise CheckpointError(f"'{name}' cannot be the name of a file")
-        file = own_folder() / f"{name}.toml"
-        with new_file(file) as written:
-            digest = digest_of(checkpoint.config)
-            written.write(file_of(adopted.rows, PROOF, proved=not adopted.unproved, digest=digest))
-        click.echo(file)
+        _save(answer)
+    if out is not None:
+        with new_file(out) as written:
+            written.write(answer["file"].encode())
+        click.echo(out)
+
+
+def _save(answer: Mapping[str, Any]) -> None:
+    """Write adopted rows where every command finds them."""
+    from weightscope.architectures.table import own_folder
+
+    name = answer["model_type"]
+    if not name.replace("-", "_").replace(".", "_").isidentifier():
+        raise CheckpointError(f"'{name}' cannot be the name of a file")
+    file = own_folder() / f"{name}.toml"
+    with new_file(file) as written:
+        written.write(answer["file"].encode())
+    click.echo(file)
 
 
 def printable_lines(text: str) -> str:

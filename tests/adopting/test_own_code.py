@@ -1,0 +1,96 @@
+"""A class of the user's own proves a row as one of transformers' does; a checkpoint's own code is never run."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import weightscope as ws
+from weightscope.cli import main
+
+torch = pytest.importorskip("torch", reason="the user's class is torch's, which is not installed")
+pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
+from safetensors.torch import save_file  # noqa: E402
+
+from tests.adopting.zephyrine import Zephyrine, ZephyrineConfig  # noqa: E402
+
+pytestmark = pytest.mark.check
+
+HERE = "tests.adopting.zephyrine"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("zephyrine")
+    torch.manual_seed(0)
+    model = Zephyrine(ZephyrineConfig())
+    save_file(
+        {name: tensor.detach().clone() for name, tensor in model.named_parameters()}, folder / "model.safetensors"
+    )
+    (folder / "config.json").write_text(json.dumps({"model_type": "zephyrine", **asdict(ZephyrineConfig())}))
+    return folder
+
+
+def adopt(folder: Path, code: str, *options: object) -> Result:
+    return CliRunner().invoke(main, ["adopt", str(folder), "--with", code, *map(str, options)])
+
+
+def test_a_class_of_ones_own_proves_a_row_that_reads_the_checkpoint_as_the_class_does(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    done = adopt(checkpoint, f"{HERE}:Zephyrine", "--attention", "blocks.*.mixer", "--out", tmp_path / "row.toml")
+    assert done.exit_code == 0, done.output
+    assert f"proved against {HERE}:Zephyrine (PyTorch {torch.__version__})" in done.stdout
+    model = ws.open_model(checkpoint, families=tmp_path / "row.toml")
+    assert model.family.origin == f"adopted, proved against {HERE}:Zephyrine (PyTorch {torch.__version__})"
+    own = Zephyrine(ZephyrineConfig())
+    own.load_state_dict(_weights(checkpoint, own))
+    x, layer = np.random.default_rng(0).normal(size=(9, 48)).astype(np.float32), model.layer(1)
+    with torch.no_grad():
+        expected = own.blocks[1].mixer(own.blocks[1].pre(torch.from_numpy(x)[None]))[0].numpy()
+    scores = np.where(np.tri(9, dtype=bool), layer.scores(x), -np.inf)
+    attention = np.exp(scores - scores.max(-1, keepdims=True))
+    np.testing.assert_allclose(layer.output(attention / attention.sum(-1, keepdims=True), x), expected, atol=1e-5)
+
+
+def _weights(folder: Path, own: torch.nn.Module) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    stored = load_file(folder / "model.safetensors")
+    return {name: stored.get(name, stored["words.weight"]) for name in own.state_dict()}
+
+
+def test_a_class_that_takes_numbers_is_built_of_the_configs_keys(checkpoint: Path) -> None:
+    done = adopt(checkpoint, f"{HERE}:OfNumbers")
+    assert done.exit_code == 0 and "proved against" in done.stdout and "built" not in done.stdout, done.output
+
+
+@pytest.mark.parametrize(("code", "said"), [
+    ("Bends", "no row reads it exactly; nearest: values are right; attention is off"),
+    ("Dies", "ended with status 3 and no answer"),
+    ("Nope", "cannot be imported: AttributeError"),
+    ("ZephyrineConfig", "is no torch.nn.Module"),
+])  # fmt: skip
+def test_what_no_row_reads_or_no_process_survives_is_one_line(code: str, said: str, checkpoint: Path) -> None:
+    done = adopt(checkpoint, f"{HERE}:{code}")
+    assert done.exit_code == 2 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_code_in_the_checkpoints_folder_is_not_run(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "theirs.py").write_text("open('ran', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    done = adopt(tmp_path, "theirs:Model")
+    assert done.exit_code == 2 and "lies in the checkpoint's folder, whose code is not run" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_without_a_class_the_message_names_both_ways_on(checkpoint: Path) -> None:
+    done = CliRunner().invoke(main, ["adopt", str(checkpoint)])
+    assert done.exit_code == 2 and "--with module:Class" in done.stderr and "weightscope draft SOURCE" in done.stderr

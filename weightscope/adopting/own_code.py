@@ -1,0 +1,231 @@
+"""A class of the user's own in the place of one of transformers': `weightscope adopt SOURCE --with module:Class`.
+
+The class is imported on the user's word, in a child process, and never from the checkpoint's folder. It is built from
+config.json, becomes a class of transformers by inheritance, and is then adopted like any other.
+
+    python -m weightscope.adopting.own_code < pickled Order    # what `adopted_with` starts
+"""
+
+import importlib.util
+import inspect
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from weightscope.compute.cores import end_with_parent
+from weightscope.errors import CheckpointError
+from weightscope.files import new_file, regular_file, scratch_folder
+from weightscope.progress import progress_shown
+from weightscope.sources import Source
+
+ANSWER = "answer.json"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the child process is to adopt, with which class, and where it writes its answer."""
+
+    source: Source
+    code: str  # module:Class
+    attention: str  # pattern for the paths of modules that attend; empty: whatever takes a softmax
+    answer: Path
+    shows: bool  # progress
+    parent: int
+
+
+def adopted_with(source: Source, code: str, attention: str, shows: bool) -> Mapping[str, Any]:
+    """The answer of a child process that imports the class: `told` of what was adopted."""
+    module, colon, name = code.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise CheckpointError(f"`with` is '{code}'; it is module:Class, as Python imports it: training.model:Zephyrine")
+    with scratch_folder() as folder:
+        order = Order(source, code, attention, folder / ANSWER, shows, os.getpid())
+        command = [sys.executable, "-P", "-m", "weightscope.adopting.own_code"]
+        done = subprocess.run(command, input=pickle.dumps(order), check=False)
+        if not order.answer.is_file():
+            raise CheckpointError(f"the process that ran {code} ended with status {done.returncode} and no answer")
+        with regular_file(order.answer) as file:
+            answer: dict[str, Any] = json.load(file)
+    if "problem" in answer:
+        raise CheckpointError(answer["problem"])
+    return answer
+
+
+def main() -> None:
+    """Carry out an order that stands on stdin."""
+    order: Order = pickle.loads(sys.stdin.buffer.read())
+    end_with_parent(order.parent)
+    try:
+        with redirect_stdout(sys.stderr), progress_shown(order.shows):
+            answer = _carried_out(order)
+    except CheckpointError as error:
+        answer = {"problem": str(error)}
+    with new_file(order.answer) as file:
+        file.write(json.dumps(answer).encode())
+
+
+def _carried_out(order: Order) -> dict[str, Any]:
+    from weightscope.runner.loading import import_torch
+
+    torch = import_torch()
+    from weightscope.adopting.adopt import adopt, told
+
+    checkpoint = order.source.checkpoint()
+    own = imported(order.code, checkpoint.folder)
+    registered(own, checkpoint.config.raw, order.attention or "*")
+    return told(adopt(checkpoint), checkpoint, f"{order.code} (PyTorch {torch.__version__})")
+
+
+def imported(code: str, checkpoint_folder: Path) -> type:
+    """The class; its module is looked for where Python does, and then in the working directory."""
+    module_name, _, name = code.partition(":")
+    sys.path.append(str(Path.cwd()))
+    top = importlib.util.find_spec(module_name.partition(".")[0])
+    places = [place for place in (top.origin, *(top.submodule_search_locations or ())) if place] if top else []
+    if any(Path(place).resolve().is_relative_to(checkpoint_folder.resolve()) for place in places):
+        problem = f"{module_name} lies in the checkpoint's folder, whose code is not run; copy what you wrote elsewhere"
+        raise CheckpointError(problem, file=checkpoint_folder)
+    try:
+        found = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever the user's code raises
+        raise CheckpointError(f"`with` {code} cannot be imported: {_line(error)}") from None
+    import torch
+
+    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+        raise CheckpointError(f"{code} is no torch.nn.Module; the class of the whole model was expected")
+    return found
+
+
+def registered(own: Any, values: Mapping[str, Any], attention: str) -> None:
+    """Make the class one of transformers', which builds it for the checkpoint's model_type from now on."""
+    import transformers
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    kind = values.get("model_type")
+    if not isinstance(kind, str):
+        raise CheckpointError('config.json has no model_type; add a name of your own, such as "model_type": "mine"')
+    if issubclass(own, PreTrainedModel):
+        made, config = own, own.config_class
+        if config is None or config.model_type != kind:
+            named = getattr(config, "model_type", None)
+            raise CheckpointError(f"{own.__name__} is of model_type '{named}', and the checkpoint of '{kind}'")
+        own.attention_modules = attention
+    else:
+        config = type("OwnConfig", (PreTrainedConfig,), {"model_type": kind, "__init__": _all_keys})
+        made = _as_transformers(own, config, attention)
+    transformers.AutoConfig.register(kind, config, exist_ok=True)
+    transformers.AutoModel.register(config, made, exist_ok=True)
+
+
+def _all_keys(self: Any, **values: Any) -> None:
+    """A config's __init__: every key of config.json is an attribute."""
+    from transformers import PreTrainedConfig
+
+    PreTrainedConfig.__init__(self, **values)
+    for key, value in values.items():
+        if not hasattr(self, key):
+            setattr(self, key, value)
+
+
+def _as_transformers(own: Any, config_class: type, attention: str) -> type:
+    """A class that is the user's and transformers' both: its parameters keep their names, and its input is tokens."""
+    from safetensors.torch import save_file
+    from transformers import PreTrainedModel
+
+    class Base(PreTrainedModel):  # type: ignore[misc]
+        """Stands between the user's class and torch's Module, to be built when that would be."""
+
+        config_class: Any = None
+        given: Any = None  # the config of the model that is being built
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__(type(self).given)
+
+        def _init_weights(self, module: Any) -> None:
+            """Leave weights to the user's class: a tiny model's are random, and large ones are loaded."""
+
+    names = list(inspect.signature(own.forward).parameters)[1:]
+    if not names:
+        raise CheckpointError(f"{own.__name__}.forward takes nothing; token ids of shape (1, n) were expected")
+    tokens = next((name for name in names if name in {"input_ids", "inputs_embeds"}), names[0])
+
+    def build(self: Any, config: Any, *_: Any, **__: Any) -> None:
+        made.given = config
+        arguments = _arguments(own, config)
+        own.__init__(self, *arguments.args, **arguments.kwargs)
+        self.config = config
+        self.post_init()
+
+    def forward(self: Any, input_ids: Any) -> Any:
+        return own.forward(self, **{tokens: input_ids})
+
+    def forward_at(self: Any, input_ids: Any, position_ids: Any = None) -> Any:
+        return own.forward(self, **{tokens: input_ids, "position_ids": position_ids})
+
+    def save(self: Any, folder: Any) -> None:
+        """config.json and every tensor once, under the names that the class gives them."""
+        self.config.save_pretrained(folder)
+        parameters = {name: tensor.detach().clone() for name, tensor in self.named_parameters()}
+        buffers = {name: t.clone() for name, t in self.state_dict().items() if name not in parameters}
+        tied = {name for name, _ in self.named_parameters(remove_duplicate=False)} - parameters.keys()
+        kept = parameters | {name: tensor for name, tensor in buffers.items() if name not in tied}
+        save_file({name: tensor.contiguous() for name, tensor in kept.items()}, Path(folder) / "model.safetensors")
+
+    made: Any = type(own.__name__, (own, Base), {
+        "__init__": build, "forward": forward_at if "position_ids" in names else forward, "save_pretrained": save,
+        "config_class": config_class, "base_model_prefix": "", "attention_modules": attention,
+        "__module__": own.__module__,
+    })  # fmt: skip
+    return made  # type: ignore[no-any-return]
+
+
+def _arguments(own: Any, config: Any) -> inspect.BoundArguments:
+    """What the user's class is built with: keys of config.json by name, or the config as its one argument."""
+    signature = inspect.signature(own)
+    parameters = list(signature.parameters.values())
+    values = config.to_dict()
+    named = {one.name: values[one.name] for one in parameters if one.name in values}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = [one for one in parameters if one.default is one.empty and one.kind in kinds]
+    lacking = [one for one in required if one.name not in named]
+    if not lacking:
+        return signature.bind(**named)
+    if len(lacking) > 1:
+        names = ", ".join(one.name for one in lacking)
+        raise ValueError(f"{own.__name__} needs {names}, which config.json does not have")
+    (only,) = lacking
+    kind = _annotation(own, only)
+    if is_dataclass(kind) and isinstance(kind, type):
+        made = kind(**{cell.name: values[cell.name] for cell in fields(kind) if cell.name in values})
+        for cell in fields(kind):
+            if not hasattr(config, cell.name):
+                object.__setattr__(config, cell.name, getattr(made, cell.name))
+        return signature.bind(**named, **{only.name: made})
+    return signature.bind(**named, **{only.name: values if kind is dict else config})
+
+
+def _annotation(own: Any, parameter: inspect.Parameter) -> Any:
+    """The class that a parameter is annotated with, where it can be told."""
+    import typing
+
+    try:
+        return typing.get_type_hints(own.__init__).get(parameter.name)
+    except Exception:  # names that are not there when annotations are read
+        return parameter.annotation
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
+
+
+if __name__ == "__main__":
+    main()
