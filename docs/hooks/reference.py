@@ -6,6 +6,9 @@ import numpy as np
 from evidence import MODELS, auroc_of_behaviours, heads_of
 
 import weightscope
+from weightscope.architectures.registry import FUNCTIONS
+from weightscope.architectures.schema import CELLS
+from weightscope.architectures.steps import step_classes
 from weightscope.audits.audit import Audit
 from weightscope.audits.measures import Measure, measures_of
 from weightscope.circuitry.names import ROLES, ROLES_BY_WIRING
@@ -106,9 +109,22 @@ def roles(by_wiring: bool = False) -> str:
     return _table(("name", "score", "from", "right in models left out"), rows)
 
 
+def cells() -> str:
+    """Every cell of a row of architectures, with the functions that it may name, and every step."""
+    rows = [(f"`{name}`", cell.meaning, _functions(name)) for name, cell in CELLS.items()]
+    rows += [(f"`steps.{name}`", " ".join((step.__doc__ or "").split()), "") for name, step in step_classes().items()]
+    return _table(("cell", "what it says", "functions that it may name"), rows)
+
+
+def _functions(cell: str) -> str:
+    """What a cell may name; the bias of positions is not that of heads."""
+    field = CELLS[cell].field
+    return ", ".join(f"`{name}`" for name in FUNCTIONS.get(field, ()))
+
+
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = [header, ["---"] * len(tuple(header)), *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-PARTS = {f.__name__: f for f in (public_names, results, columns, arrays, measures, findings, roles)}
+PARTS = {f.__name__: f for f in (public_names, results, columns, arrays, measures, findings, roles, cells)}

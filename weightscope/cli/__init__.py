@@ -6,7 +6,7 @@ import weightscope
 from weightscope.cli.audits import audit_command, compare_command, reference_command
 from weightscope.cli.command import Commands
 from weightscope.cli.first_layer import bigrams, detok, neighbours, positions
-from weightscope.cli.inspection import adopt_command, families_command, inspect
+from weightscope.cli.inspection import adopt_command, draft_command, families_command, inspect
 from weightscope.cli.options import completion_command
 from weightscope.cli.studies import circuits_command, norms, outliers, sinks
 
@@ -23,6 +23,6 @@ def main() -> None:
 
 for command in (
     inspect, audit_command, compare_command, reference_command, circuits_command, detok, neighbours, positions, bigrams,
-    norms, outliers, sinks, families_command, adopt_command, completion_command,
+    norms, outliers, sinks, families_command, adopt_command, draft_command, completion_command,
 ):  # fmt: skip
     main.add_command(command)

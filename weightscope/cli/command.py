@@ -119,6 +119,10 @@ HELP = {
             "weightscope adopt model/ --with training.model:Zephyrine --out row.toml",
         ),
     ),
+    "draft": Help(
+        "Draft a row for an unknown architecture from its tensors' names.",
+        ("weightscope draft model/", "weightscope draft model/ --out row.toml"),
+    ),
     "completion": Help(
         "Print the shell completion script.",
         (

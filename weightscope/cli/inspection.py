@@ -133,6 +133,29 @@ def _save(answer: Mapping[str, Any]) -> None:
     click.echo(file)
 
 
+@click.command("draft")
+@with_source
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), callback=writable,
+    help="Write the draft to this file; --families FILE reads it.",
+)  # fmt: skip
+def draft_command(named: Any, source: str, out: Path | None) -> None:
+    """Draft a row for an unknown architecture from the names and shapes of its tensors. Reads one layer.
+
+    What names and shapes do not decide is left open, as comments that say what it may be. Nothing is compared: results
+    that are read with a draft say that they are unproved.
+    """
+    from weightscope.adopting.draft import drafted
+
+    text = drafted(named(source).checkpoint())
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    with new_file(out) as written:
+        written.write(text.encode())
+    click.echo(out)
+
+
 def printable_lines(text: str) -> str:
     """Lines without control characters."""
     return "\n".join(map(printable, text.splitlines()))

@@ -1,0 +1,74 @@
+"""A draft says what names and shapes decide, leaves the rest open, and is never called proved."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
+
+import weightscope as ws
+from tests.support.tiny_models import FIXTURES, fixture
+from weightscope.adopting.draft import drafted
+from weightscope.checkpoint import open_checkpoint
+from weightscope.cli import main
+
+CONFIG = {
+    "model_type": "zephyrine", "width": 24, "n_blocks": 2, "n_heads": 4, "n_kv_heads": 2, "eps": 1e-5,
+    "rope_theta": 50.0,
+}  # fmt: skip
+LAYER = {
+    "mixer.wq.weight": (24, 24), "mixer.wk.weight": (12, 24), "mixer.wv.weight": (12, 24), "mixer.wo.weight": (24, 24),
+    "pre.weight": (24,), "post.weight": (24,), "up.weight": (40, 24), "down.weight": (24, 40),
+}  # fmt: skip
+
+
+def checkpoint(folder: Path, **more: tuple[int, ...]) -> Path:
+    shapes = {f"blocks.{i}.{name}": shape for i in range(2) for name, shape in LAYER.items()} | {
+        "words.weight": (50, 24)
+    }
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=shape).astype(np.float32) for name, shape in {**shapes, **more}.items()}
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def test_a_draft_opens_the_checkpoint_and_says_that_nothing_was_proved(tmp_path: Path) -> None:
+    folder, row = checkpoint(tmp_path), tmp_path / "row.toml"
+    done = CliRunner().invoke(main, ["draft", str(folder), "--out", str(row)])
+    assert done.exit_code == 0 and "It opens, 2 layers of 4 heads of 6" in row.read_text()
+    model = ws.open_model(folder, families=row)
+    assert model.config.n_kv_heads == 2 and model.family.called == "zephyrine (unproved, from row.toml)"
+    assert "unproved" in ws.audit(model, directions=0).lead
+    open_cells = [line for line in row.read_text().splitlines() if line.startswith("# ") and " = ?" in line]
+    assert any("interleaved" in line for line in open_cells) and any("offset = 1" in line for line in open_cells)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "starcoder2"])
+def test_a_draft_of_a_known_architecture_names_the_modules_of_its_row(name: str) -> None:
+    text = drafted(fixture(name).model.checkpoint)
+    family = fixture(name).model.family
+    for role, module in {"q": family.query, "k": family.key, "v": family.value, "out": family.output}.items():
+        assert f'heads.{role} = "{module}"' in text
+    assert f':{family.norm.module}"' in text and "It opens" in text
+
+
+def test_how_heads_lie_in_one_tensor_is_not_guessed() -> None:
+    text = drafted(open_checkpoint(FIXTURES / "gpt_neox"))
+    assert "# heads.layout = ?" in text and "\nheads.layout" not in text and "does not open" in text
+
+
+def test_names_that_would_write_cells_of_their_own_stay_names(tmp_path: Path) -> None:
+    """A tensor's name ends a string, a comment or a line: the draft is still the same stanza."""
+    name = 'pos"\nrefused = "x'
+    text = drafted(open_checkpoint(checkpoint(tmp_path, **{name: (9, 24)})))
+    assert "\nrefused" not in text
+
+
+def test_a_file_without_layers_is_one_line(tmp_path: Path) -> None:
+    save_file({"a.weight": np.ones((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    done = CliRunner().invoke(main, ["draft", str(tmp_path)])
+    assert done.exit_code == 2 and "no tensor is of a numbered layer" in done.stderr

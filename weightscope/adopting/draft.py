@@ -1,0 +1,241 @@
+"""A row's skeleton from the names and shapes of a checkpoint's tensors and the numbers of its config; needs no PyTorch.
+
+What names and shapes decide is a cell; what they leave open is a comment with what it may be. Nothing is compared, so
+whatever is read with a draft is called unproved.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weightscope.architectures import FAMILIES
+from weightscope.architectures.config import KEYS
+from weightscope.architectures.stanzas import read_rows
+from weightscope.checkpoint import Checkpoint
+from weightscope.errors import CheckpointError, printable
+from weightscope.files import new_file, scratch_folder
+from weightscope.model import Model
+
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
+
+# The last part of a module's name, in lower case.
+ROLES = {
+    "q": re.compile(r"w?_?(q|query)(_?(proj|lin|linear))?|(to|linear)_q", re.ASCII),
+    "k": re.compile(r"w?_?(k|key)(_?(proj|lin|linear))?|(to|linear)_k", re.ASCII),
+    "v": re.compile(r"w?_?(v|value)(_?(proj|lin|linear))?|(to|linear)_v", re.ASCII),
+    "qkv": re.compile(r"c_attn|w?_?qkv(_?proj)?|query_key_value|in_proj|to_qkv|joint", re.ASCII),
+    "out": re.compile(r"w?_?(o|out|output)(_?(proj|lin|linear))?|to_out|linear_out|c_proj|dense|proj", re.ASCII),
+}
+# Parts of a norm's name: attention's own, and those of others.
+OTHERS = re.compile(r"post|after|out|output|ffn|ff|mlp|feedforward|final|last|[2-9]|q|k|qnorm|knorm", re.ASCII)
+FEEDS = re.compile(r"in|input|pre|before|attn|attention|first|1", re.ASCII)
+ROTARY = re.compile(r"rope|rotary|theta", re.ASCII)
+POSITIONS = re.compile(r"pos|wpe", re.ASCII)
+NUMBERED = re.compile(r"(.*?)(?<![^.])(\d+)\.(.+)", re.ASCII)
+SIZES = {  # by what a key is called, where several have the right value
+    "n_layers": re.compile("layer|block|depth", re.ASCII),
+    "d_model": re.compile("width|dim|hidden|embd|model", re.ASCII),
+    "n_heads": re.compile("head", re.ASCII),
+}
+MOST_NAMED = 8  # candidates in a comment
+
+
+@dataclass
+class Draft:
+    """The lines of a stanza, decided and open."""
+
+    cells: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+
+    def leave(self, cell: str, candidates: Sequence[object]) -> None:
+        """Leave a cell open, with what it may be."""
+        names = ", ".join(printable(one) for one in candidates[:MOST_NAMED]) + (
+            ", ..." if len(candidates) > MOST_NAMED else ""
+        )
+        self.open.append(f"# {cell} = ?  # {names or 'nothing was found'}")
+
+
+def drafted(checkpoint: Checkpoint) -> str:
+    """The file of rows that a person completes: a stanza, and as comments what it leaves open."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.items()}
+    stem, indices, layer = _layers(shapes, checkpoint)
+    beside = {name: shape for name, shape in shapes.items() if not name.startswith(stem)}
+    draft, config = Draft([f"layer = {json.dumps(stem + '{i}.')}"]), checkpoint.config.raw
+    heads = _heads(draft, layer)
+    d = _width(draft, beside, layer)
+    _norm(draft, layer, d, any("eps" in key for key in config))
+    _positions(draft, beside, config, d)
+    _sizes(draft, config, {"n_layers": len(indices), "d_model": d}, heads, layer)
+    kind = config.get("model_type")
+    title = str(kind) if isinstance(kind, str) and re.fullmatch(r"[\w-]{1,60}", kind, re.ASCII) else "mine"
+    if title != kind:
+        draft.open.append(f'# config.json needs "model_type": "{title}", or name another here')
+    stanza = "\n".join([f"[{title}]", *draft.cells])
+    said = _opened(stanza, checkpoint)
+    head = [
+        "# A draft: names and shapes were looked at, and nothing was compared with a model. Results say `unproved`.",
+        f"# {said}",
+        "# Cells and their meanings: docs/adopting.md. Proof: weightscope adopt SOURCE --with module:Class",
+    ]
+    return printable_lines("\n".join([*head, "", stanza, *draft.open, ""]))
+
+
+def printable_lines(text: str) -> str:
+    """Lines without control characters."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _layers(shapes: Shapes, checkpoint: Checkpoint) -> tuple[str, list[int], Shapes]:
+    """What layers' names begin with, their indices, and the tensors of the first by their names within it."""
+    stacks: dict[str, dict[int, dict[str, tuple[int, ...]]]] = defaultdict(lambda: defaultdict(dict))
+    for name, shape in shapes.items():
+        if match := NUMBERED.fullmatch(name):
+            stacks[match[1]][int(match[2])][match[3]] = shape
+    if not stacks:
+        raise CheckpointError("no tensor is of a numbered layer (blocks.0.attn.q.weight)", file=checkpoint.name)
+    stem = max(stacks, key=lambda stem: (sum(map(len, stacks[stem].values())), stem))
+    return stem, sorted(stacks[stem]), stacks[stem][min(stacks[stem])]
+
+
+def _modules(layer: Shapes) -> dict[str, tuple[int, ...]]:
+    """The matrices of a layer, by module."""
+    return {n.removesuffix(".weight"): s for n, s in layer.items() if n.endswith(".weight") and len(s) == 2}
+
+
+def _heads(draft: Draft, layer: Shapes) -> dict[str, str]:
+    """Write the projections; the modules that were found, by role."""
+    modules, found = _modules(layer), dict[str, str]()
+    candidates = {
+        role: [name for name in modules if pattern.fullmatch(name.rpartition(".")[2].lower())]
+        for role, pattern in ROLES.items()
+    }
+    inner = {name.rpartition(".")[0] for role in ("q", "qkv") for name in candidates[role]}
+    for role, names in candidates.items():
+        nearest = [name for name in names if name.rpartition(".")[0] in inner] or names
+        if len(nearest) == 1:
+            found[role] = nearest[0]
+    fused = "qkv" in found and "q" not in found
+    needed = ("qkv", "out") if fused else ("q", "k", "v", "out")
+    if fused:
+        draft.leave("heads.layout", ["stacked: all queries, all keys, all values", "grouped: head by head"])
+    else:
+        draft.cells.append('heads.layout = "separate"')
+    for role in needed:
+        if role in found:
+            draft.cells.append(f"heads.{role} = {json.dumps(found[role])}")
+        else:
+            draft.leave(f"heads.{role}", candidates[role] or [f"{name} {shape}" for name, shape in modules.items()])
+    biased = {role: f"{found[role]}.bias" in layer for role in needed if role in found}
+    if any(biased.values()):
+        into = [has for role, has in biased.items() if role != "out"]
+        flags = f"{{ qkv = {str(any(into)).lower()}, out = {str(biased.get('out', False)).lower()} }}"
+        draft.cells.append(f"heads.bias = {'true' if all(biased.values()) else flags}")
+    return found
+
+
+def _width(draft: Draft, beside: Shapes, layer: Shapes) -> int:
+    """Write the token table; the width of the stream."""
+    widths = {n for shape in _modules(layer).values() for n in shape}
+    tables = {name: s for name, s in beside.items() if len(s) == 2 and s[1] in widths and not POSITIONS.search(name)}
+    heads = [name for name in tables if re.search(r"head|out", name)]
+    tokens = [name for name in tables if name not in heads] or list(tables)
+    if len(tokens) == 1:
+        draft.cells.append(f"inputs.tokens = {json.dumps(tokens[0])}")
+        return tables[tokens[0]][1]
+    draft.leave("inputs.tokens", [f"{name} {tables[name]}" for name in tokens])
+    return max(widths, key=lambda n: sum(n in shape for shape in _modules(layer).values()), default=0)
+
+
+def _norm(draft: Draft, layer: Shapes, d: int, says_eps: bool) -> None:
+    """Write the norm before attention."""
+    gains = [name.removesuffix(".weight") for name, s in layer.items() if s == (d,) and name.endswith(".weight")]
+    parts = {name: re.split(r"[._]|(?<=\D)(?=\d)", name.lower()) for name in gains}
+    others = [name for name in gains if any(map(OTHERS.fullmatch, parts[name]))]
+    norms = [name for name in gains if name not in others]
+    feeding = [name for name in norms if any(map(FEEDS.fullmatch, parts[name]))]
+    chosen = feeding if len(feeding) == 1 else norms
+    if len(chosen) != 1:
+        draft.leave("norms.before", [*(chosen or gains), "rms: or layer: before its name; false if there is none"])
+        return
+    kind = "layer" if f"{chosen[0]}.bias" in layer else "rms"
+    draft.cells.append(f"norms.before = {json.dumps(f'{kind}:{chosen[0]}')}")
+    may = ["layer: with bias = false if it centres, offset = 1 if gains count from 1"] if kind == "rms" else []
+    may += [] if says_eps else ["eps = 1e-5 or so: no key of config.json is one"]
+    if may:
+        draft.leave("norms.before", ["{ norm = ... } and " + "; ".join(may)])
+
+
+def _positions(draft: Draft, beside: Shapes, config: Mapping[str, Any], d: int) -> None:
+    """Write what positions are."""
+    tables = [name for name, shape in beside.items() if shape[-1:] == (d,) and POSITIONS.search(name)]
+    rotary = [key for key in config if ROTARY.search(key)]
+    if len(tables) == 1 and not rotary:
+        draft.cells.append(f"inputs.positions = {json.dumps(tables[0])}")
+    elif rotary and not tables:
+        draft.cells.append("positions.rope = true")
+        draft.open.append(
+            f"# positions.rope = ?  # of {', '.join(rotary)}; {{ interleaved = true }} if neighbours turn"
+        )
+    else:
+        draft.leave(
+            "positions.rope", [*tables, *rotary, "positions.bias for ALiBi or buckets; nothing if there are none"]
+        )
+
+
+def _sizes(
+    draft: Draft, config: Mapping[str, Any], numbers: Mapping[str, int], heads: Mapping[str, str], layer: Shapes
+) -> None:
+    """Write which keys of the config hold the sizes, where they are not the usual ones."""
+    whole = {key: value for key, value in config.items() if type(value) is int}
+    matches = {size: [key for key, value in whole.items() if value == numbers[size]] for size in numbers}
+    headed = [key for key in whole if re.search("head", key) and not re.search("dim|size|width", key)]
+    matches["n_heads"] = [key for key in headed if not re.search("kv|key|group", key)]
+    keys = {}
+    for size, called in SIZES.items():
+        usual = [key for key in KEYS[size] if key in whole]
+        if usual:
+            continue
+        named = [key for key in matches[size] if called.search(key)]
+        if chosen := next((some[0] for some in (matches[size], named) if len(some) == 1), ""):
+            keys[size] = chosen
+        else:
+            draft.leave(f"config.keys.{size}", matches[size] or list(whole))
+    eps = [key for key in config if re.search("eps", key)]
+    if eps and not any(key in config for key in KEYS["norm_eps"]):
+        keys["norm_eps"] = eps[0]
+    if keys:
+        draft.cells.append(
+            "config.keys = { " + ", ".join(f"{size} = {json.dumps(key)}" for size, key in keys.items()) + " }"
+        )
+    modules = _modules(layer)
+    n_heads = next((whole[key] for key in (keys.get("n_heads", ""), *KEYS["n_heads"]) if whole.get(key)), 0)
+    widths = [key for key in whole if re.search("head", key) and re.search("dim|size|width", key)]
+    fitting = [key for key in widths if "q" in heads and whole[key] * n_heads == modules[heads["q"]][0]]
+    if len(fitting) == 1:
+        draft.cells.append(f"heads.head_dim = {json.dumps(fitting[0])}")
+    if "q" in heads and "k" in heads and modules[heads["q"]] != modules[heads["k"]]:
+        shared = [key for key in headed if re.search("kv|key|group", key)]
+        if len(shared) == 1:
+            draft.cells.append(f"heads.kv_heads = {json.dumps(shared[0])}")
+        else:
+            draft.leave("heads.kv_heads", shared)
+
+
+def _opened(stanza: str, checkpoint: Checkpoint) -> str:
+    """What comes of opening the checkpoint with the cells that were decided, in a sentence."""
+    try:
+        with scratch_folder() as folder:
+            with new_file(folder / "draft.toml") as file:
+                file.write(stanza.encode() + b"\n")
+            (row,) = read_rows(folder / "draft.toml", FAMILIES.row)
+        model = Model(checkpoint, row)
+        for index in model.attention_layers:
+            model.attention_tensors(index)
+        layer = model.layer(model.attention_layers[0])
+    except CheckpointError as error:
+        return f"It does not open the checkpoint yet: {str(error).splitlines()[0]}"
+    sizes = f"{len(model.attention_layers)} layers of {layer.n_heads} heads of {layer.head_dim}"
+    return f"It opens, {sizes}: look at what is open before you believe a number."
