@@ -1,8 +1,11 @@
 """A checkpoint seen through its family: embeddings, layers and heads, read when asked for."""
 
-from dataclasses import replace
+import re
+from collections.abc import Mapping
+from dataclasses import astuple, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +22,8 @@ from weightscope.architectures import (
 )
 from weightscope.architectures.cells import StoredNorm
 from weightscope.architectures.layer import attention_names, denied, denied_words, read_layer, rotation_of
-from weightscope.architectures.reading import attends, borrows, kind_of
-from weightscope.architectures.stacks import prefix_of
+from weightscope.architectures.reading import attends, borrows, in_layer, kind_of
+from weightscope.architectures.stacks import part_of, prefix_of
 from weightscope.attention.layer import Head, Layer, OnDemand
 from weightscope.attention.norms import Norm
 from weightscope.attention.rotation import Rotation
@@ -31,7 +34,7 @@ from weightscope.checkpoint.local import ADAPTER, NEEDS_ITS_BASE
 from weightscope.checkpoint.lora import Adapter, adapter_from, adapter_in, has_tokenizer, open_adapter, with_adapter
 from weightscope.checkpoint.opening import existing, locate, resolved
 from weightscope.embeddings import Embeddings, Unembedding
-from weightscope.errors import CheckpointError, expected, whole
+from weightscope.errors import CheckpointError, expected, printable, whole
 
 __all__ = ["Embeddings", "Head", "Layer", "Model", "as_model", "open_model"]
 
@@ -159,6 +162,8 @@ class Model:
     checkpoint : Checkpoint
     family : Family
         The row as this checkpoint's config makes it.
+    row : Family
+        The row as the table has it.
     config : ModelConfig
     source : str
         What was opened: an absolute path, or a Hub id with its revision.
@@ -176,7 +181,7 @@ class Model:
     """
 
     def __init__(self, checkpoint: Checkpoint, family: Family, source: str = "", tokenizer: str = "") -> None:
-        self.checkpoint, self.source, self._row = checkpoint, source or str(checkpoint.folder), family
+        self.checkpoint, self.source, self.row = checkpoint, source or str(checkpoint.folder), family
         self.tokenizer = tokenizer or self.source
         config = own_part(checkpoint, family)
         self.family = family.configured(config)
@@ -205,7 +210,7 @@ class Model:
 
     def unchecked(self) -> "Model":
         """The same model, nothing of it read yet; values that are not finite are handed over, not refused."""
-        same = Model(self.checkpoint.unchecked(), self._row, self.source, self.tokenizer)
+        same = Model(self.checkpoint.unchecked(), self.row, self.source, self.tokenizer)
         same.prefix = self.prefix  # which may have taken a look at every name
         return same
 
@@ -213,6 +218,14 @@ class Model:
     def stacks(self) -> dict[str, Stack]:
         """The attention models in this checkpoint by name, this one among them; `tower` opens another."""
         return stacks_of(self.checkpoint)
+
+    def is_read(self, stack: Stack) -> bool:
+        """Whether a stack is the one that this model reads, by whatever row."""
+        if stack.family is not None:
+            names = [place + row.layer + row.query for place, row in
+                     ((stack.prefix, stack.family), (self.prefix, self.family))]  # fmt: skip
+            return names[0] == names[1]
+        return stack.prefix.startswith((self.prefix + self.family.layer).partition("{i}")[0] or "\0")
 
     @cached_property
     def prefix(self) -> str:
@@ -261,7 +274,14 @@ class Model:
         for i in self.attention_layers:
             row, stem = self.family.in_layer(self.config.layer_types[i]), self.family.stored_name(self.config, i)
             names += denied(self.checkpoint, self.prefix + stem, row, self.config)
-        return tuple(filter(None, (*self.config.notes, denied_words(names))))
+        return tuple(filter(None, (*self.config.notes, denied_words(names), self.unread)))
+
+    @cached_property
+    def unread(self) -> str:
+        """Of a row that is not proved the keys of config.json that it does not read and that may matter, in words."""
+        keys = unread_keys(self) if self.family.origin.startswith("unproved") else []
+        listed = ", ".join(map(printable, keys))
+        return f"{self.family.name} does not read these keys of config.json, which may matter: {listed}" if keys else ""
 
     @property
     def layers(self) -> OnDemand[Layer]:
@@ -500,3 +520,66 @@ class Model:
         if isinstance(given, str):
             return self.config.d_model**0.5 if given == "sqrt" else self.config.number(given)
         return 1.0 if given is None else given
+
+
+# Keys that may say something of attention, and those that do not.
+MATTERS = re.compile(
+    r"rope|rotary|attn|attention|scal(e|ing)|norm|bias|multiplier|softcap|clip|window|alibi|sink", re.ASCII
+)
+HARMLESS = re.compile(
+    r".*(dropout|_implementation|init).*|output_attentions|norm_topk_prob|.*(router|expert|logits?_scal).*", re.ASCII
+)
+
+
+def unread_keys(model: Model) -> list[str]:
+    """The keys of its config that may matter to attention, and whose values change nothing of what the row reads."""
+    part, before = part_of(model.checkpoint, model.row), str(numbers_read(model))
+    named = [key for key in part if MATTERS.search(key) and not HARMLESS.fullmatch(key)]
+    keys = [key for key in named if part[key] not in (None, False)]
+    return [key for key in keys if all(_reads_as(before, model, key, value) for value in _others(part[key]))]
+
+
+def _others(value: object) -> tuple[object, ...]:
+    """Other values that a key might have."""
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, Mapping):
+        return ({key: _others(inner)[0] for key, inner in value.items()}, None)
+    return (2 * value, None) if isinstance(value, int | float) else (None,)
+
+
+def _reads_as(before: str, model: Model, key: str, value: object) -> bool:
+    """Whether the row reads the same numbers of a config with this value."""
+    checkpoint = model.checkpoint
+    changed = inner = dict(checkpoint.config.raw)
+    if part_of(checkpoint, model.row).raw is not checkpoint.config.raw:
+        for name in model.row.nested.split("."):
+            inner[name] = inner = dict(inner[name])
+    inner[key] = value
+    try:
+        return str(numbers_read(Model(checkpoint.with_config(changed), model.row))) == before
+    except CheckpointError:  # it is read, and does not go with the rest
+        return False
+
+
+def numbers_read(model: Model) -> dict[str, Any]:
+    """Every number that a row reads from a config."""
+    config, family, layers = model.config, model.family, model.attention_layers
+    return {
+        "sizes": [in_layer(config, family, i)[0].head_dim for i in layers] + [config.n_heads, config.n_kv_heads],
+        "the layers": (config.n_layers, config.layer_types, layers),
+        "the norm's eps": config.norm_eps,
+        "the scale": [family.scale(config, i) for i in layers],
+        "the rotation": [_turns(model.rotations[i]) for i in layers],
+        **{f"the {step.name}": [step.takes(config, i) for i in layers] for step in family.steps},
+        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in astuple(family.biases)],
+        "norms": (family.norm, family.qk_norm),
+    }
+
+
+def _turns(rotation: Any) -> Any:
+    """Every field of a rotation, arrays as lists."""
+    if rotation is None:
+        return None
+    values = {cell.name: getattr(rotation, cell.name) for cell in fields(rotation)}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from weightscope.architectures.cells import Inputs
 from weightscope.architectures.config import KEYS
 from weightscope.architectures.family import Unless, When
 from weightscope.architectures.layer import read_layer
-from weightscope.architectures.reading import in_layer
 from weightscope.architectures.stacks import prefixes_of
 from weightscope.architectures.stanzas import cells_of, file_of, stanza_of
 from weightscope.architectures.steps.bounds import Clip, Softcap
@@ -31,7 +30,7 @@ from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.checkpoint.config import digest_of, without_code
 from weightscope.errors import CheckpointError
 from weightscope.files import scratch_folder
-from weightscope.model import Model
+from weightscope.model import Model, numbers_read
 
 PROOF = f"transformers {transformers.__version__}"
 BOUND = 1.5  # tried as a bound of scores, queries, keys or values
@@ -345,31 +344,9 @@ def misread(row: Family, checkpoint: Checkpoint, understood: dict[str, Any]) -> 
     """
     try:
         stored_numbers, understood_numbers = (
-            _numbers(Model(source, row)) for source in (checkpoint, checkpoint.with_config(understood))
+            numbers_read(Model(source, row)) for source in (checkpoint, checkpoint.with_config(understood))
         )
     except CheckpointError as error:
         return str(error).splitlines()[0]
     differs = [what for what in stored_numbers if str(stored_numbers[what]) != str(understood_numbers[what])]
     return f"transformers reads {differs[0]} of its config.json otherwise" if differs else ""
-
-
-def _numbers(model: Model) -> dict[str, Any]:
-    """Every number that a row reads from a config."""
-    config, family, layers = model.config, model.family, model.attention_layers
-    return {
-        "sizes": [in_layer(config, family, i)[0].head_dim for i in layers] + [config.n_heads, config.n_kv_heads],
-        "the layers": (config.n_layers, config.layer_types, layers),
-        "the norm's eps": config.norm_eps,
-        "the scale": [family.scale(config, i) for i in layers],
-        "the rotation": [_turns(model.rotations[i]) for i in layers],
-        **{f"the {step.name}": [step.takes(config, i) for i in layers] for step in family.steps},
-        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in astuple(family.biases)],
-    }
-
-
-def _turns(rotation: Any) -> Any:
-    """Every field of a rotation, arrays as lists."""
-    if rotation is None:
-        return None
-    values = {cell.name: getattr(rotation, cell.name) for cell in fields(rotation)}
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}

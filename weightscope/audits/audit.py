@@ -253,7 +253,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
         findings = with_tokens(findings_of(unchecked, heads, standing), directions)
-    notes = (model.checkpoint.note, other_stacks(model), *notes, positions_of(unchecked)[1])
+    unread = f"The row of {model.unread}." if model.unread else ""
+    notes = (model.checkpoint.note, unread, other_stacks(model), *notes, positions_of(unchecked)[1])
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = roles_of(model)
     everything = read_everything(model.checkpoint) if options.all_tensors else None
@@ -300,11 +301,8 @@ def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = Fa
 
 def other_stacks(model: Model) -> str:
     """The other attention stacks of a checkpoint, in a sentence; empty where there are none."""
-    query = model.prefix + model.family.layer + model.family.query
-    names = []
-    for name, stack in model.stacks.items():
-        if stack.family is None or stack.prefix + stack.family.layer + stack.family.query != query:
-            names.append(name + " (not read)" * bool(stack.refusal))
+    others = {name: stack for name, stack in model.stacks.items() if not model.is_read(stack)}
+    names = [name + " (not read)" * bool(stack.refusal) for name, stack in others.items()]
     return f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}." if names else ""
 
 

@@ -216,7 +216,7 @@ def describe(model: "Model") -> Iterator[str | Listed]:
     yield f"heads       {config.n_heads} heads x {config.head_dim} dims, {config.n_kv_heads} KV heads"
     yield f"tokens      {_embedding(model, family.inputs.tokens)}"
     yield f"positions   {_embedding(model, family.inputs.positions)}"
-    if len(model.stacks) > 1:
+    if [stack for stack in model.stacks.values() if not model.is_read(stack)]:
         yield from _stacks(model)
     yield from (f"{'' if number else 'note':<11} {printable(note)}" for number, note in enumerate(model.notes))
     if model.attention_layers:
@@ -228,7 +228,8 @@ def _stacks(model: "Model") -> Iterator[str]:
     """One line for every attention stack in the file."""
     for number, stack in enumerate(model.stacks.values()):
         sizes = f"{stack.n_layers} layers x {stack.n_heads} heads, {stack.family and stack.family.name}"
-        what = f"not read: {printable(stack.refusal)}" if stack.refusal else f"{sizes} ({printable(stack.model_type)})"
+        own = f"read as {model.family.name}" if model.is_read(stack) else f"not read: {printable(stack.refusal)}"
+        what = own if stack.refusal else f"{sizes} ({printable(stack.model_type)})"
         what += ", unproved" if stack.family and stack.family.origin.startswith("unproved") else ""
         where = ", ".join(filter(None, (printable(stack.prefix) + "*", printable(stack.part))))
         yield f"{'' if number else 'stacks':<11} {printable(stack.name)}: {what}; {where}"
