@@ -66,7 +66,7 @@ def test_options_that_sentences_name_are_there() -> None:
 # What takes PyTorch, a cluster, a card or other processes has tests of its own, and pages that name `embedded` are run
 # as they are; here is what only reads weights.
 ELSEWHERE = {
-    "adopt", "newcomer", "norms", "outliers", "sinks", "QUANTISED.gguf", "embedded",
+    "adopt", "draft", "row.toml", "newcomer", "norms", "outliers", "sinks", "QUANTISED.gguf", "embedded",
     "--measure", "--on-text", "--engine", "--jobs", "--device", "--new",
 }  # fmt: skip
 TOKENS = {" Jackson": "w5"}  # of the tiny models' tokenizer
