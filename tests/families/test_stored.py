@@ -141,7 +141,7 @@ def test_what_is_no_cell_is_refused_with_its_place(cell: str, problem: str, tmp_
     ("x = 1" + "0" * 900 + "\n", "line 1: x is 1"),
     ("\xff", "is not valid TOML ('utf-8' codec can't decode"),
     ("x = 1", "line 1: x is 1; a stanza, [name] and its cells was expected"),
-    ("proved_against = 3", "line 1: proved_against is 3; transformers and its version was expected"),
+    ("proved_against = 3", "line 1: proved_against is 3; transformers and its version, or module:Class"),
     ("proved_for = 3", "line 1: proved_for is 3; 16 hexadecimal digits was expected"),
     ("tried_against = 3", "line 1: tried_against is 3; transformers and its version, in place of proved_against was"),
     ("[a]", "line 1: [a] layer is missing; a cell that every row has, or inherits with `like` was expected"),
