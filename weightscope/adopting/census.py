@@ -34,10 +34,12 @@ from weightscope.adopting.judge import Stored, Verdict, judge, names_at_work, re
 from weightscope.adopting.record import Row, changes, page, read, write
 from weightscope.adopting.tiny_models import (
     HEADS,
+    NO_SOFTMAX,
     PLANS,
     SIZES,
     Size,
     build,
+    classes_of,
     first_line,
     without_attention,
 )
@@ -47,6 +49,7 @@ from weightscope.files import new_file, scratch_folder
 
 SECONDS = 100  # of a processor, for a type
 MOST_MEMORY = 12 << 30
+MOST_CLASSES = 3  # built in the search for one that attends
 MOST_PLANS = 3  # tried after one that runs, for the sake of parts that do not
 ORDER = ("WRONG", "refused", "unseen", "exact")  # of verdicts, the worst first
 FAR = 37  # where the second text begins
@@ -95,8 +98,7 @@ def at_work(
             break
         left -= best is not None
         try:
-            model: Any = build(tiny_config(config, size, plan), seed)
-            observed, unseen = observe(model, size, seed, start)
+            model, observed, unseen = _attending(tiny_config(config, size, plan), size, seed, start)
         except Exception as error:  # whatever a config raises that does not fit together
             problems.append(first_line(error))
             continue
@@ -110,14 +112,27 @@ def at_work(
     return best
 
 
+def _attending(config: Any, size: Size, seed: int, start: int) -> tuple[Any, list[Observed], list[str]]:
+    """A model of the first class that attends, its layers at work and what did not run; else of the first class."""
+    first: tuple[Any, list[Observed], list[str]] | None = None
+    for kind in classes_of(config)[:MOST_CLASSES] or [None]:
+        with suppress(ValueError):
+            model = build(config, seed, [kind] if kind else [])
+            seen = model, *observe(model, size, seed, start)
+            if seen[1]:
+                return seen
+            first = first or seen
+    return first or (model := build(config, seed), *observe(model, size, seed, start))
+
+
 def census(kind: str, config: Any = None) -> list[Row]:
     """The rows of one model_type."""
     by_stack: dict[str, list[Verdict]] = {}
     first: tuple[Any, dict[str, set[str]], int] | None = None
     late = f"takes longer than {SECONDS} s"
     try:
-        config = CONFIG_MAPPING[kind]() if config is None else config
-        if absent := without_attention(config):
+        config = CONFIG_MAPPING[kind]() if config is None and kind not in NO_SOFTMAX else config
+        if absent := NO_SOFTMAX.get(kind) or without_attention(config):
             return [Row(kind, verdict="not built", reason=absent)]
         for trial in TRIALS:
             model, observed = at_work(config, *trial)

@@ -137,7 +137,7 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     (r"position_buckets", lambda p, v: min(v, 8)),
     (r"max_source_positions", lambda p, v: 2 * p.size.length),
     (r".*(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|max_target_positions|max_seq_length"
-     r"|context_length|max_context_length)", lambda p, v: 64 if v >= 48 else v),
+     r"|context_length|max_context_length)", lambda p, v: 64 if v >= 16 else v),
     (r"window_size", lambda p, v: 2 * p.values["spatial_merge_size"] * _patch(p.values)
      if "spatial_merge_size" in p.values else p.size.window),
     (r"image_size|img_size|pretrain_image_size|input_size",

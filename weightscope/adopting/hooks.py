@@ -279,19 +279,20 @@ def observe(model: PreTrainedModel, size: Size, seed: int = 0, start: int = 0) -
     for name, part in parts:
         if name and any(seen_layer.layer.startswith(name + ".") for seen_layer in observed):
             continue
-        problem = ""
+        problem, ran = "", False
         for given in Inputs(part, size, seed, start).attempts():
             try:
                 log = watch(part, model, given)
             except Exception as error:  # whatever it raises of inputs that are not its own
                 problem = problem or first_line(error)
                 continue
+            ran = True
             seen = [call for work in _at_work(log) for call in _observed(log, *work, given)]
             if seen:
                 observed += seen
                 break
         else:
-            if problem:
+            if problem and not ran:
                 problems.append(f"{name or 'model'} does not run: {problem}")
     return observed, problems
 
@@ -326,7 +327,8 @@ def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
     for layer, attends, softmaxes in pieces.values():
         shapes = [tuple(softmax.scores.shape) for softmax in softmaxes]
         n = sum(shape[-1] for shape in shapes)
-        if len(shapes) > 1 and {shape[0] for shape in shapes} == {1} and first_of(attends.inputs, 1, n) is not None:
+        square = all(shape[0] == 1 and shape[2:] == shape[-1:] * 2 for shape in shapes)
+        if len(shapes) > 1 and square and first_of(attends.inputs, 1, n) is not None:
             scores = _block_diagonal([piece.scores for piece in softmaxes], -torch.inf)
             attention = _block_diagonal([piece.attention for piece in softmaxes], 0.0)
             yield layer, attends, _Softmax(softmaxes[0].time, scores, attention)

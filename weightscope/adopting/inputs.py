@@ -17,6 +17,10 @@ MEL = (
 )  # fmt: skip
 # Features of a frame where a config does not say how many: by model_type, their number.
 UNSAID = {"gemma4_audio": 128, "granite_speech5_encoder": 64, "granite_speech5_ctc": 64}
+# Height and width of an image where no square does: a line of text, whose height a backbone reduces to one.
+STRIPS = dict.fromkeys(
+    ("pp_ocrv5_mobile_rec", "pp_ocrv5_server_rec", "pp_ocrv6_small_rec", "pp_ocrv6_tiny_rec"), (48, 160)
+)
 HEARD = ("audio_config", "audio_encoder_config", "speech_config", "encoder_config")
 
 
@@ -55,7 +59,8 @@ class Inputs:
         return torch.randn(shape, generator=self.generator)
 
     def pixels(self) -> torch.Tensor:
-        side = _get(self.config, ("image_size", "img_size", "crop_size", "max_img_size"), None, SEEN)
+        sizes = ("image_size", "img_size", "crop_size", "max_img_size")
+        side = STRIPS.get(self.config.model_type) or _get(self.config, sizes, None, SEEN)
         if side is None:
             patch = _get(self.config, ("patch_size",), 16, SEEN)
             side = 4 * self.size.grid * (patch if isinstance(patch, int) else patch[-1])
@@ -107,14 +112,20 @@ class Inputs:
             "pixel_values": self.pixels, "input_values": lambda: self.noise(1, 8000), "input_features": self.features,
             "encoder_hidden_states": self.memory, "query_embeds": lambda: self.noise(1, n, self.width()),
             "inputs_embeds": lambda: self.noise(1, n, self.width()),
-            "hidden_states": lambda: self.noise(1, n, self.width()),
+            "hidden_states": lambda: self.noise(1, n, self.width()), "inputs": lambda: self.noise(1, n, self.width()),
+            "latents": lambda: self.noise(1, self.width(), n), "noise_embeds": lambda: self.noise(1, n, self.width()),
+            "context_hidden_states": lambda: self.noise(1, m, self.width() * len(self.config.target_layer_ids)),
+            "audio_mel": lambda: self.features().transpose(1, 2),
+            "audio_mel_mask": lambda: torch.zeros(1, self.features().shape[2], dtype=torch.bool),
         }  # fmt: skip
         if "input_ids" in has:
             text = {"input_ids": self.ids(n)}
             if "decoder_input_ids" in has:
                 text = {"input_ids": self.ids(m), "decoder_input_ids": self.ids(n)}
-            if "position_ids" in has and self.start:
-                yield text | {"position_ids": self.positions}
+            placed = text | {"position_ids": self.positions} if "position_ids" in has and self.start else text
+            if "encoder_hidden_states" in has:  # first: without it no layer attends to another sequence
+                yield placed | {"encoder_hidden_states": self.memory()}
+            yield placed
             yield text
             if "pixel_values" in has:
                 yield text | {"input_ids": self.ids(n + 3), "pixel_values": self.pixels()}
@@ -126,8 +137,6 @@ class Inputs:
                 yield text | {"visual_feats": self.noise(1, m, seen), "visual_pos": self.noise(1, m, 4)}
             if "bbox" in has:
                 yield text | {"bbox": torch.randint(0, 60, (1, n, 4), generator=self.generator).sort(-1).values}
-            if "encoder_hidden_states" in has:
-                yield text | {"encoder_hidden_states": self.memory()}
             if self.config.model_type == "voxtral_realtime_text":  # it takes the time's embedding by name alone
                 yield text | {"t_cond": self.noise(1, self.width())}
             if "input_features" in has:
@@ -159,8 +168,8 @@ class Inputs:
             row = self.noise(1, 3, patch, side * side * patch)  # an image's patches side by side
             yield {"pixel_values": row, "target_sizes": torch.tensor([[side, side]], dtype=torch.int32)}
         if "prompt_pixel_values" in has:
-            image = self.pixels()
-            yield {"pixel_values": image, "prompt_pixel_values": self.pixels(), "prompt_masks": torch.ones_like(image)}
+            upper, lower = self.pixels().chunk(2, dim=2)  # the prompt is the upper half of what is seen
+            yield {"pixel_values": lower, "prompt_pixel_values": upper, "prompt_masks": torch.ones_like(lower)}
         if "pixel_values_videos" in has:
             yield {"pixel_values_videos": self.frames()}
         if "pixel_values" in has:

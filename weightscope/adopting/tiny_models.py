@@ -77,7 +77,7 @@ LACKED: Mapping[
     "qwen4_exp_text": {
         "eos_token_id": 2,
         "indexer_n_heads": 4,
-        "indexer_kv_heads": 2,
+        "indexer_kv_heads": 1,
         "indexer_head_dim": 8,
         "indexer_budget": 8,
         "indexer_compress_ratio": 2,
@@ -85,6 +85,15 @@ LACKED: Mapping[
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "num_hidden_layers": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
+    "step3p5": {"sliding_window": 512},
+    "moonshine_streaming": {"num_key_value_heads": 8},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/2"},
+    "deepseek_ocr2_text": {
+        "mlp_layer_types": ["dense", "sparse"] * 2,
+        "num_hidden_layers": 4,
+        "num_experts_per_tok": 2,
+    },
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "num_hidden_layers": 4},
 }
 # By model_type of a part: widths of convolutions, which divide one another, and so large by default that no model of
 # them is a tiny one.
@@ -100,6 +109,18 @@ CONVOLVED: Mapping[str, Mapping[str, Any]] = {
     },
     "mimi": {"upsample_groups": 8, "codebook_dim": 256},
     "mimi_decoder": {"upsample_groups": 8, "codebook_dim": 256},
+    "xcodec2": {"encoder_hidden_size": 12},
+    "neucodec": {"encoder_hidden_size": 12},
+    "pocket_tts_audio_tokenizer_decoder": {"upsample_groups": 8},
+    "muse_spark_audio": {"hidden_sizes": [16, 24, 32, 40]},
+    "vibevoice_acoustic_tokenizer": {"num_filters": 2},
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2},
+    "vibevoice_acoustic_tokenizer_decoder": {"num_filters": 2},
+    "sam2_hiera_det_model": {"image_size": [128, 128]},
+    "sam2_vision_model": {"backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]]},
+    "sam3_lite_text_text_model": {"num_hidden_layers": 4},
+    "zamba2": {"hybrid_layer_ids": [1, 3]},
+    "sam2_prompt_encoder": {"image_size": 128},
 }  # fmt: skip
 # By model_type of a part: sizes that follow from others, of the part when it is shrunk.
 TOGETHER: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
@@ -131,7 +152,13 @@ TOGETHER: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     ),
     "blt": lambda v: {"encoder_hash_byte_group_vocab": 50},
     "fun_asr_nano": lambda v: {
-        "adaptor_config": {**v["adaptor_config"], "hidden_size": v["text_config"]["hidden_size"]}
+        "adaptor_config": {
+            **v["adaptor_config"], "hidden_size": v["text_config"]["hidden_size"],
+            "intermediate_size": v["text_config"]["hidden_size"] // 4,
+        }
+    },
+    "perceiver": lambda v: {
+        "d_latents": 24 * v["num_self_attention_heads"], "num_self_attends_per_block": 2, "num_latents": 16,
     },
 }  # fmt: skip
 FILLED: Mapping[str, Any] = {
@@ -144,16 +171,29 @@ FILLED: Mapping[str, Any] = {
 # By model_type: attention that has no softmax to compare, or none that a processor computes.
 NO_SOFTMAX: Mapping[str, str] = {
     "mra": "its attention is a GPU kernel; without it transformers returns zeros",
+    "autoformer": "its attention correlates whole sequences at a delay, without a score for a query and a key",
+    **dict.fromkeys(
+        (
+            "vibevoice_acoustic_tokenizer",
+            "vibevoice_acoustic_tokenizer_encoder",
+            "vibevoice_acoustic_tokenizer_decoder",
+        ),
+        "has no attention: it convolves",
+    ),
+    "muse_spark_audio": "has no attention: it convolves",
+    "swiftformer": "its attention has one weight a token, and no score for a query and a key",
+    "glm_image_vqmodel": "transformers gives it no forward pass of its own",
+    "gemma3n_vision": "needs the package timm",
+    "gemma4_assistant": "its keys and values are those of another model",
+    "muse_glimmer_assistant": "its keys and values are of another model's states, and it runs with a cache alone",
     "yoso": "its attention hashes queries and keys, without a softmax",
     "reformer": "its attention hashes queries and keys, and divides by a sum of exponentials of its own",
     "squeezebert": "its attention has channels before tokens; a tiny model in tests/families compares it",
 }
-ATTENTION = re.compile(
-    r"[sS]oftmax|scaled_dot_product|ALL_ATTENTION|MultiheadAttention|Auto\w+\.from_config|load_backbone",
-    re.ASCII,
-)
+ATTENTION = re.compile(r"[sS]oftmax\(|scaled_dot_product|ALL_ATTENTION|MultiheadAttention", re.ASCII)
+PARTS = re.compile(r"Auto\w+\.from_config|load_backbone|from \.\.\w+\.modeling_", re.ASCII)
 
-MOST_PARAMETERS = 75_000_000
+MOST_PARAMETERS = 140_000_000
 HEADS = ("", "CausalLM", "Seq2SeqLM", "ImageTextToText", "MaskedLM", "PreTraining", "SpeechSeq2Seq", "CTC",
          "ObjectDetection", "MaskGeneration", "TextToWaveform", "MultimodalLM")  # fmt: skip
 
@@ -178,9 +218,8 @@ def classes_of(config: Any) -> list[Any]:
             found = [each for each in vars(module).values() if getattr(each, "config_class", None) is kind]
             bases = {base for each in found for base in each.__mro__[1:] if "PreTrained" in base.__name__}
             classes = [each for each in found if each not in bases]
-    return [
-        each for each in dict.fromkeys(classes) if issubclass(kind, each.config_class or kind)
-    ]  # not of its text alone
+    parts = {type(part) for part in vars(config).values()}  # a class of a part's alone is no class of the whole
+    return [each for each in dict.fromkeys(classes) if each.config_class not in parts]
 
 
 @cache
@@ -225,11 +264,14 @@ def parameters_of(config: Any) -> set[str]:
 
 def without_attention(config: Any) -> str:
     """Why there is no attention of a type to be seen, in words; empty if there may be."""
-    if config.model_type in NO_SOFTMAX:
-        return NO_SOFTMAX[config.model_type]
     spec = find_spec(type(config).__module__.replace(".configuration_", ".modeling_"))
     source = spec.loader.get_source(spec.name) if spec and spec.loader else ""  # type: ignore[attr-defined]
-    return "has no attention: its code takes no softmax" if source and not ATTENTION.search(source) else ""
+    if not source or ATTENTION.search(source):
+        return ""
+    parts = [part for part in vars(config).values() if isinstance(part, transformers.PreTrainedConfig)]
+    if PARTS.search(source) and not (parts and all(map(without_attention, parts))):
+        return ""
+    return "has no attention: its code takes no softmax"
 
 
 def first_line(error: BaseException) -> str:
