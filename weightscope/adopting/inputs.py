@@ -123,8 +123,16 @@ class Inputs:
             if "decoder_input_ids" in has:
                 text = {"input_ids": self.ids(m), "decoder_input_ids": self.ids(n)}
             placed = text | {"position_ids": self.positions} if "position_ids" in has and self.start else text
+            if "query_embeds" in has:
+                queries = {"query_embeds": self.noise(1, n, self.width())}
+                yield text | queries | {"encoder_hidden_states": self.memory()}
             if "encoder_hidden_states" in has:  # first: without it no layer attends to another sequence
                 yield placed | {"encoder_hidden_states": self.memory()}
+            channels = int(_get(self.config, ("num_channels",), 0, ("decoder_config",)))
+            if self.config.model_type in ("dia", "dia_decoder"):  # a token for each channel of sound
+                name = "decoder_input_ids" if "decoder_input_ids" in has else "input_ids"
+                memory = {"encoder_hidden_states": self.memory()} if name == "input_ids" else {}
+                yield text | {name: self.ids(n * channels).reshape(1, n, channels)} | memory
             yield placed
             yield text
             if "pixel_values" in has:
@@ -150,7 +158,9 @@ class Inputs:
             of_side = {"merge_sizes": torch.tensor([1])} if "merge_sizes" in has else {}
             yield {first: self.patches(), name: grid} | of_side
             patch = int(_get(self.config, ("patch_size",), 14, SEEN))
-            yield {first: self.patches().reshape(4 * self.size.grid**2, -1, patch, patch), name: grid}
+            images = self.patches().reshape(4 * self.size.grid**2, -1, patch, patch)
+            yield {first: images, name: grid}
+            yield {first: images[None], name: grid}
             merge = int(_get(self.config, ("spatial_merge_size",), 1, SEEN))
             tiles = self.noise(self.size.grid**2, merge * patch, merge * patch, 3)  # one per token of the text
             yield {first: tiles, name: torch.tensor([[1, self.size.grid, self.size.grid]])}
@@ -170,6 +180,23 @@ class Inputs:
         if "prompt_pixel_values" in has:
             upper, lower = self.pixels().chunk(2, dim=2)  # the prompt is the upper half of what is seen
             yield {"pixel_values": lower, "prompt_pixel_values": upper, "prompt_masks": torch.ones_like(lower)}
+        if "aspect_ratio_ids" in has:
+            tiles = int(_get(self.config, ("max_num_tiles",), 4, SEEN))
+            image = self.pixels()[:, None, None].repeat(1, 1, tiles, 1, 1, 1)
+            image = image + 0.1 * self.noise(*image.shape)
+            whole = {
+                "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long),
+                "aspect_ratio_mask": torch.ones(1, 1, tiles),
+            }
+            yield {"pixel_values": image} | whole
+        if "flattened_patches" in has:  # each after its row and column, which count from one
+            patch, side = int(_get(self.config, ("patch_size",), 16, SEEN)), self.size.grid
+            places = torch.cartesian_prod(torch.arange(1, side + 1), torch.arange(1, side + 1)).float()
+            wide = int(_get(self.config, ("patch_embed_hidden_size",), 3 * patch * patch, SEEN))
+            flat = torch.cat([places, self.noise(side**2, wide)], dim=1)[None]
+            whole = {"flattened_patches": flat, "attention_mask": torch.ones(1, side**2)}
+            yield whole | decoder
+            yield {"flattened_patches": flat} | decoder
         if "pixel_values_videos" in has:
             yield {"pixel_values_videos": self.frames()}
         if "pixel_values" in has:

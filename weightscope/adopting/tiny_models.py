@@ -157,6 +157,7 @@ TOGETHER: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
             "intermediate_size": v["text_config"]["hidden_size"] // 4,
         }
     },
+    "llama4_vision_model": lambda v: {"intermediate_size": 4 * v["hidden_size"]},
     "perceiver": lambda v: {
         "d_latents": 24 * v["num_self_attention_heads"], "num_self_attends_per_block": 2, "num_latents": 16,
     },
