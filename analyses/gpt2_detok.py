@@ -18,7 +18,7 @@ from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import device_option, text_option
 from weightscope.detokenization import paper
 from weightscope.detokenization.first_layer import FirstLayer, ranked
-from weightscope.detokenization.heads import counts_for, measure_heads, roc_curves, single_tokens
+from weightscope.detokenization.heads import counts_for, measure_heads, printed_ranks, roc_curves, single_tokens
 from weightscope.detokenization.on_text import TextCheck, run_on_texts
 from weightscope.detokenization.page import auroc_sections, neighbour_section, position_section, text_section
 from weightscope.detokenization.positions import position_terms
@@ -48,7 +48,8 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     name = "the checkpoint that ships with weightscope" if embedded else model.name
     first, tokenizer = FirstLayer(model, device=device), load_tokenizer(model.source)
     counts = counts_for(model, counts_file or (None if embedded else openwebtext_counts(tokenizer, shards)))
-    tokens = single_tokens(tokenizer, counts, EMBEDDED_TOKENS if embedded else paper.TOKENS)
+    found = single_tokens(tokenizer, EMBEDDED_TOKENS if embedded else paper.TOKENS)
+    tokens = {text: token for text, token in found.items() if len(counts.row(token)[0])}
     texts = read_texts(text)
 
     # compute
@@ -57,6 +58,7 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     is_paper, n_heads = paper.is_of(model.name), len(first.heads)
     heads = paper.there(paper.HEADS_OF_TABLES, n_heads) if is_paper else auroc.ranked["head"][:3]
     previous = ranked(first, tokenizer, list(tokens.values()), top=paper.TOP if is_paper else 5, heads=heads)
+    printed = printed_ranks(first, tokenizer) if is_paper else None
     terms = None if model.positions is None else position_terms(first)
     drawn = [] if terms is None else [terms.nearest_head()]
     if is_paper:
@@ -65,8 +67,10 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
 
     # write and draw
     with OutputFolder(out) as files:
-        sections = [*auroc_sections(files, auroc, curves), neighbour_section(previous, list(tokens))]
+        sections = [*auroc_sections(files, auroc, curves), neighbour_section(previous, list(tokens), printed)]
         auroc.write_tables(files)
+        if printed is not None:
+            files.table("printed.csv", printed)
         files.table("neighbours.csv", previous)
         if terms is not None:
             terms.write_tables(files)

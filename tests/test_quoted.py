@@ -152,6 +152,13 @@ def scale_rows() -> Iterator[str]:
 
 # What the pages say, the places of numbers in braces, and where they come from. Shares are percentages there.
 QUOTED: dict[str, list[float]] = {
+    "head 6 has {:.3f}. Head 5, the second with {:.3f}": [
+        cell("gpt2-detok/heads.csv", "auroc_by_frequency", head=6), cell("gpt2-detok/heads.csv", "auroc", head=5),
+    ],
+    "drops to {:.3f} and head 0 from {:.3f} to {:.3f}": [
+        cell("gpt2-detok/heads.csv", "auroc_by_frequency", head=5), cell("gpt2-detok/heads.csv", "auroc", head=0),
+        cell("gpt2-detok/heads.csv", "auroc_by_frequency", head=0),
+    ],
     "before a token above those that do not with AUROC {:.3f}": [cell("gpt2-detok/heads.csv", "auroc", head=6)],
     "6 1 {:.3f} ' respons' responsibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" responsibility")],
     "6 2 {:.3f} ' insens' insensibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" insensibility")],

@@ -1,6 +1,7 @@
 """`ws.bigram_auroc`: a model and counts in, Table 2 out, in every form that a user may want."""
 
 import csv
+import re
 import shutil
 import subprocess
 import sys
@@ -11,12 +12,13 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.weights import shared
 from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import BigramAuroc, roc_curves
+from weightscope.detokenization.heads import BigramAuroc, printed_ranks, roc_curves, single_tokens
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.text.bigrams import count_bigrams
-from weightscope.text.counts import Counts
+from weightscope.text.counts import Counts, load_counts
 from weightscope.text.sequences import works
 from weightscope.text.tokenizer import load_tokenizer
 
@@ -140,11 +142,48 @@ def test_the_papers_model_stands_beside_the_papers_numbers(embedded_auroc: Bigra
     (section,) = auroc_sections(Files(), replace(embedded_auroc, model="openai-community/gpt2@main"))
     table = section.parts[1]
     printed = dict(zip(table["head"].tolist(), table["auroc_printed"].tolist(), strict=True))
-    assert (printed[7], printed[5]) == (0.88, 0.29)
+    assert (printed[7], printed[5]) == (0.876, 0.286)
+    noted = dict(zip(table["head"].tolist(), table["auroc_by_frequency_noted"].tolist(), strict=True))
+    assert noted[7] == 0.865 and np.isnan(noted[5])
     np.testing.assert_allclose(table["auroc_paper_differs"] + table["auroc_printed"], table["auroc_paper"])
     assert paper.there([paper.HEAD_OF_FIG_3, 3, 7, 11], 8) == [7, 3]
     (section,) = auroc_sections(Files(), embedded_auroc)
     assert "auroc_printed" not in section.parts[1].table
+
+
+def test_the_mean_by_frequency_is_that_over_the_places_of_the_text(embedded_auroc: BigramAuroc) -> None:
+    """The authors' notes weight a token's AUROC by how often it occurs."""
+    counts = load_counts(COUNTS)
+    n = np.diff(counts.indptr)
+    places = np.repeat(np.repeat(np.arange(len(n)), n), counts.data)  # the current token of every place in text
+    for row, head in enumerate(embedded_auroc.heads["head"].tolist()):
+        mean = np.nanmean(embedded_auroc.auroc[head][places])
+        assert embedded_auroc.heads["auroc_by_frequency"][row] == pytest.approx(mean, abs=1e-9)
+    of_head = embedded_auroc.heads["auroc_by_frequency"]
+    assert of_head[[6, 5, 0]] == pytest.approx([0.763, 0.511, 0.497], abs=1e-3)
+
+
+def test_printed_ranks_stand_beside_ranks_by_sorting(embedded_auroc: BigramAuroc) -> None:
+    model = ws.open_model("embedded")
+    first, tokenizer = FirstLayer(model), load_tokenizer(model.source)
+    table = printed_ranks(first, tokenizer)
+    assert len(table) and "contradict each other" in table.caption
+    for head, token, previous, rank in zip(
+        *(table[name].tolist() for name in ("head", "token", "previous", "rank")), strict=True
+    ):
+        ids = single_tokens(tokenizer, [token, previous])
+        order = np.argsort(-first.token_scores(ids[token])[head], kind="stable")
+        assert order[rank - 1] == ids[previous]
+
+
+def test_the_printed_tables_are_the_papers() -> None:
+    """Every row of Tables 1 and 3 in the paper's text, with its rank."""
+    from weightscope.detokenization import paper
+
+    text = (shared("../papers") / "detokenization.md").read_text().replace("_", " ")
+    rows = re.findall(r"^(\d+)\t([^\t]+)\t([^\t]+) \((\d+)\)\t", text, re.MULTILINE)
+    printed = [(head, token, previous, n) for _, head, token, ranks in paper.RANKS for previous, n in ranks.items()]
+    assert sorted((int(head), token, previous, int(n)) for head, token, previous, n in rows) == sorted(printed)
 
 
 def test_a_token_that_follows_none_has_no_roc_curve(tiny_gpt2: Path, counts: Counts) -> None:

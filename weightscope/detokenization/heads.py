@@ -5,7 +5,7 @@ Where scoring every token takes too long, a stratified sample of tokens gives th
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -17,6 +17,7 @@ import numpy as np
 
 from weightscope.compute.cores import in_threads, one_blas_thread, usable_cores
 from weightscope.compute.device import open_device
+from weightscope.detokenization import paper
 from weightscope.detokenization.first_layer import FirstLayer, bare_embeddings
 from weightscope.display import ShowsShapes, drawing, notebook, report
 from weightscope.embedded import COUNTS, FOLDER
@@ -24,7 +25,7 @@ from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError, printable
 from weightscope.files import Files, OutputFolder
 from weightscope.fingerprint import Fingerprint, file_identity
-from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve
+from weightscope.metrics.auroc import auroc_by_token, mean_auroc, mean_by_frequency, roc_curve
 from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar, phase, progress_shown
@@ -65,6 +66,11 @@ class Stratified(ShowsShapes):
         stratum = np.repeat(np.arange(len(strata)), [len(members) for members in drawn])
         return cls(chosen[order], stratum[order], sizes)
 
+    @property
+    def stand_for(self) -> np.ndarray:
+        """How many items of the population each one drawn stands for, (n,)."""
+        return (self.sizes / np.bincount(self.stratum, minlength=len(self.sizes)))[self.stratum]
+
     def mean(self, values: np.ndarray) -> tuple[float, float, float]:
         """An estimate of the population's mean and the ends of its 95 % interval, from the (n,) values of the sample.
 
@@ -95,7 +101,7 @@ def draw_tokens(first: FirstLayer, counts: Counts, how_many: int) -> Stratified:
     matrix = counts.matrix(n_tokens)
     n_positives = np.diff(matrix.indptr)
     scored = np.flatnonzero((n_positives > 0) & (n_positives < n_tokens))
-    return Stratified.draw(scored, np.asarray(matrix.sum(axis=1)).ravel()[scored], how_many)
+    return Stratified.draw(scored, counts.padded(n_tokens).occurrences[scored], how_many)
 
 
 def seconds_of_all(first: FirstLayer, counts: Counts) -> float:
@@ -131,13 +137,31 @@ class TokenRoc(ShowsShapes):
     curves: list[tuple[np.ndarray, np.ndarray]]  # (false positive rate, true positive rate)
 
 
-def single_tokens(tokenizer: Any, counts: Counts, texts: Sequence[str]) -> dict[str, int]:
-    """Ids, by their text, of those texts that are one token in this vocabulary and follow some token in the counts."""
+def single_tokens(tokenizer: Any, texts: Iterable[str]) -> dict[str, int]:
+    """Ids, by their text, of those texts that are one token in this vocabulary."""
     ids = {}
     for text in texts:
         with suppress(CheckpointError):
             ids[text] = token_id(tokenizer, text)
-    return {text: token for text, token in ids.items() if len(counts.row(token)[0])}
+    return ids
+
+
+def printed_ranks(first: FirstLayer, tokenizer: Any) -> Table:
+    """Tables 1 and 3 of the paper rank by rank, of those texts that are one token here, with the ranks found.
+
+    A token's rank is one more than how many score higher.
+    """
+    rows = []
+    for table, head, current, previous in paper.RANKS:
+        ids = single_tokens(tokenizer, [current, *previous])
+        if current not in ids or head >= len(first.heads):
+            continue
+        scores = first.token_scores(ids[current])[head]  # (V,)
+        for text in [text for text in previous if text in ids]:
+            rank = 1 + int((scores > scores[ids[text]]).sum())
+            rows.append((table, head, current, text, previous[text], rank))
+    names = ("table", "head", "token", "previous", "rank_printed", Column("rank", meaning="found here"))
+    return Table.of_rows(names, rows, f"Tables 1 and 3, rank by rank. {paper.CONTRADICTION}")
 
 
 @phase("ROC curves")
@@ -192,11 +216,14 @@ class BigramAuroc:
         """Table 2, one row per head; for a sample, with the ends of the 95 % interval."""
         symbol = "AUROC of bare embeddings" if self.layer else "AUROC"
         auroc, auroc_paper, scored = zip(*map(mean_auroc, self.auroc), strict=True)
+        occurrences = self.counts.padded(self.auroc.shape[1]).occurrences
         between: list[Column] = []
         if self.sample is not None:
             drawn = self.auroc[:, self.sample.items]
             auroc, low, high = np.transpose([self.sample.mean(scores) for scores in drawn])
             auroc_paper = auroc * self.sample.sizes.sum() / self.auroc.shape[1]
+            occurrences = occurrences.astype(float)
+            occurrences[self.sample.items] *= self.sample.stand_for
             between = [
                 Column("auroc_low", low, "95 % from", meaning="lower end of the mean's 95 % interval", format=".3f"),
                 Column("auroc_high", high, "to", meaning="upper end", format=".3f"),
@@ -207,8 +234,18 @@ class BigramAuroc:
             *between,
             Column("auroc_paper", auroc_paper, "AUROC, paper's mean", meaning="mean over all tokens", format=".3f"),
             Column("tokens_scored", scored, "tokens scored", meaning="those that follow some token in the counts"),
+            Column(
+                "auroc_by_frequency",
+                [mean_by_frequency(scores, occurrences) for scores in self.auroc],
+                "AUROC by frequency",
+                meaning="mean over places in text: each token as often as it occurs",
+                format=".3f",
+            ),
         ]
-        caption = "Table 2. The paper's mean counts a token that follows no token as 0."
+        caption = (
+            "Table 2. The paper's mean counts a token that follows no token as 0. By frequency, a frequent token "
+            "counts for more: that is the mean over the places of the text that was counted."
+        )
         return Table(columns, " ".join(filter(None, (caption, self.drawn, bare_embeddings(self.layer)))))
 
     @property

@@ -33,11 +33,18 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
     table, counts = auroc.ranked, auroc.counts
     of_paper = paper.is_of(auroc.model) and auroc.layer == 0
     if of_paper:
-        printed = np.array([paper.AUROC.get(head, np.nan) for head in table["head"]])
+        printed, by_frequency = (
+            np.array([means.get(head, np.nan) for head in table["head"]])
+            for means in (paper.AUROC, paper.AUROC_BY_FREQUENCY)
+        )
         differs = Column(
             "auroc_paper_differs", table["auroc_paper"] - printed, "auroc_paper less Table 2", format="+.3f"
         )
-        table = Table([*table.columns, Column("auroc_printed", printed, "Table 2's AUROC"), differs], table.caption)
+        compared = (
+            Column("auroc_printed", printed, "Table 2's AUROC", format=".3f"), differs,
+            Column("auroc_by_frequency_noted", by_frequency, "by frequency, authors' notes", format=".3f"),
+        )  # fmt: skip
+        table = Table([*table.columns, *compared], table.caption)
     scored = f"{table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,}"
     which = "were drawn" if auroc.sample else "follow some token"
     text = f"{plain(counts.origin)}. {scored} tokens {which}."
@@ -57,14 +64,15 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
     return sections
 
 
-def neighbour_section(table: Table, tokens: Sequence[str]) -> Section:
-    """Tables 1 and 3: what heads would put before each of these tokens."""
+def neighbour_section(table: Table, tokens: Sequence[str], printed: Table | None = None) -> Section:
+    """Tables 1 and 3: what heads would put before each of these tokens, and the paper's ranks beside those found."""
     listed = ", ".join(plain(repr(token)) for token in tokens)
     text = (
         "$$T^ee(i, j) = frac(e_i W_QK e_j^⊤, σ_i σ_j)$$ "
         f"The previous tokens $j$ that heads score highest for the current tokens {listed}, before $1/√(d')$."
     )
-    return Section("What heads look for", text, [Filed(table, "neighbours.csv")])
+    beside = [] if printed is None else [Filed(printed, "printed.csv")]
+    return Section("What heads look for", text, [Filed(table, "neighbours.csv"), *beside])
 
 
 @phase("drawing figures")

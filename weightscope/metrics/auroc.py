@@ -236,6 +236,16 @@ def mean_auroc(auroc: np.ndarray) -> MeanAuroc:
     return MeanAuroc(mean, float(scored.sum() / len(auroc)) if len(auroc) else np.nan, len(scored))
 
 
+def mean_by_frequency(auroc: np.ndarray, occurrences: np.ndarray) -> float:
+    """A head's mean AUROC over the places in text, not over the vocabulary: each token as often as it occurs.
+
+    auroc (V,), occurrences (V,). NaN where nothing was scored.
+    """
+    scored = ~np.isnan(auroc)
+    total = occurrences[scored].sum(dtype=np.float64)
+    return float(auroc[scored] @ occurrences[scored] / total) if total else np.nan
+
+
 def auroc_by_token(
     left: np.ndarray,
     right: np.ndarray,

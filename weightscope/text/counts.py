@@ -92,6 +92,12 @@ class Counts:
         row = slice(self.indptr[token], self.indptr[token + 1])
         return self.indices[row], self.data[row]
 
+    @property
+    def occurrences(self) -> Int64s:
+        """How often each token follows another, (vocab_size,)."""
+        total = np.concatenate([[0], np.cumsum(self.data)])
+        return total[self.indptr[1:]] - total[self.indptr[:-1]]
+
     def matrix(self, vocab_size: int) -> Any:
         """The counts as a scipy.sparse.csr_array of shape (vocab_size, vocab_size); further tokens occur nowhere."""
         from scipy.sparse import csr_array
