@@ -60,7 +60,7 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     previous = ranked(first, tokenizer, list(tokens.values()), top=paper.TOP if is_paper else 5, heads=heads)
     printed = printed_ranks(first, tokenizer) if is_paper else None
     terms = None if model.positions is None else position_terms(first)
-    drawn = [] if terms is None else [terms.nearest_head()]
+    drawn = [] if terms is None else list(dict.fromkeys([int(auroc.ranked["head"][0]), terms.nearest_head()]))
     if is_paper:
         drawn = paper.there([paper.HEAD_OF_FIG_3, *drawn], n_heads)
     check = None if terms is None else check_if_it_runs(first, texts, terms.query)

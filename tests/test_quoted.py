@@ -166,7 +166,13 @@ QUOTED: dict[str, list[float]] = {
     "heads 1 and 6 give {:.0%} and {:.0%} of their position-only attention": [
         cell(TRENDS, "near_mass", head=1), cell(TRENDS, "near_mass", head=6),
     ],
-    "rises with j, and a line explains {:.0%} of it over": [cell(GPT2, "t_p_linear_share", head=7)],
+    "of head 7 falls until j = {:d} and then rises; a line explains {:.0%} of it over": [
+        int(cell(GPT2, "t_p_lowest_at", head=7)), cell(GPT2, "t_p_linear_share", head=7),
+    ],
+    "but {:.0%} of its steps fall. p_500 W_QK p_j is highest at j = {:d}": [
+        cell(GPT2, "t_p_falling", head=7), int(cell(GPT2, "t_pp_highest_at", head=7)),
+    ],
+    "(rank correlation with j {:.2f};": [cell(GPT2, "recency", head=7)],
     "apart from a line that explains {:.0%}, a wave of period {:.0f} that explains {:.0%}.": [
         cell(GPT2, name, head=7) for name in ("t_pp_linear_share", "t_pp_period", "t_pp_sinusoid_share")
     ],

@@ -1,6 +1,8 @@
 """Position curves: what is planted is found, and the real GPT-2 shows what the paper says of it."""
 
 import re
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -158,3 +160,23 @@ def test_the_command_prints_its_result_as_a_sentence(tmp_path: Path) -> None:
     said = CliRunner().invoke(main, ["positions", "embedded", "--out", str(tmp_path)]).stdout.splitlines()[0]
     near = position_terms(FirstLayer(ws.open_model("embedded"))).heads["near_mass"]
     assert f"head {near.argmax()} gives {near.max():.0%} of its attention to the nearest tenth" in said
+
+
+def test_a_last_position_that_was_trained_less_is_told(embedded: ws.Model) -> None:
+    terms = position_terms(ws.first_layer(embedded))
+    before, last = np.abs(terms.t_p[:, -2:]).T
+    assert terms.cliff == pytest.approx(np.median(last / before)) and terms.cliff < 0.6
+    assert terms.cautions[0].startswith(
+        f"T^p of the last position, 255, is {terms.cliff:.2f} times that of position 254"
+    )
+    level = replace(terms, p_numerator=np.repeat(terms.p_numerator[:, :1], 256, axis=1), sigma=None)
+    assert level.cliff is None and level.cautions == ()
+
+
+def test_where_a_curve_falls_and_peaks_is_in_its_table(embedded: ws.Model) -> None:
+    terms = position_terms(ws.first_layer(embedded), query=100)
+    names = ("head", "t_p_lowest_at", "t_p_falling", "t_pp_highest_at")
+    for head, lowest, falling, highest in zip(*(terms.heads[name].tolist() for name in names), strict=True):
+        t_p, t_pp = terms.t_p[head, :101], terms.t_pp[head, :101]
+        assert t_p[lowest] == t_p.min() and t_pp[highest] == t_pp.max()
+        assert falling == pytest.approx(sum(b < a for a, b in pairwise(t_p)) / 100)

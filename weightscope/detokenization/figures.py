@@ -112,8 +112,8 @@ def _draw_t_p(axis: Axes, curve: np.ndarray, terms: PositionTerms) -> None:
     """T^p at every position, with the query position and the undertrained ones marked."""
     axis.plot(curve, color="black")
     axis.axvline(terms.query, color="0.6", linewidth=0.6, linestyle=":")
-    if len(terms.undertrained):
-        marks = terms.undertrained
+    marks = np.unique([*terms.undertrained, *([len(curve) - 1] if terms.cliff else [])]).astype(int)
+    if len(marks):
         axis.plot(marks, curve[marks], "x", color="#D55E00", markersize=5, label="undertrained")
         axis.legend()
 

@@ -23,6 +23,7 @@ from weightscope.tables import Column, Table
 SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "recency", "near_mass")
 FEWEST = 8  # positions that a trend needs
 RUNS = 12  # of positions that a sentence lists
+CLIFF = 2 / 3  # of T^p at the position before: the last position has less where training hardly shaped it
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,10 +89,21 @@ class PositionTerms(ShowsShapes):
         return AtSigma(pp, both, softmax(both.mean * self.scale))
 
     @property
+    def cliff(self) -> float | None:
+        """|T^p| of the last position over that of the one before it, in the median head, where it has a cliff."""
+        before, last = np.abs(self.t_p[:, -2:]).T  # (n_heads,) each
+        ratio = float(np.median(last[before > 0] / before[before > 0])) if (before > 0).any() else 1.0
+        return ratio if ratio < CLIFF else None
+
+    @property
     def cautions(self) -> tuple[str, ...]:
         """Caveats on positions that training hardly touched, in sentences."""
+        last = self.t_p.shape[1] - 1
         if not len(self.undertrained):
-            return ()
+            return () if self.cliff is None else (
+                f"T^p of the last position, {last}, is {self.cliff:.2f} times that of position {last - 1} in the "
+                "median head: no later token attends to the last position, so it was trained less.",
+            )  # fmt: skip
         count, listed = len(self.undertrained), in_runs(self.undertrained)
         left_out = f"{counted(count, 'position')} hardly ever trained ({listed}), left out of the trends."
         if self.query not in self.undertrained:
@@ -117,6 +129,9 @@ class PositionTerms(ShowsShapes):
             *_trend_columns("t_p", "$T^p$", t_p),
             *_trend_columns("t_pp", "$T^pp$", t_pp),
             *_trend_columns("total", "$T^p + T^pp$", t_p + t_pp),
+            Column("t_p_lowest_at", trained[t_p.argmin(axis=1)], "$T^p$ lowest at", meaning="position"),
+            Column("t_p_falling", (np.diff(t_p) < 0).mean(axis=1), "$T^p$ falls", meaning="share of its steps"),
+            Column("t_pp_highest_at", trained[t_pp.argmax(axis=1)], "$T^pp$ highest at", meaning="position"),
             Column("recency", [*map(recency, t_p + t_pp)], meaning="Spearman correlation of the sum with j"),
             Column("near_mass", near, "near mass", meaning="attention that position gives to the nearest tenth"),
         ]
