@@ -239,7 +239,7 @@ def build(config: Any, seed: int, classes: Sequence[Any] = ()) -> Any:
         try:
             with torch.device("meta"):
                 count = sum(parameter.numel() for parameter in kind._from_config(config).parameters())
-            if count > MOST_PARAMETERS:
+            if not 0 < count <= MOST_PARAMETERS:
                 raise ValueError(f"{count} parameters are not a tiny model's")
             torch.manual_seed(seed)
             how = "sdpa" if config.model_type in FUSED else "eager"
