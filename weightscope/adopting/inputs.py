@@ -1,6 +1,7 @@
 """Inputs that a tiny model runs on, made from its forward's parameters and its config."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ MEL = (
 )  # fmt: skip
 # Features of a frame where a config does not say how many: by model_type, their number.
 UNSAID = {"gemma4_audio": 128, "granite_speech5_encoder": 64, "granite_speech5_ctc": 64}
+CROSS = re.compile(r"cross|encoder_attn|EncDec", re.ASCII)  # in names of modules that attend to another sequence
 # Height and width of an image where no square does: a line of text, whose height a backbone reduces to one.
 STRIPS = dict.fromkeys(
     ("pp_ocrv5_mobile_rec", "pp_ocrv5_server_rec", "pp_ocrv6_small_rec", "pp_ocrv6_tiny_rec"), (48, 160)
@@ -49,6 +51,7 @@ class Inputs:
         self.config, self.size, self.start = module.config, size, start
         self.generator = torch.Generator().manual_seed(1000 + seed)
         self.parameters = inspect.signature(module.forward).parameters
+        self.crosses = any(CROSS.search(name) for name, _ in module.named_modules())
 
     def ids(self, length: int) -> torch.Tensor:
         vocabulary = int(_get(self.config, ("vocab_size", "decoder_vocab_size"), self.size.vocabulary, TEXT))
@@ -126,7 +129,7 @@ class Inputs:
             if "query_embeds" in has:
                 queries = {"query_embeds": self.noise(1, n, self.width())}
                 yield text | queries | {"encoder_hidden_states": self.memory()}
-            if "encoder_hidden_states" in has:  # first: without it no layer attends to another sequence
+            if "encoder_hidden_states" in has and self.crosses:  # first: only with it do all layers attend
                 yield placed | {"encoder_hidden_states": self.memory()}
             channels = int(_get(self.config, ("num_channels",), 0, ("decoder_config",)))
             if self.config.model_type in ("dia", "dia_decoder"):  # a token for each channel of sound
@@ -145,6 +148,8 @@ class Inputs:
                 yield text | {"visual_feats": self.noise(1, m, seen), "visual_pos": self.noise(1, m, 4)}
             if "bbox" in has:
                 yield text | {"bbox": torch.randint(0, 60, (1, n, 4), generator=self.generator).sort(-1).values}
+            if "encoder_hidden_states" in has and not self.crosses:
+                yield text | {"encoder_hidden_states": self.memory()}
             if self.config.model_type == "voxtral_realtime_text":  # it takes the time's embedding by name alone
                 yield text | {"t_cond": self.noise(1, self.width())}
             if "input_features" in has:

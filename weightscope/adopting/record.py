@@ -34,8 +34,9 @@ wrong. {whole} types are exact in every stack.
 | not built | {unbuilt_types} | | |
 
 A stack is saved as every public class of transformers that holds it (`BertModel`, `BertForMaskedLM` ...), since each
-names its tensors otherwise. It counts as exact if all are read alike. What weightscope reads but no comparison covers
-opens with the label *unproved*, which `inspect`, audits and every head's caveats show.
+names its tensors otherwise. It counts as exact if all are read alike. Configs in older dialects are tested apart
+([families](families.md#dialects-of-configjson)). What weightscope reads but no comparison covers opens with the label
+*unproved*, which `inspect`, audits and every head's caveats show.
 
 To make this page again, run `python -m weightscope.adopting.census --out weightscope/adopting/architectures.csv --page
 docs/architectures.md`. It needs PyTorch and takes half an hour; with `--against` it reports what a newer transformers
