@@ -52,7 +52,7 @@ class Draft:
 
     def leave(self, cell: str, candidates: Sequence[object]) -> None:
         """Leave a cell open, with what it may be."""
-        names = ", ".join(printable(one) for one in candidates[:MOST_NAMED]) + (
+        names = ", ".join(printable(candidate) for candidate in candidates[:MOST_NAMED]) + (
             ", ..." if len(candidates) > MOST_NAMED else ""
         )
         self.open.append(f"# {cell} = ?  # {names or 'nothing was found'}")
@@ -62,22 +62,22 @@ def drafted(checkpoint: Checkpoint) -> str:
     """The file of rows that a person completes: a stanza, and as comments what it leaves open."""
     shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.items()}
     stem, indices, layer = _layers(shapes, checkpoint)
-    beside = {name: shape for name, shape in shapes.items() if not name.startswith(stem)}
+    outside = {name: shape for name, shape in shapes.items() if not name.startswith(stem)}
     draft, config = Draft([f"layer = {json.dumps(stem + '{i}.')}"]), checkpoint.config.raw
     heads = _heads(draft, layer)
-    d = _width(draft, beside, layer)
+    d = _width(draft, outside, layer)
     _norm(draft, layer, d, any("eps" in key for key in config))
-    _positions(draft, beside, config, d)
+    _positions(draft, outside, config, d)
     _sizes(draft, config, {"n_layers": len(indices), "d_model": d}, heads, layer)
     kind = config.get("model_type")
     title = str(kind) if isinstance(kind, str) and re.fullmatch(r"[\w-]{1,60}", kind, re.ASCII) else "mine"
     if title != kind:
         draft.open.append(f'# config.json needs "model_type": "{title}", or name another here')
     stanza = "\n".join([f"[{title}]", *draft.cells])
-    said = _opened(stanza, checkpoint)
+    verdict = _opened(stanza, checkpoint)
     head = [
         "# A draft: names and shapes were looked at, and nothing was compared with a model. Results say `unproved`.",
-        f"# {said}",
+        f"# {verdict}",
         "# Cells and their meanings: docs/adopting.md. Proof: weightscope adopt SOURCE --with module:Class",
     ]
     return printable_lines("\n".join([*head, "", stanza, *draft.open, ""]))
@@ -107,7 +107,7 @@ def _modules(layer: Shapes) -> dict[str, tuple[int, ...]]:
 
 def _heads(draft: Draft, layer: Shapes) -> dict[str, str]:
     """Write the projections; the modules that were found, by role."""
-    modules, found = _modules(layer), dict[str, str]()
+    modules, by_role = _modules(layer), dict[str, str]()
     candidates = {
         role: [name for name in modules if pattern.fullmatch(name.rpartition(".")[2].lower())]
         for role, pattern in ROLES.items()
@@ -116,30 +116,30 @@ def _heads(draft: Draft, layer: Shapes) -> dict[str, str]:
     for role, names in candidates.items():
         nearest = [name for name in names if name.rpartition(".")[0] in inner] or names
         if len(nearest) == 1:
-            found[role] = nearest[0]
-    fused = "qkv" in found and "q" not in found
+            by_role[role] = nearest[0]
+    fused = "qkv" in by_role and "q" not in by_role
     needed = ("qkv", "out") if fused else ("q", "k", "v", "out")
     if fused:
         draft.leave("heads.layout", ["stacked: all queries, all keys, all values", "grouped: head by head"])
     else:
         draft.cells.append('heads.layout = "separate"')
     for role in needed:
-        if role in found:
-            draft.cells.append(f"heads.{role} = {json.dumps(found[role])}")
+        if role in by_role:
+            draft.cells.append(f"heads.{role} = {json.dumps(by_role[role])}")
         else:
             draft.leave(f"heads.{role}", candidates[role] or [f"{name} {shape}" for name, shape in modules.items()])
-    biased = {role: f"{found[role]}.bias" in layer for role in needed if role in found}
+    biased = {role: f"{by_role[role]}.bias" in layer for role in needed if role in by_role}
     if any(biased.values()):
         into = [has for role, has in biased.items() if role != "out"]
         flags = f"{{ qkv = {str(any(into)).lower()}, out = {str(biased.get('out', False)).lower()} }}"
         draft.cells.append(f"heads.bias = {'true' if all(biased.values()) else flags}")
-    return found
+    return by_role
 
 
-def _width(draft: Draft, beside: Shapes, layer: Shapes) -> int:
+def _width(draft: Draft, outside: Shapes, layer: Shapes) -> int:
     """Write the token table; the width of the stream."""
     widths = {n for shape in _modules(layer).values() for n in shape}
-    tables = {name: s for name, s in beside.items() if len(s) == 2 and s[1] in widths and not POSITIONS.search(name)}
+    tables = {name: s for name, s in outside.items() if len(s) == 2 and s[1] in widths and not POSITIONS.search(name)}
     heads = [name for name in tables if re.search(r"head|out", name)]
     tokens = [name for name in tables if name not in heads] or list(tables)
     if len(tokens) == 1:
@@ -153,8 +153,8 @@ def _norm(draft: Draft, layer: Shapes, d: int, says_eps: bool) -> None:
     """Write the norm before attention."""
     gains = [name.removesuffix(".weight") for name, s in layer.items() if s == (d,) and name.endswith(".weight")]
     parts = {name: re.split(r"[._]|(?<=\D)(?=\d)", name.lower()) for name in gains}
-    others = [name for name in gains if any(map(OTHERS.fullmatch, parts[name]))]
-    norms = [name for name in gains if name not in others]
+    unrelated = [name for name in gains if any(map(OTHERS.fullmatch, parts[name]))]
+    norms = [name for name in gains if name not in unrelated]
     feeding = [name for name in norms if any(map(FEEDS.fullmatch, parts[name]))]
     chosen = feeding if len(feeding) == 1 else norms
     if len(chosen) != 1:
@@ -168,9 +168,9 @@ def _norm(draft: Draft, layer: Shapes, d: int, says_eps: bool) -> None:
         draft.leave("norms.before", ["{ norm = ... } and " + "; ".join(may)])
 
 
-def _positions(draft: Draft, beside: Shapes, config: Mapping[str, Any], d: int) -> None:
+def _positions(draft: Draft, outside: Shapes, config: Mapping[str, Any], d: int) -> None:
     """Write what positions are."""
-    tables = [name for name, shape in beside.items() if shape[-1:] == (d,) and POSITIONS.search(name)]
+    tables = [name for name, shape in outside.items() if shape[-1:] == (d,) and POSITIONS.search(name)]
     rotary = [key for key in config if ROTARY.search(key)]
     if len(tables) == 1 and not rotary:
         draft.cells.append(f"inputs.positions = {json.dumps(tables[0])}")
@@ -189,20 +189,20 @@ def _sizes(
     draft: Draft, config: Mapping[str, Any], numbers: Mapping[str, int], heads: Mapping[str, str], layer: Shapes
 ) -> None:
     """Write which keys of the config hold the sizes, where they are not the usual ones."""
-    whole = {key: value for key, value in config.items() if type(value) is int}
-    matches = {size: [key for key, value in whole.items() if value == numbers[size]] for size in numbers}
-    headed = [key for key in whole if re.search("head", key) and not re.search("dim|size|width", key)]
+    integers = {key: value for key, value in config.items() if type(value) is int}
+    matches = {size: [key for key, value in integers.items() if value == numbers[size]] for size in numbers}
+    headed = [key for key in integers if re.search("head", key) and not re.search("dim|size|width", key)]
     matches["n_heads"] = [key for key in headed if not re.search("kv|key|group", key)]
     keys = {}
     for size, called in SIZES.items():
-        usual = [key for key in KEYS[size] if key in whole]
+        usual = [key for key in KEYS[size] if key in integers]
         if usual:
             continue
         named = [key for key in matches[size] if called.search(key)]
         if chosen := next((some[0] for some in (matches[size], named) if len(some) == 1), ""):
             keys[size] = chosen
         else:
-            draft.leave(f"config.keys.{size}", matches[size] or list(whole))
+            draft.leave(f"config.keys.{size}", matches[size] or list(integers))
     eps = [key for key in config if re.search("eps", key)]
     if eps and not any(key in config for key in KEYS["norm_eps"]):
         keys["norm_eps"] = eps[0]
@@ -211,9 +211,9 @@ def _sizes(
             "config.keys = { " + ", ".join(f"{size} = {json.dumps(key)}" for size, key in keys.items()) + " }"
         )
     modules = _modules(layer)
-    n_heads = next((whole[key] for key in (keys.get("n_heads", ""), *KEYS["n_heads"]) if whole.get(key)), 0)
-    widths = [key for key in whole if re.search("head", key) and re.search("dim|size|width", key)]
-    fitting = [key for key in widths if "q" in heads and whole[key] * n_heads == modules[heads["q"]][0]]
+    n_heads = next((integers[key] for key in (keys.get("n_heads", ""), *KEYS["n_heads"]) if integers.get(key)), 0)
+    widths = [key for key in integers if re.search("head", key) and re.search("dim|size|width", key)]
+    fitting = [key for key in widths if "q" in heads and integers[key] * n_heads == modules[heads["q"]][0]]
     if len(fitting) == 1:
         draft.cells.append(f"heads.head_dim = {json.dumps(fitting[0])}")
     if "q" in heads and "k" in heads and modules[heads["q"]] != modules[heads["k"]]:

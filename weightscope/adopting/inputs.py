@@ -189,18 +189,18 @@ class Inputs:
             tiles = int(_get(self.config, ("max_num_tiles",), 4, SEEN))
             image = self.pixels()[:, None, None].repeat(1, 1, tiles, 1, 1, 1)
             image = image + 0.1 * self.noise(*image.shape)
-            whole = {
+            given = {
                 "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long),
                 "aspect_ratio_mask": torch.ones(1, 1, tiles),
             }
-            yield {"pixel_values": image} | whole
+            yield {"pixel_values": image} | given
         if "flattened_patches" in has:  # each after its row and column, which count from one
             patch, side = int(_get(self.config, ("patch_size",), 16, SEEN)), self.size.grid
             places = torch.cartesian_prod(torch.arange(1, side + 1), torch.arange(1, side + 1)).float()
             wide = int(_get(self.config, ("patch_embed_hidden_size",), 3 * patch * patch, SEEN))
             flat = torch.cat([places, self.noise(side**2, wide)], dim=1)[None]
-            whole = {"flattened_patches": flat, "attention_mask": torch.ones(1, side**2)}
-            yield whole | decoder
+            given = {"flattened_patches": flat, "attention_mask": torch.ones(1, side**2)}
+            yield given | decoder
             yield {"flattened_patches": flat} | decoder
         if "pixel_values_videos" in has:
             yield {"pixel_values_videos": self.frames()}

@@ -59,7 +59,7 @@ def adopted_with(source: Source, code: str, attention: str, shows: bool) -> Mapp
 
 
 def main() -> None:
-    """Carry out an order that stands on stdin."""
+    """Carry out the order on stdin."""
     order: Order = pickle.loads(sys.stdin.buffer.read())
     end_with_parent(order.parent)
     try:
@@ -78,8 +78,7 @@ def _carried_out(order: Order) -> dict[str, Any]:
     from weightscope.adopting.adopt import adopt, told
 
     checkpoint = order.source.checkpoint()
-    own = imported(order.code, checkpoint.folder)
-    registered(own, checkpoint.config.raw, order.attention or "*")
+    registered(imported(order.code, checkpoint.folder), checkpoint.config.raw, order.attention or "*")
     return told(adopt(checkpoint), checkpoint, f"{order.code} (PyTorch {torch.__version__})")
 
 
@@ -93,16 +92,16 @@ def imported(code: str, checkpoint_folder: Path) -> type:
         problem = f"{module_name} lies in the checkpoint's folder, whose code is not run; copy what you wrote elsewhere"
         raise CheckpointError(problem, file=checkpoint_folder)
     try:
-        found = importlib.import_module(module_name)
+        target = importlib.import_module(module_name)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except Exception as error:  # whatever the user's code raises
         raise CheckpointError(f"`with` {code} cannot be imported: {_line(error)}") from None
     import torch
 
-    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+    if not (isinstance(target, type) and issubclass(target, torch.nn.Module)):
         raise CheckpointError(f"{code} is no torch.nn.Module; the class of the whole model was expected")
-    return found
+    return target
 
 
 def registered(own: Any, values: Mapping[str, Any], attention: str) -> None:
@@ -142,7 +141,7 @@ def _as_transformers(own: Any, config_class: type, attention: str) -> type:
     from transformers import PreTrainedModel
 
     class Base(PreTrainedModel):  # type: ignore[misc]
-        """Stands between the user's class and torch's Module, to be built when that would be."""
+        """Comes between the user's class and torch's Module in the order of construction."""
 
         config_class: Any = None
         given: Any = None  # the config of the model that is being built
@@ -193,14 +192,16 @@ def _arguments(own: Any, config: Any) -> inspect.BoundArguments:
     signature = inspect.signature(own)
     parameters = list(signature.parameters.values())
     values = config.to_dict()
-    named = {one.name: values[one.name] for one in parameters if one.name in values}
+    named = {parameter.name: values[parameter.name] for parameter in parameters if parameter.name in values}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = [one for one in parameters if one.default is one.empty and one.kind in kinds]
-    lacking = [one for one in required if one.name not in named]
+    required = [
+        parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind in kinds
+    ]
+    lacking = [parameter for parameter in required if parameter.name not in named]
     if not lacking:
         return signature.bind(**named)
     if len(lacking) > 1:
-        names = ", ".join(one.name for one in lacking)
+        names = ", ".join(parameter.name for parameter in lacking)
         raise ValueError(f"{own.__name__} needs {names}, which config.json does not have")
     (only,) = lacking
     kind = _annotation(own, only)

@@ -82,10 +82,12 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
 
         copied = list(clusters(first, second, copies))
         cluster_of = {number: i for i, (numbers, _) in enumerate(copied) for number in numbers}
-        apart = {(a, b): one for (a, b), one in similar.items() if cluster_of.get(a, -1) != cluster_of.get(b, -2)}
-        for kind, found in (("duplicate_heads", copied), ("alike_heads", joined(apart))):
+        apart = {
+            (a, b): likeness for (a, b), likeness in similar.items() if cluster_of.get(a, -1) != cluster_of.get(b, -2)
+        }
+        for kind, groups in (("duplicate_heads", copied), ("alike_heads", joined(apart))):
             by_layers: dict[tuple[int, ...], list[Cluster]] = {}
-            for numbers, likeness in found:
+            for numbers, likeness in groups:
                 places = [(layers[number // n_heads], number % n_heads) for number in numbers]
                 by_layers.setdefault(tuple(layer for layer, _ in places), []).append((places, likeness))
             for repeated, alike_heads in by_layers.items():
@@ -128,7 +130,7 @@ def joined(links: Mapping[tuple[int, int], Likeness]) -> Iterator[Numbered]:
         touched = [group for group in groups if not group[0].isdisjoint(pair)]
         groups = [group for group in groups if group[0].isdisjoint(pair)]
         rows = set(pair).union(*(rows for rows, _ in touched))
-        groups.append((rows, [likeness, *(one for _, known in touched for one in known)]))
+        groups.append((rows, [likeness, *(link for _, known in touched for link in known)]))
     for rows, likenesses in sorted(groups, key=lambda group: min(group[0])):
         yield sorted(rows), least_alike(likenesses)
 

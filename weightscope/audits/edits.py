@@ -50,20 +50,20 @@ def moved_layers(a: Model, b: Model, moved: Sequence[int]) -> Iterator[Finding]:
             chain.append(following)
         circle = source.get(chain[-1]) == chain[0]  # every layer of it is there once, at another's place
         for layer in chain if circle else chain[:1]:
-            other = source.pop(layer)
+            origin = source.pop(layer)
             if not circle:
-                text = f"Layer {layer} is now a copy of layer {other}: all of its projections are the same."
-                yield _finding("copied_layer", layer, text, [other])
+                text = f"Layer {layer} is now a copy of layer {origin}: all of its projections are the same."
+                yield _finding("copied_layer", layer, text, [origin])
         if circle:
             now = [chain[(i + 1) % len(chain)] for i in range(len(chain))]
-            pairs = ", ".join(f"{layer} was {other}" for layer, other in sorted(zip(chain, now, strict=True)))
+            pairs = ", ".join(f"{layer} was {origin}" for layer, origin in sorted(zip(chain, now, strict=True)))
             text = f"{counted(len(chain), 'layer')}, {spans(chain)}, are in another order: {pairs}."
             yield _finding("swapped_layers", min(chain), text, sorted(chain))
 
 
-def _finding(kind: str, layer: int, text: str, others: Sequence[int]) -> Finding:
-    members = tuple(Member("layer", other) for other in others)
-    return Finding(kind=kind, layer=layer, measure="layers", number=len(others), usual=0.0, text=text, members=members)
+def _finding(kind: str, layer: int, text: str, origins: Sequence[int]) -> Finding:
+    members = tuple(Member("layer", origin) for origin in origins)
+    return Finding(kind=kind, layer=layer, measure="layers", number=len(origins), usual=0.0, text=text, members=members)
 
 
 def _sources(a: Model, b: Model, moved: Sequence[int]) -> dict[int, int]:
@@ -76,9 +76,9 @@ def _sources(a: Model, b: Model, moved: Sequence[int]) -> dict[int, int]:
         sampled = [_sample(tensor) for tensor in tensors]
         if _alike(samples[layer], sampled):
             continue
-        for other in (other for other, of_other in samples.items() if _alike(of_other, sampled)):
-            if all(_is_copy(*pair) for pair in zip(layers_of_a[other], tensors, strict=True)):
-                source[layer] = other
+        for origin in (layer_a for layer_a, sample in samples.items() if _alike(sample, sampled)):
+            if all(_is_copy(*pair) for pair in zip(layers_of_a[origin], tensors, strict=True)):
+                source[layer] = origin
                 break
     return source
 

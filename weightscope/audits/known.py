@@ -107,14 +107,14 @@ def _of_csv(text: str) -> Iterator[dict[str, str]]:
 def _of_json(value: Any) -> Iterator[dict[str, str]]:
     """Rows of findings as they are in findings.json, or in the JSON of a whole audit: one per member."""
     findings = value.get("findings") if isinstance(value, dict) else value
-    if not isinstance(findings, list) or not all(isinstance(one, dict) for one in findings):
+    if not isinstance(findings, list) or not all(isinstance(finding, dict) for finding in findings):
         raise ValueError("a list of findings is expected")
-    for one in findings:
-        members = one.get("members") or [{}]
+    for finding in findings:
+        members = finding.get("members") or [{}]
         if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
             raise ValueError("members are expected as a list of objects")
         for member in members:
-            row = {name: one.get(name) for name in (*NAMES, "reason")} | {"item": member.get("what")}
+            row = {name: finding.get(name) for name in (*NAMES, "reason")} | {"item": member.get("what")}
             row |= {name: member[name] for name in ("index", "name", "layer", "number") if member.get(name) is not None}
             if member.get("what") == "head":
                 row["head"] = member.get("index")

@@ -108,13 +108,13 @@ def other_changes(a: Model, b: Model) -> OtherChanges:
     """How these tensors of two models changed, each read once in blocks; of two families those of the same name."""
     of_a, of_b = other_tensors(a), other_tensors(b)
     tokens = [model.prefix + model.family.inputs.tokens for model in (a, b)]
-    if all(ROWS in own and own[ROWS].name == name for own, name in zip((of_a, of_b), tokens, strict=True)):
+    if all(ROWS in tensors and tensors[ROWS].name == name for tensors, name in zip((of_a, of_b), tokens, strict=True)):
         del of_a[ROWS], of_b[ROWS]
     pairs = [Pair(tensor, of_b[key]) for key, tensor in of_a.items() if key in of_b]
     unmatched: list[TensorChange] = []
     if a.family.name == b.family.name:
         needed = ((_needed(a), of_b), (_needed(b), of_a))
-        unmatched = unpaired(*([own[key] for key in own if key not in {*other, ROWS}] for own, other in needed))
+        unmatched = unpaired(*([ours[key] for key in ours if key not in {*theirs, ROWS}] for ours, theirs in needed))
     changes = [*map(_with_kind, first_pass(a, b, pairs)), *unmatched]
     return OtherChanges(changes, limited_changes(a, changes))
 
@@ -142,9 +142,9 @@ def limited_changes(a: Model, changes: Iterable[TensorChange]) -> dict[str, floa
         far = change.change
         weight = change.name.removesuffix("bias") + "weight"
         if change.name.endswith(".bias") and change.moved > 0 and weight in a.checkpoint:
-            beside = squares[weight] if weight in squares else _squares(a.checkpoint[weight])
-            if beside > change.squares:
-                far = sqrt(change.moved / beside)
+            of_weight = squares[weight] if weight in squares else _squares(a.checkpoint[weight])
+            if of_weight > change.squares:
+                far = sqrt(change.moved / of_weight)
         limited[change.name] = float(np.maximum(far, limited.get(change.name, 0.0)))  # NaN stays NaN
     return limited
 

@@ -67,8 +67,8 @@ class Stratified(ShowsShapes):
         return cls(chosen[order], stratum[order], sizes)
 
     @property
-    def stand_for(self) -> np.ndarray:
-        """How many items of the population each one drawn stands for, (n,)."""
+    def weights(self) -> np.ndarray:
+        """How many items of the population each drawn one represents, (n,)."""
         return (self.sizes / np.bincount(self.stratum, minlength=len(self.sizes)))[self.stratum]
 
     def mean(self, values: np.ndarray) -> tuple[float, float, float]:
@@ -223,7 +223,7 @@ class BigramAuroc:
             auroc, low, high = np.transpose([self.sample.mean(scores) for scores in drawn])
             auroc_paper = auroc * self.sample.sizes.sum() / self.auroc.shape[1]
             occurrences = occurrences.astype(float)
-            occurrences[self.sample.items] *= self.sample.stand_for
+            occurrences[self.sample.items] *= self.sample.weights
             between = [
                 Column("auroc_low", low, "95 % from", meaning="lower end of the mean's 95 % interval", format=".3f"),
                 Column("auroc_high", high, "to", meaning="upper end", format=".3f"),

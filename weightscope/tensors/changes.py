@@ -217,10 +217,10 @@ def compare_tensors(a: Model, b: Model) -> TensorChanges:
     changes = first_pass(a, b, pairs)
     clear = {i: changes[i] for i, pair in enumerate(pairs) if pair.problem}
     rest = in_threads(lambda i: judged(pairs[i], changes[i]), [i for i in range(len(pairs)) if i not in clear])
-    found = TensorChanges([clear[i] if i in clear else next(rest) for i in range(len(pairs))] + unmatched)
-    shared = {found.changes[i].name for i in found.shared[0]}  # what is more than one of their rank is rounding
+    compared = TensorChanges([clear[i] if i in clear else next(rest) for i in range(len(pairs))] + unmatched)
+    shared = {compared.changes[i].name for i in compared.shared[0]}  # what is more than one of their rank is rounding
     return TensorChanges(
-        [replace(one, kind="one direction", rank=1) if one.name in shared else one for one in found.changes]
+        [replace(c, kind="one direction", rank=1) if c.name in shared else c for c in compared.changes]
     )
 
 
