@@ -267,7 +267,7 @@ OF_SOURCE = {"source", "revision", "family", "tower", "tokenizer", "base", "fami
 OF_RUN = {"out", "resume", "engine", "scheduler", "jobs", "fail_on", "as_json", "quiet"}
 OTHERS = {
     "layers": (1,), "deltas": (0, 3), "window": 5, "directions": 1, "device": "cuda", "all_tensors": True,
-    "reference": str(OWN),
+    "reference": str(OWN), "baseline": "earlier", "accept": "accepted.csv",
 }  # fmt: skip
 
 
@@ -297,13 +297,15 @@ def test_a_tokenizer_that_is_named_is_known_by_its_content_however_it_is_named(t
         assert len({before, own, results_fingerprint(model, AuditOptions())}) == 3, source
 
 
-def test_every_option_of_a_command_that_resumes_is_in_the_fingerprint(tiny_gpt2: Path) -> None:
+def test_every_option_of_a_command_that_resumes_is_in_the_fingerprint(tiny_gpt2: Path, tmp_path: Path) -> None:
     resuming = {name: {option.name for option in command.params} for name, command in main.commands.items()}
     resuming = {name: options for name, options in resuming.items() if "resume" in options}
     assert resuming == {"audit": OF_SOURCE | OF_RUN | set(OTHERS)}
     assert {field.name for field in fields(AuditOptions)} == set(OTHERS)
     model = ws.open_model(tiny_gpt2)
-    results = [AuditOptions(), *(AuditOptions(**{name: value}) for name, value in OTHERS.items())]
+    (tmp_path / "findings.json").write_text("[]")
+    paths = {"baseline": tmp_path, "accept": tmp_path / "findings.json"}
+    results = [AuditOptions(), *(AuditOptions(**{name: value}) for name, value in {**OTHERS, **paths}.items())]
     assert len({results_fingerprint(model, options).digest for options in results}) == len(results)
     whole = AuditOptions(layers=tuple(model.attention_layers))
     assert results_fingerprint(model, whole) == results_fingerprint(model, AuditOptions())

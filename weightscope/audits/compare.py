@@ -468,6 +468,8 @@ def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
     for tensors, label, broken in zip(compared, comparison.labels[1:], comparison.broken[1:], strict=True):
         yield from rescaled(tensors.changes, label)
         yield from incomparable_tensors({c.name: c.kind for c in tensors.changes if c.name not in broken})
+    if comparison.everything is not None:
+        yield from comparison.everything.along_one_direction
 
 
 def _not_finite(comparison: Comparison) -> Iterator[Finding]:

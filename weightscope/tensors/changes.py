@@ -27,7 +27,7 @@ from weightscope.metrics.weight_changes import (
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.tables import Column, Table
-from weightscope.tensors.findings import changes_along_one_direction, incomparable_tensors
+from weightscope.tensors.findings import changes_along_one_direction
 from weightscope.tensors.measure import role_of, row_squares, shown_shape, why_unread
 
 BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # of fraction
@@ -172,9 +172,8 @@ class TensorChanges:
         return Table(self.table.select("tensor", "kind", "detail", "change", "rank").take(shown).columns, caption)
 
     @property
-    def findings(self) -> Iterator[Finding]:
-        """What a person should look at."""
-        yield from incomparable_tensors({change.name: change.kind for change in self.changes})
+    def along_one_direction(self) -> Iterator[Finding]:
+        """The tensors whose changes share a direction, as a finding, where there are any."""
         shared, cosine = self.shared
         if shared:
             members = {Member("tensor", None, name=self.changes[i].name): along for i, along in shared.items()}
