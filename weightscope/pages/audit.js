@@ -157,7 +157,7 @@ function ticks(low, high) {
 }
 
 // Curves are { name, values, colour, dash }; mates are the values of the layer's other heads.
-function plot(parent, title, curves, mates) {
+function plot(parent, title, curves, mates, under = "index i") {
   const { left, right, top, bottom, width, height } = PLOT;
   const svg = makeSvg("svg", parent, { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   makeSvg("text", svg, { x: left, y: 13, class: "title" }, title);
@@ -183,7 +183,7 @@ function plot(parent, title, curves, mates) {
     const anchor = index === 0 ? "start" : index === length - 1 ? "end" : "middle";
     makeSvg("text", svg, { x: x(index), y: bottom + 13, "text-anchor": anchor }, index + 1);
   }
-  makeSvg("text", svg, { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, "index i");
+  makeSvg("text", svg, { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, under);
   for (const values of mates) makeSvg("path", svg, { class: "mates", d: path(values) });
   const line = (curve, d) => {
     makeSvg("path", svg, { class: "line", stroke: curve.colour, "stroke-dasharray": curve.dash, d });
@@ -221,9 +221,9 @@ function showSpectra(i, head) {
   }));
   const panel = byId("spectra");
   panel.replaceChildren();
-  plot(panel, "σᵢ(W_QK), without 1/√d′", [
+  plot(panel, "σᵢ(W_QK)", [
     { name: "distance 0", values: own("qk_singular_values"), colour: BLUE, dash: "none" }, ...forms,
-  ], mates("qk_singular_values"));
+  ], mates("qk_singular_values"), "index i; σᵢ has no 1/√d′");
   plot(panel, "σᵢ(W_VO)", [
     { name: "linear", values: own("vo_singular_values"), colour: ORANGE, dash: "none" },
     { name: "with bias", values: own("vo_affine_singular_values"), colour: GREEN, dash: "5 3" },
