@@ -236,6 +236,12 @@ QUOTED: dict[str, list[float]] = {
     "they give it {:.0f}-{:.0f} % of their attention": ends(
         100 * column(NOP, "flagged_attention", damping=0, **TOY)
     ),
+    "still give {:.0%} and {:.0%} of their weight to token 0": list(
+        column(NOP, "flagged_attention", variant="GELU", damping=0, probability=0.5)[:2]
+    ),
+    "they get {:.0%} and {:.0%} of that attention in two seeds and {:.0%} in the third": list(
+        column(NOP, "flagged_attention", variant="registers", damping=0, probability=0.5)
+    ),
     "its value norm is {:.0f}-{:.0f} % of the others'": ends(100 * column(NOP, "ratio", damping=0, **TOY)),
     "stands {:.1f} to {:.1f} times above the next": ends(column(NOP, "qk_gap", damping=0, **TOY)),
     "({:.2f}-{:.2f} where there is nothing to suppress)": ends(column(NOP, "qk_gap", damping=1, **TOY)),

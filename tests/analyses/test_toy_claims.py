@@ -75,6 +75,19 @@ def test_what_gates_and_registers_do_to_the_no_ops_sink() -> None:
     assert all(run["ratio"] < 0.05 and run["flagged_attention"] > 0.4 for run in default["registers"])
 
 
+def test_gelu_keeps_a_sink_in_two_seeds_and_registers_take_it_over_in_each() -> None:
+    default = runs_of("nop", damping=0, probability=0.5)
+    gelu = {run["seed"]: (run["sink"], run["flagged_attention"]) for run in default["GELU"]}
+    assert {seed: (place, round(share, 2)) for seed, (place, share) in gelu.items() if share > 0.1} == {
+        0: (0, 0.35), 1: (0, 0.42),
+    }  # fmt: skip
+    for name in set(WITHHOLD) - {"GELU"}:
+        assert all(run["strength"] < 0.08 and run["flagged_attention"] < 0.08 for run in default[name]), name
+    registers = default["registers"]
+    assert all(run["sink"] > 16 for run in registers)  # behind the sixteen tokens
+    assert sorted(round(run["flagged_attention"], 2) for run in registers) == [0.49, 0.95, 0.96]
+
+
 def test_attention_without_a_softmax_withholds_itself_in_place_of_a_sink() -> None:
     default = runs_of("nop", damping=0, probability=0.5)
     assert all(run["flagged_weight"] == pytest.approx(1, abs=1e-3) for run in default[PLAIN])
