@@ -33,12 +33,15 @@ def test_the_six_terms_give_the_attention_on_text(name: str, tmp_path: Path) -> 
     first, runner = opened(name, tmp_path)
     found = check_on_text(first, runner, TEXTS, query=5)
     assert found.difference < 1e-5
-    expected = np.zeros_like(found.attention)
+    expected, rows = np.zeros_like(found.attention), []
     for tokens in TEXTS:
         with torch.no_grad():
             alpha = runner.network(torch.from_numpy(tokens)[None], output_attentions=True).attentions[0][0].numpy()
         expected += alpha[:, 5, :6] / len(TEXTS)
+        rows.append(alpha[:, 5, :6])
     np.testing.assert_allclose(found.attention, expected, atol=1e-6)
+    low, high = (np.minimum(*rows), np.maximum(*rows))  # of two texts, percentiles lie between them
+    np.testing.assert_allclose(found.spread, [low + 0.025 * (high - low), low + 0.975 * (high - low)], atol=1e-6)
 
 
 def test_contributions_are_means_over_texts(tmp_path: Path) -> None:

@@ -141,23 +141,32 @@ def all_heads_figure(terms: PositionTerms) -> Figure:
 
 @in_our_style()
 def text_figure(check: TextCheck, terms: PositionTerms, head: int) -> Figure:
-    """Fig. 4: attention from one position and what position alone predicts; c of each term by position."""
-    figure, (left, right) = subplots(1, 2, figsize=(2 * COLUMN, 2.4))
+    """Fig. 4: attention from one position and what position alone predicts; c of each term by position, and c_paper."""
+    figure, (left, middle, right) = subplots(1, 3, figsize=(3 * COLUMN, 2.4))
+    j = np.arange(check.query + 1)
+    left.fill_between(j, *check.spread[:, head], color=COLOURS[0], alpha=0.2, linewidth=0)
     left.plot(check.attention[head], color=COLOURS[0], label="on text")
     left.plot(terms.at_sigma(head, "mean").attention, color=COLOURS[1], linestyle="--", label="from position alone")
     left.legend()
     left.set_xlabel(PREVIOUS)
     left.set_ylabel(rf"attention $\alpha_{{{check.query},j}}$")
-    for k, name in enumerate(TERMS):
-        c = check.contributions[name][head]
-        if c.max() > 0:
-            style = {"color": COLOURS[k], "linestyle": DASHES[k % 2]}
-            right.plot(np.arange(1, len(c)), c[1:], label=f"$c^{{{name}}}$", **style)
-    right.set_yscale("log")
-    right.set_xlabel("current position $i$ (tokens)")
-    right.set_ylabel(r"contribution $D_{KL}(P_i\,\|\,Q_i)$ (nats)")
-    right.legend(ncol=3)
-    figure.suptitle(f"head {head}", fontsize=8)
+    panels = (
+        (middle, {name: c[head] for name, c in check.contributions.items()}, r"$D_{KL}(P_i\,\|\,Q_i)$ (nats)"),
+        (right, {name: c.mean(axis=0) for name, c in check.drawn.items()}, r"$D_{KL}(Q_i\,\|\,P_i)\,/\,(i+1)$"),
+    )
+    for axis, by_term, label in panels:
+        for k, name in enumerate(TERMS):
+            c = by_term[name]
+            if c.max() > 0:
+                style = {"color": COLOURS[k], "linestyle": DASHES[k % 2]}
+                axis.plot(np.arange(1, len(c)), c[1:], label=f"$c^{{{name}}}$", **style)
+        axis.set_yscale("log")
+        axis.set_xlabel("current position $i$ (tokens)")
+        axis.set_ylabel(label)
+    middle.legend(ncol=3)
+    left.set_title(f"head {head}")
+    middle.set_title(f"head {head}, eq. 18")
+    right.set_title("all heads, as the authors draw it")
     return figure
 
 

@@ -22,6 +22,7 @@ from weightscope.tables import Column, Table
 from weightscope.text.sequences import Texts, token_windows
 
 PASSAGES = 50  # at most
+BAND = (2.5, 97.5)  # percentiles over texts, as in the authors' Fig. 4
 MOST_DIFFERENCE = 1e-4  # of an attention weight, between the model's and that of the six terms
 
 
@@ -33,6 +34,7 @@ class TextCheck(ShowsShapes):
     n_texts: int
     source: str  # Where the texts come from
     attention: np.ndarray  # (n_heads, query + 1): alpha_ij over j, averaged over texts
+    spread: np.ndarray  # (2, n_heads, query + 1): what 2.5 % and 97.5 % of the texts stay below
     # (n_heads, n): c^ee, c^pp, ... of eq. 18 in nats by position i, averaged over texts.
     contributions: dict[str, np.ndarray]
     # (n_heads, n): The same as the paper's own figure has them; see `drawn_contributions`.
@@ -58,7 +60,9 @@ class TextCheck(ShowsShapes):
         files.table("contributions.csv", Table.of_rows(header, rows))
         arrays = {f"c_{name}": c for name, c in self.contributions.items()}
         arrays |= {f"c_paper_{name}": c for name, c in self.drawn.items()}
-        files.npz("contributions.npz", attention=self.attention, query=np.array(self.query), **arrays)
+        files.npz(
+            "contributions.npz", attention=self.attention, spread=self.spread, query=np.array(self.query), **arrays
+        )
 
 
 def run_on_texts(first: FirstLayer, texts: Texts, query: int) -> TextCheck:
@@ -80,14 +84,14 @@ def check_on_text(
     """Run the first layer on texts and take its scores apart: sequences (n,)."""
     n_heads, n = len(first.heads), len(sequences[0])
     positions = np.arange(n)
-    attention = np.zeros((n_heads, query + 1))
+    attention: list[np.ndarray] = []  # of each text (n_heads, query + 1)
     contributions, drawn = ({name: np.zeros((n_heads, n)) for name in TERMS} for _ in range(2))
     largest = 0.0
 
     def observe(seen: Activations) -> None:
         nonlocal largest
         for index, alpha in zip(seen.inputs, seen.attention, strict=True):
-            attention[:] += alpha[:, query, : query + 1]
+            attention.append(alpha[:, query, : query + 1].copy())
             visible = alpha.max(axis=0) > 0  # (n, n): what the mask lets through
             for head in range(n_heads):
                 terms, scale = first.terms(head, sequences[index], positions), first.heads[head].scale
@@ -105,4 +109,5 @@ def check_on_text(
     runner.observe(sequences, observe, layers=[0])
     n_texts = len(sequences)
     means, as_drawn = ({name: total / n_texts for name, total in c.items()} for c in (contributions, drawn))
-    return TextCheck(query, n_texts, source, attention / n_texts, means, as_drawn, largest)
+    spread = np.percentile(attention, BAND, axis=0)
+    return TextCheck(query, n_texts, source, np.mean(attention, axis=0), spread, means, as_drawn, largest)

@@ -109,11 +109,11 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Se
     fig_4 = [
         Figure(
             save(figures.text_figure(check, terms, head), files, f"empirical-head-{head}"),
-            f"Fig. 4 for head {head}. Left: attention from position {check.query}, and what position alone predicts "
-            "with $σ_i$ at its mean, as in Fig. 3. Right: how far attention moves without each term, by position "
-            "(eq. 18: $D_KL(P ∥ Q)$, scores divided by $√(d')$). The authors' script draws the paper's "
-            "figure differently: $D_KL(Q ∥ P)/(i + 1)$ of undivided scores, averaged over heads; c_paper in "
-            "contributions.csv.",
+            f"Fig. 4. Left: head {head}'s attention from position {check.query} with the band of 95 % of the texts, "
+            "and what position alone predicts with $σ_i$ at its mean, as in Fig. 3. Middle: how far it moves "
+            "without each term, by position (eq. 18: $D_KL(P ∥ Q)$, scores divided by $√(d')$). Right: the same as the "
+            "authors' script draws the paper's figure, $D_KL(Q ∥ P)/(i + 1)$ of undivided scores, averaged over heads; "
+            "c_paper in contributions.csv.",
         )
         for head in shown
     ]
