@@ -88,6 +88,11 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
 
 
+def printable_lines(text: str) -> str:
+    """Lines of text, each `printable`: no character but a newline ends one."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def sized(n_bytes: int) -> str:
     """Bytes in decimal units, as disks and networks count: "4.19 MB"."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -35,7 +35,7 @@ from weightscope.adopting.judge import Stored, Verdict, judge, names_at_work, re
 from weightscope.adopting.record import Row, changes, page, read, write
 from weightscope.adopting.tiny_models import (
     HEADS,
-    NO_SOFTMAX,
+    NOT_COMPARED,
     PLANS,
     SIZES,
     Size,
@@ -116,14 +116,17 @@ def at_work(
 def _attending(config: Any, size: Size, seed: int, start: int) -> tuple[Any, list[Observed], list[str]]:
     """A model of the first class that attends, its layers at work and what did not run; else of the first class."""
     first: tuple[Any, list[Observed], list[str]] | None = None
-    for kind in classes_of(config)[:MOST_CLASSES] or [None]:
-        with suppress(ValueError):
-            model = build(config, seed, [kind] if kind else [])
+    for kind in classes_of(config)[:MOST_CLASSES]:
+        with suppress(ValueError):  # this class cannot be built
+            model = build(config, seed, [kind])
             seen = model, *observe(model, size, seed, start)
             if seen[1]:
                 return seen
             first = first or seen
-    return first or (model := build(config, seed), *observe(model, size, seed, start))
+    if first is None:  # a later class can be built, or the error says why none can
+        model = build(config, seed)
+        first = model, *observe(model, size, seed, start)
+    return first
 
 
 def census(kind: str, config: Any = None) -> list[Row]:
@@ -132,8 +135,8 @@ def census(kind: str, config: Any = None) -> list[Row]:
     first: tuple[Any, dict[str, set[str]], int] | None = None
     late = f"takes longer than {SECONDS} s"
     try:
-        config = CONFIG_MAPPING[kind]() if config is None and kind not in NO_SOFTMAX else config
-        if absent := NO_SOFTMAX.get(kind) or without_attention(config):
+        config = CONFIG_MAPPING[kind]() if config is None and kind not in NOT_COMPARED else config
+        if absent := NOT_COMPARED.get(kind) or without_attention(config):
             return [Row(kind, verdict="not built", reason=absent)]
         for trial in TRIALS:
             model, observed = at_work(config, *trial)

@@ -15,7 +15,7 @@ from weightscope.architectures import FAMILIES
 from weightscope.architectures.config import KEYS
 from weightscope.architectures.stanzas import read_rows
 from weightscope.checkpoint import Checkpoint
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError, printable, printable_lines
 from weightscope.files import new_file, scratch_folder
 from weightscope.model import Model
 
@@ -81,11 +81,6 @@ def drafted(checkpoint: Checkpoint) -> str:
         "# Cells and their meanings: docs/adopting.md. Proof: weightscope adopt SOURCE --with module:Class",
     ]
     return printable_lines("\n".join([*head, "", stanza, *draft.open, ""]))
-
-
-def printable_lines(text: str) -> str:
-    """Lines without control characters."""
-    return "\n".join(map(printable, text.split("\n")))
 
 
 def _layers(shapes: Shapes, checkpoint: Checkpoint) -> tuple[str, list[int], Shapes]:

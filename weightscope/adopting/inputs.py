@@ -131,12 +131,13 @@ class Inputs:
                 yield text | queries | {"encoder_hidden_states": self.memory()}
             if "encoder_hidden_states" in has and self.crosses:  # first: only with it do all layers attend
                 yield placed | {"encoder_hidden_states": self.memory()}
-            channels = int(_get(self.config, ("num_channels",), 0, ("decoder_config",)))
             if self.config.model_type in ("dia", "dia_decoder"):  # a token for each channel of sound
+                channels = int(_get(self.config, ("num_channels",), 0, ("decoder_config",)))
                 name = "decoder_input_ids" if "decoder_input_ids" in has else "input_ids"
                 memory = {"encoder_hidden_states": self.memory()} if name == "input_ids" else {}
                 yield text | {name: self.ids(n * channels).reshape(1, n, channels)} | memory
-            yield placed
+            if placed is not text:
+                yield placed
             yield text
             if "pixel_values" in has:
                 yield text | {"input_ids": self.ids(n + 3), "pixel_values": self.pixels()}

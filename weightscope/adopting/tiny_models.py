@@ -95,6 +95,7 @@ LACKED: Mapping[
     },
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "num_hidden_layers": 4},
 }
+VIBEVOICE = tuple(f"vibevoice_acoustic_tokenizer{part}" for part in ("", "_encoder", "_decoder"))
 # By model_type of a part: widths of convolutions, which divide one another, and so large by default that no model of
 # them is a tiny one.
 CONVOLVED: Mapping[str, Mapping[str, Any]] = {
@@ -109,13 +110,10 @@ CONVOLVED: Mapping[str, Mapping[str, Any]] = {
     },
     "mimi": {"upsample_groups": 8, "codebook_dim": 256},
     "mimi_decoder": {"upsample_groups": 8, "codebook_dim": 256},
-    "xcodec2": {"encoder_hidden_size": 12},
-    "neucodec": {"encoder_hidden_size": 12},
+    **{kind: {"encoder_hidden_size": 12} for kind in ("neucodec", "xcodec2")},
     "pocket_tts_audio_tokenizer_decoder": {"upsample_groups": 8},
     "muse_spark_audio": {"hidden_sizes": [16, 24, 32, 40]},
-    "vibevoice_acoustic_tokenizer": {"num_filters": 2},
-    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2},
-    "vibevoice_acoustic_tokenizer_decoder": {"num_filters": 2},
+    **{kind: {"num_filters": 2} for kind in VIBEVOICE},
     "sam2_hiera_det_model": {"image_size": [128, 128]},
     "sam2_vision_model": {"backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]]},
     "sam3_lite_text_text_model": {"num_hidden_layers": 4},
@@ -169,18 +167,11 @@ FILLED: Mapping[str, Any] = {
     "attn_layer_indices": [1], "prediction_length": 4, "eos_token_id": 2, "pad_token_id": 0, "vocab_size": 0,
 }  # fmt: skip
 
-# By model_type: attention that has no softmax to compare, or none that a processor computes.
-NO_SOFTMAX: Mapping[str, str] = {
+# By model_type: why there is no attention to compare.
+NOT_COMPARED: Mapping[str, str] = {
     "mra": "its attention is a GPU kernel; without it transformers returns zeros",
     "autoformer": "its attention correlates whole sequences at a delay, without a score for a query and a key",
-    **dict.fromkeys(
-        (
-            "vibevoice_acoustic_tokenizer",
-            "vibevoice_acoustic_tokenizer_encoder",
-            "vibevoice_acoustic_tokenizer_decoder",
-        ),
-        "has no attention: it convolves",
-    ),
+    **dict.fromkeys(VIBEVOICE, "has no attention: it convolves"),
     "muse_spark_audio": "has no attention: it convolves",
     "swiftformer": "its attention has one weight a token, and no score for a query and a key",
     "glm_image_vqmodel": "transformers gives it no forward pass of its own",

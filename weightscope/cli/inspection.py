@@ -10,7 +10,7 @@ import click
 
 from weightscope.cli.options import csv_option, families_option, with_source, writable
 from weightscope.cli.terminal import Listed, headline, is_quiet, show, write_csv
-from weightscope.errors import CheckpointError, printable, sized
+from weightscope.errors import CheckpointError, printable, printable_lines, sized
 from weightscope.files import new_file
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def adopt_command(
     which = f"unproved at its own size (tiny models of {proof})" if answer["unproved"] else f"proved against {proof}"
     click.echo(f"{printable(answer['name'])} is read by {these}, {which}:")
     for row in rows:
-        click.echo(printable_lines(row))
+        click.echo(printable_lines(row.removesuffix("\n")))
     for stack, why in answer["unproved"].items():
         click.echo(printable(f"not run at its own size: {stack}: {why}"))
     for stack, why in answer["refused"].items():
@@ -154,11 +154,6 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
     with new_file(out) as written:
         written.write(text.encode())
     click.echo(out)
-
-
-def printable_lines(text: str) -> str:
-    """Lines without control characters."""
-    return "\n".join(map(printable, text.splitlines()))
 
 
 @click.command()

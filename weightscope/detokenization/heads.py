@@ -151,12 +151,12 @@ def printed_ranks(first: FirstLayer, tokenizer: Any) -> Table:
 
     A token's rank is one more than how many score higher.
     """
-    rows = []
+    rows, scores_of = [], lru_cache(1)(first.token_scores)  # rows of one token follow each other
     for table, head, current, previous in paper.RANKS:
         ids = single_tokens(tokenizer, [current, *previous])
         if current not in ids or head >= len(first.heads):
             continue
-        scores = first.token_scores(ids[current])[head]  # (V,)
+        scores = scores_of(ids[current])[head]  # (V,)
         for text in [text for text in previous if text in ids]:
             rank = 1 + int((scores > scores[ids[text]]).sum())
             rows.append((table, head, current, text, previous[text], rank))

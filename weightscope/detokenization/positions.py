@@ -98,12 +98,14 @@ class PositionTerms(ShowsShapes):
     @property
     def cautions(self) -> tuple[str, ...]:
         """Caveats on positions that training hardly touched, in sentences."""
-        last = self.t_p.shape[1] - 1
         if not len(self.undertrained):
-            return () if self.cliff is None else (
+            if self.cliff is None:
+                return ()
+            last = self.t_p.shape[1] - 1
+            return (
                 f"T^p of the last position, {last}, is {self.cliff:.2f} times that of position {last - 1} in the "
                 "median head: no later token attends to the last position, so it was trained less.",
-            )  # fmt: skip
+            )
         count, listed = len(self.undertrained), in_runs(self.undertrained)
         left_out = f"{counted(count, 'position')} hardly ever trained ({listed}), left out of the trends."
         if self.query not in self.undertrained:
