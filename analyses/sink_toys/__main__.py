@@ -3,7 +3,8 @@
     python -m analyses.sink_toys --out out/sink-toys
     python -m analyses.sink_toys --only nop --paper-size --out elsewhere
 
-Trainings that OUT already has at the same sizes are not repeated, so an interrupted run can be continued.
+An interrupted run is continued: results that OUT has at the same sizes are kept, and a training goes on from what was
+last saved under OUT/checkpoints. Remove a stage's JSON file to measure its trained models again.
 """
 
 import json
@@ -26,6 +27,7 @@ from weightscope.files import Folder
 from weightscope.tables import Table
 
 Runs = list[dict[str, Any]]
+CHECKPOINTS = "checkpoints"  # in the folder of the results
 STAGES = ("nop", "broadcast", "trials", "vit")
 
 
@@ -38,7 +40,7 @@ def nop_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
     planned = [(task, "softmax") for task in sweep] + [(default, name) for name in VARIANTS if name != "softmax"]
 
     def run(task: nop.Task, name: str, seed: int) -> dict[str, Any]:
-        return asdict(nop.train_nop(task, name, VARIANTS[name], size, seed)[1])
+        return asdict(nop.train_nop(task, name, VARIANTS[name], size, seed, out.path / CHECKPOINTS)[1])
 
     train_all(out, "nop", size, {
         f"{name}, damping {task.damping:g}, p {task.probability:g}, seed {seed}": lambda a=(task, name, seed): run(*a)
@@ -51,7 +53,7 @@ def broadcast_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> Non
     size = broadcast.PAPER_SIZE if paper_size else broadcast.DEFAULT_SIZE
 
     def run(name: str, seed: int) -> dict[str, Any]:
-        _, found, example = broadcast.train_broadcast(name, VARIANTS[name], size, seed)
+        _, found, example = broadcast.train_broadcast(name, VARIANTS[name], size, seed, folder=out.path / CHECKPOINTS)
         if (name, seed) == ("softmax", seeds[0]):
             out.npz("broadcast-example.npz", **asdict(example))
         return asdict(found)
@@ -67,7 +69,8 @@ def trial_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
 
     def run(name: str) -> dict[str, Any]:
         setting, size = broadcast.TRIALS[name]
-        return asdict(broadcast.train_broadcast(name, VARIANTS["softmax"], size, seed, setting)[1])
+        kept = out.path / CHECKPOINTS
+        return asdict(broadcast.train_broadcast(name, VARIANTS["softmax"], size, seed, setting, kept)[1])
 
     planned = {f"{name}, seed {seed}": lambda name=name: run(name) for name in broadcast.TRIALS}
     train_all(out, "trials", broadcast.DEFAULT_SIZE, planned)
@@ -78,7 +81,7 @@ def vit_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
     size = vit.LARGE_SIZE if paper_size else vit.DEFAULT_SIZE
 
     def run(name: str, seed: int) -> dict[str, Any]:
-        return asdict(vit.train_vit(name, VARIANTS[name], size, seed))
+        return asdict(vit.train_vit(name, VARIANTS[name], size, seed, out.path / CHECKPOINTS))
 
     train_all(out, "vit", size, {
         f"{name}, seed {seed}": lambda a=(name, seed): run(*a) for name in GATES_AND_REGISTERS for seed in seeds

@@ -4,7 +4,8 @@ The model has to add to every token a rotated copy of one token, the one farthes
 y_i = x_i + alpha x_{j*} R with j* = argmax_j <x_j, u>. All tokens attend to the same token, for what it writes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from analyses.sink_toys.attention import Options, PreNormAttention, Registers, Trace, traces
 from analyses.sink_toys.diagnosis import diagnose
-from analyses.sink_toys.training import WEIGHT_DECAY, Size, direction, seeded, train
+from analyses.sink_toys.training import WEIGHT_DECAY, Kept, Size, direction, seeded, train
 from weightscope.sinks import lemmas
 from weightscope.sinks import strength as sinks
 
@@ -154,9 +155,9 @@ class BroadcastExample:
 
 
 def train_broadcast(
-    variant: str, options: Options, size: Size, seed: int, setting: Setting = STANDARD
+    variant: str, options: Options, size: Size, seed: int, setting: Setting = STANDARD, folder: Path | None = None
 ) -> tuple[BroadcastModel, BroadcastRun, BroadcastExample]:
-    """Train one model and measure it on sequences it has not seen."""
+    """Train one model, kept in `folder`, and measure it on sequences it has not seen."""
     generator = seeded(seed)
     model = BroadcastModel(size, options, setting)
     task = Task.drawn(size.width, generator, setting.margin)
@@ -172,7 +173,9 @@ def train_broadcast(
 
     run = BroadcastRun(variant, seed)
     label = f"broadcast, {variant}, seed {seed}"
-    for step in train(model, loss, size.steps, size.rate, label, weight_decay=setting.weight_decay):
+    settings = {"size": asdict(size), "setting": asdict(setting)}
+    kept = Kept(folder, label, settings, generator, (run.steps, run.match)) if folder else None
+    for step in train(model, loss, size.steps, size.rate, label, weight_decay=setting.weight_decay, kept=kept):
         if step == 1 or step % size.every == 0:
             run.steps.append(step)
             run.match.append([matching(trace, selected) for trace in traces(model, held_out)])

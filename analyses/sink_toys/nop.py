@@ -5,7 +5,8 @@ be damped, by default to zero. A softmax has to put its attention somewhere, so 
 flagged tokens needs a token whose value is zero.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from analyses.sink_toys.attention import Options, PreNormAttention, Registers, Trace, traces
-from analyses.sink_toys.training import Size, direction, seeded, train
+from analyses.sink_toys.training import Kept, Size, direction, seeded, train
+from weightscope.sinks import lemmas
 from weightscope.sinks import strength as sinks
 
 HELD_OUT = 256  # sequences
@@ -82,6 +84,7 @@ class NopRun:
     # sum_j |A_ij| of the mean flagged token: 1 for a softmax, less where attention may be withheld
     flagged_weight: float = np.nan
     ratio: float = np.nan  # The sink's value-norm ratio, mean over sequences
+    cancelled: float = np.nan  # How far the sink cancels what the others write to flagged tokens (Lemma 1)
     rank: float = np.nan  # Stable rank of the update, mean over sequences
     singular_values: list[float] = field(default_factory=list)  # Of W_QK
     sink_norm: float = np.nan  # |u_s|, mean over sequences
@@ -89,8 +92,10 @@ class NopRun:
     other_norms: list[float] = field(default_factory=list)
 
 
-def train_nop(task: Task, variant: str, options: Options, size: Size, seed: int) -> tuple[NopModel, NopRun]:
-    """Train one model and measure it on sequences it has not seen."""
+def train_nop(
+    task: Task, variant: str, options: Options, size: Size, seed: int, folder: Path | None = None
+) -> tuple[NopModel, NopRun]:
+    """Train one model, kept in `folder`, and measure it on sequences it has not seen."""
     generator = seeded(seed)
     model = NopModel(size, options)
     gate = direction(size.width, generator)
@@ -102,7 +107,9 @@ def train_nop(task: Task, variant: str, options: Options, size: Size, seed: int)
 
     run = NopRun(variant, task.damping, task.probability, seed)
     label = f"NOP, {variant}, damping {task.damping:g}, p {task.probability:g}, seed {seed}"
-    for step in train(model, loss, size.steps, size.rate, label):
+    settings = {"size": asdict(size), "task": asdict(task)}
+    kept = Kept(folder, label, settings, generator, (run.steps, run.score)) if folder else None
+    for step in train(model, loss, size.steps, size.rate, label, kept=kept):
         if step == 1 or step % size.every == 0:
             run.steps.append(step)
             run.score.append(round(float(received(traces(model, held_out[:WATCHED])[0]).max()), 4))
@@ -129,6 +136,8 @@ def measure(model: NopModel, task: Task, gate: Tensor, x: Tensor, run: NopRun) -
     run.flagged_weight = float(np.abs(trace.attention[:, 0, given]).sum(axis=-1)[flagged].mean())
     sink = np.full(trace.attention.shape[:2], run.sink)  # (b, 1)
     run.ratio = float(sinks.value_norm_ratio(trace.updates, sink).mean())
+    to_flagged = trace.attention[:, :, given] * flagged[:, None, :, None]  # other rows count for nothing
+    run.cancelled = float(np.nanmean(lemmas.cancellation(to_flagged, trace.updates, sink)))
     run.rank = float(sinks.update_stable_rank(trace.attention, trace.updates).mean())
     run.singular_values = [round(float(value), 5) for value in model.attention.qk(0).svdvals()]
     norms = np.linalg.norm(trace.updates[:, 0], axis=-1)  # (b, n + R)

@@ -5,7 +5,8 @@ per run, which is out of reach here. This model has 40,000 weights and is traine
 nothing about larger models.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from analyses.sink_toys.attention import Options, PreNormAttention, Registers, T
 from analyses.sink_toys.broadcast import mlp
 from analyses.sink_toys.diagnosis import diagnose
 from analyses.sink_toys.mosaics import CLASSES, PATCH, PATCHES, Mosaics, mosaics
-from analyses.sink_toys.training import seeded, train
+from analyses.sink_toys.training import Kept, seeded, train
 from weightscope.sinks import strength as sinks
 
 
@@ -112,8 +113,8 @@ class VitRun:
     layers: list[LayerSinks] = field(default_factory=list)
 
 
-def train_vit(variant: str, options: Options, size: Size, seed: int) -> VitRun:
-    """Train on class labels, then measure sinks and probe the frozen patch tokens."""
+def train_vit(variant: str, options: Options, size: Size, seed: int, folder: Path | None = None) -> VitRun:
+    """Train on class labels, kept in `folder`, then measure sinks and probe the frozen patch tokens."""
     generator = seeded(seed)
     model = Vit(size, options)
     training, test = mosaics(size.images, seed, test=False), mosaics(TEST_IMAGES, seed, test=True)
@@ -123,7 +124,9 @@ def train_vit(variant: str, options: Options, size: Size, seed: int) -> VitRun:
         drawn = torch.randint(len(patches), (size.batch,), generator=generator)
         return nn.functional.cross_entropy(model(patches[drawn]), classes[drawn])
 
-    for _ in train(model, loss, size.steps, size.rate, f"ViT, {variant}, seed {seed}", cosine=True):
+    label = f"ViT, {variant}, seed {seed}"
+    kept = Kept(folder, label, {"size": asdict(size)}, generator, ()) if folder else None
+    for _ in train(model, loss, size.steps, size.rate, label, cosine=True, kept=kept):
         pass
     run = VitRun(variant, seed)
     with torch.no_grad():

@@ -1,8 +1,9 @@
 """Toy models of the two sink mechanisms: what they are made of, and what training makes of them, over three seeds."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch", reason="the toy models need the extra `runner`")
 
 from analyses.sink_toys import attention as toys  # noqa: E402
-from analyses.sink_toys import broadcast, nop, vit  # noqa: E402
+from analyses.sink_toys import broadcast, nop, training, vit  # noqa: E402
 from analyses.sink_toys.__main__ import STAGES, main  # noqa: E402
 from analyses.sink_toys.mosaics import CLASSES, NOTHING, PATCHES, mosaics  # noqa: E402
 from analyses.sink_toys.training import Size  # noqa: E402
@@ -171,6 +172,30 @@ def test_one_seed_is_one_training() -> None:
     first, again = (nop.train_nop(nop.Task(), "softmax", toys.Options(), size, 7)[1] for _ in range(2))
     other = nop.train_nop(nop.Task(), "softmax", toys.Options(), size, 8)[1]
     assert first == again and first.loss != other.loss
+
+
+def test_an_interrupted_training_ends_as_an_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = replace(NOP_SIZE, steps=30, every=5)
+    arguments = (nop.Task(), "softmax", toys.Options(), size, 3)
+    _, whole = nop.train_nop(*arguments)
+    save = training.Kept.save
+
+    def save_and_stop(self: training.Kept, step: int, *state: Any) -> None:
+        save(self, step, *state)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "SECONDS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr(training.Kept, "save", save_and_stop)
+    for _ in range(12):
+        with pytest.raises(KeyboardInterrupt):
+            nop.train_nop(*arguments, tmp_path)
+    monkeypatch.setattr(training.Kept, "save", save)
+    _, resumed = nop.train_nop(*arguments, tmp_path)
+    assert asdict(resumed) == asdict(whole)
+    _, measured = nop.train_nop(*arguments, tmp_path)  # trained already
+    assert asdict(measured) == asdict(whole)
+    longer = replace(size, steps=31)  # another training under the same name
+    assert len(nop.train_nop(nop.Task(), "softmax", toys.Options(), longer, 3, tmp_path)[1].steps) == len(whole.steps)
 
 
 def test_the_broadcast_writes_one_vector_everywhere(broadcast_runs: list) -> None:

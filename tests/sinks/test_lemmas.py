@@ -32,6 +32,23 @@ def test_what_is_within_what_lemma_3_says_whatever_key_is_called_the_sink(head: 
 
 
 @settings(deadline=None)
+@given(a_head(), st.integers(0, 2**32 - 1))
+def test_a_sink_that_cancels_the_others_is_told_from_one_without_a_value(head: A_HEAD, seed: int) -> None:
+    """Lemma 1: both do nothing; only the first has cancelled = 1."""
+    attention, updates = head
+    attention = np.tile(attention[:1], (len(attention), 1))  # all queries alike: one value can cancel for all
+    s = int(np.random.default_rng(seed).integers(len(updates)))
+    others = np.arange(len(updates)) != s
+    rest = attention[0, others] @ updates[others]
+    cancelling, silent = updates.copy(), updates.copy()
+    cancelling[s], silent[s] = -rest / attention[0, s], 0
+    if np.linalg.norm(rest) > 1e-6:
+        assert lemmas.cancellation(attention, cancelling, np.array(s)) == pytest.approx(1)
+        assert lemmas.cancellation(attention, silent, np.array(s)) == pytest.approx(0)
+    assert -1 <= lemmas.cancellation(attention, updates, np.array(s)) <= 1
+
+
+@settings(deadline=None)
 @given(a_head(), st.floats(0.1, 1.5), st.booleans())
 def test_lemma_3_holds_where_rows_do_not_sum_to_one(head: A_HEAD, held: float, signed: bool) -> None:
     """Learned sinks hold attention back, a sigmoid may give more than there is, a polynomial takes away."""

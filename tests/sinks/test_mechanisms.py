@@ -175,6 +175,10 @@ def lemmas_by_loops(
         "leading": np.linalg.norm(np.outer(own, u[s])) / sigma[0],
         "leading_bound": (1 - epsilon) * root * lengths[s] / sigma[0],
         "along": abs(cosine(vt[0], u[s])),
+        "cancelled": 2
+        * sum(own[i] * u[s] @ (own[i] * u[s] - written[i]) for i in range(n))
+        / sum(np.linalg.norm(own[i] * u[s]) ** 2 + np.linalg.norm(written[i] - own[i] * u[s]) ** 2 for i in range(n)),
+        "against_stream": -np.mean([cosine(x[i], u[s]) for i in range(n)]),
         "variance_change": variance(x + written) / before - 1,
         "variance_sink": spread**2 / before,
         "variance_bound": (2 * np.sqrt(before) + most) * most / before,

@@ -50,6 +50,28 @@ def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> Ra
     )
 
 
+def cancellation(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
+    """-2 <S, R> / (|S|^2 + |R|^2) of the sink's part S = a_s u_s' and the rest R = Y - S, in [-1, 1]: (...).
+
+    1 where the sink cancels what the other keys write, the second way to do nothing (Lemma 1, proof of Lemma 5); 0
+    where S or R is zero or the two are orthogonal; NaN where both are zero. attention (..., m, n), updates (..., n, d).
+    """
+    column, row = sink_column(attention, sink).astype(np.float64), sink_row(updates, sink).astype(np.float64)
+    part = column[..., None] * row[..., None, :]  # (..., m, d)
+    rest = (attention @ updates).astype(np.float64) - part
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return -2 * (part * rest).sum(axis=(-2, -1)) / (np.square(part) + np.square(rest)).sum(axis=(-2, -1))
+
+
+def against_stream(x: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """-cos(x_i, u_s), mean over queries: 1 where the sink's update removes what the tokens hold. x (..., m, d), row u_s
+    (..., d) -> (...); NaN where u_s or a token is zero."""
+    x, row = x.astype(np.float64), row.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cosines = (x @ row[..., None])[..., 0] / (norms(x) * norms(row)[..., None])
+    return -cosines.mean(axis=-1)
+
+
 def spill(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
     """epsilon = max_i sum_{j != s} |A_ij|, the most that any query gives other keys: (...)."""
     magnitude = np.abs(attention)

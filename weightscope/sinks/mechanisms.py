@@ -39,6 +39,12 @@ MEASURES = (
     Measure("leading", "$|a_s||u_s|/σ₁(Y)$", "singular value of the sink's part over the largest of Y (eq. 12)"),
     Measure("leading_bound", "$(1 - ε)√(m) |u_s|/σ₁(Y)$", "its lower bound (eq. 12)"),
     Measure("along", "$|cos(v₁(Y), u_s)|$", "between Y's first right singular vector and the sink's update (eq. 12)"),
+    Measure(
+        "cancelled",
+        "$-2⟨S, R⟩/(|S|^2 + |R|^2)$",
+        "of the sink's part $S = a_s u_s^⊤$ and the rest $R = Y - S$: 1 where they cancel (Lemma 1)",
+    ),
+    Measure("against_stream", "$-cos(x_i, u_s)$", "mean over queries: 1 where the sink's update removes the stream"),
     Measure("variance_change", "$V'/V - 1$", "how the head's update changes the tokens' variance (Lemma 4)"),
     Measure("variance_sink", "$Var(a_s)|u_s|²/V$", "what uneven attention to the sink adds to it (eq. 18)"),
     Measure("variance_bound", "bound of $|V'/V - 1|$", "by Lemma 4 (eq. 20)"),

@@ -100,7 +100,7 @@ def _norm_columns(sinks: SinkMechanisms) -> list[str]:
 def _mechanisms(files: Files, sinks: SinkMechanisms) -> Section:
     text = (
         "A sink event is a NOP where the sink's value norm is at most 0.2 of the other tokens' mean, a broadcast "
-        "where it is at least 0.5 of it and the head's update has stable rank 1.5 or less."
+        "where it is at least 0.5 of it and the head's update has stable rank 1.5 or less. " + _second_no_op(sinks)
     )
     plane = Figure(
         save(mechanisms_figures.plane_figure(sinks), files, "plane"),
@@ -112,6 +112,19 @@ def _mechanisms(files: Files, sinks: SinkMechanisms) -> Section:
         caption = "Fig. 8. Share of the attention by kind of token; what the sinks on registers do."
         parts.append(Figure(save(mechanisms_figures.register_figure(sinks), files, "registers"), caption))
     return Section("No-op or broadcast", text, parts)
+
+
+def _second_no_op(sinks: SinkMechanisms) -> str:
+    """Whether sinks do nothing in Lemma 1's second way."""
+    events = sinks.event.any()
+    which = sinks.event if events else np.ones_like(sinks.event)
+    cancelled, against = (sinks.measures[name][which] for name in ("cancelled", "against_stream"))
+    return (
+        "In Lemma 1 a sink can also do nothing by cancelling what the other keys write. Over all "
+        f"{'events' if events else 'heads and inputs, as there is no event,'} `cancelled`, 1 where the two cancel, has "
+        f"median {np.nanmedian(cancelled):.2f} and is {np.nanmax(cancelled):.2f} at most; the sink's update is written "
+        f"against the stream with a cosine of {np.nanmedian(against):.2f}, {np.nanmax(against):.2f} at most."
+    )
 
 
 def _lemmas(files: Files, sinks: SinkMechanisms) -> Section:

@@ -147,13 +147,15 @@ def rank_measures(
             "leading": fit.leading / largest,
             "leading_bound": fit.leading_bound / largest,
             "along": lemmas.cosine(first, sink_row(updates, sink)),
+            "cancelled": lemmas.cancellation(attention, updates, sink),
         }
 
 
 def variance_measures(
     seen: Activations, updates: np.ndarray, sink: np.ndarray, before: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Lemma 4 for each head alone, in units of the variance V of the tokens before attention: (b, H) each.
+    """Lemma 4 for each head alone, in units of the variance V of the tokens before attention, and the sink's update
+    against the stream: (b, H) each.
 
     V' = V + Var(Y) + 2 Cov(x, Y), and with y = o W_O the covariance is that of x W_O' and o: r coordinates a head.
     """
@@ -163,6 +165,7 @@ def variance_measures(
     gathered = seen.attention @ v
     along = lemmas.centred(seen.x).astype(seen.x.dtype)[:, None] @ np.asarray(layer.w_o).swapaxes(1, 2)  # as gathered
     covariance = (along * lemmas.centred(gathered)).sum(axis=-1).mean(axis=-1)
+    written_by_sink = (sink_row(v, sink)[:, :, None] @ np.asarray(layer.w_o))[:, :, 0]  # (b, H, d)
     of_written = lemmas.token_variance(seen.attention @ updates)
     self_attention = before[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -170,6 +173,7 @@ def variance_measures(
             "variance_change": (of_written + 2 * covariance) / self_attention,
             "variance_sink": lemmas.variance_of_weights(seen.attention, updates, sink) / self_attention,
             "variance_bound": lemmas.variance_bound(self_attention, seen.attention, updates, sink) / self_attention,
+            "against_stream": lemmas.against_stream(seen.x[:, None], written_by_sink),
             "update_spread": lemmas.relative_spread(gathered),
         }
 
