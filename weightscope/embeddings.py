@@ -79,7 +79,7 @@ class Embeddings(ShowsShapes):
         return self.entering(self.token_tensor.read())
 
     def rows(self, tokens: np.ndarray) -> np.ndarray:
-        """The rows of some tokens, (...) ids -> float32 (..., d); no others are read.
+        """The rows of some tokens, (...) ids -> float32 (..., d); no others are read unless all have been.
 
         Raises
         ------
@@ -91,6 +91,8 @@ class Embeddings(ShowsShapes):
         if (wrong := outside(ids, self.n_tokens)) is not None:
             file = self.token_tensor.file.path
             raise CheckpointError(f"no token {wrong}: the vocabulary has {self.n_tokens}", file=file)
+        if "tokens" in self.__dict__:
+            return self.tokens[tokens]
         runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1) if ids.size else []
         stored = [self.token_tensor.rows(int(run[0]), int(run[-1]) + 1) for run in runs]
         empty = np.empty((0, self.token_tensor.shape[1]), np.float32)

@@ -65,6 +65,12 @@ def test_damping_is_enough_for_a_sink_and_nothing_to_damp_leaves_none() -> None:
     assert all(run["ratio"] < 0.05 for damping in (0, 0.01, 0.1) for run in by_damping[damping])
 
 
+def test_no_sink_does_nothing_by_cancelling_the_others() -> None:
+    """Lemma 1's second no-op; `cancelled` is 1 where it comes."""
+    runs = list(stage("nop")["runs"].values())
+    assert max(run["cancelled"] for run in runs) < 0.1
+
+
 def test_what_gates_and_registers_do_to_the_no_ops_sink() -> None:
     """A headwise gate needs none; an elementwise one sends the tokens there that do write; registers keep it."""
     default = runs_of("nop", damping=0, probability=0.5)

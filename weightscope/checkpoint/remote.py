@@ -75,6 +75,7 @@ class RemoteFile:
     ) -> None:
         self.path, self.identity = path, identity
         self._source, self._cache = source, cache
+        self._last: tuple[Range | None, bytes | None] = None, None  # rows of one block may be asked for one by one
         guess = sum(len(name) + ENTRY_BYTES for name in names) or min(UNKNOWN_HEADER, source.size // 1000)
         self.tensors, self.metadata = parse_header(self._header(8 + guess), source.size, file=path)
 
@@ -115,10 +116,13 @@ class RemoteFile:
         missing = []
         for block in _blocks(entry):
             if block[0] < last and first < block[1]:
-                content = self._cache.get(_key(block))
+                kept, content = self._last
+                if block != kept:
+                    content = self._cache.get(_key(block))
                 if content is None or len(content) != block[1] - block[0]:
                     missing.append(block)
                 else:
+                    self._last = block, content
                     put(block, content)
         self._fetch(missing, put)
         return wanted
