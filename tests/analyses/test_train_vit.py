@@ -1,5 +1,6 @@
 """The vision transformers that stand in for DINOv2: how they are trained, and that the Hub's are taken first."""
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -36,20 +37,27 @@ def photographs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_training_writes_two_models_that_open_and_the_images_shown(photographs: Path) -> None:
-    arguments = ["--images", str(photographs), "--out", str(photographs), "--steps", "2"]
+@pytest.mark.parametrize("names", [list(train_vit.KEPT), list(train_vit.TRIES)], ids=["kept", "tries"])
+def test_training_writes_models_that_open_the_images_shown_and_a_table(names: list[str], photographs: Path) -> None:
+    only = [word for name in names if names != list(train_vit.KEPT) for word in ("--only", name)]
+    arguments = ["--images", str(photographs), "--out", str(photographs), "--epochs", "20", *only]
     result = CliRunner().invoke(train_vit.main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert len(list((photographs / "images").iterdir())) == 6
-    for name, family in zip(train_vit.REGISTERS, ON_THE_HUB, strict=True):
-        model = ws.open_model(photographs / name)
-        assert model.family.name == family and len(model.attention_layers) == train_vit.SHAPE["num_hidden_layers"]
-        assert json.loads((photographs / name / "training.json").read_text())["steps"] == 2
+    with (photographs / "tries.csv").open() as file:
+        assert [row["name"] for row in csv.DictReader(file)] == names
+    for name in names:
+        recipe, model = train_vit.RECIPES[name], ws.open_model(photographs / name)
+        assert model.family.name == list(ON_THE_HUB)[recipe.registers > 0]
+        assert len(model.attention_layers) == recipe.layers
+        summary = json.loads((photographs / name / "training.json").read_text())
+        assert summary["pairs of a head and an image"] == 6 * 4 * recipe.layers
+        assert summary["nop"] + summary["broadcast"] + summary["neither"] == summary["sink events"]
 
 
 def test_each_patch_is_asked_for_its_own_pixels() -> None:
     """A reading that undoes the patch embedding finds exactly the pixels that the loss compares with."""
-    learner = train_vit.Learner(0)
+    learner = train_vit.Learner(train_vit.RECIPES["vit-fashion-mnist"])
     images = torch.randn(2, 1, train_vit.SIDE, train_vit.SIDE)
     kernel = learner.network.embeddings.patch_embeddings.projection
     embedded = torch.nn.functional.conv2d(images, kernel.weight, stride=train_vit.PATCH).flatten(2).transpose(1, 2)
@@ -60,6 +68,33 @@ def test_each_patch_is_asked_for_its_own_pixels() -> None:
     named = learner.garment(learner(images)).flatten(0, 1)
     of_names = torch.nn.functional.cross_entropy(named, garments.repeat_interleave(50))
     torch.testing.assert_close(learner.loss(images, garments, None), of_names, rtol=1e-4, atol=1e-4)
+
+
+ASKED = {
+    "class": {"class token"},
+    "masked": {"hidden"},
+    "both": {"class token", "hidden"},
+    "every token": {"class token", "seen", "hidden"},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_only_the_tokens_that_are_asked_are_judged(asked: str) -> None:
+    images, hidden = torch.randn(2, 1, train_vit.SIDE, train_vit.SIDE), torch.rand(2, train_vit.PATCHES) < 0.5
+    tokens, nowhere = torch.randn(2, 1 + train_vit.PATCHES, 48), torch.zeros(2, train_vit.PATCHES, dtype=torch.bool)
+    is_class = torch.arange(1 + train_vit.PATCHES).expand(2, -1) == 0
+    learner = train_vit.Learner(train_vit.Recipe(asked))
+
+    def loss(of: torch.Tensor) -> float:
+        learner.forward = lambda *_: of
+        return float(learner.loss(images, torch.tensor([1, 2]), hidden).detach())
+
+    matter = set()
+    for name, patches in (("class token", None), ("seen", ~hidden), ("hidden", hidden)):
+        where = is_class if patches is None else torch.cat([nowhere[:, :1], patches], dim=1)
+        if loss(tokens) != loss(torch.where(where[..., None], tokens + torch.randn(48), tokens)):
+            matter.add(name)
+    assert matter == ASKED[asked]
 
 
 @pytest.mark.parametrize("reached", [True, False], ids=["the Hub answers", "the Hub does not"])
@@ -82,6 +117,6 @@ def test_dinov2_comes_from_the_hub_where_it_can(
     monkeypatch.setattr(sink_mechanisms, "study_mechanisms", loaded)
     result = CliRunner().invoke(sink_mechanisms.main, ["--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    for name, source, own in zip(seen, ON_THE_HUB.values(), train_vit.REGISTERS, strict=True):
+    for name, source, own in zip(seen, ON_THE_HUB.values(), train_vit.KEPT, strict=True):
         assert run[name].startswith(f"{source if reached else own}: Run on 64 images")
         assert ("scikit-learn's two photographs" if reached else "vit/images") in run[name]
