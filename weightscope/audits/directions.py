@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Head
-from weightscope.audits.measures import MAPS, MeasuredHeads
+from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, printable
 from weightscope.findings import Finding, Findings
@@ -178,20 +178,20 @@ def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Gr
     """The directions of all heads, in groups of layers with about `VECTOR_BYTES`."""
     layers = measured.layers.tolist()
 
-    def of_head(head: Head) -> list[tuple[str, Directions]]:
-        directions, place = [], (layers.index(head.layer.index), head.index)
+    def of_head(head: Head, arrays: Arrays) -> list[tuple[str, Directions]]:
+        directions = []
         for name in MAPS:
-            w, spectra = getattr(head, name), measured.arrays[f"{name}_singular_values"]  # (L, H, r)
+            w, spectra = getattr(head, name), arrays[f"{name}_singular_values"]  # (H, r)
             none = np.empty((*spectra.shape, 0))
-            sides = (measured.arrays.get(f"{name}_{side}", none) for side in ("left", "right"))  # (L, H, r, k)
-            s, left, right = (arrays[place][: w.rank_bound] for arrays in (spectra, *sides))
+            sides = (arrays.get(f"{name}_{side}", none) for side in ("left", "right"))  # (H, r, k)
+            s, left, right = (array[head.index][: w.rank_bound] for array in (spectra, *sides))
             directions += [(name, direction) for direction in directions_from(w, s, left, right, how_many)]
         return directions
 
     group: Group = {}
     for layer in bar(layers, "directions", "layer"):
-        heads = model.layer(layer).heads
-        for head, directions in zip(heads, in_threads(of_head, heads), strict=True):
+        heads, of_one = model.layer(layer).heads, partial(of_head, arrays=measured.by_layer[layer])
+        for head, directions in zip(heads, in_threads(of_one, heads), strict=True):
             group[layer, head.index] = directions
         n_bytes = sum(d.left.nbytes + d.right.nbytes for directions in group.values() for _, d in directions)
         if n_bytes >= VECTOR_BYTES or layer == layers[-1]:

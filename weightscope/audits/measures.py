@@ -12,6 +12,7 @@ from weightscope.tables import Column, Table
 
 Arrays = Mapping[str, np.ndarray]  # by name, of one layer (H, ...) as `measure_layer` gives them, or of all (L, H, ...)
 MAPS = {"qk": "W_QK", "vo": "W_VO"}  # the two maps of a head: what it attends to, and what it passes on
+VECTORS = frozenset(f"{name}_{side}" for name in MAPS for side in ("left", "right"))  # arrays that grow with every head
 
 
 @dataclass(frozen=True)
@@ -146,18 +147,21 @@ class MeasuredHeads:
     """The heads of a checkpoint as numbers, from the arrays of each layer (`measure_layer`) and the model's width d."""
 
     layers: np.ndarray  # (L,) their indices in the checkpoint
-    arrays: dict[str, np.ndarray]  # (L, H, ...) what all layers have: spectra, sketches, singular vectors
+    arrays: dict[str, np.ndarray]  # (L, H, ...) what all layers have, but for singular vectors: spectra, sketches
+    by_layer: Mapping[int, Arrays]  # with the singular vectors, a layer at a time: all of them may not fit into memory
     table: Table  # one row per head: layer, head, kv_head and the measures; it is heads.csv
     caveats: tuple[str, ...]  # what the matrices leave out of the heads' scores
     broken: dict[int, list[str]]  # by layer, the tensors in which NaN or infinity was read
 
     def __init__(self, layers: Mapping[int, Arrays], d: int) -> None:
-        self.layers = np.array(list(layers))
-        first, *rest = every = list(layers.values())
+        self.layers, self.by_layer = np.array(list(layers)), layers
+        first, *rest = every = [_without_vectors(layers[layer]) for layer in layers]
         self.caveats = tuple(dict.fromkeys(str(caveat) for arrays in every for caveat in arrays["caveats"]))
-        self.broken = {layer: [str(name) for name in arrays.get("broken", ())] for layer, arrays in layers.items()}
+        self.broken = {
+            layer: [str(name) for name in arrays.get("broken", ())] for layer, arrays in zip(layers, every, strict=True)
+        }
         names = [name for name in first if name not in {"caveats", "kv_head", "broken"}]
-        common = [name for name in names if all(name in arrays for arrays in rest)]  # some may have no directions
+        common = [name for name in names if all(name in arrays for arrays in rest)]
         self.arrays = {name: stacked([arrays[name] for arrays in every]) for name in common}
         self.measures = measures_of(self.arrays)
         kv_heads = first["kv_head"]  # (H,)
@@ -193,6 +197,10 @@ class MeasuredHeads:
         names = ["qk_singular_values", *(FORM + form for form in forms_of(self.arrays)), "vo_singular_values"]
         names += ["vo_affine_singular_values", "vo_eigenvalues", "qk_symmetric_eigenvalues", "qk_column_share"]
         return {"layers": self.layers} | {name: self.arrays[name] for name in names}
+
+
+def _without_vectors(arrays: Arrays) -> Arrays:
+    return {name: array for name, array in arrays.items() if name not in VECTORS}
 
 
 def _without_padding(values: np.ndarray) -> np.ndarray:

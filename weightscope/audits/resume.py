@@ -5,13 +5,15 @@ import io
 import shutil
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from weightscope.audits.audit import AuditOptions
+from weightscope.audits.measures import Arrays
 from weightscope.audits.reference import OWN
 from weightscope.audits.worker_validation import arrays_of
 from weightscope.errors import CheckpointError, counted
@@ -80,18 +82,45 @@ class FinishedLayers:
         """SHA-256 of the fingerprint and a layer: one that is copied from another folder has another."""
         return hashlib.sha256(self._fingerprint + arrays).digest()
 
-    def all(self) -> dict[int, dict[str, np.ndarray]]:
+    def all(self) -> "LayersOnDisk":
         """The arrays of every layer, once none is left."""
-        finished = {layer: measured for layer in self._layers if (measured := self.get(layer)) is not None}
         for layer in self._layers:
-            if layer not in finished:  # possible where a folder cannot be locked
-                problem = f"layer {layer} was finished, and another audit of this folder has removed it since"
-                raise CheckpointError(f"{problem}; run one at a time", file=self.folder)
-        return finished
+            if not _is_finished(self._file(layer)):
+                raise self.removed(layer)
+        return LayersOnDisk(self, self._layers)
+
+    def removed(self, layer: int) -> CheckpointError:
+        """What happened to a finished layer that is not there; possible where a folder cannot be locked."""
+        problem = f"layer {layer} was finished, and another audit of this folder has removed it since"
+        return CheckpointError(f"{problem}; run one at a time", file=self.folder)
 
     def clear(self) -> None:
         """Remove the layers, once the results are written."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class LayersOnDisk(Mapping[int, Arrays]):
+    """Finished layers, read whenever they are asked for; a worker on another machine is sent all of them."""
+
+    def __init__(self, finished: FinishedLayers, layers: Sequence[int]) -> None:
+        self._finished, self._layers = finished, layers
+
+    def __getitem__(self, layer: int) -> Arrays:
+        if layer not in self._layers:
+            raise KeyError(layer)
+        measured = self._finished.get(layer)
+        if measured is None:
+            raise self._finished.removed(layer)
+        return measured
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
 
 
 def _is_finished(path: Path) -> bool:
