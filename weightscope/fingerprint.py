@@ -13,6 +13,7 @@ import weightscope
 from weightscope.architectures.stanzas import stanza_of
 from weightscope.checkpoint.header import Storage
 from weightscope.checkpoint.opening import LARGEST_SMALL_FILE
+from weightscope.checkpoint.packages import JOINED
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
 from weightscope.files import regular_file
@@ -24,7 +25,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
-PACKAGES = ("site-packages", "dist-packages")
+PACKAGES = ("site-packages", "dist-packages", JOINED)
 FEW = 3  # files named in a message
 
 

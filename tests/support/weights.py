@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weightscope.checkpoint.opening import packaged
+from weightscope.checkpoint.packages import packaged
 from weightscope.errors import CheckpointError
 
 ROOT = Path(__file__).parent.parent.parent

@@ -19,6 +19,8 @@ from weightscope.checkpoint.hub import cached_identity
 from weightscope.errors import CheckpointError
 from weightscope.files import open_regular
 
+INDEX = "model.safetensors.index.json"
+LONE = "model.safetensors"
 START = 512  # bytes from which the format is recognised
 WHOLE = 64 << 20  # bytes of a file that is known by all of its content; of a larger one by samples and its inode
 READ, SAMPLE = 1 << 20, 4096  # bytes read at a time for that, and of a sample

