@@ -12,6 +12,7 @@ pytestmark = pytest.mark.docs
 SAID = words(ROOT / "docs" / "gallery.md")
 GPT2, SMOLLM2, MINILM, VIT = (f"audit-{name}/heads.csv" for name in ("gpt2", "smollm2", "minilm", "vit"))
 SHARES, PREFERRED = "norm-attention/shares.csv", "outlier-dimensions/preferences.csv"
+SHARES_MINILM, MPNET_SINKS = "norm-attention-minilm/shares.csv", "sink-mechanisms/mpnet/heads.csv"
 CLS = {"layer": 1, "key": "[CLS]"}
 HEADS = {"4.11", "4.7", "16.0"}
 
@@ -163,17 +164,21 @@ HELD: dict[str, bool] = {
     "Head 1's position term is almost a straight line": (
         cell("gpt2-detok/trends.csv", "t_p_linear_share", head=1) > 0.98
     ),
-    "`[CLS]` takes a quarter of the attention and gives a sixtieth of what is added up": (
-        0.24 < cell(SHARES, "weight", kind="[CLS]") < 0.26 and 58 < 1 / cell(SHARES, "length", kind="[CLS]") < 62
+    "take over half of the attention and give a sixth of what is added up": (
+        1 - cell(SHARES, "weight", kind="other") > 0.5 and 1 / 6.5 < 1 - cell(SHARES, "length", kind="other") < 1 / 5.5
     ),
-    "`[SEP]` and punctuation give more than they take": all(
-        cell(SHARES, "length", kind=kind) > cell(SHARES, "weight", kind=kind) for kind in ("[SEP]", ". or ,")
+    "In MiniLM its claim holds of `[CLS]` alone": [
+        kind for kind in ("[CLS]", "[SEP]", ". or ,")
+        if cell(SHARES_MINILM, "length", kind=kind) < cell(SHARES_MINILM, "weight", kind=kind)
+    ] == ["[CLS]"],
+    "Dimension 555 makes nearly all of `<s>`'s advantage in layers 1 to 4": (
+        (column(PREFERRED, "of 555", key="<s>") / column(PREFERRED, "score_above_other", key="<s>"))[1:5].min() > 0.9
     ),
-    "Dimension 99 alone makes nearly all of `[CLS]`'s advantage in layer 1": (
-        cell(PREFERRED, "of 99", **CLS) / cell(PREFERRED, "score_above_other", **CLS) > 0.9
+    "dimension 568 over half of `</s>`'s in layers 5 to 7": (
+        (column(PREFERRED, "of 568", key="</s>") / column(PREFERRED, "score_above_other", key="</s>"))[5:8].min() > 0.5
     ),
-    "In the mean over all tokens it does not stand out": (  # by less than ten robust deviations
-        abs(column("outlier-dimensions/stream.csv", "robust_z", dimension=99, tokens="all")).max() < 10
+    "No key is strong enough to count as a sink; the strongest write little": (
+        column(MPNET_SINKS, "events").max() == 0 and np.median(column(MPNET_SINKS, "ratio_out")) < 0.2
     ),
     "A constant can replace it in middle and late layers, but not in early ones": all(
         (change(layers, "SSP") < change(layers, "ablation")) == (layers != "early")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.quoted import ROOT, cell, column, rows, words
 from weightscope.adopting import record
+from weightscope.norms.page import TABLE_3
 from weightscope.sinks.bias import PREDICTORS, prediction_aurocs
 
 pytestmark = pytest.mark.docs
@@ -24,13 +25,21 @@ SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
 TRAINING = json.loads((ROOT / "weightscope" / "embedded" / "training.json").read_text())
 TRENDS, GPT2 = "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
 UNTRAINED = {"kind": "undertrained_rows", "index": 1023}
-SHARES, KINDS, OUTLIERS = "norm-attention/shares.csv", "norm-attention/kinds.csv", "outlier-dimensions/preferences.csv"
+SHARES, KINDS, LAYERS = (f"norm-attention/{name}.csv" for name in ("shares", "kinds", "layers"))
+OUTLIERS, ATTENTION = "outlier-dimensions/preferences.csv", "outlier-dimensions/attention.csv"
+SHARES_MINILM, KINDS_MINILM = (f"norm-attention-minilm/{name}.csv" for name in ("shares", "kinds"))
 TERMS = "gpt2-detok/contributions.csv"
 COMMA = ". or ,"
 
 
 def term(head: int, name: str) -> float:
     return cell(TERMS, "mean_over_positions", head=head, term=name)
+
+
+def no_words(of: str) -> np.ndarray:
+    """The share of the weights or of the vectors that is not other tokens', by layer."""
+    layers = [{kind: float(row[f"{of} {kind}"]) for kind in ("<s>", "</s>", COMMA, "other")} for row in rows(LAYERS)]
+    return np.array([1 - layer["other"] / sum(layer.values()) for layer in layers])
 
 
 def above(kind: str) -> np.ndarray:
@@ -180,25 +189,42 @@ QUOTED: dict[str, list[float]] = {
         cell("audit-gpt2/findings.csv", name, **UNTRAINED) for name in ("number", "usual")
     ],
     "a first singular value {:.1f} times the second": [cell("audit-gpt2/heads.csv", "vo_gap", layer=11, head=8)],
-    "it takes {:.1%} of the weight and gives {:.1%} of the length": [
-        cell(SHARES, name, kind="[CLS]") for name in ("weight", "length")
+    "take {:.1%} of the weight and give {:.1%} of the length of the vectors": [
+        1 - cell(SHARES, name, kind="other") for name in ("weight", "length")
+    ],
+    "over half of the weight ({:.1f} to {:.1f} %) and give {:.1f} to {:.1f} % of the length": [
+        100 * end for of in ("alpha", "|alpha f|") for end in ends(no_words(of)[5:11])
+    ],
+    "which takes {:.1%} of the weight and gives {:.1%} of the length": [
+        cell(SHARES_MINILM, name, kind="[CLS]") for name in ("weight", "length")
     ],
     "[SEP] takes {:.1%} and gives {:.1%}, full stops and commas take {:.1%} and give {:.1%}": [
-        cell(SHARES, name, kind=kind) for kind in ("[SEP]", COMMA) for name in ("weight", "length")
+        cell(SHARES_MINILM, name, kind=kind) for kind in ("[SEP]", COMMA) for name in ("weight", "length")
     ],
-    "have a rank correlation of {:.2f} over [CLS]": [cell(KINDS, "spearman", kind="[CLS]")],
-    "of {:.2f} over [SEP] (-0.69), {:.2f} over punctuation (-0.25) and {:.2f} over all other tokens (-0.06)": [
-        cell(KINDS, "spearman", kind=kind) for kind in ("[SEP]", COMMA, "other")
+    **{
+        f"| {kind} | {paper:.2f} | {{:.2f}} | {{:.2f}} |": [
+            column(KINDS, "spearman")[at], column(KINDS_MINILM, "spearman")[at]
+        ]
+        for at, (kind, (_, paper)) in enumerate(zip(
+            ("[CLS], in MPNet `<s>`", "[SEP], in MPNet `</s>`", "full stops and commas", "all other tokens"),
+            TABLE_3.values(), strict=True,
+        ))
+    },
+    "MPNet's correlations are over {:,.0f} million pairs": [column(KINDS, "pairs").sum() / 1e6],
+    "In MPNet {:.0f} of 768 dimensions stand out": [len(rows(OUTLIERS)[0]) - 4],
+    "In layers 1 to 4 `<s>` keys score {:.1f} to {:.1f} above": ends(above("<s>")[1:5]),
+    "dimension 555 adds {:.1f} to {:.1f} of it": ends(column(OUTLIERS, "of 555", key="<s>")[1:5]),
+    "In layers 5 to 8 `</s>` keys score {:.1f} to {:.1f} above": ends(above("</s>")[5:9]),
+    "dimension 568 adds {:.1f} to {:.1f}": ends(column(OUTLIERS, "of 568", key="</s>")[5:9]),
+    "full stops and commas {:.1f} to {:.1f}, of which it adds {:.1f} to {:.1f}": [
+        *ends(above(COMMA)[5:9]), *ends(column(OUTLIERS, "of 568", key=COMMA)[5:9]),
     ],
-    "over {:.0f} million pairs come from counted bins": [column(KINDS, "pairs").sum() / 1e6],
-    "In MiniLM {:.0f} of 384 dimensions stand out": [len(rows(OUTLIERS)[0]) - 4],
-    "[CLS] keys of layer 1 score {:.1f} above ordinary ones": [above("[CLS]").max()],
-    "dimension 99 alone adds {:.1f} of it": [cell(OUTLIERS, "of 99", layer=1, key="[CLS]")],
-    "score at most {:.1f} and {:.1f} above ordinary keys where [CLS] scores {:.1f} to {:.1f} above": [
-        above("[SEP]").max(), above(COMMA).max(), above("[CLS]").min(), above("[CLS]").max(),
-    ],
-    "meets the measured order with rank correlations of {:.2f} to {:.2f} only": [
-        extreme(column("outlier-dimensions/guess.csv", "C at beta and |C|")) for extreme in (np.min, np.max)
+    "from {:.2f} per token in layer 4 to {:.2f} in layer 5": list(column(ATTENTION, COMMA)[4:6]),
+    "meets the measured order of the dimensions with rank correlations of {:.2f} to {:.2f} only": ends(
+        column("outlier-dimensions/guess.csv", "C at beta and |C|")
+    ),
+    "in {:.0f} of 144 heads its value norm is at most 0.2 of the others'": [
+        (column("sink-mechanisms/mpnet/heads.csv", "ratio_out") <= 0.2).sum()
     ],
     "moves that head's attention most, by {:.2f} nats on average (c^p; next, {:.2f} for c^e)": [
         term(1, "p"), term(1, "e"),
@@ -272,6 +298,16 @@ def test_the_tables_of_roles_are_those_of_the_models_left_out(row: str) -> None:
 @pytest.mark.parametrize("template", QUOTED)
 def test_a_number_is_what_its_file_holds(template: str) -> None:
     assert said(template, QUOTED[template]) in SAID
+
+
+def test_mpnet_does_what_the_paper_finds_in_bert() -> None:
+    """Large weights meet short vectors at </s> and punctuation, and from layer 5 on they have most of the weight."""
+    assert cell(KINDS, "spearman", kind="</s>") <= -0.5 and cell(KINDS, "spearman", kind=COMMA) <= -0.4
+    assert (no_words("alpha")[5:11] > 0.5).all() and (no_words("|alpha f|")[5:11] < 0.25).all()
+    most = [max(("<s>", "</s>", COMMA, "other"), key=lambda kind: float(row[kind])) for row in rows(ATTENTION)]
+    assert most == ["<s>"] * 5 + ["</s>"] * 4 + ["<s>"] * 3
+    kinds = [row["kind"] for row in rows("sink-mechanisms/mpnet/layers.csv")]
+    assert kinds == ["first"] * 5 + ["punctuation"] * 6 + ["other"]
 
 
 def anchors(path: Path) -> set[str]:

@@ -111,9 +111,12 @@ def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
         f"in light grey. The {figures.OFF:.0%} with the smallest weights lie off the left edge.",
     )
     text = "They do if Spearman's correlation is negative."
-    if norms.kind_names == tuple(kind for (kind,) in TABLE_3):
-        pairs = zip(norms.kinds.rows(), TABLE_3.values(), strict=True)
-        correlations = (f"{plain(kind)} {rho:.2f} ({theirs:.2f})" for (kind, _, rho, _), (_, theirs) in pairs)
+    if len(norms.kind_names) == len(TABLE_3):  # an encoder's two special tokens, whatever it calls them
+        pairs = zip(norms.kinds.rows(), TABLE_3.items(), strict=True)
+        correlations = (
+            f"{plain(kind)} {rho:.2f} ({f'{name}, ' if name != kind else ''}{theirs:.2f})"
+            for (kind, _, rho, _), ((name,), (_, theirs)) in pairs
+        )
         text += f" Here, and in the paper's BERT-base (in parentheses): {'; '.join(correlations)}."
     ranks = table if printed else Filed(table, "kinds.csv")
     return Section("Do large weights meet short vectors?", text, [ranks, figure])

@@ -101,8 +101,8 @@ def lead(outliers: OutlierAnalysis, source: str) -> str:
     j, total = int(np.abs(gap).argmax()), float(gap.sum())
     says = (
         f"In layer {c.layer_indices[layer]} {c.kind_names[kind]} keys score {abs(total):.2f} "
-        f"{'above' if total >= 0 else 'below'} {c.kind_names[-1]} ones (mean over heads, before 1/√d'), and "
-        f"dimension {j} adds {gap[j]:+.2f} to that"
+        f"{'above' if total >= 0 else 'below'} {c.kind_names[-1]} ones (mean over heads, before 1/√d'"
+        f"{_apart_from(c)}), and dimension {j} adds {gap[j]:+.2f} to that"
     )
     run_on = f"Run on {outliers.stream.counts.sum():,} tokens of {source}."
     if not len(dimensions):
@@ -195,6 +195,11 @@ def _contributions(files: Files, outliers: OutlierAnalysis) -> Section:
     return Section("What dimensions add to attention scores", text, [few, every])
 
 
+def _apart_from(c: Contributions) -> str:
+    """What of the scores belongs to no dimension, to be said where sums of C are called scores."""
+    return f", apart from {'; '.join(c.left_out)}" if c.left_out else ""
+
+
 def _by_kind(c: Contributions, named: np.ndarray) -> Section:
     table = c.table(named)
     some = [kind for kind, count in zip(c.kind_names, c.counts, strict=True) if count]
@@ -212,7 +217,8 @@ def _preferences(files: Files, outliers: OutlierAnalysis) -> Section:
     table = Table([*table.columns, Column("most", most, "dimensions that add most")])
     text = (
         f"How much higher keys of a kind score than {last_kind} ones, mean over heads, before $1/√(d')$, and which "
-        "dimensions cause it. Sums of $C$ are scores up to terms that are the same for all keys, so nothing is missing."
+        f"dimensions cause it. Sums of $C$ are scores up to terms that are the same for all keys"
+        f"{_apart_from(c) or ', so nothing is missing'}."
     )
     figure = Figure(
         save(figures.preferences_figure(c, dimensions), files, "preferences"),
