@@ -30,10 +30,10 @@ help:  ## this list
 gpt2-detok: $(VENV)/.installed $(CUDA)  ## the detokenization analysis of a first attention layer (half a minute)
 	$(BIN)/python -m analyses.gpt2_detok $(OPTIONS)
 
-norm-attention: $(VENV)/.installed-runner $(CUDA)  ## the norm of what attention adds up, beside its weights (one minute)
+norm-attention: $(VENV)/.installed-runner $(CUDA)  ## the norm of what attention adds up, beside its weights (four minutes)
 	$(BIN)/python -m analyses.norm_attention $(OPTIONS)
 
-outlier-dimensions: $(VENV)/.installed-runner $(CUDA)  ## the dimensions that decide where attention goes (half a minute)
+outlier-dimensions: $(VENV)/.installed-runner $(CUDA)  ## the dimensions that decide where attention goes (three minutes)
 	$(BIN)/python -m analyses.outlier_dimensions $(OPTIONS)
 
 # SIZES=--thorough takes 40 texts instead of 12; SIZES=--paper takes 100, as the paper does. Both add a small model of
@@ -41,7 +41,7 @@ outlier-dimensions: $(VENV)/.installed-runner $(CUDA)  ## the dimensions that de
 sink-bias: $(VENV)/.installed-runner $(CUDA)  ## does the first token write a constant (three minutes)
 	$(BIN)/python -m analyses.sink_bias $(OPTIONS)
 
-sink-mechanisms: $(VENV)/.installed-runner $(CUDA)  ## is a sink a no-op or a broadcast (five minutes)
+sink-mechanisms: $(VENV)/.installed-runner $(CUDA)  ## is a sink a no-op or a broadcast (six minutes)
 	$(BIN)/python -m analyses.sink_mechanisms $(OPTIONS)
 
 sink-toys: $(VENV)/.installed-runner  ## train toys in which both kinds of sink emerge (an hour and a quarter)

@@ -86,6 +86,17 @@ def test_a_language_model_is_given_its_first_token(text: Path, tmp_path: Path) -
         assert arrays["tokens"][0] == 5 and arrays["keys"][0] == 3
 
 
+def test_what_belongs_to_no_dimension_is_said_where_scores_are_named(bert: Path, text: Path, tmp_path: Path) -> None:
+    """MPNet adds a bias by distance to its scores."""
+    left_out = "apart from terms that depend on distance and are added to scores"
+    result = run(written_model("mpnet", tmp_path / "model", framed=True), text, tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert left_out in result.stdout and page.count(left_out) == 2 and "nothing is missing" not in page
+    page = (bert / "out" / "report.html").read_text()
+    assert "apart from" not in page and "nothing is missing" in page
+
+
 def test_of_sts_the_sixth_column_is_read(tmp_path: Path) -> None:
     sts = tmp_path / "sts-tiny.csv"
     sts.write_text("a\tb\tc\t1\t2.5\tone two , three .\tten\nd\te\tf\t2\t1.0\tfour five\tnine\n")
