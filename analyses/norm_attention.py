@@ -23,7 +23,7 @@ SEQUENCES, LONGEST, SEED = 992, 128, 0  # as in the paper; the seed is ours
 
 
 @click.command("norm-attention", cls=EndsInOneLine)
-@click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased, MPNet or MiniLM]")
+@click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: BERT, MPNet or MiniLM]")
 @text_option
 @out_option("out/norm-attention")
 @click.option("--inputs", "n", default=SEQUENCES, show_default=True, type=click.IntRange(1), help="How many sequences.")

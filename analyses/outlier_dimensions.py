@@ -24,7 +24,7 @@ SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # the size of STS-B's dev
 
 
 @click.command("outlier-dimensions", cls=EndsInOneLine)
-@click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: bert-base-uncased, MPNet or MiniLM]")
+@click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: BERT, MPNet or MiniLM]")
 @text_option
 @out_option("out/outlier-dimensions")
 @click.option("--inputs", "n", default=SENTENCES, show_default=True, type=click.IntRange(1), help="How many sentences.")

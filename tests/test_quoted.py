@@ -195,6 +195,7 @@ QUOTED: dict[str, list[float]] = {
     "over half of the weight ({:.1f} to {:.1f} %) and give {:.1f} to {:.1f} % of the length": [
         100 * end for of in ("alpha", "|alpha f|") for end in ends(no_words(of)[5:11])
     ],
+    "in the last layer they take {:.1%}": [no_words("alpha")[11]],
     "which takes {:.1%} of the weight and gives {:.1%} of the length": [
         cell(SHARES_MINILM, name, kind="[CLS]") for name in ("weight", "length")
     ],

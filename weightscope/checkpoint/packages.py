@@ -141,7 +141,7 @@ def _joined(pattern: str) -> Path:
 
 def _parts_of(pattern: str, where: str) -> list[_Part]:
     """The parts in the installed packages that match a pattern, in order; refused unless they are those of one file."""
-    matching = {}
+    matching: dict[str, Distribution] = {}
     for installed in distributions():
         name = _name_of(installed)
         if fnmatchcase(name, _normalised(pattern)):
