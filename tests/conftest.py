@@ -7,13 +7,16 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from matplotlib.figure import Figure
 
 import weightscope as ws
 from tests.support.browser import Page, browser
 from tests.support.hub_server import Hub, serve
+from tests.support.legible import faults
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope import progress
 from weightscope.embedded import FOLDER
+from weightscope.pages import style
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one may take long over an example
 hypothesis.settings.load_profile("any machine")
@@ -43,6 +46,31 @@ def _no_bars() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "DELAY", 3600)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _faults_of_figures() -> Iterator[list[str]]:
+    """What an editor would return each figure for that is saved, whatever the test."""
+    found: list[str] = []
+    plain = style.description
+
+    def description(figure: Figure) -> str:
+        found.extend(faults(figure))
+        return plain(figure)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "description", description)
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _legible(_faults_of_figures: list[str]) -> Iterator[None]:
+    """A test fails over the figures that it draws, or that its fixtures drew."""
+    yield
+    found = sorted(set(_faults_of_figures))
+    _faults_of_figures.clear()
+    if found:
+        pytest.fail("figures: " + "; ".join(found))
 
 
 @pytest.fixture(autouse=True)

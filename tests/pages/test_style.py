@@ -37,6 +37,7 @@ def curve() -> Figure:
     figure, (left, right) = subplots(1, 2, figsize=(3, 2), sharey=True)
     left.plot([0, 1, 4], label="squares")
     left.legend()
+    right.plot([1, 2, 3])
     right.set_xlabel("$j$")
     return figure
 

@@ -8,13 +8,22 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from weightscope.audits.changes import SAME
 from weightscope.audits.compare import Comparison
 from weightscope.audits.measures import MAPS, Measure, MeasuredHeads
 from weightscope.metrics.outliers import known_median, layer_medians
-from weightscope.pages.style import COLOURS, COLUMN, in_our_style, layer_bar, layer_colours, subplots
+from weightscope.pages.style import (
+    COLOURS,
+    COLUMN,
+    in_our_style,
+    index_along,
+    layer_bar,
+    layer_colours,
+    subplots,
+    whole_numbers,
+)
 
 MAPPED = ("qk_sigma1", "qk_gap", "qk_effective_rank", "vo_affine_sigma1", "vo_effective_rank", "vo_copying_score")
 TRACED = ("qk_sigma1", "vo_sigma1", "qk_effective_rank", "vo_copying_score")  # against depth and training
@@ -62,7 +71,7 @@ def _heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any
     image = axis.imshow(known, aspect="auto", interpolation="nearest", **{"cmap": "cividis"} | options)
     if np.isnan(known).any():
         axis.patch.set(facecolor="0.9", edgecolor="0.5", hatch="////", linewidth=0)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.xaxis.set_major_locator(whole_numbers(9))
     step = max(1, -(-len(layers) // 6))
     axis.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
     return image
@@ -83,7 +92,7 @@ def spectra(heads: MeasuredHeads) -> Figure:
         for layer_curves, colour in zip(curves, layer_colours(heads.layers), strict=True):
             axis.plot(np.arange(1, curves.shape[2] + 1), layer_curves.T, color=colour, linewidth=0.5, alpha=0.7)
         axis.set_yscale("log")
-        axis.set_xlabel("index $i$")
+        index_along(axis, "index $i$")
         known = curves[np.isfinite(curves)]
         if len(known):
             axis.set_ylim(max(float(known.min()), 1e-9 * float(known.max())) / 1.2, 1.2 * float(known.max()))
@@ -104,8 +113,7 @@ def depth(heads: MeasuredHeads) -> Figure:
         if measure.scale == "log" and (values[np.isfinite(values)] > 0).any():
             axis.set_yscale("log")
         axis.set_title(title(measure))
-        axis.set_xlabel("layer")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+        index_along(axis, "layer", 4)
     return figure
 
 
@@ -157,7 +165,7 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
             axis.set_title(f"layer {first.layers[i]} head {h}: {MATH[w]}")
         row_axes[0].set_ylabel(r"$\Delta\sigma_i\,/\,\sigma_i$ (%)")
     for axis in axes[-1]:
-        axis.set_xlabel("index $i$")
+        index_along(axis, "index $i$")
     figure.align_ylabels(axes[:, 0])
     return figure
 
@@ -182,7 +190,6 @@ def trajectories(comparison: Comparison) -> Figure:
     step_to_step.set_title("step to step change")
     step_to_step.legend()
     for axis in (traced[-1], step_to_step):
-        axis.set_xlabel("checkpoint")
+        index_along(axis, "checkpoint")
         axis.tick_params(labelbottom=True)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure

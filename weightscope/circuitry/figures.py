@@ -9,7 +9,7 @@ from matplotlib.path import Path
 
 from weightscope.circuitry.circuits import READS, Circuits
 from weightscope.circuitry.wiring import KINDS
-from weightscope.pages.style import in_our_style, subplots
+from weightscope.pages.style import in_our_style, subplots, whole_numbers
 
 # Colours that the colour-blind can tell apart, most of them Okabe and Ito's, and that show on white and on black. A
 # role has the same in the figure and on the page, and no line has the colour of a head.
@@ -56,6 +56,7 @@ def diagram(found: Circuits) -> Any:
                 )
         axis.set(ylabel="head", title=f"what {READS[kind]} read")
     axes[0].invert_yaxis()
+    axes[0].yaxis.set_major_locator(whole_numbers(9))
     ticks = np.arange(0, n, max(1, n // 12))
     axes[-1].set_xticks(ticks, wired.layers[ticks])
     axes[-1].set_xlabel("layer")

@@ -38,22 +38,23 @@ def auroc_figure(auroc: BigramAuroc) -> Figure:
 
 @in_our_style()
 def roc_figure(tokens: Sequence[TokenRoc], coloured: Collection[int]) -> Figure:
-    """Fig. 2: ROC curves of some heads in colour, of the others in grey; one panel per token."""
+    """Fig. 2: ROC curves of some heads in colour with their areas, of the others in grey; one panel per token."""
     width = min(2 * COLUMN, COLUMN * len(tokens))
-    figure, axes = subplots(1, len(tokens), figsize=(width, 0.5 * width + 0.4), sharey=True, squeeze=False)
+    size = (width, width / len(tokens) + 0.5)
+    figure, axes = subplots(1, len(tokens), figsize=size, sharey=True, squeeze=False)
     for axis, token in zip(axes[0], tokens, strict=True):
         axis.plot([0, 1], [0, 1], color="black", linewidth=0.6, linestyle=":")
         for head, (false_rate, true_rate) in enumerate(token.curves):
             if head in coloured:
-                style = {**head_style(head), "label": f"head {head}", "zorder": 3}
+                area = np.trapezoid(true_rate, false_rate)
+                style = {**head_style(head), "label": f"head {head}: AUC {area:.2f}", "zorder": 3}
             else:
                 style = {"color": "0.82", "linewidth": 0.7, "zorder": 1}
             axis.step(false_rate, true_rate, where="post", **style)
         axis.set_title(f"“{token.text.replace('$', chr(92) + '$')}”")
         axis.set_xlabel("false positive rate (1)")
-        axis.set_aspect("equal")
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
     axes[0][0].set_ylabel("true positive rate (1)")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 

@@ -1,13 +1,14 @@
 """Figures of norm-based analysis (norm-based-attention paper, Figs 2 to 5)."""
 
 import numpy as np
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from weightscope.norms.measure import NormAnalysis
 from weightscope.pages import style
 
 OFF = 0.01  # share of the sample, the smallest weights, that lies off the left edge of Fig. 3
+LEAST = 1e-3  # of the largest value: what is less has the colour of this in Fig. 4
 
 
 @style.in_our_style()
@@ -18,7 +19,7 @@ def singular_value_figure(norms: NormAnalysis, heads: np.ndarray) -> Figure:
     for of_layer, head, colour in zip(norms.singular_values, heads, colours, strict=True):
         axis.plot(np.arange(1, of_layer.shape[1] + 1), of_layer[head], color=colour, linewidth=0.9)
     axis.set_ylim(bottom=0)
-    axis.set_xlabel("index $i$")
+    style.index_along(axis, "index $i$")
     axis.set_ylabel(r"singular value $\sigma_i$ of $\tilde f$")
     style.layer_bar(figure, axis, norms.layer_indices)
     return figure
@@ -45,23 +46,28 @@ def pair_figure(norms: NormAnalysis) -> Figure:
 
 @style.in_our_style()
 def head_figure(norms: NormAnalysis) -> Figure:
-    """Fig. 4 for every kind: alpha that a head gives it, and its mean |f(x)|; layers downwards."""
+    """Fig. 4 for every kind: alpha that a head gives it, and its mean |f(x)|; layers downwards.
+
+    Colours are logarithmic: a kind of few tokens gets a hundredth of what another gets.
+    """
     n_layers, n_heads = norms.alpha.shape[:2]
     height = float(np.clip(1.5 * n_layers / n_heads, 0.8, 3.0))
     figure, rows = _panels(norms.kind_names, 2, 2 * height + 0.6)
-    shown = (norms.alpha, r"summed $\alpha$", 1.0), (norms.f_by_kind, r"mean $\|f(x)\|$", np.nanmax(norms.f_by_kind))
-    for axes, (values, label, most) in zip(rows, shown, strict=True):
+    shown = (norms.alpha, r"summed $\alpha$"), (norms.f_by_kind, r"mean $\|f(x)\|$")
+    for axes, (values, label) in zip(rows, shown, strict=True):
+        most = np.nanmax(values)
+        least = max(np.nanmin(values), LEAST * most)
+        colours = {"cmap": style.BY_LAYER, "norm": LogNorm(least, most) if least < most else None}
         for kind, axis in enumerate(axes):
             image = axis.imshow(
-                values[:, :, kind], aspect="auto", cmap=style.BY_LAYER, vmin=0, vmax=most, interpolation="nearest"
+                np.maximum(values[:, :, kind], least), aspect="auto", interpolation="nearest", **colours
             )
         figure.colorbar(image, ax=axes, pad=0.01, label=label, aspect=12)
         axes[0].set_ylabel("layer")
     step = -(-n_layers // 6)
     rows[0, 0].set_yticks(range(0, n_layers, step), norms.layer_indices[::step])
     for axis in rows[1]:
-        axis.set_xlabel("head")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+        style.index_along(axis, "head", 4)
     return figure
 
 
@@ -74,8 +80,7 @@ def layer_figure(norms: NormAnalysis) -> Figure:
         for kind, of_layers, own in zip(norms.kind_names, values.mean(axis=1).T, styles, strict=True):
             axis.plot(norms.layer_indices, of_layers, label=style.plain(kind), **own)
         axis.set_ylim(bottom=0)
-        axis.set_xlabel("layer")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        style.layers_along(axis)
     weights.set(title="weights", ylabel=r"summed $\alpha$")
     vectors.set(title="vectors added up", ylabel=r"summed $\|\alpha f(x)\|$")
     figure.legend(*weights.get_legend_handles_labels(), loc="outside right center", title="given to")

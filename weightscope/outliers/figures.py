@@ -19,7 +19,9 @@ from weightscope.tables import Table
 
 MOST_IN_LEGEND = 16  # heads
 MOST_NAMED = 12  # dimensions in one panel
+MOST_DRAWN = 32  # outlier dimensions by kind of token, the farthest first
 NEAR, LINES = 3, 5  # points between a value and its number; lines of numbers above each other at most
+FAR = 0.1  # of the axis: a number farther from its value seems to name another, so it is left out
 LEANS: tuple[tuple[Literal["center", "left", "right"], int], ...] = (("center", 0), ("left", 2), ("right", -2))
 
 
@@ -36,7 +38,7 @@ def means_figure(stream: Stream) -> Figure:
     _name(axis, means, [int(j) for j in stream.outliers if far[j] and visible[j]][:MOST_NAMED])
     axis.set_xlim(-1, means.shape[1])
     axis.margins(y=0.12)
-    axis.set_xlabel("dimension $j$")
+    style.index_along(axis, "dimension $j$", 9)
     axis.set_ylabel(r"mean of $x_j$ over tokens")
     style.layer_bar(figure, axis, outputs, "output of layer (0: embeddings)")
     _untangle(figure)
@@ -48,7 +50,7 @@ def attention_figure(stream: Stream) -> Figure:
     """Fig. 2: mean attention to a token of each kind, by layer, over all heads and queries."""
     figure, axis = style.subplots(figsize=(style.COLUMN, 2.2))
     _kind_lines(axis, stream.layer_indices, stream.attention.mean(axis=1), stream.kind_names)
-    axis.set_xlabel("attention layer")
+    style.index_along(axis, "attention layer")
     axis.set_ylabel(r"mean of $\alpha$ to one token")
     axis.set_ylim(bottom=0)
     axis.legend(ncols=2 if len(stream.kind_names) > 2 else 1)
@@ -58,7 +60,8 @@ def attention_figure(stream: Stream) -> Figure:
 @style.in_our_style()
 def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
     """Fig. 3: mean of each outlier dimension over tokens of each kind, by layer; one panel per dimension."""
-    figure, axes, columns = _grid(len(dimensions), 3, 1.8, 0.3)
+    dimensions = dimensions[:MOST_DRAWN]
+    figure, axes, columns = _grid(len(dimensions), 4, 1.4, 0.3)
     for panel, (j, axis) in enumerate(zip(dimensions, axes, strict=True)):
         axis.axhline(0, color="0.8", linewidth=0.5)
         _kind_lines(axis, np.arange(len(stream.hidden)), stream.hidden[:, j], stream.kind_names)
@@ -82,7 +85,7 @@ def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.n
         _name_large(axis, c.overall[row], dimensions, 0.2)
         axis.margins(y=0.16)
         axis.set_ylabel("mean $C_j$")
-    axes[-1].set_xlabel("dimension $j$")
+    style.index_along(axes[-1], "dimension $j$", 9)
     n_heads = c.overall.shape[1]
     if n_heads <= MOST_IN_LEGEND:
         handles = [
@@ -125,8 +128,7 @@ def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
         for j in sorted(map(int, np.argsort(-np.abs(gaps).max(axis=0))[:2])):
             axis.plot(c.layer_indices, gaps[:, j], label=str(j), **_dimension_style(j, dimensions))
         axis.set_title(f"{style.plain(c.kind_names[kind])} above {c.kind_names[-1]}")
-        axis.set_xlabel("attention layer")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        style.index_along(axis, "attention layer")
         axis.legend(title="dimensions", title_fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.28))
     axes[0, 0].set_ylabel("mean score, before $1/\\sqrt{d'}$")
     return figure
@@ -140,9 +142,8 @@ def guess_figure(agreement: Table) -> Figure:
     for place, column in enumerate(agreement.columns[1:]):
         if np.isfinite(column.values).any():
             axis.plot(agreement["layer"], column.values, label=column.name, **_line_style(place))
-    axis.set_xlabel("attention layer")
+    style.index_along(axis, "attention layer")
     axis.set_ylabel("Spearman correlation")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(loc="outside lower center", ncols=2, fontsize=6)
     return figure
 
@@ -164,7 +165,7 @@ def _kind_lines(axis: Axes, x: np.ndarray, means: np.ndarray, kinds: Sequence[st
     """(len(x), K) means, one line per kind of token."""
     for kind, values, look in zip(kinds, means.T, style.kind_styles(len(kinds)), strict=True):
         axis.plot(x, values, label=style.plain(kind), **look)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.xaxis.set_major_locator(style.whole_numbers())
 
 
 def _dots(axis: Axes, c: Contributions, row: int, size: float) -> None:
@@ -179,6 +180,7 @@ def _dots(axis: Axes, c: Contributions, row: int, size: float) -> None:
         values, marker = of_heads[heads[members], dimension[members]], _head_dot(first)["marker"]
         axis.scatter(dimension[members], values, s=size, c=colours, marker=marker, linewidth=0, rasterized=True)
     axis.set_xlim(-1, d)
+    axis.xaxis.set_major_locator(style.whole_numbers(4 if size < 4 else 9))
     axis.set_title(f"layer {c.layer_indices[row]}", loc="left")
 
 
@@ -211,7 +213,7 @@ def _name(axis: Axes, curves: np.ndarray, dimensions: Sequence[int], grey: Colle
 def _untangle(figure: Figure) -> None:
     """Move numbers aside, then a line or more outwards, until none touches another or another's values.
 
-    The numbers of the largest values come first.
+    The numbers of the largest values come first; one that has no place near its value is left out.
     """
     figure.draw_without_rendering()
     for axis in figure.axes:
@@ -222,14 +224,20 @@ def _untangle(figure: Figure) -> None:
         for name in names:
             side = 1 if name.xy[1] >= 0 else -1
             obstacles = [box for label in names if label is not name for box in taken[label]]
-            for line, (lean, right) in product(range(LINES), LEANS):
+            farthest = FAR * axis.bbox.height * 72 / figure.dpi  # points
+            for up, (lean, right) in product((NEAR, *np.linspace(-5, farthest, LINES)), LEANS):
+                if up > farthest or (up < 0 and not right):
+                    continue
                 name.set_horizontalalignment(lean)
-                name.xyann = right, side * (NEAR + line * 8)
+                name.xyann = right, side * up
                 box = name.get_window_extent()
                 inside = axis.bbox.x0 <= box.x0 and box.x1 <= axis.bbox.x1 + box.width / 2
+                inside = inside and axis.bbox.y0 <= box.y0 and box.y1 <= axis.bbox.y1
                 if inside and not any(box.padded(1).overlaps(obstacle) for obstacle in obstacles):
+                    taken[name].append(box)
                     break
-            taken[name].append(box)
+            else:
+                name.remove()
 
 
 def _dimension_style(j: int, dimensions: np.ndarray) -> dict[str, Any]:

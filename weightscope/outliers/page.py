@@ -81,7 +81,7 @@ def write_report(files: Files, outliers: OutlierAnalysis, source: str) -> None:
     sections = [
         _stream(files, outliers.stream),
         _attention(files, outliers.stream),
-        *([_values(files, outliers.stream, named)] if len(named) else []),
+        *([_values(files, outliers.stream, outliers.dimensions)] if len(named) else []),
         _contributions(files, outliers),
         *([_by_kind(outliers.contributions, named)] if len(named) else []),
         _preferences(files, outliers),
@@ -161,10 +161,12 @@ def _attention(files: Files, stream: Stream) -> Section:
     return Section("Attention by kind of token", f"A token gets most if it is {'; '.join(parts)}.", [figure])
 
 
-def _values(files: Files, stream: Stream, named: np.ndarray) -> Section:
+def _values(files: Files, stream: Stream, dimensions: np.ndarray) -> Section:
+    left_out = len(dimensions) - figures.MOST_DRAWN
     figure = Figure(
-        save(figures.values_figure(stream, named), files, "values"),
-        "Fig. 3: mean value of each outlier dimension over the tokens of a kind, in every layer's output.",
+        save(figures.values_figure(stream, dimensions), files, "values"),
+        "Fig. 3: mean value of each outlier dimension over the tokens of a kind, in every layer's output, the farthest "
+        "out first." + (f" {left_out} less far out are not drawn." if left_out > 0 else ""),
     )
     return Section("Outlier dimensions by kind of token", "", [figure])
 
@@ -186,7 +188,7 @@ def _contributions(files: Files, outliers: OutlierAnalysis) -> Section:
     few = Figure(
         save(figures.contributions_figure(c, shown, outliers.dimensions), files, "contributions"),
         f"Fig. 4: mean $C$ of every dimension, one dot per head, in layers {_listed(c.layer_indices[shown])}. "
-        "Large values are named, in grey if the dimension is no outlier of the stream.",
+        "Large values are named where there is room, in grey if the dimension is no outlier of the stream.",
     )
     every = Figure(
         save(figures.all_layers_figure(c, outliers.dimensions), files, "contributions-all-layers"),

@@ -128,13 +128,23 @@ def layer_bar(figure: figures.Figure, axis: Axes, layers: np.ndarray, label: str
     """Draw the key to `layer_colours` next to an axis."""
     first, last = layers[0], max(layers[-1], layers[0] + 1)
     bar = figure.colorbar(ScalarMappable(Normalize(first, last), BY_LAYER), ax=axis, label=label)
-    bar.locator = MaxNLocator(integer=True)
+    bar.locator = whole_numbers()
+
+
+def whole_numbers(most: int = 6) -> MaxNLocator:
+    """Ticks of an axis of layers, heads or dimensions: about `most`, and never at a half, even if one fits."""
+    return MaxNLocator(most, integer=True, min_n_ticks=1)
+
+
+def index_along(axis: Axes, label: str, most: int = 6) -> None:
+    """Label the x axis with what it counts, at whole numbers."""
+    axis.set_xlabel(label)
+    axis.xaxis.set_major_locator(whole_numbers(most))
 
 
 def layers_along(axis: Axes) -> None:
     """Label the x axis with layers, at whole numbers."""
-    axis.set_xlabel("layer")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    index_along(axis, "layer")
 
 
 def layer_rows(axis: Axes, layers: np.ndarray) -> None:

@@ -8,7 +8,7 @@ from matplotlib.axis import Axis
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from weightscope.metrics.spectra import spectral_gap
 from weightscope.pages.style import (
@@ -17,6 +17,7 @@ from weightscope.pages.style import (
     COLUMN,
     DASHES,
     in_our_style,
+    index_along,
     layer_bar,
     layer_rows,
     layers_along,
@@ -83,13 +84,15 @@ def head_map_figure(sinks: SinkMechanisms) -> Figure:
     colours = (NO_SINK, *MECHANISM_COLOURS.values())
     axes[2].imshow(code, cmap=ListedColormap(colours), norm=Normalize(0, 3), aspect="auto", interpolation="nearest")
     axes[2].set_title("mechanism of sink heads")
-    names = ("no sink head", *MECHANISM_NAMES.values())
-    patches = [Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)]
-    axes[2].legend(handles=patches, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    if sinks.sink_heads.any():
+        names = ("no sink head", *MECHANISM_NAMES.values())
+        patches = [Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)]
+        axes[2].legend(handles=patches, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    else:
+        axes[2].text(0.5, 0.5, "no head is a sink head", transform=axes[2].transAxes, ha="center", va="center")
     layer_rows(axes[0], sinks.layer_indices)
     for axis in axes:
-        axis.set_xlabel("head")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        index_along(axis, "head")
     return figure
 
 
@@ -170,7 +173,7 @@ def spectrum_figure(sinks: SinkMechanisms) -> Figure:
         axis.plot(index, middle, color=colour, linestyle=dash, label=f"{name} ({chosen.sum()})")
         for panel, values in ((spike, gap), (norm, norm_ratio)):
             panel.plot(strength[chosen], values[chosen], ".", color=colour, markersize=4, alpha=0.8)
-    axis.set_xlabel("index $i$")
+    index_along(axis, "index $i$")
     axis.set_ylabel(r"$\sigma_i(W_{QK})\,/\,\sigma_1$ (1)")
     axis.set_ylim(0, 1.03)
     axis.legend()
@@ -230,8 +233,13 @@ def norms_figure(sinks: SinkMechanisms) -> Figure:
 
 @in_our_style()
 def register_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 8, of a model with registers: what attention they take over the layers, and what the sinks on them do."""
-    figure, (inflow, plane) = subplots(1, 2, figsize=(2 * COLUMN, 2.5))
+    """Fig. 8, of a model with registers: what attention they take over the layers, and what the sinks on them do.
+
+    Without a sink event on a register there is no second panel.
+    """
+    on_register = sinks.kind == sinks.kinds.index("register")
+    panels = 2 if (on_register & sinks.event).any() else 1
+    figure, ((inflow, *planes),) = subplots(1, panels, figsize=(panels * COLUMN, 2.5), squeeze=False)
     shares = sinks.inflow.mean(axis=(0, 2)).T  # (K, L)
     inflow.stackplot(
         sinks.layer_indices, shares, labels=sinks.kinds, colors=[KIND_COLOURS[name] for name in sinks.kinds], alpha=0.8
@@ -240,16 +248,16 @@ def register_figure(sinks: SinkMechanisms) -> Figure:
     inflow.margins(x=0)
     inflow.set_ylabel("share of attention (1)")
     layers_along(inflow)
-    on_register = sinks.kind == sinks.kinds.index("register")
-    for name, label in (("", "no sink event"), *MECHANISM_NAMES.items()):
-        chosen = on_register & (sinks.mechanism == name)
-        colour = MECHANISM_COLOURS.get(name, "0.85")
-        plane.scatter(sinks.ratio[chosen], sinks.rank[chosen], color=colour, label=f"{label} ({chosen.sum():,})", **DOT)
-    _rule(plane)
-    _fit(plane, sinks.ratio[on_register], sinks.rank[on_register])
-    plane.set_ylabel("stable rank of $Au$ (1)")
-    plane.set_title("sinks on registers")
-    for place, axis in (("outside lower left", inflow), ("outside lower right", plane)):
+    for plane in planes:
+        for name, label in (("", "no sink event"), *MECHANISM_NAMES.items()):
+            chosen = on_register & (sinks.mechanism == name)
+            style = {"color": MECHANISM_COLOURS.get(name, "0.85"), "label": f"{label} ({chosen.sum():,})", **DOT}
+            plane.scatter(sinks.ratio[chosen], sinks.rank[chosen], **style)
+        _rule(plane)
+        _fit(plane, sinks.ratio[on_register], sinks.rank[on_register])
+        plane.set_ylabel("stable rank of $Au$ (1)")
+        plane.set_title("sinks on registers")
+    for place, axis in zip(("outside lower left", "outside lower right"), (inflow, *planes), strict=False):
         figure.legend(*axis.get_legend_handles_labels(), loc=place, ncols=4, handletextpad=0.2, columnspacing=0.8)
     return figure
 

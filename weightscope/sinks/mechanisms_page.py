@@ -109,7 +109,9 @@ def _mechanisms(files: Files, sinks: SinkMechanisms) -> Section:
     )
     parts = [plane]
     if "register" in sinks.kinds:
-        caption = "Fig. 8. Share of the attention by kind of token; what the sinks on registers do."
+        on_register = (sinks.event & (sinks.kind == sinks.kinds.index("register"))).any()
+        says = "what the sinks on registers do" if on_register else "no register is the sink of an event"
+        caption = f"Fig. 8. Share of the attention by kind of token; {says}."
         parts.append(Figure(save(mechanisms_figures.register_figure(sinks), files, "registers"), caption))
     return Section("No-op or broadcast", text, parts)
 
