@@ -28,7 +28,8 @@ NO_LIMITS = {
     "checkpoint.gguf.LONGEST_LIST", "checkpoint.http.LARGEST_REQUEST", "checkpoint.http.LONGEST_WAIT",
     "checkpoint.local.LARGEST_READ", "circuitry.passes.MOST_PAIRS", "detokenization.on_text.MOST_DIFFERENCE",
     "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.weight_changes.MOST_RANK",
-    "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_DRAWN", "outliers.figures.MOST_NAMED", "pages.drawn.MOST_DESCRIBED",
+    "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_DRAWN", "outliers.figures.MOST_NAMED",
+    "pages.drawn.MOST_DESCRIBED",
     "runner.runner.LARGEST_ERROR", "tensors.findings.LARGEST_RMS", "text.sandbox.MOST_CHILDREN",
 }  # fmt: skip
 

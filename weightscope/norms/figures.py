@@ -1,8 +1,9 @@
 """Figures of norm-based analysis (norm-based-attention paper, Figs 2 to 5)."""
 
 import numpy as np
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from weightscope.norms.measure import NormAnalysis
 from weightscope.pages import style
@@ -48,7 +49,7 @@ def pair_figure(norms: NormAnalysis) -> Figure:
 def head_figure(norms: NormAnalysis) -> Figure:
     """Fig. 4 for every kind: alpha that a head gives it, and its mean |f(x)|; layers downwards.
 
-    Colours are logarithmic: a kind of few tokens gets a hundredth of what another gets.
+    Colours are logarithmic beyond a decade: a kind of few tokens gets a hundredth of what another gets.
     """
     n_layers, n_heads = norms.alpha.shape[:2]
     height = float(np.clip(1.5 * n_layers / n_heads, 0.8, 3.0))
@@ -57,12 +58,17 @@ def head_figure(norms: NormAnalysis) -> Figure:
     for axes, (values, label) in zip(rows, shown, strict=True):
         most = np.nanmax(values)
         least = max(np.nanmin(values), LEAST * most)
-        colours = {"cmap": style.BY_LAYER, "norm": LogNorm(least, most) if least < most else None}
+        log = most > 10 * least  # less than a decade has no ticks
+        norm = LogNorm(least, most, clip=True) if log else Normalize(least, most)
         for kind, axis in enumerate(axes):
             image = axis.imshow(
-                np.maximum(values[:, :, kind], least), aspect="auto", interpolation="nearest", **colours
+                values[:, :, kind], aspect="auto", cmap=style.BY_LAYER, norm=norm, interpolation="nearest"
             )
-        figure.colorbar(image, ax=axes, pad=0.01, label=label, aspect=12)
+        bar = figure.colorbar(image, ax=axes, pad=0.01, label=label, aspect=12)
+        if log:
+            bar.locator = LogLocator(subs=(1,) if most > 100 * least else (1, 2, 5))
+            bar.formatter = StrMethodFormatter("{x:g}")
+            bar.minorticks_off()
         axes[0].set_ylabel("layer")
     step = -(-n_layers // 6)
     rows[0, 0].set_yticks(range(0, n_layers, step), norms.layer_indices[::step])

@@ -115,7 +115,7 @@ def plane_figure(sinks: SinkMechanisms) -> Figure:
         style = {"c": depth[chosen], "cmap": BY_LAYER, "norm": norm, "marker": MARKERS[kind], "zorder": 2, **DOT}
         axes[1].scatter(ratio[chosen], rank[chosen], **style)
         if chosen.any():
-            axes[1].scatter([], [], color="0.3", marker=MARKERS[kind], s=12, label=f"at {name}")
+            axes[1].scatter([], [], color="0.3", marker=MARKERS[kind], s=6, label=f"at {name}")
     _fit(axes[0], ratio, rank)
     axes[0].set_ylabel("stable rank of $Au$ (1)")
     legends = (("outside lower left", axes[0]), ("outside lower right", axes[1]))
@@ -124,7 +124,9 @@ def plane_figure(sinks: SinkMechanisms) -> Figure:
         if axis is axes[1]:
             handles, labels = handles[1:], labels[1:]
         if handles:
-            legend = figure.legend(handles, labels, loc=place, ncols=len(handles), handletextpad=0.2, columnspacing=1.0)
+            legend = figure.legend(
+                handles, labels, loc=place, ncols=len(handles), markerscale=2, handletextpad=0.2, columnspacing=1.0
+            )
             for handle in filter(None, legend.legend_handles):
                 handle.set_alpha(1)
     layer_bar(figure, axes[1], sinks.layer_indices)
@@ -258,7 +260,9 @@ def register_figure(sinks: SinkMechanisms) -> Figure:
         plane.set_ylabel("stable rank of $Au$ (1)")
         plane.set_title("sinks on registers")
     for place, axis in zip(("outside lower left", "outside lower right"), (inflow, *planes), strict=False):
-        figure.legend(*axis.get_legend_handles_labels(), loc=place, ncols=4, handletextpad=0.2, columnspacing=0.8)
+        figure.legend(
+            *axis.get_legend_handles_labels(), loc=place, ncols=4, markerscale=2, handletextpad=0.2, columnspacing=0.8
+        )
     return figure
 
 
@@ -289,7 +293,7 @@ def lemma_figure(sinks: SinkMechanisms) -> Figure:
         axis.set_xlabel(names[0])
         axis.set_ylabel(names[1])
     handles, labels = axes[0, 1].get_legend_handles_labels()
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), markerscale=2)
     for handle in filter(None, legend.legend_handles):
         handle.set_alpha(1)
     return figure
