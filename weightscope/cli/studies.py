@@ -207,9 +207,7 @@ def _bias(
     texts = read_texts(text, characters=sizes.characters)
     bias = sink_bias(model, texts.texts, sizes, first=not own_first, device=device)
     with OutputFolder(out) as files:
-        write_bias_report(
-            files, [bias], texts.source, sizes
-        )  # figures first: finished tables then imply finished figures
+        write_bias_report(files, [bias], texts.source)  # figures first: finished tables then imply finished figures
         bias.write(files)
     return [bias_headline(bias)]
 

@@ -1,18 +1,23 @@
 """Is an attention sink a bias? Predict which heads sink, measure their updates, patch them (sink-as-bias paper)."""
 
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from itertools import product
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from scipy.special import softmax
 
 from weightscope.attention.layer import Layer
 from weightscope.errors import CheckpointError
-from weightscope.files import Files
+from weightscope.files import Files, new_file, regular_file
+from weightscope.fingerprint import Fingerprint
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
@@ -22,7 +27,14 @@ from weightscope.runner.runner import Activations, Observer, Runner, open_runner
 from weightscope.runner.tokenizer import framing_of
 from weightscope.sinks.inputs import CHARACTERS_A_TOKEN
 from weightscope.sinks.strength import sink_strength
-from weightscope.sinks.updates import Decomposition, UpdateMeasures, measure_updates, sink_update, updates_of
+from weightscope.sinks.updates import (
+    Decomposition,
+    UpdateMeasures,
+    layers_table,
+    measure_updates,
+    sink_update,
+    updates_of,
+)
 from weightscope.tables import Column, Table
 from weightscope.text.sequences import Framing, excerpts, token_windows
 from weightscope.text.tokenizer import token_text
@@ -173,9 +185,11 @@ def change_interval(losses: np.ndarray, baseline: np.ndarray, tokens: np.ndarray
     return float(low), float(high)
 
 
-def patching_table(runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence[np.ndarray]) -> Table:
+def patching_table(
+    runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence[np.ndarray], kept: "Kept | None" = None
+) -> Table:
     """Perplexity with the sink's update replaced by mu_sink, and with it taken away, in each range of layers (Table 1):
-    mu (d,), texts (n,)."""
+    mu (d,), texts (n,). With `kept`, the texts that an earlier run has finished are not run again."""
     tokens = np.array([len(text) - 1 for text in texts])
     means = {layer: mean.astype(np.float32) for layer, mean in mu.items()}
     replacements = {PATCHED: constant(means), ABLATED: nothing}
@@ -183,7 +197,15 @@ def patching_table(runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence
     interventions = [
         Intervention(chosen, replacing_sink(replacements[how], chosen, start)) for start, (_, chosen), how in work
     ]
-    plain, *patched = losses_under(runner, texts, interventions)
+    kept = kept or Kept(None, runner.model)
+    by_text = [
+        kept.get(
+            {"text": text, "mu": np.stack(list(means.values()))},
+            lambda text=text: {"losses": losses_under(runner, [text], interventions)},
+        )["losses"]
+        for text in bar(texts, "evaluated", "text")
+    ]
+    plain, *patched = np.concatenate(by_text, axis=1)
     baseline = float(perplexity(plain, tokens))
     rows: list[tuple[object, ...]] = [(NONE, NONE, 0, baseline, 0.0, np.nan, np.nan)]
     for (start, (name, _), how), losses in zip(work, patched, strict=True):
@@ -215,8 +237,8 @@ class Sizes:
         return 2 * (CHARACTERS_A_TOKEN * self.texts * self.tokens + CHARACTERS[1] * self.evaluated)
 
     def __str__(self) -> str:
-        name = SIZE_NAMES.get(self, "as asked for")
-        return f"{self.texts} texts of {self.tokens} tokens, {self.evaluated} evaluated ({name})"
+        name = f" ({SIZE_NAMES[self]})" if self in SIZE_NAMES else ""
+        return f"{self.texts} texts of {self.tokens} tokens, {self.evaluated} evaluated{name}"
 
 
 DEFAULT = Sizes(texts=12, tokens=512, evaluated=4)
@@ -281,10 +303,59 @@ class SinkBias:
         return f"SinkBias({self.model}: {layers} layers of {heads} heads, {self.sizes.texts} texts)"
 
 
-def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool = True, device: str = "cpu") -> SinkBias:
+class Kept:
+    """What runs on one model have finished, in a folder: arrays, named for all that they depend on.
+
+    A file appears complete under its name or not at all; one that cannot be read is computed anew. Without a folder
+    nothing is kept.
+    """
+
+    def __init__(self, folder: Path | None, model: Model) -> None:
+        self.folder = folder
+        self._of = Fingerprint.of_model(model) if folder else None
+
+    def get(self, given: Mapping[str, np.ndarray], compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, Any]:
+        """What `compute` returns for these arrays, from an earlier run if one has finished it."""
+        if self.folder is None or self._of is None:
+            return compute()
+        digests = {name: sha256(np.ascontiguousarray(array).tobytes()).hexdigest() for name, array in given.items()}
+        path = self.folder / f"{self._of.also(**digests).digest}.npz"
+        try:
+            with regular_file(path) as file, np.load(file, allow_pickle=False) as stored:
+                return dict(stored)
+        except (CheckpointError, OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error):
+            arrays = compute()
+        with new_file(path) as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        return arrays
+
+
+def _updates(runner: Runner, measured: Sequence[np.ndarray], kept: Kept) -> UpdateMeasures:
+    """`measure_updates`, unless an earlier run has finished it."""
+
+    def measure() -> dict[str, np.ndarray]:
+        found = measure_updates(runner, measured)
+        layers = {f"layers_{column.name}": column.values for column in found.layers.columns}
+        return {"mu": found.mu, "strength": found.strength} | layers
+
+    found = kept.get({"texts": np.stack(measured)}, measure)
+    table = layers_table({name.removeprefix("layers_"): values for name, values in found.items()})
+    return UpdateMeasures(table, found["mu"], found["strength"])
+
+
+def sink_bias(
+    model: Model,
+    texts: Sequence[str],
+    sizes: Sizes,
+    *,
+    first: bool = True,
+    device: str = "cpu",
+    keep: Path | None = None,
+) -> SinkBias:
     """Predict, measure, patch.
 
-    mu_sink comes from every other document, perplexity from those between: they share none.
+    mu_sink comes from every other document, perplexity from those between: they share none. Updates, and the losses of
+    each text, are kept in the folder `keep` as soon as they are computed: an interrupted run goes on there.
     """
     framing = framing_of(model)
     begin = framing.special[0]
@@ -299,10 +370,11 @@ def sink_bias(model: Model, texts: Sequence[str], sizes: Sizes, *, first: bool =
         raise CheckpointError(f"too little text: {problem} in those between are needed")
 
     runner = open_runner(model, language=True, device=device)
-    updates = measure_updates(runner, measured)
+    kept = Kept(keep, model)
+    updates = _updates(runner, measured, kept)
     predicted = predict_sinks(model, begin)  # only after the model is known to be causal
     layers = updates.layers["layer"].tolist()
-    patching = patching_table(runner, dict(zip(layers, updates.mu, strict=True)), evaluated)
+    patching = patching_table(runner, dict(zip(layers, updates.mu, strict=True)), evaluated, kept)
     layer_shown = layers[int(updates.strength.mean(axis=1).argmax())]
     return SinkBias(
         model=name_of(model),

@@ -1,12 +1,14 @@
 """Figures of sinks as biases: Figs 2 to 5 and Table 1 of the sink-as-bias paper, and predictions of sinks."""
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import product, zip_longest
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from weightscope.pages.style import (
@@ -24,10 +26,13 @@ from weightscope.pages.style import (
 from weightscope.sinks.bias import ABLATED, NONE, PATCHED, READINGS, SINKS_ABOVE, STARTS, SinkBias
 
 MEASURES = ("ratio", "spectral_sink", "variance_sink_mu")  # of u_sink, eqs 3, 5 and 6
+# Of each, what the paper reports of most layers of its models (sections 3.1 to 3.3).
+IN_THE_PAPER = {"ratio": (0.2, 0.5), "spectral_sink": (0.8, 1.0), "variance_sink_mu": (1e-2, 1e-1)}
 DIMENSIONS_SHOWN = 128  # more than a column's pixels can tell apart
 BOUND = 95  # the percentile of |u_others| at which colours end
 LARGE_CHANGE = 20  # in perplexity: an axis that goes beyond it is logarithmic
 SINK, CONTEXT, OTHERS = COLOURS[0], COLOURS[1], COLOURS[7]
+BAND = "#DDDDDD"
 # Of each predictor: what its axis says, and its bar where that is shorter.
 SHORT = {
     "qk_gap": (r"$\sigma_1\,/\,\sigma_2$ of $W_{QK}$",) * 2,
@@ -66,16 +71,29 @@ def updates_figure(bias: SinkBias) -> Figure:
 @in_our_style()
 def side_by_side_figure(models: Sequence[SinkBias]) -> Figure:
     """Ratio, SpectralRatio and R of several models' layers in one figure, as the paper's Figs 2, 3 and 4 are."""
-    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.4))
+    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.7))
+    for axis, (low, high) in zip(axes, IN_THE_PAPER.values(), strict=True):
+        axis.axhspan(low, high, color=BAND, linewidth=0)
     for place, bias in enumerate(models):
-        layers = bias.layers
-        style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 2.5}
+        layers, colour = bias.layers, COLOURS[place % len(COLOURS)]
+        marker = MARKERS[place % len(MARKERS)]
         for axis, measure, of_sink in zip(axes, ("ratio", "spectral", "variance"), MEASURES, strict=True):
-            axis.plot(layers["layer"], layers[of_sink], label=plain(bias.model), **style)
+            axis.plot(layers["layer"], layers[of_sink], color=colour, marker=marker, markersize=2.5)
             if measure != "ratio":
-                axis.plot(layers["layer"], layers[f"{measure}_context"], "--", **style | {"marker": None}, alpha=0.6)
+                axis.plot(layers["layer"], layers[f"{measure}_context"], "--", color=colour, linewidth=0.8)
     _measures_along(axes)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(len(models), 3))
+    names = [
+        Line2D([], [], color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)], markersize=2.5,
+               label=plain(bias.model.removesuffix(".gguf")))
+        for place, bias in enumerate(models)
+    ]  # fmt: skip
+    drawn = [
+        Line2D([], [], color="black", label=r"$u_{sink}$, from token 0"),
+        Line2D([], [], color="black", linestyle="--", linewidth=0.8, label=r"$u_{ctx}$, mean of the others"),
+        Patch(color=BAND, label="paper: most layers of its five models"),
+    ]
+    rows = [entry for pair in zip_longest(names, drawn) for entry in pair if entry is not None]
+    figure.legend(handles=rows, loc="outside upper center", ncols=max(len(names), len(drawn)))
     return figure
 
 

@@ -10,7 +10,7 @@ from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.sinks import bias_figures
-from weightscope.sinks.bias import ABLATED, CHARACTERS, PATCHED, SINKS_ABOVE, TOKENS_SHOWN, SinkBias, Sizes
+from weightscope.sinks.bias import ABLATED, CHARACTERS, PATCHED, SINKS_ABOVE, TOKENS_SHOWN, SinkBias
 from weightscope.sinks.updates import SPREAD
 from weightscope.tables import Column, Table
 
@@ -29,14 +29,14 @@ TABLE_1 = (
 
 
 @phase("drawing figures")
-def write_bias_report(files: Files, models: Sequence[SinkBias], source: str, sizes: Sizes) -> None:
+def write_bias_report(files: Files, models: Sequence[SinkBias], source: str) -> None:
     """Draw the figures of every model and write report.html: are sinks biases?"""
     sections = [_table_one(models)]
     if len(models) > 1:
         sections.append(_side_by_side(files, models))
     for bias in models:
         sections += [_updates(files, bias), _patching(files, bias), _prediction(files, bias)]
-    lead = " ".join([*map(bias_headline, models), f"Amount of text: {sizes}. Texts: {source}."])
+    lead = " ".join([*map(bias_headline, models), f"Texts: {source}."])
     write_page(files, "report.html", "Attention sinks as biases", lead, sections)
 
 
@@ -49,10 +49,9 @@ def bias_headline(bias: SinkBias) -> str:
         (changes["all", PATCHED], changes["all", ABLATED]) for changes in (_changes(bias, 0), _changes(bias, 1))
     )
     return (
-        f"{bias.model}, {bias.sizes.texts} texts of {bias.sizes.tokens} tokens: in the median layer one direction "
-        f"holds {spectral:.0%} of what token 0 writes; R is {variance:.2f} against mu_sink and {own_first:.2f} against "
-        "the updates' own mean. In all layers at once, a "
-        f"constant in its place moves perplexity by {ssp:+.2f} from {bias.baseline:.2f} and nothing in its place by "
+        f"{bias.model}, {bias.sizes}: in the median layer one direction holds {spectral:.0%} of what token 0 writes; "
+        f"R is {variance:.2f} against mu_sink and {own_first:.2f} against the updates' own mean. In all layers at "
+        f"once, a constant in its place moves perplexity by {ssp:+.2f} from {bias.baseline:.2f} and nothing in its place by "
         f"{ablated:+.2f}; with token 0's own update left as it is by {ssp_from_1:+.2f} and {ablated_from_1:+.2f}."
     )
 
@@ -94,13 +93,51 @@ def _table_one(models: Sequence[SinkBias]) -> Section:
 
 
 def _side_by_side(files: Files, models: Sequence[SinkBias]) -> Section:
-    text = "As in the paper's Figs 2 to 4: the layers of all models in one figure, each numbered from its first."
+    text = (
+        "As in the paper's Figs 2 to 4: the layers of all models in one figure, each numbered from its first. Grey is "
+        "what the paper reports of most layers of its models of 7 and 8 billion parameters. The table counts the "
+        "layers that are within it."
+    )
     figure = Figure(
         save(bias_figures.side_by_side_figure(models), files, "updates"),
         "Figs 2, 3 and 4. $u_sink$ solid, the mean $u_ctx$ dashed; $R$ of $u_sink$ is against $mu_sink$.",
         ", ".join(bias.model for bias in models),
     )
-    return Section("What token 0 writes, in all models", text, [figure])
+    return Section("What token 0 writes, in all models", text, [figure, beside_the_paper(models)])
+
+
+def beside_the_paper(models: Sequence[SinkBias]) -> Table:
+    """Ratio, SpectralRatio and R of each model beside the ranges that the paper gives: one row per model and measure.
+
+    Examples
+    --------
+    >>> beside_the_paper([]).names
+    ['model', 'measure', 'paper_low', 'paper_high', 'layers', 'within', 'lowest', 'median', 'highest', 'last_layer']
+    """
+    names = (
+        "model",
+        "measure",
+        "paper_low",
+        "paper_high",
+        "layers",
+        "within",
+        "lowest",
+        "median",
+        "highest",
+        "last_layer",
+    )
+    symbols = ("", "", "from", "to", "", "within it", "", "", "", "last layer")
+    rows = [
+        (bias.model, label, low, high, len(values), ((low <= values) & (values <= high)).sum(),
+         values.min(), np.median(values), values.max(), values[-1])
+        for bias in models
+        for label, (name, (low, high)) in zip(
+            ("Ratio", "SpectralRatio", "R"), bias_figures.IN_THE_PAPER.items(), strict=True
+        )
+        for values in [bias.layers[name]]
+    ]  # fmt: skip
+    header = [Column(name, symbol=symbol, format=".3g") for name, symbol in zip(names, symbols, strict=True)]
+    return Table.of_rows(header, rows)
 
 
 def _updates(files: Files, bias: SinkBias) -> Section:

@@ -11,9 +11,9 @@ u_ctx,i is the mean over the context tokens, u_others,i / i, as the caption of t
 positions i start at 1, as in eq. 4: position 0 has no context. mu_sink alone includes position 0, as eq. 2 says.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -236,38 +236,60 @@ def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> UpdateMeasur
     runner.observe(texts, observer, layers=sorted(layers))
     updates = list(layers.values())
     return UpdateMeasures(
-        _table(list(layers), updates),
+        _measured(list(layers), updates),
         np.stack([layer.mu() for layer in updates]),
         np.stack([np.mean(layer.strengths, axis=0) for layer in updates]),
     )
 
 
-def _table(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
-    """Eqs 3, 5 and 6 of every layer; norms are in units of the residual stream.
+OWN_MEAN = "share that varies (eq. 6), relative to their own mean"
+ONE_DIRECTION = "share of the first singular direction (eq. 5)"
+PARTS = (("sink", "sink"), ("context", "context mean"), ("others", "others' sum"))
+SPREAD_OVER_TEXTS = ("ratio", "spectral_sink", "variance_sink_mu")
+# Heading and meaning of each column; norms are in units of the residual stream.
+HEADINGS: dict[str, tuple[str, str]] = {
+    "layer": ("", ""),
+    "ratio": ("Ratio", "$E|u_sink| / E|u_others|$ (eq. 3)"),
+    **{f"spectral_{part}": (f"$SpectralRatio$, {words}", ONE_DIRECTION) for part, words in PARTS},
+    **{f"variance_{part}": (f"$R$, {words}", OWN_MEAN) for part, words in PARTS},
+    "variance_sink_mu": ("$R$, sink, against $mu_sink$", "eq. 6 with the mean of eq. 2"),
+    "norm_sink": ("$E|u_sink|$", ""),
+    "norm_others": ("$E|u_others|$", ""),
+    "norm_bias": ("$|b|$", ""),
+    **{
+        f"{name}_{end}": ("", f"{percent}th percentile over texts")
+        for name in SPREAD_OVER_TEXTS
+        for percent, end in zip(SPREAD, ("low", "high"), strict=True)
+    },
+}
+
+
+def layers_table(values: Mapping[str, np.ndarray]) -> Table:
+    """One row per layer of the measures of eqs 3, 5 and 6: values (L,) by the names of `HEADINGS`."""
+    return Table([
+        Column(name, values[name], symbol, meaning=meaning) for name, (symbol, meaning) in HEADINGS.items()
+    ])  # fmt: skip
+
+
+def _measured(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
+    """Eqs 3, 5 and 6 of every layer.
 
     R is against the mean of the same updates; for the sink also against mu_sink, which includes position 0.
     """
-    ratio = [influence(layer.sink, layer.others) for layer in updates]
-    columns = [Column("layer", layers), Column("ratio", ratio, "Ratio", meaning="$E|u_sink| / E|u_others|$ (eq. 3)")]
-    for name, symbol, measure, meaning in (
-        ("spectral", "SpectralRatio", spectral_ratio, "share of the first singular direction (eq. 5)"),
-        ("variance", "R", _own_variance, "share that varies (eq. 6), relative to their own mean"),
-    ):
-        for part, words in (("sink", "sink"), ("context", "context mean"), ("others", "others' sum")):
-            values = [measure(getattr(layer, part)) for layer in updates]
-            columns.append(Column(f"{name}_{part}", values, f"${symbol}$, {words}", meaning=meaning))
-    against_mu = [normalised_variance(layer.sink.mean, layer.sink.mean_square, layer.mu()) for layer in updates]
+    values: dict[str, Any] = {"layer": layers, "ratio": [influence(layer.sink, layer.others) for layer in updates]}
+    for part, _ in PARTS:
+        values[f"spectral_{part}"] = [spectral_ratio(getattr(layer, part)) for layer in updates]
+        values[f"variance_{part}"] = [_own_variance(getattr(layer, part)) for layer in updates]
+    values["variance_sink_mu"] = [
+        normalised_variance(layer.sink.mean, layer.sink.mean_square, layer.mu()) for layer in updates
+    ]
+    values["norm_sink"] = [layer.sink.mean_norm for layer in updates]
+    values["norm_others"] = [layer.others.mean_norm for layer in updates]
+    values["norm_bias"] = [float(np.linalg.norm(layer.bias)) for layer in updates]
     spread = np.stack([layer.spread() for layer in updates])  # (L, 2, 3)
-    return Table([
-        *columns,
-        Column("variance_sink_mu", against_mu, "$R$, sink, against $mu_sink$", meaning="eq. 6 with the mean of eq. 2"),
-        Column("norm_sink", [layer.sink.mean_norm for layer in updates], "$E|u_sink|$"),
-        Column("norm_others", [layer.others.mean_norm for layer in updates], "$E|u_others|$"),
-        Column("norm_bias", [float(np.linalg.norm(layer.bias)) for layer in updates], "$|b|$"),
-        *(Column(f"{name}_{end}", spread[:, place, which], meaning=f"{SPREAD[place]}th percentile over texts")
-          for which, name in enumerate(("ratio", "spectral_sink", "variance_sink_mu"))
-          for place, end in enumerate(("low", "high"))),
-    ])  # fmt: skip
+    for which, name in enumerate(SPREAD_OVER_TEXTS):
+        values[f"{name}_low"], values[f"{name}_high"] = spread[:, :, which].T
+    return layers_table(values)
 
 
 def _own_variance(updates: Stack) -> float:
