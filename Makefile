@@ -38,7 +38,7 @@ outlier-dimensions: $(VENV)/.installed-runner $(CUDA)  ## the dimensions that de
 
 # SIZES=--thorough takes 40 texts instead of 12; SIZES=--paper takes 100, as the paper does. Both add a small model of
 # each of the paper's families from the Hub. MODELS="one two" chooses the models.
-sink-bias: $(VENV)/.installed-runner $(CUDA)  ## does the first token write a constant (three minutes)
+sink-bias: $(VENV)/.installed-runner $(CUDA)  ## does the first token write a constant (a few minutes a model)
 	$(BIN)/python -m analyses.sink_bias $(OPTIONS)
 
 sink-mechanisms: $(VENV)/.installed-runner $(CUDA)  ## is a sink a no-op or a broadcast (six minutes)

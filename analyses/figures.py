@@ -54,7 +54,10 @@ DRAWINGS = (
     Drawing("norm-attention", "analyses.norm_attention --model {mpnet} --text {books}"),
     Drawing("norm-attention-minilm", f"analyses.norm_attention --model {MINILM} --text {{books}}"),
     Drawing("outlier-dimensions", "analyses.outlier_dimensions --model {mpnet} --text {stsb}"),
-    Drawing("sink-bias", f"analyses.sink_bias --model {SMOLLM2} --model embedded"),
+    Drawing(
+        "sink-bias",
+        f"analyses.sink_bias --paper --text {{books}} --model {SMOLLM2} --model {{gemma}} --own-first {{qwen}}",
+    ),
     Drawing("sink-mechanisms/mpnet", "analyses.sink_mechanisms --model {mpnet} --text {books}"),
     Drawing("sink-mechanisms/smollm2", f"analyses.sink_mechanisms --model {SMOLLM2} --text {{books}}"),
     Drawing("sink-mechanisms/vit-fashion-mnist", f"analyses.sink_mechanisms --model {FASHION}"),

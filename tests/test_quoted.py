@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -52,19 +53,58 @@ DINO = [f"sink-mechanisms/vit-fashion-mnist{registers}/heads.csv" for registers 
 TOY = {"variant": "softmax", "probability": 0.5}
 
 
-def change(layers: str, intervention: str, start: int = 0) -> float:
-    return cell(PATCHING, "change", layers=layers, intervention=intervention, first_position=start)
+BIAS_MODELS = {
+    "SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M", "gemma-3-270m-q4_k_m.gguf": "Gemma 3 270M",
+    "qwen2.5-coder-0.5b.gguf": "Qwen2.5-Coder-0.5B",
+}  # fmt: skip
+BESIDE = "sink-bias/beside-the-paper.csv"
 
 
-def both(layers: str, start: int = 0) -> list[float]:
+def change(layers: str, intervention: str, start: int = 0, of: str = PATCHING) -> float:
+    return cell(of, "change", layers=layers, intervention=intervention, first_position=start)
+
+
+def both(layers: str, start: int = 0, of: str = PATCHING) -> list[float]:
     """With the constant in the sink's place, and with nothing."""
-    return [change(layers, intervention, start) for intervention in ("SSP", "ablation")]
+    return [change(layers, intervention, start, of) for intervention in ("SSP", "ablation")]
+
+
+def patching(model: str) -> str:
+    return f"sink-bias/{model.removesuffix('.gguf').lower()}/patching.csv"
+
+
+GEMMA = patching("gemma-3-270m-q4_k_m.gguf")
 
 
 def from_position_1(intervention: str) -> list[float]:
     """The change in all layers with token 0's own update left as it is, and its interval."""
     where = {"layers": "all", "intervention": intervention, "first_position": 1}
     return [cell(PATCHING, name, **where) for name in ("change", "change_low", "change_high")]
+
+
+def within(measure: str) -> list[float]:
+    """Of each model, how many layers are in the paper's range, and of how many."""
+    names = product(BIAS_MODELS, ("within", "layers"))
+    return [cell(BESIDE, name, model=model, measure=measure) for model, name in names]
+
+
+def beside_rows() -> Iterator[str]:
+    """The table of measures beside the paper's in docs/studies.md."""
+    for row in rows(BESIDE):
+        numbers = [f"{float(row[name]):.2f}" for name in ("lowest", "median", "highest", "last_layer")]
+        cells = [BIAS_MODELS[row["model"]], row["measure"], row["layers"], row["within"], *numbers]
+        yield f"| {' | '.join(cells)} |"
+
+
+def patching_rows() -> Iterator[str]:
+    """The table of perplexities in docs/studies.md."""
+    for row in rows("sink-bias/models.csv"):
+        of = patching(row["model"])
+        pairs = [both(layers, 0, of) for layers in ("early", "middle", "late", "all")] + [both("all", 1, of)]
+        plain = f"{cell(of, 'perplexity', intervention='none'):.1f}"
+        counts = [row["texts"], row["evaluated"], plain]
+        changes = [said("{:+.1f} / {:+.1f}", pair) for pair in pairs]
+        yield f"| {' | '.join([BIAS_MODELS[row['model']], *counts, *changes])} |"
 
 
 def from_layer_12(name: str) -> float:
@@ -231,17 +271,28 @@ QUOTED: dict[str, list[float]] = {
         term(1, "p"), term(1, "e"),
     ],
     "depends on T^pp, T^p and T^ee ({:.2f}, {:.2f}, {:.2f})": [term(6, name) for name in ("pp", "p", "ee")],
-    "a third of what all others write together, {:.0%} of it along one direction;": [from_layer_12("spectral_sink")],
+    "SpectralRatio is in it in {:.0f} of {:.0f} layers of SmolLM2, {:.0f} of {:.0f} of Gemma and {:.0f} of {:.0f} of": (
+        within("SpectralRatio")
+    ),
+    "R rarely is: in {:.0f} of {:.0f} layers of SmolLM2, {:.0f} of {:.0f} of Gemma and {:.0f} of {:.0f} of": (
+        within("R")
+    ),
+    "token 0 alone writes {:.2f} of what all others write together, {:.0%} of it along one direction;": [
+        from_layer_12("ratio"), from_layer_12("spectral_sink"),
+    ],
     "R of eq. 6 is {:.2f} against mu_sink of eq. 2 and {:.2f} against the updates' own mean": [
         from_layer_12("variance_sink_mu"), from_layer_12("variance_sink"),
     ],
-    "(perplexity {:.1f} without intervention)": [cell(PATCHING, "perplexity", intervention="none")],
+    "In the last layer one direction holds {:.0%}, and R is {:.2f}": [
+        column(SINKS, name)[-1] for name in ("spectral_sink", "variance_sink_mu")
+    ],
+    "in all layers at once it costs {:+.1f} perplexity where nothing in its place costs {:+.1f}": both("all", 0, GEMMA),
     "it costs {:+.1f} perplexity in the middle layers where removing it costs {:+.1f}": both("middle"),
     "{:+.1f} against {:+.1f} in the late ones": both("late"),
     "In the early layers it does not help: {:+.1f} against {:+.1f}": both("early"),
     "eq. 7 as written does worse than removal ({:+.1f} against {:+.1f})": both("all"),
-    "the constant costs {:+.1f}, from {:+.1f} to {:+.1f} in 95 % of the draws of the four": from_position_1("SSP"),
-    "and removal {:+.1f}, from {:+.1f} to {:+.1f}:": from_position_1("ablation"),
+    "the constant costs {:+.1f}, from {:+.1f} to {:+.1f} in 95 % of the draws of the texts": from_position_1("SSP"),
+    "and removal {:+.1f}, from {:+.1f} to {:+.1f}.": from_position_1("ablation"),
     "of {:.0f} sink events on 64 texts {:.0f} are no-ops and {:.0f} broadcasts": [
         events(name) for name in ("events", "nop", "broadcast")
     ],
@@ -296,6 +347,11 @@ def test_the_tables_of_roles_are_those_of_the_models_left_out(row: str) -> None:
     assert " ".join(row.split()) in SAID
 
 
+@pytest.mark.parametrize("row", [*beside_rows(), *patching_rows()])
+def test_the_tables_of_sinks_as_biases_are_those_of_the_models_run(row: str) -> None:
+    assert row in SAID
+
+
 @pytest.mark.parametrize("template", QUOTED)
 def test_a_number_is_what_its_file_holds(template: str) -> None:
     assert said(template, QUOTED[template]) in SAID
@@ -346,6 +402,7 @@ ELSEWHERE = {
     "95 %": "a confidence", "5 %": "a confidence", "28 %": "of none in nine, checked below",
     "0.9": "a threshold", "15 %": "a threshold",
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
+    "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's", "2.0": "a licence",
     "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
 }  # fmt: skip
 
@@ -358,7 +415,7 @@ def test_what_is_said_without_numbers_of_the_small_dinov2s() -> None:
 
 def test_no_number_is_told_that_no_file_holds() -> None:
     text = " ".join(map(words, RESULTS))
-    for row in (*held_out_rows(), *scale_rows()):
+    for row in (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows()):
         text = text.replace(" ".join(row.split()), "")
     for template, numbers in QUOTED.items():
         text = text.replace(said(template, numbers), "")

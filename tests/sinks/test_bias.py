@@ -35,7 +35,15 @@ pytestmark = pytest.mark.check
 
 PAPERS = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox")  # the paper's five families
 BIASED = ("qwen2", "gpt_neox", "gpt2")
-OTHERS = ("gpt2", "gemma2", "gpt_oss", "olmo", "deepseek_v2", "qwen3_next")  # softcap, sinks, clipping, latents, a gate
+OTHERS = (
+    "gpt2",
+    "gemma2",
+    "gemma3",
+    "gpt_oss",
+    "olmo",
+    "deepseek_v2",
+    "qwen3_next",
+)  # softcap, sinks, clipping, latents, a gate
 TEXTS = [np.array([1, *np.random.default_rng(n).integers(3, 20, n)]) for n in (8, 11, 8, 5)]
 
 

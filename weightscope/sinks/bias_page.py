@@ -51,8 +51,9 @@ def bias_headline(bias: SinkBias) -> str:
     return (
         f"{bias.model}, {bias.sizes}: in the median layer one direction holds {spectral:.0%} of what token 0 writes; "
         f"R is {variance:.2f} against mu_sink and {own_first:.2f} against the updates' own mean. In all layers at "
-        f"once, a constant in its place moves perplexity by {ssp:+.2f} from {bias.baseline:.2f} and nothing in its place by "
-        f"{ablated:+.2f}; with token 0's own update left as it is by {ssp_from_1:+.2f} and {ablated_from_1:+.2f}."
+        f"once, a constant in its place moves perplexity by {ssp:+.2f} from {bias.baseline:.2f} and nothing in its "
+        f"place by {ablated:+.2f}; with token 0's own update left as it is by {ssp_from_1:+.2f} and "
+        f"{ablated_from_1:+.2f}."
     )
 
 
@@ -103,7 +104,25 @@ def _side_by_side(files: Files, models: Sequence[SinkBias]) -> Section:
         "Figs 2, 3 and 4. $u_sink$ solid, the mean $u_ctx$ dashed; $R$ of $u_sink$ is against $mu_sink$.",
         ", ".join(bias.model for bias in models),
     )
-    return Section("What token 0 writes, in all models", text, [figure, beside_the_paper(models)])
+    return Section("What token 0 writes, in all models", text, [figure, beside_the_paper(models), what_was_run(models)])
+
+
+def what_was_run(models: Sequence[SinkBias]) -> Table:
+    """Each model and the amount of text: one row per model.
+
+    Examples
+    --------
+    >>> what_was_run([]).names
+    ['model', 'stored', 'biases', 'first_token', 'texts', 'tokens', 'evaluated', 'predicted_tokens']
+    """
+    names = ("model", "stored", "biases", "first_token", "texts", "tokens", "evaluated", "predicted_tokens")
+    symbols = ("", "", "", "first token", "texts", "tokens of each", "texts evaluated", "tokens predicted in them")
+    rows = [
+        (bias.model, bias.stored, "yes" if bias.biased else "no", bias.first or "the text's own", bias.sizes.texts,
+         bias.sizes.tokens, bias.sizes.evaluated, bias.predicted_tokens)
+        for bias in models
+    ]  # fmt: skip
+    return Table.of_rows([Column(name, symbol=symbol) for name, symbol in zip(names, symbols, strict=True)], rows)
 
 
 def beside_the_paper(models: Sequence[SinkBias]) -> Table:
