@@ -325,8 +325,8 @@ class Kept:
                 return dict(stored)
         except (CheckpointError, OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error):
             arrays = compute()
-        with new_file(path) as file:
-            np.savez(file, allow_pickle=False, **arrays)
+        with new_file(path) as new:
+            np.savez(new, allow_pickle=False, **arrays)
         return arrays
 
 
