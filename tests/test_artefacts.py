@@ -50,6 +50,7 @@ def test_every_file_is_there() -> None:
 
 
 def test_a_row_is_drawn_somewhere_or_says_why_not() -> None:
-    for artefact, _, command, state, file in ROWS:
+    for artefact, _, command, state, drawn, file in ROWS:
         assert state in {"drawn", "small", "stand-in", "computed", "not reproduced", "not here"} and file, artefact
+        assert bool(drawn) == (state not in {"computed", "not here"}), artefact
         assert command or state in {"computed", "not here"}, artefact

@@ -4,7 +4,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -197,12 +197,13 @@ def patching_table(
     interventions = [
         Intervention(chosen, replacing_sink(replacements[how], chosen, start)) for start, (_, chosen), how in work
     ]
-    kept = kept or Kept(None, runner.model)
+    kept, mus = kept or Kept(None, runner.model), np.stack(list(means.values()))
+
+    def losses_of(text: np.ndarray) -> dict[str, np.ndarray]:
+        return {"losses": losses_under(runner, [text], interventions)}
+
     by_text = [
-        kept.get(
-            {"text": text, "mu": np.stack(list(means.values()))},
-            lambda text=text: {"losses": losses_under(runner, [text], interventions)},
-        )["losses"]
+        kept.get({"text": text, "mu": mus}, partial(losses_of, text))["losses"]
         for text in bar(texts, "evaluated", "text")
     ]
     plain, *patched = np.concatenate(by_text, axis=1)

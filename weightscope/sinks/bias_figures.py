@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from weightscope.pages.style import (
     BY_LAYER,
@@ -22,6 +21,7 @@ from weightscope.pages.style import (
     layers_along,
     plain,
     subplots,
+    whole_numbers,
 )
 from weightscope.sinks.bias import ABLATED, NONE, PATCHED, READINGS, SINKS_ABOVE, STARTS, SinkBias
 
@@ -165,7 +165,7 @@ def prediction_figure(bias: SinkBias) -> Figure:
     image = measured.imshow(strength, aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
     layer_rows(measured, layers)
     measured.set_xlabel("head")
-    measured.xaxis.set_major_locator(MaxNLocator(integer=True))
+    measured.xaxis.set_major_locator(whole_numbers())
     measured.set_title("attention to token 0, measured")
     figure.colorbar(image, ax=measured, pad=0.02)
 
