@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from analyses.sink_toys.training import as_array
 from weightscope.attention.factored import Factored
 from weightscope.attention.norms import fold_layer_norm
 
@@ -126,15 +127,15 @@ class PreNormAttention(nn.Module):
         z = self.norm(x)
         q, k, v = (self._split(linear(z)) for linear in (self.query, self.key, self.value))
         w_o = self.output.weight.T.unflatten(0, (self.heads, self.head_dim))  # (h, r, d)
-        return Trace(*(t.numpy() for t in (x, x + self(x), q, k, v, self._attention(q, k), v @ w_o)))
+        return Trace(*(as_array(t) for t in (x, x + self(x), q, k, v, self._attention(q, k), v @ w_o)))
 
     @torch.no_grad()
     def qk(self, head: int) -> Factored:
         """W_QK of a head with the LayerNorm folded in, as `weightscope.Head.qk` has it."""
         rows = slice(head * self.head_dim, (head + 1) * self.head_dim)
-        gamma, beta = self.norm.weight.numpy(), self.norm.bias.numpy()
+        gamma, beta = as_array(self.norm.weight), as_array(self.norm.bias)
         left, right = (
-            fold_layer_norm(linear.weight[rows].T.numpy(), np.zeros(self.head_dim), gamma, beta)[0]
+            fold_layer_norm(as_array(linear.weight[rows].T), np.zeros(self.head_dim), gamma, beta)[0]
             for linear in (self.query, self.key)
         )
         return Factored(left, right)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from analyses.sink_toys.attention import Options, PreNormAttention, Registers, Trace, traces
 from analyses.sink_toys.diagnosis import diagnose
-from analyses.sink_toys.training import WEIGHT_DECAY, Kept, Size, direction, seeded, train
+from analyses.sink_toys.training import WEIGHT_DECAY, Kept, Size, as_array, direction, seeded, train
 from weightscope.sinks import lemmas
 from weightscope.sinks import strength as sinks
 
@@ -162,7 +162,7 @@ def train_broadcast(
     model = BroadcastModel(size, options, setting)
     task = Task.drawn(size.width, generator, setting.margin)
     held_out = task.tokens(HELD_OUT, size, generator)
-    selected = task.selected(held_out).numpy()
+    selected = as_array(task.selected(held_out))
 
     def loss() -> Tensor:
         x = task.tokens(size.batch, size, generator)

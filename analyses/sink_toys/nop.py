@@ -14,7 +14,7 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from analyses.sink_toys.attention import Options, PreNormAttention, Registers, Trace, traces
-from analyses.sink_toys.training import Kept, Size, direction, seeded, train
+from analyses.sink_toys.training import Kept, Size, as_array, direction, seeded, train
 from weightscope.sinks import lemmas
 from weightscope.sinks import strength as sinks
 
@@ -128,7 +128,7 @@ def measure(model: NopModel, task: Task, gate: Tensor, x: Tensor, run: NopRun) -
     with torch.no_grad():
         run.loss = float(nn.functional.mse_loss(model(x), task.target(x, gate)))
     run.sink, run.strength = int(received(trace).argmax()), float(received(trace).max())
-    flagged = task.flags(x, gate).numpy()  # (b, n - 1)
+    flagged = as_array(task.flags(x, gate))  # (b, n - 1)
     given = slice(1, 1 + x.shape[1])  # rows of the tokens with a task
     to_sink = sinks.attention_shares(trace.attention)[:, 0, given, run.sink]  # (b, n - 1)
     run.flagged_attention = float(to_sink[flagged].mean())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +34,12 @@ class Size:
 def seeded(seed: int) -> torch.Generator:
     """A generator for a run's inputs; the model's initialisation, drawn next, follows the same seed."""
     torch.manual_seed(seed)
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """A tensor of any device as a NumPy array."""
+    return tensor.cpu().numpy()
 
 
 def direction(width: int, generator: torch.Generator) -> Tensor:
@@ -60,12 +66,12 @@ class Kept:
         """Restore what was saved and return its step; 0 if there is nothing."""
         if not self.path.exists():
             return 0
-        saved = torch.load(self.path, weights_only=True)
+        saved = torch.load(self.path, weights_only=True, map_location=torch.get_default_device())
         if saved["settings"] != self.settings:
             return 0
         model.load_state_dict(saved["model"])
         optimiser.load_state_dict(saved["optimiser"])
-        self.generator.set_state(saved["generator"])
+        self.generator.set_state(saved["generator"].cpu())
         for notes, earlier in zip(self.notes, saved["notes"], strict=True):
             notes[:] = earlier
         return int(saved["step"])

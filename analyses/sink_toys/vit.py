@@ -18,7 +18,7 @@ from analyses.sink_toys.attention import Options, PreNormAttention, Registers, T
 from analyses.sink_toys.broadcast import mlp
 from analyses.sink_toys.diagnosis import diagnose
 from analyses.sink_toys.mosaics import CLASSES, PATCH, PATCHES, Mosaics, mosaics
-from analyses.sink_toys.training import Kept, seeded, train
+from analyses.sink_toys.training import Kept, as_array, seeded, train
 from weightscope.sinks import strength as sinks
 
 
@@ -118,7 +118,7 @@ def train_vit(variant: str, options: Options, size: Size, seed: int, folder: Pat
     generator = seeded(seed)
     model = Vit(size, options)
     training, test = mosaics(size.images, seed, test=False), mosaics(TEST_IMAGES, seed, test=True)
-    patches, classes = torch.from_numpy(training.patches), torch.from_numpy(training.classes)
+    patches, classes = torch.as_tensor(training.patches), torch.as_tensor(training.classes)
 
     def loss() -> Tensor:
         drawn = torch.randint(len(patches), (size.batch,), generator=generator)
@@ -130,8 +130,8 @@ def train_vit(variant: str, options: Options, size: Size, seed: int, folder: Pat
         pass
     run = VitRun(variant, seed)
     with torch.no_grad():
-        seen = torch.from_numpy(test.patches)
-        run.accuracy = float((model(seen).argmax(dim=-1).numpy() == test.classes).mean())
+        seen = torch.as_tensor(test.patches)
+        run.accuracy = float((as_array(model(seen).argmax(dim=-1)) == test.classes).mean())
         run.patch_accuracy, run.patch_iou = probed(model, training, test)
     run.layers = [layer_sinks(trace) for trace in traces(model, seen[:DIAGNOSED])]
     return run
@@ -141,7 +141,7 @@ def probed(model: Vit, training: Mosaics, test: Mosaics) -> tuple[float, float]:
     """Accuracy and mean IoU, on test images, of a linear classifier of the frozen patch tokens."""
 
     def features(images: np.ndarray) -> np.ndarray:
-        return model.tokens(torch.from_numpy(images))[:, 1:].flatten(0, 1).numpy()  # (images * PATCHES, d)
+        return as_array(model.tokens(torch.as_tensor(images))[:, 1:].flatten(0, 1))  # (images * PATCHES, d)
 
     probe = LogisticRegression(max_iter=300)
     probe.fit(features(training.patches[:PROBE_IMAGES]), training.labels[:PROBE_IMAGES].ravel())
