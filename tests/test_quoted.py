@@ -302,6 +302,11 @@ QUOTED: dict[str, list[float]] = {
     ],
     "chosen by norm ({:.0f} to {:.0f} times": ends(sink_heads("norm_ratio")),
     "(sigma_1/sigma_2 at most {:.1f})": [sink_heads("qk_gap").max()],
+    "is at most {:.2f} in the no-op heads (medians over their events), with a median of {:.2f}; in the toys below "
+    "it is at most {:.2f}": [
+        column(HEADS, "cancelled", mechanism="nop").max(), np.median(column(HEADS, "cancelled", mechanism="nop")),
+        column(NOP, "cancelled").max(),
+    ],
     "rule on {:.1f} % of the pairs of a head and an image and, with four registers, on {:.1f} %": [
         100 * column(heads, "events").mean() for heads in DINO
     ],

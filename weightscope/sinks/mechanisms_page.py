@@ -120,7 +120,7 @@ def _second_no_op(sinks: SinkMechanisms) -> str:
     """Whether sinks do nothing in Lemma 1's second way."""
     events = sinks.event.any()
     which = sinks.event if events else np.ones_like(sinks.event)
-    cancelled, against = (sinks.measures[name][which] for name in ("cancelled", "against_stream"))
+    cancelled, against = (sinks.measures[name][which].round(2) + 0.0 for name in ("cancelled", "against_stream"))
     return (
         "In Lemma 1 a sink can also do nothing by cancelling what the other keys write. Over all "
         f"{'events' if events else 'heads and inputs, as there is no event,'} `cancelled`, 1 where the two cancel, has "
