@@ -28,6 +28,7 @@ from weightscope.sinks.bias import (  # noqa: E402  # noqa: E402
     perplexity,
     replacing_sink,
     stored_in,
+    text_losses,
 )
 from weightscope.sinks.updates import decompose, measure_updates, updates_of  # noqa: E402
 
@@ -231,7 +232,7 @@ def test_position_0_stays_what_it_is_if_patching_starts_after_it(name: str, tmp_
 
 def test_the_table_holds_every_range_and_both_interventions(tmp_path: Path) -> None:
     runner = tiny("mistral", tmp_path)
-    table = patching_table(runner, means(runner, TEXTS), TEXTS)
+    table = patching_table(text_losses(runner, means(runner, TEXTS), TEXTS))
     expected = float(perplexity(runner.losses(TEXTS), np.array([len(text) - 1 for text in TEXTS])))
     (*as_it_is, low, high), *rows = table.rows()
     baseline = as_it_is[3]

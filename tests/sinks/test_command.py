@@ -63,7 +63,8 @@ def test_bias_writes_tables_figures_and_a_page(texts: Path, tmp_path: Path) -> N
         for stem in ("updates", "picture", "patching", "heads")
         for end in ("png", "svg", "figure.csv")
     }
-    assert visible(tmp_path) == {"layers.csv", "heads.csv", "patching.csv", "mu_sink.npz", "report.html"} | figures
+    tables = {f"{name}.csv" for name in ("layers", "heads", "patching", "losses")}
+    assert visible(tmp_path) == tables | {"mu_sink.npz", "report.html"} | figures
     assert all((tmp_path / name).stat().st_size > 5000 for name in figures if not name.endswith(".csv"))
     with (tmp_path / "patching.csv").open() as file:
         rows = list(csv.DictReader(file))

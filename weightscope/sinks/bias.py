@@ -185,12 +185,11 @@ def change_interval(losses: np.ndarray, baseline: np.ndarray, tokens: np.ndarray
     return float(low), float(high)
 
 
-def patching_table(
+def text_losses(
     runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence[np.ndarray], kept: "Kept | None" = None
 ) -> Table:
-    """Perplexity with the sink's update replaced by mu_sink, and with it taken away, in each range of layers (Table 1):
-    mu (d,), texts (n,). With `kept`, the texts that an earlier run has finished are not run again."""
-    tokens = np.array([len(text) - 1 for text in texts])
+    """Loss of each text in nats, as it is and with the sink's update replaced by mu_sink or taken away in each range of
+    layers: mu (d,), texts (n,). With `kept`, the texts that an earlier run has finished are not run again."""
     means = {layer: mean.astype(np.float32) for layer, mean in mu.items()}
     replacements = {PATCHED: constant(means), ABLATED: nothing}
     work = list(product(STARTS, layer_ranges(sorted(mu)).items(), replacements))
@@ -206,12 +205,23 @@ def patching_table(
         kept.get({"text": text, "mu": mus}, partial(losses_of, text))["losses"]
         for text in bar(texts, "evaluated", "text")
     ]
-    plain, *patched = np.concatenate(by_text, axis=1)
+    names = [NONE, *(f"{name}_{how}_{start}" for start, (name, _), how in work)]
+    counted = [Column("text", np.arange(len(texts))), Column("tokens", [len(text) - 1 for text in texts])]
+    return Table([*counted, *map(Column, names, np.concatenate(by_text, axis=1))])
+
+
+def patching_table(losses: Table) -> Table:
+    """Perplexity with the sink's update replaced by mu_sink, and with it taken away, in each range of layers (Table 1);
+    `losses` as of `text_losses`."""
+    plain, tokens = losses[NONE], losses["tokens"]
     baseline = float(perplexity(plain, tokens))
     rows: list[tuple[object, ...]] = [(NONE, NONE, 0, baseline, 0.0, np.nan, np.nan)]
-    for (start, (name, _), how), losses in zip(work, patched, strict=True):
-        changed = float(perplexity(losses, tokens))
-        rows.append((name, how, start, changed, changed - baseline, *change_interval(losses, plain, tokens)))
+    for column in losses.columns[3:]:
+        name, how, start = column.name.split("_")
+        changed = float(perplexity(column.values, tokens))
+        rows.append(
+            (name, how, int(start), changed, changed - baseline, *change_interval(column.values, plain, tokens))
+        )
     names = ("layers", "intervention", "first_position", "perplexity", "change", "change_low", "change_high")
     symbols = ("", "", "first position", "", "change in perplexity", "from", "to")
     header = [Column(name, symbol=symbol) for name, symbol in zip(names, symbols, strict=True)]
@@ -263,8 +273,7 @@ class SinkBias:
     first: str  # The token that every text begins with; empty where each begins with its own
     sizes: Sizes  # What was available: windows may be cut to the model's context, texts may run out
     updates: UpdateMeasures  # Eqs 2-6
-    patching: Table  # Table 1; its first row is the model as it is
-    predicted_tokens: int  # How many tokens the perplexities average over
+    losses: Table  # One row per text: its loss in nats as it is and under every intervention
     predicted: Table  # What each predictor says of every head, from the weights alone
     aurocs: Table  # How well each predictor ranks the heads by whether they sink
     shown: Decomposition  # One layer's updates on one text (Fig. 5)
@@ -282,6 +291,16 @@ class SinkBias:
         meaning = "attention that the average query from position 1 on gives token 0"
         return Table([layer, head, Column("strength", self.updates.strength.ravel(), meaning=meaning), *readings])
 
+    @cached_property
+    def patching(self) -> Table:
+        """Table 1; its first row is the model as it is."""
+        return patching_table(self.losses)
+
+    @property
+    def predicted_tokens(self) -> int:
+        """How many tokens the perplexities average over."""
+        return int(self.losses["tokens"].sum())
+
     @property
     def baseline(self) -> float:
         """Perplexity of the model as it is."""
@@ -294,8 +313,8 @@ class SinkBias:
         return re.sub(r"[^\w.-]+", "-", name).strip("-.").lower()
 
     def write(self, files: Files) -> None:
-        """Write layers.csv, heads.csv, patching.csv and mu_sink.npz."""
-        for name in ("layers", "heads", "patching"):
+        """Write layers.csv, heads.csv, patching.csv, losses.csv and mu_sink.npz."""
+        for name in ("layers", "heads", "patching", "losses"):
             files.table(f"{name}.csv", getattr(self, name))
         files.npz("mu_sink.npz", layers=self.layers["layer"], mu_sink=self.updates.mu.astype(np.float32))
 
@@ -375,7 +394,7 @@ def sink_bias(
     updates = _updates(runner, measured, kept)
     predicted = predict_sinks(model, begin)  # only after the model is known to be causal
     layers = updates.layers["layer"].tolist()
-    patching = patching_table(runner, dict(zip(layers, updates.mu, strict=True)), evaluated, kept)
+    losses = text_losses(runner, dict(zip(layers, updates.mu, strict=True)), evaluated, kept)
     layer_shown = layers[int(updates.strength.mean(axis=1).argmax())]
     return SinkBias(
         model=name_of(model),
@@ -384,8 +403,7 @@ def sink_bias(
         first=token_text(framing.tokenizer, begin) if first else "",
         sizes=Sizes(len(measured), longest, len(evaluated)),
         updates=updates,
-        patching=patching,
-        predicted_tokens=sum(len(text) - 1 for text in evaluated),
+        losses=losses,
         predicted=predicted,
         aurocs=prediction_aurocs(predicted, updates.strength.ravel()),
         shown=updates_of(runner, measured[0][:TOKENS_SHOWN], layer_shown),
