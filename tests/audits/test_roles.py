@@ -24,6 +24,8 @@ def test_findings_of_gpt2_call_its_heads_by_their_roles(monkeypatch: pytest.Monk
     model = ws.open_model(shared("gpt2-attention"))
     found = ws.audit(model, layers=[4], directions=0)
     assert found.roles[4, 11] == "feeds keys" and found.roles[5, 1] == "induction"
+    whole = named_wiring(model)
+    assert whole is not None and np.array_equal(names.head_names(model), whole[1])  # from queries of a few pairs alone
     monkeypatch.setattr(circuits, "AFFORDABLE", 0)
     assert roles_of(model) == {}
 
@@ -31,7 +33,7 @@ def test_findings_of_gpt2_call_its_heads_by_their_roles(monkeypatch: pytest.Monk
 def test_heads_that_tokens_name_need_no_wiring(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     found = named_wiring(embedded)
     assert found is not None
-    monkeypatch.setattr(names, "wiring", None)
+    monkeypatch.setattr(names, "wiring_by_keys", None)
     assert np.array_equal(names.head_names(embedded), found[1]) and roles_of(embedded)
 
 

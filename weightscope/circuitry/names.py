@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from weightscope.attention.layer import Head, Layer
-from weightscope.circuitry.passes import wiring
+from weightscope.circuitry.passes import wiring_by_keys
 from weightscope.circuitry.stream import N_SEQUENCES, joining, said_once, streams, why_no_stream
 from weightscope.circuitry.wiring import Wiring
 from weightscope.compute.cores import in_threads
@@ -113,10 +113,11 @@ ROLES = (
     Role("copying", "copying", 1.19, 48, 117),
     Role("anti-copying", "anti_copying", 2.27, 16, 22),
 )
+FEEDS_KEYS = Role("feeds keys", "read_by_keys", 0.4)
 ROLES_BY_WIRING = (
     Role("induction", "reads_by_keys", 0.24, 25, 44),
     Role("identity", "identity", 0.8),
-    Role("feeds keys", "read_by_keys", 0.4),
+    FEEDS_KEYS,
 )
 NO_NAME = ""
 SURE = {
@@ -168,12 +169,12 @@ def head_roles(model: Model, wired: Wiring, counts: str | Path | None = None) ->
 
 
 def head_names(model: Model) -> np.ndarray:
-    """The names alone, (L, H); the wiring, most of the work, is looked at only where tokens give none."""
+    """The names alone, (L, H); the wiring, most of the work, is looked at only where tokens give none, and in part."""
     scores, lacking = _without_wiring(model, np.array(model.attention_layers), model.config.n_heads)
     if lacking is None:
         return named(scores, ROLES)[0]
     if len(model.attention_layers) > 1:  # else no head reads what another has written
-        scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring(model))
+        scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring_by_keys(model, _may_feed_keys))
     return named(scores, ROLES_BY_WIRING)[0]
 
 
@@ -257,6 +258,11 @@ def _shares(wiring: Wiring, kind: str, layers: slice) -> np.ndarray:
         shares = np.where(most > random, (wiring.pk[kind][layers] - random) / (most - random), np.nan)
     # Narrow models have large shares by chance: only shares that stand out count.
     return np.where(wiring.z_of("pk", kind, layers) > LEAST_Z, shares, np.where(np.isnan(shares), np.nan, 0.0))
+
+
+def _may_feed_keys(wiring: Wiring, layers: slice) -> np.ndarray:
+    """Pairs whose queries decide whether the writer feeds keys: to subtract their share makes no other reach that."""
+    return _shares(wiring, "k", layers) >= FEEDS_KEYS.least
 
 
 def _largest(values: np.ndarray, axes: tuple[int, int]) -> np.ndarray:

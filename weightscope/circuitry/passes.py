@@ -9,7 +9,7 @@ W_VO(a) and of the matrix that V belongs to, and N = U'V, which is r x r:
 Where query heads share what they read, q is a quadratic form Q on it, and CS^2 = tr(N' diag(p) N Q).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -175,6 +175,18 @@ def wiring(
     return scores.wiring if exact else _with_the_strongest(model, scores, top, engine, get_model)
 
 
+def wiring_by_keys(model: Model, doubtful: Callable[[Wiring, slice], np.ndarray]) -> Wiring:
+    """The exact wiring by keys; by queries only of pairs that are `doubtful`, (1, H, L, H) for a layer of writers."""
+    with ThisProcess() as engine:
+        get_model = partial(_itself, model)
+        wired = _all_pairs(model, tuple(model.attention_layers), "cpu", True, engine, get_model, ("k",)).wiring
+        pairs = [np.argwhere(doubtful(wired, at)) + np.array([at.start, 0, 0, 0]) for at in wired.by_layer]
+        i, a, j, b = np.concatenate(pairs).T
+        queries = np.full_like(i, KINDS.index("q"))
+        _compute(model, wired, np.stack([queries, i, a, j, b // wired.shared], axis=1), engine, get_model)
+    return wired
+
+
 def _itself(model: Model) -> Model:
     return model
 
@@ -197,7 +209,13 @@ class _Pass(ShowsShapes):
 
 
 def _all_pairs(
-    model: Model, layers: tuple[int, ...], device: str, exact: bool, engine: Engine, get_model: GetModel
+    model: Model,
+    layers: tuple[int, ...],
+    device: str,
+    exact: bool,
+    engine: Engine,
+    get_model: GetModel,
+    kinds: Sequence[str] = KINDS,
 ) -> _Pass:
     n, h, config = len(layers), model.config.n_heads, model.config
     pk, cs = ({kind: np.full((n, h, n, h), np.nan, np.float32) for kind in KINDS} for _ in range(2))
@@ -205,13 +223,13 @@ def _all_pairs(
     rows = config.head_dim if exact else LEADING + 2 * PROBES
     bytes_a_layer = 4 * h * (rows * config.d_model + 2 * len(KINDS) * n * h)  # what is written, and all its scores
     for group in _groups(n, bytes_a_layer, TASKS_ELSEWHERE if engine.elsewhere else 1):
-        engine.submit(group, pass_task, get_model, layers, group, exact, device)
+        engine.submit(group, pass_task, get_model, layers, group, exact, device, kinds)
     shown = bar(what="wiring", unit="pair of layers", total=n * (n - 1) // 2)
     for group, value in _values(engine):
         scores, own = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
         rest = n - group.start
-        scores = array_of(scores, (2, len(KINDS), len(group), h, rest, h), "pairs of layers")
-        for number, kind in enumerate(KINDS):
+        scores = array_of(scores, (2, len(kinds), len(group), h, rest, h), "pairs of layers")
+        for number, kind in enumerate(kinds):
             pk[kind][group.start : group.stop, :, group.start :] = scores[0, number]
             cs[kind][group.start : group.stop, :, group.start :] = np.sqrt(np.maximum(scores[1, number], 0))
         for fact, kind in ((fact, kind) for fact in FACTS for kind in ("o", *KINDS)):
@@ -264,13 +282,13 @@ FACTS: dict[str, Callable[[Spaces], np.ndarray]] = {
 
 
 def pass_task(
-    get_model: GetModel, layers: Sequence[int], group: range, exact: bool, device_name: str
+    get_model: GetModel, layers: Sequence[int], group: range, exact: bool, device_name: str, kinds: Sequence[str]
 ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
-    """The task of a pass: the layers of a group write; these and all later layers read -> (2, 3, G, H, L,
+    """The task of a pass: the layers of a group write; these and all later layers read -> (2, K, G, H, L,
     H), (L, H)."""
     model, device = get_model(), open_device(device_name)
     h, n = model.config.n_heads, len(layers) - group.start
-    scores = np.full((2, len(KINDS), len(group), h, n, h), np.nan, np.float32)
+    scores = np.full((2, len(kinds), len(group), h, n, h), np.nan, np.float32)
     facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *KINDS)} for fact in FACTS}
     written: list[Written] = []  # each of one layer, or of some that are small
     together = SMALL_BYTES // (4 * model.config.head_dim * h) if device is CPU else 0  # rows of heads
@@ -284,7 +302,7 @@ def pass_task(
         if not exact:
             facts["largest"]["o"][m] = spaces.written.use[:, 0, LEADING:].max(axis=-1, initial=0)
         if written:
-            _meet(written, spaces, device, scores[..., m, :])
+            _meet(written, spaces.read, kinds, device, scores[..., m, :])
         if m < len(group):
             rows = Written.whole(spaces.written, device)
             _keep(written, rows if exact else sketched(spaces.written, layers[group.start + m]), together)
@@ -313,14 +331,16 @@ def _keep(written: list[Written], own: Written, together: int) -> None:
     written.append(own)
 
 
-def _meet(written: Sequence[Written], spaces: LayerSpaces, device: Device, scores: np.ndarray) -> None:
-    """Write the scores of all that was written with what one layer reads into their place, (2, 3, G, H, H)."""
-    columns = {kind: device.put(read.directions) for kind, read in spaces.read.items()}
-    tasks = [(i, number) for i in range(len(written)) for number in range(len(KINDS))]
+def _meet(
+    written: Sequence[Written], read: Mapping[str, Spaces], kinds: Sequence[str], device: Device, scores: np.ndarray
+) -> None:
+    """Write the scores of all that was written with what one layer reads into their place, (2, K, G, H, H)."""
+    columns = {kind: device.put(read[kind].directions) for kind in kinds}
+    tasks = [(i, number) for i in range(len(written)) for number in range(len(kinds))]
 
     def meet(task: tuple[int, int]) -> np.ndarray:
-        i, kind = task[0], KINDS[task[1]]
-        return pair_scores(written[i], spaces.read[kind], device, columns[kind])
+        i, kind = task[0], kinds[task[1]]
+        return pair_scores(written[i], read[kind], device, columns[kind])
 
     h = scores.shape[-1]
     ends = np.cumsum([len(part.weights) // h for part in written])

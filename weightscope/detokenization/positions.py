@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import softmax
-from scipy.stats import spearmanr
 
 from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Head, Layer
@@ -330,6 +329,8 @@ def _explained_by_sinusoids(remainder: np.ndarray, line: np.ndarray, j: np.ndarr
 def recency(scores: np.ndarray) -> float:
     """Spearman correlation of a score with j: 1 where attention falls with distance all the way, 0 without a trend;
     scores (n,)."""
+    from scipy.stats import spearmanr  # SciPy's statistics take a while to import
+
     if np.ptp(scores) == 0:
         return 0.0
     return float(spearmanr(np.arange(len(scores)), scores).statistic)
