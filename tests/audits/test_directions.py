@@ -10,7 +10,7 @@ import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.attention.factored import Factored
 from weightscope.audits import directions
-from weightscope.audits.measure_layer import Projection, _vectors
+from weightscope.audits.measure_layer import Projection, _spectrum
 from weightscope.metrics import spaces
 
 
@@ -38,7 +38,7 @@ def kept_of(w: Factored, how_many: int) -> tuple[np.ndarray, np.ndarray]:
     """What measuring keeps of a matrix's singular vectors."""
     factors = [factor.astype(float) for factor in (w.left, w.right)]
     left, right = (Projection.of(one, one.T @ one, spaces.probes(len(one))) for one in factors)
-    found = _vectors("w", left, right, len(w.left), how_many)
+    found = _spectrum("w", left, right, len(w.left), how_many)
     return found["w_left"], found["w_right"]
 
 

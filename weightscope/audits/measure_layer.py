@@ -120,12 +120,13 @@ def _measure_heads(
         key = key or Projection.of(w_k, key_gram, against[1])
         value = value or Projection.of(w_v, value_gram, against[1])
         query, output = Projection.of(w_q, query_gram, against[0]), Projection.of(w_o, output_gram, against[0])
-        measured.append(_qk(query, key, b_q, forms) | _vo(value, output, b_v) | _one_space(query, key, qk, vo))
+        spectra = _spectrum("qk", query, key, layer.d_model, directions)
+        spectra |= _spectrum("vo", value, output, layer.d_model, directions)
+        linear = spectra["vo_singular_values"]
+        measured.append(_qk(query, key, b_q, forms) | spectra | _vo(value, output, b_v, linear))
+        measured[-1] |= _one_space(query, key, qk, vo)
         measured[-1] |= factor_arrays((query.gram, key.gram, value.gram, output.gram), (b_q, b_k, b_v))
         of_queries, of_outputs = of_queries + _row_squares(w_q), of_outputs + _row_squares(w_o)
-        if directions:
-            measured[-1] |= _vectors("qk", query, key, layer.d_model, directions)
-            measured[-1] |= _vectors("vo", value, output, layer.d_model, directions)
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             queries += query.gram / squared
@@ -150,7 +151,6 @@ def _qk(query: Projection, key: Projection, b_q: np.ndarray, forms: Mapping[str,
         FORM + name: core_singular_values(query.triangle, key.triangle, between) for name, between in forms.items()
     }
     return spectra | {
-        "qk_singular_values": core_singular_values(query.triangle, key.triangle),
         "qk_bias_norm": np.array(np.linalg.norm(key.triangle.r @ b_q.astype(np.float64))),  # |b_Q W_K'| = |R_K b_Q'|
         "qk_route": np.array(route_of(query.triangle, key.triangle)),
         "q_sketch": query.sketch,
@@ -158,10 +158,8 @@ def _qk(query: Projection, key: Projection, b_q: np.ndarray, forms: Mapping[str,
     }
 
 
-def _vo(value: Projection, output: Projection, b_v: np.ndarray) -> dict[str, np.ndarray]:
-    linear = core_singular_values(value.triangle, output.triangle)
+def _vo(value: Projection, output: Projection, b_v: np.ndarray, linear: np.ndarray) -> dict[str, np.ndarray]:
     return {
-        "vo_singular_values": linear,
         "vo_affine_singular_values": affine_singular_values(value.triangle, b_v, output.triangle, linear),
         "vo_bias_norm": np.array(np.linalg.norm(output.triangle.r @ b_v.astype(np.float64))),
         "vo_route": np.array(route_of(value.triangle, output.triangle)),
@@ -179,15 +177,21 @@ def _one_space(query: Projection, key: Projection, qk: np.ndarray, vo: np.ndarra
     }
 
 
-def _vectors(name: str, left: Projection, right: Projection, d: int, directions: int) -> dict[str, np.ndarray]:
-    """Coordinates of a map's leading singular vectors in its factors' columns, (r, k); (r, 0) where R is not enough."""
-    coordinates_left, coordinates_right = (np.empty((len(side.gram), 0)) for side in (left, right))
+def _spectrum(name: str, left: Projection, right: Projection, d: int, directions: int) -> dict[str, np.ndarray]:
+    """A map's singular values and, if asked for, coordinates of its leading singular vectors in its factors' columns.
+
+    The coordinates are (r, k); (r, 0) where R is not enough.
+    """
+    if not directions:
+        return {f"{name}_singular_values": core_singular_values(left.triangle, right.triangle)}
+    of_left, of_right = np.empty((len(left.gram), 0)), np.empty((len(right.gram), 0))
     if route_of(left.triangle, right.triangle) == "gram":
         u, s, vt = lapack.svd(left.triangle.r @ right.triangle.r.T)
         columns = slice(shown(leading_blocks(s, d, directions)))
-        coordinates_left = coordinates(left.triangle, u[:, columns])
-        coordinates_right = coordinates(right.triangle, vt[columns].T)
-    return {f"{name}_left": coordinates_left, f"{name}_right": coordinates_right}
+        of_left, of_right = coordinates(left.triangle, u[:, columns]), coordinates(right.triangle, vt[columns].T)
+    else:
+        s = core_singular_values(left.triangle, right.triangle)
+    return {f"{name}_singular_values": s, f"{name}_left": of_left, f"{name}_right": of_right}
 
 
 def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
