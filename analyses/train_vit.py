@@ -7,7 +7,7 @@
 dataset-fashion-mnist). All are the DINOv2 of transformers. `RECIPES` says what each learns. The two that the repository
 keeps have to say which garment it is at every token, and patches also their pixels, some of which are hidden: one patch
 does not show which garment it is, so the model has to collect that and distribute it. Other recipes ask only the class
-token, or only for hidden pixels, as models do whose sinks are no-ops; analyses/vit/tries.csv has the sinks of each.
+token, or only for hidden pixels; OUT/tries.csv counts the sinks of each.
 Registers predict nothing. The first images of the test set are written too.
 """
 

@@ -19,6 +19,7 @@ ROLE_COLOURS = {
 }  # fmt: skip
 UNNAMED = "#C4C9CF"
 KIND_COLOURS = {"q": "#7B5FC7", "k": "#9C5A1A", "v": "#999933"}
+LABEL = np.array((0.28, 0.09))  # inches that a label takes
 THICKEST = 2.6  # points
 
 
@@ -43,17 +44,16 @@ def diagram(found: Circuits) -> Any:
         colours = [ROLE_COLOURS.get(names[i, b], UNNAMED) for i in range(n) for b in range(h)]
         sizes = [14 if (i, b) in drawn else 5 for i in range(n) for b in range(h)]
         axis.scatter(np.repeat(np.arange(n), h), np.tile(np.arange(h), n), s=sizes, c=colours, zorder=3, linewidths=0)
-        for i, head in drawn:
-            if names[i, head]:
-                axis.annotate(
-                    f"{wired.layers[i]}.{head}",
-                    (i, head),
-                    (0, 3.5),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=5,
-                    zorder=4,
-                )
+        for i, head in apart({place for place in drawn if names[place]}, n, h, figure.get_size_inches()):
+            axis.annotate(
+                f"{wired.layers[i]}.{head}",
+                (i, head),
+                (0, 3.5),
+                textcoords="offset points",
+                ha="center",
+                fontsize=5,
+                zorder=4,
+            )
         axis.set(ylabel="head", title=f"what {READS[kind]} read")
     axes[0].invert_yaxis()
     axes[0].yaxis.set_major_locator(whole_numbers(9))
@@ -67,6 +67,16 @@ def diagram(found: Circuits) -> Any:
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
+
+
+def apart(places: set[tuple[int, int]], n: int, h: int, inches: np.ndarray) -> list[tuple[int, int]]:
+    """Heads, by place of the layer and index, whose labels do not cover one another; the first of each cluster."""
+    across, down = LABEL / (inches * (0.8, 0.8 / 3)) * (n, h)  # of a label, in layers and heads
+    kept: list[tuple[int, int]] = []
+    for i, head in sorted(places):
+        if all(abs(i - j) >= across or abs(head - other) >= down for j, other in kept):
+            kept.append((i, head))
+    return kept
 
 
 def curve(a: tuple[int, int], b: tuple[int, int], colour: str, width: float) -> PathPatch:
