@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PIECE = 1 << 20  # bytes sent at a time by a server with a rate
 
 
 @dataclass
@@ -70,6 +71,10 @@ class Hub:
         Of the page that redirects.
     trickles : bool
         Headers come a byte at a time, without end.
+    latency : float
+        Seconds before each answer.
+    rate : float
+        Bytes a second of each connection; 0 for as fast as it goes.
     """
 
     repositories: dict[str, dict[str, bytes | Hole]] = field(default_factory=dict)
@@ -84,6 +89,8 @@ class Hub:
     location: str = ""
     page_headers: dict[str, str] = field(default_factory=dict)
     trickles: bool = False
+    latency: float = 0.0
+    rate: float = 0.0
     requests: list[Request] = field(default_factory=list)
     sent: int = 0
     hub: str = ""
@@ -121,6 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         state, path = self.state, unquote(self.path.split("?")[0])
+        time.sleep(state.latency)
         with state.lock:
             state.requests.append(
                 Request(self.command, path, self.headers.get("Range"), self.headers.get("Authorization"))
@@ -237,7 +245,16 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             with self.state.lock:
                 self.state.sent += len(body)
+            self.send(body)
+
+    def send(self, body: bytes) -> None:
+        rate, begun = self.state.rate, time.monotonic()
+        if not rate:
             self.wfile.write(body)
+            return
+        for start in range(0, len(body), PIECE):
+            self.wfile.write(body[start : start + PIECE])
+            time.sleep(max(0.0, begun + min(start + PIECE, len(body)) / rate - time.monotonic()))
 
 
 class _Server(ThreadingHTTPServer):
