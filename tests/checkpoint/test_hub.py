@@ -17,6 +17,7 @@ from tests.support.large_models import GB, shape_of_70b
 from weightscope.checkpoint import http, open_checkpoint, resolve_folder
 from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.opening import downloaded
+from weightscope.checkpoint.remote import Ahead, BlockCache
 from weightscope.errors import CheckpointError
 
 RANDOM = np.random.default_rng(0)
@@ -135,6 +136,66 @@ def test_a_model_of_70b_is_opened_for_its_headers_and_read_for_what_is_wanted(hu
     checkpoint.prefetch(of_layer_0)
     assert needed <= checkpoint.bytes_fetched < 1.002 * needed  # the headers of all 30 files included
     assert checkpoint[of_layer_0[0]].rows(0, 2).shape == (2, 8192)
+
+
+def test_an_audit_of_70b_takes_a_thousand_requests(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for the headers are sent, those for the layers counted."""
+    hub.repositories["big/model"] = shape_of_70b()
+    checkpoint = open_checkpoint("big/model")
+    opened, groups = len(hub.requests), []
+    monkeypatch.setattr(http.RangedFile, "fetch", lambda source, group, *_: groups.append(group))
+    for layer in range(80):
+        stem = f"model.layers.{layer}."
+        checkpoint.prefetch(name for name in checkpoint.names_under(stem) if "attn" in name or "input_layer" in name)
+    assert sum(group[-1][1] - group[0][0] for group in groups) == 80 * 2 * 8192 * (2 * 8192 + 2 * 1024 + 1)
+    assert 850 < opened + len(groups) < 950
+
+
+def test_the_storage_is_asked_at_once_where_its_address_is_known(remote: Hub) -> None:
+    checkpoint = open_checkpoint("owner/model")
+    for name in QUERIES_AND_KEYS:
+        checkpoint[name].read()
+    redirected = [r for r in remote.requests if r.method == "GET" and "/resolve/" in r.path and "-of-" in r.path]
+    assert len(redirected) == 2  # one a shard, for its header
+
+
+def test_what_was_fetched_ahead_is_read_from_memory(
+    remote: Hub, local: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
+) -> None:
+    near, far = open_checkpoint(local), open_checkpoint("owner/model")
+    far.prefetch(near)
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockCache, "get", lambda *_: pytest.fail("a block was read back"))
+        for name, tensor in near.items():
+            half = tensor.shape[0] // 2
+            for rows in ((0, half), (half, tensor.shape[0])):
+                np.testing.assert_array_equal(far[name].rows(*rows), tensor.rows(*rows))
+    np.testing.assert_array_equal(far[name].read(), tensor.read())  # read once more: from the cache
+
+
+def test_the_memory_for_what_was_fetched_ahead_is_bounded(
+    remote: Hub, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, checkpoint, room = Ahead(), open_checkpoint("owner/model"), 5 * D * D * 4
+    monkeypatch.setattr("weightscope.checkpoint.remote.AHEAD", room)
+    for file in checkpoint.files:
+        monkeypatch.setattr(file, "_ahead", ahead)
+    checkpoint.prefetch(checkpoint)
+    assert 0 <= ahead.room < room
+    for name, tensor in open_checkpoint(local).items():
+        np.testing.assert_array_equal(checkpoint[name].read(), tensor.read())
+    assert ahead.room == room
+
+
+def test_a_tensor_that_came_in_part_is_not_kept(hub: Hub, small_blocks: None) -> None:
+    w = np.arange(BIG, dtype=np.float32)
+    hub.repositories["m"] = {"model.safetensors": encode({"w": w})}
+    checkpoint = open_checkpoint("m")
+    hub.faults = ["breaks off", "404", "404", "404"]
+    with pytest.raises(CheckpointError, match="answered 404"):
+        checkpoint.prefetch(["w"])
+    hub.faults = []
+    np.testing.assert_array_equal(checkpoint["w"].read(), w)
 
 
 def test_what_was_fetched_is_not_fetched_again(remote: Hub) -> None:
@@ -269,6 +330,7 @@ def test_a_hub_that_serves_weights_itself_does_as_well(remote: Hub, local: Path)
 def test_redirects_without_end_are_reported(remote: Hub) -> None:
     checkpoint = open_checkpoint("owner/model")
     remote.storage = remote.hub + "/owner/model/resolve/main/model-00001-of-00002.safetensors?"
+    remote.faults = ["403"]  # the storage's address that is known has expired
     with pytest.raises(CheckpointError, match="redirects more than"):
         checkpoint[QUERIES_AND_KEYS[0]].read()
 

@@ -25,12 +25,15 @@ LEAST_RATE = 10_000  # bytes per second that a transfer must bring, ...
 PATIENCE = 60.0  # ... after this many seconds for everything before the first byte
 DEADLINE = 3600.0  # seconds for a whole transfer: the largest request at the least rate
 PIECES_AHEAD = 64  # received but not consumed yet
+TOGETHER = 0.005  # seconds: pieces that arrive meanwhile are consumed at once, with fewer switches between threads
 ATTEMPTS = 5  # in a row without progress
 FIRST_WAIT = 0.5  # seconds; doubles from one attempt to the next
 LONGEST_WAIT = 30.0
 LARGEST_REQUEST = 32 << 20
 
 Range = tuple[int, int]  # [start, stop)
+Deliver = Callable[[Range, memoryview], object]
+Place = Callable[[Range], memoryview]
 Look = Callable[[Any, bool], None]  # (response, whether another server than the first one sent it)
 
 
@@ -38,25 +41,28 @@ Look = Callable[[Any, bool], None]  # (response, whether another server than the
 
 
 def exchange(
-    method: str, url: str, look: Look, name: str, timeout: float, **headers: str
+    method: str, url: str, look: Look, name: str, timeout: float, led_to: str = "", **headers: str
 ) -> Generator[bytes, None, None]:
     """The body of a server's answer in pieces, not decoded; `look` sees each response first and may refuse it.
 
     Redirects are followed to https, or to the same host without leaving https; the token is sent to `url`'s server
-    only. A HEAD request is not redirected to another server.
+    only. A HEAD request is not redirected to another server. `led_to` is where `url` has led to before, asked at once.
     """
-    return paced(_received(method, url, look, name, timeout, headers), name)
+    return paced(_received(method, url, look, name, timeout, led_to, headers), name)
 
 
 def _received(
-    method: str, url: str, look: Look, name: str, timeout: float, headers: dict[str, str]
+    method: str, url: str, look: Look, name: str, timeout: float, led_to: str, headers: dict[str, str]
 ) -> Generator[bytes, None, None]:
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
     first = origin(url)
     sent = build_hf_headers(library_name="weightscope") | {"accept-encoding": "identity"}
     sent |= {key.replace("_", "-"): value for key, value in headers.items()}
+    url = led_to or url
     for _ in range(MAX_REDIRECTS):
+        if origin(url) != first:
+            sent.pop("authorization", None)
         with get_session().stream(method, url, headers=sent, timeout=timeout, follow_redirects=False) as response:
             look(response, origin(url) != first)
             if not redirects(response):
@@ -65,8 +71,6 @@ def _received(
             target = _allowed(url, response.headers["location"], name)
             if method == "HEAD" and origin(target) != first:
                 return
-            if origin(target) != first:
-                sent.pop("authorization", None)
             url = target
             deque(islice(response.iter_raw(), 2), 0)  # read a short page, so that the connection can be reused
     raise CheckpointError(f"the server redirects more than {MAX_REDIRECTS} times", file=name)
@@ -138,6 +142,8 @@ def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, N
     try:
         while True:
             begun = time.monotonic()
+            if received.empty():
+                time.sleep(TOGETHER)
             try:
                 item = received.get(timeout=max(0.0, min(PATIENCE + size / LEAST_RATE, DEADLINE) - waited))
             except Empty:
@@ -165,6 +171,11 @@ class _BadAnswerError(Exception):
         self.wait = wait
 
 
+def new_memory(span: Range) -> memoryview:
+    """New memory for a range."""
+    return memoryview(bytearray(span[1] - span[0]))
+
+
 class RangedFile:
     """A file read by HTTP ranges. `url`'s server gets the token; `etag` identifies the content; `size` is in bytes."""
 
@@ -173,19 +184,24 @@ class RangedFile:
         self.bytes_fetched = 0  # of all answers so far
         self._lock = threading.Lock()
         self._etag_elsewhere: str | None = None
+        self._led_to = ""  # the storage's address of this file, signed for a time; empty once it fails
 
-    def fetch(self, wanted: Sequence[Range], deliver: Callable[[Range, bytes], object]) -> None:
-        """One request from the first range's start to the last one's stop, resumed where it fails."""
+    def fetch(self, wanted: Sequence[Range], deliver: Deliver, place: Place = new_memory) -> None:
+        """One request from the first range's start to the last one's stop, resumed where it fails.
+
+        Each range is received in the memory that `place` has for it, and delivered when it is complete.
+        """
         from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
         delivered, failures = 0, 0
         while delivered < len(wanted):
             before = delivered
             try:
-                for span, content in self._complete(wanted[delivered:]):
+                for span, content in self._complete(wanted[delivered:], place):
                     deliver(span, content)
                     delivered += 1
             except (_BadAnswerError, HTTPError) as error:
+                self._led_to = ""
                 failures = 1 if delivered > before else failures + 1
                 if failures >= ATTEMPTS:
                     raise CheckpointError(
@@ -196,12 +212,12 @@ class RangedFile:
             except OfflineModeIsEnabled:
                 raise CheckpointError("is not in the cache, and HF_HUB_OFFLINE is set", file=self.name) from None
 
-    def _complete(self, wanted: Sequence[Range]) -> Iterator[tuple[Range, bytes]]:
+    def _complete(self, wanted: Sequence[Range], place: Place) -> Iterator[tuple[Range, memoryview]]:
         """The ranges that one answer's body completes."""
         position, stop = wanted[0][0], wanted[-1][1]
         todo = iter(wanted)
-        span = next(todo)
-        held = bytearray()
+        span, size = next(todo), 0
+        held = place(span)  # which has the span's first `size` bytes
         with closing(self._answer(position, stop)) as pieces:
             for piece in pieces:
                 with self._lock:
@@ -212,12 +228,13 @@ class RangedFile:
                 while len(view):
                     dropped = min(max(span[0] - position, 0), len(view))
                     taken = min(span[1] - max(position, span[0]), len(view) - dropped)
-                    held += view[dropped : dropped + taken]
+                    held[size : size + taken] = view[dropped : dropped + taken]
+                    size += taken
                     view, position = view[dropped + taken :], position + dropped + taken
                     if position == span[1]:
-                        yield span, bytes(held)
-                        held.clear()
-                        span = next(todo, (stop, stop + 1))
+                        yield span, held
+                        span, size = next(todo, (stop, stop)), 0
+                        held = place(span)
         if position < stop:
             raise _BadAnswerError(f"the server sent {stop - position} bytes too few")
 
@@ -229,7 +246,8 @@ class RangedFile:
             self._check_headers(response, start, stop, elsewhere)
 
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        return exchange("GET", self.url, look, self.name, timeout, range=f"bytes={start}-{stop - 1}")
+        sent = f"bytes={start}-{stop - 1}"
+        return exchange("GET", self.url, look, self.name, timeout, self._led_to, range=sent)
 
     def _check_headers(self, response: Any, start: int, stop: int, elsewhere: bool) -> None:
         """Refuse an answer whose status or headers are not those of bytes [start, stop)."""
@@ -266,6 +284,7 @@ class RangedFile:
             if self._etag_elsewhere not in {None, headers["etag"]}:
                 raise CheckpointError("has changed on the server since it was opened", file=self.name)
             self._etag_elsewhere = headers["etag"]
+            self._led_to = str(response.url)
 
     def _check_etag(self, etag: str | None) -> None:
         if etag is not None and bare_etag(etag) != self.etag:

@@ -34,7 +34,7 @@ from weightscope.checkpoint.local import (
 )
 from weightscope.checkpoint.packages import PACKAGE, packaged
 from weightscope.checkpoint.quantised import dequantised
-from weightscope.checkpoint.remote import CONNECTIONS, BlockCache, RemoteFile
+from weightscope.checkpoint.remote import CONNECTIONS, Ahead, BlockCache, RemoteFile
 from weightscope.checkpoint.tensor import StoredTensor
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError, printable
@@ -323,12 +323,13 @@ def _remote_shards(repository: Repository) -> tuple[list[LocalFile | RemoteFile]
     names: dict[str, list[str]] = {shard: [] for shard in shards}
     for tensor, shard in weight_map.items():
         names[shard].append(tensor)
+    ahead = Ahead()
     with ThreadPoolExecutor(min(CONNECTIONS, len(shards))) as pool:
-        files = _opened(pool.map(lambda shard: _open_shard(pinned, shard, names[shard]), shards), repository)
+        files = _opened(pool.map(lambda shard: _open_shard(pinned, shard, names[shard], ahead), shards), repository)
     return files, weight_map, folder or Path(repository.id)
 
 
-def _open_shard(repository: Repository, name: str, tensors: list[str]) -> LocalFile | RemoteFile:
+def _open_shard(repository: Repository, name: str, tensors: list[str], ahead: Ahead) -> LocalFile | RemoteFile:
     """A shard from the Hub's cache, or else by its header."""
     from huggingface_hub import constants
 
@@ -341,4 +342,4 @@ def _open_shard(repository: Repository, name: str, tensors: list[str]) -> LocalF
     source = RangedFile(stat.url, stat.etag, stat.size, name)
     cache = BlockCache(constants.ENDPOINT, repository.id, name, stat.etag, str(stat.size))
     identity = file_identity(repository.id, stat.commit, name, stat.etag, stat.size)
-    return RemoteFile(source, PurePosixPath(name), cache, identity, tensors)
+    return RemoteFile(source, PurePosixPath(name), cache, ahead, identity, tensors)
