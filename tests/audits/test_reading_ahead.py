@@ -1,4 +1,4 @@
-"""The next layer is fetched while the current one is measured."""
+"""The next layer, and at the end the embeddings, are fetched while the current one is measured."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.hub_server import Hub
-from weightscope.audits.audit import AuditOptions, measure_task
+from weightscope.audits.audit import END, AuditOptions, measure_task, tensors_of_heads
 from weightscope.model import Model
 
 
@@ -29,6 +29,13 @@ def test_the_next_layer_is_here_when_this_one_is_measured(remote: Model) -> None
     assert not to_fetch(remote, 1)
     for name, values in alone.items():
         np.testing.assert_array_equal(ahead[name], values)
+
+
+def test_the_embeddings_are_here_when_the_last_layer_is_measured(remote: Model) -> None:
+    names = tensors_of_heads(remote, ())
+    assert any("wte" in name for name in names) and remote.checkpoint.bytes_to_fetch(names)
+    measure_task(lambda: remote, 1, AuditOptions(), END)
+    assert not remote.checkpoint.bytes_to_fetch(names)
 
 
 def test_a_next_layer_that_cannot_be_had_does_not_keep_this_one(remote: Model, hub: Hub) -> None:

@@ -31,6 +31,7 @@ from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import tensor_findings
 from weightscope.tensors.measure import Everything, read_everything
 
+END = -1  # follows the last layer: what is read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit
 LONGEST_WINDOW = 131_072  # distances: each is rotated and summed by itself, and no model was trained on longer texts
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
@@ -188,7 +189,7 @@ def audit(
     options.entries()  # read before the work starts
     with progress_shown(progress):
         indices = options.layers_of(opened)
-        steps = bar(pairwise((*indices, None)), "layers", "layer", total=len(indices))
+        steps = bar(pairwise((*indices, END)), "layers", "layer", total=len(indices))
         measured = {index: measure_task(lambda: opened, index, options, following) for index, following in steps}
         return conclude(opened, measured, options)
 
@@ -198,28 +199,31 @@ def measure_task(
 ) -> dict[str, np.ndarray]:
     """The task that an audit consists of: read and measure one layer of one checkpoint.
 
-    Meanwhile, the layer `following` it in this process is fetched from a server or from disk.
+    Meanwhile, what follows it in this process is fetched from a server or disk: a layer, or at the END the embeddings.
     """
     model = get_model()
     with one_blas_thread():
         unchecked = model.unchecked()  # a copy, because a model caches its last layer
         layer = unchecked.layer(index)
-        with fetching(model, following):
-            directions = how_many_read(model, options.layers_of(model), options.directions)
+        directions = how_many_read(model, options.layers_of(model), options.directions)
+        with fetching(model, following, tokens_read=bool(directions)):
             measured = measured_layer(layer, measured_forms(model, options), options, directions)
         return measured | {"broken": np.array(sorted(unchecked.checkpoint.noted or ()), dtype=str)}
 
 
 @contextmanager
-def fetching(model: Model, index: int | None) -> Iterator[None]:
-    """Fetch a layer's tensors while the block runs; an error comes up when the layer is read."""
+def fetching(model: Model, index: int | None, tokens_read: bool = False) -> Iterator[None]:
+    """Fetch a layer's tensors, or the embeddings, while the block runs; an error comes up when they are read."""
     if index is None:
         yield
         return
 
     def fetch(index: int) -> None:
         with suppress(CheckpointError):
-            model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
+            if index == END:
+                model.checkpoint.prefetch(tensors_of_heads(model, (), tokens_read))
+            else:
+                model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
 
     thread = Thread(target=fetch, args=(index,), daemon=True)
     thread.start()

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from weightscope.audits.audit import RESULTS, AuditOptions, conclude, measure_task
+from weightscope.audits.audit import END, RESULTS, AuditOptions, conclude, measure_task
 from weightscope.audits.measures import Arrays
 from weightscope.audits.resume import FinishedLayers, layers_fingerprint, results_fingerprint
 from weightscope.audits.worker_validation import Report, arrays_of, report_of
@@ -151,7 +151,7 @@ def _run(
                 say(finished.notice)
             left = finished.left
             layers.total += len(left)
-            for index, following in pairwise((*left, None)):
+            for index, following in pairwise((*left, END)):
                 ahead = None if engine.elsewhere else following  # another process may measure that one
                 engine.submit((number, index), measure_task, get_model, index, options, ahead)
             while left:
