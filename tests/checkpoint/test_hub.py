@@ -138,17 +138,20 @@ def test_a_model_of_70b_is_opened_for_its_headers_and_read_for_what_is_wanted(hu
     assert checkpoint[of_layer_0[0]].rows(0, 2).shape == (2, 8192)
 
 
-def test_an_audit_of_70b_takes_a_thousand_requests(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those for the headers are sent, those for the layers counted."""
+def test_an_audit_of_70b_takes_as_many_requests_as_the_page_says(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for the headers are sent, those for the layers and the embedding counted."""
     hub.repositories["big/model"] = shape_of_70b()
-    checkpoint = open_checkpoint("big/model")
-    opened, groups = len(hub.requests), []
+    checkpoint, groups = open_checkpoint("big/model"), []
+    opening = sum("/resolve/" in request.path or "/storage/" in request.path for request in hub.requests)
     monkeypatch.setattr(http.RangedFile, "fetch", lambda source, group, *_: groups.append(group))
     for layer in range(80):
-        stem = f"model.layers.{layer}."
-        checkpoint.prefetch(name for name in checkpoint.names_under(stem) if "attn" in name or "input_layer" in name)
-    assert sum(group[-1][1] - group[0][0] for group in groups) == 80 * 2 * 8192 * (2 * 8192 + 2 * 1024 + 1)
-    assert 850 < opened + len(groups) < 950
+        names = checkpoint.names_under(f"model.layers.{layer}.")
+        checkpoint.prefetch(name for name in names if "attn" in name or "input_layernorm" in name)
+    checkpoint.prefetch(["model.embed_tokens.weight"])
+    read = 80 * (2 * 8192 + 2 * 1024 + 1) + 128_256  # rows of 8192 in BF16
+    assert sum(group[-1][1] - group[0][0] for group in groups) == read * 8192 * 2
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert f"{opening + len(groups)} requests for the {read * 8192 * 2 / GB:.1f} GB" in page
 
 
 def test_the_storage_is_asked_at_once_where_its_address_is_known(remote: Hub) -> None:
