@@ -57,8 +57,8 @@ class BlockCache:
         return content if hashlib.sha256(content).digest() == digest else None
 
     def put(self, key: str, content: bytes | memoryview) -> None:
-        """Cache a block, whole or not at all; its digest tells if a machine that went down did not write it out."""
-        with contextlib.suppress(CheckpointError), new_file(self._folder / key, durable=False) as file:
+        """Cache a block, whole or not at all."""
+        with contextlib.suppress(CheckpointError), new_file(self._folder / key) as file:
             file.write(content)
             file.write(hashlib.sha256(content).digest())
 
