@@ -5,14 +5,12 @@ its time and memory at the largest size, and the exponents with which they grow,
 time of the tiny size is a constant that every size pays, so it is subtracted before the fit.
 """
 
-import ctypes
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +24,7 @@ from benchmarks.auroc import seconds, zipf_counts
 from benchmarks.commands import anonymous_megabytes
 from benchmarks.results import Measured
 from benchmarks.synthetic import Sizes, write
-from weightscope.compute.cores import usable_cores
+from weightscope.compute.cores import hand_back, usable_cores
 from weightscope.metrics.auroc import auroc_by_token
 
 ENOUGH = 1.0  # seconds; no second round after this
@@ -103,12 +101,6 @@ WORKS: dict[str, Callable[[Path, Sizes], Callable[[], object]]] = {
 }
 
 
-def hand_back() -> None:
-    """Return freed memory to the system if the C library can: it would count as memory of the next task."""
-    with suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 class Taken(NamedTuple):
     """Seconds of each round and of the tiny size, and the additional memory in MB, inputs included."""
 
@@ -123,7 +115,7 @@ def in_this_process(work: str, sizes: Sizes) -> Taken:
         tiny = WORKS[work](Path(top) / "tiny", TINY)
         tiny()  # compiles and imports
         start = min(seconds(tiny, 2))
-        hand_back()
+        hand_back()  # what is freed would count as memory of the next task
         before = anonymous_megabytes()
         run = WORKS[work](Path(top) / "model", sizes)
         hand_back()

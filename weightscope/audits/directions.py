@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from weightscope.attention.layer import Head
 from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
-from weightscope.compute.cores import in_threads
+from weightscope.compute.cores import hand_back, in_threads
 from weightscope.errors import CheckpointError, printable
 from weightscope.findings import Finding, Findings
 from weightscope.metrics.spaces import Block, Directions, Nearest, directions_from, nearest_rows
@@ -20,7 +21,7 @@ from weightscope.text.tokenizer import token_names, tokenizer_at_hand, unread_to
 
 DEFAULT = 2  # directions or blocks of each map for which tokens are found, unless another number is requested
 AFFORDABLE = 4e11  # multiply-adds, a few seconds; for a larger model tokens are found on request only
-VECTOR_BYTES = 64 << 20  # of singular vectors in memory at a time
+VECTOR_BYTES = 16 << 20  # of singular vectors in memory at a time
 TOKENS = 8  # named per side
 TOKENS_IN_FINDING = 3
 WRITES = "writes"
@@ -129,7 +130,8 @@ def directions_of(
     if not how_many:
         return [], ("For a model of this size, tokens along singular directions are found only on request.",)
     tokenizer = tokenizer_at_hand(model)
-    name = token_names(tokenizer)
+    names = token_names(tokenizer)
+    name = cache(lambda row: printable(names(row)))  # many directions share their tokens
     problem = "" if tokenizer is not None else unread_tokenizer(model)
     notes = (note, f"Tokens are shown as numbers: {problem}.") if problem else (note,)
     groups = _groups(model, heads, how_many)
@@ -138,7 +140,7 @@ def directions_of(
 
 def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
     """The rows for what heads read and for what they write, None where the checkpoint has neither, and a note."""
-    norm = model.layer(model.attention_layers[-1]).norm
+    norm = copy(model).layer(model.attention_layers[-1]).norm  # a copy, because a model caches its last layer
     centred = norm is not None and norm.centred
     read = written = None
     described, problems = "", []
@@ -175,7 +177,7 @@ Group = dict[tuple[int, int], list[tuple[str, Directions]]]  # by layer and head
 
 
 def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Group]:
-    """The directions of all heads, in groups of layers with about `VECTOR_BYTES`."""
+    """The directions of all heads, in groups of layers with about `VECTOR_BYTES`; each is emptied before the next."""
     layers = measured.layers.tolist()
 
     def of_head(head: Head, arrays: Arrays) -> list[tuple[str, Directions]]:
@@ -188,15 +190,19 @@ def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Gr
             directions += [(name, direction) for direction in directions_from(w, s, left, right, how_many)]
         return directions
 
+    def of_layer(index: int) -> Iterator[tuple[tuple[int, int], list[tuple[str, Directions]]]]:
+        heads, of_one = copy(model).layer(index).heads, partial(of_head, arrays=measured.by_layer[index])
+        yield from zip(((index, head) for head in range(len(heads))), in_threads(of_one, heads), strict=True)
+
     group: Group = {}
     for layer in bar(layers, "directions", "layer"):
-        heads, of_one = model.layer(layer).heads, partial(of_head, arrays=measured.by_layer[layer])
-        for head, directions in zip(heads, in_threads(of_one, heads), strict=True):
-            group[layer, head.index] = directions
+        hand_back()
+        group |= of_layer(layer)
         n_bytes = sum(d.left.nbytes + d.right.nbytes for directions in group.values() for _, d in directions)
         if n_bytes >= VECTOR_BYTES or layer == layers[-1]:
             yield group
-            group = {}
+            group.clear()
+    hand_back()
 
 
 def _with_tokens(group: Group, name: Callable[[int], str], read: TokenRows, written: TokenRows) -> list[HeadDirections]:
@@ -215,7 +221,7 @@ def _with_tokens(group: Group, name: Callable[[int], str], read: TokenRows, writ
             rows = written if side == WRITES else read
             for pole, pairs in zip(("+", "−"), next(nearest[rows]), strict=True):
                 if len(pairs.rows):
-                    tokens = [printable(name(int(row))) for row in pairs.rows]
+                    tokens = [name(int(row)) for row in pairs.rows]
                     sides.append((f"{side} {pole}" if block.single else side, rows, pairs, tokens))
         return Line(map_name, block, tuple(sides))
 

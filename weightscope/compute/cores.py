@@ -1,4 +1,4 @@
-"""How many cores this process may use, how work is spread over threads, and how child processes end."""
+"""How many cores this process may use, how work is spread over threads and cleaned up, and how child processes end."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from threading import Thread
 from typing import TypeVar
@@ -101,3 +101,9 @@ def in_threads(
                 yield under_way.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def hand_back() -> None:
+    """Return freed memory to the system, where the C library can: each thread's is kept for later otherwise."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
