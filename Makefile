@@ -21,7 +21,7 @@ DRAWINGS = $(call option,BOOKS,books) $(call option,STSB,stsb) $(call option,GPT
 CUDA := $(if $(filter cuda,$(DEVICE)),$(VENV)/.installed-cuda)
 
 .PHONY: help gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
-	test check docs figures bench bench-compare lint clean
+	test check docs figures bench bench-whole bench-compare lint clean
 
 help:  ## this list
 	@echo "Times are for two cores, after the first set-up (three minutes, most of it PyTorch)."
@@ -68,6 +68,10 @@ figures: $(VENV)/.installed-runner  ## draw all figures and check their tables: 
 
 bench: $(VENV)/.installed-dev  ## every benchmark, with a lower bound for each (nine minutes)
 	$(BIN)/python -m benchmarks
+
+# QUICK=--quick leaves out the 70B and the wiring of the 7B.
+bench-whole: $(VENV)/.installed-dev  ## whole models: 7B, 70B, 1,000 layers, every tensor (twenty minutes; QUICK=--quick)
+	$(BIN)/python -m benchmarks.whole $(QUICK)
 
 bench-compare: $(VENV)/.installed-dev  ## what changed between two runs: OLD= (the published one) and NEW= (the last)
 	$(BIN)/python -m benchmarks.compare "$(or $(OLD),benchmarks/bench.json)" "$(or $(NEW),out/bench/bench.json)"

@@ -29,11 +29,11 @@ def anonymous_megabytes(process: int | str = "self") -> float:
     return next((int(line.split()[1]) / 1000 for line in status.splitlines() if line.startswith("RssAnon")), 0.0)
 
 
-def python_cost(*arguments: str | Path) -> Cost:
+def python_cost(*arguments: str | Path, python: str | Path = sys.executable) -> Cost:
     """The cost of `python ARGUMENTS` in a separate process. Raises RuntimeError if the process fails."""
     with tempfile.TemporaryFile() as output:
         began, peak, ended = time.perf_counter(), 0.0, 0
-        process = subprocess.Popen([sys.executable, *map(str, arguments)], stdout=output, stderr=output)
+        process = subprocess.Popen([str(python), *map(str, arguments)], stdout=output, stderr=output)
         while not ended:
             time.sleep(EVERY)
             peak = max(peak, anonymous_megabytes(process.pid))

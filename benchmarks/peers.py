@@ -130,6 +130,27 @@ def peer_cost(peer: str, python: str, factors: dict[str, np.ndarray]) -> PeerCos
     return PeerCost(min(each["wall"] for each in costs), min(each["cpu"] for each in costs), found)
 
 
+def spectra_of_file(folder: str) -> None:
+    """All singular values of W_QK and W_VO of a model that TransformerLens loads."""
+    import torch
+    from transformer_lens.model_bridge import TransformerBridge
+
+    model = TransformerBridge.boot_transformers(folder, device="cpu")
+    for maps in (model.QK, model.OV):
+        assert torch.isfinite(maps.svd()[1]).all()
+
+
+def weightwatcher_of_file(folder: str) -> None:
+    """WeightWatcher's analysis of every matrix of a model."""
+    import weightwatcher as ww
+    from transformers import AutoModelForCausalLM
+
+    ww.WeightWatcher(model=AutoModelForCausalLM.from_pretrained(folder), log_level="ERROR").analyze()
+
+
+OF_FILES = {"spectra": spectra_of_file, "weightwatcher": weightwatcher_of_file}  # see `benchmarks.beside`
+
+
 def _timed(peer: str, file: str) -> None:
     """Print the cost of one peer as JSON and save its result. Two layers run first, to import."""
     factors, work = dict(np.load(file)), PEERS[peer].work
@@ -145,7 +166,10 @@ def _timed(peer: str, file: str) -> None:
 
 if __name__ == "__main__":
     try:
-        _timed(*sys.argv[1:])
+        if sys.argv[1] == "file":
+            OF_FILES[sys.argv[2]](sys.argv[3])
+        else:
+            _timed(*sys.argv[1:])
     except ImportError as error:
         print(error, file=sys.stderr)
         sys.exit(NOT_INSTALLED)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.publish out/bench/bench.json
 
-copies the file to benchmarks/bench.json and rewrites the tables of README.md and docs/speed.md, which are
-found by their headers. A test compares the pages with the file.
+copies the file, or whole.json or beside.json, to benchmarks/ and rewrites its tables in README.md and docs/speed.md,
+which are found by their headers. A test compares the pages with the files.
 """
 
 import re
@@ -13,11 +13,12 @@ from pathlib import Path
 
 import click
 
-from benchmarks import limits, results
+from benchmarks import beside, limits, results, whole
 from benchmarks.results import Bench, duration, load, peak_of
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / "bench.json"
+WHOLE, BESIDE = KEPT.with_name("whole.json"), KEPT.with_name("beside.json")
 README_HEADER = "| task | time | peak memory |"
 README_ROWS = {  # benchmarks that a user cares about, in the words of the README
     "gpt2, 12 layers: the whole audit, figures and page included": "audit at GPT-2's size, with all figures",
@@ -33,6 +34,7 @@ class Page:
     path: str
     pattern: str  # what is replaced
     made: Callable[[Bench], str]  # by what
+    kept: Path = KEPT  # of which run
 
     def rewritten(self, text: str, bench: Bench) -> str:
         """The page's text with the results of this run."""
@@ -60,16 +62,23 @@ PAGES = (
     Page("docs/speed.md", _table(results.HEADER), Bench.table),
     Page("docs/speed.md", _table(limits.HEADER), limits.floors),
     Page("docs/speed.md", r"^\d+ cores of .*when the run began\.$", limits.reached),
+    Page("docs/speed.md", _table(whole.HEADER), whole.table, WHOLE),
+    Page("docs/speed.md", r"^Whole models: taken on .*$", whole.taken, WHOLE),
+    Page("docs/speed.md", _table(beside.HEADER), beside.table, BESIDE),
+    Page("docs/speed.md", r"^Other tools: taken on .*$", beside.taken, BESIDE),
 )
 
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=KEPT)
 def main(file: Path) -> None:
-    """Keep FILE, a bench.json, as benchmarks/bench.json and rewrite the pages. Without FILE, use the one kept."""
-    bench = load(file)
-    bench.save(KEPT)
-    for page in PAGES:
+    """Keep FILE, a bench.json, whole.json or beside.json, in benchmarks/ and rewrite the pages."""
+    bench, kept = load(file), KEPT.with_name(file.name)
+    pages = [page for page in PAGES if page.kept == kept]
+    if not pages:
+        raise click.ClickException(f"{file.name}: no page shows it")
+    bench.save(kept)
+    for page in pages:
         path = ROOT / page.path
         path.write_text(page.rewritten(path.read_text(encoding="utf-8"), bench), encoding="utf-8")
         click.echo(page.path)

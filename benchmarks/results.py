@@ -34,6 +34,7 @@ class Measured:
     flops64: float = 0.0
     exponent: float | None = None  # of a series: time grows as the size to this power
     memory_exponent: float | None = None
+    load: float | None = None  # of the machine when it began
 
     @property
     def ratio(self) -> float | None:
@@ -100,6 +101,7 @@ def this_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "scipy": scipy.__version__,
+        "simd": np.show_config(mode="dicts")["SIMD Extensions"]["found"],  # decides how fast NumPy sorts
     }
 
 
