@@ -14,6 +14,7 @@ from weightscope.pages.style import COLOURS, COLUMN, DASHES, head_style, in_our_
 
 SIGMA_I = (("mean", "#0072B2"), ("minimum", "#009E73"), ("maximum", "#E69F00"))  # the paper's blue, green, orange
 LAST = 30  # positions before the query that an inset shows, as the authors draw
+LEAST_HEIGHT = 2.4  # inches, for the label beside one row of panels
 PREVIOUS = "previous position $j$ (tokens)"
 
 
@@ -127,7 +128,8 @@ def all_heads_figure(terms: PositionTerms) -> Figure:
     if terms.sigma is not None:
         curves, label = curves * terms.scale, r"$(T^p + T^{pp})/\sqrt{d'}$"
     rows = -(-len(curves) // 4)
-    figure, axes = subplots(rows, 4, figsize=(2 * COLUMN, 1.1 * rows + 0.4), sharex=True, sharey=True, squeeze=False)
+    size = 2 * COLUMN, max(1.1 * rows + 0.4, LEAST_HEIGHT)
+    figure, axes = subplots(rows, 4, figsize=size, sharex=True, sharey=True, squeeze=False)
     for head, axis in enumerate(axes.flat):
         if head >= len(curves):
             axis.set_axis_off()
