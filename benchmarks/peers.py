@@ -148,7 +148,7 @@ def weightwatcher_of_file(folder: str) -> None:
     ww.WeightWatcher(model=AutoModelForCausalLM.from_pretrained(folder), log_level="ERROR").analyze()
 
 
-OF_FILES = {"spectra": spectra_of_file, "weightwatcher": weightwatcher_of_file}  # see `benchmarks.beside`
+OF_FILES = {"spectra": spectra_of_file, "weightwatcher": weightwatcher_of_file}  # see `benchmarks.other_tools`
 
 
 def _timed(peer: str, file: str) -> None:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.publish out/bench/bench.json
 
-copies the file, or whole.json or beside.json, to benchmarks/ and rewrites its tables in README.md and docs/speed.md,
+copies the file, or whole.json or other_tools.json, to benchmarks/ and rewrites its tables in README.md and docs/speed.md,
 which are found by their headers. A test compares the pages with the files.
 """
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import click
 
-from benchmarks import beside, limits, results, whole
+from benchmarks import limits, other_tools, results, whole
 from benchmarks.results import Bench, duration, load, peak_of
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / "bench.json"
-WHOLE, BESIDE = KEPT.with_name("whole.json"), KEPT.with_name("beside.json")
+WHOLE, OTHER_TOOLS = KEPT.with_name("whole.json"), KEPT.with_name("other_tools.json")
 README_HEADER = "| task | time | peak memory |"
 README_ROWS = {  # benchmarks that a user cares about, in the words of the README
     "gpt2, 12 layers: the whole audit, figures and page included": "audit at GPT-2's size, with all figures",
@@ -64,15 +64,15 @@ PAGES = (
     Page("docs/speed.md", r"^\d+ cores of .*when the run began\.$", limits.reached),
     Page("docs/speed.md", _table(whole.HEADER), whole.table, WHOLE),
     Page("docs/speed.md", r"^Whole models: taken on .*$", whole.taken, WHOLE),
-    Page("docs/speed.md", _table(beside.HEADER), beside.table, BESIDE),
-    Page("docs/speed.md", r"^Other tools: taken on .*$", beside.taken, BESIDE),
+    Page("docs/speed.md", _table(other_tools.HEADER), other_tools.table, OTHER_TOOLS),
+    Page("docs/speed.md", r"^Other tools: taken on .*$", other_tools.taken, OTHER_TOOLS),
 )
 
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=KEPT)
 def main(file: Path) -> None:
-    """Keep FILE, a bench.json, whole.json or beside.json, in benchmarks/ and rewrite the pages."""
+    """Keep FILE, a bench.json, whole.json or other_tools.json, in benchmarks/ and rewrite the pages."""
     bench, kept = load(file), KEPT.with_name(file.name)
     pages = [page for page in PAGES if page.kept == kept]
     if not pages:

@@ -96,7 +96,7 @@ def measure(rounds: int = 2) -> list[Measured]:
 @click.command()
 @click.option("--rounds", default=2, show_default=True)
 def main(rounds: int) -> None:
-    """Print the time of an audit from a server beside its lower bound."""
+    """Print the time of an audit from a server and its lower bound."""
     click.echo(Bench({}, measure(rounds)).table())
 
 

@@ -1,6 +1,6 @@
 """Whole models, which take minutes: `make bench-whole`.
 
-A 7B shape's 32 layers, 32,000 tokens and their directions, beside its first four; the roles of its heads; the 80 layers
+A 7B shape's 32 layers, 32,000 tokens and their directions, and its first four; the roles of its heads; the 80 layers
 of a 70B shape from a server that makes them up when they are asked for; a thousand layers; every tensor of a file.
 Writes whole.json and whole.md; `python -m benchmarks.publish whole.json` keeps them.
 """

@@ -126,7 +126,7 @@ def what_was_run(models: Sequence[SinkBias]) -> Table:
 
 
 def beside_the_paper(models: Sequence[SinkBias]) -> Table:
-    """Ratio, SpectralRatio and R of each model beside the ranges that the paper gives: one row per model and measure.
+    """Ratio, SpectralRatio and R of each model with the ranges that the paper gives: one row per model and measure.
 
     Examples
     --------

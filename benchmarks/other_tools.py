@@ -1,8 +1,8 @@
 """The same checkpoints with weightscope and with other tools that read weights, each a process that starts and loads.
 
-    python -m benchmarks.beside GPT2_FOLDER SMOLLM2_FOLDER --peer-python VENV/bin/python
+    python -m benchmarks.other_tools GPT2_FOLDER SMOLLM2_FOLDER --peer-python VENV/bin/python
 
-Writes beside.json and prints the table; `python -m benchmarks.publish beside.json` keeps them.
+Writes other_tools.json and prints the table; `python -m benchmarks.publish other_tools.json` keeps them.
 """
 
 import os
@@ -43,9 +43,9 @@ TOOLS = (
     Tool("transformer-lens", "the same with `model.QK.svd()`, singular vectors too, float32; no tables, no figures",
          of_peer("spectra")),
     Tool("weightscope", "`audit`: these, all other measures, tokens, roles, findings, figures and page",
-         lambda folder, _: command_cost("audit", folder, "--out", folder / "beside")),
+         lambda folder, _: command_cost("audit", folder, "--out", folder / "audit")),
     Tool("weightscope", "`audit --all`: statistics of every tensor too; no fits of power laws",
-         lambda folder, _: command_cost("audit", folder, "--all", "--out", folder / "beside")),
+         lambda folder, _: command_cost("audit", folder, "--all", "--out", folder / "audit")),
     Tool("weightwatcher", "`analyze`: spectra of whole matrices with fits of power laws; not of heads, no products",
          of_peer("weightwatcher")),
 )  # fmt: skip
@@ -78,7 +78,7 @@ def taken(bench: Bench) -> str:
 @click.option("--peer-python", required=True, help="An interpreter with transformer-lens and weightwatcher.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/bench", help="Results.")
 def main(folders: tuple[Path, ...], peer_python: str, out: Path) -> None:
-    """Run every tool on every checkpoint, print what each costs, and write beside.json."""
+    """Run every tool on every checkpoint, print what each costs, and write other_tools.json."""
     versions = {
         name: subprocess.run([peer_python, "-c", VERSION.format(name)], check=True, capture_output=True, text=True)
         for name in sorted({tool.name for tool in TOOLS} - {"weightscope"})
@@ -89,7 +89,7 @@ def main(folders: tuple[Path, ...], peer_python: str, out: Path) -> None:
         for tool in TOOLS:
             bench.measured.append(measure(folder, tool, peer_python))
             click.echo(table(replace(bench, measured=bench.measured[-1:])).splitlines()[-1])
-            bench.save(out / "beside.json")
+            bench.save(out / "other_tools.json")
 
 
 if __name__ == "__main__":
