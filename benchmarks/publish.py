@@ -2,8 +2,8 @@
 
     python -m benchmarks.publish out/bench/bench.json
 
-copies the file, or whole.json or other_tools.json, to benchmarks/ and rewrites its tables in README.md and docs/speed.md,
-which are found by their headers. A test compares the pages with the files.
+copies the file, or whole.json or other_tools.json, to benchmarks/ and rewrites its tables in README.md and
+docs/speed.md, which are found by their headers. A test compares the pages with the files.
 """
 
 import re
