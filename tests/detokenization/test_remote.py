@@ -20,9 +20,9 @@ def test_inspect_prints_the_budget_of_a_70b_model(hub: Hub) -> None:
     hub.repositories["big/model"] = shape_of_70b() | {"config.json": json.dumps(CONFIG).encode()}
     result = CliRunner().invoke(main, ["inspect", "big/model"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "audit reads 24.2 GB of 141 GB, 12.1 GB of it queries and keys" in result.output
+    assert "audit reads 26.3 GB of 141 GB, 12.1 GB of it queries and keys" in result.output
     assert "layer 0     302 MB of 141 GB, 151 MB of it queries and keys" in result.output
-    assert "fetched for the headers; an audit fetches 24.2 GB" in result.output
+    assert "fetched for the headers; an audit fetches 26.3 GB" in result.output
     assert hub.sent < 300_000
 
 

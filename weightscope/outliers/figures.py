@@ -118,7 +118,7 @@ def all_layers_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
 def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
     """What makes keys of a kind score above the last kind's: all dimensions, outliers, and the two that add most."""
     shown = [kind for kind in range(len(c.kind_names) - 1) if c.counts[kind]]
-    figure, axes = style.subplots(1, len(shown), figsize=(style.COLUMN * min(2, len(shown)), 2.5), squeeze=False)
+    figure, axes = style.subplots(1, len(shown), figsize=(style.COLUMN * min(2, len(shown)), 3.0), squeeze=False)
     for kind, axis in zip(shown, axes[0], strict=True):
         gaps = c.gaps[:, kind]  # (L, d)
         axis.axhline(0, color="0.8", linewidth=0.5)
@@ -130,7 +130,7 @@ def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
         axis.set_title(f"{style.plain(c.kind_names[kind])} above {c.kind_names[-1]}")
         style.index_along(axis, "attention layer")
         axis.legend(title="dimensions", title_fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.28))
-    axes[0, 0].set_ylabel("mean score, before $1/\\sqrt{d'}$")
+    figure.supylabel("mean score, before $1/\\sqrt{d'}$", fontsize=8)  # as a label of the first panel it is cut off
     return figure
 
 
