@@ -137,7 +137,7 @@ def measure(model: NopModel, task: Task, gate: Tensor, x: Tensor, run: NopRun) -
     sink = np.full(trace.attention.shape[:2], run.sink)  # (b, 1)
     run.ratio = float(sinks.value_norm_ratio(trace.updates, sink).mean())
     to_flagged = trace.attention[:, :, given] * flagged[:, None, :, None]  # other rows count for nothing
-    run.cancelled = float(np.nanmean(lemmas.cancellation(to_flagged, trace.updates, sink)))
+    run.cancelled = float(np.nanmean(lemmas.rank_one(to_flagged, trace.updates, sink).cancelled))
     run.rank = float(sinks.update_stable_rank(trace.attention, trace.updates).mean())
     run.singular_values = [round(float(value), 5) for value in model.attention.qk(0).svdvals()]
     norms = np.linalg.norm(trace.updates[:, 0], axis=-1)  # (b, n + R)

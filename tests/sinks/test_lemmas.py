@@ -43,9 +43,9 @@ def test_a_sink_that_cancels_the_others_is_told_from_one_without_a_value(head: A
     cancelling, silent = updates.copy(), updates.copy()
     cancelling[s], silent[s] = -rest / attention[0, s], 0
     if np.linalg.norm(rest) > 1e-6:
-        assert lemmas.cancellation(attention, cancelling, np.array(s)) == pytest.approx(1)
-        assert lemmas.cancellation(attention, silent, np.array(s)) == pytest.approx(0)
-    assert -1 <= lemmas.cancellation(attention, updates, np.array(s)) <= 1
+        assert lemmas.rank_one(attention, cancelling, np.array(s)).cancelled == pytest.approx(1)
+        assert lemmas.rank_one(attention, silent, np.array(s)).cancelled == pytest.approx(0)
+    assert -1 <= lemmas.rank_one(attention, updates, np.array(s)).cancelled <= 1
 
 
 @settings(deadline=None)

@@ -27,6 +27,12 @@ class RankOne(NamedTuple):
     """|a_s| |u_s|, the singular value of the rank-one part: within `residual` of sigma_1(Y) (eq. 12)."""
     leading_bound: np.ndarray
     """(1 - epsilon) sqrt(m) |u_s|, which `leading` stays above (eq. 12)."""
+    cancelled: np.ndarray
+    """-2 <S, R> / (|S|^2 + |R|^2) of the sink's part S = a_s u_s' and the rest R = Y - S, in [-1, 1].
+
+    1 where the sink cancels what the other keys write, the second way to do nothing (Lemma 1, proof of Lemma 5); 0
+    where S or R is zero or the two are orthogonal; NaN where both are zero.
+    """
 
 
 def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> RankOne:
@@ -40,27 +46,20 @@ def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> Ra
     root, epsilon = np.sqrt(attention.shape[-2]), spill(attention, sink)
     unheld = np.abs(1 - attention.sum(axis=-1, dtype=np.float64)).max(axis=-1)  # (...)
     length = norms(row)
+    part = column[..., None] * row[..., None, :]  # (..., m, d)
+    rest = written - part
+    residual, leading = _frobenius(rest), norms(column) * length
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cancelled = -2 * (part * rest).sum(axis=(-2, -1)) / (leading**2 + residual**2)
     return RankOne(
         distance=_frobenius(written - row[..., None, :]),
         bound=root * (epsilon * norms(updates - row[..., None, :]).max(axis=-1) + unheld * length),
-        residual=_frobenius(written - column[..., None] * row[..., None, :]),
+        residual=residual,
         residual_bound=root * epsilon * largest_other(updates, sink),
-        leading=norms(column) * length,
+        leading=leading,
         leading_bound=np.abs(column).min(axis=-1) * root * length,
+        cancelled=cancelled,
     )
-
-
-def cancellation(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """-2 <S, R> / (|S|^2 + |R|^2) of the sink's part S = a_s u_s' and the rest R = Y - S, in [-1, 1]: (...).
-
-    1 where the sink cancels what the other keys write, the second way to do nothing (Lemma 1, proof of Lemma 5); 0
-    where S or R is zero or the two are orthogonal; NaN where both are zero. attention (..., m, n), updates (..., n, d).
-    """
-    column, row = sink_column(attention, sink).astype(np.float64), sink_row(updates, sink).astype(np.float64)
-    part = column[..., None] * row[..., None, :]  # (..., m, d)
-    rest = (attention @ updates).astype(np.float64) - part
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return -2 * (part * rest).sum(axis=(-2, -1)) / (np.square(part) + np.square(rest)).sum(axis=(-2, -1))
 
 
 def against_stream(x: np.ndarray, row: np.ndarray) -> np.ndarray:

@@ -147,7 +147,7 @@ def rank_measures(
             "leading": fit.leading / largest,
             "leading_bound": fit.leading_bound / largest,
             "along": lemmas.cosine(first, sink_row(updates, sink)),
-            "cancelled": lemmas.cancellation(attention, updates, sink),
+            "cancelled": fit.cancelled,
         }
 
 
