@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -232,13 +231,11 @@ def _stacks(model: "Model") -> Iterator[str]:
 
 
 def _budget(model: "Model") -> Iterator[str]:
-    """The bytes that an audit reads, of all layers and the token embedding and of the first layer, and what is still to
-    be fetched."""
+    """The bytes that an audit reads, of all layers and embeddings and of the first layer, and what is to be fetched."""
     checkpoint, layers = model.checkpoint, model.attention_layers
     names = {i: [tensor.name for tensor in model.attention_tensors(i)] for i in layers}
     everything = {name for of_layer in names.values() for name in of_layer}  # a set: ALBERT's layers share tensors
-    with suppress(CheckpointError):  # there may be none
-        everything.add(model.embeddings.token_tensor.name)
+    everything |= {tensor.name for tensor in model.embedding_tensors}
     for label, chosen in (("audit reads", everything), (f"layer {layers[0]:<5}", set(names[layers[0]]))):
         of_qk = {name for name in chosen if any(f".{m}." in f".{name}" for m in (model.family.query, model.family.key))}
         total, qk = (sized(checkpoint.bytes_to_read(group)) for group in (chosen, of_qk))
