@@ -27,7 +27,7 @@ pages findings
 detokenization
 circuitry
 tensors
-audits norms outliers
+ancestry audits norms outliers
 sinks
 cli
 __main__

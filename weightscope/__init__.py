@@ -10,6 +10,8 @@ Checkpoints and their heads
     `open_model`, `Model`, `Factored`, `CheckpointError`
 Every head of a checkpoint, and how heads move between checkpoints
     `audit`, `compare`
+Where a checkpoint comes from, and what was done to it
+    `lineage`
 What each head is, and which heads read what others write
     `circuits`
 The first layer as a function of tokens and positions
@@ -26,6 +28,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from weightscope.ancestry.lineage import lineage
     from weightscope.attention.factored import Factored
     from weightscope.audits.audit import audit
     from weightscope.audits.compare import compare
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc", "circuits", "compare",
-    "first_layer", "load_counts", "neighbours", "open_model", "open_runner",
+    "first_layer", "lineage", "load_counts", "neighbours", "open_model", "open_runner",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
@@ -55,6 +58,7 @@ _HOMES = {
     "circuits": "circuitry.circuits",
     "compare": "audits.compare",
     "first_layer": "detokenization.first_layer",
+    "lineage": "ancestry.lineage",
     "load_counts": "text.counts",
     "neighbours": "detokenization.first_layer",
     "open_model": "model",

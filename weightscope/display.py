@@ -17,6 +17,7 @@ DRAWN_BY = {
     "Audit": "audits.figures:head_maps",
     "Comparison": "audits.figures:changes",
     "Circuits": "circuitry.figures:diagram",
+    "Lineage": "ancestry.figures:lineage_figure",
     "BigramAuroc": "detokenization.figures:auroc_figure",
     "PositionTerms": "detokenization.figures:position_figure",
 }
@@ -24,6 +25,7 @@ WRITTEN_BY = {
     "Audit": "audits.page:write_audit_page",
     "Comparison": "audits.page:write_comparison_page",
     "Circuits": "circuitry.page:write_report",
+    "Lineage": "ancestry.page:write_lineage_page",
     "BigramAuroc": "detokenization.page:write_auroc_page",
 }
 

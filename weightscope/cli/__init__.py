@@ -3,6 +3,7 @@
 import click
 
 import weightscope
+from weightscope.cli.ancestry import fingerprint_command, lineage_command
 from weightscope.cli.audits import audit_command, compare_command, reference_command
 from weightscope.cli.command import Commands
 from weightscope.cli.first_layer import bigrams, detok, neighbours, positions
@@ -22,7 +23,8 @@ def main() -> None:
 
 
 for command in (
-    inspect, audit_command, compare_command, reference_command, circuits_command, detok, neighbours, positions, bigrams,
-    norms, outliers, sinks, families_command, adopt_command, draft_command, completion_command,
+    inspect, audit_command, compare_command, lineage_command, fingerprint_command, reference_command,
+    circuits_command, detok, neighbours, positions, bigrams, norms, outliers, sinks, families_command, adopt_command,
+    draft_command, completion_command,
 ):  # fmt: skip
     main.add_command(command)

@@ -54,6 +54,21 @@ HELP = {
             "weightscope compare base/ adapter/ --out moved/ --max-change 0.1",
         ),
     ),
+    "lineage": Help(
+        "Where a checkpoint comes from, and what was done to it. Reads each once.",
+        (
+            "weightscope lineage suspect/ base/ --out lineage/",
+            "weightscope lineage suspect/ base/ tuned/ other/ --out lineage/ --json",
+            "weightscope lineage suspect/ fingerprints/ --out lineage/",
+        ),
+    ),
+    "fingerprint": Help(
+        "What lineage needs of a checkpoint, without its weights.",
+        (
+            "weightscope fingerprint embedded --out embedded.wsf",
+            "weightscope fingerprint LIST.txt --out fingerprints/ --jobs 2",
+        ),
+    ),
     "reference": Help(
         "Build the reference for audit --reference. Audits every checkpoint.",
         ("weightscope reference checkpoints.txt --out reference.npz",),

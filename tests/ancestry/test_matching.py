@@ -1,0 +1,95 @@
+"""Matching: the best path, the assignment, and what two checkpoints that share nothing give."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from weightscope.ancestry.matching import JUMP, SURE, aligned, log_tail, matches
+from weightscope.ancestry.sketches import POINTS, SKETCH, Sketches
+
+
+def sketches_of(values, *, d_model=64, name="a", tokens=None, spectra=None):
+    """A fingerprint of (L, H, 2, K) sketches."""
+    layers, heads = values.shape[:2]
+    layer, head = (index.ravel() for index in np.indices((layers, heads)))
+
+    def flat(x):
+        x = x.reshape(layers * heads, 2, -1)
+        return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
+
+    about = {"name": name, "d_model": d_model, "vocabulary": None, "heads": heads, "kv_heads": heads}
+    tokens = np.zeros((layers * heads, 2, 0)) if tokens is None else flat(tokens)
+    spectra = np.zeros((layers * heads, 2, POINTS)) if spectra is None else spectra.reshape(-1, 2, POINTS)
+    return Sketches(about, layer, head, head, flat(values), tokens, spectra, np.ones((layers * heads, 2)))
+
+
+def worth_of(likeness, path, least):
+    """What a path is worth, step by step."""
+    total = 0.0
+    for i, j in enumerate(path):
+        total += least if j is None else likeness[i, j]
+        before = path[i - 1]
+        goes_on = i == 0 or (j is None and before is None) or (None not in (j, before) and j == before + 1)
+        total -= 0.0 if goes_on else JUMP
+    return total
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_path_is_the_best_of_all(seed):
+    rng = np.random.default_rng(seed)
+    likeness, least = rng.uniform(0, 0.3, (4, 3)), 0.12
+    best = max(worth_of(likeness, path, least) for path in product([0, 1, 2, None], repeat=4))
+    assert worth_of(likeness, aligned(likeness, least), least) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 1, 2, 3], [3, 2, 1, 0], [0, 0, 1, 1]])
+def test_layers_are_found_wherever_they_are(order):
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((4, 6, 2, SKETCH))
+    moved = base[order] + 0.3 * rng.standard_normal((len(order), 6, 2, SKETCH))
+    match = matches(sketches_of(moved), sketches_of(base))["direct"]
+    assert match.layers == order
+    assert match.found
+
+
+def test_heads_are_found_in_any_order():
+    rng = np.random.default_rng(1)
+    base = rng.standard_normal((3, 8, 2, SKETCH))
+    order = rng.permutation(8)
+    match = matches(sketches_of(base[:, order]), sketches_of(base))["direct"]
+    assert all(np.array_equal(found, order) for found in match.heads)
+
+
+def test_strangers_are_as_alike_as_chance():
+    """The half that judges has not seen the choice: z is standard normal over many pairs, and never sure."""
+    z = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        a, b = (sketches_of(rng.standard_normal((4, 8, 2, SKETCH))) for _ in range(2))
+        match = matches(a, b)["direct"]
+        assert not match.found
+        z += [value * np.sqrt(SKETCH * 8) for value in match.likeness.ravel()]
+    assert abs(np.mean(z)) < 4 / np.sqrt(len(z))
+    assert np.std(z) == pytest.approx(1.0, abs=0.1)
+
+
+def test_other_widths_are_not_compared_directly():
+    values = np.random.default_rng(2).standard_normal((4, 4, 2, SKETCH))
+    assert set(matches(sketches_of(values), sketches_of(values, d_model=32))) == {"spectra"}
+
+
+def test_spectra_find_what_no_basis_shows():
+    rng = np.random.default_rng(3)
+    spectra = -np.sort(rng.uniform(0, 3, (6, 4, 2, POINTS)))
+    a, b = (rng.standard_normal((6, 4, 2, SKETCH)) for _ in range(2))
+    noisy = spectra[[0, 2, 1, 3, 4, 5]] + 0.01 * rng.standard_normal(spectra.shape)
+    match = matches(sketches_of(a, spectra=noisy), sketches_of(b, spectra=spectra))
+    assert match["spectra"].layers == [0, 2, 1, 3, 4, 5]
+    assert match["spectra"].found and not match["direct"].found
+
+
+def test_log_tail_is_the_normal_tail():
+    from scipy.stats import norm
+
+    assert log_tail(SURE) == pytest.approx(norm.logsf(SURE))

@@ -1,0 +1,158 @@
+"""What was done to a checkpoint, in words: kinds of surgery, each with its layers and its evidence."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from weightscope.ancestry.structure import Kind
+from weightscope.ancestry.surgery import LayerPair, Surgery
+from weightscope.errors import counted
+from weightscope.findings import spans
+from weightscope.tensors.changes import TensorChange
+
+MOSTLY = 0.5  # share of matrices that hold coarser values before a checkpoint is called cast
+SOME = 0.25  # share that lie on a grid before it is called quantised: what is fused or small is often left out
+EXPLAINED = (
+    2.0  # times the error of rounding, which maps of two rounded factors stay under; what exceeds it is training
+)
+LEAST = 1e-4  # |S - B| / |B| that is called training
+OF_A_ROTATION = 1e-3  # the same where the stream's rotation had to be found first
+ROUNDED = "B to "  # how the change of a tensor says to what it was rounded
+RESIZED = {"heads grouped", "width cut", "width extended"}  # what changes every head anyway
+
+
+def weight_kinds(surgery: Surgery, structure: set[str]) -> list[Kind]:
+    """Kinds that weights show; `structure` names those that the match of layers has shown already."""
+    pairs = surgery.layers
+    if not structure and _untouched(surgery):
+        n = sum(len(pair.tensors) for pair in pairs) + len(surgery.outside)
+        everywhere = [pair.layer for pair in pairs]
+        return [Kind("same bytes", everywhere, f"Every value of {counted(n, 'tensor')} is the base's.")]
+    return [
+        *_basis(surgery),
+        *_where(pairs, "norms folded", lambda pair: pair.folded, _folded),
+        *_where(pairs, "gauge: basis of heads changed", lambda pair: pair.gauge, _gauge),
+        *_where(pairs, "experts copied from one network", lambda pair: pair.copies > 1, _experts),
+        *_where(pairs, "neurons permuted", lambda pair: pair.neurons, _neurons),
+        *_casts(surgery),
+        *_grids(pairs),
+        *_training(surgery, structure),
+    ]
+
+
+def _untouched(surgery: Surgery) -> bool:
+    """Whether every tensor is the base's, in the base's dtype."""
+    changes = _all_changes(surgery)
+    unpaired = surgery.unpaired + sum(pair.unpaired for pair in surgery.layers)
+    same = all(change.kind == "identical" and change.dtypes[0] == change.dtypes[1] for _, change in changes)
+    return surgery.basis.same and not unpaired and same and not any(pair.drift for pair in surgery.layers)
+
+
+def _all_changes(surgery: Surgery) -> list[tuple[int | None, TensorChange]]:
+    """Every compared tensor with the suspect's layer, None outside layers."""
+    inside = [(pair.layer, change) for pair in surgery.layers for change in pair.tensors]
+    return [*inside, *((None, change) for change in surgery.outside)]
+
+
+def _where(
+    pairs: Sequence[LayerPair],
+    name: str,
+    shown: Callable[[LayerPair], bool],
+    text: Callable[[Sequence[LayerPair]], str],
+) -> Iterator[Kind]:
+    """A kind, where some layers show it."""
+    those = [pair for pair in pairs if shown(pair)]
+    if those:
+        yield Kind(name, [pair.layer for pair in those], text(those), len(those) / len(pairs))
+
+
+def _folded(those: Sequence[LayerPair]) -> str:
+    return f"In {counted(len(those), 'layer')} the norm's gain is constant, and is in the weights after it."
+
+
+def _gauge(those: Sequence[LayerPair]) -> str:
+    factors, maps = (float(np.median([getattr(pair, of) for pair in those])) for of in ("of_factors", "drift"))
+    return f"Factors of heads differ by {factors:.2g} of their norm, their products by {maps:.2g}."
+
+
+def _experts(those: Sequence[LayerPair]) -> str:
+    return f"{min(pair.copies for pair in those)} experts of a layer or more are the base's feed-forward network."
+
+
+def _neurons(those: Sequence[LayerPair]) -> str:
+    return "Rows of feed-forward matrices are the base's in another order."
+
+
+def _basis(surgery: Surgery) -> Iterator[Kind]:
+    """A stream in another basis, where it could be found."""
+    basis, pairs = surgery.basis, surgery.layers
+    if basis.rotation is not None:
+        how = "a permutation" if basis.permuted else "a rotation"
+        drift = float(np.median([pair.drift for pair in pairs]))
+        text = f"After {how} of the stream, found from the embeddings, heads differ by {drift:.2g} of their norm."
+        yield Kind(f"stream {'permuted' if basis.permuted else 'rotated'}", [pair.layer for pair in pairs], text)
+
+
+def _casts(surgery: Surgery) -> Iterator[Kind]:
+    """Values that a coarser float holds exactly."""
+    changes = [change for _, change in _all_changes(surgery)]
+    rounded = [change for change in changes if change.kind == "rounded" and change.detail.startswith(ROUNDED)]
+    casts = sum((pair.values.casts for pair in surgery.layers), Counter[str]())
+    matrices = sum(pair.values.matrices for pair in surgery.layers)
+    if rounded or casts.total() > MOSTLY * matrices:
+        names = Counter(change.detail.removeprefix(ROUNDED) for change in rounded) or casts
+        dtype = names.most_common(1)[0][0]
+        count, total = (len(rounded), len(changes)) if rounded else (casts.total(), matrices)
+        text = f"{count} of {total} tensors hold values of {dtype}, and those of the base do not."
+        yield Kind(f"cast to {dtype}", [pair.layer for pair in surgery.layers], text, count / max(1, total))
+
+
+def _grids(pairs: Sequence[LayerPair]) -> Iterator[Kind]:
+    """Values on the grid of a quantisation."""
+    if _is_quantised(pairs):
+        grids = sum((pair.values.grids for pair in pairs), Counter[str]())
+        matrices = sum(pair.values.matrices for pair in pairs)
+        grid, count = grids.most_common(1)[0]
+        error = float(np.median([pair.values.grid_error for pair in pairs if pair.values.grids]))
+        text = (
+            f"{grids.total()} of {matrices} matrices of attention lie on a grid (most of them, {count}: {grid}), whose "
+        )
+        text += f"rounding is {error:.2g} of their norm."
+        yield Kind(f"quantised ({grid})", [p.layer for p in pairs if p.values.grids], text, grids.total() / matrices)
+
+
+def _is_quantised(pairs: Sequence[LayerPair]) -> bool:
+    on_grid = sum(pair.values.grids.total() for pair in pairs)
+    return on_grid > SOME * sum(pair.values.matrices for pair in pairs)
+
+
+def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
+    """Updates of low rank, and training that moved weights otherwise."""
+    pairs, changes = surgery.layers, _all_changes(surgery)
+    others = [(i, change) for i, change in changes if change.name_a not in surgery.attention]
+    low = [(i, change) for i, change in others if change.kind in ("low rank", "one direction")]
+    ranks = [change.rank for _, change in low if change.rank] + [rank for pair in pairs for rank in pair.ranks]
+    where = sorted({i for i, _ in low if i is not None} | {pair.layer for pair in pairs if pair.ranks})
+    if ranks:
+        text = (
+            f"{counted(len(ranks), 'change')} of a matrix {'is' if len(ranks) == 1 else 'are'} of rank {spans(ranks)}."
+        )
+        yield Kind("low-rank update", where, text, len(where) / max(1, len(pairs)))
+    if structure & RESIZED:
+        return
+    floor = LEAST if surgery.basis.same else OF_A_ROTATION
+    moved = {
+        pair.layer for pair in pairs
+        if pair.drift > max(floor, EXPLAINED * pair.values.rounding) and not pair.only_ranks
+    }  # fmt: skip
+    accounted = {pair.layer for pair in pairs if pair.gauge or pair.folded or pair.neurons or pair.only_ranks}
+    if not _is_quantised(pairs):
+        rounding = max((pair.values.rounding for pair in pairs), default=0.0)
+        moved |= {i for i, change in others if change.kind == "changed" and change.change > max(floor, rounding)
+                  and i is not None and i not in accounted}  # fmt: skip
+    if moved:
+        drifts = [pair.drift for pair in pairs if pair.layer in moved]
+        middle = f"{np.median(drifts):.2g} in the median layer"
+        text = f"Heads moved by {min(drifts):.2g} to {max(drifts):.2g} of their norm, {middle}."
+        yield Kind("fine-tuned", sorted(moved), text, len(moved) / len(pairs))

@@ -1,0 +1,314 @@
+"""Where a checkpoint comes from: the verdict, the layers that match, and what was done, as one result."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weightscope.ancestry.kinds import weight_kinds
+from weightscope.ancestry.matching import BACKGROUND, ROUTES
+from weightscope.ancestry.shares import Shares, shares_of
+from weightscope.ancestry.sketches import Sketches
+from weightscope.ancestry.structure import Kind, structure_kinds
+from weightscope.ancestry.surgery import compared
+from weightscope.ancestry.verdict import Base, Judged, Related, candidates, judge, print_of, sources
+from weightscope.display import drawing, notebook, report
+from weightscope.errors import CheckpointError, counted, printable
+from weightscope.files import Files, OutputFolder
+from weightscope.findings import spans
+from weightscope.model import Model
+from weightscope.progress import progress_shown
+from weightscope.tables import Column, Table, as_json
+
+BY_MERGING = 0.1  # distance from the sum of its bases, relative to that from one, that is rounding
+SMALLEST = 1e-99  # probability that is shown as a number
+NOT_ALIKE = 0.97  # likeness under which fingerprints alone say that weights moved
+RESULTS = ("lineage.json", "alignment.csv", "lineage.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
+OUT_OF_REACH = (
+    "A model that was distilled from another, or trained anew on its answers, shares no weights with it: that is "
+    "out of reach here."
+)
+
+
+def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = False) -> "Lineage":
+    """Tell whether a checkpoint was derived from one of several others, from their weights, and what was done to it.
+
+    Parameters
+    ----------
+    suspect : Model, str or Path
+        A model, what `open_model` opens, or a fingerprint file (`weightscope fingerprint`).
+    bases : Model, str or Path, or several
+        Likewise; or a folder of fingerprint files, of which those most like the suspect are compared.
+    progress : bool
+        Show a bar.
+
+    Returns
+    -------
+    Lineage
+        `verdict` "derived", "unrelated" or "undecided"; `base`, `p_value`, `kinds`, `weights`, `alignment`.
+
+    Raises
+    ------
+    CheckpointError
+        A checkpoint or a fingerprint cannot be read.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> found = ws.lineage("embedded", "embedded")
+    >>> found.verdict, [kind.kind for kind in found.kinds]
+    ('derived', ['same bytes'])
+    """
+    named = [bases] if isinstance(bases, Model | str | Path) else list(bases)
+    if not named:
+        raise CheckpointError("lineage needs at least one base")
+    with progress_shown(progress):
+        own = print_of(suspect)
+        compared_with, looked_at = candidates(own, named)
+        judged = [judge(own, base) for base in compared_with]
+        comparisons = max(1, looked_at) * len(ROUTES)
+        log_p = min((each.log_p for each in judged), default=0.0) + log(comparisons)
+        p = exp(min(0.0, max(-700.0, log_p)))
+        related = sorted((Related(j.base, j.match) for j in judged if j.match), key=lambda each: -each.weight)
+        if related:
+            return _derived(own, judged, related, p, comparisons)
+    doubts = [f"{printable(each.base.name)}: {each.doubt}" for each in judged if each.doubt]
+    return Lineage(own, judged, None, "undecided" if doubts else "unrelated", p, comparisons, doubts=doubts)
+
+
+TRAINED = ("fine-tuned", "low-rank update")  # what a merge of tuned models looks like from one of them
+
+
+def _derived(own: Sketches, judged: list[Judged], related: Sequence[Related], p: float, comparisons: int) -> "Lineage":
+    """What was done to the first of these bases, or to several."""
+    first, of_layers = related[0], sources(own, related)
+    shares, drift = Shares({}), {}
+    if len({each.base.name for each in of_layers if each is not None}) > 1:
+        kinds, shares = _layers_of_several(own, of_layers)
+    else:
+        kinds = list(structure_kinds(own, first.base, first.match))
+        if own.source is not None and first.base.source is not None:
+            surgery = compared(own.source, first.base.source, first.match)
+            drift = {pair.layer: pair.drift for pair in surgery.layers}
+            done = weight_kinds(surgery, {kind.kind for kind in kinds})
+            shares = shares_of(own.source, [each for each in related if each.match.route == "direct"])
+            if shares.weights:
+                kinds.append(_merge(own, shares))
+                merged = shares.left <= BY_MERGING * shares.alone or any("quantised" in kind.kind for kind in done)
+                done = [kind for kind in done if not (merged and kind.kind in TRAINED)]
+            kinds += done
+    kinds += _unnamed(own, first, kinds)
+    return Lineage(own, judged, first, "derived", p, comparisons, kinds, shares.weights, drift, [], of_layers)
+
+
+def _layers_of_several(own: Sketches, of_layers: Sequence[Related | None]) -> tuple[list[Kind], Shares]:
+    """A merge that takes whole layers from several bases."""
+    layers: dict[str, list[int]] = {}
+    for layer, source in zip(own.layers, of_layers, strict=True):
+        if source is not None:
+            layers.setdefault(source.base.name, []).append(layer)
+    parts = "; ".join(f"{spans(those)} from {printable(name)}" for name, those in layers.items())
+    taken = sorted(layer for those in layers.values() for layer in those)
+    kind = Kind("merge of layers", taken, f"Layers {parts}.", len(taken) / len(own.layers))
+    return [kind], Shares({name: len(those) / len(own.layers) for name, those in layers.items()})
+
+
+def _merge(own: Sketches, shares: Shares) -> Kind:
+    """A sum of several bases."""
+    parts = ", ".join(f"{share:.2f} of {printable(name)}" for name, share in shares.weights.items())
+    left = f"{shares.left:.2g} of its norm is left, {shares.alone:.2g} with one base"
+    text = f"{parts}. On rows that the fit has not seen {left}."
+    return Kind("merge", own.layers, text, 1 - shares.left / shares.alone)
+
+
+def _unnamed(own: Sketches, first: Related, kinds: Sequence[Kind]) -> list[Kind]:
+    """What was seen of heads where nothing else says it."""
+    match, names = first.match, " ".join(kind.kind for kind in kinds)
+    if match.route == "spectra":
+        text = (
+            "Only singular values of heads agree, which no change of basis alters: a weaker claim than the others, and "
+            "what else was done cannot be told."
+        )
+        return [Kind("stream rotated", own.layers, text, float(np.mean([j is not None for j in match.layers])))]
+    if match.route == "tokens" and "stream" not in names and "width" not in names:
+        text = "Heads agree as they are seen through the embeddings of tokens, not as they stand in the stream."
+        return [Kind("stream rotated", own.layers, text)]
+    if not kinds and own.source is None and match.mean < NOT_ALIKE:
+        return [Kind("fine-tuned", own.layers, f"Heads are {match.mean:.2f} alike.")]
+    return []
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Lineage:
+    """Where a checkpoint comes from.
+
+    Attributes
+    ----------
+    suspect : Sketches
+    judged : list of Judged
+        Every base that was compared.
+    found : Related or None
+        The base that it was derived from, and the match that shows it.
+    verdict : str
+        "derived", "unrelated" (a derived one would have been seen) or "undecided".
+    p_value : float
+        Probability that strangers are as alike, times the number of comparisons; at most 1.
+    comparisons : int
+        How many bases and routes the probability was multiplied by.
+    kinds : list of Kind
+        What was done.
+    weights : dict of str to float
+        Of a merge the share of each base.
+    drift : dict of int to float
+        By layer |S - B| / |B| of the maps of heads, where weights of both were read.
+    doubts : list of str
+        Why the verdict is "undecided".
+    sources : list of Related or None
+        The base that each layer is from.
+    """
+
+    suspect: Sketches
+    judged: list[Judged]
+    found: Related | None
+    verdict: str
+    p_value: float
+    comparisons: int
+    kinds: list[Kind] = field(default_factory=list)
+    weights: dict[str, float] = field(default_factory=dict)
+    drift: dict[int, float] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+    sources: list[Related | None] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"Lineage({printable(self.suspect.name)}: {self.verdict})"
+
+    @property
+    def base(self) -> str | None:
+        """The base's name; None where there is none."""
+        return None if self.found is None else self.found.base.name
+
+    @property
+    def lead(self) -> str:
+        """The verdict in words, with what it rests on."""
+        name, others = printable(self.suspect.name), counted(len(self.judged), "base")
+        if self.verdict == "undecided":
+            return f"Whether {name} was derived from any of {others} cannot be told. {'; '.join(self.doubts)}."
+        if self.found is None:
+            return f"{name} was not derived from any of {others}: a derived one would have been seen. {OUT_OF_REACH}"
+        match = self.found.match
+        count = sum(j is not None for j in match.layers)
+        p = f"p < {SMALLEST:g}" if self.p_value < SMALLEST else f"p = {self.p_value:.1g}"
+        what = "; ".join(kind.kind for kind in self.kinds) or "nothing that can be named"
+        layers = f"{count} of {counted(len(match.layers), 'layer')} have a counterpart"
+        return (
+            f"{name} was derived from {printable(self.found.base.name)}: {layers}, {match.mean:.2f} alike on average "
+            f"({p}, {self.comparisons} comparisons). "
+            f"Done to it: {what}."
+        )
+
+    @cached_property
+    def alignment(self) -> Table:
+        """One row per layer of the suspect; its csv() is alignment.csv."""
+        rows = []
+        for i, layer in enumerate(self.suspect.layers):
+            source = self.sources[i] if self.sources else None
+            j = None if source is None else source.match.layers[i]
+            if source is None or j is None:
+                rows.append((layer, "", *[np.nan] * 5))
+                continue
+            match, heads = source.match, source.match.heads[i]
+            numbers = (match.likeness[i, j], match.z[i], float((heads == np.arange(len(heads))).sum()))
+            rows.append(
+                (layer, source.base.name, float(source.base.layers[j]), *numbers, self.drift.get(layer, np.nan))
+            )
+        return Table.of_rows(ALIGNMENT, rows)
+
+    @cached_property
+    def background(self) -> Table:
+        """What the likeness was judged against: a row for each base and route."""
+        rows = []
+        for judged in self.judged:
+            for route, match in judged.matches.items():
+                mean, spread = BACKGROUND.get(route, (np.nan, np.nan))
+                others = match.likeness.copy()
+                for i, j in enumerate(match.layers):
+                    if j is not None:
+                        others[i, j] = np.nan
+                rest = float(np.nanmean(others)) if np.isfinite(others).any() else np.nan
+                found = sum(j is not None for j in match.layers)
+                rows.append(
+                    (judged.base.name, ROUTES[route], found, match.mean, rest, mean, spread, match.log_p / log(10))
+                )
+        return Table.of_rows(BACKGROUND_COLUMNS, rows)
+
+    @cached_property
+    def no_evidence(self) -> Table:
+        """What the suspect and the bases say of themselves, which proves nothing."""
+        names = ("family", "layers", "heads", "kv_heads", "d_model", "vocabulary", "config")
+        prints = [self.suspect, *(judged.base for judged in self.judged)]
+        rows = [(p.name, *(str(p.about.get(name, "")) for name in names)) for p in prints]
+        return Table.of_rows([Column("name"), *map(Column, names)], rows)
+
+    def printed(self) -> list[str | Table]:
+        """What a terminal shows, from top to bottom."""
+        parts: list[str | Table] = [printable(self.lead)]
+        parts += [f"{kind.kind}: {printable(kind.evidence)}" for kind in self.kinds]
+        return [*parts, self.alignment if self.found else self.background]
+
+    def __str__(self) -> str:
+        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
+
+    def as_json(self) -> dict[str, Any]:
+        """What `weightscope lineage --json` prints and lineage.json holds."""
+        return dict(as_json({
+            "suspect": self.suspect.name, "verdict": self.verdict, "base": self.base, "p_value": self.p_value,
+            "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights, "lead": self.lead,
+            "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
+            "background": self.background.records(), "no_evidence": self.no_evidence.records(),
+        }))  # fmt: skip
+
+    def write(self, out: str | Path) -> None:
+        """Write lineage.json, alignment.csv, the picture and lineage.html into a folder.
+
+        Raises
+        ------
+        CheckpointError
+            It cannot be written to, or another run is writing into it.
+        """
+        with OutputFolder(Path(out), names=RESULTS) as folder:
+            self.write_files(folder)
+
+    def write_files(self, files: Files) -> None:
+        """The same into an open folder."""
+        files.json("lineage.json", self.as_json())
+        files.table("alignment.csv", self.alignment)
+        report("Lineage")(files, self)
+
+    def plot(self) -> Any:
+        """A Matplotlib figure: layers of the suspect over layers of the base, a line for each counterpart."""
+        return drawing("Lineage")(self)
+
+    def _repr_html_(self) -> str:
+        return notebook(self.lead, self.alignment)
+
+
+ALIGNMENT = (
+    Column("layer", meaning="Of the suspect."), Column("base", meaning="The base that its counterpart is in."),
+    Column("base_layer", symbol="base's layer", format=".0f"),
+    Column("likeness", meaning="Mean cosine of the maps of matched heads.", format=".3f"),
+    Column("z", meaning="Standard deviations from strangers.", format=".1f"),
+    Column("heads_in_place", symbol="heads in place", meaning="Heads that have kept their index.", format=".0f"),
+    Column("drift", symbol="$‖ΔW‖/‖W‖$", meaning="How far the maps of heads moved, the median.", format=".2g"),
+)  # fmt: skip
+BACKGROUND_COLUMNS = (
+    Column("base"), Column("route", meaning="What was compared."), Column("layers_found", symbol="layers found"),
+    Column("likeness", meaning="Of counterparts, mean.", format=".3f"),
+    Column("other_pairs", symbol="other pairs", meaning="Likeness of all other pairs of layers, mean.", format=".3f"),
+    Column("strangers", meaning="Mean likeness of unrelated checkpoints beyond chance.", format=".3f"),
+    Column("spread", meaning="Its standard deviation.", format=".3f"),
+    Column("log10_p", symbol="$log_10 p$", meaning="Of the probability that strangers are as alike.", format=".1f"),
+)  # fmt: skip

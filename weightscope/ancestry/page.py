@@ -1,0 +1,40 @@
+"""The page of a lineage: the verdict, the picture, what was done, and what the numbers were judged against."""
+
+from weightscope.ancestry.figures import lineage_figure
+from weightscope.ancestry.lineage import Lineage
+from weightscope.files import Files
+from weightscope.findings import spans
+from weightscope.formulas import plain
+from weightscope.pages.page import Figure, Section, write_page
+from weightscope.pages.style import save
+from weightscope.tables import Column, Table
+
+
+def write_lineage_page(files: Files, lineage: Lineage) -> None:
+    """Write the picture as PNG and SVG, and lineage.html."""
+    picture = save(lineage_figure(lineage), files, "lineage")
+    caption = "Above: each layer of the suspect and its counterpart. Below: how alike they are, and all other pairs."
+    sections = [Section("Layers", parts=[Figure(picture, caption)])]
+    if lineage.kinds:
+        sections.append(Section("What was done", parts=[kinds_table(lineage)]))
+    if lineage.found is not None:
+        sections.append(Section("Layer by layer", parts=[lineage.alignment]))
+    sections.append(Section(
+        "What it was judged against",
+        "Likeness is the mean cosine of the maps $W_QK$ and $W_VO$ of matched heads, estimated from random sketches. "
+        "One half of a sketch chooses heads and layers, the other says how alike they are, so that the choice does "
+        "not flatter it. By singular values a counterpart counts where it is much nearer than any other layer.",
+        [lineage.background],
+    ))  # fmt: skip
+    sections.append(Section(
+        "What proves nothing", "Two checkpoints of one recipe have these in common too.", [lineage.no_evidence],
+    ))  # fmt: skip
+    title = f"Where {plain(lineage.suspect.name)} comes from"
+    write_page(files, "lineage.html", title, plain(lineage.lead), sections, model=plain(lineage.suspect.name))
+
+
+def kinds_table(lineage: Lineage) -> Table:
+    """What was done, one row for each kind."""
+    rows = [(kind.kind, spans(kind.layers), kind.evidence, kind.strength) for kind in lineage.kinds]
+    strength = Column("strength", meaning="Share of the compared layers, heads or tensors that show it.", format=".2f")
+    return Table.of_rows([Column("kind"), Column("layers"), Column("evidence"), strength], rows)

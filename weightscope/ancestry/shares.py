@@ -1,0 +1,100 @@
+"""How much of a suspect each of several bases is: a merge, by least squares over weights, checked on others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod, sqrt
+
+import numpy as np
+
+from weightscope.ancestry.verdict import Related
+from weightscope.checkpoint import Tensor
+from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.model import Model
+from weightscope.tensors.measure import why_unread
+
+ROWS = 16  # of each tensor: half of them for the fit, the others to check it
+BETTER = 0.7  # another base has to bring the distance that is left on other rows under this part of what it was
+LEAST_SHARE = 0.02  # of a base that is named
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A suspect as a sum of bases; without weights where no second base brings it nearer.
+
+    Distances are those of rows that the fit has not seen, relative to the suspect's norm.
+    """
+
+    weights: dict[str, float]
+    left: float = 1.0  # distance from the sum
+    alone: float = 1.0  # distance from the nearest base
+
+
+def shares_of(suspect: Model, related: Sequence[Related]) -> Shares:
+    """The bases that a suspect is a sum of, by least squares over some rows of attention's matrices."""
+    bases = [(each.base.name, each.base.source, each.match) for each in related if each.base.source is not None]
+    if len(bases) < 2:
+        return Shares({})
+    grams = [np.zeros((len(bases) + 1,) * 2) for _ in range(2)]  # the suspect last; for the fit, and for the check
+    for i, layer in enumerate(suspect.attention_layers):
+        for tensor in suspect.attention_tensors(layer):
+            counterparts = [_counterpart(suspect, layer, tensor, model, match.layers[i]) for _, model, match in bases]
+            found = [each for each in counterparts if each is not None]
+            if len(tensor.shape) > 1 and not why_unread(tensor) and len(found) == len(bases):
+                for half, gram in enumerate(grams):
+                    rows = np.stack([_rows(each, half) for each in (*found, tensor)])
+                    gram += rows @ rows.T
+    return _selected([name for name, *_ in bases], *grams)
+
+
+def _counterpart(suspect: Model, layer: int, tensor: Tensor, base: Model, place: int | None) -> Tensor | None:
+    """The tensor of the same name and shape in a base's layer."""
+    if place is None:
+        return None
+    here, there = (
+        model.prefix + model.family.stored_name(model.config, index)
+        for model, index in ((suspect, layer), (base, base.attention_layers[place]))
+    )
+    name = there + tensor.name.removeprefix(here)
+    found = base.checkpoint.get(name)
+    return found if found is not None and found.shape == tensor.shape and not why_unread(found) else None
+
+
+def _rows(tensor: Tensor, half: int) -> np.ndarray:
+    """Every other one of some rows, evenly spread, side by side."""
+    width = row_width(tensor.shape) or prod(tensor.shape)
+    count = prod(tensor.shape) // width
+    picked = np.unique(np.linspace(0, count - 1, min(ROWS, count)).astype(int))[half::2]
+    rows = [Block(tensor, int(r) * width, int(r + 1) * width).values() for r in picked]
+    return np.concatenate([np.empty(0), *rows]).astype(np.float64)
+
+
+def _selected(names: Sequence[str], fit: np.ndarray, check: np.ndarray) -> Shares:
+    """Add bases one at a time, while each brings the rows that the fit has not seen much nearer."""
+    chosen: list[int] = []
+    weights, left, alone = np.empty(0), 1.0, 1.0
+    while len(chosen) < len(names):
+        tried = [(k, _solved(fit, [*chosen, k])) for k in range(len(names)) if k not in chosen]
+        distances = [_distance(check, [*chosen, k], w) for k, w in tried]
+        best = int(np.argmin(distances))
+        if chosen and distances[best] > BETTER * left:
+            break
+        alone = left if chosen and len(chosen) == 1 else alone
+        left, weights = distances[best], tried[best][1]
+        chosen.append(tried[best][0])
+    if len(chosen) < 2:
+        return Shares({})
+    shares = {names[k]: float(w) for k, w in zip(chosen, weights, strict=True) if abs(w) >= LEAST_SHARE}
+    return Shares(shares if len(shares) > 1 else {}, left, alone)
+
+
+def _solved(gram: np.ndarray, chosen: list[int]) -> np.ndarray:
+    """Weights of the chosen bases; one alone has the weight 1."""
+    inside, right = gram[np.ix_(chosen, chosen)], gram[chosen, -1]
+    return np.ones(1) if len(chosen) == 1 else np.linalg.lstsq(inside, right, rcond=1e-12)[0]
+
+
+def _distance(gram: np.ndarray, chosen: list[int], weights: np.ndarray) -> float:
+    """|y - sum w x| / |y|."""
+    signed = np.zeros(len(gram))
+    signed[chosen], signed[-1] = -weights, 1.0
+    return sqrt(max(0.0, float(signed @ gram @ signed)) / float(gram[-1, -1])) if gram[-1, -1] > 0 else 1.0

@@ -1,0 +1,300 @@
+"""A checkpoint's fingerprint: random sketches of every head's W_QK and W_VO, and their spectra.
+
+A sketch of W is K numbers y_k = u_k' W v_k with u_k, v_k random signs, the same for every checkpoint of a width. Over
+their choice E[sum_k y_k y'_k] / K = <W, W'>, so that the cosine of two sketches estimates the cosine of two matrices,
+with an error of about 1 / sqrt(K). It says which head another one is, and W cannot be had from it.
+
+Two sketches and the spectra are kept of each map, each for other changes of a checkpoint:
+
+    direct      u, v in the basis of the stream; survives training, rounding and merging
+    tokens      u, v combined from the embeddings of some tokens; survives a rotation or permutation of the stream too
+    spectra     singular values over the norm; survive every change of basis
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weightscope.attention.factored import core_singular_values, inner, triangle
+from weightscope.attention.layer import Layer
+from weightscope.checkpoint.config import digest_of
+from weightscope.compute.cores import in_threads
+from weightscope.display import ShowsShapes
+from weightscope.embeddings import Embeddings
+from weightscope.errors import CheckpointError, printable
+from weightscope.files import new_file
+from weightscope.model import Model, as_model
+from weightscope.progress import bar
+
+VERSION = 1
+SUFFIX = ".wsf"
+SKETCH = 128  # K, numbers of a sketch
+POINTS = 16  # singular values of a spectrum
+TOKENS, RUN = 4096, 256  # tokens whose embeddings are combined, and how many of them stand side by side
+TOKEN_RANGE = 16384  # they are among the first ids, which a vocabulary keeps when it is cut
+COMBINED = 32  # combinations of tokens that span what W is seen through
+SHRINK = 0.1  # of their mean square, added before they are made orthonormal
+MAPS = ("qk", "vo")
+LARGEST = 64 << 20  # bytes of a fingerprint file; that of a 70B model has 3 MB
+LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sketches(ShowsShapes):
+    """A checkpoint's fingerprint, of N heads in L layers.
+
+    Attributes
+    ----------
+    about : dict
+        Its name, sizes and dtypes, and digests of its config and tokenizer: shown apart, and never evidence.
+    layer, head, kv_head : (N,) int arrays
+    direct, tokens : (N, 2, K) float32 arrays
+        Sketches of W_QK and W_VO, each of length 1; `tokens` is empty, (N, 2, 0), where it has no token embedding.
+    spectra : (N, 2, S) float32 array
+        Logarithms of singular values over the Frobenius norm.
+    norms : (N, 2) float32 array
+        Frobenius norms.
+    source : Model or None
+        The model, where the fingerprint was made of one just now.
+    """
+
+    about: dict[str, Any]
+    layer: np.ndarray
+    head: np.ndarray
+    kv_head: np.ndarray
+    direct: np.ndarray
+    tokens: np.ndarray
+    spectra: np.ndarray
+    norms: np.ndarray
+    source: Model | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """What to call the checkpoint."""
+        return str(self.about["name"])
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """The layers that have heads, in order."""
+        return np.unique(self.layer).tolist()
+
+    def of_layer(self, layer: int) -> np.ndarray:
+        """Places of its heads."""
+        return np.flatnonzero(self.layer == layer)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fingerprint as a safetensors file, whole or not at all."""
+        from safetensors.numpy import save
+
+        arrays = {name: _bytes(getattr(self, name)) for name in ("direct", "tokens")}
+        arrays |= {name: getattr(self, name).astype(np.float16) for name in ("spectra",)}
+        arrays |= {"norms": self.norms, "heads": np.stack([self.layer, self.head, self.kv_head]).astype(np.int32)}
+        with new_file(Path(path)) as file:
+            file.write(save(arrays, {"weightscope": json.dumps({"version": VERSION, **self.about})}))
+
+
+def fingerprint(source: Model | str | Path) -> Sketches:
+    """Sketch every head of a checkpoint; memory is one layer's.
+
+    Parameters
+    ----------
+    source : Model, str or Path
+        A model, or what `open_model` opens.
+
+    Raises
+    ------
+    CheckpointError
+        It cannot be read.
+
+    Examples
+    --------
+    >>> from weightscope.ancestry.sketches import fingerprint
+    >>> sketches = fingerprint("embedded")
+    >>> sketches.direct.shape, sketches.layers
+    ((16, 2, 128), [0, 1])
+    """
+    model = as_model(source)
+    through = _token_basis(model)  # (m, d), or None
+    parts = [_layer_sketches(model.layer(i), through) for i in bar(model.attention_layers, "layers", "layer")]
+    layer, head, kv_head, direct, tokens, spectra, norms = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Sketches(_about(model), layer, head, kv_head, direct, tokens, spectra, norms, model)
+
+
+def load(path: str | Path) -> Sketches:
+    """Read what `Sketches.save` wrote.
+
+    Raises
+    ------
+    CheckpointError
+        It is no fingerprint, is damaged, or was written by another version.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    try:
+        if path.stat().st_size > LARGEST:
+            raise CheckpointError(f"is too large for a fingerprint (over {LARGEST >> 20} MB)", file=path)
+        with safe_open(path, "numpy") as file:
+            about = json.loads((file.metadata() or {}).get("weightscope", "{}"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"is no fingerprint ({printable(str(error))})", file=path) from None
+    return _checked(about, arrays, path)
+
+
+def _checked(about: Any, arrays: dict[str, np.ndarray], path: Path) -> Sketches:
+    """A fingerprint of these arrays, whose shapes and values a stranger may have written."""
+    if not isinstance(about, dict) or not isinstance(about.get("name"), str):
+        raise CheckpointError("is no fingerprint: it has no description of a checkpoint", file=path)
+    if about.pop("version", None) != VERSION:
+        problem = f"is a fingerprint of another version; make it again with `weightscope fingerprint` ({VERSION})"
+        raise CheckpointError(problem, file=path)
+    n = arrays["heads"].shape[-1] if "heads" in arrays and arrays["heads"].ndim == 2 else 0
+    tokens = arrays.get("tokens", np.empty(0)).shape
+    shapes = {
+        "heads": (3, n), "direct": (n, 2, SKETCH), "spectra": (n, 2, POINTS), "norms": (n, 2),
+        "tokens": (n, 2, SKETCH if tokens[2:] != (0,) else 0),
+    }  # fmt: skip
+    wrong = [name for name, shape in shapes.items() if name not in arrays or arrays[name].shape != shape]
+    if wrong or not n or not all(np.isfinite(array).all() for array in arrays.values()):
+        raise CheckpointError(
+            f"is a damaged fingerprint ({', '.join(wrong) or 'values that are no numbers'})", file=path
+        )
+    layer, head, kv_head = arrays["heads"].astype(np.int64)
+    direct, tokens_seen, spectra, numbers = (
+        arrays[name].astype(np.float32) for name in ("direct", "tokens", "spectra", "norms")
+    )
+    return Sketches(about, layer, head, kv_head, _unit(direct), _unit(tokens_seen), spectra, numbers)
+
+
+def _about(model: Model) -> dict[str, Any]:
+    """What is known of a checkpoint without its weights."""
+    config, checkpoint = model.config, model.checkpoint
+    dtypes = sorted({tensor.dtype for i in model.attention_layers for tensor in model.attention_tensors(i)})
+    vocabulary = model.embeddings.n_tokens if model.family.inputs.tokens and _has_tokens(model) else None
+    return {
+        "name": model.name, "family": model.family.name, "d_model": config.d_model, "layers": config.n_layers,
+        "heads": config.n_heads, "kv_heads": config.n_kv_heads, "vocabulary": vocabulary, "dtypes": dtypes,
+        "config": digest_of(checkpoint.config)[:16], "bytes": checkpoint.nbytes,
+    }  # fmt: skip
+
+
+def _has_tokens(model: Model) -> bool:
+    try:
+        return bool(model.embeddings.n_tokens)
+    except CheckpointError:
+        return False
+
+
+def signs(count: int, width: int, side: str) -> np.ndarray:
+    """Random signs (count, width), the same on every machine and with every NumPy: float32."""
+    words = -(-count * width // 64)
+    seed = int.from_bytes(sha256(f"weightscope {side} {width}".encode()).digest()[:16], "little")
+    raw = np.random.PCG64(seed).random_raw(words)  # raw output, unlike a Generator's, is the same for ever
+    bits = np.unpackbits(raw.astype("<u8").view(np.uint8), count=count * width)
+    return (bits.astype(np.float32) * 2 - 1).reshape(count, width)
+
+
+def token_ids(vocabulary: int) -> np.ndarray:
+    """The tokens that W is seen through: runs of ids, evenly spread over the first ones of a vocabulary."""
+    reach = min(vocabulary, TOKEN_RANGE)
+    runs = max(1, min(TOKENS, reach) // RUN)
+    starts = np.linspace(0, max(0, TOKEN_RANGE - RUN), runs if reach == TOKEN_RANGE else TOKENS // RUN).astype(int)
+    ids = (starts[:, None] + np.arange(RUN)).ravel()
+    return np.arange(reach) if reach <= TOKENS else ids[ids < reach]
+
+
+def _token_basis(model: Model) -> np.ndarray | None:
+    """Directions of the stream that only the embeddings of tokens tell, orthonormal but for shrinkage: (m, d)."""
+    if not model.family.inputs.tokens or not _has_tokens(model):
+        return None
+    embeddings: Embeddings = model.embeddings
+    rows = model.into_stream(embeddings.rows(token_ids(embeddings.n_tokens))).astype(np.float64)  # (n, d)
+    if not np.isfinite(rows).all():
+        return None
+    rows -= rows.mean(axis=0)
+    combined = signs(COMBINED, len(rows), "tokens").astype(np.float64) @ rows  # (m, d)
+    values, vectors = np.linalg.eigh(combined @ combined.T)
+    size = float(values.mean())
+    if not size > 0:
+        return None
+    whitening = vectors / np.sqrt(np.maximum(values, 0) + SHRINK * size) @ vectors.T  # (m, m)
+    return (whitening @ combined).astype(np.float32)
+
+
+def _layer_sketches(layer: Layer, through: np.ndarray | None) -> tuple[np.ndarray, ...]:
+    """Layer, head and key-value head, sketches, spectra and norms of a layer's heads."""
+    shared = layer.n_heads // layer.n_kv_heads
+    groups = in_threads(lambda g: list(_group_sketches(layer, g, shared, through)), range(layer.n_kv_heads))
+    heads = [head for group in groups for head in group]
+    direct, tokens, spectra, norms = (np.stack(part) for part in zip(*heads, strict=True))
+    index = np.arange(layer.n_heads)
+    return np.full(layer.n_heads, layer.index), index, index // shared, direct, tokens, spectra, norms
+
+
+def _group_sketches(
+    layer: Layer, group: int, shared: int, through: np.ndarray | None
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Direct sketch, sketch through tokens, spectrum and norm of each head that shares a key-value head: (2, ...)."""
+    k, v = layer.k.of(group)[0], layer.v.of(group)[0]  # (d, r)
+    of_k, of_v = _Side(k, "right", through), _Side(v, "left", through)
+    for h in range(group * shared, (group + 1) * shared):
+        q, o = layer.q.of(h)[0], np.asarray(layer.w_o[h]).T
+        if layer.rotation is not None:
+            q = layer.rotation.rotate_at(q, 0)
+        pairs = ((_Side(q, "left", through), of_k), (of_v, _Side(o, "right", through)))
+        parts = [_sketch(left, right) for left, right in pairs]
+        yield tuple(np.stack(part) for part in zip(*parts, strict=True))
+
+
+class _Side:
+    """One factor of a head's map, and what a sketch needs of it."""
+
+    def __init__(self, factor: np.ndarray, side: str, through: np.ndarray | None) -> None:
+        self.factor = factor  # (d, r)
+        self.seen = signs(SKETCH, len(factor), side) @ factor  # (K, r)
+        self.through = None if through is None or through.shape[1] != len(factor) else through @ factor  # (m, r)
+        self.triangle = triangle(factor, inner(factor))
+
+
+def _sketch(left: _Side, right: _Side) -> tuple[np.ndarray, ...]:
+    """Direct sketch (K,), sketch through tokens (K,), spectrum (S,) and norm (1,) of left @ right'."""
+    direct = np.vecdot(left.seen, right.seen)
+    if left.factor.shape == right.factor.shape:  # heads that copy have a trace whatever they were trained from
+        n = len(left.factor)
+        trace = float(np.vecdot(left.factor, right.factor).sum()) / n
+        direct = direct - trace * np.vecdot(signs(SKETCH, n, "left"), signs(SKETCH, n, "right"))
+    tokens = np.empty(0, np.float32)
+    if left.through is not None and right.through is not None:
+        seen = left.through @ right.through.T  # (m, m)
+        seen[np.diag_indices(len(seen))] -= seen.trace() / len(seen)
+        tokens = np.vecdot(signs(SKETCH, len(seen), "left") @ seen, signs(SKETCH, len(seen), "right"))
+    s = core_singular_values(left.triangle, right.triangle)
+    norm = float(np.sqrt((s**2).sum()))
+    places = np.unique(np.geomspace(1, len(s), POINTS).round().astype(int)) - 1
+    places = np.interp(np.arange(POINTS), np.linspace(0, POINTS - 1, len(places)), places).round().astype(int)
+    spectrum = np.log(np.maximum(s[places] / (norm or 1.0), LEAST))
+    return _unit(direct), _unit(tokens), spectrum.astype(np.float32), np.array(norm, np.float32)
+
+
+def _unit(sketch: np.ndarray) -> np.ndarray:
+    length = np.linalg.norm(sketch, axis=-1, keepdims=True)
+    return (sketch / np.where(length > 0, length, 1)).astype(np.float32)
+
+
+def _bytes(sketches: np.ndarray) -> np.ndarray:
+    """Sketches as signed bytes; their length, which is 1, need not be kept."""
+    largest = np.abs(sketches).max(axis=-1, keepdims=True, initial=0)
+    return np.rint(127 * sketches / np.where(largest > 0, largest, 1)).astype(np.int8)
+
+
+def is_fingerprint(source: object) -> bool:
+    """Whether a source names a fingerprint file."""
+    return isinstance(source, str | Path) and re.search(rf"{re.escape(SUFFIX)}$", str(source)) is not None

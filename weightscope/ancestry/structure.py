@@ -1,0 +1,112 @@
+"""What the match of layers and heads says was done: layers and heads removed, repeated, reordered; other sizes."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weightscope.ancestry.matching import Match
+from weightscope.ancestry.sketches import Sketches
+from weightscope.errors import counted
+from weightscope.findings import spans
+
+MOSTLY = 0.5  # share of the suspect's layers that have a counterpart, before the base's others are called removed
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One thing that was done.
+
+    Attributes
+    ----------
+    kind : str
+        In words; see docs/lineage.md for all of them.
+    layers : list of int
+        The suspect's layers that show it; empty where it is about no layer.
+    evidence : str
+        What was seen, in a sentence with its numbers.
+    strength : float
+        From 0 to 1: the share of the compared layers, heads or tensors that show it.
+    """
+
+    kind: str
+    layers: list[int]
+    evidence: str
+    strength: float = 1.0
+
+
+def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kind]:
+    """Layers removed, repeated, reordered; heads removed, permuted, grouped; another vocabulary or width."""
+    yield from _layer_kinds(suspect, base, match)
+    yield from _head_kinds(suspect, base, match)
+    a, b = base.about, suspect.about
+    if a["vocabulary"] and b["vocabulary"] and a["vocabulary"] != b["vocabulary"]:
+        what = "extended" if b["vocabulary"] > a["vocabulary"] else "cut"
+        yield Kind(f"vocabulary {what}", [], f"{a['vocabulary']:,} tokens in the base, {b['vocabulary']:,} here.")
+    if a["d_model"] != b["d_model"]:
+        what = "cut" if b["d_model"] < a["d_model"] else "extended"
+        yield Kind(f"width {what}", [], f"The stream has {a['d_model']} dimensions in the base, {b['d_model']} here.")
+
+
+def _layer_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kind]:
+    places = [(i, j) for i, j in zip(suspect.layers, match.layers, strict=True) if j is not None]
+    taken = Counter(base.layers[j] for _, j in places)
+    gone = [layer for layer in base.layers if layer not in taken]
+    if gone and len(places) > len(suspect.layers) * MOSTLY:
+        text = f"{counted(len(gone), 'layer')} of the base, {spans(gone)}, have no counterpart."
+        yield Kind("layers removed", [], text, len(gone) / len(base.layers))
+    twice = sorted(layer for layer, times in taken.items() if times > 1)
+    if twice:
+        here = [i for i, j in places if taken[base.layers[j]] > 1]
+        yield Kind("layers repeated", here, f"Layers {spans(twice)} of the base are here more than once.",
+                   len(here) / len(suspect.layers))  # fmt: skip
+    order = [j for _, j in places]
+    back = [k for k in range(1, len(order)) if order[k] < order[k - 1]]
+    if back and not _is_repeat(order):
+        moved = [places[k][0] for k in range(len(order)) if any(order[m] > order[k] for m in range(k))
+                 or any(order[m] < order[k] for m in range(k + 1, len(order)))]  # fmt: skip
+        pairs = ", ".join(f"{i} was {base.layers[j]}" for i, j in places if i in moved)
+        yield Kind("layers reordered", moved, f"The base's order is another: {pairs}.", len(moved) / len(places))
+    new = [i for i, j in zip(suspect.layers, match.layers, strict=True) if j is None]
+    if new:
+        text = f"{counted(len(new), 'layer')}, {spans(new)}, have no counterpart in the base."
+        yield Kind("layers replaced or added", new, text, len(new) / len(suspect.layers))
+
+
+def _is_repeat(order: Sequence[int]) -> bool:
+    """Whether every step back is to a run of layers that were there before, as in depth upscaling."""
+    seen: set[int] = set()
+    for k, j in enumerate(order):
+        if k and j < order[k - 1] and j not in seen:
+            return False
+        seen.add(j)
+    return True
+
+
+def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kind]:
+    permuted, fewer, grouped = [], [], []
+    for i, j, order in zip(suspect.layers, match.layers, match.heads, strict=True):
+        if j is None:
+            continue
+        here, there = suspect.of_layer(i), base.of_layer(base.layers[j])
+        silent = (suspect.norms[here, 1] == 0).sum() - (base.norms[there, 1] == 0).sum()
+        if len(here) < len(there) or silent > 0:
+            fewer.append(i)
+        matched = order[order >= 0]
+        if match.route != "spectra" and (np.diff(matched) < 0).any():
+            permuted.append(i)
+        kv_here, kv_there = (len(set(s.kv_head[heads])) for s, heads in ((suspect, here), (base, there)))
+        if kv_here < kv_there and len(here) / kv_here > len(there) / kv_there:
+            grouped.append(i)
+    n = sum(j is not None for j in match.layers)
+    if fewer:
+        kept = [int((suspect.norms[suspect.of_layer(i), 1] > 0).sum()) for i in fewer]
+        sizes = f"{base.about['heads']} heads in the base, {min(kept)} to {max(kept)} here that write anything"
+        yield Kind("heads removed", fewer, f"{sizes}.", len(fewer) / n)
+    if permuted:
+        yield Kind("heads permuted", permuted, f"In {counted(len(permuted), 'layer')} heads are in another order.",
+                   len(permuted) / n)  # fmt: skip
+    if grouped:
+        sizes = f"{base.about['kv_heads']} key-value heads in the base, {suspect.about['kv_heads']} here"
+        yield Kind("heads grouped", grouped, f"{sizes}: keys and values of several heads became one.", len(grouped) / n)

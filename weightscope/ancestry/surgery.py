@@ -1,0 +1,328 @@
+"""What happened to the weights of layers that match: from both checkpoints, one layer of each at a time."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod, sqrt
+
+import numpy as np
+
+from weightscope.ancestry.matching import Match
+from weightscope.attention.factored import inner
+from weightscope.attention.layer import Layer
+from weightscope.attention.maps import Affine
+from weightscope.checkpoint import Tensor
+from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.metrics.grids import bits_of, own_grid, precision
+from weightscope.metrics.weight_changes import low_rank
+from weightscope.model import Model
+from weightscope.progress import bar
+from weightscope.tensors.changes import BITS, Pair, TensorChange, first_pass, judged
+from weightscope.tensors.measure import why_unread
+
+HEADS = 8  # of a layer whose maps are compared exactly
+ROWS = 32  # of a tensor in which a grid or a cast is looked for
+OTHER_BASIS = 0.01  # |S - B| / |B| of factors whose basis may have been changed
+THAN_MAPS = 3.0  # times as far apart as their products are such factors
+ALIKE = 0.9  # cosine of an expert and the feed-forward network that it was copied from
+REORDERED = 0.5  # |S - B| / |B| past which rows may be the base's in another order
+SAME_NORMS = 1e-3  # relative difference of their sorted norms
+FOLDING = 3.0  # times a value's own rounding: that of one that a norm's gain was multiplied with, in both checkpoints
+FLAT = 0.1  # spread of a gain that was folded, relative to that of the base's
+PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
+STORED = 0.1  # error of a format whose grid is not seen in the values, |error| / |x|: that of four bits
+CLEAR = 2.0  # times the error of rounding that a change exceeds, before its rank is looked for
+
+
+@dataclass(frozen=True)
+class Basis:
+    """How the suspect's stream is the base's: x_s = x_b R."""
+
+    rotation: np.ndarray | None = None  # (d, d); None where it is the same, or is not known
+    known: bool = True
+    permuted: bool = False
+
+    @property
+    def same(self) -> bool:
+        """Whether tensors of both can be compared as they stand."""
+        return self.rotation is None and self.known
+
+    def turned(self, factor: np.ndarray) -> np.ndarray:
+        """A base's factor (d, r) in the suspect's basis."""
+        return factor if self.rotation is None else self.rotation.T @ factor
+
+
+@dataclass(frozen=True)
+class Values:
+    """What the suspect's matrices of attention hold that the base's do not."""
+
+    matrices: int  # how many were looked at
+    casts: Counter[str]  # of them, by the float that holds their values exactly
+    grids: Counter[str]  # and by the grid that they lie on
+    grid_error: float  # |error| / |x| that rounding to it makes; 0 without a grid
+    rounding: float  # the same of the coarsest float of both, or of the grid
+
+
+@dataclass(frozen=True)
+class LayerPair:
+    """A layer of the suspect and its counterpart."""
+
+    layer: int
+    values: Values
+    tensors: Sequence[
+        TensorChange
+    ] = ()  # those with the same name in both, of heads only where they stand as they were
+    unpaired: int = 0  # how many only one of the two has
+    folded: bool = False  # the norm before attention has lost its gain
+    copies: int = 0  # experts that are copies of the base's feed-forward network
+    neurons: bool = False  # rows of a feed-forward matrix are the base's in another order
+    drift: float = 0.0  # |S - B| / |B| of the maps of matched heads, the median
+    of_factors: float = 0.0  # the same of W_Q, W_K, W_V and W_O
+    gauge: bool = False  # factors are in another basis, maps are the same
+    ranks: Sequence[int] = ()  # of the changes of W_Q, W_K, W_V and W_O that are of low rank
+    only_ranks: bool = False  # no other change of heads is left
+
+
+@dataclass(frozen=True)
+class Surgery:
+    """All layers that match, and the tensors outside layers."""
+
+    basis: Basis
+    layers: list[LayerPair]
+    outside: Sequence[TensorChange] = ()
+    unpaired: int = 0
+    attention: frozenset[str] = field(default_factory=frozenset)  # the base's tensors that heads are made of
+
+
+def compared(suspect: Model, base: Model, match: Match) -> Surgery:
+    """Compare the weights of all layers that match."""
+    basis = _basis_of(suspect, base, match)
+    pairs = [
+        (i, base.attention_layers[j], order)
+        for i, j, order in zip(suspect.attention_layers, match.layers, match.heads, strict=True)
+        if j is not None
+    ]
+    layers = [_layer_pair(suspect, base, i, j, o, basis) for i, j, o in bar(pairs, "layers compared", "layer")]
+    outside, unpaired = _outside(suspect, base) if basis.same else ([], 0)
+    own = frozenset(tensor.name for _, j, _ in pairs for tensor in base.attention_tensors(j))
+    return Surgery(basis, layers, outside, unpaired, own)
+
+
+def _basis_of(suspect: Model, base: Model, match: Match) -> Basis:
+    """R by orthogonal Procrustes over the tokens that both have (Schoenemann 1966)."""
+    if match.route == "direct":
+        return Basis()
+    if match.route == "spectra" or suspect.config.d_model != base.config.d_model:
+        return Basis(known=False)
+    x, y = base.embeddings, suspect.embeddings
+    n = min(x.n_tokens, y.n_tokens)
+    cross = np.zeros((base.config.d_model,) * 2)
+    for (_, of_base), (_, of_suspect) in zip(x.blocks(0, n), y.blocks(0, n), strict=True):
+        cross += base.into_stream(of_base).astype(np.float64).T @ suspect.into_stream(of_suspect)
+    u, _, vt = np.linalg.svd(cross)
+    rotation = u @ vt  # (d, d)
+    return Basis(rotation.astype(np.float32), permuted=bool((np.abs(rotation).max(axis=1) > PERMUTED).all()))
+
+
+def _layer_pair(suspect: Model, base: Model, i: int, j: int, order: np.ndarray, basis: Basis) -> LayerPair:
+    """Compare layer i of the suspect with layer j of the base; `order` says which head each head is."""
+    values = _values(suspect, base, i, j)
+    a, b = base.layer(j), suspect.layer(i)
+    folded = _is_folded(a, b)
+    in_place = a.n_heads == b.n_heads and np.array_equal(order, np.arange(a.n_heads))
+    as_it_was = basis.same and not folded and in_place
+    tensors, unpaired = _tensors(suspect, base, i, j, heads=as_it_was) if basis.same else ([], 0)
+    copies = _copies(suspect, base, i, j) if unpaired else 0
+    neurons = any(_reordered(suspect, base, change) for change in tensors)
+    pair = LayerPair(i, values, tensors, unpaired, folded, copies, neurons)
+    own = {tensor.name for tensor in base.attention_tensors(j)}
+    same = as_it_was and all(change.kind in ("identical", "rounded") for change in tensors if change.name_a in own)
+    if same or not basis.known:
+        return pair
+    maps, factors = _drift(a, b, order, basis)
+    gauge = factors > OTHER_BASIS and factors > THAN_MAPS * maps and a.n_kv_heads == b.n_kv_heads
+    ranks, only = ([], False) if gauge else _ranks(a, b, order, basis, values.rounding)
+    return replace(pair, drift=maps, of_factors=factors, gauge=gauge, ranks=ranks, only_ranks=only)
+
+
+# Heads
+
+
+def _drift(a: Layer, b: Layer, order: np.ndarray, basis: Basis) -> tuple[float, float]:
+    """How far the maps of matched heads are apart, and how far their factors: medians of |S - B| / |B|."""
+    pairs = [(h, int(g)) for h, g in enumerate(order) if g >= 0]
+    maps, factors = [], []
+    for h, g in pairs[:: max(1, len(pairs) // HEADS)]:
+        x, y = a.head(g), b.head(h)
+        for before, after in ((x.qk, y.qk), (x.vo, y.vo)):
+            sides = [(basis.turned(before.left), after.left), (basis.turned(before.right), after.right)]
+            (left, left_now), (right, right_now) = sides
+            squares = (inner(left) * inner(right)).sum(), (inner(left_now) * inner(right_now)).sum()
+            both = (inner(left, left_now) * inner(right, right_now)).sum()
+            maps.append(sqrt(max(0.0, squares[0] + squares[1] - 2 * both) / squares[0]) if squares[0] > 0 else 0.0)
+            factors += [_change(*side) for side in sides if side[0].shape == side[1].shape]
+    return float(np.median(maps)), float(np.median(factors)) if factors else 0.0
+
+
+def _change(x: np.ndarray, y: np.ndarray) -> float:
+    """|y - x| / |x|."""
+    size = _rms([x])
+    return _rms([y - x]) / size if size else 0.0
+
+
+def _rms(matrices: Sequence[np.ndarray]) -> float:
+    """Root of the mean square over matrices of one shape."""
+    return sqrt(float(np.mean([np.mean(np.square(w, dtype=np.float64)) for w in matrices])))
+
+
+def _is_folded(a: Layer, b: Layer) -> bool:
+    """Whether the norm before attention has lost its gain, while the base's has one."""
+    gains = [of.norm.gamma if isinstance(of, Affine) and of.norm is not None else np.empty(0) for of in (a.q, b.q)]
+    if not all(map(len, gains)):
+        return False
+    spread = [float(gain.std()) / max(float(np.abs(gain.mean())), 1e-30) for gain in gains]
+    return spread[1] < FLAT * min(1.0, spread[0])
+
+
+FACTORS: tuple[Callable[[Layer, int], np.ndarray], ...] = (  # (d, r) of a query head or key-value head
+    lambda layer, h: layer.head(h).w_q,
+    lambda layer, h: layer.k.of(h)[0],
+    lambda layer, h: layer.v.of(h)[0],
+    lambda layer, h: layer.head(h).w_o.T,
+)
+
+
+def _ranks(a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: float) -> tuple[list[int], bool]:
+    """Ranks of the changes of W_Q, W_K, W_V and W_O where they are low, heads in the base's order; and whether no other
+    change is left."""
+    if (order < 0).any() or (a.n_heads, a.n_kv_heads) != (b.n_heads, b.n_kv_heads):
+        return [], False
+    if any(not b.head(h).w_o.any() for h in range(b.n_heads)):  # rows set to zero are a change of low rank too
+        return [], False
+    shared = a.n_heads // a.n_kv_heads
+    groups = order[::shared] // shared
+    ranks, only = [], True
+    for factor, places in zip(FACTORS, (order, groups, groups, order), strict=True):
+        heads = [factor(b, h) for h in range(len(places))]  # (d, r) each
+        moved = [w - basis.turned(factor(a, int(g))) for w, g in zip(heads, places, strict=True)]
+        size, (d, r) = _rms(heads), moved[0].shape
+        if _rms(moved) <= CLEAR * rounding * size:
+            continue
+        rank = low_rank(lambda moved=moved: (w.T for w in moved), (r * len(moved), d), rounding * size)  # type: ignore[misc]
+        if rank is None:
+            only = False
+        else:
+            ranks.append(rank)
+    return ranks, only and bool(ranks)
+
+
+# Tensors
+
+
+def _stem(model: Model, layer: int) -> str:
+    """What stands before the names of a layer's tensors."""
+    return model.prefix + model.family.stored_name(model.config, layer)
+
+
+def _tensors(suspect: Model, base: Model, i: int, j: int, *, heads: bool) -> tuple[list[TensorChange], int]:
+    """How each tensor of a layer changed, those of heads on demand, and how many have no namesake."""
+    sides = []
+    for model, layer in ((base, j), (suspect, i)):
+        stem = _stem(model, layer)
+        left_out = set() if heads else {tensor.name for tensor in model.attention_tensors(layer)}
+        names = (name for name in model.checkpoint.names_under(stem) if name not in left_out)
+        sides.append({name.removeprefix(stem): name for name in names})
+    return _changes(suspect, base, *sides)
+
+
+def _outside(suspect: Model, base: Model) -> tuple[list[TensorChange], int]:
+    """The same of tensors that belong to no layer."""
+    sides = []
+    for model in (base, suspect):
+        inside = {name for i in range(model.config.n_layers) for name in model.checkpoint.names_under(_stem(model, i))}
+        sides.append({name.removeprefix(model.prefix): name for name in model.checkpoint if name not in inside})
+    return _changes(suspect, base, *sides)
+
+
+def _changes(suspect: Model, base: Model, a: dict[str, str], b: dict[str, str]) -> tuple[list[TensorChange], int]:
+    """How tensors changed from a base's names to a suspect's, and how many have no namesake."""
+    pairs = [Pair(base.checkpoint[a[key]], suspect.checkpoint[b[key]]) for key in a if key in b]
+    seen = zip(pairs, first_pass(base, suspect, pairs), strict=True)
+    return [change if pair.problem else judged(pair, change) for pair, change in seen], len(set(a) ^ set(b))
+
+
+def _values(suspect: Model, base: Model, i: int, j: int) -> Values:
+    """Casts and grids of a layer's matrices."""
+    casts, grids, errors, coarsest, count = Counter[str](), Counter[str](), [], "F32", 0
+    matrices = [tensor for tensor in base.attention_tensors(j) if len(tensor.shape) > 1 and not why_unread(tensor)]
+    there = {tensor.name.removeprefix(_stem(base, j)): tensor for tensor in matrices}
+    for tensor in suspect.attention_tensors(i):
+        if len(tensor.shape) < 2 or why_unread(tensor) or not matrices:
+            continue
+        count += 1
+        before = there.get(tensor.name.removeprefix(_stem(suspect, i)), matrices[0])
+        ys, xs = _sampled(tensor), _sampled(before)
+        held, was = (precision(rows[0]) for rows in (ys, xs))
+        coarsest = min(coarsest, held, was, key=bits_of)
+        found = [grid for x, y in zip(xs, ys, strict=False) if (grid := own_grid(y)) and not own_grid(x)]
+        if tensor.dtype not in BITS and before.dtype in BITS:
+            grids[f"stored as {tensor.dtype}"] += 1
+            errors.append(min((error for _, error in found), default=STORED))
+        elif found:
+            name, error = min(found, key=lambda grid: grid[1])
+            grids[name] += 1
+            errors.append(error)
+        elif bits_of(held) < bits_of(was):
+            casts[held] += 1
+        elif tensor.dtype in BITS and before.dtype in BITS and BITS[tensor.dtype] < BITS[before.dtype]:
+            casts[tensor.dtype] += 1
+    grid_error = float(np.median(errors)) if errors else 0.0
+    return Values(count, casts, grids, grid_error, max(grid_error, FOLDING * 2.0 ** -bits_of(coarsest) / sqrt(12)))
+
+
+def _sampled(tensor: Tensor) -> list[np.ndarray]:
+    """Some rows of a matrix, evenly spread, and where it has two axes some columns: (n, width) float32 each."""
+    values = Block(tensor, 0, prod(tensor.shape)).values().astype(np.float32)
+    rows = values.reshape(-1, row_width(tensor.shape) or len(values))
+    sides = [rows, rows.T] if len(tensor.shape) == 2 else [rows]
+    return [side[np.unique(np.linspace(0, len(side) - 1, ROWS).astype(int))] for side in sides]
+
+
+def _copies(suspect: Model, base: Model, i: int, j: int) -> int:
+    """How many of a layer's experts are copies of the base's feed-forward network."""
+    networks, experts = (
+        [model.checkpoint[name] for name in model.checkpoint.names_under(_stem(model, layer)) if name not in own]
+        for model, layer, own in (
+            (model, layer, {tensor.name for tensor in model.attention_tensors(layer)})
+            for model, layer in ((base, j), (suspect, i))
+        )
+    )
+    most = 0
+    for network in (tensor for tensor in networks if len(tensor.shape) == 2):
+        first = next(_first_rows(network, network.shape))
+        parts = (rows for tensor in experts if not why_unread(tensor) for rows in _first_rows(tensor, network.shape))
+        most = max(most, sum(_cosine(first, rows) > ALIKE for rows in parts))
+    return most
+
+
+def _first_rows(tensor: Tensor, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """The first rows of each matrix of this shape in a tensor, which may hold several experts."""
+    if tensor.shape[-2:] == shape and len(tensor.shape) < 4:
+        for start in range(0, prod(tensor.shape), prod(shape)):
+            yield Block(tensor, start, start + min(ROWS, shape[0]) * shape[1]).values().astype(np.float64)
+
+
+def _cosine(x: np.ndarray, y: np.ndarray) -> float:
+    size = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float(x @ y) / size if size else 0.0
+
+
+def _reordered(suspect: Model, base: Model, change: TensorChange) -> bool:
+    """Whether a changed matrix has the base's rows in another order."""
+    if change.kind != "changed" or change.change < REORDERED or len(change.shapes[0]) != 2:
+        return False
+    norms = []
+    for tensor in (base.checkpoint[change.name_a], suspect.checkpoint[change.name_b]):
+        rows = Block(tensor, 0, prod(tensor.shape)).values().reshape(tensor.shape)
+        norms.append(np.sort(np.linalg.norm(rows.astype(np.float64), axis=1)))
+    return bool(np.abs(norms[0] - norms[1]).max() <= SAME_NORMS * norms[0].max())

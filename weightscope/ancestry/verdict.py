@@ -1,0 +1,102 @@
+"""Which bases a suspect is derived from, if any, and why nothing can be said where that is so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from weightscope.ancestry.matching import FEWEST, ROUTES, Match, log_tail, matches
+from weightscope.ancestry.registry import nearest, prints_in
+from weightscope.ancestry.sketches import Sketches, fingerprint, is_fingerprint, load
+from weightscope.errors import counted
+from weightscope.model import Model, as_model
+from weightscope.progress import bar
+
+DOUBTFUL = 4.0  # z from which a likeness is not called chance either
+OTHER_VOCABULARY = 0.1  # relative difference of sizes past which two vocabularies are not one
+NEARER = 0.1  # likeness by which a layer has to be nearer to another base than to the first
+Base = Model | str | Path
+
+
+class Related(NamedTuple):
+    """A base that the suspect is derived from, and the match that shows it."""
+
+    base: Sketches
+    match: Match
+
+    @property
+    def weight(self) -> float:
+        """Likeness added up over layers, relative to their number; any sketch counts for more than spectra."""
+        match = self.match
+        return match.mean * sum(j is not None for j in match.layers) / len(match.layers) + (match.route != "spectra")
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """One base, and what each route says of it."""
+
+    base: Sketches
+    matches: dict[str, Match]
+    match: Match | None  # the one that counts; None where strangers are as alike
+    doubt: str = ""  # why a derivation could have been missed, where none was found
+
+    @property
+    def log_p(self) -> float:
+        """Logarithm of the least probability over routes."""
+        return min((match.log_p for match in self.matches.values()), default=0.0)
+
+
+def print_of(source: Base) -> Sketches:
+    """The fingerprint of a checkpoint, or the one in a file."""
+    if is_fingerprint(source) and isinstance(source, str | Path):
+        return load(source)
+    return fingerprint(as_model(source))
+
+
+def candidates(own: Sketches, named: Sequence[Base]) -> tuple[list[Sketches], int]:
+    """The bases to compare with, and how many there were; of a folder of fingerprints the nearest ones."""
+    found, looked_at = [], 0
+    for base in bar(named, "bases", "base") if len(named) > 1 else named:
+        files = [] if isinstance(base, Model) else prints_in(Path(base))
+        found += nearest(own, files) if files else [print_of(base)]
+        looked_at += len(files) or 1
+    return found, looked_at
+
+
+def judge(own: Sketches, base: Sketches) -> Judged:
+    """Compare fingerprints with one base's; no weights are read."""
+    found = matches(own, base)
+    by_sketch = [Related(base, found[route]) for route in ("direct", "tokens") if route in found and found[route].found]
+    # A stream that was only partly changed can be found by both: tokens count where they show clearly more.
+    best = max(by_sketch, key=lambda each: (round(each.weight, 1), each.match.route == "direct"), default=None)
+    if best is None and found["spectra"].found:
+        best = Related(base, found["spectra"])
+    return Judged(base, found, best.match if best else None, "" if best else _doubt(own, base, found))
+
+
+def _doubt(own: Sketches, base: Sketches, found: dict[str, Match]) -> str:
+    """Why a derivation from this base could have been missed; empty where it would have been seen."""
+    low = [route for route, match in found.items() if match.log_p < log_tail(DOUBTFUL)]
+    if low:
+        return f"{ROUTES[low[0]]} are more alike than chance allows, and less than those of a derived model"
+    sizes = [about["vocabulary"] for about in (own.about, base.about)]
+    same_tokens = all(sizes) and "tokens" in found and abs(sizes[0] - sizes[1]) <= OTHER_VOCABULARY * max(sizes)
+    if "direct" not in found and not same_tokens:
+        why = "their widths differ, and they have no vocabulary in common through which heads could be compared"
+        return f"{why}: a cut to another width would not be seen"
+    if not same_tokens and len(own.layers) < FEWEST:
+        return f"it has {counted(len(own.layers), 'layer')}: too few to find one whose basis was changed"
+    return ""
+
+
+def sources(own: Sketches, related: Sequence[Related]) -> list[Related | None]:
+    """The base that each layer is from: the first one, unless another is clearly nearer."""
+    found: list[Related | None] = []
+    for i in range(len(own.layers)):
+        best, likeness = None, 0.0
+        for each in related:
+            j = each.match.layers[i]
+            if j is not None and (best is None or each.match.likeness[i, j] > likeness + NEARER):
+                best, likeness = each, float(each.match.likeness[i, j])
+        found.append(best)
+    return found

@@ -1,0 +1,84 @@
+"""The commands lineage and fingerprint."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weightscope.cli.audits import json_option
+from weightscope.cli.options import complete_source, families_option, out_option, with_engine, with_source, writable
+from weightscope.cli.terminal import headline, is_quiet, show
+
+
+@click.command("lineage")
+@click.argument("suspect", shell_complete=complete_source)
+@click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=complete_source)
+@out_option
+@families_option
+@json_option
+def lineage_command(suspect: str, bases: tuple[str, ...], out: Path, families: str | None, as_json: bool) -> None:
+    """Tell whether SUSPECT was derived from a BASE, from the weights alone, and what was done to it.
+
+    SUSPECT and BASE are checkpoints or fingerprint files (.wsf, see `weightscope fingerprint`); a BASE may be a folder
+    of fingerprint files, of which those most like the suspect are compared.
+    """
+    from weightscope.ancestry.lineage import RESULTS, lineage
+    from weightscope.ancestry.registry import prints_in
+    from weightscope.ancestry.sketches import is_fingerprint
+    from weightscope.files import OutputFolder
+    from weightscope.sources import Source
+
+    def opened(source: str) -> Any:
+        if is_fingerprint(source) or prints_in(Path(source)):
+            return source
+        return Source.named(source, families=families).open()
+
+    folder = OutputFolder(out, names=RESULTS)
+    folder.refuse_foreign()
+    models = [opened(source) for source in (suspect, *bases)]  # fail on a wrong name before anything is read
+    with folder:
+        found = lineage(models[0], models[1:])
+        found.write_files(folder)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), allow_nan=False))
+        return
+    if not is_quiet():
+        show(*found.printed())
+    click.echo(out / "lineage.html")
+
+
+@click.command("fingerprint")
+@with_source
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, callback=writable,
+    help="Fingerprint file to write (.wsf); of a list of sources, the folder for their fingerprints.",
+)  # fmt: skip
+@with_engine
+def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None:
+    """Write what `weightscope lineage` needs of a checkpoint, without its weights.
+
+    SOURCE may be a text file (.txt) that lists one source per line: the fingerprints are written into the folder --out.
+    """
+    from weightscope.ancestry.registry import make_prints
+    from weightscope.ancestry.sketches import SUFFIX, fingerprint
+    from weightscope.errors import CheckpointError, counted
+    from weightscope.sources import folder_names, is_list, read_list
+
+    if not is_list(source):
+        if out.suffix != SUFFIX:
+            raise click.BadParameter(
+                f"{out} does not end in {SUFFIX}, by which a fingerprint is known", param_hint="--out"
+            )
+        sketches = fingerprint(named(source).open())
+        sketches.save(out)
+        headline(f"{sketches.name}: {counted(len(sketches.layer), 'head')}, {out.stat().st_size / 1e3:,.0f} kB")
+        click.echo(out)
+        return
+    sources = read_list(Path(source))
+    failed = 0
+    for name, problem in make_prints([named(each) for each in sources], folder_names(sources), out, engine):
+        failed += bool(problem)
+        click.echo(f"weightscope: {name}: {problem}" if problem else out / f"{name}{SUFFIX}", err=bool(problem))
+    if failed:
+        raise CheckpointError(f"{counted(failed, 'source')} of {len(sources)} could not be read")
