@@ -57,13 +57,16 @@ class Sizes:
         yield "lm_head.weight", (self.vocabulary, d)
 
 
-def write(folder: Path, sizes: Sizes, shards: int = 1, holes: bool = False) -> Path:
-    """Write config.json and the tensors in equal shards; with `holes` as sparse files, which take no disk space."""
+def write(folder: Path, sizes: Sizes, shards: int = 1, holes: bool = False, moved: float = 0.0) -> Path:
+    """Write config.json and the tensors in equal shards; with `holes` as sparse files, which take no disk space.
+
+    `moved` is how far the weights are from those without it, relative to their norm.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(sizes.config))
     tensors = list(sizes.shapes)
     if shards == 1:
-        write_file(folder / "model.safetensors", dict(tensors), holes)
+        write_file(folder / "model.safetensors", dict(tensors), holes, moved=moved)
         return folder
     each, weight_map = ceil(len(tensors) / shards), {}
     for shard in range(ceil(len(tensors) / each)):
@@ -74,7 +77,9 @@ def write(folder: Path, sizes: Sizes, shards: int = 1, holes: bool = False) -> P
     return folder
 
 
-def write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], holes: bool = False, first: int = 0) -> None:
+def write_file(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], holes: bool = False, first: int = 0, moved: float = 0.0
+) -> None:
     """Write a .safetensors file of BF16 tensors, normal with deviation 0.02, or holes; `first` numbers its tensors."""
     header, offset = {}, 0
     for name, shape in shapes.items():
@@ -86,7 +91,9 @@ def write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], holes: bool = 
         if holes:
             file.truncate(8 + len(text) + offset)
             return
-        values = np.random.default_rng(0).standard_normal(BLOCK + 1, np.float32) * np.float32(0.02)
+        rng = np.random.default_rng(0)
+        values = rng.standard_normal(BLOCK + 1, np.float32) * np.float32(0.02)
+        values += rng.standard_normal(BLOCK + 1, np.float32) * np.float32(0.02 * moved)
         drawn = (values.view(np.uint32) >> 16).astype("<u2")
         for number, shape in enumerate(shapes.values(), first):
             left, start = prod(shape), 7919 * number % BLOCK  # each tensor starts elsewhere, so that no two are equal

@@ -30,6 +30,7 @@ HEADER = "| whole model | command | time | CPU time | peak anonymous memory | lo
 CACHED_BYTES = 10**9  # of a streamed model; older blocks of its cache are deleted
 SEVEN = Sizes(layers=32, width=4096, heads=32, head_dim=128, kv_heads=32, vocabulary=32_000)
 SEVENTY = Sizes(layers=80, width=8192, heads=64, head_dim=128, kv_heads=8, vocabulary=32_000)
+MOVED = 0.1  # of the norm of the weights: what a model was trained further by
 FEW = "4 layers of a 7B, 32,000 tokens"
 
 
@@ -42,6 +43,7 @@ class Whole:
     command: str
     served: bool = False  # by a server, not from the disk
     long: bool = False  # more than two minutes; not run with --quick
+    beside: bool = False  # the command takes another model too, from which this one was moved
 
 
 WHOLE = (
@@ -51,6 +53,8 @@ WHOLE = (
     Whole("1,000 layers of 4 heads", Sizes(layers=1000, inner=64), "audit"),
     Whole("80 layers of a 70B, streamed from a server", SEVENTY, "audit", served=True, long=True),
     Whole("32 layers of a 7B, 32,000 tokens", SEVEN, "circuits", long=True),
+    Whole("a 7B with its MLPs against another, 27 GB", replace(SEVEN, inner=11_008), "lineage", beside=True, long=True),
+    Whole("32 layers of a 7B, 32,000 tokens", SEVEN, "fingerprint"),
 )
 
 
@@ -113,7 +117,9 @@ def measure(whole: Whole, few: Measured | None = None) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
         with (served if whole.served else stored)(whole.sizes, top) as model:
-            cost = command_cost(*whole.command.split(), model, "--out", top / "out")
+            base = [str(write(top / "base", whole.sizes, moved=MOVED))] if whole.beside else []
+            out = top / ("out.wsf" if whole.command == "fingerprint" else "out")
+            cost = command_cost(*whole.command.split(), model, *base, "--out", out)
     note = f"memory {cost.peak / few.peak_mb:.2f} x that of 4 layers" if few is not None and few.peak_mb else ""
     return Measured(f"{whole.name}: {whole.command}", cost.wall, (), "", cost.peak, note, cost.cpu, load=load)
 

@@ -139,12 +139,10 @@ def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
             f"{counted(len(ranks), 'change')} of a matrix {'is' if len(ranks) == 1 else 'are'} of rank {spans(ranks)}."
         )
         yield Kind("low-rank update", where, text, len(where) / max(1, len(pairs)))
-    if structure & RESIZED:
-        return
     floor = LEAST if surgery.basis.same else OF_A_ROTATION
     moved = {
         pair.layer for pair in pairs
-        if pair.drift > max(floor, EXPLAINED * pair.values.rounding) and not pair.only_ranks
+        if pair.drift > max(floor, EXPLAINED * pair.values.rounding) and not pair.only_ranks and not structure & RESIZED
     }  # fmt: skip
     accounted = {pair.layer for pair in pairs if pair.gauge or pair.folded or pair.neurons or pair.only_ranks}
     if not _is_quantised(pairs):

@@ -20,7 +20,7 @@ from weightscope.progress import bar
 from weightscope.tensors.changes import BITS, Pair, TensorChange, first_pass, judged
 from weightscope.tensors.measure import why_unread
 
-HEADS = 8  # of a layer whose maps are compared exactly
+HEADS = 4  # of a layer whose maps are compared exactly
 ROWS = 32  # of a tensor in which a grid or a cast is looked for
 OTHER_BASIS = 0.01  # |S - B| / |B| of factors whose basis may have been changed
 THAN_MAPS = 3.0  # times as far apart as their products are such factors
@@ -28,7 +28,7 @@ ALIKE = 0.9  # cosine of an expert and the feed-forward network that it was copi
 REORDERED = 0.5  # |S - B| / |B| past which rows may be the base's in another order
 SAME_NORMS = 1e-3  # relative difference of their sorted norms
 FOLDING = 3.0  # times a value's own rounding: that of one that a norm's gain was multiplied with, in both checkpoints
-FLAT = 0.1  # spread of a gain that was folded, relative to that of the base's
+FLAT = 0.25  # spread of a gain that was folded, relative to that of the base's
 PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
 STORED = 0.1  # error of a format whose grid is not seen in the values, |error| / |x|: that of four bits
 CLEAR = 2.0  # times the error of rounding that a change exceeds, before its rank is looked for

@@ -32,7 +32,7 @@ def low_rank(blocks: Blocks, shape: tuple[int, int], noise: float) -> int | None
     """
     m, n = shape
     most = min(MOST_RANK, min(m, n) // 2)
-    first = next(iter(blocks()))
+    first = _first_rows(blocks(), CORNER)
     part = _spread(_spread(first, CORNER).T, CORNER).astype(np.float64)
     if _counted(np.linalg.svd(part, compute_uv=False), part.shape, noise) > most:
         return None
@@ -56,6 +56,16 @@ def low_rank(blocks: Blocks, shape: tuple[int, int], noise: float) -> int | None
 def _counted(values: np.ndarray, shape: tuple[int, ...], noise: float) -> int:
     floor = max(MARGIN * noise * sum(map(sqrt, shape)), 1e-7 * float(values.max(initial=0.0)))
     return int((values > floor).sum())
+
+
+def _first_rows(blocks: Iterable[np.ndarray], least: int) -> np.ndarray:
+    """The first blocks that have so many rows together: fewer could not tell a high rank from a low one."""
+    rows = []
+    for block in blocks:
+        rows.append(block)
+        if sum(map(len, rows)) >= least:
+            break
+    return np.concatenate(rows)
 
 
 def _spread(rows: np.ndarray, most: int) -> np.ndarray:
@@ -195,11 +205,17 @@ def grid_between(x: np.ndarray, y: np.ndarray) -> tuple[int, int, bool] | None:
         width = group or y.shape[1]
         if y.shape[1] < width or y.shape[1] % width:
             continue
-        pairs = [(a, b, np.unique(b)) for a, b in zip(x.reshape(-1, width), y.reshape(-1, width), strict=True)]
-        most = max(len(levels) for _, _, levels in pairs)
-        if most <= min(LEVELS, width // 2) and 2 * most < max(len(np.unique(a)) for a, _, _ in pairs):
-            grids.append((width, most, bool(np.mean([_nearest(*pair) for pair in pairs]) >= NEAREST)))
+        before, after = x.reshape(-1, width), y.reshape(-1, width)
+        most = int(values_in(after).max())
+        if most <= min(LEVELS, width // 2) and 2 * most < values_in(before).max():
+            near = [_nearest(a, b, np.unique(b)) for a, b in zip(before, after, strict=True)]
+            grids.append((width, most, bool(np.mean(near) >= NEAREST)))
     return min(grids, key=lambda grid: (not grid[2], 0 if grid[2] else grid[1]), default=None)
+
+
+def values_in(rows: np.ndarray) -> np.ndarray:
+    """How many values each row holds, (n, width) -> (n,)."""
+    return 1 + np.count_nonzero(np.diff(np.sort(rows, axis=1), axis=1), axis=1)
 
 
 def _nearest(x: np.ndarray, y: np.ndarray, levels: np.ndarray) -> float:
