@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 import weightscope as ws
-from weightscope.architectures import as_published
-from weightscope.checkpoint import open_checkpoint
 from weightscope.files import Folder
 
 CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
@@ -183,7 +181,7 @@ class Weights:
 
 def read_weights(source: str | Path, dtype: str = "") -> Weights:
     """Read a checkpoint of one of the DIALECTS; `dtype` is what derived ones are stored in, by default its own."""
-    checkpoint = as_published(open_checkpoint(source))
+    checkpoint = ws.open_model(source).checkpoint
     config = dict(checkpoint.config)
     dialect = DIALECTS[config["model_type"]]
     given = {_without(name, dialect.prefixes): tensor.read() for name, tensor in checkpoint.items()}

@@ -91,7 +91,7 @@ def fit(model: Any, tokens: torch.Tensor, steps: int, rate: float, order: int, l
     def loss() -> torch.Tensor:
         windows = draw()
         found = model(input_ids=windows, labels=windows, use_cache=False).loss
-        losses.append(float(found))
+        losses.append(found.item())
         return found
 
     model.train()
