@@ -106,7 +106,8 @@ def write(model: Any, folder: Path, tokenizer: str, record: dict[str, Any]) -> N
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     files = Folder(folder)
-    files.json("config.json", model.config.to_diff_dict() | {"dtype": "float32"})
+    config = model.config.to_diff_dict() | {"architectures": [type(model).__name__], "dtype": "float32"}
+    files.json("config.json", config)
     files.text("tokenizer.json", tokenizer)
     files.json("training.json", record)
     files.bytes("model.safetensors", save(weights, metadata={"format": "pt"}))
