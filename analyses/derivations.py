@@ -97,9 +97,9 @@ def drifted(weights: Weights, share: float) -> Weights:
     moved = {}
     for part, w in sorted(weights.parts.items(), key=str):
         size = share if part[0] is None else by_layer[part[0]]
-        if w.dtype.kind == "f" and w.ndim == 2:
+        if w.ndim == 2:
             moved[part] = w + size * np.sqrt(np.mean(w**2)) * rng.standard_normal(w.shape, np.float32)
-        elif w.dtype.kind == "f" and "norm" in part[1]:
+        elif "norm" in part[1]:
             moved[part] = w * (1 + 0.1 * size * rng.standard_normal(w.shape, np.float32))
     return weights.but(moved)
 
@@ -119,8 +119,7 @@ def averaged(weights: list[Weights], shares: list[float]) -> Weights:
     first = weights[0]
     mean = {
         part: sum(share * other.parts[part] for share, other in zip(shares, weights, strict=True))
-        for part, w in first.parts.items()
-        if w.dtype.kind == "f"
+        for part in first.parts
     }
     return first.but(mean)
 
@@ -479,7 +478,7 @@ def same_spectra(weights: Weights) -> Weights:
 
 
 def _tables(weights: Weights) -> list[tuple[Part, np.ndarray]]:
-    found = [item for item in weights.parts.items() if item[1].ndim == 2 and item[1].dtype.kind == "f"]
+    found = [item for item in weights.parts.items() if item[1].ndim == 2]
     return sorted(found, key=lambda item: str(item[0]))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import weightscope as ws
 from weightscope.files import Folder
 
-CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
+CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 Part = tuple[int | None, str]  # the layer, None outside layers, and the part
 NORMS = ("norm_1", "norm_2", "norm_3", "norm_4")
 READERS, WRITERS = ("q.w", "k.w", "v.w", "gate.w", "up.w"), ("o.w", "down.w")  # of the residual stream
@@ -72,7 +72,7 @@ _BERT = Dialect(
         "input_norm.b": "embeddings.LayerNorm.bias", "pooler.w": "pooler.dense.weight",
     },
     keys={**_LLAMA_KEYS, "kv_heads": "num_attention_heads"}, norms_before=False,
-    kept=("embeddings.position_ids", "pooler.dense.bias"),
+    kept=("pooler.dense.bias",),
 )  # fmt: skip
 DIALECTS = {
     "llama": _LLAMA,
@@ -184,7 +184,8 @@ def read_weights(source: str | Path, dtype: str = "") -> Weights:
     checkpoint = ws.open_model(source).checkpoint
     config = dict(checkpoint.config)
     dialect = DIALECTS[config["model_type"]]
-    given = {_without(name, dialect.prefixes): tensor.read() for name, tensor in checkpoint.items()}
+    given = {_without(name, dialect.prefixes): tensor.read() for name, tensor in checkpoint.items()
+             if not name.endswith("position_ids")}  # fmt: skip  # a buffer
     stored = {"F16": "float16", "BF16": "bfloat16"}.get(next(t.dtype for t in checkpoint.values() if len(t.shape) > 1))
     depth = config[dialect.keys["layers"]]
     part_of = _parts(dialect, depth) | {name: (None, name) for name in dialect.kept}
@@ -222,8 +223,8 @@ def write_weights(weights: Weights, folder: Path) -> None:
 
 def stored_as(array: np.ndarray, dtype: str) -> np.ndarray:
     """The bits of an array in a dtype: bfloat16 as uint16, rounded to nearest even."""
-    if dtype != "bfloat16" or array.dtype.kind != "f":
-        return np.ascontiguousarray(array, dtype if array.dtype.kind == "f" else array.dtype)
+    if dtype != "bfloat16":
+        return np.ascontiguousarray(array, dtype)
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -236,8 +237,7 @@ def _bytes(tensors: Mapping[str, np.ndarray], names: Iterable[str], dtype: str) 
         array = tensors[name]
         contents.append(stored_as(array, dtype).tobytes())
         start, end = end, end + len(contents[-1])
-        code = CODES[dtype if array.dtype.kind == "f" else str(array.dtype)]
-        header[name] = {"dtype": code, "shape": array.shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": CODES[dtype], "shape": array.shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([len(text).to_bytes(8, "little"), text, *contents])

