@@ -9,7 +9,7 @@ asked as they come: modelDNA reads whole tensors, the kit nothing from its cache
 as a derived checkpoint would. What a tool cannot read counts as undecided; its error is in the table.
 
 The kit confirms a match by config alone where it can, so its score from weights is judged, too, by its own thresholds.
-OUT/peers.csv has a row a pair; with OUT/planted.csv and OUT/strangers.csv there, OUT/peers-by-kind.csv compares.
+OUT/peers.csv has a row for each pair; with OUT/planted.csv and OUT/strangers.csv there, OUT/peers-by-kind.csv compares.
 """
 
 import csv
@@ -26,11 +26,10 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import out_option
-from analyses.planted_lineage import Pair, families_in, planted, strangers
+from analyses.planted_lineage import Pair, families_in, judged, planted, strangers
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, scratch_folder
+from weightscope.files import Folder
 from weightscope.metrics.auroc import weighted_auroc
-from weightscope.progress import bar
 from weightscope.tables import Table
 
 TOOLS = ("modeldna", "kit", "kit_weights")
@@ -79,26 +78,25 @@ def kit(suspect: str, base: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def asked(pair: Pair) -> dict[str, Any]:
+def ask(pair: Pair, folder: Path) -> dict[str, Any]:
     """What both tools say of a pair: a row of HEADER."""
     base = str(Path(pair.base or pair.bases[0]).resolve())
     row: dict[str, Any] = dict.fromkeys(HEADER) | {
         "name": pair.name, "group": pair.group, "planted": "; ".join(pair.kinds), "base": Path(base).name,
     }  # fmt: skip
-    with scratch_folder() as scratch:
-        suspect, _ = pair.make(scratch / "suspect")
-        folder = suspect if suspect.is_dir() else suspect.parent
-        if not (folder / "tokenizer.json").exists():
-            shutil.copy(Path(base) / "tokenizer.json", folder)
-        for name, tool in (("modeldna", modeldna), ("kit", kit)):
-            began = time.perf_counter()
-            try:
-                row |= tool(str(folder.resolve()), base)
-            except Exception as error:  # whatever a tool raises is its answer
-                failed = f"error: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:80]}"
-                row |= {f"{name}_said": failed, f"{name}_verdict": "undecided"}
-                row |= {"kit_weights_verdict": "undecided"} if name == "kit" else {}
-            row[f"{name}_seconds"] = round(time.perf_counter() - began, 2)
+    suspect, _ = pair.make(folder)
+    folder = suspect if suspect.is_dir() else suspect.parent
+    if not (folder / "tokenizer.json").exists():
+        shutil.copy(Path(base) / "tokenizer.json", folder)
+    for name, tool in (("modeldna", modeldna), ("kit", kit)):
+        began = time.perf_counter()
+        try:
+            row |= tool(str(folder.resolve()), base)
+        except Exception as error:  # whatever a tool raises is its answer
+            failed = f"error: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:80]}"
+            row |= {f"{name}_said": failed, f"{name}_verdict": "undecided"}
+            row |= {"kit_weights_verdict": "undecided"} if name == "kit" else {}
+        row[f"{name}_seconds"] = round(time.perf_counter() - began, 2)
     return row
 
 
@@ -149,12 +147,12 @@ def main(trained: Path, most: int, only: str | None, out: Path) -> None:
     """Ask modelDNA and Cisco's Provenance Kit about the planted lineages of the tiny families."""
     if not families_in(trained):
         raise ws.CheckpointError("nothing was trained yet: python -m analyses.train_lineage", file=trained)
-    pairs, asked_of = [], dict.fromkeys(("",), 0)
+    groups: dict[str, list[Pair]] = {}
     for pair in (*planted(trained, (), (), None), *strangers(trained, (), ())):
-        asked_of[pair.group] = asked_of.get(pair.group, 0) + 1
-        if (not pair.group or asked_of[pair.group] <= most) and (not only or only in pair.name):
-            pairs.append(pair)
-    rows = [asked(pair) for pair in bar(pairs, "asking", "pair")]
+        if not only or only in pair.name:
+            groups.setdefault(pair.group, []).append(pair)
+    pairs = [pair for group, of in groups.items() for pair in (of[:: -(-len(of) // most)] if group else of)]
+    rows = judged(pairs, ask, out, "peers")
     files = Folder(out)
     files.text("peers.csv", Table.of_rows(HEADER, [[row[key] for key in HEADER] for row in rows]).csv())
     table = by_kind(rows, our_verdicts(out))

@@ -290,7 +290,7 @@ def map_of(alignment: Table) -> list[int | None]:
     return [None if np.isnan(layer) else int(layer) for layer in np.asarray(alignment["base_layer"], float)]
 
 
-def judge(pair: Pair, lineage: Lineage, folder: Path) -> dict[str, Any]:
+def judge(lineage: Lineage, pair: Pair, folder: Path) -> dict[str, Any]:
     """What lineage says of a pair, and whether it is right: a row of HEADER or of STRANGER."""
     suspect, layers = pair.make(folder)
     began = time.perf_counter()
@@ -317,8 +317,10 @@ def judge(pair: Pair, lineage: Lineage, folder: Path) -> dict[str, Any]:
     return row
 
 
-def judged(pairs: Sequence[Pair], lineage: Lineage, out: Path, label: str) -> list[dict[str, Any]]:
-    """Judge every pair, or take the judgement of an earlier run."""
+def judged(
+    pairs: Sequence[Pair], ask: Callable[[Pair, Path], dict[str, Any]], out: Path, label: str
+) -> list[dict[str, Any]]:
+    """What `ask` says of every pair, whose suspect it may write into a folder; or what it said in an earlier run."""
     files, rows = Folder(out / "judged"), []
     for pair in bar(pairs, label, "pair"):
         name = f"{label}--{folder_names([pair.name])[0]}.json"
@@ -329,7 +331,7 @@ def judged(pairs: Sequence[Pair], lineage: Lineage, out: Path, label: str) -> li
         except ws.CheckpointError:
             pass
         with scratch_folder() as scratch:
-            row = judge(pair, lineage, scratch / "suspect")
+            row = ask(pair, scratch / "suspect")
         files.json(name, row)
         rows.append(row)
     return rows

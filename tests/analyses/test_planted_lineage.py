@@ -1,6 +1,7 @@
 """The loop over planted lineages: a stand-in for `ws.lineage` that compares W_Q is judged as it deserves."""
 
 import csv
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,7 +85,7 @@ def test_what_a_stand_in_can_tell_is_counted_right(trained, tmp_path, monkeypatc
 
 def test_a_second_run_judges_nothing_again(trained, tmp_path):
     pairs = [pair for pair in planted_lineage.planted(trained, ("embedded",), (), None) if "swapped" in pair.name]
-    first = planted_lineage.judged(pairs, lineage, tmp_path, "derived")
+    first = planted_lineage.judged(pairs, partial(planted_lineage.judge, lineage), tmp_path, "derived")
     assert first == planted_lineage.judged(pairs, None, tmp_path, "derived")
 
 
