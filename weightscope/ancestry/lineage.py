@@ -95,7 +95,7 @@ def _derived(own: Sketches, judged: list[Judged], related: Sequence[Related], p:
             surgery = compared(own.source, first.base.source, first.match)
             drift = {pair.layer: pair.drift for pair in surgery.layers}
             done = weight_kinds(surgery, {kind.kind for kind in kinds})
-            shares = shares_of(own.source, [each for each in related if each.match.route == "direct"])
+            shares = shares_of(own.source, _summands(first, judged)) if first.match.route == "direct" else shares
             if shares.weights:
                 kinds.append(_merge(own, shares))
                 merged = shares.left <= BY_MERGING * shares.alone or any("quantised" in kind.kind for kind in done)
@@ -103,6 +103,16 @@ def _derived(own: Sketches, judged: list[Judged], related: Sequence[Related], p:
             kinds += done
     kinds += _unnamed(own, first, kinds)
     return Lineage(own, judged, first, "derived", p, comparisons, kinds, shares.weights, drift, [], of_layers)
+
+
+def _summands(first: Related, judged: Sequence[Judged]) -> list[Related]:
+    """Every base of the first one's sizes: of a merge, a small share is not seen in products of two factors."""
+    sizes = [(each.base.about["d_model"], len(each.base.layers), len(each.base.layer)) for each in judged]
+    own = (first.base.about["d_model"], len(first.base.layers), len(first.base.layer))
+    same = [each for each, size in zip(judged, sizes, strict=True) if size == own]
+    return [
+        Related(each.base, each.match if each.match and each.match.route == "direct" else first.match) for each in same
+    ]
 
 
 def _layers_of_several(own: Sketches, of_layers: Sequence[Related | None]) -> tuple[list[Kind], Shares]:

@@ -1,0 +1,174 @@
+"""Where a checkpoint comes from: verdicts, kinds and layers of checkpoints that were made on purpose."""
+
+import json
+from random import Random
+
+import numpy as np
+import pytest
+
+import weightscope as ws
+from analyses.derivations import DERIVATIONS, averaged, drifted, random_for, redrawn
+from analyses.named_parts import read_weights, write_weights
+from weightscope.ancestry.sketches import fingerprint
+from weightscope.cli import main
+
+PRESERVING = [name for name, made in DERIVATIONS.items() if made.preserving and "upcycled" not in name]
+
+
+def layers_of(found):
+    return [None if np.isnan(layer) else int(layer) for layer in found.alignment["base_layer"]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_changes_that_keep_the_function_never_change_the_verdict(base, made, seed):
+    folder, layers = made(*Random(seed).sample(PRESERVING, 3))
+    found = ws.lineage(folder, base)
+    assert (found.verdict, layers_of(found)) == ("derived", layers)
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds"),
+    [
+        (["copy"], {"same bytes"}),
+        (["bfloat16"], {"cast to BF16"}),
+        (["8 bits, rows"], {"quantised (255 values in a row)"}),
+        (["rank 4, all"], {"low-rank update"}),
+        (["depth upscaled", "drift 10 %"], {"layers repeated", "fine-tuned"}),
+        (["middle layers removed", "bfloat16"], {"layers removed", "cast to BF16"}),
+        (["two layers swapped"], {"layers reordered"}),
+        (["stream rotated"], {"stream rotated", "norms folded"}),
+        (["stream permuted"], {"stream permuted"}),
+        (["heads permuted"], {"heads permuted"}),
+        (["key-value heads in pairs"], {"heads grouped"}),
+        (["basis of heads"], {"gauge: basis of heads changed"}),
+        (["upcycled"], {"experts copied from one network"}),
+        (["vocabulary cut"], {"vocabulary cut"}),
+    ],
+)
+def test_each_kind_is_named(base, made, names, kinds):
+    folder, layers = made(*names)
+    found = ws.lineage(folder, base)
+    named = {kind.kind for kind in found.kinds}
+    # Gains of the small model are all one, so that folding them changes nothing.
+    assert kinds - {"norms folded"} <= named <= kinds
+    assert layers_of(found) == layers
+
+
+def test_the_drift_of_each_layer_is_that_of_its_maps(base, made):
+    folder, _ = made("drift 10 %")
+    found = ws.lineage(folder, base)
+    before, after = ws.open_model(base), ws.open_model(folder)
+    for layer, drift in zip(found.alignment["layer"].tolist(), found.alignment["drift"], strict=True):
+        changes = []
+        for h in range(4):
+            for name in ("qk", "vo"):
+                a, b = (getattr(m.layer(layer).head(h), name).dense().astype(np.float64) for m in (before, after))
+                changes.append(np.linalg.norm(b - a) / np.linalg.norm(a))
+        assert drift == pytest.approx(np.median(changes), rel=1e-4)
+
+
+@pytest.fixture
+def stranger(base, tmp_path):
+    """Another model of the same config."""
+    folder = tmp_path / "stranger"
+    weights = read_weights(base)
+    rng = random_for(weights, 99)
+    write_weights(weights.but({part: w.std() * rng.standard_normal(w.shape) for part, w in weights.parts.items()
+                               if w.ndim == 2}), folder)  # fmt: skip
+    return folder
+
+
+def test_a_stranger_of_the_same_config_is_not_accused(base, stranger):
+    found = ws.lineage(stranger, base)
+    assert (found.verdict, found.base, found.kinds) == ("unrelated", None, [])
+    assert found.p_value > 1e-3
+    assert np.isnan(found.alignment["base_layer"]).all()
+
+
+def test_another_width_and_vocabulary_cannot_be_told(base):
+    found = ws.lineage("embedded", base)
+    assert found.verdict == "undecided"
+    assert "width" in found.doubts[0]
+
+
+def test_shares_of_a_merge_are_found_among_other_bases(base, stranger, tmp_path):
+    weights = read_weights(base)
+    tuned = drifted(weights, 0.1)
+    write_weights(tuned, tmp_path / "tuned")
+    write_weights(averaged([weights, tuned, read_weights(str(stranger))], [0.3, 0.5, 0.2]), tmp_path / "merged")
+    found = ws.lineage(tmp_path / "merged", [base, tmp_path / "tuned", stranger])
+    assert found.weights == pytest.approx({"base": 0.3, "tuned": 0.5, "stranger": 0.2}, abs=0.01)
+    assert [kind.kind for kind in found.kinds] == ["merge"]
+
+
+def test_layers_of_two_bases_are_told_apart(base, stranger, tmp_path):
+    weights, other = read_weights(base), read_weights(str(stranger))
+    taken = {part: (other if part[0] in (3, 4) else weights).parts[part] for part in weights.parts}
+    write_weights(weights.but(taken), tmp_path / "stacked")
+    found = ws.lineage(tmp_path / "stacked", [base, stranger])
+    assert found.alignment["base"].tolist() == ["base"] * 3 + ["stranger"] * 2
+    assert found.weights == {"base": 0.6, "stranger": 0.4}
+    assert "merge" in found.kinds[0].kind
+
+
+@pytest.mark.parametrize("name", ["drift 10 %", "stream rotated", "depth upscaled", "heads permuted", "bfloat16"])
+def test_fingerprints_give_the_verdict_and_the_layers_of_weights(base, made, tmp_path, name):
+    folder, layers = made(name)
+    for source, file in ((base, "base.wsf"), (folder, "suspect.wsf")):
+        fingerprint(source).save(tmp_path / file)
+    found = ws.lineage(tmp_path / "suspect.wsf", tmp_path / "base.wsf")
+    assert (found.verdict, layers_of(found)) == ("derived", layers)
+
+
+def test_the_nearest_of_a_registry_is_found(base, stranger, made, tmp_path):
+    registry = tmp_path / "registry"
+    registry.mkdir()
+    for k in range(12):
+        weights = read_weights(base)
+        rng = random_for(weights, 200 + k)
+        other = weights.but(
+            {p: w.std() * rng.standard_normal(w.shape) for p, w in weights.parts.items() if w.ndim == 2}
+        )
+        write_weights(other, tmp_path / "other")
+        fingerprint(tmp_path / "other").save(registry / f"other-{k}.wsf")
+    fingerprint(base).save(registry / "the-base.wsf")
+    folder, _ = made("heads permuted", "drift 30 %")
+    found = ws.lineage(folder, registry)
+    assert (found.verdict, found.base) == ("derived", "base")
+    assert found.comparisons == 13 * 3
+    assert ws.lineage(stranger, registry).verdict == "unrelated"
+
+
+CONTRACT = {"verdict", "base", "p_value", "kinds", "weights"}
+
+
+def test_the_command_writes_what_it_prints(base, made, tmp_path, capsys):
+    folder, _ = made("two layers swapped")
+    main(["lineage", str(folder), str(base), "--out", str(tmp_path / "out"), "--json"], standalone_mode=False)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "out" / "lineage.json").read_text())
+    assert set(printed) >= CONTRACT
+    assert set(printed["kinds"][0]) == {"kind", "layers", "evidence", "strength"}
+    header, *rows = (tmp_path / "out" / "alignment.csv").read_text().splitlines()
+    assert header.startswith("layer,base,base_layer,likeness,z")
+    assert [row.split(",")[2] for row in rows] == ["0", "3", "2", "1", "4"]
+    page = (tmp_path / "out" / "lineage.html").read_text()
+    assert "layers reordered" in page and "<script src" not in page and "<link" not in page
+
+
+def test_the_command_makes_fingerprints_of_a_list(base, stranger, tmp_path, capsys):
+    (tmp_path / "list.txt").write_text(f"{base}\n{stranger}\n{tmp_path / 'absent'}\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["fingerprint", str(tmp_path / "list.txt"), "--out", str(tmp_path / "prints")], standalone_mode=False)
+    assert sorted(path.name for path in (tmp_path / "prints").iterdir()) == ["base.wsf", "stranger.wsf"]
+    assert "absent" in capsys.readouterr().err
+
+
+def test_no_base_is_one_clear_error():
+    with pytest.raises(ws.CheckpointError, match="at least one base"):
+        ws.lineage("embedded", [])
+
+
+def test_a_stranger_drawn_anew_is_none_of_the_base(base, tmp_path):
+    write_weights(redrawn(drifted(read_weights(base), 1.0)), tmp_path / "redrawn")
+    assert ws.lineage(tmp_path / "redrawn", base).verdict != "undecided"
