@@ -26,7 +26,7 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import out_option
-from analyses.planted_lineage import Pair, families_in, judged, planted, strangers
+from analyses.planted_lineage import Pair, families_in, judged, planted, strangers, work_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder
 from weightscope.metrics.auroc import weighted_auroc
@@ -138,13 +138,13 @@ def our_verdicts(out: Path) -> dict[str, str]:
 
 
 @click.command("lineage-peers", cls=EndsInOneLine)
-@click.option("--trained", type=click.Path(path_type=Path), default="out/planted-lineage/trained", show_default=True,
-              help="Folder of what analyses.train_lineage trained.")  # fmt: skip
 @click.option("--most", default=60, show_default=True, help="Strangers of one group that are asked about.")
 @click.option("--only", help="Ask about pairs whose names contain this.")
+@work_option
 @out_option("out/planted-lineage")
-def main(trained: Path, most: int, only: str | None, out: Path) -> None:
+def main(most: int, only: str | None, work: Path, out: Path) -> None:
     """Ask modelDNA and Cisco's Provenance Kit about the planted lineages of the tiny families."""
+    trained = work / "trained"
     if not families_in(trained):
         raise ws.CheckpointError("nothing was trained yet: python -m analyses.train_lineage", file=trained)
     groups: dict[str, list[Pair]] = {}
@@ -152,7 +152,7 @@ def main(trained: Path, most: int, only: str | None, out: Path) -> None:
         if not only or only in pair.name:
             groups.setdefault(pair.group, []).append(pair)
     pairs = [pair for group, of in groups.items() for pair in (of[:: -(-len(of) // most)] if group else of)]
-    rows = judged(pairs, ask, out, "peers")
+    rows = judged(pairs, ask, work, "peers")
     files = Folder(out)
     files.text("peers.csv", Table.of_rows(HEADER, [[row[key] for key in HEADER] for row in rows]).csv())
     table = by_kind(rows, our_verdicts(out))

@@ -171,6 +171,7 @@ class Weights:
             "several groups": groups > 1,
             "even groups": groups >= 2 and groups % 2 == 0 and dialect.rope,
             "rows of 256": all(len(w) % 256 == 0 for _, w in self.matrices()),
+            "not float16": self.dtype != "float16",
             "experts": self.config["model_type"] in ("llama", "qwen2"),
         }  # fmt: skip
         return {name for name, is_so in found.items() if is_so}
@@ -179,14 +180,15 @@ class Weights:
 # Reading and writing
 
 
-def read_weights(source: str | Path, dtype: str = "") -> Weights:
-    """Read a checkpoint of one of the DIALECTS; `dtype` is what derived ones are stored in, by default its own."""
+def read_weights(source: str | Path) -> Weights:
+    """Read a checkpoint of one of the DIALECTS; what is derived of it has its dtype, or float16 if it is quantised."""
     checkpoint = ws.open_model(source).checkpoint
     config = dict(checkpoint.config)
     dialect = DIALECTS[config["model_type"]]
     given = {_without(name, dialect.prefixes): tensor.read() for name, tensor in checkpoint.items()
              if not name.endswith("position_ids")}  # fmt: skip  # a buffer
-    stored = {"F16": "float16", "BF16": "bfloat16"}.get(next(t.dtype for t in checkpoint.values() if len(t.shape) > 1))
+    own = next(tensor.dtype for tensor in checkpoint.values() if len(tensor.shape) > 1)
+    dtype = next((dtype for dtype, code in CODES.items() if code == own), "float16")
     depth = config[dialect.keys["layers"]]
     part_of = _parts(dialect, depth) | {name: (None, name) for name in dialect.kept}
     parts = {}
@@ -195,7 +197,7 @@ def read_weights(source: str | Path, dtype: str = "") -> Weights:
         if part is None:
             raise ws.CheckpointError(f"{source}: no derivation knows the tensor {name}")
         parts[part] = array.T if _turned(part, dialect, array) else array
-    weights = Weights(config, parts, dtype or stored or "float32", tuple(range(depth)))
+    weights = Weights(config, parts, dtype, tuple(range(depth)))
     return _split(weights) if dialect.fused else weights
 
 

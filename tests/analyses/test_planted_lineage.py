@@ -24,7 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch", reason="training needs the extra `runner`")
     from analyses.train_lineage import train_all
 
-    folder = tmp_path_factory.mktemp("trained")
+    folder = tmp_path_factory.mktemp("work") / "trained"
     train_all(TEXTS, folder, steps=1)
     return folder
 
@@ -63,7 +63,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def test_what_a_stand_in_can_tell_is_counted_right(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(ws, "lineage", lineage, raising=False)
-    arguments = ["--trained", trained, "--model", "embedded", "--only", "gpt2", "--out", tmp_path / "out"]
+    arguments = ["--work", trained.parent, "--model", "embedded", "--only", "gpt2", "--out", tmp_path / "out"]
     run = CliRunner().invoke(planted_lineage.main, [str(word) for word in arguments], catch_exceptions=False)
     assert run.exit_code == 0, run.output
     rows = {row["name"]: row for row in table(tmp_path / "out" / "planted.csv")}
