@@ -20,6 +20,7 @@ CLEAR, FAINT = 0.8, 0.65  # an AUROC to report, and the least one called high; t
 RESULTS = (
     "audits.audit.Audit",
     "audits.compare.Comparison",
+    "ancestry.lineage.Lineage",
     "circuitry.circuits.Circuits",
     "detokenization.heads.BigramAuroc",
     "attention.layer.Layer",
