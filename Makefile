@@ -74,7 +74,7 @@ bench-whole: $(VENV)/.installed-dev  ## whole models: 7B, 70B, 1,000 layers, eve
 	$(BIN)/python -m benchmarks.whole $(QUICK)
 
 bench-compare: $(VENV)/.installed-dev  ## what changed between two runs: OLD= (the published one) and NEW= (the last)
-	$(BIN)/python -m benchmarks.compare "$(or $(OLD),benchmarks/bench.json)" "$(or $(NEW),out/bench/bench.json)"
+	$(BIN)/python -m benchmarks.compare "$(OLD)" "$(or $(NEW),out/bench/bench.json)"
 
 lint: $(VENV)/.installed-dev  ## fix what ruff can fix, and check types
 	$(BIN)/ruff check --fix $(CODE)

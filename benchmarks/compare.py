@@ -1,5 +1,7 @@
 """What changed between two runs of the benchmarks: `make bench-compare OLD=a.json NEW=b.json`.
 
+Without OLD the new run is compared with the one that is kept of its processor.
+
 It compares ratios, not seconds. A change counts if it exceeds three robust standard deviations between rounds, and 5 %
 (25 % if a run had a single round). The exit status is 1 if a task became slower.
 """
@@ -9,16 +11,18 @@ from pathlib import Path
 
 import click
 
+from benchmarks.publish import KEPT
 from benchmarks.results import comparison, load, slower
 from weightscope.errors import CheckpointError
 
 
 @click.command()
-@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("old")
 @click.argument("new", type=click.Path(path_type=Path))
-def main(old: Path, new: Path) -> None:
+def main(old: str, new: Path) -> None:
     try:
-        before, after = load(old), load(new)
+        after = load(new)
+        before = load(Path(old) if old else KEPT / after.file)
     except CheckpointError as error:
         click.echo(f"bench-compare: {error}", err=True)
         sys.exit(2)

@@ -2,13 +2,14 @@
 
     python -m benchmarks.publish out/bench/bench.json
 
-copies the file, or whole.json or other_tools.json, to benchmarks/ and rewrites its tables in README.md and
-docs/speed.md, which are found by their headers. A test compares the pages with the files.
+keeps the run as benchmarks/bench-PROCESSOR.json, and whole.json and other_tools.json under their names, and rewrites
+the tables in README.md and docs/speed.md, which are found by their headers. A test compares the pages with the files.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 import click
@@ -17,9 +18,10 @@ from benchmarks import limits, other_tools, results, whole
 from benchmarks.results import Bench, duration, load, peak_of
 
 ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "benchmarks" / "bench.json"
-WHOLE, OTHER_TOOLS = KEPT.with_name("whole.json"), KEPT.with_name("other_tools.json")
-README_HEADER = "| task | time | peak memory |"
+KEPT = ROOT / "benchmarks"
+BENCH, WHOLE, OTHER_TOOLS = "bench-*.json", "whole.json", "other_tools.json"
+README_HEADER = "| task |"
+REACHED = r"\d+ cores of .*when the run began\."  # a machine's limits
 README_ROWS = {  # benchmarks that a user cares about, in the words of the README
     "gpt2, 12 layers: the whole audit, figures and page included": "audit at GPT-2's size, with all figures",
     "llama-2-7b, 4 layers: the whole audit, figures and page included": "audit of 4 layers at Llama 2 7B's size",
@@ -33,12 +35,12 @@ class Page:
 
     path: str
     pattern: str  # what is replaced
-    made: Callable[[Bench], str]  # by what
-    kept: Path = KEPT  # of which run
+    made: Callable[[Sequence[Bench]], str]  # by what
+    kept: str = BENCH  # of which runs
 
-    def rewritten(self, text: str, bench: Bench) -> str:
-        """The page's text with the results of this run."""
-        rewritten, count = re.subn(self.pattern, lambda _: self.made(bench), text, flags=re.MULTILINE)
+    def rewritten(self, text: str, benches: Sequence[Bench]) -> str:
+        """The page's text with the results of these runs."""
+        rewritten, count = re.subn(self.pattern, lambda _: self.made(benches), text, flags=re.MULTILINE)
         if count != 1:
             raise click.ClickException(f"{self.path}: expected one match of /{self.pattern}/, found {count}")
         return rewritten
@@ -46,41 +48,56 @@ class Page:
 
 def _table(header: str) -> str:
     """The pattern of a whole table."""
-    return re.escape(header) + r"\n(?:\|.*\n)*"
+    return rf"^{re.escape(header)}.*\n(?:\|.*\n)*"
 
 
-def readme_table(bench: Bench) -> str:
-    """The README's table: the rows that a user cares about."""
-    measured = {each.name: each for each in bench.measured}
-    rows = [(label, measured[name]) for name, label in README_ROWS.items() if name in measured]
-    lines = [f"| {label} | {duration(each.seconds)} | {peak_of(each)} |" for label, each in rows]
-    return "\n".join([README_HEADER, "| --- | --- | --- |", *lines, ""])
+def readme_table(benches: Sequence[Bench]) -> str:
+    """The README's table: the rows that a user cares about, a column for each processor."""
+    runs = [{each.name: each for each in bench.measured} for bench in benches]
+    lines = [f"{README_HEADER} {' | '.join(bench.processor for bench in benches)} | peak memory |"]
+    lines.append("| --- " * (2 + len(benches)) + "|")
+    for name, label in README_ROWS.items():
+        if name in runs[-1]:
+            times = [duration(run[name].seconds) if name in run else "" for run in runs]
+            lines.append(f"| {label} | {' | '.join(times)} | {peak_of(runs[-1][name])} |")
+    return "\n".join([*lines, ""])
+
+
+def kept_runs(kept: str) -> list[Bench]:
+    """The runs that are kept, in the order of their names reversed: the latest kind of processor last."""
+    return [load(path) for path in sorted(KEPT.glob(kept), reverse=True)]
+
+
+def _one(made: Callable[[Bench], str]) -> Callable[[Sequence[Bench]], str]:
+    """What makes something of the only run."""
+    return lambda benches: made(benches[0])
 
 
 PAGES = (
     Page("README.md", _table(README_HEADER), readme_table),
-    Page("docs/speed.md", _table(results.HEADER), Bench.table),
+    Page("docs/speed.md", _table(results.HEADER), results.table),
     Page("docs/speed.md", _table(limits.HEADER), limits.floors),
-    Page("docs/speed.md", r"^\d+ cores of .*when the run began\.$", limits.reached),
-    Page("docs/speed.md", _table(whole.HEADER), whole.table, WHOLE),
-    Page("docs/speed.md", r"^Whole models: taken on .*$", whole.taken, WHOLE),
-    Page("docs/speed.md", _table(other_tools.HEADER), other_tools.table, OTHER_TOOLS),
-    Page("docs/speed.md", r"^Other tools: taken on .*$", other_tools.taken, OTHER_TOOLS),
+    Page("docs/speed.md", rf"^{REACHED}(?:\n\n{REACHED})*$", limits.reached),
+    Page("docs/speed.md", _table(whole.HEADER), _one(whole.table), WHOLE),
+    Page("docs/speed.md", r"^Whole models: taken on .*$", _one(whole.taken), WHOLE),
+    Page("docs/speed.md", _table(other_tools.HEADER), _one(other_tools.table), OTHER_TOOLS),
+    Page("docs/speed.md", r"^Other tools: taken on .*$", _one(other_tools.taken), OTHER_TOOLS),
 )
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=KEPT)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def main(file: Path) -> None:
     """Keep FILE, a bench.json, whole.json or other_tools.json, in benchmarks/ and rewrite the pages."""
-    bench, kept = load(file), KEPT.with_name(file.name)
-    pages = [page for page in PAGES if page.kept == kept]
+    bench = load(file)
+    name = bench.file if file.name.startswith("bench") else file.name
+    pages = [page for page in PAGES if fnmatch(name, page.kept)]
     if not pages:
         raise click.ClickException(f"{file.name}: no page shows it")
-    bench.save(kept)
+    bench.save(KEPT / name)
     for page in pages:
         path = ROOT / page.path
-        path.write_text(page.rewritten(path.read_text(encoding="utf-8"), bench), encoding="utf-8")
+        path.write_text(page.rewritten(path.read_text(encoding="utf-8"), kept_runs(page.kept)), encoding="utf-8")
         click.echo(page.path)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,7 @@ from weightscope.files import Folder
 
 LEAST_CHANGE = 0.05  # of a ratio; on a shared machine, less cannot be distinguished from noise
 OF_ONE_ROUND = 0.25  # of a ratio from a single round, whose noise is not known
-HEADER = "| task | time | ratio | peak memory |"
+HEADER = "| task | ratio to |"  # then a column for each run, and the peak memory of the last
 SPREADS = 3.0  # robust standard deviations of both runs together; a smaller change is noise
 
 
@@ -68,14 +69,38 @@ class Bench:
         measured = [asdict(each) for each in self.measured]
         Folder(path.parent).json(path.name, {"machine": self.machine, "limits": self.limits, "measured": measured})
 
-    def table(self, names: Collection[str] | None = None) -> str:
-        """The table in Markdown, of all tasks or of some."""
-        lines = [HEADER, "| --- | --- | --- | --- |"]
-        for each in self.measured:
-            if names is None or each.name in names:
-                ratio = "" if each.ratio is None else f"{each.ratio:.2f} x {each.floor}"
-                lines.append(f"| {each.label} | {duration(each.seconds)} | {ratio} | {peak_of(each)} |")
-        return "\n".join(lines) + "\n"
+    @property
+    def processor(self) -> str:
+        """The processor's name without marks and words that say nothing: "Intel Xeon"."""
+        named = str(self.machine.get("processor", "time"))
+        return " ".join(re.sub(r"\(\w+\)|\bProcessor\b|\bCPU\b.*", " ", named).split())
+
+    @property
+    def file(self) -> str:
+        """What to keep the run as: one run for each processor."""
+        return f"bench-{re.sub('[^a-z0-9]+', '-', self.processor.lower()).strip('-')}.json"
+
+    def table(self) -> str:
+        """The table of this run alone."""
+        return table([self])
+
+
+def table(benches: Sequence[Bench], names: Collection[str] | None = None) -> str:
+    """Time and ratio of all tasks or of some, in Markdown: a column for each run."""
+    lines = [f"{HEADER} {' | '.join(bench.processor for bench in benches)} | peak memory |"]
+    lines.append("| --- " * (3 + len(benches)) + "|")
+    runs = [{each.name: each for each in bench.measured} for bench in benches]
+    for each in benches[-1].measured:
+        if names is None or each.name in names:
+            times = [_time(run[each.name]) if each.name in run else "" for run in runs]
+            lines.append(f"| {each.label} | {each.floor} | {' | '.join(times)} | {peak_of(each)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _time(measured: Measured) -> str:
+    """A time with its ratio."""
+    ratio = "" if measured.ratio is None else f" ({measured.ratio:.2f} x)"
+    return f"{duration(measured.seconds)}{ratio}"
 
 
 def load(path: Path) -> Bench:

@@ -1,5 +1,6 @@
 """A small model with rotary positions, tokens and feed-forward networks, and what is made of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ def base(tmp_path_factory):
     """The folder of a Llama of random weights, in float32."""
     folder = tmp_path_factory.mktemp("lineage") / "base"
     drawn = write(folder.parent / "drawn", SIZES)
-    write_weights(redrawn(read_weights(drawn, "float32")), folder)
+    write_weights(replace(redrawn(read_weights(drawn)), dtype="float32"), folder)
     return folder
 
 

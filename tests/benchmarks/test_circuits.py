@@ -34,8 +34,8 @@ def run_with(
 
 def test_a_peer_is_given_the_factors_that_our_numbers_are_of(monkeypatch: pytest.MonkeyPatch) -> None:
     output = run_with(monkeypatch, lambda key, _, factors: PeerCost(1.0, 1.0, dense_scores(key, factors)))
-    assert "x the bare float32 products" in output
-    assert output.count("x ours") == 2
+    assert "| the bare float32 products |" in output
+    assert output.count("| ours |") == 2
 
 
 def test_a_peer_that_finds_other_numbers_is_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:

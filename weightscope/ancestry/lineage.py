@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.ancestry.kinds import weight_kinds
+from weightscope.ancestry.kinds import EXPLAINED, weight_kinds
 from weightscope.ancestry.matching import BACKGROUND, ROUTES
 from weightscope.ancestry.shares import Shares, shares_of
 from weightscope.ancestry.sketches import Sketches
@@ -24,7 +24,6 @@ from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.tables import Column, Table, as_json
 
-BY_MERGING = 0.1  # distance from the sum of its bases, relative to that from one, that is rounding
 SMALLEST = 1e-99  # probability that is shown as a number
 NOT_ALIKE = 0.97  # likeness under which fingerprints alone say that weights moved
 RESULTS = ("lineage.json", "alignment.csv", "lineage.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
@@ -98,8 +97,10 @@ def _derived(own: Sketches, judged: list[Judged], related: Sequence[Related], p:
             shares = shares_of(own.source, _summands(first, judged)) if first.match.route == "direct" else shares
             if shares.weights:
                 kinds.append(_merge(own, shares))
-                merged = shares.left <= BY_MERGING * shares.alone or any("quantised" in kind.kind for kind in done)
-                done = [kind for kind in done if not (merged and kind.kind in TRAINED)]
+                done = [kind for kind in done if kind.kind not in TRAINED]
+                if shares.left > EXPLAINED * max(pair.values.rounding for pair in surgery.layers):
+                    text = f"{shares.left:.2g} of its norm is not that of the merge."
+                    done.append(Kind("fine-tuned", own.layers, text))
             kinds += done
     kinds += _unnamed(own, first, kinds)
     return Lineage(own, judged, first, "derived", p, comparisons, kinds, shares.weights, drift, [], of_layers)

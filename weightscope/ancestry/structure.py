@@ -64,8 +64,7 @@ def _layer_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Ki
     order = [j for _, j in places]
     back = [k for k in range(1, len(order)) if order[k] < order[k - 1]]
     if back and not _is_repeat(order):
-        moved = [places[k][0] for k in range(len(order)) if any(order[m] > order[k] for m in range(k))
-                 or any(order[m] < order[k] for m in range(k + 1, len(order)))]  # fmt: skip
+        moved = [i for (i, j), usual in zip(places, sorted(order), strict=True) if j != usual]
         pairs = ", ".join(f"{i} was {base.layers[j]}" for i, j in places if i in moved)
         yield Kind("layers reordered", moved, f"The base's order is another: {pairs}.", len(moved) / len(places))
     new = [i for i, j in zip(suspect.layers, match.layers, strict=True) if j is None]

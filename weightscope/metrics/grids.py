@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from weightscope.metrics.weight_changes import CASTS, values_in
+from weightscope.metrics.weight_changes import CASTS, LEVELS, values_in
 
 BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7, "BF16, cut off": 7, "F8_E4M3": 3, "F8_E5M2": 2}  # of fraction
 GROUPS = (32, 64, 128, 0)  # neighbours in a row that share a grid; 0: the whole row
@@ -70,4 +70,5 @@ def _even(y: np.ndarray) -> tuple[int, np.ndarray] | None:
 def _of_few_values(y: np.ndarray) -> tuple[int, np.ndarray] | None:
     """How many values groups have at most, and the mean step between them, where most values come several times."""
     held = values_in(y)
-    return (int(held.max()), np.ptp(y, axis=1) / (held - 1)) if held.max() <= FEW_VALUES * y.shape[1] else None
+    most = int(held.max())
+    return (most, np.ptp(y, axis=1) / (held - 1)) if most <= min(LEVELS, FEW_VALUES * y.shape[1]) else None
