@@ -59,14 +59,17 @@ WHOLE = (
 
 
 class MadeUp(Hole):
-    """A file with the header of a sparse one and the same random values again and again, at an odd period."""
+    """A file with the header of a sparse one and the same random values again and again, at an odd period.
 
-    def __init__(self, path: Path) -> None:
+    Each file starts elsewhere in them: layers at the same place in two files would be equal.
+    """
+
+    def __init__(self, path: Path, number: int) -> None:
         with path.open("rb") as file:
             length = file.read(8)
             super().__init__(length + file.read(int.from_bytes(length, "little")), path.stat().st_size)
         values = np.random.default_rng(0).standard_normal(BLOCK + 1, np.float32) * np.float32(0.02)
-        self.values = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+        self.values = np.roll((values.view(np.uint32) >> 16).astype("<u2"), -7919 * number).tobytes()
 
     def __getitem__(self, span: slice) -> bytes:
         begin, end, _ = span.indices(self.size)
@@ -94,7 +97,8 @@ def served(sizes: Sizes, top: Path) -> Iterator[str]:
 
     with serve() as hub, mock.patch.dict(os.environ, HF_ENDPOINT=hub.hub, HF_TOKEN="", HF_HOME=str(home)):
         hub.repositories["owner/model"] = {
-            path.name: MadeUp(path) if path.suffix == ".safetensors" else path.read_bytes() for path in folder.iterdir()
+            path.name: MadeUp(path, number) if path.suffix == ".safetensors" else path.read_bytes()
+            for number, path in enumerate(sorted(folder.iterdir()))
         }
         forgetting = threading.Thread(target=forget)
         forgetting.start()

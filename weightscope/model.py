@@ -259,7 +259,7 @@ class Model:
         index = whole(index, "layer")
         if not 0 <= index < self.config.n_layers:
             raise CheckpointError(f"no layer {index}: the model has {self.config.n_layers}", file=self.checkpoint.name)
-        if index not in (*self.attention_layers, *self.borrowing_layers):
+        if not (attends(self.config, self.family, index) or borrows(self.config, self.family, index)):
             kind, those = kind_of(self.config, self.family, index), ", ".join(map(str, self.attention_layers))
             raise CheckpointError(f"layer {index} is {kind}, not attention; {those} are", file=self.checkpoint.name)
         if self._last is None or self._last.index != index:

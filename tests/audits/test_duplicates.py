@@ -8,8 +8,9 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.architectures.layer import read_layer
 from weightscope.attention.factored import Factored
-from weightscope.audits.duplicates import likeness_of
+from weightscope.audits.duplicates import duplicates, likeness_of
 from weightscope.metrics.spaces import principal_angles
 
 D, R = 64, 8
@@ -99,3 +100,21 @@ def test_layers_that_repeat_others_are_a_finding_each(tmp_path: Path) -> None:
     for one in found:
         assert len(one.members) == 8 and f"2 layers, {one.layer}, {one.layer + 2}, have the same spaces" in one.text
         assert one.number == pytest.approx(1, abs=1e-6)
+
+
+def test_layers_that_repeat_another_are_read_once_for_all_their_heads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = gpt2_weights(6, D, vocab=30, n_positions=8)
+    for name in list(weights):
+        if name.startswith(("h.0.", "h.1.")):
+            for later in (2, 4):
+                weights[name.replace(name[:4], f"h.{int(name[2]) + later}.")] = weights[name]
+    model, reads = ws.open_model(write_checkpoint(tmp_path, weights)), []
+    measured = ws.audit(model, directions=0).measured
+    monkeypatch.setattr("weightscope.model.read_layer", lambda *of: reads.append(of[-1]) or read_layer(*of))
+    found = list(duplicates(model.unchecked(), measured))
+    assert [one.text.partition(" have")[0] for one in found] == [
+        f"3 layers, {layers}," for layers in ("0, 2, 4", "1, 3, 5")
+    ] * 2
+    assert sorted(reads) == sorted([*range(6)] * 2)  # once per map, for four heads each

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil, floor, isqrt, log, pi
 from typing import Any
 
@@ -152,7 +153,7 @@ class Rotation(ShowsShapes):
         mean[..., first] = mean[..., second] = (x[..., first] + x[..., second]) / 2
         return mean
 
-    @property
+    @cached_property
     def turning(self) -> np.ndarray:
         """Indices of the dimensions that turn, shape (2m,) or less where some frequencies are 0."""
         turns = np.repeat(self.frequencies != 0, 2) if self.interleaved else np.tile(self.frequencies != 0, 2)

@@ -195,13 +195,16 @@ def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Gr
         yield from zip(((index, head) for head in range(len(heads))), in_threads(of_one, heads), strict=True)
 
     group: Group = {}
+    n_bytes = 0
     for layer in bar(layers, "directions", "layer"):
         hand_back()
-        group |= of_layer(layer)
-        n_bytes = sum(d.left.nbytes + d.right.nbytes for directions in group.values() for _, d in directions)
+        own = dict(of_layer(layer))
+        n_bytes += sum(d.left.nbytes + d.right.nbytes for directions in own.values() for _, d in directions)
+        group |= own
         if n_bytes >= VECTOR_BYTES or layer == layers[-1]:
             yield group
             group.clear()
+            n_bytes = 0
     hand_back()
 
 

@@ -4,20 +4,23 @@ A copy also has nearly the same map: of the same sign, and alike in its weakest 
 and another map are a note. Where two heads share keys or values, that factor proves nothing: the other is judged.
 
 Sketches of all heads are compared with each other; those that look alike are then compared exactly, unless they are in
-one cluster already, so that equal heads cost one comparison each and not one per pair. Layers that repeat each other
-head by head, as in a model that was made deeper by copying layers, are one finding.
+one cluster already, so that equal heads cost one comparison each and not one per pair. Two layers are in memory, and
+comparisons are ordered so that a layer that repeats another is read once for all its heads. Layers that repeat each
+other head by head, as in a model that was made deeper by copying layers, are one finding.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
 from weightscope.attention.factored import inner, triangle
-from weightscope.attention.layer import Head
+from weightscope.attention.layer import Head, Layer
 from weightscope.audits.measures import MeasuredHeads
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
@@ -61,10 +64,15 @@ Cluster = tuple[list[Place], Likeness]
 def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """One finding per cluster of heads in which each has the spaces of the next."""
     layers, n_heads = heads.layers.tolist(), heads.n_heads
-    layer_of = lru_cache(maxsize=2)(model.layer)
+    held: dict[int, Layer] = {}
 
-    def head(number: int) -> Head:
-        return layer_of(layers[number // n_heads]).head(number % n_heads)
+    def heads_of(*numbers: int) -> list[Head]:
+        indices = [layers[number // n_heads] for number in numbers]
+        for index in {*held} - {*indices}:
+            del held[index]  # before another is read
+        for index in {*indices} - {*held}:
+            held[index] = copy(model).layer(index)  # a copy, because a model caches its last layer
+        return [held[index].head(number % n_heads) for index, number in zip(indices, numbers, strict=True)]
 
     for name, sketches in SKETCHES.items():
         first, second = (heads.arrays[sketch].reshape(len(layers) * n_heads, -1) for sketch in sketches)
@@ -74,13 +82,13 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         def copies(
             a: int, b: int, name: str = name, similar: dict[tuple[int, int], Likeness] = similar
         ) -> Likeness | None:
-            likeness = likeness_of(head(a), head(b), name)
+            likeness = likeness_of(*heads_of(a, b), name)
             if likeness is not None and not likeness.is_copy:
                 similar[a, b] = likeness
                 return None
             return likeness
 
-        copied = list(clusters(first, second, copies))
+        copied = list(clusters(first, second, copies, n_heads))
         cluster_of = {number: i for i, (numbers, _) in enumerate(copied) for number in numbers}
         apart = {
             (a, b): likeness for (a, b), likeness in similar.items() if cluster_of.get(a, -1) != cluster_of.get(b, -2)
@@ -99,26 +107,32 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
 
 
 def clusters(
-    first: np.ndarray, second: np.ndarray, compare: Callable[[int, int], Likeness | None]
+    first: np.ndarray, second: np.ndarray, compare: Callable[[int, int], Likeness | None], n_heads: int = 1
 ) -> Iterator[Numbered]:
-    """Clusters of linked rows with the least likeness of a link: first, second (n, s) sketches of both sides."""
+    """Clusters of linked rows with the least likeness of a link: first, second (n, s) sketches of both sides.
+
+    Each of a layer's `n_heads` rows is compared with the one most like it, in the order of their layers, then each with
+    the next.
+    """
     label = np.arange(len(first))
     links: dict[int, Likeness] = {}
-    for row, candidates, correlations in alike(first, second, WORTH_A_LOOK):
-        unlike = 0
-        for candidate in candidates[np.argsort(-correlations.round(2), kind="stable")].tolist():
-            if label[row] == label[candidate]:
+    for _, of_layer in groupby(alike(first, second, WORTH_A_LOOK), key=lambda found: found[0] // n_heads):
+        pairs, unlike = [], Counter[int]()
+        for row, candidates, correlations in of_layer:
+            most_alike = candidates[np.argsort(-correlations.round(2), kind="stable")]
+            others = most_alike[label[most_alike] != label[row]].tolist()
+            pairs += [(place, other // n_heads, row, other) for place, other in enumerate(others)]
+        for _, _, row, candidate in sorted(pairs):
+            if label[row] == label[candidate] or unlike[row] == UNLIKE_A_HEAD:
                 continue
             likeness = compare(row, candidate)
-            if likeness is not None:
-                kept, merged = int(label[row]), int(label[candidate])
-                links[kept] = least_alike(
-                    [likeness, *(links[cluster] for cluster in (kept, merged) if cluster in links)]
-                )
-                links.pop(merged, None)
-                label[label == merged] = kept
-            elif (unlike := unlike + 1) == UNLIKE_A_HEAD:
-                break
+            if likeness is None:
+                unlike[row] += 1
+                continue
+            kept, merged = int(label[row]), int(label[candidate])
+            links[kept] = least_alike([likeness, *(links[cluster] for cluster in (kept, merged) if cluster in links)])
+            links.pop(merged, None)
+            label[label == merged] = kept
     for cluster, likeness in sorted(links.items()):
         yield np.flatnonzero(label == cluster).tolist(), likeness
 

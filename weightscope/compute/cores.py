@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from functools import cache
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -74,11 +75,17 @@ def deaf_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def one_blas_thread() -> threadpool_limits:
+def one_blas_thread() -> Any:
     """A context in which BLAS uses one thread, so that sums are the same on any number of cores."""
+    return _loaded_blas("torch" in sys.modules).limit(limits=1, user_api="blas")
+
+
+@cache
+def _loaded_blas(with_torch: bool) -> ThreadpoolController:
+    """The BLAS libraries of this process: finding them takes milliseconds, and PyTorch may bring another later."""
     import scipy.linalg  # noqa: F401 - SciPy has a second BLAS, which can be limited only once it is loaded
 
-    return threadpool_limits(1, "blas")
+    return ThreadpoolController()
 
 
 def in_threads(
