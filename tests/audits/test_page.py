@@ -9,8 +9,10 @@ import pytest
 from click.testing import CliRunner
 from markupsafe import escape
 
+import weightscope as ws
 from tests.support.browser import Page
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.audits import figures
 from weightscope.cli import main
 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
@@ -43,6 +45,15 @@ def test_the_page_is_one_file_that_asks_for_nothing(page_file: Path) -> None:
     assert set(links) == figures | tables | {"#spectra"}  # of the chosen head, made when it is asked for
     facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.DOTALL).group(1))
     assert np.shape(facts["spectra"]["qk_singular_values"]) == (4, 6, 8)
+
+
+def test_of_a_large_model_the_spectra_of_one_head_in_so_many_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = ws.audit("embedded", directions=0).measured  # 2 layers of 8 heads
+    monkeypatch.setattr(figures, "MOST_CURVES", 6)
+    drawn = figures.spectra(heads).axes[0]
+    assert drawn.get_title() == "one head in 3" and len(drawn.lines) == 6
+    tenth = heads.arrays["qk_singular_values"][1, 1]  # heads 0, 3, 6, 9 = 8 + 1 ...
+    np.testing.assert_array_equal(drawn.lines[3].get_ydata(), tenth / tenth[0])
 
 
 def test_findings_stand_before_everything_else(page_file: Path) -> None:

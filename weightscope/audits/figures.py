@@ -29,6 +29,7 @@ MAPPED = ("qk_sigma1", "qk_gap", "qk_effective_rank", "vo_affine_sigma1", "vo_ef
 TRACED = ("qk_sigma1", "vo_sigma1", "qk_effective_rank", "vo_copying_score")  # against depth and training
 MATH = {"W_QK": "$W_{QK}$", "W_VO": "$W_{VO}$", "σ₁": r"$\sigma_1$", "σ₂": r"$\sigma_2$", "f̃": r"$\tilde{f}$"}
 NOTHING = {"ha": "center", "va": "center", "color": "0.35"}  # what is said where there is nothing to draw
+MOST_CURVES = 2000  # in a panel of spectra: each is an object of its own, and 5,000 take 30 MB of SVG
 DRAWN = 6  # heads whose spectra are compared: those that moved most
 NEGLIGIBLE = 1e-6  # of the largest: a singular value of which no change in percent is drawn
 
@@ -81,7 +82,8 @@ def _heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any
 def spectra(heads: MeasuredHeads) -> Figure:
     """Singular values of every head: of W_QK relative to the largest, and of the affine value-output map.
 
-    The second panel is Fig. 2 of the norm-based-attention paper for all heads.
+    The second panel is Fig. 2 of the norm-based-attention paper for all heads. Of a large model one head in so many is
+    drawn.
     """
     figure, (axis_qk, axis_vo) = subplots(1, 2, figsize=(2 * COLUMN, 2.4))
     qk, vo = heads.arrays["qk_singular_values"], heads.arrays["vo_affine_singular_values"]
@@ -89,8 +91,13 @@ def spectra(heads: MeasuredHeads) -> Figure:
         relative = qk / qk[..., :1]
     for axis, values in ((axis_qk, relative), (axis_vo, vo)):
         curves = np.where(values > 0, values, np.nan)  # (L, H, r)
-        for layer_curves, colour in zip(curves, layer_colours(heads.layers), strict=True):
-            axis.plot(np.arange(1, curves.shape[2] + 1), layer_curves.T, color=colour, linewidth=0.5, alpha=0.7)
+        step = -(-curves[..., 0].size // MOST_CURVES)
+        drawn = np.arange(curves[..., 0].size).reshape(curves.shape[:2]) % step == 0  # (L, H)
+        for layer_curves, shown, colour in zip(curves, drawn, layer_colours(heads.layers), strict=True):
+            index = np.arange(1, curves.shape[2] + 1)
+            axis.plot(index, layer_curves[shown].T, color=colour, linewidth=0.5, alpha=0.7)
+        if step > 1:
+            axis.set_title(f"one head in {step}")
         axis.set_yscale("log")
         index_along(axis, "index $i$")
         known = curves[np.isfinite(curves)]
