@@ -11,7 +11,6 @@ from weightscope.circuitry.passes import wiring_by_keys
 from weightscope.circuitry.stream import N_SEQUENCES, joining, said_once, streams, why_no_stream
 from weightscope.circuitry.wiring import Wiring
 from weightscope.compute.cores import in_threads
-from weightscope.detokenization.heads import bigram_auroc
 from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.model import Model
@@ -198,6 +197,8 @@ def _without_wiring(
     for layer, i in place.items():
         scores["identity"][i] = identity(model.layer(layer))
     if counts is not None and 0 in place:
+        from weightscope.detokenization.heads import bigram_auroc  # an audit, which has no counts, never needs it
+
         scores["detokenization"][place[0]] = bigram_auroc(model, counts).heads["auroc"]
     return scores, lacking
 

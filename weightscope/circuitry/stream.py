@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import softmax
 
 from weightscope.architectures.cells import FeedForward
 from weightscope.attention.layer import Layer
@@ -120,6 +119,8 @@ def streams(model: Model) -> Iterator[Stream]:
 
 def _attention(layer: Layer, x: np.ndarray, *, causal: bool) -> np.ndarray:
     """Attention of every head, learned sinks included: x (n, d) -> (H, n, n)."""
+    from scipy.special import softmax  # SciPy takes a while to import
+
     scores = layer.scores(x)
     if causal:
         scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
