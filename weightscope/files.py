@@ -53,8 +53,10 @@ def regular_file(path: Path) -> BufferedReader:
 
 
 @contextmanager
-def new_file(path: Path, staging: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write; it gets its name when the block ends without an error, and is on the disk by then.
+def new_file(path: Path, staging: Path | None = None, synced: bool = True) -> Iterator[BinaryIO]:
+    """A file to write; it gets its name when the block ends without an error, and is on the disk by then if `synced`.
+
+    A file whose content is checked when it is read need not be: after a power failure it is made again.
 
     Until then it is a partial file in `staging` (the file's own folder by default), with an unguessable name that is
     opened only if nothing has it, not even a link.
@@ -70,7 +72,8 @@ def new_file(path: Path, staging: Path | None = None) -> Iterator[BinaryIO]:
             with open(partial, "x+b", opener=_open_no_link) as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if synced:
+                    os.fsync(file.fileno())
             partial.replace(path)
     finally:
         with suppress(OSError):  # the folder could not be made, or the file has its name by now

@@ -74,7 +74,7 @@ class FinishedLayers:
         """Keep a finished layer: an .npz, followed by its digest, which detects a single flipped bit."""
         arrays = io.BytesIO()
         np.savez(arrays, allow_pickle=False, **measured)
-        with new_file(self._file(layer)) as file:
+        with new_file(self._file(layer), synced=False) as file:
             file.write(arrays.getvalue() + self._digest(arrays.getvalue()))
         self.left.remove(layer)
 

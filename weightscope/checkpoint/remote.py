@@ -58,7 +58,7 @@ class BlockCache:
 
     def put(self, key: str, content: bytes | memoryview) -> None:
         """Cache a block, whole or not at all."""
-        with contextlib.suppress(CheckpointError), new_file(self._folder / key) as file:
+        with contextlib.suppress(CheckpointError), new_file(self._folder / key, synced=False) as file:
             file.write(content)
             file.write(hashlib.sha256(content).digest())
 
