@@ -21,6 +21,7 @@ from benchmarks.results import Bench, Measured
 from benchmarks.synthetic import BLOCK, Sizes, write
 from tests.support.hub_server import Hole, Hub, serve
 from weightscope.audits.audit import tensors_of_heads
+from weightscope.audits.directions import how_many_read
 
 RATE, LATENCY = 100e6, 0.05  # bytes a second of a connection, and seconds before each answer
 LAYERS = 4
@@ -44,7 +45,8 @@ class Stored(Hole):
 def write_what_is_read(folder: Path, sizes: Sizes) -> int:
     """Write a checkpoint in two sparse files with random values in the tensors that an audit reads; their bytes."""
     model = ws.open_model(write(folder, sizes, shards=2, holes=True))
-    names = tensors_of_heads(model, model.attention_layers)
+    layers = model.attention_layers
+    names = tensors_of_heads(model, layers, tokens_read=bool(how_many_read(model, layers, None)))
     for number, name in enumerate(names):
         part, values = model.checkpoint[name].parts[0], np.random.default_rng(number).standard_normal(BLOCK + 1)
         drawn = (np.float32(0.02 * values).view(np.uint32) >> 16).astype("<u2")

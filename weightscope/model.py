@@ -318,7 +318,7 @@ class Model:
     def embedding_tensors(self) -> list[Tensor]:
         """What `embeddings` and `positions` are read from: rows, and the norm and projection after them; unread."""
         inputs, checkpoint = self.family.inputs, self.checkpoint
-        rows = (self.prefix + name for name in (inputs.tokens, inputs.positions, inputs.types) if name)
+        rows = [self._token_name, *(self.prefix + name for name in (inputs.positions, inputs.types) if name)]
         modules = filter(None, (inputs.norm and inputs.norm.module, inputs.before, inputs.after))
         after = (name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}."))
         return [checkpoint[name] for name in (*rows, *after) if name in checkpoint]
@@ -405,9 +405,7 @@ class Model:
         if not inputs.tokens:
             raise CheckpointError(f"{family.name} has no token embedding: it sees images", file=self.checkpoint.name)
         tensors, e = self.tensors(), self.embedding_width
-        stored = (
-            self._unembedding_name if self.tied and inputs.tokens not in tensors else tensors.prefix + inputs.tokens
-        )
+        stored = self._token_name
         if stored not in self.checkpoint:
             names = ", ".join(prefix + inputs.tokens for prefix in dict.fromkeys((self.prefix, *family.prefixes)))
             looked = f"no token embedding in this checkpoint (looked for {names})"
@@ -491,6 +489,12 @@ class Model:
         tokens = self.family.outputs.tokens if self.family.outputs else ()
         names = [self.prefix[:end] + name for end in (*reversed(ends), 0) for name in tokens]
         return next((name for name in names if name in self.checkpoint), "")
+
+    @property
+    def _token_name(self) -> str:
+        """The token embedding's name in the file; where it is tied and stored once, that may be the unembedding's."""
+        name = self.prefix + self.family.inputs.tokens
+        return self._unembedding_name if self.tied and name not in self.checkpoint else name
 
     @property
     def _folded_norm(self) -> StoredNorm | None:

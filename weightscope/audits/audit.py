@@ -294,13 +294,9 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
 
 def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = False) -> list[str]:
     """Names of the tensors that are read to measure the heads of these layers and the embeddings."""
-    names = [tensor.name for index in layers for tensor in model.attention_tensors(index)]
-    names.append(model.prefix + model.family.inputs.positions)
-    with suppress(CheckpointError):  # the checkpoint has no token embedding
-        names.append(model.embeddings.token_tensor.name)
-    with suppress(CheckpointError):  # or no unembedding
-        names += [model.unembedding.tensor.name] if tokens_read else []
-    return [name for name in dict.fromkeys(names) if name in model.checkpoint]
+    tensors = [tensor for index in layers for tensor in model.attention_tensors(index)]
+    tensors += [*model.embedding_tensors, *(model.output_tensors.values() if tokens_read else ())]
+    return list(dict.fromkeys(tensor.name for tensor in tensors))
 
 
 def other_stacks(model: Model) -> str:
