@@ -43,13 +43,13 @@ def space_sketch(factor: np.ndarray, r: np.ndarray, against: Probes) -> np.ndarr
     upper, lengths = _upper(len(against.omega))
     diagonal = np.abs(r.diagonal())
     if width > 0.9 * d or not diagonal.min() > 1e-6 * diagonal.max():
-        return np.full(len(lengths), np.nan)
+        return np.full(len(lengths), np.nan, np.float32)
     # The product is in the factor's own precision, which is enough here.
     projected = (factor.T @ against.omega.T).astype(np.float64)  # (r, m)
     inside = solve_triangular(r, projected, trans="T", check_finite=False)  # Q' Omega'
     centred = inside.T @ inside - width / d * against.gram  # (m, m)
     sketch = centred[upper] * lengths
-    return sketch / np.linalg.norm(sketch)
+    return (sketch / np.linalg.norm(sketch)).astype(np.float32)  # an audit keeps four per head
 
 
 @lru_cache(maxsize=2)
