@@ -82,7 +82,8 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         def copies(
             a: int, b: int, name: str = name, similar: dict[tuple[int, int], Likeness] = similar
         ) -> Likeness | None:
-            likeness = likeness_of(*heads_of(a, b), name)
+            one, other = heads_of(a, b)
+            likeness = likeness_of(one, other, name)
             if likeness is not None and not likeness.is_copy:
                 similar[a, b] = likeness
                 return None
