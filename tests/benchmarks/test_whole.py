@@ -13,7 +13,7 @@ SIZES = Sizes(layers=2, width=512, heads=4, head_dim=128, kv_heads=1, vocabulary
 
 def test_a_made_up_file_has_the_header_of_its_sparse_one_and_the_same_bytes_however_it_is_cut(tmp_path: Path) -> None:
     path = write(tmp_path, SIZES, holes=True) / "model.safetensors"
-    made, header = whole.MadeUp(path), len(whole.MadeUp(path).start)
+    made, header = whole.MadeUp(path, 1), len(whole.MadeUp(path, 1).start)
     content = made[: path.stat().st_size]
     assert len(content) == path.stat().st_size and content[:header] == path.read_bytes()[:header]
     for start, stop in ((0, 9), (header - 5, header + 7), (header + 2**21 - 3, header + 2**21 + 90_001)):
