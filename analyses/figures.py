@@ -71,6 +71,7 @@ DRAWINGS = (
     Drawing("audit-smollm2", f"weightscope audit {SMOLLM2}"),
     Drawing("audit-vit", "weightscope audit {vit}"),
     Drawing("compare-vit", f"weightscope compare {FASHION} {FASHION}-registers --across-families"),
+    Drawing("lineage", "analyses.lineage_pictures --model {mpnet}"),
     Drawing("circuits/gpt2", "weightscope circuits {gpt2}"),
     Drawing("hero", "analyses.hero"),
     Drawing("circuits/minilm", f"weightscope circuits {MINILM} --measure --text {{books}}"),

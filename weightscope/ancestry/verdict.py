@@ -14,7 +14,8 @@ from weightscope.progress import bar
 
 DOUBTFUL = 4.0  # z from which a likeness is not called chance either
 OTHER_VOCABULARY = 0.1  # relative difference of sizes past which two vocabularies are not one
-NEARER = 0.1  # likeness by which a layer has to be nearer to another base than to the first
+NEARER = 3.0  # times as near (1 - likeness) a layer has to be to another base than to the first
+CLEARLY = 0.01  # and by so much more alike
 Base = Model | str | Path
 
 
@@ -96,7 +97,10 @@ def sources(own: Sketches, related: Sequence[Related]) -> list[Related | None]:
         best, likeness = None, 0.0
         for each in related:
             j = each.match.layers[i]
-            if j is not None and (best is None or each.match.likeness[i, j] > likeness + NEARER):
-                best, likeness = each, float(each.match.likeness[i, j])
+            if j is None:
+                continue
+            alike = float(each.match.likeness[i, j])
+            if best is None or (NEARER * (1 - alike) < 1 - likeness and alike > likeness + CLEARLY):
+                best, likeness = each, alike
         found.append(best)
     return found
