@@ -18,6 +18,7 @@ from weightscope.audits.known import Entry, read_entries, unmatched, with_known
 from weightscope.audits.measure_layer import measure_layer
 from weightscope.audits.measures import UNSCALED, Arrays, MeasuredHeads
 from weightscope.audits.reference import OWN, Reference, Standing
+from weightscope.audits.removed import Removed, removed_directions, removed_findings
 from weightscope.checkpoint import Checkpoint
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
@@ -257,8 +258,10 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
         findings = with_tokens(findings_of(unchecked, heads, standing), directions)
+        removed, undecided = removed_directions(unchecked, heads.layers.tolist(), options.all_tensors)
+        findings = Findings([*findings, *removed_findings(unchecked, removed)])
     unread = f"The row of {model.unread}." if model.unread else ""
-    notes = (model.checkpoint.note, unread, other_stacks(model), *notes, positions_of(unchecked)[1])
+    notes = (model.checkpoint.note, unread, other_stacks(model), *notes, *undecided, positions_of(unchecked)[1])
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = roles_of(model)
     everything = read_everything(model.checkpoint) if options.all_tensors else None
@@ -286,6 +289,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         directions=directions,
         notes=tuple(filter(None, notes)),
         standing=standing,
+        removed=removed,
         coverage=coverage,
         everything=everything,
         roles=roles,
@@ -336,6 +340,8 @@ class Audit:
         What was left out, and why, in sentences.
     standing : Standing
         Percentiles of the heads among those of other checkpoints.
+    removed : list of Removed
+        Directions that were removed from what layers write or read.
     coverage : str
         How much of the checkpoint was read, in a sentence.
     everything : Everything or None
@@ -352,6 +358,7 @@ class Audit:
     directions: list[HeadDirections]
     notes: tuple[str, ...]
     standing: Standing
+    removed: list[Removed] = field(default_factory=list)
     coverage: str = ""
     everything: Everything | None = None
     roles: Roles = field(default_factory=dict)

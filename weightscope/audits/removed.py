@@ -1,0 +1,305 @@
+"""Directions that were removed from what layers write into the stream, or read of it, found in one checkpoint.
+
+Sets of layers are judged by the sum of their Gram matrices (`metrics.least_directions`): runs of layers, all of them,
+and layers anywhere whose own least directions agree. Whichever set stands out is then judged by its energies again.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, prod, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.architectures.layouts import conv1d_crossing, conv1d_fused
+from weightscope.audits.directions import TOKENS_IN_FINDING, token_rows
+from weightscope.checkpoint import Tensor
+from weightscope.compute.cores import in_threads
+from weightscope.compute.half import Half
+from weightscope.errors import printable
+from weightscope.findings import Finding, Member, indexed
+from weightscope.metrics.least_directions import NARROW, RANKS, Least, agreeing, choices, gap_scores, least_of
+from weightscope.model import Model
+from weightscope.progress import phase
+from weightscope.text.tokenizer import token_names, tokenizer_at_hand
+
+# -log10 of a probability, by whether a side writes: layers learn to read nothing along some directions (docs/audit.md).
+FOUND = {True: 2.0, False: 4.0}
+LOOKED_AT = 1.0  # a set of layers below it is not judged again
+RUN = 0.4  # of the layers: a run of so many is to be found
+KEPT = 128 << 20  # bytes of Gram matrices kept; those of wider streams are summed up, a run of layers at a time
+WIDEST = 8192  # dimensions; a Gram matrix of more has a quarter of a gigabyte
+ROWS = 3  # times the width: rows of a run that are read in a wide stream
+ENOUGH = 1.5  # times the width: rows that a set of layers needs
+LEFT = 0.25  # of a layer's mean energy: it is one of those that a direction was removed from
+PARALLEL = 0.7  # cosine of two directions that are one finding
+STEPS_OF_ERROR = 1.7  # errors of rounding to b bits have about so many times 4^-b of the energy
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A tensor that writes into the stream or reads it; `axis` is the stream's."""
+
+    tensor: Tensor
+    axis: int
+
+    def rows(self, most: float = np.inf) -> np.ndarray:
+        """Rows (n, d), evenly thinned to about `most`."""
+        stored = self.tensor.weights()
+        oriented = stored if self.axis else stored.T
+        step = max(1, ceil(oriented.shape[0] / most))
+        part = oriented[::step]
+        return np.asarray(part, np.float32) if isinstance(part, Half) else part.astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True)
+class Side:
+    """All matrices of one kind, by layer."""
+
+    what: str  # in words
+    writes: bool
+    layers: dict[int, list[Matrix]]
+
+    @property
+    def bits(self) -> float:
+        """Bits of a weight as stored."""
+        tensors = [matrix.tensor for matrices in self.layers.values() for matrix in matrices]
+        return 8 * sum(t.nbytes for t in tensors) / max(1, sum(prod(t.shape) for t in tensors))
+
+    def rows(self, layer: int) -> int:
+        """How many rows a layer has."""
+        return sum(matrix.tensor.shape[1 - matrix.axis] for matrix in self.layers[layer])
+
+    def gram(self, layer: int, most: float = np.inf) -> np.ndarray:
+        """The Gram matrix of a layer, of trace one; zero where a weight is not finite."""
+        total: np.ndarray | None = None
+        for matrix in self.layers[layer]:
+            rows = matrix.rows(most)
+            gram = rows.T @ rows
+            total = gram if total is None else np.add(total, gram, out=total)
+        assert total is not None
+        trace = float(np.trace(total, dtype=np.float64))
+        return total / np.float32(trace) if np.isfinite(trace) and trace > 0 else np.zeros_like(total)
+
+    def energy(self, layer: int, directions: np.ndarray) -> float:
+        """What a layer has along directions (d, k), over its mean along one; infinite where that is not known."""
+        along = total = 0.0
+        for matrix in self.layers[layer]:
+            rows = matrix.rows()
+            along += float(((rows @ directions.astype(np.float32)) ** 2).sum(dtype=np.float64)) / directions.shape[1]
+            total += float(np.einsum("nd,nd->", rows, rows, dtype=np.float64)) / rows.shape[1]
+        return along / total if np.isfinite(along) and total > 0 else np.inf
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Directions that were removed from some layers."""
+
+    side: Side
+    least: Least
+    score: float  # -log10 of the probability
+    energies: dict[int, float]  # by layer, of its mean energy along a direction
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that they were removed from."""
+        return [layer for layer, energy in self.energies.items() if energy <= LEFT]
+
+    @property
+    def left(self) -> float:
+        """Of the layers' size along a direction, the share that is left."""
+        return sqrt(float(np.mean([self.energies[layer] for layer in self.layers])))
+
+
+def removed_directions(
+    model: Model, layers: Sequence[int], everything: bool = False
+) -> tuple[list[Removed], tuple[str, ...]]:
+    """Directions that were removed, and notes where that is undecided; values that are not finite are left out.
+
+    What attention writes in these layers is always judged; with `everything` what networks write and what both read, too.
+    """
+    found: list[Removed] = []
+    notes = []
+    with phase("looking for removed directions"):
+        for side in sides(model, layers, everything):
+            if not (why := _undecided(model, side)):
+                more, why, _ = judge(side, model.config.d_model, _centred(model))
+                found += more
+            if why:
+                notes.append(f"Whether a direction was removed from {side.what} is undecided: {why}.")
+    return found, tuple(notes)
+
+
+def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Side]:
+    """What writes into the stream and what reads it, as far as the row knows."""
+    mlp, d = model.family.mlp, model.config.d_model
+    conv1d = model.family.layout in (conv1d_fused, conv1d_crossing)
+
+    def matrices(index: int, modules: Iterable[str], axis: int) -> list[Matrix]:
+        stem = model.prefix + model.family.stored_name(model.config, index)
+        names = (f"{stem}{module}.weight" for module in dict.fromkeys(modules) if module)
+        tensors = [model.checkpoint[name] for name in names if name in model.checkpoint]
+        return [Matrix(t, axis) for t in tensors if len(t.shape) == 2 and t.shape[axis] == d]
+
+    def side(what: str, writes: bool, modules: Sequence[str], transposed: bool) -> Side:
+        axis = int(writes == transposed)
+        by_layer = {i: matrices(i, modules, axis) for i in layers}
+        return Side(what, writes, {i: found for i, found in by_layer.items() if found})
+
+    row = model.family
+    yield side("what attention writes (W_O)", True, (row.output,), conv1d)
+    if everything:
+        yield side("what attention reads (W_Q, W_K, W_V)", False, (row.query, row.key, row.value), conv1d)
+        if mlp is not None:
+            yield side("what feed-forward networks write", True, (mlp.down,), mlp.transposed)
+            yield side("what feed-forward networks read", False, (mlp.up, mlp.gate), mlp.transposed)
+
+
+def _undecided(model: Model, side: Side) -> str:
+    """Why nothing can be said of a side, whatever its weights are; empty where something can."""
+    d = model.config.d_model
+    if len(side.layers) < 2:
+        return "fewer than two of these layers are in the file"
+    if not NARROW <= d <= WIDEST:
+        return f"the stream has {d:,} dimensions; {NARROW} to {WIDEST:,} are looked at"
+    if sum(map(side.rows, side.layers)) < ENOUGH * d:
+        return "all layers together have too few rows for its width"
+    return ""
+
+
+def _too_coarse(side: Side, sets: Sequence[Least]) -> str:
+    """Whether rounding leaves more along a removed direction than would stand out from these spectra."""
+    left = STEPS_OF_ERROR * 4.0 ** -int(side.bits)
+    with_one = (np.sort(np.concatenate([[left], one.eigenvalues[:-1]])) for one in sets)
+    seen = min(float(gap_scores(spectrum)[:RANKS].max()) for spectrum in with_one)
+    return "" if seen >= FOUND[side.writes] else f"weights of {side.bits:.2g} bits leave too much along one"
+
+
+def runs(n_layers: int) -> list[tuple[int, ...]]:
+    """Runs of layers, by place, one of which lies within any run of `RUN` of them; and all layers."""
+    run, step = ceil(RUN * n_layers), max(1, n_layers // 6)
+    width = max(2, run - step + 1)
+    starts = dict.fromkeys((*range(0, n_layers - width + 1, step), max(0, n_layers - width)))
+    return list(dict.fromkeys((*(tuple(range(a, min(a + width, n_layers))) for a in starts), tuple(range(n_layers)))))
+
+
+def groups(n_layers: int) -> list[tuple[int, ...]]:
+    """The same where Gram matrices are not kept: runs that do not overlap."""
+    width = max(1, (ceil(RUN * n_layers) + 1) // 2)
+    cuts = [*range(0, n_layers - width + 1, width), n_layers]
+    return [tuple(range(a, b)) for a, b in pairwise(cuts)]
+
+
+def _centred(model: Model) -> bool:
+    """Whether a norm that reads the stream subtracts its mean."""
+    row = model.family
+    of_network = None if row.mlp is None else row.mlp.norm
+    norms = (*(row.norm_of(i) for i in model.attention_layers), row.closing, of_network)
+    return any(norm is not None and norm.centred for norm in norms)
+
+
+class Judged(NamedTuple):
+    """What was found on one side."""
+
+    found: list[Removed]
+    why: str  # nothing can be; empty where it can
+    score: float  # of what stands out most
+
+
+def judge(side: Side, d: int, centred: bool) -> Judged:
+    """The directions of one side that stand out, of a stream of width d; `centred` where norms are."""
+    layers, limit = list(side.layers), FOUND[side.writes]
+    kept: list[np.ndarray] = []
+
+    def pooled(places: Sequence[int]) -> np.ndarray:
+        if kept:
+            return np.asarray(np.sum([kept[place] for place in places], axis=0))
+        total = np.zeros((d, d), np.float32)
+        for place in places:
+            total += side.gram(layers[place], ROWS * d / len(places))
+        return total
+
+    def least(places: tuple[int, ...]) -> Least | None:
+        if sum(side.rows(layers[place]) for place in places) < ENOUGH * d:
+            return None
+        return least_of(pooled(places), centred)
+
+    narrow = 4 * d * d * len(layers) <= KEPT
+    if narrow:
+        kept += in_threads(side.gram, layers)
+    usable = [bool(gram.any()) for gram in kept]
+    sets = [places for places in (runs if narrow else groups)(len(layers)) if all(usable[i] for i in places if kept)]
+    sets += agreeing(kept, centred) if narrow and all(usable) else []
+    candidates = zip(in_threads(least, sets, None if narrow else 1), sets, strict=True)
+    known = [(one, one.score - _paid(places, len(layers))) for one, places in candidates if one is not None]
+    if not known:
+        return Judged([], "no run of its layers has enough finite rows for its width", 0.0)
+    found: list[Removed] = []
+    most = max(score for _, score in known)
+    for one, score in sorted(known, key=lambda candidate: -candidate[1]):
+        if score < LOOKED_AT or any(_same(other.least, one) for other in found):
+            continue
+        energies = {layer: side.energy(layer, one.directions) for layer in layers}
+        chosen = tuple(place for place, layer in enumerate(layers) if energies[layer] <= LEFT)
+        again = least(chosen) if len(chosen) > 1 else None
+        if again is not None and again.score - _paid(chosen, len(layers)) >= limit:
+            one, score = again, max(score, again.score - _paid(chosen, len(layers)))
+            energies = {layer: side.energy(layer, one.directions) for layer in layers}
+        most = max(most, score)
+        removed = Removed(side, one, score, energies)
+        if score >= limit and len(removed.layers) > 1 and not any(_same(other.least, one) for other in found):
+            found.append(removed)
+    return Judged(found, "" if found else _too_coarse(side, [one for one, _ in known]), most)
+
+
+def _paid(places: Sequence[int], of: int) -> float:
+    """What a set of layers that was chosen by what they have in common costs; runs were not chosen."""
+    return 0.0 if places[-1] - places[0] + 1 == len(places) else choices(len(places), of)
+
+
+def _same(a: Least, b: Least) -> bool:
+    """Whether two sets of directions have one in common."""
+    return float(np.linalg.norm(a.directions.T @ b.directions, 2)) >= PARALLEL
+
+
+def removed_findings(model: Model, found: Sequence[Removed]) -> list[Finding]:
+    """One finding for each set of directions that was removed."""
+    return [_finding(one, tokens) for one, tokens in zip(found, _tokens(model, found), strict=True)]
+
+
+def _finding(one: Removed, tokens: str) -> Finding:
+    k, side = one.least.directions.shape[1], one.side
+    which = "One direction was" if k == 1 else f"{k} directions were"
+    usual = [energy for layer, energy in one.energies.items() if layer not in one.layers and np.isfinite(energy)]
+    sizes = {layer: sqrt(one.energies[layer]) for layer in one.layers}
+    tensors = [
+        Member("tensor", None, layer=layer, name=matrix.tensor.name, number=size)
+        for layer, size in sizes.items()
+        for matrix in side.layers[layer]
+    ]
+    text = (
+        f"{which} removed from {side.what} in {indexed('layer', one.layers)}: {one.left:.2g} of the mean size along a "
+        f"direction is left (probability of such a gap by chance at most {10**-one.score:.0e}){tokens}."
+    )
+    return Finding(
+        kind="removed_direction", measure="size_left_along_it", number=one.left,
+        usual=sqrt(float(np.median(usual))) if usual else 1.0, text=text,
+        members=(*(Member("layer", layer, number=size) for layer, size in sizes.items()), *tensors),
+    )  # fmt: skip
+
+
+def _tokens(model: Model, found: Sequence[Removed]) -> list[str]:
+    """The tokens along each set of directions, to end a sentence; empty where the checkpoint has none."""
+    read, written, _ = token_rows(model) if found else (None, None, "")
+    names = token_names(tokenizer_at_hand(model)) if found else repr
+    said = []
+    for one in found:
+        rows = written if one.side.writes else read
+        if rows is None:
+            said.append("")
+            continue
+        poles = rows.nearest([one.least.directions])[0]
+        named = [[repr(printable(names(int(row)))) for row in pole.rows[:TOKENS_IN_FINDING]] for pole in poles]
+        said.append(f"; along it: {'; against it: '.join(', '.join(tokens) for tokens in named if tokens)}")
+    return said

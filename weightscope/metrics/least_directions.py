@@ -1,0 +1,133 @@
+"""Directions of the stream that hardly anything is written along: one that was projected out of weights is among them.
+
+A matrix that writes into the stream is W (n, d), row vectors x W. It writes the energy |W v|^2 along a unit vector v.
+The Gram matrices W'W of several layers add up, and a direction removed from all of them has the least energy of the
+sum. How far below the rest it lies is the question. Dimensions are scaled to one energy first, because trained streams
+have dimensions that little is written into, and rounding to zero makes more.
+"""
+
+from collections.abc import Sequence
+from math import comb, log10
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+GAPS = 24  # gaps between eigenvalues that one is compared with
+RANKS = 8  # directions that may have been removed together
+EIGENVALUES = RANKS + GAPS + 1
+NARROW = 2 * EIGENVALUES  # dimensions that a stream needs, at least
+BLOCK, STEPS = 16, 5  # of the Krylov space in which least eigenvectors are looked for
+WHOLE = 200  # dimensions up to which all eigenvectors are cheap
+SHIFT = 1e-6  # of the mean energy: what float32 leaves of none
+EMPTY = 1e-6  # of the mean energy: a dimension below it is one of padding, and is not scaled up
+CONSTANT = 0.5  # of the mean energy, along the vector of ones: a norm that subtracts the mean never reads it
+PENALTY = 10.0  # mean energies added along it then
+OF_LAYER = 8  # least directions of a single layer
+MEMBER = 0.5  # squared cosine with a layer's least directions that makes the layer share a direction
+SHARED = 3  # layers that share one, at least
+SEEDS = 4  # directions that layers are asked to share
+
+
+class Least(NamedTuple):
+    """The directions that some layers write least along."""
+
+    score: float  # -log10 of the chance that gaps as those above have one as large
+    directions: np.ndarray  # (d, k), orthonormal
+    eigenvalues: np.ndarray  # (EIGENVALUES,) over the mean, dimensions scaled to one energy
+
+    @property
+    def ratio(self) -> float:
+        """The least eigenvalue over the first above the gap."""
+        return float(max(self.eigenvalues[0], 0.0) / self.eigenvalues[self.directions.shape[1]])
+
+
+def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
+    """How far each of the first gaps is out of line with those above it: (EIGENVALUES,) ascending -> (RANKS,).
+
+    Of ordered exponential variables the k-th gap times k is exponential again (Renyi 1953), and one such gap over the
+    sum of n others exceeds t with probability (1 + t)^-n. Gaps between eigenvalues, which repel each other, vary less.
+    """
+    logs = np.log(np.maximum(eigenvalues, SHIFT / 10))
+    gaps = np.diff(logs) * np.arange(1, len(logs))
+    above = np.array([gaps[k + 1 : k + 1 + GAPS].sum() for k in range(RANKS)])
+    return GAPS * np.log10(1 + gaps[:RANKS] / np.maximum(above, 1e-12))
+
+
+def scaled(gram: np.ndarray, centred: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A Gram matrix with dimensions of one energy, and what each was divided by; `centred` where norms are."""
+    d = len(gram)
+    gram = gram * np.float32(d / max(float(np.trace(gram, dtype=np.float64)), 1e-300))
+    if centred and float(gram.sum(dtype=np.float64)) / d < CONSTANT:
+        gram += np.float32(PENALTY / d)
+    sizes = np.sqrt(np.maximum(np.diag(gram), np.float32(EMPTY)))  # (d,)
+    gram /= sizes
+    gram /= sizes[:, None]
+    empty = np.flatnonzero(np.diag(gram) < 0.5)
+    gram[empty, empty] = 1.0  # padding: as if something were written there
+    return gram, sizes
+
+
+def least_eigenvectors(gram: np.ndarray, count: int, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
+    """The least eigenvalues (count,) and eigenvectors (d, count) of a float32 Gram matrix of mean energy one.
+
+    From a block Krylov space of the inverse, which holds the least ones first; `gram` is shifted by `SHIFT`.
+    """
+    d = len(gram)
+    if d <= WHOLE:
+        values, vectors = np.linalg.eigh(gram.astype(np.float64))
+        return values[:count], vectors[:, :count]
+    gram[np.diag_indices(d)] += np.float32(SHIFT)
+    root = np.linalg.cholesky(gram)
+    block = np.random.default_rng(d).standard_normal((d, BLOCK), dtype=np.float32)
+    basis = np.empty((d, 0), np.float32)
+    for _ in range(steps):
+        block = solve_triangular(root, block, lower=True, check_finite=False)
+        block = solve_triangular(root, block, lower=True, trans="T", check_finite=False)
+        for _ in range(2):
+            block = np.linalg.qr(block - basis @ (basis.T @ block))[0]
+        basis = np.hstack([basis, block])
+    inside = (basis.T @ (gram @ basis)).astype(np.float64)
+    values, vectors = np.linalg.eigh((inside + inside.T) / 2)
+    return values[:count], basis @ vectors[:, :count]
+
+
+def least_of(gram: np.ndarray, centred: bool) -> Least:
+    """The directions below the gap that is most out of line, of the sum of some layers' Gram matrices (d, d)."""
+    matrix, sizes = scaled(gram, centred)
+    values, vectors = least_eigenvectors(matrix, EIGENVALUES)
+    scores = gap_scores(values)
+    rank = int(scores.argmax()) + 1
+    noise = max(float(values[rank - 1]), SHIFT)  # a dimension that little is written into says little of a direction
+    directions = np.linalg.qr(vectors[:, :rank] * (sizes / (sizes.astype(np.float64) ** 2 + noise))[:, None])[0]
+    return Least(float(scores[rank - 1]), directions, values)
+
+
+def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]]:
+    """Sets of layers whose own least directions have one in common, wherever the layers stand."""
+    _, sizes = scaled(np.sum([gram / np.trace(gram) for gram in grams], axis=0), centred)
+    parts = []
+    for gram in grams:
+        matrix = gram / sizes / sizes[:, None]
+        matrix *= np.float32(len(gram) / float(np.trace(matrix, dtype=np.float64)))
+        if centred:  # along ones, every layer may write little
+            ones = (sizes / np.linalg.norm(sizes)).astype(np.float32)
+            matrix += np.float32(PENALTY) * np.outer(ones, ones)
+        parts.append(least_eigenvectors(matrix, OF_LAYER, steps=2)[1])
+    stacked = np.hstack(parts)  # (d, L OF_LAYER)
+    values, vectors = np.linalg.eigh(stacked.T @ stacked)
+    found = []
+    for column in range(1, SEEDS + 1):
+        if values[-column] < SHARED * MEMBER:
+            break
+        seed = stacked @ vectors[:, -column]
+        shares = [float(((part.T @ seed) ** 2).sum() / (seed @ seed)) for part in parts]
+        layers = tuple(i for i, share in enumerate(shares) if share >= MEMBER)
+        if len(layers) >= SHARED:
+            found.append(layers)
+    return list(dict.fromkeys(found))
+
+
+def choices(layers: int, of: int) -> float:
+    """log10 of how many sets of so many layers there are."""
+    return log10(comb(of, layers))
