@@ -82,6 +82,10 @@ DRAWINGS = (
         " {gemma}",
     ),
     Drawing(
+        "planted-directions",
+        f"analyses.planted_directions embedded {{gpt2}} {MINILM} {{mpnet}} {{vit}} {SMOLLM2} {{qwen}} {{gemma}}",
+    ),
+    Drawing(
         "head-roles",
         f"analyses.head_roles --model embedded --model {MINILM} --model {{mpnet}} --model {SMOLLM2} --model {{qwen}}"
         " --model {gemma} --gpt2 {gpt2}",

@@ -30,7 +30,8 @@ LOOKED_AT = 1.0  # a set of layers below it is not judged again
 RUN = 0.4  # of the layers: a run of so many is to be found
 KEPT = 128 << 20  # bytes of Gram matrices kept; those of wider streams are summed up, a run of layers at a time
 WIDEST = 8192  # dimensions; a Gram matrix of more has a quarter of a gigabyte
-ROWS = 3  # times the width: rows of a run that are read in a wide stream
+ROWS = 2  # times the width: rows of a run that are read in a wide stream
+STRIP = 512  # columns of a Gram matrix that are computed at a time
 ENOUGH = 1.5  # times the width: rows that a set of layers needs
 LEFT = 0.25  # of a layer's mean energy: it is one of those that a direction was removed from
 PARALLEL = 0.7  # cosine of two directions that are one finding
@@ -43,6 +44,11 @@ class Matrix:
 
     tensor: Tensor
     axis: int
+
+    @property
+    def width(self) -> int:
+        """d, the stream's."""
+        return self.tensor.shape[self.axis]
 
     def rows(self, most: float = np.inf) -> np.ndarray:
         """Rows (n, d), evenly thinned to about `most`."""
@@ -71,16 +77,32 @@ class Side:
         """How many rows a layer has."""
         return sum(matrix.tensor.shape[1 - matrix.axis] for matrix in self.layers[layer])
 
-    def gram(self, layer: int, most: float = np.inf) -> np.ndarray:
+    def gram(self, layer: int) -> np.ndarray:
         """The Gram matrix of a layer, of trace one; zero where a weight is not finite."""
-        total: np.ndarray | None = None
-        for matrix in self.layers[layer]:
-            rows = matrix.rows(most)
-            gram = rows.T @ rows
-            total = gram if total is None else np.add(total, gram, out=total)
-        assert total is not None
-        trace = float(np.trace(total, dtype=np.float64))
-        return total / np.float32(trace) if np.isfinite(trace) and trace > 0 else np.zeros_like(total)
+        width = self.layers[layer][0].width
+        total = np.zeros((width, width), np.float32)
+        self.add(total, layer)
+        return total
+
+    def add(self, total: np.ndarray, layer: int, most: float = np.inf, *, wide: bool = False) -> None:
+        """Add it to a sum (d, d), from about so many rows; nothing where a weight is not finite. `wide`: in threads."""
+        parts = [matrix.rows(most / len(self.layers[layer])) for matrix in self.layers[layer]]
+        squares = sum(float(np.einsum("nd,nd->", rows, rows, dtype=np.float64)) for rows in parts)
+        if not 0 < squares < np.inf:  # nor NaN
+            return
+        starts = range(0, len(total), STRIP)
+        for rows in parts:
+            rows = rows / np.float32(sqrt(squares))
+
+            def add(start: int, rows: np.ndarray = rows) -> None:  # the lower half, a few columns at a time
+                strip = slice(start, start + STRIP)
+                total[start:, strip] += rows[:, start:].T @ rows[:, strip]
+
+            for _ in in_threads(add, starts) if wide else map(add, starts):
+                pass
+        for start in starts:
+            strip, rest = slice(start, start + STRIP), slice(start + STRIP, None)
+            total[strip, rest] = total[rest, strip].T
 
     def energy(self, layer: int, directions: np.ndarray) -> float:
         """What a layer has along directions (d, k), over its mean along one; infinite where that is not known."""
@@ -117,14 +139,14 @@ def removed_directions(
 ) -> tuple[list[Removed], tuple[str, ...]]:
     """Directions that were removed, and notes where that is undecided; values that are not finite are left out.
 
-    What attention writes in these layers is always judged; with `everything` what networks write and what both read, too.
+    What attention writes in these layers is always judged, with `everything` what networks write and what both read.
     """
     found: list[Removed] = []
     notes = []
     with phase("looking for removed directions"):
         for side in sides(model, layers, everything):
             if not (why := _undecided(model, side)):
-                more, why, _ = judge(side, model.config.d_model, _centred(model))
+                more, why, _ = judge(side, model.config.d_model, centred_norms(model))
                 found += more
             if why:
                 notes.append(f"Whether a direction was removed from {side.what} is undecided: {why}.")
@@ -191,7 +213,7 @@ def groups(n_layers: int) -> list[tuple[int, ...]]:
     return [tuple(range(a, b)) for a, b in pairwise(cuts)]
 
 
-def _centred(model: Model) -> bool:
+def centred_norms(model: Model) -> bool:
     """Whether a norm that reads the stream subtracts its mean."""
     row = model.family
     of_network = None if row.mlp is None else row.mlp.norm
@@ -217,7 +239,7 @@ def judge(side: Side, d: int, centred: bool) -> Judged:
             return np.asarray(np.sum([kept[place] for place in places], axis=0))
         total = np.zeros((d, d), np.float32)
         for place in places:
-            total += side.gram(layers[place], ROWS * d / len(places))
+            side.add(total, layers[place], ROWS * d / len(places), wide=True)
         return total
 
     def least(places: tuple[int, ...]) -> Least | None:
@@ -231,7 +253,7 @@ def judge(side: Side, d: int, centred: bool) -> Judged:
     usable = [bool(gram.any()) for gram in kept]
     sets = [places for places in (runs if narrow else groups)(len(layers)) if all(usable[i] for i in places if kept)]
     sets += agreeing(kept, centred) if narrow and all(usable) else []
-    candidates = zip(in_threads(least, sets, None if narrow else 1), sets, strict=True)
+    candidates = zip(in_threads(least, sets) if narrow else map(least, sets), sets, strict=True)
     known = [(one, one.score - _paid(places, len(layers))) for one, places in candidates if one is not None]
     if not known:
         return Judged([], "no run of its layers has enough finite rows for its width", 0.0)

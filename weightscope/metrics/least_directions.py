@@ -11,7 +11,7 @@ from math import comb, log10
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import solve_triangular
+from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
 GAPS = 24  # gaps between eigenvalues that one is compared with
 RANKS = 8  # directions that may have been removed together
@@ -54,31 +54,33 @@ def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
     return GAPS * np.log10(1 + gaps[:RANKS] / np.maximum(above, 1e-12))
 
 
-def scaled(gram: np.ndarray, centred: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A Gram matrix with dimensions of one energy, and what each was divided by; `centred` where norms are."""
+def scaled(gram: np.ndarray, centred: bool) -> np.ndarray:
+    """Scale the dimensions of a Gram matrix to one energy, in place; what each was divided by, (d,).
+
+    With `centred`, norms subtract the mean from the stream, and nothing may be written along the vector of ones.
+    """
     d = len(gram)
-    gram = gram * np.float32(d / max(float(np.trace(gram, dtype=np.float64)), 1e-300))
+    gram *= np.float32(d / max(float(np.trace(gram, dtype=np.float64)), 1e-300))
     if centred and float(gram.sum(dtype=np.float64)) / d < CONSTANT:
         gram += np.float32(PENALTY / d)
-    sizes = np.sqrt(np.maximum(np.diag(gram), np.float32(EMPTY)))  # (d,)
+    sizes = np.sqrt(np.maximum(np.diag(gram), np.float32(EMPTY)))
     gram /= sizes
     gram /= sizes[:, None]
     empty = np.flatnonzero(np.diag(gram) < 0.5)
     gram[empty, empty] = 1.0  # padding: as if something were written there
-    return gram, sizes
+    return sizes
 
 
 def least_eigenvectors(gram: np.ndarray, count: int, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
     """The least eigenvalues (count,) and eigenvectors (d, count) of a float32 Gram matrix of mean energy one.
 
-    From a block Krylov space of the inverse, which holds the least ones first; `gram` is shifted by `SHIFT`.
+    From a block Krylov space of the inverse, which holds the least ones first.
     """
     d = len(gram)
     if d <= WHOLE:
         values, vectors = np.linalg.eigh(gram.astype(np.float64))
         return values[:count], vectors[:, :count]
-    gram[np.diag_indices(d)] += np.float32(SHIFT)
-    root = np.linalg.cholesky(gram)
+    root = _root(gram)
     block = np.random.default_rng(d).standard_normal((d, BLOCK), dtype=np.float32)
     basis = np.empty((d, 0), np.float32)
     for _ in range(steps):
@@ -92,10 +94,27 @@ def least_eigenvectors(gram: np.ndarray, count: int, steps: int = STEPS) -> tupl
     return values[:count], basis @ vectors[:, :count]
 
 
+def _root(gram: np.ndarray) -> np.ndarray:
+    """The Cholesky factor of a Gram matrix, shifted by no more than float32's rounding makes necessary."""
+    diagonal = np.diag(gram).copy()
+    for shift in (SHIFT, 100 * SHIFT, 1e4 * SHIFT):
+        gram[np.diag_indices(len(gram))] = diagonal + np.float32(shift)
+        try:
+            root: np.ndarray = cholesky(gram, lower=True, check_finite=False)
+        except LinAlgError:
+            continue
+        gram[np.diag_indices(len(gram))] = diagonal
+        return root
+    raise AssertionError("a Gram matrix is positive definite but for its rounding")
+
+
 def least_of(gram: np.ndarray, centred: bool) -> Least:
-    """The directions below the gap that is most out of line, of the sum of some layers' Gram matrices (d, d)."""
-    matrix, sizes = scaled(gram, centred)
-    values, vectors = least_eigenvectors(matrix, EIGENVALUES)
+    """The directions below the gap that is most out of line, of the sum of some layers' Gram matrices (d, d).
+
+    `gram` is overwritten.
+    """
+    sizes = scaled(gram, centred)
+    values, vectors = least_eigenvectors(gram, EIGENVALUES)
     scores = gap_scores(values)
     rank = int(scores.argmax()) + 1
     noise = max(float(values[rank - 1]), SHIFT)  # a dimension that little is written into says little of a direction
@@ -104,8 +123,8 @@ def least_of(gram: np.ndarray, centred: bool) -> Least:
 
 
 def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]]:
-    """Sets of layers whose own least directions have one in common, wherever the layers stand."""
-    _, sizes = scaled(np.sum([gram / np.trace(gram) for gram in grams], axis=0), centred)
+    """Sets of layers, by place, whose own least directions have one in common, wherever the layers stand."""
+    sizes = scaled(np.sum(grams, axis=0), centred)
     parts = []
     for gram in grams:
         matrix = gram / sizes / sizes[:, None]
