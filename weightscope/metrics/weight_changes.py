@@ -78,7 +78,7 @@ def _spread(rows: np.ndarray, most: int) -> np.ndarray:
 PASSES = 3  # over the blocks: a power iteration, which finds the direction of a matrix of rank one in the first
 NEARLY_ALL = 0.9  # of a change's energy in its first direction: rounding to bfloat16 adds 1 % in the widest models
 PARALLEL = 0.99  # cosine of two directions that are called one
-REMOVED = 0.1  # of a matrix's size along a direction: what is left where the direction was removed
+REMOVED = 0.6  # of a matrix's size along a direction: at most this is left where it was removed, if only in part
 
 Pairs = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
 
