@@ -420,7 +420,7 @@ def test_what_is_said_without_numbers_of_the_small_dinov2s() -> None:
 
 def test_no_number_is_told_that_no_file_holds() -> None:
     text = " ".join(map(words, RESULTS))
-    for row in (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows()):
+    for row in (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows()):
         text = text.replace(" ".join(row.split()), "")
     for template, numbers in QUOTED.items():
         text = text.replace(said(template, numbers), "")
@@ -450,3 +450,62 @@ def test_planted_faults_and_false_alarms_are_those_of_the_files() -> None:
     alarms = [int(table[0]["false_alarms"]) for table in tables]
     assert (sum(alarms), len(alarms)) == (0, 9) and "no error and no warning in 9 healthy checkpoints" in page
     assert round(100 * (1 - 0.05 ** (1 / len(alarms)))) == 28 and "if 28 % of" in page
+
+
+REMOVED_FROM = {
+    name: folder for name, folder in FAULTS.items() if (ROOT / f"figures/planted-directions/{folder}.csv").exists()
+}
+PLACES = {
+    ("run", "0.4"): "40 % of the layers, a run", ("run", "0.7"): "70 %, a run", ("all", "1"): "all layers",
+    ("anywhere", "0.4"): "40 %, anywhere", ("anywhere", "0.7"): "70 %, anywhere",
+}  # fmt: skip
+STRENGTHS = {"1": "wholly", "0.8": "four fifths", "0.5": "half"}
+
+
+def planted_directions() -> dict[str, list[dict[str, str]]]:
+    return {name: rows(f"planted-directions/{folder}.csv") for name, folder in REMOVED_FROM.items()}
+
+
+def named(cases: list[dict[str, str]]) -> str:
+    return f"{sum(float(case['cosine']) >= 0.9 for case in cases)} of {len(cases)}"
+
+
+def removed_rows() -> Iterator[str]:
+    """The rows of the two tables on removed directions in docs/audit.md."""
+    tables = planted_directions()
+    planted = [row for table in tables.values() for row in table if row["where"] != "nowhere"]
+    plain = [row for row in planted if not row["rank"] and not row["rows_kept"]]
+    for (strength, how), ((where, share), place) in product(STRENGTHS.items(), PLACES.items()):
+        here = [row for row in plain if (row["strength"], row["where"], row["share"]) == (strength, where, share)]
+        half = [row for row in here if row["format"] == "bfloat16"]
+        parts = [[row for row in half if row["direction"] == kind] for kind in ("random", "strong")]
+        parts += [[row for row in here if row["format"] == bits] for bits in ("8 bits", "4 bits")]
+        yield f"| {how}, {place} | {' | '.join(map(named, parts))} |"
+    for key, what in (("rank", "three directions"), ("rows_kept", "norms of dimensions kept")):
+        parts = [[row for row in planted if row[key] and row["direction"] == kind] for kind in ("random", "strong")]
+        yield f"| wholly, {what} | {' | '.join(map(named, parts))} | | |"
+    for side in dict.fromkeys(row["side"] for table in tables.values() for row in table):
+        clean = ([float(row["score"]) for row in table if row["where"] == "nowhere" and row["side"] == side]
+                 for table in tables.values())  # fmt: skip
+        yield f"| {side} | {' | '.join(f'{max(scores):.2f}' if scores else '–' for scores in clean)} |"
+
+
+def test_removed_directions_and_false_alarms_are_those_of_the_files() -> None:
+    page, tables = (ROOT / "docs" / "audit.md").read_text(), planted_directions()
+    for row in (*removed_rows(), f"| highest score where nothing was removed | {' | '.join(tables)} |"):
+        assert row in page
+    every = [row for table in tables.values() for row in table]
+    wholly = [
+        float(row["cosine"]) for row in every
+        if (row["format"], row["strength"], row["rank"], row["rows_kept"]) == ("bfloat16", "1", "", "")
+    ]  # fmt: skip
+    found = [cosine for cosine in wholly if cosine >= 0.9]
+    text = words(ROOT / "docs" / "audit.md")
+    assert f"{len(found)} of {len(wholly)} were found; the cosine is {np.median(found):.4f} in the median" in text
+    assert f"and at least {min(found):.2f}" in text
+    clean = [row for row in every if row["where"] == "nowhere"]
+    assert not sum(int(row["found"]) for row in clean)
+    assert f"No alarm in {len(tables)} checkpoints, each in five formats ({len(clean)} cases)" in text
+    assert round(100 * (1 - 0.05 ** (1 / len(tables)))) == int(
+        text.split(" % of healthy checkpoints had an alarm")[0].split()[-1]
+    )

@@ -98,7 +98,9 @@ def remove(strength: float, layers: range) -> Callable[[Weights], None]:
 
 
 @pytest.mark.parametrize("all_tensors", [False, True])
-@pytest.mark.parametrize(("strength", "kind"), [(1.0, "removed_direction"), (-2.0, "shared_direction")])
+@pytest.mark.parametrize(
+    ("strength", "kind"), [(1.0, "removed_direction"), (0.5, "removed_direction"), (-2.0, "shared_direction")]
+)
 def test_edits_along_one_direction_are_one_finding(base: Weights, tmp_path: Path, strength, kind, all_tensors) -> None:
     found = compared(tmp_path, base, remove(strength, range(1, 5)), all_tensors=all_tensors)
     (finding,) = of_kind(found, "removed_direction", "shared_direction")
