@@ -83,7 +83,7 @@ DRAWINGS = (
     ),
     Drawing(
         "planted-directions",
-        f"analyses.planted_directions embedded {{gpt2}} {MINILM} {{mpnet}} {{vit}} {SMOLLM2} {{qwen}} {{gemma}}",
+        f"analyses.planted_directions embedded {{gpt2}} {MINILM} {{mpnet}} {{antiberty}} {{vit}} {SMOLLM2} {{gemma}}",
     ),
     Drawing(
         "head-roles",

@@ -153,7 +153,7 @@ def draw(files: Files, rows: Sequence[dict[str, object]]) -> None:
             limit.plot(limits, hits, label=f"strength {strength:g}")
         limit.plot(limits, alarms, color="0.5", linestyle="--", label="nothing removed")
         limit.axvline(FOUND[True], color="0.3", linewidth=0.8)
-        roc.set(xlabel="checkpoints with a false alarm", ylabel="removed directions found", xlim=(-0.02, 1))
+        roc.set(xlabel="clean cases above the limit", ylabel="planted cases above it", xlim=(-0.02, 1))
         limit.set(xlabel="limit on the score", ylabel="share above the limit", xlim=(0, 16))
         for axis in (roc, limit):
             axis.legend()

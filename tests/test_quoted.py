@@ -404,7 +404,7 @@ ELSEWHERE = {
     "3.1": "a section of the paper", "3.2": "a section of the paper",
     "0.05": "an option", "0.9999": "a probability", "10 %": "the accuracy of a sketch",
     "6.4": "a section of a book", "2601.10266": "a paper's number", "1 %": "a threshold",
-    "95 %": "a confidence", "5 %": "a confidence", "28 %": "of none in nine, checked below",
+    "95 %": "a confidence", "5 %": "a confidence", "28 %": "of none in nine, checked below", "31 %": "of none in eight, likewise", "0.98": "a cosine, checked below", "1.0000": "likewise",
     "0.9": "a threshold", "15 %": "a threshold",
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
     "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's", "2.0": "a licence",

@@ -164,3 +164,20 @@ def test_a_gram_matrix_that_rounding_makes_indefinite_has_a_root() -> None:
     gram = w.T @ w / 40
     values, _ = least_eigenvectors(gram - 1e-5 * np.eye(300, dtype=np.float32), 10)
     assert np.abs(values).max() < 1e-3 and least_directions.SHIFT < 1e-5
+
+
+@pytest.mark.check
+def test_a_cut_by_a_public_tool_is_found(tmp_path: Path) -> None:
+    """What ablate-llm writes, in bfloat16: all matrices that write into the stream, the embedding included."""
+    torch = pytest.importorskip("torch", reason="ablate-llm needs PyTorch")
+    transformers = pytest.importorskip("transformers", reason="ablate-llm needs transformers")
+    tool = pytest.importorskip("ablate.weights", reason="ablate-llm is not installed")
+    sizes = {"hidden_size": D, "intermediate_size": 2 * D, "num_attention_heads": 4, "num_hidden_layers": 6}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=99, num_key_value_heads=4, **sizes))
+    tool.bake_direction(model, torch.tensor(DIRECTION))
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    audit = ws.audit(tmp_path, directions=0, all_tensors=True)
+    writers = [one for one in audit.removed if one.side.writes]
+    assert len(writers) == len(audit.removed) == 2 and all(one.layers == [*range(6)] for one in writers)
+    assert all(abs(one.least.directions[:, 0] @ DIRECTION) > 0.99 for one in writers)

@@ -120,7 +120,7 @@ class Removed:
 
     side: Side
     least: Least
-    score: float  # -log10 of the probability
+    score: float  # -log10 of the probability of such a gap among random ones
     energies: dict[int, float]  # by layer, of its mean energy along a direction
 
     @property
@@ -302,7 +302,7 @@ def _finding(one: Removed, tokens: str) -> Finding:
     ]
     text = (
         f"{which} removed from {side.what} in {indexed('layer', one.layers)}: {one.left:.2g} of the mean size along a "
-        f"direction is left (probability of such a gap by chance at most {10**-one.score:.0e}){tokens}."
+        f"direction is left (probability of such a gap among random ones: {10**-one.score:.0e}){tokens}."
     )
     return Finding(
         kind="removed_direction", measure="size_left_along_it", number=one.left,
