@@ -143,7 +143,7 @@ def removed_directions(
     """
     found: list[Removed] = []
     notes = []
-    with phase("looking for removed directions"):
+    with phase("looking for removed directions"), np.errstate(over="ignore", invalid="ignore"):
         for side in sides(model, layers, everything):
             if not (why := _undecided(model, side)):
                 more, why, _ = judge(side, model.config.d_model, centred_norms(model))
