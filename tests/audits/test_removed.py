@@ -140,6 +140,14 @@ def test_what_is_read_is_looked_at_with_all_tensors(base: Weights, tmp_path: Pat
     assert "what attention reads" in finding.text and len(finding.items) == LAYERS
 
 
+@pytest.mark.parametrize("kept", [removed.KEPT, 0])
+def test_weights_that_are_not_finite_are_left_out(base: Weights, tmp_path: Path, monkeypatch, kept: int) -> None:
+    monkeypatch.setattr(removed, "KEPT", kept)
+    weights = {name: np.full_like(w, np.nan) if "c_proj.weight" in name else w for name, w in base.items()}
+    audit = audited(tmp_path, weights)
+    assert not removals(audit) and any("removed" in note and "finite" in note for note in audit.notes)
+
+
 def test_a_layer_that_is_not_finite_hides_nothing_of_the_others(base: Weights, tmp_path: Path) -> None:
     weights = cut(base, range(LAYERS))
     weights["h.0.attn.c_proj.weight"][3, 4] = np.nan

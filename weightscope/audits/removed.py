@@ -17,7 +17,7 @@ from weightscope.audits.directions import TOKENS_IN_FINDING, token_rows
 from weightscope.checkpoint import Tensor
 from weightscope.compute.cores import in_threads
 from weightscope.compute.half import Half
-from weightscope.errors import printable
+from weightscope.errors import CheckpointError, printable
 from weightscope.findings import Finding, Member, indexed
 from weightscope.metrics.least_directions import NARROW, RANKS, Least, agreeing, choices, gap_scores, least_of
 from weightscope.model import Model
@@ -146,8 +146,11 @@ def removed_directions(
     with phase("looking for removed directions"), np.errstate(over="ignore", invalid="ignore"):
         for side in sides(model, layers, everything):
             if not (why := _undecided(model, side)):
-                more, why, _ = judge(side, model.config.d_model, centred_norms(model))
-                found += more
+                try:
+                    more, why, _ = judge(side, model.config.d_model, centred_norms(model))
+                    found += more
+                except CheckpointError as error:  # a format whose values cannot be read
+                    why = str(error)
             if why:
                 notes.append(f"Whether a direction was removed from {side.what} is undecided: {why}.")
     return found, tuple(notes)
@@ -245,7 +248,8 @@ def judge(side: Side, d: int, centred: bool) -> Judged:
     def least(places: tuple[int, ...]) -> Least | None:
         if sum(side.rows(layers[place]) for place in places) < ENOUGH * d:
             return None
-        return least_of(pooled(places), centred)
+        gram = pooled(places)
+        return least_of(gram, centred) if gram.any() else None
 
     narrow = 4 * d * d * len(layers) <= KEPT
     if narrow:

@@ -97,7 +97,7 @@ def least_eigenvectors(gram: np.ndarray, count: int, steps: int = STEPS) -> tupl
 def _root(gram: np.ndarray) -> np.ndarray:
     """The Cholesky factor of a Gram matrix, shifted by no more than float32's rounding makes necessary."""
     diagonal = np.diag(gram).copy()
-    for shift in (SHIFT, 100 * SHIFT, 1e4 * SHIFT):
+    for shift in (SHIFT, 100 * SHIFT, 1e4 * SHIFT, 1.0):
         gram[np.diag_indices(len(gram))] = diagonal + np.float32(shift)
         try:
             root: np.ndarray = cholesky(gram, lower=True, check_finite=False)
