@@ -5,7 +5,7 @@ import numpy as np
 from weightscope.metrics.weight_changes import CASTS, LEVELS, values_in
 
 BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7, "BF16, cut off": 7, "F8_E4M3": 3, "F8_E5M2": 2}  # of fraction
-GROUPS = (32, 64, 128, 0)  # neighbours in a row that share a grid; 0: the whole row
+GROUPS = (0, 128, 64, 32)  # neighbours in a row that share a grid, 0 for the whole row; parts of a grid lie on it too
 SYMMETRIC = (1, 3, 7, 8, 15, 16, 127, 128)  # steps from zero to the largest magnitude
 ASYMMETRIC = (3, 7, 15, 31, 63, 255)  # steps from the least value to the most
 ON_GRID = 0.05  # mean distance from a multiple of the step, in steps; chance gives 0.25
@@ -39,17 +39,17 @@ def own_grid(x: np.ndarray) -> tuple[str, float] | None:
     (None, '15 values in a row')
     """
     size = float(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
-    for group in GROUPS:
-        width = group or x.shape[1]
-        if not size > 0 or x.shape[1] % width or width < LEAST_WIDTH:
-            continue
-        y = x.reshape(-1, width).astype(np.float64)
-        y = y[np.ptp(y, axis=1) > 0]
-        found = (_even(y) or _of_few_values(y)) if len(y) else None
-        if found:
-            values, step = found
-            where = "a row" if width == x.shape[1] else f"{width} neighbours"
-            return f"{values} values in {where}", float(np.sqrt(np.mean(step**2) / 12)) / size
+    for look, groups in ((_even, GROUPS), (_of_few_values, GROUPS[::-1])):
+        for group in groups:
+            width = group or x.shape[1]
+            if not size > 0 or x.shape[1] % width or width < LEAST_WIDTH:
+                continue
+            y = x.reshape(-1, width).astype(np.float64)
+            y = y[np.ptp(y, axis=1) > 0]
+            if len(y) and (found := look(y)):
+                values, step = found
+                where = "a row" if width == x.shape[1] else f"{width} neighbours"
+                return f"{values} values in {where}", float(np.sqrt(np.mean(step**2) / 12)) / size
     return None
 
 
