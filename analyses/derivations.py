@@ -98,7 +98,8 @@ def drifted(weights: Weights, share: float) -> Weights:
     for part, w in sorted(weights.parts.items(), key=str):
         size = share if part[0] is None else by_layer[part[0]]
         if w.ndim == 2:
-            moved[part] = w + size * np.sqrt(np.mean(w**2)) * rng.standard_normal(w.shape, np.float32)
+            noise = float(size * np.sqrt(np.mean(w**2)))
+            moved[part] = w + noise * rng.standard_normal(w.shape, np.float32)
         elif "norm" in part[1]:
             moved[part] = w * (1 + 0.1 * size * rng.standard_normal(w.shape, np.float32))
     return weights.but(moved)

@@ -13,6 +13,7 @@ Texts, images and weights that do not ship with weightscope are options. A drawi
 """
 
 import csv
+import importlib.util
 import math
 import re
 import shutil
@@ -40,14 +41,16 @@ TRAINED = "sink-toys/"  # its JSON and NPZ are the results of an hour of trainin
 
 @dataclass(frozen=True)
 class Drawing:
-    """One folder: the command that writes it, with its {inputs} by name."""
+    """One folder: the command that writes it, with its {inputs} by name, and modules that are no dependencies."""
 
     folder: str
     command: str
+    modules: tuple[str, ...] = ()
 
     def missing(self, inputs: dict[str, Path]) -> list[str]:
-        """Inputs that the command needs and that were not given."""
-        return [name for name in re.findall(r"{(\w+)}", self.command) if name not in inputs]
+        """Inputs that the command needs and that were not given, as options, and modules that are not installed."""
+        options = [f"--{name}" for name in re.findall(r"{(\w+)}", self.command) if name not in inputs]
+        return options + [module for module in self.modules if importlib.util.find_spec(module) is None]
 
 
 DRAWINGS = (
@@ -81,6 +84,7 @@ DRAWINGS = (
         f"analyses.planted_faults embedded {{gpt2}} {MINILM} {{mpnet}} {{antiberty}} {{vit}} {SMOLLM2} {{qwen}}"
         " {gemma}",
     ),
+    Drawing("lineage-peers", "analyses.lineage_peers", ("modeldna", "provenancekit")),
     Drawing(
         "planted-directions",
         f"analyses.planted_directions embedded {{gpt2}} {MINILM} {{mpnet}} {{antiberty}} {{vit}} {SMOLLM2} {{gemma}}",
@@ -123,7 +127,7 @@ def main(only: tuple[str, ...], check: bool, keep: bool, **options: Path | None)
 def draw(drawing: Drawing, inputs: dict[str, Path]) -> bool:
     """Run a drawing's command. False, with a message, if an input is missing."""
     if missing := drawing.missing(inputs):
-        click.echo(f"{drawing.folder}: skipped, it needs {' and '.join(f'--{name}' for name in missing)}")
+        click.echo(f"{drawing.folder}: skipped, it needs {' and '.join(missing)}")
         return False
     words = [word.format(**inputs) for word in drawing.command.split()]
     subprocess.run([sys.executable, "-m", *words, "--out", str(DRAWN / drawing.folder)], cwd=ROOT, check=True)

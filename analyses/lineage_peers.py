@@ -2,14 +2,15 @@
 
     pip install modeldna structlog pydantic-settings tiktoken
     pip install --no-deps --ignore-requires-python cisco-ai-provenance-kit   # asks for Python 3.12, runs on 3.11
-    HF_HUB_OFFLINE=1 python -m analyses.lineage_peers --out out/planted-lineage
+    HF_HUB_OFFLINE=1 python -m analyses.lineage_peers --out out/lineage-peers
 
-Both compare one pair of folders at a time, so each suspect is compared with the base that it descends from. They are
-asked as they come: modelDNA reads whole tensors, the kit nothing from its cache. A suspect gets the base's tokenizer,
-as a derived checkpoint would. What a tool cannot read counts as undecided; its error is in the table.
+Both compare one pair of folders at a time, so each suspect is compared with the base that it descends from, a merge
+with its first; of a merge modelDNA is also asked the shares of its bases. They are asked as they come: modelDNA reads
+whole tensors, the kit nothing from its cache. A suspect gets the base's tokenizer, as a derived checkpoint would. What
+a tool cannot read counts as undecided; its error is in the table.
 
 The kit confirms a match by config alone where it can, so its score from weights is judged, too, by its own thresholds.
-OUT/peers.csv has a row for each pair; with OUT/planted.csv and OUT/strangers.csv there, OUT/peers-by-kind.csv compares.
+OUT/peers.csv has a row for each pair, OUT/peers-by-kind.csv the counts, next to those of `ws.lineage`.
 """
 
 import csv
@@ -26,7 +27,7 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import out_option
-from analyses.planted_lineage import Pair, families_in, judged, planted, strangers, work_option
+from analyses.planted_lineage import Pair, families_in, judged, planted, strangers, table_of, work_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder
 from weightscope.metrics.auroc import weighted_auroc
@@ -34,7 +35,7 @@ from weightscope.tables import Table
 
 TOOLS = ("modeldna", "kit", "kit_weights")
 HEADER = ("name", "group", "planted", "base", *(f"{tool}_{what}" for tool in TOOLS for what in ("verdict", "score")),
-          "modeldna_said", "kit_said", "modeldna_seconds", "kit_seconds")  # fmt: skip
+          "modeldna_said", "kit_said", "modeldna_share_error", "modeldna_seconds", "kit_seconds")  # fmt: skip
 UNDECIDED = ("SAME_FAMILY_UNRESOLVED", "INSUFFICIENT", "Weak Match", "Insufficient data")
 UNRELATED = ("NO_MATCH", "Not Matched")
 
@@ -54,6 +55,14 @@ def modeldna(suspect: str, base: str) -> dict[str, Any]:
     said = compare_pair(suspect, base, mode="full")[3]
     label = said.verdict.value
     return {"modeldna_said": label, "modeldna_verdict": verdict_of(label), "modeldna_score": said.probability}
+
+
+def modeldna_share_error(suspect: str, shares: dict[str, float]) -> float:
+    """How far the shares that modelDNA finds in a merge are from the planted ones at most."""
+    from modeldna.merge import decompose_targets
+
+    found = decompose_targets(suspect, list(shares), mode="full").alphas
+    return max(abs(found[base] - share) for base, share in shares.items())
 
 
 @cache
@@ -93,10 +102,13 @@ def ask(pair: Pair, folder: Path) -> dict[str, Any]:
         try:
             row |= tool(str(folder.resolve()), base)
         except Exception as error:  # whatever a tool raises is its answer
-            failed = f"error: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:80]}"
+            text = (str(error).splitlines() or [""])[0].replace(str(folder.resolve()), "the suspect")
+            failed = f"error: {type(error).__name__}: {text[:100]}"
             row |= {f"{name}_said": failed, f"{name}_verdict": "undecided"}
             row |= {"kit_weights_verdict": "undecided"} if name == "kit" else {}
         row[f"{name}_seconds"] = round(time.perf_counter() - began, 2)
+    if pair.shares:
+        row["modeldna_share_error"] = modeldna_share_error(str(folder), pair.shares)
     return row
 
 
@@ -127,22 +139,24 @@ def separation(rows: Sequence[dict[str, Any]], tool: str) -> float:
     return weighted_auroc(scores, positives, np.ones(len(positives), np.int64))
 
 
-def our_verdicts(out: Path) -> dict[str, str]:
+def our_verdicts(folder: Path) -> dict[str, str]:
     """Verdicts of `ws.lineage` by the name of the pair, if they are there."""
     found = {}
     for name in ("planted.csv", "strangers.csv"):
-        if (out / name).exists():
-            with (out / name).open(encoding="utf-8", newline="") as file:
+        if (folder / name).exists():
+            with (folder / name).open(encoding="utf-8", newline="") as file:
                 found |= {row["name"]: row["verdict"] for row in csv.DictReader(file)}
     return found
 
 
 @click.command("lineage-peers", cls=EndsInOneLine)
-@click.option("--most", default=60, show_default=True, help="Strangers of one group that are asked about.")
+@click.option("--most", default=40, show_default=True, help="Strangers of one group that are asked about.")
 @click.option("--only", help="Ask about pairs whose names contain this.")
+@click.option("--ours", type=click.Path(path_type=Path), default="figures/planted-lineage", show_default=True,
+              help="Folder with the planted.csv and strangers.csv of analyses.planted_lineage.")  # fmt: skip
 @work_option
-@out_option("out/planted-lineage")
-def main(most: int, only: str | None, work: Path, out: Path) -> None:
+@out_option("out/lineage-peers")
+def main(most: int, only: str | None, ours: Path, work: Path, out: Path) -> None:
     """Ask modelDNA and Cisco's Provenance Kit about the planted lineages of the tiny families."""
     trained = work / "trained"
     if not families_in(trained):
@@ -154,8 +168,8 @@ def main(most: int, only: str | None, work: Path, out: Path) -> None:
     pairs = [pair for group, of in groups.items() for pair in (of[:: -(-len(of) // most)] if group else of)]
     rows = judged(pairs, ask, work, "peers")
     files = Folder(out)
-    files.text("peers.csv", Table.of_rows(HEADER, [[row[key] for key in HEADER] for row in rows]).csv())
-    table = by_kind(rows, our_verdicts(out))
+    files.text("peers.csv", table_of(HEADER, rows).csv())
+    table = by_kind(rows, our_verdicts(ours))
     files.text("peers-by-kind.csv", table.csv())
     click.echo(table.text())
     for tool in TOOLS:

@@ -339,6 +339,11 @@ def judged(
 # Results
 
 
+def table_of(header: Sequence[str], rows: Sequence[dict[str, Any]]) -> Table:
+    """Judgements as a table; what is None has an empty cell."""
+    return Table.of_rows(header, [[np.nan if row[key] is None else row[key] for key in header] for row in rows])
+
+
 def by_kind(rows: Sequence[dict[str, Any]]) -> Table:
     """For each kind: planted, found to be derived, named, with nothing else named, with the exact map of layers."""
     header = ("kind", "planted", "derived", "undecided", "unrelated", "named", "nothing_else", "map_exact", "base")
@@ -453,7 +458,7 @@ def report(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[
     """Write and print what was found."""
     files = Folder(out)
     for name, header, rows in (("planted", HEADER, derived_rows), ("strangers", STRANGER, stranger_rows)):
-        files.text(f"{name}.csv", Table.of_rows(header, [[row[key] for key in header] for row in rows]).csv())
+        files.text(f"{name}.csv", table_of(header, rows).csv())
     kinds, groups = by_kind(derived_rows), by_group(stranger_rows)
     files.text("kinds.csv", kinds.csv())
     files.text("groups.csv", groups.csv())
