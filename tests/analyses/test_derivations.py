@@ -1,6 +1,7 @@
 """A derivation that is said to preserve the function does, by the eager model; the others change it; maps are exact."""
 
 import copy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import weightscope as ws
 from analyses import derivations
 from analyses.derivations import DERIVATIONS, those_for
-from analyses.named_parts import Weights, read_weights, write_weights
+from analyses.named_parts import Weights, read_weights, stored_as, write_weights
 
 torch = pytest.importorskip("torch", reason="the eager models need the extra `runner`")
 transformers = pytest.importorskip("transformers")
@@ -120,3 +121,41 @@ def test_layers_are_those_of_the_base_that_the_map_names(model_type, folders):
 def test_depth_upscaling_is_that_of_solar():
     """32 layers: 0-23, then 8-31 (Kim et al. 2023, section 2)."""
     assert derivations.upscaled(32) == [*range(24), *range(8, 32)]
+
+
+GRIDS = {
+    "4 bits": (partial(derivations.groups_to_nearest, bits=4, group=32), 15),
+    "4 bits with minima": (partial(derivations.groups_to_nearest, bits=4, group=32, symmetric=False), 16),
+    "NF4": (derivations.nf4, 16),
+    "Q4_0": (partial(derivations.ggml, kind="Q4_0"), 16),
+    "Q4_K": (derivations.q4_k, 16),
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_group_of_32_has_no_more_values_than_its_grid(name):
+    pytest.importorskip("gguf")
+    quantise, values = GRIDS[name]
+    rows = np.random.default_rng(0).standard_normal((8, 512)).astype(np.float32)
+    rounded = quantise(rows)
+    groups = np.sort(rounded.reshape(-1, 32), axis=1)
+    assert (1 + (np.diff(groups, axis=1) > 1e-6).sum(axis=1)).max() <= values
+    error = np.linalg.norm(rounded - rows) / np.linalg.norm(rows)
+    assert 0.05 < error < 0.12  # a uniform step of a fifteenth of 4 to 5 deviations, over the root of 12
+
+
+def test_bfloat16_is_rounded_as_torch_rounds():
+    x = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+    bits = torch.from_numpy(x).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    np.testing.assert_array_equal(stored_as(x, "bfloat16"), bits)
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_a_low_rank_update_has_its_rank_and_size(rank, folders):
+    weights = read_weights(folders["llama"])
+    made = derivations.updated(weights, rank, 0.1)
+    for part, w in weights.matrices():
+        change = made.parts[part].astype(np.float64) - w
+        values = np.linalg.svd(change, compute_uv=False)
+        assert values[rank] < 1e-5 * values[0]
+        assert np.linalg.norm(change) == pytest.approx(0.1 * np.linalg.norm(w), rel=1e-4)
