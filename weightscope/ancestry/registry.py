@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from weightscope.ancestry.sketches import SUFFIX, Sketches, fingerprint, load
+from weightscope.ancestry.sketches import POINTS, SUFFIX, Sketches, fingerprint, load
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, printable
 from weightscope.progress import bar
 from weightscope.sources import Source
 
 COMPARED = 8  # of a registry: the fingerprints whose heads are compared
-BLOCK = 256  # fingerprints whose layers are compared at once
+OF_LAYERS = ("direct", "tokens", "spectra")
 
 
 def prints_in(folder: Path) -> list[Path]:
@@ -47,30 +47,32 @@ def _print_of(source: Source) -> Sketches:
 
 def nearest(own: Sketches, files: Sequence[Path], most: int = COMPARED) -> list[Sketches]:
     """The fingerprints whose layers are most like a suspect's, by sums of their heads' sketches and by spectra."""
-    scores = np.array([_score(own, load(file)) for file in bar(files, "fingerprints", "file")])  # (n, 2)
-    chosen: list[int] = []
-    for column in scores.T:
-        chosen += [int(k) for k in np.argsort(-column, kind="stable")[:most] if k not in chosen]
+    likeness, distance = np.zeros(len(files)), np.full(len(files), np.inf)
+    mine = {name: own.of_layers(name) for name in OF_LAYERS}
+    with bar(files, "fingerprints", "file") as shown:
+        for k, file in enumerate(shown):
+            theirs = _of_layers(file)
+            for name in ("direct", "tokens"):
+                x, y = mine[name], theirs[name]
+                if x.shape[1] and x.shape[1] == y.shape[1]:
+                    likeness[k] = max(likeness[k], float((x @ y.T).max(axis=1).mean()))
+            apart = np.abs(mine["spectra"][:, None] - theirs["spectra"][None]).mean(axis=2)
+            distance[k] = apart.min(axis=1).mean()
+    chosen = dict.fromkeys([*np.argsort(-likeness, kind="stable")[:most], *np.argsort(distance, kind="stable")[:most]])
     return [load(files[k]) for k in chosen]
 
 
-def _score(own: Sketches, other: Sketches) -> tuple[float, float]:
-    """How alike the most alike layers are: by sketches, and by spectra."""
-    best = 0.0
-    for route in ("direct", "tokens"):
-        x, y = (layer_sums(side, route) for side in (own, other))
-        if x.shape[-1] and x.shape[-1] == y.shape[-1]:
-            best = max(best, float(np.mean((x @ y.T).max(axis=1))))
-    spectra = [
-        np.stack([side.spectra[side.of_layer(i)].mean(axis=0).ravel() for i in side.layers]) for side in (own, other)
-    ]
-    apart = np.abs(spectra[0][:, None] - spectra[1][None]).mean(axis=2).min(axis=1)
-    return best, -float(apart.mean())
+def _of_layers(path: Path) -> dict[str, np.ndarray]:
+    """A row for each layer of a fingerprint, without reading its heads."""
+    from safetensors import SafetensorError, safe_open
 
-
-def layer_sums(sketches: Sketches, route: str) -> np.ndarray:
-    """Sums over each layer's heads, which do not depend on their order, of length 1: (L, 2 K)."""
-    values = getattr(sketches, route) * sketches.norms[..., None]
-    sums = np.stack([values[sketches.of_layer(i)].sum(axis=0) for i in sketches.layers])  # (L, 2, K)
-    sums /= np.maximum(np.linalg.norm(sums, axis=-1, keepdims=True), 1e-30)
-    return np.asarray(sums.reshape(len(sums), -1) / np.sqrt(2), np.float32)
+    try:
+        with safe_open(path, "numpy") as file:
+            rows = {name: file.get_tensor(f"layers_{name}").astype(np.float32) for name in OF_LAYERS}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"is no fingerprint ({printable(str(error))})", file=path) from None
+    if any(array.ndim != 2 or not len(array) for array in rows.values()) or rows["spectra"].shape[1] != 2 * POINTS:
+        raise CheckpointError("is a damaged fingerprint: its layers have another shape", file=path)
+    for name in ("direct", "tokens"):
+        rows[name] /= np.maximum(np.linalg.norm(rows[name], axis=1, keepdims=True), 1e-30)
+    return rows

@@ -89,12 +89,22 @@ class Sketches(ShowsShapes):
         """Places of its heads."""
         return np.flatnonzero(self.layer == layer)
 
+    def of_layers(self, name: str) -> np.ndarray:
+        """What does not depend on the order of heads, one row for each layer: sums of sketches, or mean spectra."""
+        values = getattr(self, name)
+        if name == "spectra":
+            return np.stack([values[self.of_layer(i)].mean(axis=0).ravel() for i in self.layers])  # (L, 2 S)
+        sums = [(values * self.norms[..., None])[self.of_layer(i)].sum(axis=0).ravel() for i in self.layers]
+        return _unit(np.stack(sums))  # (L, 2 K)
+
     def save(self, path: str | Path) -> None:
         """Write the fingerprint as a safetensors file, whole or not at all."""
         from safetensors.numpy import save
 
         arrays = {name: _bytes(getattr(self, name)) for name in ("direct", "tokens")}
-        arrays |= {name: getattr(self, name).astype(np.float16) for name in ("spectra",)}
+        arrays |= {f"layers_{name}": _bytes(self.of_layers(name)) for name in ("direct", "tokens")}
+        arrays |= {"spectra": self.spectra.astype(np.float16)}
+        arrays |= {"layers_spectra": self.of_layers("spectra").astype(np.float16)}
         arrays |= {"norms": self.norms, "heads": np.stack([self.layer, self.head, self.kv_head]).astype(np.int32)}
         with new_file(Path(path)) as file:
             file.write(save(arrays, {"weightscope": json.dumps({"version": VERSION, **self.about})}))
