@@ -289,18 +289,25 @@ def map_of(alignment: Table) -> list[int | None]:
     return [None if np.isnan(layer) else int(layer) for layer in np.asarray(alignment["base_layer"], float)]
 
 
+def likeness_of(said: Any) -> float:
+    """The mean over the suspect's layers of the likeness to the nearest layer of a base, of the base and the route most
+    alike; what `lineage` saw before it set any threshold.
+    """
+    matches = [match for judged in said.judged for match in judged.matches.values() if match.likeness.size]
+    return max((float(np.nan_to_num(match.likeness).max(axis=1).mean()) for match in matches), default=0.0)
+
+
 def judge(lineage: Lineage, pair: Pair, folder: Path) -> dict[str, Any]:
     """What lineage says of a pair, and whether it is right: a row of HEADER or of STRANGER."""
     suspect, layers = pair.make(folder)
     began = time.perf_counter()
     said = lineage(str(suspect), list(pair.bases))
     seconds = time.perf_counter() - began
-    likeness = np.asarray(said.alignment["likeness"], float)
     found = tuple(dict.fromkeys(kind_of(kind.kind) for kind in said.kinds))
     row: dict[str, Any] = {
         "name": pair.name, "group": pair.group, "base": " ".join(Path(base).name for base in pair.bases),
         "planted": "; ".join(pair.kinds), "verdict": said.verdict, "p_value": float(said.p_value),
-        "likeness": float(np.nanmean(likeness)) if np.isfinite(likeness).any() else 0.0, "found": "; ".join(found),
+        "likeness": likeness_of(said), "found": "; ".join(found),
         "seconds": round(seconds, 2),
     }  # fmt: skip
     if not pair.group:
@@ -375,14 +382,16 @@ def by_group(rows: Sequence[dict[str, Any]]) -> Table:
     return Table.of_rows(("strangers", "pairs", *verdicts), lines)
 
 
-def separation(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[str, Any]]) -> float:
-    """AUROC of the p-value: the probability that it is smaller for a derived suspect than for a stranger."""
-    scores = np.array([-row["p_value"] for row in (*derived_rows, *stranger_rows)])
+def separation(
+    derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[str, Any]], by: str, sign: int
+) -> float:
+    """AUROC of a number: the probability that it, times `sign`, is larger for a derived suspect than for a stranger."""
+    scores = np.array([sign * row[by] for row in (*derived_rows, *stranger_rows)])
     return weighted_auroc(scores, np.arange(len(derived_rows)), np.ones(len(derived_rows), np.int64))
 
 
 def draw(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[str, Any]], files: Folder) -> None:
-    """Draw the p-value of every pair: a line for each kind planted and each group of strangers."""
+    """Draw the likeness of every pair: a line for each kind planted and each group of strangers."""
     lines: dict[str, list[dict[str, Any]]] = {}
     for row in derived_rows:
         listed = [kind for kind in row["planted"].split("; ") if kind]
@@ -391,19 +400,20 @@ def draw(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[st
         )
     for row in stranger_rows:
         lines.setdefault(row["group"], []).append(row)
-    smallest = 1e-30
     rng = np.random.default_rng(0)
     with in_our_style():
         figure, axis = subplots(figsize=(5.2, 0.19 * len(lines) + 0.9))
         for place, rows in enumerate(lines.values()):
-            p = np.maximum([row["p_value"] for row in rows], smallest)
+            likeness = np.array([row["likeness"] for row in rows])
             right = "derived" if not rows[0]["group"] else "unrelated"
             for verdict, colour in ((right, COLOURS[0 if right == "derived" else 7]), ("undecided", COLOURS[4]),
                                     ("unrelated" if right == "derived" else "derived", COLOURS[1])):  # fmt: skip
                 shown = [row["verdict"] == verdict for row in rows]
                 jitter = rng.uniform(-0.25, 0.25, len(rows))
-                axis.scatter(p[shown], (place + jitter)[shown], s=7, color=colour, lw=0, alpha=0.7)
-        axis.set(xscale="log", xlabel="p-value of the nearest base (at least 10⁻³⁰)", ylim=(len(lines) - 0.5, -0.5))
+                axis.scatter(likeness[shown], (place + jitter)[shown], s=7, color=colour, lw=0, alpha=0.7)
+        axis.set(
+            xlabel="likeness of layers to the nearest of the base", xlim=(-0.02, 1.04), ylim=(len(lines) - 0.5, -0.5)
+        )
         axis.set_yticks(range(len(lines)), [f"{name} ({len(rows)})" for name, rows in lines.items()])
         first = sum(not rows[0]["group"] for rows in lines.values())
         axis.axhline(first - 0.5, color=COLOURS[7], lw=0.6)
@@ -465,7 +475,8 @@ def report(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[
     if derived_rows and stranger_rows:
         draw(derived_rows, stranger_rows, files)
     click.echo(f"{kinds.text()}\n\n{groups.text()}\n")
-    click.echo(f"AUROC of the p-value: {separation(derived_rows, stranger_rows):.6g}")
+    for by, sign in (("likeness", 1), ("p_value", -1)):
+        click.echo(f"AUROC of {by}: {separation(derived_rows, stranger_rows, by, sign):.6g}")
 
 
 if __name__ == "__main__":
