@@ -84,6 +84,11 @@ DRAWINGS = (
         f"analyses.planted_faults embedded {{gpt2}} {MINILM} {{mpnet}} {{antiberty}} {{vit}} {SMOLLM2} {{qwen}}"
         " {gemma}",
     ),
+    Drawing(
+        "planted-lineage",
+        f"analyses.planted_lineage --text {{books}} --model embedded --model {{gpt2}} --model {MINILM} --model {{mpnet}}"
+        f" --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
+    ),
     Drawing("lineage-peers", "analyses.lineage_peers", ("modeldna", "provenancekit")),
     Drawing(
         "planted-directions",

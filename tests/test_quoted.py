@@ -510,3 +510,36 @@ def test_removed_directions_and_false_alarms_are_those_of_the_files() -> None:
     assert round(100 * (1 - 0.05 ** (1 / len(tables)))) == int(
         text.split(" % of healthy checkpoints had an alarm")[0].split()[-1]
     )
+
+
+KINDS_SHOWN = ("planted", "derived", "named", "nothing_else", "map_exact")
+
+
+def lineage_rows() -> Iterator[str]:
+    """The rows of the three tables of docs/lineage.md."""
+    for row in rows("planted-lineage/kinds.csv"):
+        yield f"| {row['kind']} | {' | '.join(row[name] for name in KINDS_SHOWN)} |"
+    for row in rows("planted-lineage/groups.csv"):
+        yield f"| {row['strangers']} | {row['pairs']} | {row['unrelated']} | {row['undecided']} | {row['derived']} |"
+    peers = rows("lineage-peers/peers.csv")
+    ours = {
+        row["name"]: row["verdict"] for name in ("planted", "strangers") for row in rows(f"planted-lineage/{name}.csv")
+    }
+    both = [row | {"weightscope_verdict": ours[row["name"]]} for row in peers if row["name"] in ours]
+    for tool, name in TOOLS.items():
+        said = [[row[f"{tool}_verdict"] for row in both if bool(row["group"]) is strange] for strange in (False, True)]
+        cells = [f"{each.count('derived')} of {len(each)}" for each in said]
+        yield f"| {name} | {cells[0]} | {cells[1]} |"
+
+
+TOOLS = {
+    "weightscope": "weightscope", "modeldna": "modelDNA", "kit": "Provenance Kit",
+    "kit_weights": "Provenance Kit, its score from weights alone",
+}  # fmt: skip
+
+
+def test_the_tables_of_lineage_are_those_of_the_files() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for row in lineage_rows():
+        assert row in page
+    assert not any(row["verdict"] == "derived" for row in rows("planted-lineage/strangers.csv"))
