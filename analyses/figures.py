@@ -86,8 +86,8 @@ DRAWINGS = (
     ),
     Drawing(
         "planted-lineage",
-        f"analyses.planted_lineage --text {{books}} --model embedded --model {{gpt2}} --model {MINILM} --model {{mpnet}}"
-        f" --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
+        f"analyses.planted_lineage --text {{books}} --model embedded --model {{gpt2}} --model {MINILM}"
+        f" --model {{mpnet}} --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
     ),
     Drawing("lineage-peers", "analyses.lineage_peers", ("modeldna", "provenancekit")),
     Drawing(

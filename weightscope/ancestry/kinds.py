@@ -26,9 +26,7 @@ def weight_kinds(surgery: Surgery, structure: set[str]) -> list[Kind]:
     """Kinds that weights show; `structure` names those that the match of layers has shown already."""
     pairs = surgery.layers
     if not structure and _untouched(surgery):
-        n = sum(len(pair.tensors) for pair in pairs) + len(surgery.outside)
-        everywhere = [pair.layer for pair in pairs]
-        return [Kind("same bytes", everywhere, f"Every value of {counted(n, 'tensor')} is the base's.")]
+        return [_same_bytes(surgery)]
     return [
         *_basis(surgery),
         *_where(pairs, "norms folded", lambda pair: pair.folded, _folded),
@@ -42,11 +40,18 @@ def weight_kinds(surgery: Surgery, structure: set[str]) -> list[Kind]:
 
 
 def _untouched(surgery: Surgery) -> bool:
-    """Whether every tensor is the base's, in the base's dtype."""
+    """Whether every tensor that both have is the base's, in the base's dtype."""
     changes = _all_changes(surgery)
-    unpaired = surgery.unpaired + sum(pair.unpaired for pair in surgery.layers)
     same = all(change.kind == "identical" and change.dtypes[0] == change.dtypes[1] for _, change in changes)
-    return surgery.basis.same and not unpaired and same and not any(pair.drift for pair in surgery.layers)
+    return surgery.basis.same and same and not any(pair.drift or pair.copies > 1 for pair in surgery.layers)
+
+
+def _same_bytes(surgery: Surgery) -> Kind:
+    n, pairs = len(_all_changes(surgery)), surgery.layers
+    unpaired = surgery.unpaired + sum(pair.unpaired for pair in pairs)
+    more = f"; {unpaired} more are in one of the two only" if unpaired else ""
+    text = f"Every value of {counted(n, 'tensor')} is the base's{more}"
+    return Kind("same bytes", [pair.layer for pair in pairs], f"{text}.", n / (n + unpaired))
 
 
 def _all_changes(surgery: Surgery) -> list[tuple[int | None, TensorChange]]:

@@ -79,6 +79,7 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
     return Lineage(own, judged, None, "undecided" if doubts else "unrelated", p, comparisons, doubts=doubts)
 
 
+TURNED = "stream rotated or permuted"  # where weights do not tell which
 TRAINED = ("fine-tuned", "low-rank update")  # what a merge of tuned models looks like from one of them
 
 
@@ -144,10 +145,10 @@ def _unnamed(own: Sketches, first: Related, kinds: Sequence[Kind]) -> list[Kind]
             "Only singular values of heads agree, which no change of basis alters: a weaker claim than the others, and "
             "what else was done cannot be told."
         )
-        return [Kind("stream rotated", own.layers, text, float(np.mean([j is not None for j in match.layers])))]
+        return [Kind(TURNED, own.layers, text, float(np.mean([j is not None for j in match.layers])))]
     if match.route == "tokens" and "stream" not in names and "width" not in names:
         text = "Heads agree as they are seen through the embeddings of tokens, not as they stand in the stream."
-        return [Kind("stream rotated", own.layers, text)]
+        return [Kind(TURNED, own.layers, text)]
     if not kinds and own.source is None and match.mean < NOT_ALIKE:
         return [Kind("fine-tuned", own.layers, f"Heads are {match.mean:.2f} alike.")]
     return []
