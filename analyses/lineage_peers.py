@@ -33,6 +33,7 @@ from weightscope.files import Folder
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.tables import Table
 
+OURS = "weightscope"
 TOOLS = ("modeldna", "kit", "kit_weights")
 HEADER = ("name", "group", "planted", "base", *(f"{tool}_{what}" for tool in TOOLS for what in ("verdict", "score")),
           "modeldna_said", "kit_said", "modeldna_share_error", "modeldna_seconds", "kit_seconds")  # fmt: skip
@@ -119,7 +120,7 @@ def by_kind(rows: Sequence[dict[str, Any]], ours: dict[str, str]) -> Table:
     lines = []
     for what in (*dict.fromkeys(_line(row) for row in rows), "all derived", "all strangers"):
         of = [row for row in rows if what in (_line(row), "all strangers" if row["group"] else "all derived")]
-        verdicts = {tool: [ours.get(row["name"]) if tool == "weightscope" else row[f"{tool}_verdict"] for row in of]
+        verdicts = {tool: [ours.get(row["name"]) if tool == OURS else row[f"{tool}_verdict"] for row in of]
                     for tool in tools}  # fmt: skip
         counts = (verdicts[tool].count(said) for tool in tools for said in ("derived", "undecided", "unrelated"))
         lines.append((what, len(of), *counts))

@@ -16,6 +16,7 @@ SOME = 0.25  # share that lie on a grid before it is called quantised: what is f
 EXPLAINED = (
     2.0  # times the error of rounding, which maps of two rounded factors stay under; what exceeds it is training
 )
+IN_ANOTHER_BASIS = 5.0  # the same where the basis of heads was changed: rounding weighs more along weak directions
 LEAST = 1e-4  # |S - B| / |B| that is called training
 OF_A_ROTATION = 1e-3  # the same where the stream's rotation had to be found first
 ROUNDED = "B to "  # how the change of a tensor says to what it was rounded
@@ -43,7 +44,8 @@ def _untouched(surgery: Surgery) -> bool:
     """Whether every tensor that both have is the base's, in the base's dtype."""
     changes = _all_changes(surgery)
     same = all(change.kind == "identical" and change.dtypes[0] == change.dtypes[1] for _, change in changes)
-    return surgery.basis.same and same and not any(pair.drift or pair.copies > 1 for pair in surgery.layers)
+    moved = any(pair.drift or pair.folded or pair.gauge or pair.copies > 1 for pair in surgery.layers)
+    return surgery.basis.same and same and not moved
 
 
 def _same_bytes(surgery: Surgery) -> Kind:
@@ -147,7 +149,7 @@ def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
     floor = LEAST if surgery.basis.same else OF_A_ROTATION
     moved = {
         pair.layer for pair in pairs
-        if pair.drift > max(floor, EXPLAINED * pair.values.rounding) and not pair.only_ranks and not structure & RESIZED
+        if pair.drift > max(floor, (IN_ANOTHER_BASIS if pair.gauge else EXPLAINED) * pair.values.rounding) and not pair.only_ranks and not structure & RESIZED
     }  # fmt: skip
     accounted = {pair.layer for pair in pairs if pair.gauge or pair.folded or pair.neurons or pair.only_ranks}
     if not _is_quantised(pairs):
