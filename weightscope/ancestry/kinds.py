@@ -147,10 +147,7 @@ def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
         )
         yield Kind("low-rank update", where, text, len(where) / max(1, len(pairs)))
     floor = LEAST if surgery.basis.same else OF_A_ROTATION
-    moved = {
-        pair.layer for pair in pairs
-        if pair.drift > max(floor, (IN_ANOTHER_BASIS if pair.gauge else EXPLAINED) * pair.values.rounding) and not pair.only_ranks and not structure & RESIZED
-    }  # fmt: skip
+    moved = {pair.layer for pair in pairs if not pair.only_ranks and not structure & RESIZED and _is_moved(pair, floor)}
     accounted = {pair.layer for pair in pairs if pair.gauge or pair.folded or pair.neurons or pair.only_ranks}
     if not _is_quantised(pairs):
         rounding = max((pair.values.rounding for pair in pairs), default=0.0)
@@ -161,3 +158,9 @@ def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
         middle = f"{np.median(drifts):.2g} in the median layer"
         text = f"Heads moved by {min(drifts):.2g} to {max(drifts):.2g} of their norm, {middle}."
         yield Kind("fine-tuned", sorted(moved), text, len(moved) / len(pairs))
+
+
+def _is_moved(pair: LayerPair, floor: float) -> bool:
+    """Whether a layer's heads moved further than rounding explains."""
+    times = IN_ANOTHER_BASIS if pair.gauge else EXPLAINED
+    return pair.drift > max(floor, times * pair.values.rounding)
