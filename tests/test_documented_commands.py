@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.commands import run, undrawn, with_tokenizer, write_counts
 from tests.support.documented import IN_A_SENTENCE, PAGES, ROOT, Line, check, lines_of, words_of
+from weightscope.ancestry.sketches import fingerprint
 from weightscope.cli import main
 
 pytestmark = pytest.mark.docs
@@ -75,7 +76,7 @@ FOLDERS = (
     "SOURCE", "A", "B", "out/checkpoint", "org/large-model",
     *(f"step-{n}" for n in (0, 1000, 10000, 143000)), *(f"org/model@step{n}" for n in (0, 1000, 143000)),
 )  # fmt: skip
-CHECKPOINTS = {*FOLDERS, "BASE", "TUNED", "CHECKPOINT"}
+CHECKPOINTS = {*FOLDERS, "BASE", "TUNED", "SUSPECT", "CHECKPOINT"}
 
 
 def to_run() -> list[tuple[str, ...]]:
@@ -101,8 +102,10 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         shutil.copytree(before, name)
         weights = load_file(f"{name}/model.safetensors")
         save_file({own: array * np.float32(1.01) for own, array in weights.items()}, f"{name}/model.safetensors")
-    for name in ("BASE", "TUNED", "CHECKPOINT", "ADAPTER"):
+    for name in ("BASE", "TUNED", "SUSPECT", "CHECKPOINT", "ADAPTER"):
         shutil.copytree(GOLDEN / ("adapter" if name == "ADAPTER" else "base"), name)
+    Path("fingerprints").mkdir()
+    fingerprint("BASE").save("fingerprints/base.wsf")
     counts = write_counts(made)
     for name in ("C.npz", "COUNTS.npz"):
         shutil.copy(counts, name)

@@ -152,7 +152,7 @@ def test_the_command_writes_what_it_prints(base, made, tmp_path, capsys):
     header, *rows = (tmp_path / "out" / "alignment.csv").read_text().splitlines()
     assert header.startswith("layer,base,base_layer,likeness,z")
     assert [row.split(",")[2] for row in rows] == ["0", "3", "2", "1", "4"]
-    page = (tmp_path / "out" / "lineage.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
     assert "layers reordered" in page and "<script src" not in page and "<link" not in page
 
 

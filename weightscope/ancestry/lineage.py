@@ -26,7 +26,7 @@ from weightscope.tables import Column, Table, as_json
 
 SMALLEST = 1e-99  # probability that is shown as a number
 NOT_ALIKE = 0.97  # likeness under which fingerprints alone say that weights moved
-RESULTS = ("lineage.json", "alignment.csv", "lineage.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
+RESULTS = ("lineage.json", "alignment.csv", "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
 OUT_OF_REACH = (
     "A model that was distilled from another, or trained anew on its answers, shares no weights with it: that is "
     "out of reach here."
@@ -284,7 +284,7 @@ class Lineage:
         }))  # fmt: skip
 
     def write(self, out: str | Path) -> None:
-        """Write lineage.json, alignment.csv, the picture and lineage.html into a folder.
+        """Write lineage.json, alignment.csv, the picture and report.html into a folder.
 
         Raises
         ------

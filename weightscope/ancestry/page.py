@@ -11,7 +11,7 @@ from weightscope.tables import Column, Table
 
 
 def write_lineage_page(files: Files, lineage: Lineage) -> None:
-    """Write the picture as PNG and SVG, and lineage.html."""
+    """Write the picture as PNG and SVG, and report.html."""
     picture = save(lineage_figure(lineage), files, "lineage")
     caption = "Above: each layer of the suspect and its counterpart. Below: how alike they are, and all other pairs."
     sections = [Section("Layers", parts=[Figure(picture, caption)])]
@@ -30,7 +30,7 @@ def write_lineage_page(files: Files, lineage: Lineage) -> None:
         "What proves nothing", "Two checkpoints of one recipe have these in common too.", [lineage.no_evidence],
     ))  # fmt: skip
     title = f"Where {plain(lineage.suspect.name)} comes from"
-    write_page(files, "lineage.html", title, plain(lineage.lead), sections, model=plain(lineage.suspect.name))
+    write_page(files, "report.html", title, plain(lineage.lead), sections, model=plain(lineage.suspect.name))
 
 
 def kinds_table(lineage: Lineage) -> Table:

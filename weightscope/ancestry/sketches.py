@@ -42,7 +42,7 @@ TOKEN_RANGE = 16384  # they are among the first ids, which a vocabulary keeps wh
 COMBINED = 32  # combinations of tokens that span what W is seen through
 SHRINK = 0.1  # of their mean square, added before they are made orthonormal
 MAPS = ("qk", "vo")
-LARGEST = 64 << 20  # bytes of a fingerprint file; that of a 70B model has 3 MB
+LARGEST_PRINT = 64 << 20  # bytes of a fingerprint file; that of a 70B model has 3 MB
 LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
 
 
@@ -149,8 +149,8 @@ def load(path: str | Path) -> Sketches:
 
     path = Path(path)
     try:
-        if path.stat().st_size > LARGEST:
-            raise CheckpointError(f"is too large for a fingerprint (over {LARGEST >> 20} MB)", file=path)
+        if (size := path.stat().st_size) > LARGEST_PRINT:
+            raise CheckpointError(f"has {size:,} bytes; a fingerprint has at most {LARGEST_PRINT:,}", file=path)
         with safe_open(path, "numpy") as file:
             about = json.loads((file.metadata() or {}).get("weightscope", "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping

@@ -45,7 +45,7 @@ def lineage_command(suspect: str, bases: tuple[str, ...], out: Path, families: s
         return
     if not is_quiet():
         show(*found.printed())
-    click.echo(out / "lineage.html")
+    click.echo(out / "report.html")
 
 
 @click.command("fingerprint")
