@@ -139,6 +139,17 @@ def test_the_nearest_of_a_registry_is_found(base, stranger, made, tmp_path):
     assert ws.lineage(stranger, registry).verdict == "unrelated"
 
 
+def test_a_direction_removed_from_what_layers_write_is_named(base, tmp_path):
+    weights = read_weights(base)
+    v = np.random.default_rng(5).standard_normal(weights.size("width"))
+    v /= np.linalg.norm(v)
+    cut = {part: w - np.outer(w @ v, v) for part, w in weights.within("o.w", "down.w") if part[0] in (1, 2, 3)}
+    write_weights(weights.but(cut), tmp_path / "cut")
+    found = ws.lineage(tmp_path / "cut", base)
+    kinds = {kind.kind: kind.layers for kind in found.kinds}
+    assert kinds == {"low-rank update": [1, 2, 3], "direction removed (low-rank update)": [1, 2, 3]}
+
+
 CONTRACT = {"verdict", "base", "p_value", "kinds", "weights"}
 
 

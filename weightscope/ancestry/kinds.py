@@ -9,7 +9,7 @@ from weightscope.ancestry.structure import Kind
 from weightscope.ancestry.surgery import LayerPair, Surgery
 from weightscope.errors import counted
 from weightscope.findings import spans
-from weightscope.tensors.changes import TensorChange
+from weightscope.tensors.changes import TensorChange, TensorChanges
 
 MOSTLY = 0.5  # share of matrices that hold coarser values before a checkpoint is called cast
 SOME = 0.25  # share that lie on a grid before it is called quantised: what is fused or small is often left out
@@ -122,10 +122,8 @@ def _grids(pairs: Sequence[LayerPair]) -> Iterator[Kind]:
         matrices = sum(pair.values.matrices for pair in pairs)
         grid, count = grids.most_common(1)[0]
         error = float(np.median([pair.values.grid_error for pair in pairs if pair.values.grids]))
-        text = (
-            f"{grids.total()} of {matrices} matrices of attention lie on a grid (most of them, {count}: {grid}), whose "
-        )
-        text += f"rounding is {error:.2g} of their norm."
+        where = f"{grids.total()} of {matrices} matrices of attention lie on a grid, {count} on this one"
+        text = f"{where}; its rounding is {error:.2g} of their norm."
         yield Kind(f"quantised ({grid})", [p.layer for p in pairs if p.values.grids], text, grids.total() / matrices)
 
 
@@ -142,10 +140,13 @@ def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
     ranks = [change.rank for _, change in low if change.rank] + [rank for pair in pairs for rank in pair.ranks]
     where = sorted({i for i, _ in low if i is not None} | {pair.layer for pair in pairs if pair.ranks})
     if ranks:
-        text = (
-            f"{counted(len(ranks), 'change')} of a matrix {'is' if len(ranks) == 1 else 'are'} of rank {spans(ranks)}."
-        )
+        text = f"{counted(len(ranks), 'matrix change')} of rank {spans(ranks)}."
         yield Kind("low-rank update", where, text, len(where) / max(1, len(pairs)))
+    for finding in TensorChanges([change for _, change in changes]).along_one_direction:
+        name = "direction removed" if finding.kind == "removed_direction" else "shared direction"
+        named = {member.name for member in finding.members}
+        along = sorted({i for i, change in changes if i is not None and change.name in named})
+        yield Kind(f"{name} (low-rank update)", along, finding.text, len(along) / max(1, len(pairs)))
     floor = LEAST if surgery.basis.same else OF_A_ROTATION
     moved = {pair.layer for pair in pairs if not pair.only_ranks and not structure & RESIZED and _is_moved(pair, floor)}
     accounted = {pair.layer for pair in pairs if pair.gauge or pair.folded or pair.neurons or pair.only_ranks}
