@@ -1,6 +1,7 @@
 """Where a checkpoint comes from: verdicts, kinds and layers of checkpoints that were made on purpose."""
 
 import json
+import shutil
 from random import Random
 
 import numpy as np
@@ -148,6 +149,14 @@ def test_a_direction_removed_from_what_layers_write_is_named(base, tmp_path):
     found = ws.lineage(tmp_path / "cut", base)
     kinds = {kind.kind: kind.layers for kind in found.kinds}
     assert kinds == {"low-rank update": [1, 2, 3], "direction removed (low-rank update)": [1, 2, 3]}
+
+
+def test_bases_of_one_name_are_told_apart(base, stranger, tmp_path):
+    for name, source in (("a", base), ("b", stranger)):
+        shutil.copytree(source, tmp_path / name / "model")
+    found = ws.lineage(base, [tmp_path / "a" / "model", tmp_path / "b" / "model"])
+    assert found.base == str(tmp_path / "a" / "model")
+    assert [judged.base.name for judged in found.judged] == [str(tmp_path / name / "model") for name in "ab"]
 
 
 CONTRACT = {"verdict", "base", "p_value", "kinds", "weights"}

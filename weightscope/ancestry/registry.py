@@ -45,8 +45,8 @@ def _print_of(source: Source) -> Sketches:
     return replace(fingerprint(source.open()), source=None)
 
 
-def nearest(own: Sketches, files: Sequence[Path], most: int = COMPARED) -> list[Sketches]:
-    """The fingerprints whose layers are most like a suspect's, by sums of their heads' sketches and by spectra."""
+def nearest(own: Sketches, files: Sequence[Path], most: int = COMPARED) -> list[tuple[str, Sketches]]:
+    """The fingerprints whose layers are most like a suspect's, by sums of sketches and by spectra, each with its file."""
     likeness, distance = np.zeros(len(files)), np.full(len(files), np.inf)
     mine = {name: own.of_layers(name) for name in OF_LAYERS}
     with bar(files, "fingerprints", "file") as shown:
@@ -59,7 +59,7 @@ def nearest(own: Sketches, files: Sequence[Path], most: int = COMPARED) -> list[
             apart = np.abs(mine["spectra"][:, None] - theirs["spectra"][None]).mean(axis=2)
             distance[k] = apart.min(axis=1).mean()
     chosen = dict.fromkeys([*np.argsort(-likeness, kind="stable")[:most], *np.argsort(distance, kind="stable")[:most]])
-    return [load(files[k]) for k in chosen]
+    return [(str(files[k]), load(files[k])) for k in chosen]
 
 
 def _of_layers(path: Path) -> dict[str, np.ndarray]:

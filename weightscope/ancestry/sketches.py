@@ -14,7 +14,7 @@ Two sketches and the spectra are kept of each map, each for other changes of a c
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -80,6 +80,10 @@ class Sketches(ShowsShapes):
         """What to call the checkpoint."""
         return str(self.about["name"])
 
+    def called(self, name: str) -> "Sketches":
+        """The same by another name."""
+        return replace(self, about=self.about | {"name": name})
+
     @cached_property
     def layers(self) -> list[int]:
         """The layers that have heads, in order."""
@@ -131,6 +135,8 @@ def fingerprint(source: Model | str | Path) -> Sketches:
     ((16, 2, 128), [0, 1])
     """
     model = as_model(source)
+    if not model.attention_layers:
+        raise CheckpointError("has no attention layer, and a fingerprint is made of heads", file=model.name)
     through = _token_basis(model)  # (m, d), or None
     parts = [_layer_sketches(model.layer(i), through) for i in bar(model.attention_layers, "layers", "layer")]
     layer, head, kv_head, direct, tokens, spectra, norms = (np.concatenate(part) for part in zip(*parts, strict=True))

@@ -1,5 +1,6 @@
 """Which bases a suspect is derived from, if any, and why nothing can be said where that is so."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +60,11 @@ def candidates(own: Sketches, named: Sequence[Base]) -> tuple[list[Sketches], in
     found, looked_at = [], 0
     for base in bar(named, "bases", "base") if len(named) > 1 else named:
         files = [] if isinstance(base, Model) else prints_in(Path(base))
-        found += nearest(own, files) if files else [print_of(base)]
+        found += nearest(own, files) if files else [(str(getattr(base, "source", base)), print_of(base))]
         looked_at += len(files) or 1
-    return found, looked_at
+    times = Counter(each.name for _, each in found)
+    called = [each if times[each.name] == 1 else each.called(source) for source, each in found]
+    return called, looked_at
 
 
 def judge(own: Sketches, base: Sketches) -> Judged:

@@ -7,7 +7,16 @@ from typing import Any
 import click
 
 from weightscope.cli.audits import json_option
-from weightscope.cli.options import complete_source, families_option, out_option, with_engine, with_source, writable
+from weightscope.cli.options import (
+    complete_source,
+    complete_tower,
+    families_option,
+    opened_model,
+    out_option,
+    with_engine,
+    with_source,
+    writable,
+)
 from weightscope.cli.terminal import headline, is_quiet, show
 
 
@@ -15,9 +24,16 @@ from weightscope.cli.terminal import headline, is_quiet, show
 @click.argument("suspect", shell_complete=complete_source)
 @click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=complete_source)
 @out_option
+@click.option(
+    "--tower",
+    shell_complete=complete_tower,
+    help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
+)
 @families_option
 @json_option
-def lineage_command(suspect: str, bases: tuple[str, ...], out: Path, families: str | None, as_json: bool) -> None:
+def lineage_command(
+    suspect: str, bases: tuple[str, ...], out: Path, tower: str | None, families: str | None, as_json: bool
+) -> None:
     """Tell whether SUSPECT was derived from a BASE, from the weights alone, and what was done to it.
 
     SUSPECT and BASE are checkpoints or fingerprint files (.wsf, see `weightscope fingerprint`); a BASE may be a folder
@@ -32,7 +48,7 @@ def lineage_command(suspect: str, bases: tuple[str, ...], out: Path, families: s
     def opened(source: str) -> Any:
         if is_fingerprint(source) or prints_in(Path(source)):
             return source
-        return Source.named(source, families=families).open()
+        return opened_model(Source.named(source, tower=tower, families=families))
 
     folder = OutputFolder(out, names=RESULTS)
     folder.refuse_foreign()
