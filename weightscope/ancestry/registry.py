@@ -46,7 +46,7 @@ def _print_of(source: Source) -> Sketches:
 
 
 def nearest(own: Sketches, files: Sequence[Path], most: int = COMPARED) -> list[tuple[str, Sketches]]:
-    """The fingerprints whose layers are most like a suspect's, by sums of sketches and by spectra, each with its file."""
+    """The fingerprints most like a suspect, by sums of sketches and by spectra, each with its file."""
     likeness, distance = np.zeros(len(files)), np.full(len(files), np.inf)
     mine = {name: own.of_layers(name) for name in OF_LAYERS}
     with bar(files, "fingerprints", "file") as shown:
