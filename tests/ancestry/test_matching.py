@@ -50,7 +50,7 @@ def test_layers_are_found_wherever_they_are(order):
     moved = base[order] + 0.3 * rng.standard_normal((len(order), 6, 2, SKETCH))
     match = matches(sketches_of(moved), sketches_of(base))["direct"]
     assert match.layers == order
-    assert match.found
+    assert match.is_sure
 
 
 def test_heads_are_found_in_any_order():
@@ -68,7 +68,7 @@ def test_strangers_are_as_alike_as_chance():
         rng = np.random.default_rng(seed)
         a, b = (sketches_of(rng.standard_normal((4, 8, 2, SKETCH))) for _ in range(2))
         match = matches(a, b)["direct"]
-        assert not match.found
+        assert not match.is_sure
         z += [value * np.sqrt(SKETCH * 8) for value in match.likeness.ravel()]
     assert abs(np.mean(z)) < 4 / np.sqrt(len(z))
     assert np.std(z) == pytest.approx(1.0, abs=0.1)
@@ -86,7 +86,7 @@ def test_spectra_find_what_no_basis_shows():
     noisy = spectra[[0, 2, 1, 3, 4, 5]] + 0.01 * rng.standard_normal(spectra.shape)
     match = matches(sketches_of(a, spectra=noisy), sketches_of(b, spectra=spectra))
     assert match["spectra"].layers == [0, 2, 1, 3, 4, 5]
-    assert match["spectra"].found and not match["direct"].found
+    assert match["spectra"].is_sure and not match["direct"].is_sure
 
 
 def test_log_tail_is_the_normal_tail():

@@ -30,10 +30,10 @@ def lineage_figure(lineage: Lineage) -> Figure:
 
 def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
     """Layers of the suspect above, of its bases below."""
-    own, bases = lineage.suspect, _bases(lineage)
+    suspect, bases = lineage.suspect, _bases(lineage)
     starts = np.cumsum([0, *(len(base.layers) + GAP for base in bases)])
-    width = max(starts[-1] - GAP, len(own.layers))
-    above, shift = (width - len(own.layers)) / 2, (width - (starts[-1] - GAP)) / 2
+    width = max(starts[-1] - GAP, len(suspect.layers))
+    above, shift = (width - len(suspect.layers)) / 2, (width - (starts[-1] - GAP)) / 2
     lines, alike = [], []
     for i, source in enumerate(lineage.sources):
         if source is not None and (j := source.match.layers[i]) is not None:
@@ -41,7 +41,7 @@ def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
             alike.append(source.match.likeness[i, j])
     colours = Normalize(0, 1)
     axis.add_collection(LineCollection(lines, array=np.array(alike), cmap=DARK_IS_ALIKE, norm=colours, linewidths=1.2))
-    _row(axis, above, 1.0, own, "bottom")
+    _row(axis, above, 1.0, suspect, "bottom")
     for start, base in zip(starts, bases, strict=False):
         _row(axis, shift + start, 0.0, base, "top")
     axis.set(xlim=(-0.7, width - 0.3), ylim=(-0.42, 1.42))
@@ -74,7 +74,7 @@ def _short(sketches: Sketches) -> str:
 def _likeness(axis: Axes, lineage: Lineage) -> None:
     """Likeness of each layer to its counterpart, to the base's other layers, and what strangers reach."""
     nearest = min(lineage.judged, key=lambda each: each.log_p)
-    match = lineage.found.match if lineage.found else next(iter(nearest.matches.values()))
+    match = lineage.origin.match if lineage.origin else next(iter(nearest.matches.values()))
     layers, others = np.array(lineage.suspect.layers), match.likeness.astype(float)
     for i, j in enumerate(match.layers):
         if j is not None:

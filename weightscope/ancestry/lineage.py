@@ -66,78 +66,80 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
     if not named:
         raise CheckpointError("lineage needs at least one base")
     with progress_shown(progress):
-        own = print_of(suspect)
-        compared_with, looked_at = candidates(own, named)
-        judged = [judge(own, base) for base in compared_with]
+        sketches = print_of(suspect)
+        compared_with, looked_at = candidates(sketches, named)
+        judged = [judge(sketches, base) for base in compared_with]
         comparisons = max(1, looked_at) * len(ROUTES)
         log_p = min((each.log_p for each in judged), default=0.0) + log(comparisons)
         p = exp(min(0.0, max(-700.0, log_p)))
         related = sorted((Related(j.base, j.match) for j in judged if j.match), key=lambda each: -each.weight)
         if related:
-            return _derived(own, judged, related, p, comparisons)
+            return _derived(sketches, judged, related, p, comparisons)
     doubts = [f"{printable(each.base.name)}: {each.doubt}" for each in judged if each.doubt]
-    return Lineage(own, judged, None, "undecided" if doubts else "unrelated", p, comparisons, doubts=doubts)
+    return Lineage(sketches, judged, None, "undecided" if doubts else "unrelated", p, comparisons, doubts=doubts)
 
 
 TURNED = "stream rotated or permuted"  # where weights do not tell which
 TRAINED = ("fine-tuned", "low-rank update")  # what a merge of tuned models looks like from one of them
 
 
-def _derived(own: Sketches, judged: list[Judged], related: Sequence[Related], p: float, comparisons: int) -> "Lineage":
+def _derived(
+    suspect: Sketches, judged: list[Judged], related: Sequence[Related], p: float, comparisons: int
+) -> "Lineage":
     """What was done to the first of these bases, or to several."""
-    first, of_layers = related[0], sources(own, related)
+    first, of_layers = related[0], sources(suspect, related)
     shares, drift = Shares({}), {}
     if len({each.base.name for each in of_layers if each is not None}) > 1:
-        kinds, shares = _layers_of_several(own, of_layers)
+        kinds, shares = _layers_of_several(suspect, of_layers)
     else:
-        kinds = list(structure_kinds(own, first.base, first.match))
-        if own.source is not None and first.base.source is not None:
-            surgery = compared(own.source, first.base.source, first.match)
+        kinds = list(structure_kinds(suspect, first.base, first.match))
+        if suspect.source is not None and first.base.source is not None:
+            surgery = compared(suspect.source, first.base.source, first.match)
             drift = {pair.layer: pair.drift for pair in surgery.layers}
             done = weight_kinds(surgery, {kind.kind for kind in kinds})
-            shares = shares_of(own.source, _summands(first, judged)) if first.match.route == "direct" else shares
+            shares = shares_of(suspect.source, _summands(first, judged)) if first.match.route == "direct" else shares
             if shares.weights:
-                kinds.append(_merge(own, shares))
+                kinds.append(_merge(suspect, shares))
                 done = [kind for kind in done if kind.kind not in TRAINED]
                 if shares.left > EXPLAINED * max(pair.values.rounding for pair in surgery.layers):
                     text = f"{shares.left:.2g} of its norm is not that of the merge."
-                    done.append(Kind("fine-tuned", own.layers, text))
+                    done.append(Kind("fine-tuned", suspect.layers, text))
             kinds += done
-    kinds += _unnamed(own, first, kinds)
-    return Lineage(own, judged, first, "derived", p, comparisons, kinds, shares.weights, drift, [], of_layers)
+    kinds += _unnamed(suspect, first, kinds)
+    return Lineage(suspect, judged, first, "derived", p, comparisons, kinds, shares.weights, drift, [], of_layers)
 
 
 def _summands(first: Related, judged: Sequence[Judged]) -> list[Related]:
     """Every base of the first one's sizes: of a merge, a small share is not seen in products of two factors."""
     sizes = [(each.base.about["d_model"], len(each.base.layers), len(each.base.layer)) for each in judged]
-    own = (first.base.about["d_model"], len(first.base.layers), len(first.base.layer))
-    same = [each for each, size in zip(judged, sizes, strict=True) if size == own]
+    needed = (first.base.about["d_model"], len(first.base.layers), len(first.base.layer))
+    same = [each for each, size in zip(judged, sizes, strict=True) if size == needed]
     return [
         Related(each.base, each.match if each.match and each.match.route == "direct" else first.match) for each in same
     ]
 
 
-def _layers_of_several(own: Sketches, of_layers: Sequence[Related | None]) -> tuple[list[Kind], Shares]:
+def _layers_of_several(suspect: Sketches, of_layers: Sequence[Related | None]) -> tuple[list[Kind], Shares]:
     """A merge that takes whole layers from several bases."""
     layers: dict[str, list[int]] = {}
-    for layer, source in zip(own.layers, of_layers, strict=True):
+    for layer, source in zip(suspect.layers, of_layers, strict=True):
         if source is not None:
             layers.setdefault(source.base.name, []).append(layer)
     parts = "; ".join(f"{spans(those)} from {printable(name)}" for name, those in layers.items())
     taken = sorted(layer for those in layers.values() for layer in those)
-    kind = Kind("merge of layers", taken, f"Layers {parts}.", len(taken) / len(own.layers))
-    return [kind], Shares({name: len(those) / len(own.layers) for name, those in layers.items()})
+    kind = Kind("merge of layers", taken, f"Layers {parts}.", len(taken) / len(suspect.layers))
+    return [kind], Shares({name: len(those) / len(suspect.layers) for name, those in layers.items()})
 
 
-def _merge(own: Sketches, shares: Shares) -> Kind:
+def _merge(suspect: Sketches, shares: Shares) -> Kind:
     """A sum of several bases."""
     parts = ", ".join(f"{share:.2f} of {printable(name)}" for name, share in shares.weights.items())
     left = f"{shares.left:.2g} of its norm is left, {shares.alone:.2g} with one base"
     text = f"{parts}. On rows that the fit has not seen {left}."
-    return Kind("merge", own.layers, text, 1 - shares.left / shares.alone)
+    return Kind("merge", suspect.layers, text, 1 - shares.left / shares.alone)
 
 
-def _unnamed(own: Sketches, first: Related, kinds: Sequence[Kind]) -> list[Kind]:
+def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind]) -> list[Kind]:
     """What was seen of heads where nothing else says it."""
     match, names = first.match, " ".join(kind.kind for kind in kinds)
     if match.route == "spectra":
@@ -145,12 +147,12 @@ def _unnamed(own: Sketches, first: Related, kinds: Sequence[Kind]) -> list[Kind]
             "Only singular values of heads agree, which no change of basis alters: a weaker claim than the others, and "
             "what else was done cannot be told."
         )
-        return [Kind(TURNED, own.layers, text, float(np.mean([j is not None for j in match.layers])))]
+        return [Kind(TURNED, suspect.layers, text, float(np.mean([j is not None for j in match.layers])))]
     if match.route == "tokens" and "stream" not in names and "width" not in names:
         text = "Heads agree as they are seen through the embeddings of tokens, not as they stand in the stream."
-        return [Kind(TURNED, own.layers, text)]
-    if not kinds and own.source is None and match.mean < NOT_ALIKE:
-        return [Kind("fine-tuned", own.layers, f"Heads are {match.mean:.2f} alike.")]
+        return [Kind(TURNED, suspect.layers, text)]
+    if not kinds and suspect.source is None and match.mean < NOT_ALIKE:
+        return [Kind("fine-tuned", suspect.layers, f"Heads are {match.mean:.2f} alike.")]
     return []
 
 
@@ -163,7 +165,7 @@ class Lineage:
     suspect : Sketches
     judged : list of Judged
         Every base that was compared.
-    found : Related or None
+    origin : Related or None
         The base that it was derived from, and the match that shows it.
     verdict : str
         "derived", "unrelated" (a derived one would have been seen) or "undecided".
@@ -185,7 +187,7 @@ class Lineage:
 
     suspect: Sketches
     judged: list[Judged]
-    found: Related | None
+    origin: Related | None
     verdict: str
     p_value: float
     comparisons: int
@@ -201,7 +203,7 @@ class Lineage:
     @property
     def base(self) -> str | None:
         """The base's name; None where there is none."""
-        return None if self.found is None else self.found.base.name
+        return None if self.origin is None else self.origin.base.name
 
     @property
     def lead(self) -> str:
@@ -209,15 +211,15 @@ class Lineage:
         name, others = printable(self.suspect.name), counted(len(self.judged), "base")
         if self.verdict == "undecided":
             return f"Whether {name} was derived from any of {others} cannot be told. {'; '.join(self.doubts)}."
-        if self.found is None:
+        if self.origin is None:
             return f"{name} was not derived from any of {others}: a derived one would have been seen. {OUT_OF_REACH}"
-        match = self.found.match
+        match = self.origin.match
         count = sum(j is not None for j in match.layers)
         p = f"p < {SMALLEST:g}" if self.p_value < SMALLEST else f"p = {self.p_value:.1g}"
         what = "; ".join(kind.kind for kind in self.kinds) or "nothing that can be named"
         layers = f"{count} of {counted(len(match.layers), 'layer')} have a counterpart"
         return (
-            f"{name} was derived from {printable(self.found.base.name)}: {layers}, {match.mean:.2f} alike on average "
+            f"{name} was derived from {printable(self.origin.base.name)}: {layers}, {match.mean:.2f} alike on average "
             f"({p}, {self.comparisons} comparisons). "
             f"Done to it: {what}."
         )
@@ -251,9 +253,9 @@ class Lineage:
                     if j is not None:
                         others[i, j] = np.nan
                 rest = float(np.nanmean(others)) if np.isfinite(others).any() else np.nan
-                found = sum(j is not None for j in match.layers)
+                count = sum(j is not None for j in match.layers)
                 rows.append(
-                    (judged.base.name, ROUTES[route], found, match.mean, rest, mean, spread, match.log_p / log(10))
+                    (judged.base.name, ROUTES[route], count, match.mean, rest, mean, spread, match.log_p / log(10))
                 )
         return Table.of_rows(BACKGROUND_COLUMNS, rows)
 
@@ -269,7 +271,7 @@ class Lineage:
         """What a terminal shows, from top to bottom."""
         parts: list[str | Table] = [printable(self.lead)]
         parts += [f"{kind.kind}: {printable(kind.evidence)}" for kind in self.kinds]
-        return [*parts, self.alignment if self.found else self.background]
+        return [*parts, self.alignment if self.origin else self.background]
 
     def __str__(self) -> str:
         return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())

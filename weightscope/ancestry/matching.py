@@ -60,7 +60,7 @@ class Match(ShowsShapes):
     log_p: float
 
     @property
-    def found(self) -> bool:
+    def is_sure(self) -> bool:
         """Whether strangers are not as alike."""
         return self.log_p < (log(SURE_BY_SPECTRA) if self.route == "spectra" else log_tail(SURE))
 
@@ -80,14 +80,14 @@ def log_tail(z: float) -> float:
 
 def matches(suspect: Sketches, base: Sketches) -> dict[str, Match]:
     """A match by each route that the two checkpoints allow."""
-    found = {}
+    by_route = {}
     for route in ("direct", "tokens"):
         x, y = getattr(suspect, route), getattr(base, route)
         same = route == "tokens" or suspect.about["d_model"] == base.about["d_model"]
         if same and x.shape[-1] and y.shape[-1]:
-            found[route] = _by_sketches(route, suspect, base, x, y)
-    found["spectra"] = _by_spectra(suspect, base)
-    return found
+            by_route[route] = _by_sketches(route, suspect, base, x, y)
+    by_route["spectra"] = _by_spectra(suspect, base)
+    return by_route
 
 
 def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y: np.ndarray) -> Match:

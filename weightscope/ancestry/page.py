@@ -17,7 +17,7 @@ def write_lineage_page(files: Files, lineage: Lineage) -> None:
     sections = [Section("Layers", parts=[Figure(picture, caption)])]
     if lineage.kinds:
         sections.append(Section("What was done", parts=[kinds_table(lineage)]))
-    if lineage.found is not None:
+    if lineage.origin is not None:
         sections.append(Section("Layer by layer", parts=[lineage.alignment]))
     sections.append(Section(
         "What it was judged against",

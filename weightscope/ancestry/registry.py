@@ -45,10 +45,10 @@ def _print_of(source: Source) -> Sketches:
     return replace(fingerprint(source.open()), source=None)
 
 
-def nearest(own: Sketches, files: Sequence[Path], most: int = COMPARED) -> list[tuple[str, Sketches]]:
+def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> list[tuple[str, Sketches]]:
     """The fingerprints most like a suspect, by sums of sketches and by spectra, each with its file."""
     likeness, distance = np.zeros(len(files)), np.full(len(files), np.inf)
-    mine = {name: own.of_layers(name) for name in OF_LAYERS}
+    mine = {name: suspect.of_layers(name) for name in OF_LAYERS}
     with bar(files, "fingerprints", "file") as shown:
         for k, file in enumerate(shown):
             theirs = _of_layers(file)

@@ -38,10 +38,10 @@ def shares_of(suspect: Model, related: Sequence[Related]) -> Shares:
     for i, layer in enumerate(suspect.attention_layers):
         for tensor in suspect.attention_tensors(layer):
             counterparts = [_counterpart(suspect, layer, tensor, model, match.layers[i]) for _, model, match in bases]
-            found = [each for each in counterparts if each is not None]
-            if len(tensor.shape) > 1 and not why_unread(tensor) and len(found) == len(bases):
+            present = [each for each in counterparts if each is not None]
+            if len(tensor.shape) > 1 and not why_unread(tensor) and len(present) == len(bases):
                 for half, gram in enumerate(grams):
-                    rows = np.stack([_rows(each, half) for each in (*found, tensor)])
+                    rows = np.stack([_rows(each, half) for each in (*present, tensor)])
                     gram += rows @ rows.T
     return _selected([name for name, *_ in bases], *grams)
 
@@ -55,8 +55,9 @@ def _counterpart(suspect: Model, layer: int, tensor: Tensor, base: Model, place:
         for model, index in ((suspect, layer), (base, base.attention_layers[place]))
     )
     name = there + tensor.name.removeprefix(here)
-    found = base.checkpoint.get(name)
-    return found if found is not None and found.shape == tensor.shape and not why_unread(found) else None
+    other = base.checkpoint.get(name)
+    usable = other is not None and other.shape == tensor.shape and not why_unread(other)
+    return other if usable else None
 
 
 def _rows(tensor: Tensor, half: int) -> np.ndarray:

@@ -104,8 +104,8 @@ def compared(suspect: Model, base: Model, match: Match) -> Surgery:
     ]
     layers = [_layer_pair(suspect, base, i, j, o, basis) for i, j, o in bar(pairs, "layers compared", "layer")]
     outside, unpaired = _outside(suspect, base) if basis.same else ([], 0)
-    own = frozenset(tensor.name for _, j, _ in pairs for tensor in base.attention_tensors(j))
-    return Surgery(basis, layers, outside, unpaired, own)
+    of_heads = frozenset(tensor.name for _, j, _ in pairs for tensor in base.attention_tensors(j))
+    return Surgery(basis, layers, outside, unpaired, of_heads)
 
 
 def _basis_of(suspect: Model, base: Model, match: Match) -> Basis:
@@ -135,8 +135,8 @@ def _layer_pair(suspect: Model, base: Model, i: int, j: int, order: np.ndarray, 
     copies = _copies(suspect, base, i, j) if unpaired else 0
     neurons = any(_reordered(suspect, base, change) for change in tensors)
     pair = LayerPair(i, values, tensors, unpaired, folded, copies, neurons)
-    own = {tensor.name for tensor in base.attention_tensors(j)}
-    same = as_it_was and all(change.kind in ("identical", "rounded") for change in tensors if change.name_a in own)
+    of_heads = {tensor.name for tensor in base.attention_tensors(j)}
+    same = as_it_was and all(change.kind in ("identical", "rounded") for change in tensors if change.name_a in of_heads)
     if same or not basis.known:
         return pair
     maps, factors = _drift(a, b, order, basis)
@@ -264,12 +264,12 @@ def _values(suspect: Model, base: Model, i: int, j: int) -> Values:
         ys, xs = _sampled(tensor), _sampled(before)
         held, was = (precision(rows[0]) for rows in (ys, xs))
         coarsest = min(coarsest, held, was, key=bits_of)
-        found = [grid for x, y in zip(xs, ys, strict=False) if (grid := own_grid(y)) and not own_grid(x)]
+        on_grid = [grid for x, y in zip(xs, ys, strict=False) if (grid := own_grid(y)) and not own_grid(x)]
         if tensor.dtype not in BITS and before.dtype in BITS:
             grids[f"stored as {tensor.dtype}"] += 1
-            errors.append(min((error for _, error in found), default=STORED))
-        elif found:
-            name, error = min(found, key=lambda grid: grid[1])
+            errors.append(min((error for _, error in on_grid), default=STORED))
+        elif on_grid:
+            name, error = min(on_grid, key=lambda grid: grid[1])
             grids[name] += 1
             errors.append(error)
         elif bits_of(held) < bits_of(was):
@@ -291,8 +291,8 @@ def _sampled(tensor: Tensor) -> list[np.ndarray]:
 def _copies(suspect: Model, base: Model, i: int, j: int) -> int:
     """How many of a layer's experts are copies of the base's feed-forward network."""
     networks, experts = (
-        [model.checkpoint[name] for name in model.checkpoint.names_under(_stem(model, layer)) if name not in own]
-        for model, layer, own in (
+        [model.checkpoint[name] for name in model.checkpoint.names_under(_stem(model, layer)) if name not in of_heads]
+        for model, layer, of_heads in (
             (model, layer, {tensor.name for tensor in model.attention_tensors(layer)})
             for model, layer in ((base, j), (suspect, i))
         )

@@ -55,48 +55,52 @@ def print_of(source: Base) -> Sketches:
     return fingerprint(as_model(source))
 
 
-def candidates(own: Sketches, named: Sequence[Base]) -> tuple[list[Sketches], int]:
+def candidates(suspect: Sketches, named: Sequence[Base]) -> tuple[list[Sketches], int]:
     """The bases to compare with, and how many there were; of a folder of fingerprints the nearest ones."""
-    found, looked_at = [], 0
+    bases, looked_at = [], 0
     for base in bar(named, "bases", "base") if len(named) > 1 else named:
         files = [] if isinstance(base, Model) else prints_in(Path(base))
-        found += nearest(own, files) if files else [(str(getattr(base, "source", base)), print_of(base))]
+        bases += nearest(suspect, files) if files else [(str(getattr(base, "source", base)), print_of(base))]
         looked_at += len(files) or 1
-    times = Counter(each.name for _, each in found)
-    called = [each if times[each.name] == 1 else each.called(source) for source, each in found]
+    times = Counter(each.name for _, each in bases)
+    called = [each if times[each.name] == 1 else each.called(source) for source, each in bases]
     return called, looked_at
 
 
-def judge(own: Sketches, base: Sketches) -> Judged:
+def judge(suspect: Sketches, base: Sketches) -> Judged:
     """Compare fingerprints with one base's; no weights are read."""
-    found = matches(own, base)
-    by_sketch = [Related(base, found[route]) for route in ("direct", "tokens") if route in found and found[route].found]
-    # A stream that was only partly changed can be found by both: tokens count where they show clearly more.
+    by_route = matches(suspect, base)
+    by_sketch = [
+        Related(base, by_route[route])
+        for route in ("direct", "tokens")
+        if route in by_route and by_route[route].is_sure
+    ]
+    # A stream that was only partly changed can be by_route by both: tokens count where they show clearly more.
     best = max(by_sketch, key=lambda each: (round(each.weight, 1), each.match.route == "direct"), default=None)
-    if best is None and found["spectra"].found:
-        best = Related(base, found["spectra"])
-    return Judged(base, found, best.match if best else None, "" if best else _doubt(own, base, found))
+    if best is None and by_route["spectra"].is_sure:
+        best = Related(base, by_route["spectra"])
+    return Judged(base, by_route, best.match if best else None, "" if best else _doubt(suspect, base, by_route))
 
 
-def _doubt(own: Sketches, base: Sketches, found: dict[str, Match]) -> str:
+def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str:
     """Why a derivation from this base could have been missed; empty where it would have been seen."""
-    low = [route for route, match in found.items() if match.log_p < log_tail(DOUBTFUL)]
+    low = [route for route, match in by_route.items() if match.log_p < log_tail(DOUBTFUL)]
     if low:
         return f"{ROUTES[low[0]]} are more alike than chance allows, and less than those of a derived model"
-    sizes = [about["vocabulary"] for about in (own.about, base.about)]
-    same_tokens = all(sizes) and "tokens" in found and abs(sizes[0] - sizes[1]) <= OTHER_VOCABULARY * max(sizes)
-    if "direct" not in found and not same_tokens:
+    sizes = [about["vocabulary"] for about in (suspect.about, base.about)]
+    same_tokens = all(sizes) and "tokens" in by_route and abs(sizes[0] - sizes[1]) <= OTHER_VOCABULARY * max(sizes)
+    if "direct" not in by_route and not same_tokens:
         why = "their widths differ, and they have no vocabulary in common through which heads could be compared"
         return f"{why}: a cut to another width would not be seen"
-    if not same_tokens and len(own.layers) < FEWEST:
-        return f"it has {counted(len(own.layers), 'layer')}: too few to find one whose basis was changed"
+    if not same_tokens and len(suspect.layers) < FEWEST:
+        return f"it has {counted(len(suspect.layers), 'layer')}: too few to find one whose basis was changed"
     return ""
 
 
-def sources(own: Sketches, related: Sequence[Related]) -> list[Related | None]:
+def sources(suspect: Sketches, related: Sequence[Related]) -> list[Related | None]:
     """The base that each layer is from: the first one, unless another is clearly nearer."""
-    found: list[Related | None] = []
-    for i in range(len(own.layers)):
+    of_layers: list[Related | None] = []
+    for i in range(len(suspect.layers)):
         best, likeness = None, 0.0
         for each in related:
             j = each.match.layers[i]
@@ -105,5 +109,5 @@ def sources(own: Sketches, related: Sequence[Related]) -> list[Related | None]:
             alike = float(each.match.likeness[i, j])
             if best is None or (NEARER * (1 - alike) < 1 - likeness and alike > likeness + CLEARLY):
                 best, likeness = each, alike
-        found.append(best)
-    return found
+        of_layers.append(best)
+    return of_layers
