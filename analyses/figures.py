@@ -25,6 +25,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import click
+from PIL import Image
 
 from analyses.inputs import MINILM
 from weightscope.files import new_file
@@ -192,7 +193,13 @@ def keep_folders(folders: list[str]) -> None:
         sums |= hashes(folder)
         for name in kept(path.relative_to(DRAWN).as_posix() for path in (DRAWN / folder).rglob("*")):
             (FIGURES / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(DRAWN / name, FIGURES / name)
+            if name.endswith(".png"):
+                with Image.open(
+                    DRAWN / name
+                ) as picture:  # 256 colours are enough for a figure, and a third of the bytes
+                    picture.convert("RGB").quantize(256).save(FIGURES / name, optimize=True)
+            else:
+                shutil.copyfile(DRAWN / name, FIGURES / name)
     with new_file(SUMS) as file:
         file.write("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)).encode())
 
