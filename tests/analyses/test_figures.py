@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from analyses import figures
 
@@ -35,7 +36,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in {"heads.csv": "layer,norm\n0,1.25\n", "spectra.csv": "sigma\n2\n"}.items():
         (out / name).write_text(text)
     for name in ("heads.png", "depth.png"):
-        (out / name).touch()
+        Image.new("RGB", (2, 2)).save(out / name)
     assert run("--keep", "--only", "audit-gpt2") == (0, "")
     return out
 
