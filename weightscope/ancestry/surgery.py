@@ -13,6 +13,7 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.display import ShowsShapes
 from weightscope.metrics.grids import bits_of, own_grid, precision
 from weightscope.metrics.weight_changes import low_rank
 from weightscope.model import Model
@@ -34,8 +35,8 @@ STORED = 0.1  # error of a format whose grid is not seen in the values, |error| 
 CLEAR = 2.0  # times the error of rounding that a change exceeds, before its rank is looked for
 
 
-@dataclass(frozen=True)
-class Basis:
+@dataclass(frozen=True, eq=False, repr=False)
+class Basis(ShowsShapes):
     """How the suspect's stream is the base's: x_s = x_b R."""
 
     rotation: np.ndarray | None = None  # (d, d); None where it is the same, or is not known
