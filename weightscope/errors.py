@@ -88,6 +88,11 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, in one `printable` line."""
+    return printable(" ".join(str(error).split()))
+
+
 def printable_lines(text: str) -> str:
     """Lines of text, each `printable`: no character but a newline ends one."""
     return "\n".join(map(printable, text.split("\n")))

@@ -129,7 +129,7 @@ def refuse_absent_layers(model: "Model") -> None:
     checkpoint, config = model.checkpoint, model.config
     try:
         storing = [i for i, kind in enumerate(config.layer_types) if kind != "none"]  # of a stage without attention
-        stems = {i: model.prefix + model.family.stored_name(config, i) for i in storing}
+        stems = {i: model.stem(i) for i in storing}
     except CheckpointError:  # no layer at all: it is said where one is asked for
         return
     absent = [i for i, stem in stems.items() if not checkpoint.names_under(stem)]
@@ -302,6 +302,10 @@ class Model:
     def rotations(self) -> dict[int, Rotation | None]:
         """How each attention layer rotates queries and keys, from the config alone; None where one does not."""
         return {i: rotation_of(self.config, self.family, i) for i in self.attention_layers}
+
+    def stem(self, index: int) -> str:
+        """What stands before the names of a layer's tensors."""
+        return self.prefix + self.family.stored_name(self.config, index)
 
     def attention_tensors(self, index: int) -> list[Tensor]:
         """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread.

@@ -159,6 +159,13 @@ def test_bases_of_one_name_are_told_apart(base, stranger, tmp_path):
     assert [judged.base.name for judged in found.judged] == [str(tmp_path / name / "model") for name in "ab"]
 
 
+def test_a_fingerprint_in_a_checkpoints_folder_makes_no_registry_of_it(base, tmp_path):
+    shutil.copytree(base, tmp_path / "model")
+    fingerprint(base).save(tmp_path / "model" / "base.wsf")
+    found = ws.lineage(base, tmp_path / "model")
+    assert [kind.kind for kind in found.kinds] == ["same bytes"]
+
+
 CONTRACT = {"verdict", "base", "p_value", "kinds", "weights"}
 
 

@@ -1,5 +1,6 @@
 """A fingerprint: what its sketches estimate, that they stay the same, and what a damaged file does."""
 
+import json
 from hashlib import sha256
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from weightscope.ancestry.sketches import POINTS, SKETCH, fingerprint, load, signs, token_ids
+from weightscope.ancestry.sketches import POINTS, SIZES, SKETCH, fingerprint, load, signs, token_ids
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,7 @@ BROKEN = {
     "text": lambda path: path.write_text("no fingerprint"),
     "another version": lambda path: rewritten(path, version=99),
     "no description": lambda path: rewritten(path, drop=True),
+    "no sizes": lambda path: rewritten(path),
     "a missing tensor": lambda path: rewritten(path, without="spectra"),
     "infinite": lambda path: rewritten(path, infinite=True),
     "another shape": lambda path: rewritten(path, shape=True),
@@ -92,7 +94,8 @@ def rewritten(path, *, version=1, drop=False, without="", infinite=False, shape=
     if shape:
         arrays["direct"] = arrays["direct"][:, :1]
     arrays.pop(without, None)
-    about = "{}" if drop else f'{{"name": "x", "version": {version}}}'
+    sizes = {} if not (without or infinite or shape) else dict.fromkeys(SIZES, 8)
+    about = "{}" if drop else json.dumps({"name": "x", "version": version} | sizes)
     save_file(arrays, path, {"weightscope": about})
 
 

@@ -359,16 +359,11 @@ def matched(models: Sequence[ws.Model], names: Mapping[str, set[str]]) -> Mappin
 
 def _projections(model: ws.Model, index: int) -> set[str]:
     """The names of the tensors that make a layer's queries, keys, values and output."""
-    row, stem = model.family.in_layer(model.config.layer_types[index]), _layer_name(model, index)
+    row, stem = model.family.in_layer(model.config.layer_types[index]), model.stem(index)
     modules = {row.query, row.key, row.value, row.output, *row.others, *row.reads.modules}
     return {name for module in modules if module for name in model.checkpoint.names_under(f"{stem}{module}.")} | {
         stem + name for name in row.lone
     }
-
-
-def _layer_name(model: ws.Model, index: int) -> str:
-    """What stands before the modules of a layer in the file."""
-    return model.prefix + model.family.stored_name(model.config, index)
 
 
 def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
@@ -405,7 +400,7 @@ def _of_module(
     """
     if not readings:
         return None
-    if len({_layer_name(*reading) + reading[0].family.value for reading in readings}) > 1:
+    if len({model.stem(index) + model.family.value for model, index in readings}) > 1:
         return _of_softmaxes(readings, members, tolerance)
     first_problem = ""
     for model, index, which, call in _in_turn(readings, members):

@@ -224,7 +224,7 @@ class _Trial:
         stored = {name: self.weights.under(name) for name, _ in self.model.named_modules() if stack_of(name) == stack}
         layers: dict[str, list[int]] = {name: [] for name in stored}
         for index in (*model.attention_layers, *model.borrowing_layers):
-            stem = model.prefix + model.family.stored_name(model.config, index)
+            stem = model.stem(index)
             own = {tensor.name for tensor in model.attention_tensors(index) if tensor.name.startswith(stem)}
             shares = {name: len(own & names) for name, names in stored.items()}
             best = max(shares, key=lambda name: shares[name], default="")
@@ -429,7 +429,7 @@ def _factors(model: Model, index: int, layer: Layer, call: Observed, growth: flo
     row = model.family.in_layer(model.config.layer_types[index])
     norms = row.qk_norm
     modules = ((row.query, norms.query if norms else ""), (row.key, norms.key if norms else ""), (row.value,))
-    stem = model.prefix + model.family.stored_name(model.config, index)
+    stem = model.stem(index)
     factors: dict[str, float] = {}
     for names, now in zip(modules, largest, strict=True):
         for module in filter(None, names):

@@ -13,9 +13,7 @@ from weightscope.tensors.changes import TensorChange, TensorChanges
 
 MOSTLY = 0.5  # share of matrices that hold coarser values before a checkpoint is called cast
 SOME = 0.25  # share that lie on a grid before it is called quantised: what is fused or small is often left out
-EXPLAINED = (
-    2.0  # times the error of rounding, which maps of two rounded factors stay under; what exceeds it is training
-)
+EXPLAINED = 2.0  # times the error of rounding, which maps of two rounded factors stay under
 IN_ANOTHER_BASIS = 5.0  # the same where the basis of heads was changed: rounding weighs more along weak directions
 LEAST = 1e-4  # |S - B| / |B| that is called training
 OF_A_ROTATION = 1e-3  # the same where the stream's rotation had to be found first

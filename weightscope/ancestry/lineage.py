@@ -220,8 +220,7 @@ class Lineage:
         layers = f"{count} of {counted(len(match.layers), 'layer')} have a counterpart"
         return (
             f"{name} was derived from {printable(self.origin.base.name)}: {layers}, {match.mean:.2f} alike on average "
-            f"({p}, {self.comparisons} comparisons). "
-            f"Done to it: {what}."
+            f"({p}, {self.comparisons} comparisons). Done to it: {what}."
         )
 
     @cached_property

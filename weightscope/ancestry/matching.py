@@ -5,7 +5,6 @@ chosen ones are: for two checkpoints that share nothing, that likeness has mean 
 deviation that is known.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, sqrt
 
@@ -144,7 +143,7 @@ def assigned(scores: np.ndarray) -> np.ndarray:
     return order
 
 
-def aligned(likeness: np.ndarray, least: float, breaks: Sequence[int] = ()) -> list[int | None]:
+def aligned(likeness: np.ndarray, least: float) -> list[int | None]:
     """The base's layer that each of the suspect's layers is, or None: the most alike, in runs where that costs little.
 
     The best path by dynamic programming (Viterbi): a step to the base's next layer costs nothing, any other JUMP, and a

@@ -8,7 +8,7 @@ import numpy as np
 
 from weightscope.ancestry.sketches import POINTS, SUFFIX, Sketches, fingerprint, load
 from weightscope.engine import Engine
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError, one_line, printable
 from weightscope.progress import bar
 from weightscope.sources import Source
 
@@ -18,7 +18,8 @@ OF_LAYERS = ("direct", "tokens", "spectra")
 
 def prints_in(folder: Path) -> list[Path]:
     """The fingerprint files of a folder, by name; none where it is no folder, or a checkpoint's."""
-    return sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    is_registry = folder.is_dir() and not (folder / "config.json").exists()
+    return sorted(folder.glob(f"*{SUFFIX}")) if is_registry else []
 
 
 def make_prints(
@@ -37,7 +38,7 @@ def make_prints(
             ended.value.save(out / f"{ended.key}{SUFFIX}")
         elif not isinstance(ended.error, CheckpointError | None):
             raise ended.error
-        yield ended.key, "" if ended.error is None else printable(" ".join(str(ended.error).split()))
+        yield ended.key, "" if ended.error is None else one_line(ended.error)
 
 
 def _print_of(source: Source) -> Sketches:

@@ -9,6 +9,7 @@ import numpy as np
 from weightscope.ancestry.verdict import Related
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.metrics.weight_changes import evenly_spread
 from weightscope.model import Model
 from weightscope.tensors.measure import why_unread
 
@@ -50,11 +51,7 @@ def _counterpart(suspect: Model, layer: int, tensor: Tensor, base: Model, place:
     """The tensor of the same name and shape in a base's layer."""
     if place is None:
         return None
-    here, there = (
-        model.prefix + model.family.stored_name(model.config, index)
-        for model, index in ((suspect, layer), (base, base.attention_layers[place]))
-    )
-    name = there + tensor.name.removeprefix(here)
+    name = base.stem(base.attention_layers[place]) + tensor.name.removeprefix(suspect.stem(layer))
     other = base.checkpoint.get(name)
     usable = other is not None and other.shape == tensor.shape and not why_unread(other)
     return other if usable else None
@@ -64,8 +61,8 @@ def _rows(tensor: Tensor, half: int) -> np.ndarray:
     """Every other one of some rows, evenly spread, side by side."""
     width = row_width(tensor.shape) or prod(tensor.shape)
     count = prod(tensor.shape) // width
-    picked = np.unique(np.linspace(0, count - 1, min(ROWS, count)).astype(int))[half::2]
-    rows = [Block(tensor, int(r) * width, int(r + 1) * width).values() for r in picked]
+    picked = evenly_spread(count, ROWS)[half::2].tolist()
+    rows = [Block(tensor, row * width, (row + 1) * width).values() for row in picked]
     return np.concatenate([np.empty(0), *rows]).astype(np.float64)
 
 

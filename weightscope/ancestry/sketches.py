@@ -12,13 +12,12 @@ Two sketches and the spectra are kept of each map, each for other changes of a c
 """
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from weightscope.attention.layer import Layer
 from weightscope.checkpoint.config import digest_of
 from weightscope.compute.cores import in_threads
 from weightscope.display import ShowsShapes
-from weightscope.embeddings import Embeddings
 from weightscope.errors import CheckpointError, printable
 from weightscope.files import new_file
 from weightscope.model import Model, as_model
@@ -41,8 +39,9 @@ TOKENS, RUN = 4096, 256  # tokens whose embeddings are combined, and how many of
 TOKEN_RANGE = 16384  # they are among the first ids, which a vocabulary keeps when it is cut
 COMBINED = 32  # combinations of tokens that span what W is seen through
 SHRINK = 0.1  # of their mean square, added before they are made orthonormal
-MAPS = ("qk", "vo")
 LARGEST_PRINT = 64 << 20  # bytes of a fingerprint file; that of a 70B model has 3 MB
+SIZES = ("d_model", "layers", "heads", "kv_heads", "vocabulary")  # that a description has
+NO_TOKENS = ("vocabulary", None)  # of a checkpoint without a token embedding
 LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
 
 
@@ -172,6 +171,9 @@ def _checked(about: Any, arrays: dict[str, np.ndarray], path: Path) -> Sketches:
     if about.pop("version", None) != VERSION:
         problem = f"is a fingerprint of another version; make it again with `weightscope fingerprint` ({VERSION})"
         raise CheckpointError(problem, file=path)
+    wrong = [key for key in SIZES if type(about.get(key, "")) is not int and (key, about.get(key, "")) != NO_TOKENS]
+    if wrong:
+        raise CheckpointError(f"is a damaged fingerprint: {', '.join(wrong)} should be whole numbers", file=path)
     n = arrays["heads"].shape[-1] if "heads" in arrays and arrays["heads"].ndim == 2 else 0
     tokens = arrays.get("tokens", np.empty(0)).shape
     shapes = {
@@ -194,21 +196,22 @@ def _about(model: Model) -> dict[str, Any]:
     """What is known of a checkpoint without its weights."""
     config, checkpoint = model.config, model.checkpoint
     dtypes = sorted({tensor.dtype for i in model.attention_layers for tensor in model.attention_tensors(i)})
-    vocabulary = model.embeddings.n_tokens if model.family.inputs.tokens and _has_tokens(model) else None
     return {
         "name": model.name, "family": model.family.name, "d_model": config.d_model, "layers": config.n_layers,
-        "heads": config.n_heads, "kv_heads": config.n_kv_heads, "vocabulary": vocabulary, "dtypes": dtypes,
-        "config": digest_of(checkpoint.config)[:16], "bytes": checkpoint.nbytes,
+        "heads": config.n_heads, "kv_heads": config.n_kv_heads, "vocabulary": _vocabulary(model), "dtypes": dtypes,
+        "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes,
     }  # fmt: skip
 
 
-def _has_tokens(model: Model) -> bool:
+def _vocabulary(model: Model) -> int | None:
+    """The number of tokens, None where the checkpoint has no token embedding."""
     try:
-        return bool(model.embeddings.n_tokens)
+        return model.embeddings.n_tokens
     except CheckpointError:
-        return False
+        return None
 
 
+@lru_cache(maxsize=8)  # every head asks for the same
 def signs(count: int, width: int, side: str) -> np.ndarray:
     """Random signs (count, width), the same on every machine and with every NumPy: float32."""
     words = -(-count * width // 64)
@@ -220,19 +223,17 @@ def signs(count: int, width: int, side: str) -> np.ndarray:
 
 def token_ids(vocabulary: int) -> np.ndarray:
     """The tokens that W is seen through: runs of ids, evenly spread over the first ones of a vocabulary."""
-    reach = min(vocabulary, TOKEN_RANGE)
-    runs = max(1, min(TOKENS, reach) // RUN)
-    starts = np.linspace(0, max(0, TOKEN_RANGE - RUN), runs if reach == TOKEN_RANGE else TOKENS // RUN).astype(int)
+    starts = np.linspace(0, TOKEN_RANGE - RUN, TOKENS // RUN).astype(int)
     ids = (starts[:, None] + np.arange(RUN)).ravel()
-    return np.arange(reach) if reach <= TOKENS else ids[ids < reach]
+    return np.arange(vocabulary) if vocabulary <= TOKENS else ids[ids < vocabulary]
 
 
 def _token_basis(model: Model) -> np.ndarray | None:
     """Directions of the stream that only the embeddings of tokens tell, orthonormal but for shrinkage: (m, d)."""
-    if not model.family.inputs.tokens or not _has_tokens(model):
+    vocabulary = _vocabulary(model)
+    if not vocabulary:
         return None
-    embeddings: Embeddings = model.embeddings
-    rows = model.into_stream(embeddings.rows(token_ids(embeddings.n_tokens))).astype(np.float64)  # (n, d)
+    rows = model.into_stream(model.embeddings.rows(token_ids(vocabulary))).astype(np.float64)  # (n, d)
     if not np.isfinite(rows).all():
         return None
     rows -= rows.mean(axis=0)
@@ -262,9 +263,8 @@ def _group_sketches(
     k, v = layer.k.of(group)[0], layer.v.of(group)[0]  # (d, r)
     of_k, of_v = _Side(k, "right", through), _Side(v, "left", through)
     for h in range(group * shared, (group + 1) * shared):
-        q, o = layer.q.of(h)[0], np.asarray(layer.w_o[h]).T
-        if layer.rotation is not None:
-            q = layer.rotation.rotate_at(q, 0)
+        head = layer.head(h)
+        q, o = head.query_at(0)[0], head.w_o.T
         pairs = ((_Side(q, "left", through), of_k), (of_v, _Side(o, "right", through)))
         parts = [_sketch(left, right) for left, right in pairs]
         yield tuple(np.stack(part) for part in zip(*parts, strict=True))
@@ -311,6 +311,6 @@ def _bytes(sketches: np.ndarray) -> np.ndarray:
     return np.rint(127 * sketches / np.where(largest > 0, largest, 1)).astype(np.int8)
 
 
-def is_fingerprint(source: object) -> bool:
+def is_fingerprint(source: object) -> TypeGuard[str | Path]:
     """Whether a source names a fingerprint file."""
-    return isinstance(source, str | Path) and re.search(rf"{re.escape(SUFFIX)}$", str(source)) is not None
+    return isinstance(source, str | Path) and str(source).endswith(SUFFIX)

@@ -15,7 +15,7 @@ from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.checkpoint import Block, row_width
 from weightscope.display import ShowsShapes
 from weightscope.metrics.grids import bits_of, own_grid, precision
-from weightscope.metrics.weight_changes import low_rank
+from weightscope.metrics.weight_changes import evenly_spread, low_rank
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.tensors.changes import BITS, Pair, TensorChange, first_pass, judged
@@ -70,9 +70,7 @@ class LayerPair:
 
     layer: int
     values: Values
-    tensors: Sequence[
-        TensorChange
-    ] = ()  # those with the same name in both, of heads only where they stand as they were
+    tensors: Sequence[TensorChange] = ()  # those with a namesake; of heads only where they stand as they were
     unpaired: int = 0  # how many only one of the two has
     folded: bool = False  # the norm before attention has lost its gain
     copies: int = 0  # experts that are copies of the base's feed-forward network
@@ -220,16 +218,11 @@ def _ranks(a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: float)
 # Tensors
 
 
-def _stem(model: Model, layer: int) -> str:
-    """What stands before the names of a layer's tensors."""
-    return model.prefix + model.family.stored_name(model.config, layer)
-
-
 def _tensors(suspect: Model, base: Model, i: int, j: int, *, heads: bool) -> tuple[list[TensorChange], int]:
     """How each tensor of a layer changed, those of heads on demand, and how many have no namesake."""
     sides = []
     for model, layer in ((base, j), (suspect, i)):
-        stem = _stem(model, layer)
+        stem = model.stem(layer)
         left_out = set() if heads else {tensor.name for tensor in model.attention_tensors(layer)}
         names = (name for name in model.checkpoint.names_under(stem) if name not in left_out)
         sides.append({name.removeprefix(stem): name for name in names})
@@ -240,7 +233,7 @@ def _outside(suspect: Model, base: Model) -> tuple[list[TensorChange], int]:
     """The same of tensors that belong to no layer."""
     sides = []
     for model in (base, suspect):
-        inside = {name for i in range(model.config.n_layers) for name in model.checkpoint.names_under(_stem(model, i))}
+        inside = {name for i in range(model.config.n_layers) for name in model.checkpoint.names_under(model.stem(i))}
         sides.append({name.removeprefix(model.prefix): name for name in model.checkpoint if name not in inside})
     return _changes(suspect, base, *sides)
 
@@ -256,12 +249,12 @@ def _values(suspect: Model, base: Model, i: int, j: int) -> Values:
     """Casts and grids of a layer's matrices."""
     casts, grids, errors, coarsest, count = Counter[str](), Counter[str](), [], "F32", 0
     matrices = [tensor for tensor in base.attention_tensors(j) if len(tensor.shape) > 1 and not why_unread(tensor)]
-    there = {tensor.name.removeprefix(_stem(base, j)): tensor for tensor in matrices}
+    there = {tensor.name.removeprefix(base.stem(j)): tensor for tensor in matrices}
     for tensor in suspect.attention_tensors(i):
         if len(tensor.shape) < 2 or why_unread(tensor) or not matrices:
             continue
         count += 1
-        before = there.get(tensor.name.removeprefix(_stem(suspect, i)), matrices[0])
+        before = there.get(tensor.name.removeprefix(suspect.stem(i)), matrices[0])
         ys, xs = _sampled(tensor), _sampled(before)
         held, was = (precision(rows[0]) for rows in (ys, xs))
         coarsest = min(coarsest, held, was, key=bits_of)
@@ -286,13 +279,13 @@ def _sampled(tensor: Tensor) -> list[np.ndarray]:
     values = Block(tensor, 0, prod(tensor.shape)).values().astype(np.float32)
     rows = values.reshape(-1, row_width(tensor.shape) or len(values))
     sides = [rows, rows.T] if len(tensor.shape) == 2 else [rows]
-    return [side[np.unique(np.linspace(0, len(side) - 1, ROWS).astype(int))] for side in sides]
+    return [side[evenly_spread(len(side), ROWS)] for side in sides]
 
 
 def _copies(suspect: Model, base: Model, i: int, j: int) -> int:
     """How many of a layer's experts are copies of the base's feed-forward network."""
     networks, experts = (
-        [model.checkpoint[name] for name in model.checkpoint.names_under(_stem(model, layer)) if name not in of_heads]
+        [model.checkpoint[name] for name in model.checkpoint.names_under(model.stem(layer)) if name not in of_heads]
         for model, layer, of_heads in (
             (model, layer, {tensor.name for tensor in model.attention_tensors(layer)})
             for model, layer in ((base, j), (suspect, i))

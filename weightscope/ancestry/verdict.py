@@ -10,7 +10,7 @@ from weightscope.ancestry.matching import FEWEST, ROUTES, Match, log_tail, match
 from weightscope.ancestry.registry import nearest, prints_in
 from weightscope.ancestry.sketches import Sketches, fingerprint, is_fingerprint, load
 from weightscope.errors import counted
-from weightscope.model import Model, as_model
+from weightscope.model import Model
 from weightscope.progress import bar
 
 DOUBTFUL = 4.0  # z from which a likeness is not called chance either
@@ -50,9 +50,7 @@ class Judged:
 
 def print_of(source: Base) -> Sketches:
     """The fingerprint of a checkpoint, or the one in a file."""
-    if is_fingerprint(source) and isinstance(source, str | Path):
-        return load(source)
-    return fingerprint(as_model(source))
+    return load(source) if is_fingerprint(source) else fingerprint(source)
 
 
 def candidates(suspect: Sketches, named: Sequence[Base]) -> tuple[list[Sketches], int]:
@@ -75,7 +73,7 @@ def judge(suspect: Sketches, base: Sketches) -> Judged:
         for route in ("direct", "tokens")
         if route in by_route and by_route[route].is_sure
     ]
-    # A stream that was only partly changed can be by_route by both: tokens count where they show clearly more.
+    # Where both show it, tokens count only if they show clearly more.
     best = max(by_sketch, key=lambda each: (round(each.weight, 1), each.match.route == "direct"), default=None)
     if best is None and by_route["spectra"].is_sure:
         best = Related(base, by_route["spectra"])

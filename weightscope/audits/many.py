@@ -15,7 +15,7 @@ from weightscope.audits.measures import Arrays
 from weightscope.audits.resume import FinishedLayers, layers_fingerprint, results_fingerprint
 from weightscope.audits.worker_validation import Report, arrays_of, report_of
 from weightscope.engine import Engine
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError, one_line
 from weightscope.files import HIDDEN, Files, OutputFolder
 from weightscope.findings import SEVERITIES, fails
 from weightscope.model import Model
@@ -57,7 +57,7 @@ class Outcome:
         """The error in one line; an error that is not about the input is a defect, and its type is named."""
         if self.error is None:
             return ""
-        text = printable(" ".join(str(self.error).split()))
+        text = one_line(self.error)
         return text if isinstance(self.error, CheckpointError) else f"{type(self.error).__name__}: {text}"
 
 

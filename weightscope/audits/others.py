@@ -100,7 +100,7 @@ def _folded(model: Model, index: int, tensor: Tensor) -> bool:
 
 def _in_layer(model: Model, index: int, tensor: Tensor) -> tuple[Family, str]:
     """The row of a layer, and a tensor's name in it."""
-    stem = model.prefix + model.family.stored_name(model.config, index)
+    stem = model.stem(index)
     return model.family.in_layer(model.config.layer_types[index]), tensor.name.removeprefix(stem)
 
 

@@ -162,7 +162,7 @@ def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Sid
     conv1d = model.family.layout in (conv1d_fused, conv1d_crossing)
 
     def matrices(index: int, modules: Iterable[str], axis: int) -> list[Matrix]:
-        stem = model.prefix + model.family.stored_name(model.config, index)
+        stem = model.stem(index)
         names = (f"{stem}{module}.weight" for module in dict.fromkeys(modules) if module)
         tensors = [model.checkpoint[name] for name in names if name in model.checkpoint]
         return [Matrix(t, axis) for t in tensors if len(t.shape) == 2 and t.shape[axis] == d]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import click
 
 from weightscope.cli.terminal import quiet_option
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError, one_line
 from weightscope.files import remove_unfinished
 from weightscope.progress import progress_shown
 
@@ -270,7 +270,7 @@ def libraries_silent() -> Iterator[None]:
 def refusal(error: OSError) -> str:
     """Describe an OSError; if the disk behind stdout is full, drop what is still buffered for it."""
     if error.filename is not None or error.errno not in FULL:
-        return printable(" ".join(str(error).split()))
+        return one_line(error)
     with suppress(OSError, ValueError, AttributeError):  # else Python would try to flush the buffer again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return f"cannot write to standard output ({error.strerror})"

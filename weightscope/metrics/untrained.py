@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.metrics.outliers import ROW_Z, known_median, norm_outliers, row_norms
+from weightscope.metrics.weight_changes import evenly_spread
 
 SAMPLING = 5.0  # standard deviations within which a norm is still that of a random row
 TAIL = 8.0  # t of a probability exp(-t): a random row's cosines are larger in fewer cases
@@ -158,7 +159,7 @@ def _is_isotropic(group: np.ndarray, blocks: Blocks) -> bool:
 def _spread_out(mask: np.ndarray) -> np.ndarray:
     """Indices of as many of the rows of a mask as rows are compared with, evenly spread."""
     indices = np.flatnonzero(mask)
-    return indices[np.unique(np.linspace(0, len(indices) - 1, min(COMPARED, len(indices))).astype(int))]
+    return indices[evenly_spread(len(indices), COMPARED)]
 
 
 def _directions(blocks: Blocks, indices: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ def low_rank(blocks: Blocks, shape: tuple[int, int], noise: float) -> int | None
     m, n = shape
     most = min(MOST_RANK, min(m, n) // 2)
     first = _first_rows(blocks(), CORNER)
-    part = _spread(_spread(first, CORNER).T, CORNER).astype(np.float64)
+    part = first[np.ix_(evenly_spread(len(first), CORNER), evenly_spread(n, CORNER))].T.astype(np.float64)
     if _counted(np.linalg.svd(part, compute_uv=False), part.shape, noise) > most:
         return None
     rng = np.random.default_rng(n)
@@ -68,9 +68,9 @@ def _first_rows(blocks: Iterable[np.ndarray], least: int) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def _spread(rows: np.ndarray, most: int) -> np.ndarray:
-    """At most so many rows, evenly spread."""
-    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))]
+def evenly_spread(count: int, most: int) -> np.ndarray:
+    """At most so many of the indices below `count`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
 
 
 # Whether several changes share one direction.
