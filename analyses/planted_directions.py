@@ -81,7 +81,7 @@ def planted(source: str) -> list[dict[str, object]]:
             weights = {i: [rounded(m.rows()) for m in matrices] for i, matrices in side.layers.items()}
             judged = judge(of_arrays(side, weights), d, centred)
             known = {"side": side.what, "format": name, "where": "nowhere"}
-            rows.append({**known, "score": round(judged.score, 2), "found": len(judged.found)})
+            rows.append({**known, "score": round(judged.score, 2), "found": len(judged.removed)})
     side = next(iter(sides(model, model.attention_layers, everything=False)))
     clean = {i: matrices[0].rows() for i, matrices in side.layers.items()}
     principal = np.linalg.eigh(np.sum([(w.T @ w) / np.linalg.norm(w) ** 2 for w in clean.values()], axis=0))[1][:, -8:]
@@ -95,9 +95,9 @@ def planted(source: str) -> list[dict[str, object]]:
             i: without(w, cut, strength, kept="rows_kept" in case) if i in chosen else w for i, w in clean.items()
         }
         judged = judge(of_arrays(side, {i: [FORMATS[str(case["format"])](w)] for i, w in changed.items()}), d, centred)
-        cosines = [cosine(one.least.directions, cut) for one in judged.found]
+        cosines = [cosine(one.least.directions, cut) for one in judged.removed]
         best = int(np.argmax(cosines)) if cosines else None
-        right = best is not None and set(judged.found[best].layers) == chosen
+        right = best is not None and set(judged.removed[best].layers) == chosen
         found = {"found": len(cosines), "cosine": round(max(cosines, default=0.0), 4), "layers_right": right}
         rows.append({"side": side.what, **case, "score": round(judged.score, 2), **found})
     return [{"model": model.name, **row} for row in rows]

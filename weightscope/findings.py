@@ -253,8 +253,8 @@ class Finding:
         parts = [] if self.layer is None else [f"layer {self.layer}"]
         heads = self.heads if self.head is None else [self.head]
         if heads:
-            own = [member for member in self.members if member.what == "head" and member.layer is None]
-            named = [member for member in own if member.name and member.index in heads]
+            listed = [member for member in self.members if member.what == "head" and member.layer is None]
+            named = [member for member in listed if member.name and member.index in heads]
             roles = [member.name if len(heads) == 1 else f"{member.index}: {member.name}" for member in named]
             parts.append(indexed("head", heads) + (f" ({', '.join(roles)})" if roles else ""))
         return " ".join([*parts, *([self.map] if self.map else [])]) or "model"

@@ -260,8 +260,8 @@ class Model:
         if not 0 <= index < self.config.n_layers:
             raise CheckpointError(f"no layer {index}: the model has {self.config.n_layers}", file=self.checkpoint.name)
         if not (attends(self.config, self.family, index) or borrows(self.config, self.family, index)):
-            kind, those = kind_of(self.config, self.family, index), ", ".join(map(str, self.attention_layers))
-            raise CheckpointError(f"layer {index} is {kind}, not attention; {those} are", file=self.checkpoint.name)
+            kind, attending = kind_of(self.config, self.family, index), ", ".join(map(str, self.attention_layers))
+            raise CheckpointError(f"layer {index} is {kind}, not attention; {attending} are", file=self.checkpoint.name)
         if self._last is None or self._last.index != index:
             self.checkpoint.prefetch(tensor.name for tensor in self.attention_tensors(index))
             self._last = read_layer(self.tensors(), self.family, self.config, index)

@@ -204,7 +204,7 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
         raise CheckpointError(
             f"transformers cannot read it: {first_line(error)}", file=checkpoint.config.file
         ) from None
-    found: dict[str, Family] = {}
+    rows_of: dict[str, Family] = {}
     refused: dict[str, str] = {}
     with tiny_models(config, checkpoint.name) as tinies:
         for stack in tinies[0].stacks:
@@ -217,10 +217,10 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
             if row is None:
                 refused[stack] = problem
             else:
-                found[stack] = row
-        outcomes = at_own_size(found, config, checkpoint, tinies[0]) if found else {}
+                rows_of[stack] = row
+        outcomes = at_own_size(rows_of, config, checkpoint, tinies[0]) if rows_of else {}
     refused |= {stack: outcome.problem for stack, outcome in outcomes.items() if outcome.problem}
-    rows_left = tuple(row for stack, row in found.items() if stack not in refused)
+    rows_left = tuple(row for stack, row in rows_of.items() if stack not in refused)
     if not rows_left:
         reasons = "; ".join(f"{stack}: {why}" if len(refused) > 1 else why for stack, why in refused.items())
         raise CheckpointError(f"no row reads it exactly; nearest: {reasons}", file=checkpoint.name)

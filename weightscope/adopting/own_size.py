@@ -215,8 +215,8 @@ class _Trial:
     def _layers(self, tiny: Tiny) -> list[str]:
         """The modules that are layers: those called as the tiny model's are, and within no other one."""
         kinds = {stack_of(call.layer) for calls in tiny.stacks.values() for call in calls}
-        found = [name for name, _ in self.model.named_modules() if name and stack_of(name) in kinds]
-        return [name for name in found if not any(name.startswith(other + ".") for other in found)]
+        names = [name for name, _ in self.model.named_modules() if name and stack_of(name) in kinds]
+        return [name for name in names if not any(name.startswith(outer + ".") for outer in names)]
 
     def _modules(self, stack: str) -> dict[str, list[int]]:
         """Which layers of a stack's model each of its modules of attention is."""
@@ -225,8 +225,8 @@ class _Trial:
         layers: dict[str, list[int]] = {name: [] for name in stored}
         for index in (*model.attention_layers, *model.borrowing_layers):
             stem = model.stem(index)
-            own = {tensor.name for tensor in model.attention_tensors(index) if tensor.name.startswith(stem)}
-            shares = {name: len(own & names) for name, names in stored.items()}
+            read = {tensor.name for tensor in model.attention_tensors(index) if tensor.name.startswith(stem)}
+            shares = {name: len(read & names) for name, names in stored.items()}
             best = max(shares, key=lambda name: shares[name], default="")
             if shares.get(best):
                 layers[best].append(index)

@@ -199,8 +199,8 @@ class Search:
         if None not in fits:
             (heads, rise, start), (other_heads, other_rise, _) = fits  # type: ignore[misc]
             steps = (rise - other_rise) / (1 / heads - 1 / other_heads) if heads != other_heads else 0.0
-            found = (round(number, 3) + 0.0 for number in (steps, rise - steps / heads, start))
-            yield {"rope": None, "additive": GeometricSlopes(*found), "shared": (), "others": ()}
+            slopes = (round(number, 3) + 0.0 for number in (steps, rise - steps / heads, start))
+            yield {"rope": None, "additive": GeometricSlopes(*slopes), "shared": (), "others": ()}
 
     def positions(self, row: Family) -> Iterator[Changes]:
         """Rotations, those of the table and those that the config's keys say, with norms before and after."""

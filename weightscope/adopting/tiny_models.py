@@ -207,9 +207,9 @@ def classes_of(config: Any) -> list[Any]:
     if not classes:
         with suppress(ImportError):
             module = import_module(kind.__module__.replace(".configuration_", ".modeling_"))
-            found = [each for each in vars(module).values() if getattr(each, "config_class", None) is kind]
-            bases = {base for each in found for base in each.__mro__[1:] if "PreTrained" in base.__name__}
-            classes = [each for each in found if each not in bases]
+            candidates = [each for each in vars(module).values() if getattr(each, "config_class", None) is kind]
+            bases = {base for each in candidates for base in each.__mro__[1:] if "PreTrained" in base.__name__}
+            classes = [each for each in candidates if each not in bases]
     parts = {type(part) for part in vars(config).values()}  # a class of a part's alone is no class of the whole
     return [each for each in dict.fromkeys(classes) if each.config_class not in parts]
 

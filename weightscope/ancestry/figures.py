@@ -75,12 +75,12 @@ def _likeness(axis: Axes, lineage: Lineage) -> None:
     """Likeness of each layer to its counterpart, to the base's other layers, and what strangers reach."""
     nearest = min(lineage.judged, key=lambda each: each.log_p)
     match = lineage.origin.match if lineage.origin else next(iter(nearest.matches.values()))
-    layers, others = np.array(lineage.suspect.layers), match.likeness.astype(float)
+    layers, unpaired = np.array(lineage.suspect.layers), match.likeness.astype(float)
     for i, j in enumerate(match.layers):
         if j is not None:
-            others[i, j] = np.nan
-    if np.isfinite(others).any():
-        pairs = np.repeat(layers, others.shape[1]), others.ravel()
+            unpaired[i, j] = np.nan
+    if np.isfinite(unpaired).any():
+        pairs = np.repeat(layers, unpaired.shape[1]), unpaired.ravel()
         axis.plot(*pairs, ".", color="0.7", markersize=2, label="other pairs")
     if match.route in BACKGROUND:
         mean, spread = BACKGROUND[match.route]

@@ -67,9 +67,9 @@ def _where(
     text: Callable[[Sequence[LayerPair]], str],
 ) -> Iterator[Kind]:
     """A kind, where some layers show it."""
-    those = [pair for pair in pairs if shown(pair)]
-    if those:
-        yield Kind(name, [pair.layer for pair in those], text(those), len(those) / len(pairs))
+    showing = [pair for pair in pairs if shown(pair)]
+    if showing:
+        yield Kind(name, [pair.layer for pair in showing], text(showing), len(showing) / len(pairs))
 
 
 def _folded(those: Sequence[LayerPair]) -> str:
@@ -77,7 +77,7 @@ def _folded(those: Sequence[LayerPair]) -> str:
 
 
 def _gauge(those: Sequence[LayerPair]) -> str:
-    factors, maps = (float(np.median([getattr(pair, of) for pair in those])) for of in ("of_factors", "drift"))
+    factors, maps = (float(np.median([getattr(pair, name) for pair in those])) for name in ("of_factors", "drift"))
     return f"Factors of heads differ by {factors:.2g} of their norm, their products by {maps:.2g}."
 
 
@@ -133,8 +133,8 @@ def _is_quantised(pairs: Sequence[LayerPair]) -> bool:
 def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
     """Updates of low rank, and training that moved weights otherwise."""
     pairs, changes = surgery.layers, _all_changes(surgery)
-    others = [(i, change) for i, change in changes if change.name_a not in surgery.attention]
-    low = [(i, change) for i, change in others if change.kind in ("low rank", "one direction")]
+    outside = [(i, change) for i, change in changes if change.name_a not in surgery.attention]
+    low = [(i, change) for i, change in outside if change.kind in ("low rank", "one direction")]
     ranks = [change.rank for _, change in low if change.rank] + [rank for pair in pairs for rank in pair.ranks]
     where = sorted({i for i, _ in low if i is not None} | {pair.layer for pair in pairs if pair.ranks})
     if ranks:
@@ -150,7 +150,7 @@ def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
     accounted = {pair.layer for pair in pairs if pair.gauge or pair.folded or pair.neurons or pair.only_ranks}
     if not _is_quantised(pairs):
         rounding = max((pair.values.rounding for pair in pairs), default=0.0)
-        moved |= {i for i, change in others if change.kind == "changed" and change.change > max(floor, rounding)
+        moved |= {i for i, change in outside if change.kind == "changed" and change.change > max(floor, rounding)
                   and i is not None and i not in accounted}  # fmt: skip
     if moved:
         drifts = [pair.drift for pair in pairs if pair.layer in moved]

@@ -125,10 +125,10 @@ def _layers_of_several(suspect: Sketches, of_layers: Sequence[Related | None]) -
     for layer, source in zip(suspect.layers, of_layers, strict=True):
         if source is not None:
             layers.setdefault(source.base.name, []).append(layer)
-    parts = "; ".join(f"{spans(those)} from {printable(name)}" for name, those in layers.items())
-    taken = sorted(layer for those in layers.values() for layer in those)
-    kind = Kind("merge of layers", taken, f"Layers {parts}.", len(taken) / len(suspect.layers))
-    return [kind], Shares({name: len(those) / len(suspect.layers) for name, those in layers.items()})
+    parts = "; ".join(f"{spans(taken)} from {printable(name)}" for name, taken in layers.items())
+    every = sorted(layer for taken in layers.values() for layer in taken)
+    kind = Kind("merge of layers", every, f"Layers {parts}.", len(every) / len(suspect.layers))
+    return [kind], Shares({name: len(taken) / len(suspect.layers) for name, taken in layers.items()})
 
 
 def _merge(suspect: Sketches, shares: Shares) -> Kind:
@@ -208,11 +208,11 @@ class Lineage:
     @property
     def lead(self) -> str:
         """The verdict in words, with what it rests on."""
-        name, others = printable(self.suspect.name), counted(len(self.judged), "base")
+        name, bases = printable(self.suspect.name), counted(len(self.judged), "base")
         if self.verdict == "undecided":
-            return f"Whether {name} was derived from any of {others} cannot be told. {'; '.join(self.doubts)}."
+            return f"Whether {name} was derived from any of {bases} cannot be told. {'; '.join(self.doubts)}."
         if self.origin is None:
-            return f"{name} was not derived from any of {others}: a derived one would have been seen. {OUT_OF_REACH}"
+            return f"{name} was not derived from any of {bases}: a derived one would have been seen. {OUT_OF_REACH}"
         match = self.origin.match
         count = sum(j is not None for j in match.layers)
         p = f"p < {SMALLEST:g}" if self.p_value < SMALLEST else f"p = {self.p_value:.1g}"
@@ -247,11 +247,11 @@ class Lineage:
         for judged in self.judged:
             for route, match in judged.matches.items():
                 mean, spread = BACKGROUND.get(route, (np.nan, np.nan))
-                others = match.likeness.copy()
+                unpaired = match.likeness.copy()
                 for i, j in enumerate(match.layers):
                     if j is not None:
-                        others[i, j] = np.nan
-                rest = float(np.nanmean(others)) if np.isfinite(others).any() else np.nan
+                        unpaired[i, j] = np.nan
+                rest = float(np.nanmean(unpaired)) if np.isfinite(unpaired).any() else np.nan
                 count = sum(j is not None for j in match.layers)
                 rows.append(
                     (judged.base.name, ROUTES[route], count, match.mean, rest, mean, spread, match.log_p / log(10))

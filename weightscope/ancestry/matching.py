@@ -98,8 +98,8 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
     of_base = [base.of_layer(layer) for layer in base.layers]
     for i, layer in enumerate(suspect.layers):
         heads = suspect.of_layer(layer)
-        for j, others in enumerate(of_base):
-            inside = np.ix_(heads, others)
+        for j, candidates in enumerate(of_base):
+            inside = np.ix_(heads, candidates)
             order = assigned(chosen[inside])
             orders[i, j] = order
             kept = np.flatnonzero(order >= 0)
@@ -112,8 +112,8 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
     z = (alike - mean) / np.sqrt(1 / (2 * HALF * counts) + spread**2)
     paired = np.array([j is not None for j in layers])
     total = counts[paired].sum()
-    whole = (alike[paired] * counts[paired]).sum() / max(1, total)
-    log_p = log_tail((whole - mean) / sqrt(1 / (2 * HALF * total) + spread**2)) if total else 0.0
+    mean_alike = (alike[paired] * counts[paired]).sum() / max(1, total)
+    log_p = log_tail((mean_alike - mean) / sqrt(1 / (2 * HALF * total) + spread**2)) if total else 0.0
     matched = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
     return Match(route, second, layers, matched, np.where(paired, z, np.nan), min(0.0, log_p))
 
@@ -174,8 +174,8 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
     shape = len(suspect.layers), len(base.layers)
     distance, orders = np.zeros(shape), {}
     for i, layer in enumerate(suspect.layers):
-        for j, other in enumerate(base.layers):
-            inside = apart[np.ix_(suspect.of_layer(layer), base.of_layer(other))]
+        for j, of_base in enumerate(base.layers):
+            inside = apart[np.ix_(suspect.of_layer(layer), base.of_layer(of_base))]
             orders[i, j] = order = assigned(-inside)
             kept = np.flatnonzero(order >= 0)
             distance[i, j] = inside[kept, order[kept]].mean()

@@ -52,9 +52,9 @@ def _counterpart(suspect: Model, layer: int, tensor: Tensor, base: Model, place:
     if place is None:
         return None
     name = base.stem(base.attention_layers[place]) + tensor.name.removeprefix(suspect.stem(layer))
-    other = base.checkpoint.get(name)
-    usable = other is not None and other.shape == tensor.shape and not why_unread(other)
-    return other if usable else None
+    counterpart = base.checkpoint.get(name)
+    usable = counterpart is not None and counterpart.shape == tensor.shape and not why_unread(counterpart)
+    return counterpart if usable else None
 
 
 def _rows(tensor: Tensor, half: int) -> np.ndarray:

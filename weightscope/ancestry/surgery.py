@@ -176,7 +176,7 @@ def _rms(matrices: Sequence[np.ndarray]) -> float:
 
 def _is_folded(a: Layer, b: Layer) -> bool:
     """Whether the norm before attention has lost its gain, while the base's has one."""
-    gains = [of.norm.gamma if isinstance(of, Affine) and of.norm is not None else np.empty(0) for of in (a.q, b.q)]
+    gains = [q.norm.gamma if isinstance(q, Affine) and q.norm is not None else np.empty(0) for q in (a.q, b.q)]
     if not all(map(len, gains)):
         return False
     spread = [float(gain.std()) / max(float(np.abs(gain.mean())), 1e-30) for gain in gains]

@@ -56,11 +56,11 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
     for meaning, names in family.size_keys.items():
         stored_names = [name for name in names if name in known]
         strange = [name for name in names if stored_names and name not in known and name in values]
-        said = any(values.get(name) is not None for name in stored_names)
+        stated = any(values.get(name) is not None for name in stored_names)
         for name in strange:
             value = values.pop(name)
-            usual = next((family.defaults[own] for own in stored_names if own in family.defaults), None)
-            if value is not None and not said and meaning in NEEDED and value != usual:
+            usual = next((family.defaults[name] for name in stored_names if name in family.defaults), None)
+            if value is not None and not stated and meaning in NEEDED and value != usual:
                 problem = f"'{name}' is {str(value)[:40]}, but {kind} reads '{stored_names[0]}', which is missing"
                 raise CheckpointError(f"{problem}; write the number there", file=part.file)
     return values
@@ -247,6 +247,6 @@ def _nested(parameters: Mapping[str, Any]) -> bool:
 def _words(parameters: Mapping[str, Any]) -> str:
     """Rotary parameters in a line, the older word for their kind left out."""
     kind, base = parameters["rope_type"], parameters["rope_theta"]
-    said = ("rope_type", "rope_theta", "type")
-    more = (f"{key} {value}" for key, value in sorted(parameters.items()) if key not in said)
+    named = ("rope_type", "rope_theta", "type")
+    more = (f"{key} {value}" for key, value in sorted(parameters.items()) if key not in named)
     return ", ".join((f"{kind} with base {base}", *more))[:300]

@@ -149,8 +149,8 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
             layer = step.apply(layer, tensors, config, model)
     unproved = NOT_COMPARED if family.origin.startswith("unproved") else ""
     passed_over = denied_words(denied(model.checkpoint, stem, family, config))
-    said = filter(None, (*family.caveats, *config.notes, passed_over, unproved))
-    return replace(layer, caveats=(*caveats(layer, steps), *said))
+    more = filter(None, (*family.caveats, *config.notes, passed_over, unproved))
+    return replace(layer, caveats=(*caveats(layer, steps), *more))
 
 
 def rotation_of(config: ModelConfig, family: Family, index: int) -> Rotation | None:

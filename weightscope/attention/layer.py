@@ -457,8 +457,8 @@ class Layer:
         stream, width = np.asarray(x), (self.k if of_keys else self.q).shape[1]
         if stream.ndim != 2 or stream.shape[1] != width or stream.dtype.kind not in "fiu":
             name = "memory" if of_keys and self.cross else "x"
-            found = f"shape {stream.shape} and dtype {stream.dtype}"
-            raise ValueError(f"{name} has {found}; layer {self.index} needs numbers of shape (tokens, {width})")
+            given = f"shape {stream.shape} and dtype {stream.dtype}"
+            raise ValueError(f"{name} has {given}; layer {self.index} needs numbers of shape (tokens, {width})")
         return stream
 
     def queries(self, x: Any) -> Any:

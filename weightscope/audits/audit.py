@@ -398,9 +398,9 @@ class Audit:
 
     def __str__(self) -> str:
         caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]
-        found = [repr(self.findings)] if self.findings else []
+        findings = [repr(self.findings)] if self.findings else []
         return "\n".join(
-            [self.lead, *found, self.ranges().text(), f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}", *caveats]
+            [self.lead, *findings, self.ranges().text(), f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}", *caveats]
         )
 
     def _repr_html_(self) -> str:

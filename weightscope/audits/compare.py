@@ -336,10 +336,10 @@ class Comparison:
         """
         if any(self.broken):
             return "a tensor", float("nan")
-        found = [("a head", float(np.max([self.from_first[n] for n in LIMITED if n in self.from_first])))]
-        found += [pair for changes in self.others for pair in changes.limited.items()]
-        found += self.limited.items()
-        return max(found, key=lambda pair: (np.isnan(pair[1]), pair[1]))
+        changes = [("a head", float(np.max([self.from_first[n] for n in LIMITED if n in self.from_first])))]
+        changes += [pair for tensors in self.others for pair in tensors.limited.items()]
+        changes += self.limited.items()
+        return max(changes, key=lambda pair: (np.isnan(pair[1]), pair[1]))
 
     @cached_property
     def heads(self) -> Table:

@@ -198,9 +198,9 @@ def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Gr
     n_bytes = 0
     for layer in bar(layers, "directions", "layer"):
         hand_back()
-        own = dict(of_layer(layer))
-        n_bytes += sum(d.left.nbytes + d.right.nbytes for directions in own.values() for _, d in directions)
-        group |= own
+        by_head = dict(of_layer(layer))
+        n_bytes += sum(d.left.nbytes + d.right.nbytes for directions in by_head.values() for _, d in directions)
+        group |= by_head
         if n_bytes >= VECTOR_BYTES or layer == layers[-1]:
             yield group
             group.clear()

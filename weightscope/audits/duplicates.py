@@ -82,8 +82,7 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         def copies(
             a: int, b: int, name: str = name, similar: dict[tuple[int, int], Likeness] = similar
         ) -> Likeness | None:
-            one, other = heads_of(a, b)
-            likeness = likeness_of(one, other, name)
+            likeness = likeness_of(*heads_of(a, b), name)
             if likeness is not None and not likeness.is_copy:
                 similar[a, b] = likeness
                 return None
@@ -121,8 +120,8 @@ def clusters(
         pairs, unlike = [], Counter[int]()
         for row, candidates, correlations in of_layer:
             most_alike = candidates[np.argsort(-correlations.round(2), kind="stable")]
-            others = most_alike[label[most_alike] != label[row]].tolist()
-            pairs += [(place, other // n_heads, row, other) for place, other in enumerate(others)]
+            unlinked = most_alike[label[most_alike] != label[row]].tolist()
+            pairs += [(place, linked // n_heads, row, linked) for place, linked in enumerate(unlinked)]
         for _, _, row, candidate in sorted(pairs):
             if label[row] == label[candidate] or unlike[row] == UNLIKE_A_HEAD:
                 continue

@@ -141,19 +141,19 @@ def removed_directions(
 
     What attention writes in these layers is always judged, with `everything` what networks write and what both read.
     """
-    found: list[Removed] = []
+    removed: list[Removed] = []
     notes = []
     with phase("looking for removed directions"), np.errstate(over="ignore", invalid="ignore"):
         for side in sides(model, layers, everything):
             if not (why := _undecided(model, side)):
                 try:
                     more, why, _ = judge(side, model.config.d_model, centred_norms(model))
-                    found += more
+                    removed += more
                 except CheckpointError as error:  # a format whose values cannot be read
                     why = str(error)
             if why:
                 notes.append(f"Whether a direction was removed from {side.what} is undecided: {why}.")
-    return found, tuple(notes)
+    return removed, tuple(notes)
 
 
 def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Side]:
@@ -170,7 +170,7 @@ def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Sid
     def side(what: str, writes: bool, modules: Sequence[str], transposed: bool) -> Side:
         axis = int(writes == transposed)
         by_layer = {i: matrices(i, modules, axis) for i in layers}
-        return Side(what, writes, {i: found for i, found in by_layer.items() if found})
+        return Side(what, writes, {i: of_layer for i, of_layer in by_layer.items() if of_layer})
 
     row = model.family
     yield side("what attention writes (W_O)", True, (row.output,), conv1d)
@@ -196,8 +196,8 @@ def _undecided(model: Model, side: Side) -> str:
 def _too_coarse(side: Side, sets: Sequence[Least]) -> str:
     """Whether rounding leaves more along a removed direction than would stand out from these spectra."""
     left = STEPS_OF_ERROR * 4.0 ** -int(side.bits)
-    with_one = (np.sort(np.concatenate([[left], one.eigenvalues[:-1]])) for one in sets)
-    seen = min(float(gap_scores(spectrum)[:RANKS].max()) for spectrum in with_one)
+    spectra = (np.sort(np.concatenate([[left], least.eigenvalues[:-1]])) for least in sets)
+    seen = min(float(gap_scores(spectrum)[:RANKS].max()) for spectrum in spectra)
     return "" if seen >= FOUND[side.writes] else f"weights of {side.bits:.2g} bits leave too much along one"
 
 
@@ -227,7 +227,7 @@ def centred_norms(model: Model) -> bool:
 class Judged(NamedTuple):
     """What was found on one side."""
 
-    found: list[Removed]
+    removed: list[Removed]
     why: str  # nothing can be; empty where it can
     score: float  # of what stands out most
 
@@ -245,7 +245,7 @@ def judge(side: Side, d: int, centred: bool) -> Judged:
             side.add(total, layers[place], ROWS * d / len(places), wide=True)
         return total
 
-    def least(places: tuple[int, ...]) -> Least | None:
+    def least_in(places: tuple[int, ...]) -> Least | None:
         if sum(side.rows(layers[place]) for place in places) < ENOUGH * d:
             return None
         gram = pooled(places)
@@ -257,26 +257,27 @@ def judge(side: Side, d: int, centred: bool) -> Judged:
     usable = [bool(gram.any()) for gram in kept]
     sets = [places for places in (runs if narrow else groups)(len(layers)) if all(usable[i] for i in places if kept)]
     sets += agreeing(kept, centred) if narrow and all(usable) else []
-    candidates = zip(in_threads(least, sets) if narrow else map(least, sets), sets, strict=True)
-    known = [(one, one.score - _paid(places, len(layers))) for one, places in candidates if one is not None]
-    if not known:
+    candidates = zip(in_threads(least_in, sets) if narrow else map(least_in, sets), sets, strict=True)
+    scored = [(least, least.score - _paid(places, len(layers))) for least, places in candidates if least is not None]
+    if not scored:
         return Judged([], "no run of its layers has enough finite rows for its width", 0.0)
-    found: list[Removed] = []
-    most = max(score for _, score in known)
-    for one, score in sorted(known, key=lambda candidate: -candidate[1]):
-        if score < LOOKED_AT or any(_same(other.least, one) for other in found):
+    removed: list[Removed] = []
+    most = max(score for _, score in scored)
+    for candidate, score in sorted(scored, key=lambda pair: -pair[1]):
+        if score < LOOKED_AT or any(_same(earlier.least, candidate) for earlier in removed):
             continue
-        energies = {layer: side.energy(layer, one.directions) for layer in layers}
+        energies = {layer: side.energy(layer, candidate.directions) for layer in layers}
         chosen = tuple(place for place, layer in enumerate(layers) if energies[layer] <= LEFT)
-        again = least(chosen) if len(chosen) > 1 else None
+        again = least_in(chosen) if len(chosen) > 1 else None
         if again is not None and again.score - _paid(chosen, len(layers)) >= limit:
-            one, score = again, max(score, again.score - _paid(chosen, len(layers)))
-            energies = {layer: side.energy(layer, one.directions) for layer in layers}
+            candidate, score = again, max(score, again.score - _paid(chosen, len(layers)))
+            energies = {layer: side.energy(layer, candidate.directions) for layer in layers}
         most = max(most, score)
-        removed = Removed(side, one, score, energies)
-        if score >= limit and len(removed.layers) > 1 and not any(_same(other.least, one) for other in found):
-            found.append(removed)
-    return Judged(found, "" if found else _too_coarse(side, [one for one, _ in known]), most)
+        judged = Removed(side, candidate, score, energies)
+        new = not any(_same(earlier.least, candidate) for earlier in removed)
+        if score >= limit and len(judged.layers) > 1 and new:
+            removed.append(judged)
+    return Judged(removed, "" if removed else _too_coarse(side, [least for least, _ in scored]), most)
 
 
 def _paid(places: Sequence[int], of: int) -> float:
@@ -289,43 +290,45 @@ def _same(a: Least, b: Least) -> bool:
     return float(np.linalg.norm(a.directions.T @ b.directions, 2)) >= PARALLEL
 
 
-def removed_findings(model: Model, found: Sequence[Removed]) -> list[Finding]:
+def removed_findings(model: Model, removed: Sequence[Removed]) -> list[Finding]:
     """One finding for each set of directions that was removed."""
-    return [_finding(one, tokens) for one, tokens in zip(found, _tokens(model, found), strict=True)]
+    return [_finding(each, tokens) for each, tokens in zip(removed, _tokens(model, removed), strict=True)]
 
 
-def _finding(one: Removed, tokens: str) -> Finding:
-    k, side = one.least.directions.shape[1], one.side
+def _finding(removed: Removed, tokens: str) -> Finding:
+    k, side = removed.least.directions.shape[1], removed.side
     which = "One direction was" if k == 1 else f"{k} directions were"
-    usual = [energy for layer, energy in one.energies.items() if layer not in one.layers and np.isfinite(energy)]
-    sizes = {layer: sqrt(one.energies[layer]) for layer in one.layers}
+    usual = [
+        energy for layer, energy in removed.energies.items() if layer not in removed.layers and np.isfinite(energy)
+    ]
+    sizes = {layer: sqrt(removed.energies[layer]) for layer in removed.layers}
     tensors = [
         Member("tensor", None, layer=layer, name=matrix.tensor.name, number=size)
         for layer, size in sizes.items()
         for matrix in side.layers[layer]
     ]
     text = (
-        f"{which} removed from {side.what} in {indexed('layer', one.layers)}: {one.left:.2g} of the mean size along a "
-        f"direction is left (probability of such a gap among random ones: {10**-one.score:.0e}){tokens}."
+        f"{which} removed from {side.what} in {indexed('layer', removed.layers)}: {removed.left:.2g} of the mean size "
+        f"along a direction is left (probability of such a gap among random ones: {10**-removed.score:.0e}){tokens}."
     )
     return Finding(
-        kind="removed_direction", measure="size_left_along_it", number=one.left,
+        kind="removed_direction", measure="size_left_along_it", number=removed.left,
         usual=sqrt(float(np.median(usual))) if usual else 1.0, text=text,
         members=(*(Member("layer", layer, number=size) for layer, size in sizes.items()), *tensors),
     )  # fmt: skip
 
 
-def _tokens(model: Model, found: Sequence[Removed]) -> list[str]:
+def _tokens(model: Model, removed: Sequence[Removed]) -> list[str]:
     """The tokens along each set of directions, to end a sentence; empty where the checkpoint has none."""
-    read, written, _ = token_rows(model) if found else (None, None, "")
-    names = token_names(tokenizer_at_hand(model)) if found else repr
-    said = []
-    for one in found:
-        rows = written if one.side.writes else read
+    read, written, _ = token_rows(model) if removed else (None, None, "")
+    names = token_names(tokenizer_at_hand(model)) if removed else repr
+    endings = []
+    for each in removed:
+        rows = written if each.side.writes else read
         if rows is None:
-            said.append("")
+            endings.append("")
             continue
-        poles = rows.nearest([one.least.directions])[0]
+        poles = rows.nearest([each.least.directions])[0]
         named = [[repr(printable(names(int(row)))) for row in pole.rows[:TOKENS_IN_FINDING]] for pole in poles]
-        said.append(f"; along it: {'; against it: '.join(', '.join(tokens) for tokens in named if tokens)}")
-    return said
+        endings.append(f"; along it: {'; against it: '.join(', '.join(tokens) for tokens in named if tokens)}")
+    return endings

@@ -69,14 +69,14 @@ def best_threshold(scores: np.ndarray, had: np.ndarray) -> float:
 
 def by_model(heads: Table, judged: Judged, scale: str) -> Heads:
     """Scores on a scale and what the heads did, of every model that has the score."""
-    found = {}
+    heads_of = {}
     for model in dict.fromkeys(heads["model"]):
         of_model = heads.where(heads["model"] == model)
         scores = judged.sign * of_model[judged.score].astype(float)
         if np.isfinite(scores).any() and np.isfinite(of_model[f"did_{judged.did}"].astype(float)).all():
             lowest = np.nanmin(scores)  # the first layer reads what no head has written
-            found[model] = SCALES[scale](np.nan_to_num(scores, nan=lowest)), judged.had(of_model)
-    return found
+            heads_of[model] = SCALES[scale](np.nan_to_num(scores, nan=lowest)), judged.had(of_model)
+    return heads_of
 
 
 def pooled_threshold(models: Heads, without: str = "") -> float:

@@ -308,9 +308,9 @@ def _columns(name: str, found: HeadRoles) -> Iterator[Column]:
     symbol, meaning = COLUMNS[name]
     yield Column(name, found.scores[name].ravel(), symbol=symbol, meaning=meaning, format=".2f")
     for end in ("low", "high") if name in SAMPLED else ():
-        said = f"{end} end of a 95 % interval over the tokens that were drawn (bootstrap)"
+        meaning = f"{end} end of a 95 % interval over the tokens that were drawn (bootstrap)"
         values = found.scores[f"{name}_{end}"].ravel()
-        yield Column(f"{name}_{end}", values, symbol=f"{symbol}, {end}", meaning=said, format=".2f")
+        yield Column(f"{name}_{end}", values, symbol=f"{symbol}, {end}", meaning=meaning, format=".2f")
 
 
 def unembedding(model: Model, tokens: np.ndarray) -> np.ndarray:

@@ -428,8 +428,8 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
             positions = np.flatnonzero(reading & (pairs[:, 0] == number) & (pairs[:, 4] == group))
             heads = [held[int(i), int(a)] for i, a in pairs[positions, 1:3]]
             together = Written(*(np.concatenate(parts) for parts in zip(*heads, strict=True)))
-            own = range(group * shared, (group + 1) * shared) if KINDS[number] == "q" else [group]
-            values[positions] = pair_scores(together, spaces.read[KINDS[number]].only(own)).transpose(1, 0, 2)
+            readers = range(group * shared, (group + 1) * shared) if KINDS[number] == "q" else [group]
+            values[positions] = pair_scores(together, spaces.read[KINDS[number]].only(readers)).transpose(1, 0, 2)
 
         list(in_threads(meet, spots))
         for a in writers:

@@ -54,13 +54,13 @@ def lineage_command(
     folder.refuse_foreign()
     models = [opened(source) for source in (suspect, *bases)]  # fail on a wrong name before anything is read
     with folder:
-        found = lineage(models[0], models[1:])
-        found.write_files(folder)
+        result = lineage(models[0], models[1:])
+        result.write_files(folder)
     if as_json:
-        click.echo(json.dumps(found.as_json(), allow_nan=False))
+        click.echo(json.dumps(result.as_json(), allow_nan=False))
         return
     if not is_quiet():
-        show(*found.printed())
+        show(*result.printed())
     click.echo(out / "report.html")
 
 

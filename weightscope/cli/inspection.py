@@ -223,8 +223,8 @@ def _stacks(model: "Model") -> Iterator[str]:
     """One line for every attention stack in the file."""
     for number, stack in enumerate(model.stacks.values()):
         sizes = f"{stack.n_layers} layers x {stack.n_heads} heads, {stack.family and stack.family.name}"
-        own = f"read as {model.family.name}" if model.is_read(stack) else f"not read: {printable(stack.refusal)}"
-        what = own if stack.refusal else f"{sizes} ({printable(stack.model_type)})"
+        state = f"read as {model.family.name}" if model.is_read(stack) else f"not read: {printable(stack.refusal)}"
+        what = state if stack.refusal else f"{sizes} ({printable(stack.model_type)})"
         what += ", unproved" if stack.family and stack.family.origin.startswith("unproved") else ""
         where = ", ".join(filter(None, (printable(stack.prefix) + "*", printable(stack.part))))
         yield f"{'' if number else 'stacks':<11} {printable(stack.name)}: {what}; {where}"

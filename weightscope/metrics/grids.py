@@ -46,8 +46,8 @@ def own_grid(x: np.ndarray) -> tuple[str, float] | None:
                 continue
             y = x.reshape(-1, width).astype(np.float64)
             y = y[np.ptp(y, axis=1) > 0]
-            if len(y) and (found := look(y)):
-                values, step = found
+            if len(y) and (grid := look(y)):
+                values, step = grid
                 where = "a row" if width == x.shape[1] else f"{width} neighbours"
                 return f"{values} values in {where}", float(np.sqrt(np.mean(step**2) / 12)) / size
     return None

@@ -135,7 +135,7 @@ def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]
         parts.append(least_eigenvectors(matrix, OF_LAYER, steps=2)[1])
     stacked = np.hstack(parts)  # (d, L OF_LAYER)
     values, vectors = np.linalg.eigh(stacked.T @ stacked)
-    found = []
+    sets = []
     for column in range(1, SEEDS + 1):
         if values[-column] < SHARED * MEMBER:
             break
@@ -143,8 +143,8 @@ def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]
         shares = [float(((part.T @ seed) ** 2).sum() / (seed @ seed)) for part in parts]
         layers = tuple(i for i, share in enumerate(shares) if share >= MEMBER)
         if len(layers) >= SHARED:
-            found.append(layers)
-    return list(dict.fromkeys(found))
+            sets.append(layers)
+    return list(dict.fromkeys(sets))
 
 
 def choices(layers: int, of: int) -> float:

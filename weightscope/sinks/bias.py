@@ -354,13 +354,13 @@ def _updates(runner: Runner, measured: Sequence[np.ndarray], kept: Kept) -> Upda
     """`measure_updates`, unless an earlier run has finished it."""
 
     def measure() -> dict[str, np.ndarray]:
-        found = measure_updates(runner, measured)
-        layers = {f"layers_{column.name}": column.values for column in found.layers.columns}
-        return {"mu": found.mu, "strength": found.strength} | layers
+        updates = measure_updates(runner, measured)
+        layers = {f"layers_{column.name}": column.values for column in updates.layers.columns}
+        return {"mu": updates.mu, "strength": updates.strength} | layers
 
-    found = kept.get({"texts": np.stack(measured)}, measure)
-    table = layers_table({name.removeprefix("layers_"): values for name, values in found.items()})
-    return UpdateMeasures(table, found["mu"], found["strength"])
+    arrays = kept.get({"texts": np.stack(measured)}, measure)
+    table = layers_table({name.removeprefix("layers_"): values for name, values in arrays.items()})
+    return UpdateMeasures(table, arrays["mu"], arrays["strength"])
 
 
 def sink_bias(

@@ -180,10 +180,10 @@ def prediction_figure(bias: SinkBias) -> Figure:
     best.set_ylabel("attention to token 0, measured")
     layer_bar(figure, best, layers)
 
-    y, found = np.arange(len(auroc))[::-1], np.array(list(auroc.values()))
+    y, areas = np.arange(len(auroc))[::-1], np.array(list(auroc.values()))
     colours = [OTHERS if name == "layer" else SINK for name in auroc]
-    aurocs.barh(y, np.nan_to_num(found - 0.5), left=0.5, color=colours, height=0.6)
-    for height, value in zip(y, found, strict=True):
+    aurocs.barh(y, np.nan_to_num(areas - 0.5), left=0.5, color=colours, height=0.6)
+    for height, value in zip(y, areas, strict=True):
         aurocs.text(1.02, height, "none" if np.isnan(value) else f"{value:.2f}", va="center", fontsize=7)
     aurocs.set_yticks(y, [SHORT[name][1] for name in auroc])
     aurocs.axvline(0.5, color="black", linewidth=0.6)

@@ -272,8 +272,8 @@ def lemma_figure(sinks: SinkMechanisms) -> Figure:
     figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 4.6))
     epsilons = np.linspace(0, 1, 201)
     for kind, name in _kinds(sinks):
-        own = np.sort(sinks.epsilon[sinks.kind == kind])
-        share = np.searchsorted(own, epsilons, side="right") / sinks.epsilon.size
+        sorted_epsilons = np.sort(sinks.epsilon[sinks.kind == kind])
+        share = np.searchsorted(sorted_epsilons, epsilons, side="right") / sinks.epsilon.size
         axes[0, 0].plot(epsilons, share, color=KIND_COLOURS[name], linestyle=DASHES[kind % 4], label=name)
     axes[0, 0].set_xlabel(r"$\epsilon$ (1)")
     axes[0, 0].set_ylabel(r"share that are $\epsilon$-sinks (1)")

@@ -172,14 +172,14 @@ def read_texts(paths: Sequence[str | Path] = (), *, characters: int = 0, most: i
         texts = read_documents(paths, most)
         names = ", ".join(dict.fromkeys(Path(path).name or str(path) for path in paths))
         return Texts(texts, f"{len(texts)} {'document' if len(texts) == 1 else 'documents'} of {names}")
-    own = read_documents(works())
-    source = f"{len(own)} works in the public domain that come with weightscope"
-    if sum(map(len, own)) >= characters:
-        return Texts(own, source)
+    included = read_documents(works())
+    source = f"{len(included)} works in the public domain that come with weightscope"
+    if sum(map(len, included)) >= characters:
+        return Texts(included, source)
     try:
         texts = read_documents(openwebtext(1), most)
     except CheckpointError as error:
-        return Texts(own, f"{source}, fewer than wanted ({error})")
+        return Texts(included, f"{source}, fewer than wanted ({error})")
     return Texts(texts, f"the first {len(texts):,} documents of {OPENWEBTEXT} on the Hub")
 
 
