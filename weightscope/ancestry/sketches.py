@@ -28,6 +28,7 @@ from weightscope.compute.cores import in_threads
 from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, printable
 from weightscope.files import new_file
+from weightscope.findings import indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar
 
@@ -124,7 +125,7 @@ def fingerprint(source: Model | str | Path) -> Sketches:
     Raises
     ------
     CheckpointError
-        It cannot be read.
+        It cannot be read, or a head's map exceeds float32.
 
     Examples
     --------
@@ -139,6 +140,9 @@ def fingerprint(source: Model | str | Path) -> Sketches:
     through = _token_basis(model)  # (m, d), or None
     parts = [_layer_sketches(model.layer(i), through) for i in bar(model.attention_layers, "layers", "layer")]
     layer, head, kv_head, direct, tokens, spectra, norms = (np.concatenate(part) for part in zip(*parts, strict=True))
+    if len(broken := np.unique(layer[~np.isfinite(norms).all(axis=1)])):
+        problem = f"{indexed('layer', broken.tolist())}: W_QK or W_VO of a head exceeds float32, and cannot be compared"
+        raise CheckpointError(problem, file=model.name)
     return Sketches(_about(model), layer, head, kv_head, direct, tokens, spectra, norms, model)
 
 
@@ -249,7 +253,8 @@ def _token_basis(model: Model) -> np.ndarray | None:
 def _layer_sketches(layer: Layer, through: np.ndarray | None) -> tuple[np.ndarray, ...]:
     """Layer, head and key-value head, sketches, spectra and norms of a layer's heads."""
     shared = layer.n_heads // layer.n_kv_heads
-    groups = in_threads(lambda g: list(_group_sketches(layer, g, shared, through)), range(layer.n_kv_heads))
+    with np.errstate(over="ignore", invalid="ignore"):
+        groups = list(in_threads(lambda g: list(_group_sketches(layer, g, shared, through)), range(layer.n_kv_heads)))
     heads = [head for group in groups for head in group]
     direct, tokens, spectra, norms = (np.stack(part) for part in zip(*heads, strict=True))
     index = np.arange(layer.n_heads)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from weightscope.ancestry.matching import FEWEST, ROUTES, Match, log_tail, matches
 from weightscope.ancestry.registry import nearest, prints_in
 from weightscope.ancestry.sketches import Sketches, fingerprint, is_fingerprint, load
-from weightscope.errors import counted
+from weightscope.errors import counted, printable
 from weightscope.model import Model
 from weightscope.progress import bar
 
@@ -17,6 +17,7 @@ DOUBTFUL = 4.0  # z from which a likeness is not called chance either
 OTHER_VOCABULARY = 0.1  # relative difference of sizes past which two vocabularies are not one
 NEARER = 3.0  # times as near (1 - likeness) a layer has to be to another base than to the first
 CLEARLY = 0.01  # and by so much more alike
+SILENT = 0.5  # of a checkpoint's maps: where so many are zero, nothing can be told
 Base = Model | str | Path
 
 
@@ -82,6 +83,9 @@ def judge(suspect: Sketches, base: Sketches) -> Judged:
 
 def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str:
     """Why a derivation from this base could have been missed; empty where it would have been seen."""
+    silent = [each.name for each in (suspect, base) if not each.direct.any(axis=-1).mean() > SILENT]
+    if silent:
+        return f"most heads of {printable(silent[0])} have maps of zeros, which nothing can be told from"
     low = [route for route, match in by_route.items() if match.log_p < log_tail(DOUBTFUL)]
     if low:
         return f"{ROUTES[low[0]]} are more alike than chance allows, and less than those of a derived model"
