@@ -122,9 +122,17 @@ def least_of(gram: np.ndarray, centred: bool) -> Least:
     return Least(float(scores[rank - 1]), directions, values)
 
 
+def summed(grams: Sequence[np.ndarray]) -> np.ndarray:
+    """Their sum, without a copy of all of them."""
+    total = grams[0].copy()
+    for gram in grams[1:]:
+        total += gram
+    return total
+
+
 def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]]:
     """Sets of layers, by place, whose own least directions have one in common, wherever the layers stand."""
-    sizes = scaled(np.sum(grams, axis=0), centred)
+    sizes = scaled(summed(grams), centred)
     parts = []
     for gram in grams:
         matrix = gram / sizes / sizes[:, None]
