@@ -341,7 +341,7 @@ QUOTED: dict[str, list[float]] = {
     "a small |f(x_0)| of the first token's embedding, has AUROC {:.2f} over heads, the layer's index alone {:.2f}": [
         foretold("value_ratio"), foretold("layer"),
     ],
-    "of {:.0f} heads named after induction in models that no threshold was set on, {:.0f} had done it": [
+    "In models that no threshold was set on, it named {:.0f} heads after induction, and {:.0f} of them did induction": [
         cell(ALL, name, score="induction", scale="score") for name in ("named", "right")
     ],
 }  # fmt: skip
