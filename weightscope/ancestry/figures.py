@@ -1,4 +1,4 @@
-"""The picture of a lineage: layers of the suspect over layers of its bases, and how alike counterparts are."""
+"""The figure of a lineage: layers of the suspect above layers of its bases, and how alike counterparts are."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,13 +15,13 @@ from weightscope.pages.style import BY_LAYER, COLOURS, COLUMN, in_our_style, pla
 GAP = 2  # places between two bases
 DARK_IS_ALIKE = f"{BY_LAYER}_r"
 TICKS = 8  # layers of a row that are labelled, at most
-LOWEST = -0.3  # likeness that is drawn at least
+LOWEST = -0.3  # likeness that the axis always reaches
 LABELLED = 24  # letters of a checkpoint's name
 
 
 @in_our_style()
 def lineage_figure(lineage: Lineage) -> Figure:
-    """A line from each layer of the suspect to its counterpart, and below how alike they are beside other pairs."""
+    """A line from each layer of the suspect to its counterpart; below, their likeness and that of all other pairs."""
     figure, (strip, below) = subplots(2, 1, figsize=(2 * COLUMN, 3.6), height_ratios=(3, 2))
     _strip(figure, strip, lineage)
     _likeness(below, lineage)
@@ -29,7 +29,7 @@ def lineage_figure(lineage: Lineage) -> Figure:
 
 
 def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
-    """Layers of the suspect above, of its bases below."""
+    """Layers of the suspect above, those of its bases below."""
     suspect, bases = lineage.suspect, _bases(lineage)
     starts = np.cumsum([0, *(len(base.layers) + GAP for base in bases)])
     width = max(starts[-1] - GAP, len(suspect.layers))
@@ -51,12 +51,12 @@ def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
 
 
 def _bases(lineage: Lineage) -> list[Sketches]:
-    """The bases that layers are from; the first one that was compared, where there are none."""
+    """The bases that layers come from; without any, the first base that was compared."""
     return list(dict.fromkeys(each.base for each in lineage.sources if each)) or [lineage.judged[0].base]
 
 
 def _row(axis: Axes, start: float, y: float, sketches: Sketches, side: str) -> None:
-    """The layers of a checkpoint as dots in a row, some of them numbered, with its name in the middle."""
+    """The layers of a checkpoint as a row of dots, some of them numbered, with its name in the middle."""
     layers, sign = sketches.layers, 1 if side == "bottom" else -1
     x = start + np.arange(len(layers))
     axis.plot(x, np.full(len(x), y), "o", color="0.2", markersize=2.5, label=_short(sketches))
@@ -66,13 +66,13 @@ def _row(axis: Axes, start: float, y: float, sketches: Sketches, side: str) -> N
 
 
 def _short(sketches: Sketches) -> str:
-    """A checkpoint's name, cut where it is long."""
+    """A checkpoint's name, shortened if it is long."""
     name = sketches.name
     return plain(name if len(name) <= LABELLED else f"{name[:LABELLED]}…")
 
 
 def _likeness(axis: Axes, lineage: Lineage) -> None:
-    """Likeness of each layer to its counterpart, to the base's other layers, and what strangers reach."""
+    """Likeness of each layer to its counterpart and to the base's other layers, and the range of strangers."""
     nearest = min(lineage.judged, key=lambda each: each.log_p)
     match = lineage.origin.match if lineage.origin else next(iter(nearest.matches.values()))
     layers, unpaired = np.array(lineage.suspect.layers), match.likeness.astype(float)

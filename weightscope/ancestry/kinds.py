@@ -1,4 +1,4 @@
-"""What was done to a checkpoint, in words: kinds of surgery, each with its layers and its evidence."""
+"""What was done to a checkpoint, in words: kinds of change, each with its layers and evidence."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,17 +12,17 @@ from weightscope.findings import spans
 from weightscope.tensors.changes import TensorChange, TensorChanges
 
 MOSTLY = 0.5  # share of matrices that hold coarser values before a checkpoint is called cast
-SOME = 0.25  # share that lie on a grid before it is called quantised: what is fused or small is often left out
-EXPLAINED = 2.0  # times the error of rounding, which maps of two rounded factors stay under
-IN_ANOTHER_BASIS = 5.0  # the same where the basis of heads was changed: rounding weighs more along weak directions
+SOME = 0.25  # share on a grid before it is called quantised: fused or small matrices are often left out
+EXPLAINED = 2.0  # times the rounding error: maps of two rounded factors stay below it
+IN_ANOTHER_BASIS = 5.0  # the same if the basis of heads changed: rounding weighs more along weak directions
 LEAST = 1e-4  # |S - B| / |B| that is called training
-OF_A_ROTATION = 1e-3  # the same where the stream's rotation had to be found first
-ROUNDED = "B to "  # how the change of a tensor says to what it was rounded
+OF_A_ROTATION = 1e-3  # the same if the stream's rotation had to be found first
+ROUNDED = "B to "  # how a tensor's change names the dtype it was rounded to
 RESIZED = {"heads grouped", "width cut", "width extended"}  # what changes every head anyway
 
 
 def weight_kinds(surgery: Surgery, structure: set[str]) -> list[Kind]:
-    """Kinds that weights show; `structure` names those that the match of layers has shown already."""
+    """Kinds that weights show; `structure` names those that the match of layers already shows."""
     pairs = surgery.layers
     if not structure and _untouched(surgery):
         return [_same_bytes(surgery)]
@@ -39,7 +39,7 @@ def weight_kinds(surgery: Surgery, structure: set[str]) -> list[Kind]:
 
 
 def _untouched(surgery: Surgery) -> bool:
-    """Whether every tensor that both have is the base's, in the base's dtype."""
+    """Whether every tensor that both have equals the base's, in the base's dtype."""
     changes = _all_changes(surgery)
     same = all(change.kind == "identical" and change.dtypes[0] == change.dtypes[1] for _, change in changes)
     moved = any(pair.drift or pair.folded or pair.gauge or pair.copies > 1 for pair in surgery.layers)
@@ -49,13 +49,13 @@ def _untouched(surgery: Surgery) -> bool:
 def _same_bytes(surgery: Surgery) -> Kind:
     n, pairs = len(_all_changes(surgery)), surgery.layers
     unpaired = surgery.unpaired + sum(pair.unpaired for pair in pairs)
-    more = f"; {unpaired} more are in one of the two only" if unpaired else ""
-    text = f"Every value of {counted(n, 'tensor')} is the base's{more}"
+    more = f"; {unpaired} more are in only one of the two checkpoints" if unpaired else ""
+    text = f"Every value of {counted(n, 'tensor')} equals the base's{more}"
     return Kind("same bytes", [pair.layer for pair in pairs], f"{text}.", n / (n + unpaired))
 
 
 def _all_changes(surgery: Surgery) -> list[tuple[int | None, TensorChange]]:
-    """Every compared tensor with the suspect's layer, None outside layers."""
+    """Every compared tensor with the suspect's layer, or None outside layers."""
     inside = [(pair.layer, change) for pair in surgery.layers for change in pair.tensors]
     return [*inside, *((None, change) for change in surgery.outside)]
 
@@ -66,31 +66,31 @@ def _where(
     shown: Callable[[LayerPair], bool],
     text: Callable[[Sequence[LayerPair]], str],
 ) -> Iterator[Kind]:
-    """A kind, where some layers show it."""
+    """A kind, if some layers show it."""
     showing = [pair for pair in pairs if shown(pair)]
     if showing:
         yield Kind(name, [pair.layer for pair in showing], text(showing), len(showing) / len(pairs))
 
 
 def _folded(those: Sequence[LayerPair]) -> str:
-    return f"In {counted(len(those), 'layer')} the norm's gain is constant, and is in the weights after it."
+    return f"In {counted(len(those), 'layer')}, the norm's gain is constant and folded into the weights after it."
 
 
 def _gauge(those: Sequence[LayerPair]) -> str:
     factors, maps = (float(np.median([getattr(pair, name) for pair in those])) for name in ("of_factors", "drift"))
-    return f"Factors of heads differ by {factors:.2g} of their norm, their products by {maps:.2g}."
+    return f"The factors of heads changed by {factors:.2g} of their norm, their products by {maps:.2g}."
 
 
 def _experts(those: Sequence[LayerPair]) -> str:
-    return f"{min(pair.copies for pair in those)} experts of a layer or more are the base's feed-forward network."
+    return f"At least {min(pair.copies for pair in those)} experts per layer copy the base's feed-forward network."
 
 
 def _neurons(those: Sequence[LayerPair]) -> str:
-    return "Rows of feed-forward matrices are the base's in another order."
+    return "Feed-forward matrices have the base's rows in another order."
 
 
 def _basis(surgery: Surgery) -> Iterator[Kind]:
-    """A stream in another basis, where it could be found."""
+    """The stream in another basis, if that basis could be found."""
     basis, pairs = surgery.basis, surgery.layers
     if basis.rotation is not None:
         how = "a permutation" if basis.permuted else "a rotation"
@@ -109,19 +109,19 @@ def _casts(surgery: Surgery) -> Iterator[Kind]:
         names = Counter(change.detail.removeprefix(ROUNDED) for change in rounded) or casts
         dtype = names.most_common(1)[0][0]
         count, total = (len(rounded), len(changes)) if rounded else (casts.total(), matrices)
-        text = f"{count} of {total} tensors hold values of {dtype}, and those of the base do not."
+        text = f"{count} of {total} tensors hold only {dtype} values; the base's do not."
         yield Kind(f"cast to {dtype}", [pair.layer for pair in surgery.layers], text, count / max(1, total))
 
 
 def _grids(pairs: Sequence[LayerPair]) -> Iterator[Kind]:
-    """Values on the grid of a quantisation."""
+    """Values on a quantisation grid."""
     if _is_quantised(pairs):
         grids = sum((pair.values.grids for pair in pairs), Counter[str]())
         matrices = sum(pair.values.matrices for pair in pairs)
         grid, count = grids.most_common(1)[0]
         error = float(np.median([pair.values.grid_error for pair in pairs if pair.values.grids]))
-        where = f"{grids.total()} of {matrices} matrices of attention lie on a grid, {count} on this one"
-        text = f"{where}; its rounding is {error:.2g} of their norm."
+        where = f"{grids.total()} of {matrices} attention matrices lie on a grid, {count} on this one"
+        text = f"{where}; its rounding error is {error:.2g} of their norm."
         yield Kind(f"quantised ({grid})", [p.layer for p in pairs if p.values.grids], text, grids.total() / matrices)
 
 
@@ -131,7 +131,7 @@ def _is_quantised(pairs: Sequence[LayerPair]) -> bool:
 
 
 def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
-    """Updates of low rank, and training that moved weights otherwise."""
+    """Low-rank updates, and training that moved weights in other ways."""
     pairs, changes = surgery.layers, _all_changes(surgery)
     outside = [(i, change) for i, change in changes if change.name_a not in surgery.attention]
     low = [(i, change) for i, change in outside if change.kind in ("low rank", "one direction")]

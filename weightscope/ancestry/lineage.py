@@ -25,25 +25,24 @@ from weightscope.progress import progress_shown
 from weightscope.tables import Column, Table, as_json
 
 SMALLEST = 1e-99  # probability that is shown as a number
-NOT_ALIKE = 0.97  # likeness under which fingerprints alone say that weights moved
+NOT_ALIKE = 0.97  # likeness below which fingerprints alone show that weights moved
 RESULTS = ("lineage.json", "alignment.csv", "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
 OUT_OF_REACH = (
-    "A model that was distilled from another, or trained anew on its answers, shares no weights with it: that is "
-    "out of reach here."
+    "Distillation, or training a new model on another's answers, copies no weights, so it cannot be detected here."
 )
 
 
 def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = False) -> "Lineage":
-    """Tell whether a checkpoint was derived from one of several others, from their weights, and what was done to it.
+    """Find out from weights whether a checkpoint was derived from one of several others, and what was done to it.
 
     Parameters
     ----------
     suspect : Model, str or Path
-        A model, what `open_model` opens, or a fingerprint file (`weightscope fingerprint`).
+        A model, anything that `open_model` opens, or a fingerprint file (`weightscope fingerprint`).
     bases : Model, str or Path, or several
-        Likewise; or a folder of fingerprint files, of which those most like the suspect are compared.
+        The same, or a folder of fingerprint files; those most like the suspect are compared.
     progress : bool
-        Show a bar.
+        Show a progress bar.
 
     Returns
     -------
@@ -80,7 +79,7 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
 
 
 TURNED = "stream rotated or permuted"  # where weights do not tell which
-TRAINED = ("fine-tuned", "low-rank update")  # what a merge of tuned models looks like from one of them
+TRAINED = ("fine-tuned", "low-rank update")  # what a merge of tuned models looks like next to one of them
 
 
 def _derived(
@@ -102,7 +101,7 @@ def _derived(
                 kinds.append(_merge(suspect, shares))
                 done = [kind for kind in done if kind.kind not in TRAINED]
                 if shares.left > EXPLAINED * max(pair.values.rounding for pair in surgery.layers):
-                    text = f"{shares.left:.2g} of its norm is not that of the merge."
+                    text = f"The merge leaves {shares.left:.2g} of the suspect's norm unexplained."
                     done.append(Kind("fine-tuned", suspect.layers, text))
             kinds += done
     kinds += _unnamed(suspect, first, kinds)
@@ -110,7 +109,7 @@ def _derived(
 
 
 def _summands(first: Related, judged: Sequence[Judged]) -> list[Related]:
-    """Every base of the first one's sizes: of a merge, a small share is not seen in products of two factors."""
+    """Every base with the first one's sizes: products of two factors do not show a small share of a merge."""
     sizes = [(each.base.about["d_model"], len(each.base.layers), len(each.base.layer)) for each in judged]
     needed = (first.base.about["d_model"], len(first.base.layers), len(first.base.layer))
     same = [each for each, size in zip(judged, sizes, strict=True) if size == needed]
@@ -134,25 +133,25 @@ def _layers_of_several(suspect: Sketches, of_layers: Sequence[Related | None]) -
 def _merge(suspect: Sketches, shares: Shares) -> Kind:
     """A sum of several bases."""
     parts = ", ".join(f"{share:.2f} of {printable(name)}" for name, share in shares.weights.items())
-    left = f"{shares.left:.2g} of its norm is left, {shares.alone:.2g} with one base"
-    text = f"{parts}. On rows that the fit has not seen {left}."
+    left = f"{shares.left:.2g} of the suspect's norm is left over, against {shares.alone:.2g} with one base"
+    text = f"{parts}. On rows outside the fit, {left}."
     return Kind("merge", suspect.layers, text, 1 - shares.left / shares.alone)
 
 
 def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind]) -> list[Kind]:
-    """What was seen of heads where nothing else says it."""
+    """What the match of heads shows, if no other kind says so."""
     match, names = first.match, " ".join(kind.kind for kind in kinds)
     if match.route == "spectra":
         text = (
-            "Only singular values of heads agree, which no change of basis alters: a weaker claim than the others, and "
-            "what else was done cannot be told."
+            "Only the singular values of heads agree; no change of basis alters these. This evidence is weaker, and it "
+            "does not show what else was done."
         )
         return [Kind(TURNED, suspect.layers, text, float(np.mean([j is not None for j in match.layers])))]
     if match.route == "tokens" and "stream" not in names and "width" not in names:
-        text = "Heads agree as they are seen through the embeddings of tokens, not as they stand in the stream."
+        text = "Heads agree when seen through the token embeddings, but not in the stream's own basis."
         return [Kind(TURNED, suspect.layers, text)]
     if not kinds and suspect.source is None and match.mean < NOT_ALIKE:
-        return [Kind("fine-tuned", suspect.layers, f"Heads are {match.mean:.2f} alike.")]
+        return [Kind("fine-tuned", suspect.layers, f"The mean likeness of heads is {match.mean:.2f}.")]
     return []
 
 
@@ -166,23 +165,23 @@ class Lineage:
     judged : list of Judged
         Every base that was compared.
     origin : Related or None
-        The base that it was derived from, and the match that shows it.
+        The base that it was derived from, and the match that shows this.
     verdict : str
-        "derived", "unrelated" (a derived one would have been seen) or "undecided".
+        "derived", "unrelated" (a derivation would have shown) or "undecided".
     p_value : float
-        Probability that strangers are as alike, times the number of comparisons; at most 1.
+        Probability that strangers are this alike, times the number of comparisons; at most 1.
     comparisons : int
-        How many bases and routes the probability was multiplied by.
+        Number of bases times routes, by which the probability was multiplied.
     kinds : list of Kind
         What was done.
     weights : dict of str to float
-        Of a merge the share of each base.
+        Share of each base in a merge.
     drift : dict of int to float
-        By layer |S - B| / |B| of the maps of heads, where weights of both were read.
+        |S - B| / |B| of the heads' maps by layer, if the weights of both were read.
     doubts : list of str
         Why the verdict is "undecided".
     sources : list of Related or None
-        The base that each layer is from.
+        The base that each layer comes from.
     """
 
     suspect: Sketches
@@ -202,25 +201,26 @@ class Lineage:
 
     @property
     def base(self) -> str | None:
-        """The base's name; None where there is none."""
+        """The base's name, or None."""
         return None if self.origin is None else self.origin.base.name
 
     @property
     def lead(self) -> str:
         """The verdict in words, with what it rests on."""
-        name, bases = printable(self.suspect.name), counted(len(self.judged), "base")
+        name, n = printable(self.suspect.name), len(self.judged)
+        bases = "the base" if n == 1 else f"any of the {counted(n, 'base')}"
         if self.verdict == "undecided":
-            return f"Whether {name} was derived from any of {bases} cannot be told. {'; '.join(self.doubts)}."
+            return f"It is undecided whether {name} was derived from {bases}. {'; '.join(self.doubts)}."
         if self.origin is None:
-            return f"{name} was not derived from any of {bases}: a derived one would have been seen. {OUT_OF_REACH}"
+            return f"{name} was not derived from {bases}: a derivation would have shown. {OUT_OF_REACH}"
         match = self.origin.match
         count = sum(j is not None for j in match.layers)
         p = f"p < {SMALLEST:g}" if self.p_value < SMALLEST else f"p = {self.p_value:.1g}"
-        what = "; ".join(kind.kind for kind in self.kinds) or "nothing that can be named"
+        what = "; ".join(kind.kind for kind in self.kinds) or "no known kind of change"
         layers = f"{count} of {counted(len(match.layers), 'layer')} have a counterpart"
         return (
-            f"{name} was derived from {printable(self.origin.base.name)}: {layers}, {match.mean:.2f} alike on average "
-            f"({p}, {self.comparisons} comparisons). Done to it: {what}."
+            f"{name} was derived from {printable(self.origin.base.name)}: {layers}, with a mean likeness of "
+            f"{match.mean:.2f} ({p}, {self.comparisons} comparisons). What was done: {what}."
         )
 
     @cached_property
@@ -242,7 +242,7 @@ class Lineage:
 
     @cached_property
     def background(self) -> Table:
-        """What the likeness was judged against: a row for each base and route."""
+        """What the likeness was judged against: one row per base and route."""
         rows = []
         for judged in self.judged:
             for route, match in judged.matches.items():
@@ -260,14 +260,14 @@ class Lineage:
 
     @cached_property
     def no_evidence(self) -> Table:
-        """What the suspect and the bases say of themselves, which proves nothing."""
+        """What the suspect and the bases say about themselves; this proves nothing."""
         names = ("family", "layers", "heads", "kv_heads", "d_model", "vocabulary", "config")
         prints = [self.suspect, *(judged.base for judged in self.judged)]
         rows = [(p.name, *(str(p.about.get(name, "")) for name in names)) for p in prints]
         return Table.of_rows([Column("name"), *map(Column, names)], rows)
 
     def printed(self) -> list[str | Table]:
-        """What a terminal shows, from top to bottom."""
+        """What the terminal shows, from top to bottom."""
         parts: list[str | Table] = [printable(self.lead)]
         parts += [f"{kind.kind}: {printable(kind.evidence)}" for kind in self.kinds]
         return [*parts, self.alignment if self.origin else self.background]
@@ -296,7 +296,7 @@ class Lineage:
             self.write_files(folder)
 
     def write_files(self, files: Files) -> None:
-        """The same into an open folder."""
+        """Write the same files into an open folder."""
         files.json("lineage.json", self.as_json())
         files.table("alignment.csv", self.alignment)
         report("Lineage")(files, self)
@@ -310,18 +310,18 @@ class Lineage:
 
 
 ALIGNMENT = (
-    Column("layer", meaning="Of the suspect."), Column("base", meaning="The base that its counterpart is in."),
+    Column("layer", meaning="The suspect's layer."), Column("base", meaning="The base that has its counterpart."),
     Column("base_layer", symbol="base's layer", format=".0f"),
     Column("likeness", meaning="Mean cosine of the maps of matched heads.", format=".3f"),
-    Column("z", meaning="Standard deviations from strangers.", format=".1f"),
-    Column("heads_in_place", symbol="heads in place", meaning="Heads that have kept their index.", format=".0f"),
-    Column("drift", symbol="$‖ΔW‖/‖W‖$", meaning="How far the maps of heads moved, the median.", format=".2g"),
+    Column("z", meaning="Distance from strangers, in standard deviations.", format=".1f"),
+    Column("heads_in_place", symbol="heads in place", meaning="Heads that kept their index.", format=".0f"),
+    Column("drift", symbol="$‖ΔW‖/‖W‖$", meaning="How far the heads' maps moved; median.", format=".2g"),
 )  # fmt: skip
 BACKGROUND_COLUMNS = (
     Column("base"), Column("route", meaning="What was compared."), Column("layers_found", symbol="layers found"),
-    Column("likeness", meaning="Of counterparts, mean.", format=".3f"),
-    Column("other_pairs", symbol="other pairs", meaning="Likeness of all other pairs of layers, mean.", format=".3f"),
-    Column("strangers", meaning="Mean likeness of unrelated checkpoints beyond chance.", format=".3f"),
-    Column("spread", meaning="Its standard deviation.", format=".3f"),
-    Column("log10_p", symbol="$log_10 p$", meaning="Of the probability that strangers are as alike.", format=".1f"),
+    Column("likeness", meaning="Mean over counterparts.", format=".3f"),
+    Column("other_pairs", symbol="other pairs", meaning="Mean likeness of all other pairs of layers.", format=".3f"),
+    Column("strangers", meaning="Mean likeness of unrelated checkpoints, above chance.", format=".3f"),
+    Column("spread", meaning="Standard deviation of their likeness.", format=".3f"),
+    Column("log10_p", symbol="$log_10 p$", meaning="Of the probability that strangers are this alike.", format=".1f"),
 )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Which layer and head of a base each layer and head of a suspect is, by three routes, and how sure that is.
+"""Match a suspect's layers and heads with a base's, by three routes, and say how sure each match is.
 
-Where sketches are compared, one half of their numbers chooses heads and layers, and the other half says how alike the
-chosen ones are: for two checkpoints that share nothing, that likeness has mean zero whatever was chosen, and a standard
-deviation that is known.
+A comparison of sketches uses one half of their numbers to choose heads and layers, and the other half to measure how
+alike the chosen ones are. For two checkpoints that share nothing, that likeness has mean zero and a known standard
+deviation, whatever was chosen.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from weightscope.ancestry.sketches import SKETCH, Sketches
 from weightscope.display import ShowsShapes
 
 HALF = SKETCH // 2
-ROUTES = {  # in words, the strongest evidence first
-    "direct": "heads as they stand in the stream",
-    "tokens": "heads seen through the embeddings of tokens",
+ROUTES = {  # in words, strongest evidence first
+    "direct": "heads in the stream's own basis",
+    "tokens": "heads seen through the token embeddings",
     "spectra": "singular values of heads",
 }
 # How alike unrelated checkpoints are beyond chance, mean and standard deviation over strangers (docs/lineage.md).
 BACKGROUND = {"direct": (0.0, 0.01), "tokens": (0.0, 0.01)}
-SURE = 6.0  # z from which a likeness is none of strangers'
-LEAST = 0.05  # likeness that two layers have at least before they are called counterparts
-JUMP = 0.05  # likeness that going on with the next layer of the base is worth
+SURE = 6.0  # z from which a likeness is higher than that of strangers
+LEAST = 0.05  # likeness that two layers need to be called counterparts
+JUMP = 0.05  # cost, in likeness, of any step but the one to the base's next layer
 # Of spectra: mean distance of logarithms of singular values.
 NEAR = 0.5  # a counterpart is nearer than the next layer by this factor
-SURE_BY_SPECTRA = 1e-6  # probability under which singular values are none of strangers'
+SURE_BY_SPECTRA = 1e-6  # probability below which singular values are not those of strangers
 BY_CHANCE = 0.05  # share of layers of strangers that are (docs/lineage.md); in most pairs none is
 FEWEST = 4  # layers that spectra are judged by
 
@@ -40,15 +40,15 @@ class Match(ShowsShapes):
     route : str
         A key of `ROUTES`.
     likeness : (L_s, L_b) array
-        Of every pair of layers, heads matched: a mean cosine; for spectra 1 - distance over the usual distance.
+        Mean cosine of matched heads for every pair of layers; for spectra, 1 - distance / usual distance.
     layers : list of int or None
-        The counterpart's place in the base of each layer of the suspect.
+        For each layer of the suspect, the place of its counterpart in the base.
     heads : list of (H,) int arrays
-        The counterpart of each head, -1 where it has none.
+        The counterpart of each head, or -1.
     z : (L_s,) array
         How far each layer's likeness to its counterpart is from that of strangers, in standard deviations.
     log_p : float
-        Natural logarithm of the probability that strangers are as alike, over all layers.
+        Natural logarithm of the probability that strangers are this alike, over all layers.
     """
 
     route: str
@@ -60,12 +60,12 @@ class Match(ShowsShapes):
 
     @property
     def is_sure(self) -> bool:
-        """Whether strangers are not as alike."""
+        """Whether strangers would not be this alike."""
         return self.log_p < (log(SURE_BY_SPECTRA) if self.route == "spectra" else log_tail(SURE))
 
     @property
     def mean(self) -> float:
-        """Mean likeness of counterparts; 0 where there are none."""
+        """Mean likeness of counterparts; 0 without any."""
         pairs = [self.likeness[i, j] for i, j in enumerate(self.layers) if j is not None]
         return float(np.mean(pairs)) if pairs else 0.0
 
@@ -125,13 +125,13 @@ def _cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _luck(suspect: Sketches, base: Sketches) -> float:
-    """How alike the best of strangers' heads are on average, by the half that chooses them."""
+    """How alike the best of strangers' heads look on average, in the half of the sketch that chooses them."""
     most = max(len(base.of_layer(layer)) for layer in base.layers)
     return sqrt(2 * log(max(2, most)) / (2 * HALF))
 
 
 def assigned(scores: np.ndarray) -> np.ndarray:
-    """The column of each row so that the sum is largest and no column is taken twice, -1 where none is left.
+    """A column for each row that maximises the sum and takes no column twice; -1 if no column is left.
 
     scores (H_s, H_b) -> (H_s,).
     """
@@ -144,10 +144,10 @@ def assigned(scores: np.ndarray) -> np.ndarray:
 
 
 def aligned(likeness: np.ndarray, least: float) -> list[int | None]:
-    """The base's layer that each of the suspect's layers is, or None: the most alike, in runs where that costs little.
+    """The counterpart of each of the suspect's layers, or None: the most similar layers, in runs if that costs little.
 
-    The best path by dynamic programming (Viterbi): a step to the base's next layer costs nothing, any other JUMP, and a
-    layer may have no counterpart, which is worth `least`. likeness (L_s, L_b).
+    Dynamic programming (Viterbi) finds the best path: a step to the base's next layer is free, any other step costs
+    JUMP, and a layer without a counterpart is worth `least`. likeness (L_s, L_b).
     """
     n, m = likeness.shape
     worth = np.concatenate([likeness, np.full((n, 1), least)], axis=1)  # the last column: none
@@ -169,7 +169,7 @@ def aligned(likeness: np.ndarray, least: float) -> list[int | None]:
 
 
 def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
-    """Match by singular values: a counterpart is much nearer than the layer that is next to it in distance."""
+    """Match by singular values: a counterpart is much nearer than the second nearest layer."""
     apart = np.abs(suspect.spectra[:, None] - base.spectra[None]).mean(axis=(2, 3))  # (N_s, N_b)
     shape = len(suspect.layers), len(base.layers)
     distance, orders = np.zeros(shape), {}
@@ -199,7 +199,7 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
 
 
 def _log_binomial(successes: int, trials: int, chance: float) -> float:
-    """Logarithm of the probability of at least so many successes."""
+    """Logarithm of the probability of at least this many successes."""
     from scipy.special import betainc
 
     return log(max(betainc(successes, trials - successes + 1, chance), 1e-300)) if successes else 0.0

@@ -13,7 +13,7 @@ from weightscope.tables import Column, Table
 def write_lineage_page(files: Files, lineage: Lineage) -> None:
     """Write the picture as PNG and SVG, and report.html."""
     picture = save(lineage_figure(lineage), files, "lineage")
-    caption = "Above: each layer of the suspect and its counterpart. Below: how alike they are, and all other pairs."
+    caption = "Top: each layer of the suspect and its counterpart. Bottom: their likeness, and that of all other pairs."
     sections = [Section("Layers", parts=[Figure(picture, caption)])]
     if lineage.kinds:
         sections.append(Section("What was done", parts=[kinds_table(lineage)]))
@@ -22,19 +22,20 @@ def write_lineage_page(files: Files, lineage: Lineage) -> None:
     sections.append(Section(
         "What it was judged against",
         "Likeness is the mean cosine of the maps $W_QK$ and $W_VO$ of matched heads, estimated from random sketches. "
-        "One half of a sketch chooses heads and layers, the other says how alike they are, so that the choice does "
-        "not flatter it. By singular values a counterpart counts where it is much nearer than any other layer.",
+        "One half of a sketch chooses heads and layers and the other half measures how alike they are, so the choice "
+        "does not bias the likeness. By singular values, a counterpart counts only if it is much nearer than any other "
+        "layer.",
         [lineage.background],
     ))  # fmt: skip
     sections.append(Section(
-        "What proves nothing", "Two checkpoints of one recipe have these in common too.", [lineage.no_evidence],
+        "What proves nothing", "Unrelated checkpoints of one recipe share these too.", [lineage.no_evidence],
     ))  # fmt: skip
     title = f"Where {plain(lineage.suspect.name)} comes from"
     write_page(files, "report.html", title, plain(lineage.lead), sections, model=plain(lineage.suspect.name))
 
 
 def kinds_table(lineage: Lineage) -> Table:
-    """What was done, one row for each kind."""
+    """What was done, one row per kind."""
     rows = [(kind.kind, spans(kind.layers), kind.evidence, kind.strength) for kind in lineage.kinds]
     strength = Column("strength", meaning="Share of the compared layers, heads or tensors that show it.", format=".2f")
     return Table.of_rows([Column("kind"), Column("layers"), Column("evidence"), strength], rows)

@@ -1,4 +1,4 @@
-"""A folder of fingerprints: which of them are most like a suspect, found from sums over heads."""
+"""Find the fingerprints in a folder that are most like a suspect, from sums over heads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,12 +12,12 @@ from weightscope.errors import CheckpointError, one_line, printable
 from weightscope.progress import bar
 from weightscope.sources import Source
 
-COMPARED = 8  # of a registry: the fingerprints whose heads are compared
+COMPARED = 8  # fingerprints of a registry whose heads are compared
 OF_LAYERS = ("direct", "tokens", "spectra")
 
 
 def prints_in(folder: Path) -> list[Path]:
-    """The fingerprint files of a folder, by name; none where it is no folder, or a checkpoint's."""
+    """The fingerprint files in a folder, by name; none if it is not a folder, or holds a checkpoint."""
     is_registry = folder.is_dir() and not (folder / "config.json").exists()
     return sorted(folder.glob(f"*{SUFFIX}")) if is_registry else []
 
@@ -25,7 +25,7 @@ def prints_in(folder: Path) -> list[Path]:
 def make_prints(
     sources: Sequence[Source], names: Sequence[str], out: Path, engine: Engine
 ) -> Iterator[tuple[str, str]]:
-    """Write a fingerprint of every source into a folder; yield each name as it ends, with the problem if it failed."""
+    """Write a fingerprint of every source into a folder; yield each name when done, with the problem if it failed."""
     out.mkdir(parents=True, exist_ok=True)
     waiting = list(zip(sources, names, strict=True))[::-1]
     while waiting or engine.busy:
@@ -42,12 +42,12 @@ def make_prints(
 
 
 def _print_of(source: Source) -> Sketches:
-    """A fingerprint made by a worker."""
+    """A fingerprint as a worker returns it."""
     return replace(fingerprint(source.open()), source=None)
 
 
 def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> list[tuple[str, Sketches]]:
-    """The fingerprints most like a suspect, by sums of sketches and by spectra, each with its file."""
+    """The fingerprints most like a suspect, by sums of sketches and by spectra, each with its file name."""
     likeness, distance = np.zeros(len(files)), np.full(len(files), np.inf)
     mine = {name: suspect.of_layers(name) for name in OF_LAYERS}
     with bar(files, "fingerprints", "file") as shown:
@@ -64,16 +64,16 @@ def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> l
 
 
 def _of_layers(path: Path) -> dict[str, np.ndarray]:
-    """A row for each layer of a fingerprint, without reading its heads."""
+    """One row per layer of a fingerprint, without reading its heads."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "numpy") as file:
             rows = {name: file.get_tensor(f"layers_{name}").astype(np.float32) for name in OF_LAYERS}
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"is no fingerprint ({printable(str(error))})", file=path) from None
+        raise CheckpointError(f"is not a fingerprint ({printable(str(error))})", file=path) from None
     if any(array.ndim != 2 or not len(array) for array in rows.values()) or rows["spectra"].shape[1] != 2 * POINTS:
-        raise CheckpointError("is a damaged fingerprint: its layers have another shape", file=path)
+        raise CheckpointError("is a damaged fingerprint: its layers have the wrong shape", file=path)
     for name in ("direct", "tokens"):
         rows[name] /= np.maximum(np.linalg.norm(rows[name], axis=1, keepdims=True), 1e-30)
     return rows

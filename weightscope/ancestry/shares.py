@@ -1,4 +1,4 @@
-"""How much of a suspect each of several bases is: a merge, by least squares over weights, checked on others."""
+"""The share of each base in a merge: least squares over some weights, checked on others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from weightscope.metrics.weight_changes import evenly_spread
 from weightscope.model import Model
 from weightscope.tensors.measure import why_unread
 
-ROWS = 16  # of each tensor: half of them for the fit, the others to check it
-BETTER = 0.7  # another base has to bring the distance that is left on other rows under this part of what it was
-LEAST_SHARE = 0.02  # of a base that is named
+ROWS = 16  # of each tensor: half for the fit, half to check it
+BETTER = 0.7  # factor by which another base has to shrink the distance on the rows of the check
+LEAST_SHARE = 0.02  # smallest share that is reported
 
 
 @dataclass(frozen=True)
 class Shares:
-    """A suspect as a sum of bases; without weights where no second base brings it nearer.
+    """A suspect as a weighted sum of bases; without weights if no second base improves the fit.
 
-    Distances are those of rows that the fit has not seen, relative to the suspect's norm.
+    Distances are over rows outside the fit, relative to the suspect's norm.
     """
 
     weights: dict[str, float]
@@ -31,11 +31,11 @@ class Shares:
 
 
 def shares_of(suspect: Model, related: Sequence[Related]) -> Shares:
-    """The bases that a suspect is a sum of, by least squares over some rows of attention's matrices."""
+    """The bases whose sum a suspect is, by least squares over some rows of the attention matrices."""
     bases = [(each.base.name, each.base.source, each.match) for each in related if each.base.source is not None]
     if len(bases) < 2:
         return Shares({})
-    grams = [np.zeros((len(bases) + 1,) * 2) for _ in range(2)]  # the suspect last; for the fit, and for the check
+    grams = [np.zeros((len(bases) + 1,) * 2) for _ in range(2)]  # suspect last; for the fit, and for the check
     for i, layer in enumerate(suspect.attention_layers):
         for tensor in suspect.attention_tensors(layer):
             counterparts = [_counterpart(suspect, layer, tensor, model, match.layers[i]) for _, model, match in bases]
@@ -58,7 +58,7 @@ def _counterpart(suspect: Model, layer: int, tensor: Tensor, base: Model, place:
 
 
 def _rows(tensor: Tensor, half: int) -> np.ndarray:
-    """Every other one of some rows, evenly spread, side by side."""
+    """Every other row of some evenly spread rows, joined."""
     width = row_width(tensor.shape) or prod(tensor.shape)
     count = prod(tensor.shape) // width
     picked = evenly_spread(count, ROWS)[half::2].tolist()
@@ -67,7 +67,7 @@ def _rows(tensor: Tensor, half: int) -> np.ndarray:
 
 
 def _selected(names: Sequence[str], fit: np.ndarray, check: np.ndarray) -> Shares:
-    """Add bases one at a time, while each brings the rows that the fit has not seen much nearer."""
+    """Add bases one at a time, while each brings the rows outside the fit much nearer."""
     chosen: list[int] = []
     weights, left, alone = np.empty(0), 1.0, 1.0
     while len(chosen) < len(names):
@@ -86,7 +86,7 @@ def _selected(names: Sequence[str], fit: np.ndarray, check: np.ndarray) -> Share
 
 
 def _solved(gram: np.ndarray, chosen: list[int]) -> np.ndarray:
-    """Weights of the chosen bases; one alone has the weight 1."""
+    """Weights of the chosen bases; a single base has weight 1."""
     inside, right = gram[np.ix_(chosen, chosen)], gram[chosen, -1]
     return np.ones(1) if len(chosen) == 1 else np.linalg.lstsq(inside, right, rcond=1e-12)[0]
 

@@ -1,13 +1,13 @@
 """A checkpoint's fingerprint: random sketches of every head's W_QK and W_VO, and their spectra.
 
 A sketch of W is K numbers y_k = u_k' W v_k with u_k, v_k random signs, the same for every checkpoint of a width. Over
-their choice E[sum_k y_k y'_k] / K = <W, W'>, so that the cosine of two sketches estimates the cosine of two matrices,
-with an error of about 1 / sqrt(K). It says which head another one is, and W cannot be had from it.
+their choice E[sum_k y_k y'_k] / K = <W, W'>, so the cosine of two sketches estimates the cosine of two matrices, with
+an error of about 1 / sqrt(K). A sketch identifies a head, but W cannot be recovered from it.
 
-Two sketches and the spectra are kept of each map, each for other changes of a checkpoint:
+Each map has two sketches and a spectrum; each survives different changes of a checkpoint:
 
     direct      u, v in the basis of the stream; survives training, rounding and merging
-    tokens      u, v combined from the embeddings of some tokens; survives a rotation or permutation of the stream too
+    tokens      u, v combined from some token embeddings; also survives a rotation or permutation of the stream
     spectra     singular values over the norm; survive every change of basis
 """
 
@@ -36,12 +36,12 @@ VERSION = 1
 SUFFIX = ".wsf"
 SKETCH = 128  # K, numbers of a sketch
 POINTS = 16  # singular values of a spectrum
-TOKENS, RUN = 4096, 256  # tokens whose embeddings are combined, and how many of them stand side by side
-TOKEN_RANGE = 16384  # they are among the first ids, which a vocabulary keeps when it is cut
+TOKENS, RUN = 4096, 256  # tokens whose embeddings are combined, and how many have consecutive ids
+TOKEN_RANGE = 16384  # they are among the first ids, which a cut vocabulary keeps
 COMBINED = 32  # combinations of tokens that span what W is seen through
 SHRINK = 0.1  # of their mean square, added before they are made orthonormal
 LARGEST_PRINT = 64 << 20  # bytes of a fingerprint file; that of a 70B model has 3 MB
-SIZES = ("d_model", "layers", "heads", "kv_heads", "vocabulary")  # that a description has
+SIZES = ("d_model", "layers", "heads", "kv_heads", "vocabulary")  # in every description
 NO_TOKENS = ("vocabulary", None)  # of a checkpoint without a token embedding
 LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
 
@@ -53,16 +53,16 @@ class Sketches(ShowsShapes):
     Attributes
     ----------
     about : dict
-        Its name, sizes and dtypes, and digests of its config and tokenizer: shown apart, and never evidence.
+        Its name, sizes and dtypes, and digests of its config and tokenizer; shown separately, never evidence.
     layer, head, kv_head : (N,) int arrays
     direct, tokens : (N, 2, K) float32 arrays
-        Sketches of W_QK and W_VO, each of length 1; `tokens` is empty, (N, 2, 0), where it has no token embedding.
+        Sketches of W_QK and W_VO, of unit length; `tokens` is empty, (N, 2, 0), without a token embedding.
     spectra : (N, 2, S) float32 array
         Logarithms of singular values over the Frobenius norm.
     norms : (N, 2) float32 array
         Frobenius norms.
     source : Model or None
-        The model, where the fingerprint was made of one just now.
+        The model, if the fingerprint was just computed from one.
     """
 
     about: dict[str, Any]
@@ -81,7 +81,7 @@ class Sketches(ShowsShapes):
         return str(self.about["name"])
 
     def called(self, name: str) -> "Sketches":
-        """The same by another name."""
+        """The same fingerprint under another name."""
         return replace(self, about=self.about | {"name": name})
 
     @cached_property
@@ -90,11 +90,11 @@ class Sketches(ShowsShapes):
         return np.unique(self.layer).tolist()
 
     def of_layer(self, layer: int) -> np.ndarray:
-        """Places of its heads."""
+        """Positions of a layer's heads."""
         return np.flatnonzero(self.layer == layer)
 
     def of_layers(self, name: str) -> np.ndarray:
-        """What does not depend on the order of heads, one row for each layer: sums of sketches, or mean spectra."""
+        """One row per layer, independent of the order of heads: sums of sketches, or mean spectra."""
         values = getattr(self, name)
         if name == "spectra":
             return np.stack([values[self.of_layer(i)].mean(axis=0).ravel() for i in self.layers])  # (L, 2 S)
@@ -115,12 +115,12 @@ class Sketches(ShowsShapes):
 
 
 def fingerprint(source: Model | str | Path) -> Sketches:
-    """Sketch every head of a checkpoint; memory is one layer's.
+    """Sketch every head of a checkpoint, with one layer in memory.
 
     Parameters
     ----------
     source : Model, str or Path
-        A model, or what `open_model` opens.
+        A model, or anything that `open_model` opens.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def fingerprint(source: Model | str | Path) -> Sketches:
     """
     model = as_model(source)
     if not model.attention_layers:
-        raise CheckpointError("has no attention layer, and a fingerprint is made of heads", file=model.name)
+        raise CheckpointError("has no attention layer; a fingerprint needs attention heads", file=model.name)
     through = _token_basis(model)  # (m, d), or None
     parts = [_layer_sketches(model.layer(i), through) for i in bar(model.attention_layers, "layers", "layer")]
     layer, head, kv_head, direct, tokens, spectra, norms = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -152,7 +152,7 @@ def load(path: str | Path) -> Sketches:
     Raises
     ------
     CheckpointError
-        It is no fingerprint, is damaged, or was written by another version.
+        It is not a fingerprint, is damaged, or was written by another version.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -162,18 +162,18 @@ def load(path: str | Path) -> Sketches:
             raise CheckpointError(f"has {size:,} bytes; a fingerprint has at most {LARGEST_PRINT:,}", file=path)
         with safe_open(path, "numpy") as file:
             about = json.loads((file.metadata() or {}).get("weightscope", "{}"))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
     except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"is no fingerprint ({printable(str(error))})", file=path) from None
+        raise CheckpointError(f"is not a fingerprint ({printable(str(error))})", file=path) from None
     return _checked(about, arrays, path)
 
 
 def _checked(about: Any, arrays: dict[str, np.ndarray], path: Path) -> Sketches:
-    """A fingerprint of these arrays, whose shapes and values a stranger may have written."""
+    """A fingerprint from these arrays, whose shapes and values are untrusted."""
     if not isinstance(about, dict) or not isinstance(about.get("name"), str):
-        raise CheckpointError("is no fingerprint: it has no description of a checkpoint", file=path)
+        raise CheckpointError("is not a fingerprint: it does not describe a checkpoint", file=path)
     if about.pop("version", None) != VERSION:
-        problem = f"is a fingerprint of another version; make it again with `weightscope fingerprint` ({VERSION})"
+        problem = f"is a fingerprint of another version; make a new one with `weightscope fingerprint` ({VERSION})"
         raise CheckpointError(problem, file=path)
     wrong = [key for key in SIZES if type(about.get(key, "")) is not int and (key, about.get(key, "")) != NO_TOKENS]
     if wrong:
@@ -186,9 +186,7 @@ def _checked(about: Any, arrays: dict[str, np.ndarray], path: Path) -> Sketches:
     }  # fmt: skip
     wrong = [name for name, shape in shapes.items() if name not in arrays or arrays[name].shape != shape]
     if wrong or not n or not all(np.isfinite(array).all() for array in arrays.values()):
-        raise CheckpointError(
-            f"is a damaged fingerprint ({', '.join(wrong) or 'values that are no numbers'})", file=path
-        )
+        raise CheckpointError(f"is a damaged fingerprint ({', '.join(wrong) or 'values are not finite'})", file=path)
     layer, head, kv_head = arrays["heads"].astype(np.int64)
     direct, tokens_seen, spectra, numbers = (
         arrays[name].astype(np.float32) for name in ("direct", "tokens", "spectra", "norms")
@@ -197,7 +195,7 @@ def _checked(about: Any, arrays: dict[str, np.ndarray], path: Path) -> Sketches:
 
 
 def _about(model: Model) -> dict[str, Any]:
-    """What is known of a checkpoint without its weights."""
+    """What is known about a checkpoint without its weights."""
     config, checkpoint = model.config, model.checkpoint
     dtypes = sorted({tensor.dtype for i in model.attention_layers for tensor in model.attention_tensors(i)})
     return {
@@ -208,19 +206,19 @@ def _about(model: Model) -> dict[str, Any]:
 
 
 def _vocabulary(model: Model) -> int | None:
-    """The number of tokens, None where the checkpoint has no token embedding."""
+    """The number of tokens, or None if the checkpoint has no token embedding."""
     try:
         return model.embeddings.n_tokens
     except CheckpointError:
         return None
 
 
-@lru_cache(maxsize=8)  # every head asks for the same
+@lru_cache(maxsize=8)  # every head needs the same ones
 def signs(count: int, width: int, side: str) -> np.ndarray:
     """Random signs (count, width), the same on every machine and with every NumPy: float32."""
     words = -(-count * width // 64)
     seed = int.from_bytes(sha256(f"weightscope {side} {width}".encode()).digest()[:16], "little")
-    raw = np.random.PCG64(seed).random_raw(words)  # raw output, unlike a Generator's, is the same for ever
+    raw = np.random.PCG64(seed).random_raw(words)  # raw output, unlike a Generator's, never changes
     bits = np.unpackbits(raw.astype("<u8").view(np.uint8), count=count * width)
     return (bits.astype(np.float32) * 2 - 1).reshape(count, width)
 
@@ -233,7 +231,7 @@ def token_ids(vocabulary: int) -> np.ndarray:
 
 
 def _token_basis(model: Model) -> np.ndarray | None:
-    """Directions of the stream that only the embeddings of tokens tell, orthonormal but for shrinkage: (m, d)."""
+    """Directions of the stream defined by token embeddings alone, orthonormal up to shrinkage: (m, d)."""
     vocabulary = _vocabulary(model)
     if not vocabulary:
         return None
@@ -288,7 +286,7 @@ class _Side:
 def _sketch(left: _Side, right: _Side) -> tuple[np.ndarray, ...]:
     """Direct sketch (K,), sketch through tokens (K,), spectrum (S,) and norm (1,) of left @ right'."""
     direct = np.vecdot(left.seen, right.seen)
-    if left.factor.shape == right.factor.shape:  # heads that copy have a trace whatever they were trained from
+    if left.factor.shape == right.factor.shape:  # heads that copy have a trace, however they were initialised
         n = len(left.factor)
         trace = float(np.vecdot(left.factor, right.factor).sum()) / n
         direct = direct - trace * np.vecdot(signs(SKETCH, n, "left"), signs(SKETCH, n, "right"))
@@ -311,7 +309,7 @@ def _unit(sketch: np.ndarray) -> np.ndarray:
 
 
 def _bytes(sketches: np.ndarray) -> np.ndarray:
-    """Sketches as signed bytes; their length, which is 1, need not be kept."""
+    """Sketches as signed bytes; their length is 1 and need not be stored."""
     largest = np.abs(sketches).max(axis=-1, keepdims=True, initial=0)
     return np.rint(127 * sketches / np.where(largest > 0, largest, 1)).astype(np.int8)
 

@@ -1,4 +1,4 @@
-"""What the match of layers and heads says was done: layers and heads removed, repeated, reordered; other sizes."""
+"""What the match of layers and heads shows: layers and heads removed, repeated or reordered; changed sizes."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,9 +9,9 @@ import numpy as np
 from weightscope.ancestry.matching import Match
 from weightscope.ancestry.sketches import Sketches
 from weightscope.errors import counted
-from weightscope.findings import spans
+from weightscope.findings import indexed
 
-MOSTLY = 0.5  # share of the suspect's layers that have a counterpart, before the base's others are called removed
+MOSTLY = 0.5  # share of the suspect's layers that need a counterpart before the base's others are called removed
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Kind:
     Attributes
     ----------
     kind : str
-        In words; see docs/lineage.md for all of them.
+        In words; docs/lineage.md lists them all.
     layers : list of int
-        The suspect's layers that show it; empty where it is about no layer.
+        The suspect's layers that show it; empty if it concerns no layer.
     evidence : str
-        What was seen, in a sentence with its numbers.
+        What was observed: a sentence with its numbers.
     strength : float
         From 0 to 1: the share of the compared layers, heads or tensors that show it.
     """
@@ -37,7 +37,7 @@ class Kind:
 
 
 def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kind]:
-    """Layers removed, repeated, reordered; heads removed, permuted, grouped; another vocabulary or width."""
+    """Layers removed, repeated, reordered; heads removed, permuted, grouped; a changed vocabulary or width."""
     yield from _layer_kinds(suspect, base, match)
     yield from _head_kinds(suspect, base, match)
     a, b = base.about, suspect.about
@@ -46,7 +46,8 @@ def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator
         yield Kind(f"vocabulary {what}", [], f"{a['vocabulary']:,} tokens in the base, {b['vocabulary']:,} here.")
     if a["d_model"] != b["d_model"]:
         what = "cut" if b["d_model"] < a["d_model"] else "extended"
-        yield Kind(f"width {what}", [], f"The stream has {a['d_model']} dimensions in the base, {b['d_model']} here.")
+        sizes = f"{a['d_model']} dimensions in the base, {b['d_model']} here"
+        yield Kind(f"width {what}", [], f"The residual stream has {sizes}.")
 
 
 def _layer_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kind]:
@@ -54,27 +55,27 @@ def _layer_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Ki
     taken = Counter(base.layers[j] for _, j in places)
     gone = [layer for layer in base.layers if layer not in taken]
     if gone and len(places) > len(suspect.layers) * MOSTLY:
-        text = f"{counted(len(gone), 'layer')} of the base, {spans(gone)}, have no counterpart."
+        text = f"Nothing in the suspect matches {indexed('layer', gone)} of the base."
         yield Kind("layers removed", [], text, len(gone) / len(base.layers))
     twice = sorted(layer for layer, times in taken.items() if times > 1)
     if twice:
         here = [i for i, j in places if taken[base.layers[j]] > 1]
-        yield Kind("layers repeated", here, f"Layers {spans(twice)} of the base are here more than once.",
+        yield Kind("layers repeated", here, f"The suspect repeats {indexed('layer', twice)} of the base.",
                    len(here) / len(suspect.layers))  # fmt: skip
     order = [j for _, j in places]
     back = [k for k in range(1, len(order)) if order[k] < order[k - 1]]
     if back and not _is_repeat(order):
         moved = [i for (i, j), usual in zip(places, sorted(order), strict=True) if j != usual]
         pairs = ", ".join(f"{i} was {base.layers[j]}" for i, j in places if i in moved)
-        yield Kind("layers reordered", moved, f"The base's order is another: {pairs}.", len(moved) / len(places))
+        yield Kind("layers reordered", moved, f"Layers are not in the base's order: {pairs}.", len(moved) / len(places))
     new = [i for i, j in zip(suspect.layers, match.layers, strict=True) if j is None]
     if new:
-        text = f"{counted(len(new), 'layer')}, {spans(new)}, have no counterpart in the base."
+        text = f"Nothing in the base matches {indexed('layer', new)}."
         yield Kind("layers replaced or added", new, text, len(new) / len(suspect.layers))
 
 
 def _is_repeat(order: Sequence[int]) -> bool:
-    """Whether every step back is to a run of layers that were there before, as in depth upscaling."""
+    """Whether every step back leads to a run of layers that occurred before, as in depth upscaling."""
     seen: set[int] = set()
     for k, j in enumerate(order):
         if k and j < order[k - 1] and j not in seen:
@@ -101,11 +102,11 @@ def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kin
     n = sum(j is not None for j in match.layers)
     if fewer:
         kept = [int((suspect.norms[suspect.of_layer(i), 1] > 0).sum()) for i in fewer]
-        sizes = f"{base.about['heads']} heads in the base, {min(kept)} to {max(kept)} here that write anything"
+        sizes = f"{base.about['heads']} heads in the base; here, {min(kept)} to {max(kept)} per layer write anything"
         yield Kind("heads removed", fewer, f"{sizes}.", len(fewer) / n)
     if permuted:
-        yield Kind("heads permuted", permuted, f"In {counted(len(permuted), 'layer')} heads are in another order.",
+        yield Kind("heads permuted", permuted, f"In {counted(len(permuted), 'layer')}, heads are in another order.",
                    len(permuted) / n)  # fmt: skip
     if grouped:
         sizes = f"{base.about['kv_heads']} key-value heads in the base, {suspect.about['kv_heads']} here"
-        yield Kind("heads grouped", grouped, f"{sizes}: keys and values of several heads became one.", len(grouped) / n)
+        yield Kind("heads grouped", grouped, f"{sizes}: several heads now share keys and values.", len(grouped) / n)

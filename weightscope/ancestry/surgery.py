@@ -1,4 +1,4 @@
-"""What happened to the weights of layers that match: from both checkpoints, one layer of each at a time."""
+"""What happened to the weights of matching layers: both checkpoints, one layer of each at a time."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,30 +22,30 @@ from weightscope.tensors.changes import BITS, Pair, TensorChange, first_pass, ju
 from weightscope.tensors.measure import why_unread
 
 HEADS = 4  # of a layer whose maps are compared exactly
-ROWS = 32  # of a tensor in which a grid or a cast is looked for
+ROWS = 32  # rows of a tensor that are searched for a grid or a cast
 OTHER_BASIS = 0.01  # |S - B| / |B| of factors whose basis may have been changed
-THAN_MAPS = 3.0  # times as far apart as their products are such factors
+THAN_MAPS = 3.0  # such factors differ at least this many times as much as their products
 ALIKE = 0.9  # cosine of an expert and the feed-forward network that it was copied from
-REORDERED = 0.5  # |S - B| / |B| past which rows may be the base's in another order
+REORDERED = 0.5  # |S - B| / |B| above which the base's rows may be in another order
 SAME_NORMS = 1e-3  # relative difference of their sorted norms
-FOLDING = 3.0  # times a value's own rounding: that of one that a norm's gain was multiplied with, in both checkpoints
-FLAT = 0.25  # spread of a gain that was folded, relative to that of the base's
+FOLDING = 3.0  # times a value's own rounding: that of values multiplied by a norm's gain, in both checkpoints
+FLAT = 0.25  # spread of a folded gain, relative to that of the base's gain
 PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
-STORED = 0.1  # error of a format whose grid is not seen in the values, |error| / |x|: that of four bits
-CLEAR = 2.0  # times the error of rounding that a change exceeds, before its rank is looked for
+STORED = 0.1  # |error| / |x| of a format whose grid does not show in the values: that of four bits
+CLEAR = 2.0  # times the rounding error that a change has to exceed before its rank is computed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Basis(ShowsShapes):
-    """How the suspect's stream is the base's: x_s = x_b R."""
+    """How the suspect's stream follows from the base's: x_s = x_b R."""
 
-    rotation: np.ndarray | None = None  # (d, d); None where it is the same, or is not known
+    rotation: np.ndarray | None = None  # (d, d); None if it is the identity, or unknown
     known: bool = True
     permuted: bool = False
 
     @property
     def same(self) -> bool:
-        """Whether tensors of both can be compared as they stand."""
+        """Whether tensors of both can be compared directly."""
         return self.rotation is None and self.known
 
     def turned(self, factor: np.ndarray) -> np.ndarray:
@@ -55,9 +55,9 @@ class Basis(ShowsShapes):
 
 @dataclass(frozen=True)
 class Values:
-    """What the suspect's matrices of attention hold that the base's do not."""
+    """What the suspect's attention matrices show that the base's do not."""
 
-    matrices: int  # how many were looked at
+    matrices: int  # how many were examined
     casts: Counter[str]  # of them, by the float that holds their values exactly
     grids: Counter[str]  # and by the grid that they lie on
     grid_error: float  # |error| / |x| that rounding to it makes; 0 without a grid
@@ -70,8 +70,8 @@ class LayerPair:
 
     layer: int
     values: Values
-    tensors: Sequence[TensorChange] = ()  # those with a namesake; of heads only where they stand as they were
-    unpaired: int = 0  # how many only one of the two has
+    tensors: Sequence[TensorChange] = ()  # those with the same name; heads' tensors only if heads stayed in place
+    unpaired: int = 0  # how many exist in only one of the two
     folded: bool = False  # the norm before attention has lost its gain
     copies: int = 0  # experts that are copies of the base's feed-forward network
     neurons: bool = False  # rows of a feed-forward matrix are the base's in another order
@@ -84,17 +84,17 @@ class LayerPair:
 
 @dataclass(frozen=True)
 class Surgery:
-    """All layers that match, and the tensors outside layers."""
+    """All matching layers, and the tensors outside layers."""
 
     basis: Basis
     layers: list[LayerPair]
     outside: Sequence[TensorChange] = ()
     unpaired: int = 0
-    attention: frozenset[str] = field(default_factory=frozenset)  # the base's tensors that heads are made of
+    attention: frozenset[str] = field(default_factory=frozenset)  # the base's tensors that contain heads
 
 
 def compared(suspect: Model, base: Model, match: Match) -> Surgery:
-    """Compare the weights of all layers that match."""
+    """Compare the weights of all matching layers."""
     basis = _basis_of(suspect, base, match)
     pairs = [
         (i, base.attention_layers[j], order)
@@ -148,7 +148,7 @@ def _layer_pair(suspect: Model, base: Model, i: int, j: int, order: np.ndarray, 
 
 
 def _drift(a: Layer, b: Layer, order: np.ndarray, basis: Basis) -> tuple[float, float]:
-    """How far the maps of matched heads are apart, and how far their factors: medians of |S - B| / |B|."""
+    """How far apart the maps of matched heads are, and their factors: medians of |S - B| / |B|."""
     pairs = [(h, int(g)) for h, g in enumerate(order) if g >= 0]
     maps, factors = [], []
     for h, g in pairs[:: max(1, len(pairs) // HEADS)]:
@@ -175,7 +175,7 @@ def _rms(matrices: Sequence[np.ndarray]) -> float:
 
 
 def _is_folded(a: Layer, b: Layer) -> bool:
-    """Whether the norm before attention has lost its gain, while the base's has one."""
+    """Whether the norm before attention has lost its gain while the base's still has one."""
     gains = [q.norm.gamma if isinstance(q, Affine) and q.norm is not None else np.empty(0) for q in (a.q, b.q)]
     if not all(map(len, gains)):
         return False
@@ -192,8 +192,8 @@ FACTORS: tuple[Callable[[Layer, int], np.ndarray], ...] = (  # (d, r) of a query
 
 
 def _ranks(a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: float) -> tuple[list[int], bool]:
-    """Ranks of the changes of W_Q, W_K, W_V and W_O where they are low, heads in the base's order; and whether no other
-    change is left."""
+    """Ranks of the low-rank changes of W_Q, W_K, W_V and W_O, heads in the base's order; and whether no other change is
+    left."""
     if (order < 0).any() or (a.n_heads, a.n_kv_heads) != (b.n_heads, b.n_kv_heads):
         return [], False
     if any(not b.head(h).w_o.any() for h in range(b.n_heads)):  # rows set to zero are a change of low rank too
@@ -219,7 +219,7 @@ def _ranks(a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: float)
 
 
 def _tensors(suspect: Model, base: Model, i: int, j: int, *, heads: bool) -> tuple[list[TensorChange], int]:
-    """How each tensor of a layer changed, those of heads on demand, and how many have no namesake."""
+    """How each tensor of a layer changed (heads' tensors on demand), and how many exist on one side only."""
     sides = []
     for model, layer in ((base, j), (suspect, i)):
         stem = model.stem(layer)
@@ -230,7 +230,7 @@ def _tensors(suspect: Model, base: Model, i: int, j: int, *, heads: bool) -> tup
 
 
 def _outside(suspect: Model, base: Model) -> tuple[list[TensorChange], int]:
-    """The same of tensors that belong to no layer."""
+    """The same for tensors outside layers."""
     sides = []
     for model in (base, suspect):
         inside = {name for i in range(model.config.n_layers) for name in model.checkpoint.names_under(model.stem(i))}
@@ -239,7 +239,7 @@ def _outside(suspect: Model, base: Model) -> tuple[list[TensorChange], int]:
 
 
 def _changes(suspect: Model, base: Model, a: dict[str, str], b: dict[str, str]) -> tuple[list[TensorChange], int]:
-    """How tensors changed from a base's names to a suspect's, and how many have no namesake."""
+    """How tensors changed from a base's names to a suspect's, and how many exist on one side only."""
     pairs = [Pair(base.checkpoint[a[key]], suspect.checkpoint[b[key]]) for key in a if key in b]
     seen = zip(pairs, first_pass(base, suspect, pairs), strict=True)
     return [change if pair.problem else judged(pair, change) for pair, change in seen], len(set(a) ^ set(b))
@@ -275,7 +275,7 @@ def _values(suspect: Model, base: Model, i: int, j: int) -> Values:
 
 
 def _sampled(tensor: Tensor) -> list[np.ndarray]:
-    """Some rows of a matrix, evenly spread, and where it has two axes some columns: (n, width) float32 each."""
+    """Evenly spread rows of a matrix, and columns if it has two axes: (n, width) float32 each."""
     values = Block(tensor, 0, prod(tensor.shape)).values().astype(np.float32)
     rows = values.reshape(-1, row_width(tensor.shape) or len(values))
     sides = [rows, rows.T] if len(tensor.shape) == 2 else [rows]

@@ -1,4 +1,4 @@
-"""Which bases a suspect is derived from, if any, and why nothing can be said where that is so."""
+"""Which bases a suspect was derived from, if any, and why some comparisons stay undecided."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,39 +13,39 @@ from weightscope.errors import counted, printable
 from weightscope.model import Model
 from weightscope.progress import bar
 
-DOUBTFUL = 4.0  # z from which a likeness is not called chance either
-OTHER_VOCABULARY = 0.1  # relative difference of sizes past which two vocabularies are not one
-NEARER = 3.0  # times as near (1 - likeness) a layer has to be to another base than to the first
-CLEARLY = 0.01  # and by so much more alike
-SILENT = 0.5  # of a checkpoint's maps: where so many are zero, nothing can be told
+DOUBTFUL = 4.0  # z from which a likeness is no longer called chance
+OTHER_VOCABULARY = 0.1  # relative difference of sizes beyond which two vocabularies count as different
+NEARER = 3.0  # factor by which a layer has to be nearer (1 - likeness) to another base than to the first
+CLEARLY = 0.01  # and this much more alike
+SILENT = 0.5  # a checkpoint with a smaller share of maps that are not zero cannot be compared
 Base = Model | str | Path
 
 
 class Related(NamedTuple):
-    """A base that the suspect is derived from, and the match that shows it."""
+    """A base that the suspect was derived from, and the match that shows it."""
 
     base: Sketches
     match: Match
 
     @property
     def weight(self) -> float:
-        """Likeness added up over layers, relative to their number; any sketch counts for more than spectra."""
+        """Sum of likeness over layers, divided by their number; any sketch ranks above spectra."""
         match = self.match
         return match.mean * sum(j is not None for j in match.layers) / len(match.layers) + (match.route != "spectra")
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """One base, and what each route says of it."""
+    """One base, and what each route says about it."""
 
     base: Sketches
     matches: dict[str, Match]
-    match: Match | None  # the one that counts; None where strangers are as alike
-    doubt: str = ""  # why a derivation could have been missed, where none was found
+    match: Match | None  # the one that counts; None if strangers are this alike
+    doubt: str = ""  # why a derivation could have been missed, if none was found
 
     @property
     def log_p(self) -> float:
-        """Logarithm of the least probability over routes."""
+        """Logarithm of the smallest probability over routes."""
         return min((match.log_p for match in self.matches.values()), default=0.0)
 
 
@@ -55,7 +55,7 @@ def print_of(source: Base) -> Sketches:
 
 
 def candidates(suspect: Sketches, named: Sequence[Base]) -> tuple[list[Sketches], int]:
-    """The bases to compare with, and how many there were; of a folder of fingerprints the nearest ones."""
+    """The bases to compare with, and how many there were; from a folder of fingerprints, only the nearest."""
     bases, looked_at = [], 0
     for base in bar(named, "bases", "base") if len(named) > 1 else named:
         files = [] if isinstance(base, Model) else prints_in(Path(base))
@@ -67,14 +67,14 @@ def candidates(suspect: Sketches, named: Sequence[Base]) -> tuple[list[Sketches]
 
 
 def judge(suspect: Sketches, base: Sketches) -> Judged:
-    """Compare fingerprints with one base's; no weights are read."""
+    """Compare a fingerprint with that of one base, without reading weights."""
     by_route = matches(suspect, base)
     by_sketch = [
         Related(base, by_route[route])
         for route in ("direct", "tokens")
         if route in by_route and by_route[route].is_sure
     ]
-    # Where both show it, tokens count only if they show clearly more.
+    # If both routes are sure, tokens count only if they show clearly more.
     best = max(by_sketch, key=lambda each: (round(each.weight, 1), each.match.route == "direct"), default=None)
     if best is None and by_route["spectra"].is_sure:
         best = Related(base, by_route["spectra"])
@@ -82,25 +82,25 @@ def judge(suspect: Sketches, base: Sketches) -> Judged:
 
 
 def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str:
-    """Why a derivation from this base could have been missed; empty where it would have been seen."""
-    silent = [each.name for each in (suspect, base) if not each.direct.any(axis=-1).mean() > SILENT]
-    if silent:
-        return f"most heads of {printable(silent[0])} have maps of zeros, which nothing can be told from"
+    """Why a derivation from this base could have been missed; empty if it would have shown."""
+    zeros = [each.name for each in (suspect, base) if each.direct.any(axis=-1).mean() < SILENT]
+    if zeros:
+        return f"most heads of {printable(zeros[0])} are zero, so there is nothing to compare"
     low = [route for route, match in by_route.items() if match.log_p < log_tail(DOUBTFUL)]
     if low:
-        return f"{ROUTES[low[0]]} are more alike than chance allows, and less than those of a derived model"
+        return f"{ROUTES[low[0]]} are more alike than chance allows, but less than in a derived model"
     sizes = [about["vocabulary"] for about in (suspect.about, base.about)]
     same_tokens = all(sizes) and "tokens" in by_route and abs(sizes[0] - sizes[1]) <= OTHER_VOCABULARY * max(sizes)
     if "direct" not in by_route and not same_tokens:
-        why = "their widths differ, and they have no vocabulary in common through which heads could be compared"
-        return f"{why}: a cut to another width would not be seen"
+        why = "the widths differ, and heads cannot be compared through tokens without a common vocabulary"
+        return f"{why}, so a derivation of another width would not show"
     if not same_tokens and len(suspect.layers) < FEWEST:
-        return f"it has {counted(len(suspect.layers), 'layer')}: too few to find one whose basis was changed"
+        return f"the suspect has {counted(len(suspect.layers), 'layer')}, too few to detect a change of basis"
     return ""
 
 
 def sources(suspect: Sketches, related: Sequence[Related]) -> list[Related | None]:
-    """The base that each layer is from: the first one, unless another is clearly nearer."""
+    """The base that each layer comes from: the first one, unless another is clearly nearer."""
     of_layers: list[Related | None] = []
     for i in range(len(suspect.layers)):
         best, likeness = None, 0.0

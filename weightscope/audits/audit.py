@@ -168,8 +168,8 @@ def audit(
     baseline : path, optional
         Folder of an earlier audit: its findings are marked as known, unless they are worse by a tenth.
     accept : path, optional
-        A file of findings that somebody has judged, marked as known too: rows of findings.csv, of which the cells that
-        say where may be left empty to match everything, or findings.json; `reason` may say why.
+        A file of reviewed findings, also marked as known: findings.json or rows of findings.csv. Location cells may be
+        left empty to match everything; `reason` may say why.
 
     Raises
     ------

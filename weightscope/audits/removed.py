@@ -1,7 +1,7 @@
-"""Directions that were removed from what layers write into the stream, or read of it, found in one checkpoint.
+"""Find directions that were removed from what layers write into the stream or read from it, in one checkpoint.
 
-Sets of layers are judged by the sum of their Gram matrices (`metrics.least_directions`): runs of layers, all of them,
-and layers anywhere whose own least directions agree. Whichever set stands out is then judged by its energies again.
+Sets of layers are judged by the sum of their Gram matrices (`metrics.least_directions`): runs of layers, all layers,
+and layers anywhere whose own least directions agree. A set that stands out is then judged again by its energies.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,30 +24,30 @@ from weightscope.model import Model
 from weightscope.progress import phase
 from weightscope.text.tokenizer import token_names, tokenizer_at_hand
 
-# -log10 of a probability, by whether a side writes: layers learn to read nothing along some directions (docs/audit.md).
+# -log10 of a probability, for sides that write or read: layers learn to ignore some directions (docs/audit.md).
 FOUND = {True: 2.0, False: 4.0}
-LOOKED_AT = 1.0  # a set of layers below it is not judged again
-RUN = 0.4  # of the layers: a run of so many is to be found
-KEPT = 128 << 20  # bytes of Gram matrices kept; those of wider streams are summed up, a run of layers at a time
-WIDEST = 8192  # dimensions; a Gram matrix of more has a quarter of a gigabyte
+LOOKED_AT = 1.0  # sets of layers that score less are not judged again
+RUN = 0.4  # share of the layers: a run this long has to be found
+KEPT = 128 << 20  # bytes of Gram matrices kept; those of wider streams are summed, one run of layers at a time
+WIDEST = 8192  # dimensions; a wider Gram matrix exceeds a quarter of a gigabyte
 ROWS = 2  # times the width: rows of a run that are read in a wide stream
 STRIP = 512  # columns of a Gram matrix that are computed at a time
 ENOUGH = 1.5  # times the width: rows that a set of layers needs
-LEFT = 0.25  # of a layer's mean energy: it is one of those that a direction was removed from
-PARALLEL = 0.7  # cosine of two directions that are one finding
-STEPS_OF_ERROR = 1.7  # errors of rounding to b bits have about so many times 4^-b of the energy
+LEFT = 0.25  # of a layer's mean energy: below it, the direction counts as removed from the layer
+PARALLEL = 0.7  # cosine above which two directions are one finding
+STEPS_OF_ERROR = 1.7  # rounding to b bits leaves errors with about this many times 4^-b of the energy
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A tensor that writes into the stream or reads it; `axis` is the stream's."""
+    """A tensor that writes into the stream or reads from it; `axis` is the stream's axis."""
 
     tensor: Tensor
     axis: int
 
     @property
     def width(self) -> int:
-        """d, the stream's."""
+        """d, the width of the stream."""
         return self.tensor.shape[self.axis]
 
     def rows(self, most: float = np.inf) -> np.ndarray:
@@ -69,7 +69,7 @@ class Side:
 
     @property
     def bits(self) -> float:
-        """Bits of a weight as stored."""
+        """Stored bits per weight."""
         tensors = [matrix.tensor for matrices in self.layers.values() for matrix in matrices]
         return 8 * sum(t.nbytes for t in tensors) / max(1, sum(prod(t.shape) for t in tensors))
 
@@ -78,14 +78,14 @@ class Side:
         return sum(matrix.tensor.shape[1 - matrix.axis] for matrix in self.layers[layer])
 
     def gram(self, layer: int) -> np.ndarray:
-        """The Gram matrix of a layer, of trace one; zero where a weight is not finite."""
+        """The Gram matrix of a layer, with trace one; zero if a weight is not finite."""
         width = self.layers[layer][0].width
         total = np.zeros((width, width), np.float32)
         self.add(total, layer)
         return total
 
     def add(self, total: np.ndarray, layer: int, most: float = np.inf, *, wide: bool = False) -> None:
-        """Add it to a sum (d, d), from about so many rows; nothing where a weight is not finite. `wide`: in threads."""
+        """Add it to a sum (d, d), from about `most` rows; nothing if a weight is not finite. `wide`: in threads."""
         parts = [matrix.rows(most / len(self.layers[layer])) for matrix in self.layers[layer]]
         squares = sum(float(np.einsum("nd,nd->", rows, rows, dtype=np.float64)) for rows in parts)
         if not 0 < squares < np.inf:  # nor NaN
@@ -105,7 +105,7 @@ class Side:
             total[strip, rest] = total[rest, strip].T
 
     def energy(self, layer: int, directions: np.ndarray) -> float:
-        """What a layer has along directions (d, k), over its mean along one; infinite where that is not known."""
+        """A layer's energy along directions (d, k), over its mean along one; infinite if unknown."""
         along = total = 0.0
         for matrix in self.layers[layer]:
             rows = matrix.rows()
@@ -125,21 +125,21 @@ class Removed:
 
     @property
     def layers(self) -> list[int]:
-        """The layers that they were removed from."""
+        """The layers from which they were removed."""
         return [layer for layer, energy in self.energies.items() if energy <= LEFT]
 
     @property
     def left(self) -> float:
-        """Of the layers' size along a direction, the share that is left."""
+        """What is left of the layers' size along a direction, as a share."""
         return sqrt(float(np.mean([self.energies[layer] for layer in self.layers])))
 
 
 def removed_directions(
     model: Model, layers: Sequence[int], everything: bool = False
 ) -> tuple[list[Removed], tuple[str, ...]]:
-    """Directions that were removed, and notes where that is undecided; values that are not finite are left out.
+    """Directions that were removed, and a note for each undecided side; weights that are not finite are ignored.
 
-    What attention writes in these layers is always judged, with `everything` what networks write and what both read.
+    Always judges what attention writes in these layers; `everything` adds what networks write and what both read.
     """
     removed: list[Removed] = []
     notes = []
@@ -149,7 +149,7 @@ def removed_directions(
                 try:
                     more, why, _ = judge(side, model.config.d_model, centred_norms(model))
                     removed += more
-                except CheckpointError as error:  # a format whose values cannot be read
+                except CheckpointError as error:  # a format that cannot be decoded
                     why = str(error)
             if why:
                 notes.append(f"Whether a direction was removed from {side.what} is undecided: {why}.")
@@ -157,7 +157,7 @@ def removed_directions(
 
 
 def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Side]:
-    """What writes into the stream and what reads it, as far as the row knows."""
+    """What writes into the stream and what reads from it, as far as the row knows."""
     mlp, d = model.family.mlp, model.config.d_model
     conv1d = model.family.layout in (conv1d_fused, conv1d_crossing)
 
@@ -182,27 +182,27 @@ def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Sid
 
 
 def _undecided(model: Model, side: Side) -> str:
-    """Why nothing can be said of a side, whatever its weights are; empty where something can."""
+    """Why a side cannot be judged, whatever its weights; empty if it can."""
     d = model.config.d_model
     if len(side.layers) < 2:
         return "fewer than two of these layers are in the file"
     if not NARROW <= d <= WIDEST:
-        return f"the stream has {d:,} dimensions; {NARROW} to {WIDEST:,} are looked at"
+        return f"the stream has {d:,} dimensions; only {NARROW} to {WIDEST:,} can be judged"
     if sum(map(side.rows, side.layers)) < ENOUGH * d:
-        return "all layers together have too few rows for its width"
+        return "all layers together have too few rows for the width of the stream"
     return ""
 
 
 def _too_coarse(side: Side, sets: Sequence[Least]) -> str:
-    """Whether rounding leaves more along a removed direction than would stand out from these spectra."""
+    """Why rounding hides a removed direction: it leaves more than would stand out from these spectra; or empty."""
     left = STEPS_OF_ERROR * 4.0 ** -int(side.bits)
     spectra = (np.sort(np.concatenate([[left], least.eigenvalues[:-1]])) for least in sets)
     seen = min(float(gap_scores(spectrum)[:RANKS].max()) for spectrum in spectra)
-    return "" if seen >= FOUND[side.writes] else f"weights of {side.bits:.2g} bits leave too much along one"
+    return "" if seen >= FOUND[side.writes] else f"at {side.bits:.2g} bits, rounding hides removed directions"
 
 
 def runs(n_layers: int) -> list[tuple[int, ...]]:
-    """Runs of layers, by place, one of which lies within any run of `RUN` of them; and all layers."""
+    """Runs of layers, by place, such that any run of `RUN` of them contains one; and all layers."""
     run, step = ceil(RUN * n_layers), max(1, n_layers // 6)
     width = max(2, run - step + 1)
     starts = dict.fromkeys((*range(0, n_layers - width + 1, step), max(0, n_layers - width)))
@@ -210,7 +210,7 @@ def runs(n_layers: int) -> list[tuple[int, ...]]:
 
 
 def groups(n_layers: int) -> list[tuple[int, ...]]:
-    """The same where Gram matrices are not kept: runs that do not overlap."""
+    """The same if Gram matrices are not kept: runs that do not overlap."""
     width = max(1, (ceil(RUN * n_layers) + 1) // 2)
     cuts = [*range(0, n_layers - width + 1, width), n_layers]
     return [tuple(range(a, b)) for a, b in pairwise(cuts)]
@@ -225,15 +225,15 @@ def centred_norms(model: Model) -> bool:
 
 
 class Judged(NamedTuple):
-    """What was found on one side."""
+    """The result for one side."""
 
     removed: list[Removed]
-    why: str  # nothing can be; empty where it can
-    score: float  # of what stands out most
+    why: str  # why it is undecided; empty if it is decided
+    score: float  # of the set that stands out most
 
 
 def judge(side: Side, d: int, centred: bool) -> Judged:
-    """The directions of one side that stand out, of a stream of width d; `centred` where norms are."""
+    """The directions of one side that stand out, in a stream of width d; `centred` if norms are."""
     layers, limit = list(side.layers), FOUND[side.writes]
     kept: list[np.ndarray] = []
 
@@ -260,7 +260,7 @@ def judge(side: Side, d: int, centred: bool) -> Judged:
     candidates = zip(in_threads(least_in, sets) if narrow else map(least_in, sets), sets, strict=True)
     scored = [(least, least.score - _paid(places, len(layers))) for least, places in candidates if least is not None]
     if not scored:
-        return Judged([], "no run of its layers has enough finite rows for its width", 0.0)
+        return Judged([], "no run of layers has enough finite rows for the width of the stream", 0.0)
     removed: list[Removed] = []
     most = max(score for _, score in scored)
     for candidate, score in sorted(scored, key=lambda pair: -pair[1]):
@@ -281,12 +281,12 @@ def judge(side: Side, d: int, centred: bool) -> Judged:
 
 
 def _paid(places: Sequence[int], of: int) -> float:
-    """What a set of layers that was chosen by what they have in common costs; runs were not chosen."""
+    """What it costs to have chosen a set of layers by what they share; runs were not chosen."""
     return 0.0 if places[-1] - places[0] + 1 == len(places) else choices(len(places), of)
 
 
 def _same(a: Least, b: Least) -> bool:
-    """Whether two sets of directions have one in common."""
+    """Whether two sets of directions share one."""
     return float(np.linalg.norm(a.directions.T @ b.directions, 2)) >= PARALLEL
 
 
@@ -297,7 +297,7 @@ def removed_findings(model: Model, removed: Sequence[Removed]) -> list[Finding]:
 
 def _finding(removed: Removed, tokens: str) -> Finding:
     k, side = removed.least.directions.shape[1], removed.side
-    which = "One direction was" if k == 1 else f"{k} directions were"
+    which, it = ("One direction was", "it") if k == 1 else (f"{k} directions were", "them")
     usual = [
         energy for layer, energy in removed.energies.items() if layer not in removed.layers and np.isfinite(energy)
     ]
@@ -308,8 +308,9 @@ def _finding(removed: Removed, tokens: str) -> Finding:
         for matrix in side.layers[layer]
     ]
     text = (
-        f"{which} removed from {side.what} in {indexed('layer', removed.layers)}: {removed.left:.2g} of the mean size "
-        f"along a direction is left (probability of such a gap among random ones: {10**-removed.score:.0e}){tokens}."
+        f"{which} removed from {side.what} in {indexed('layer', removed.layers)}: the size along {it} is "
+        f"{removed.left:.2g} of the mean over directions (probability of such a gap among random ones: "
+        f"{10**-removed.score:.0e}){tokens}."
     )
     return Finding(
         kind="removed_direction", measure="size_left_along_it", number=removed.left,
@@ -319,7 +320,7 @@ def _finding(removed: Removed, tokens: str) -> Finding:
 
 
 def _tokens(model: Model, removed: Sequence[Removed]) -> list[str]:
-    """The tokens along each set of directions, to end a sentence; empty where the checkpoint has none."""
+    """The tokens along each set of directions, as the end of a sentence; empty if the checkpoint has none."""
     read, written, _ = token_rows(model) if removed else (None, None, "")
     names = token_names(tokenizer_at_hand(model)) if removed else repr
     endings = []

@@ -34,10 +34,10 @@ from weightscope.cli.terminal import headline, is_quiet, show
 def lineage_command(
     suspect: str, bases: tuple[str, ...], out: Path, tower: str | None, families: str | None, as_json: bool
 ) -> None:
-    """Tell whether SUSPECT was derived from a BASE, from the weights alone, and what was done to it.
+    """Find out from the weights alone whether SUSPECT was derived from a BASE, and what was done to it.
 
-    SUSPECT and BASE are checkpoints or fingerprint files (.wsf, see `weightscope fingerprint`); a BASE may be a folder
-    of fingerprint files, of which those most like the suspect are compared.
+    SUSPECT and BASE are checkpoints or fingerprint files (.wsf, see `weightscope fingerprint`). A BASE may also be a
+    folder of fingerprint files; those most like the suspect are compared.
     """
     from weightscope.ancestry.lineage import RESULTS, lineage
     from weightscope.ancestry.registry import prints_in
@@ -68,13 +68,13 @@ def lineage_command(
 @with_source
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, callback=writable,
-    help="Fingerprint file to write (.wsf); of a list of sources, the folder for their fingerprints.",
+    help="Fingerprint file to write (.wsf); for a list of sources, the folder for their fingerprints.",
 )  # fmt: skip
 @with_engine
 def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None:
-    """Write what `weightscope lineage` needs of a checkpoint, without its weights.
+    """Write a fingerprint: what `weightscope lineage` needs to know about a checkpoint, without its weights.
 
-    SOURCE may be a text file (.txt) that lists one source per line: the fingerprints are written into the folder --out.
+    SOURCE may be a text file (.txt) that lists one source per line; the fingerprints then go into the folder --out.
     """
     from weightscope.ancestry.registry import make_prints
     from weightscope.ancestry.sketches import SUFFIX, fingerprint
@@ -84,7 +84,7 @@ def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None
     if not is_list(source):
         if out.suffix != SUFFIX:
             raise click.BadParameter(
-                f"{out} does not end in {SUFFIX}, by which a fingerprint is known", param_hint="--out"
+                f"{out} does not end in {SUFFIX}, the suffix of fingerprint files", param_hint="--out"
             )
         sketches = fingerprint(named(source).open())
         sketches.save(out)

@@ -55,7 +55,7 @@ HELP = {
         ),
     ),
     "lineage": Help(
-        "Where a checkpoint comes from, and what was done to it. Reads each once.",
+        "Find where a checkpoint comes from, and what was done to it. Reads each once.",
         (
             "weightscope lineage suspect/ base/ --out lineage/",
             "weightscope lineage suspect/ base/ tuned/ other/ --out lineage/ --json",
@@ -63,7 +63,7 @@ HELP = {
         ),
     ),
     "fingerprint": Help(
-        "What lineage needs of a checkpoint, without its weights.",
+        "Write what lineage needs to know about a checkpoint, without its weights.",
         (
             "weightscope fingerprint embedded --out embedded.wsf",
             "weightscope fingerprint LIST.txt --out fingerprints/ --jobs 2",
