@@ -89,7 +89,7 @@ def within(measure: str) -> list[float]:
 
 
 def beside_rows() -> Iterator[str]:
-    """The table of measures beside the paper's in docs/studies.md."""
+    """The table in docs/studies.md that compares measures with the paper's."""
     for row in rows(BESIDE):
         numbers = [f"{float(row[name]):.2f}" for name in ("lowest", "median", "highest", "last_layer")]
         cells = [BIAS_MODELS[row["model"]], row["measure"], row["layers"], row["within"], *numbers]
@@ -257,7 +257,7 @@ QUOTED: dict[str, list[float]] = {
     "dimension 555 adds {:.1f} to {:.1f} of it": ends(column(OUTLIERS, "of 555", key="<s>")[1:5]),
     "In layers 5 to 8 `</s>` keys score {:.1f} to {:.1f} above": ends(above("</s>")[5:9]),
     "dimension 568 adds {:.1f} to {:.1f}": ends(column(OUTLIERS, "of 568", key="</s>")[5:9]),
-    "full stops and commas {:.1f} to {:.1f}, of which it adds {:.1f} to {:.1f}": [
+    "Full stops and commas score {:.1f} to {:.1f}; it adds {:.1f} to {:.1f} of that": [
         *ends(above(COMMA)[5:9]), *ends(column(OUTLIERS, "of 568", key=COMMA)[5:9]),
     ],
     "from {:.2f} per token in layer 4 to {:.2f} in layer 5": list(column(ATTENTION, COMMA)[4:6]),
@@ -271,10 +271,10 @@ QUOTED: dict[str, list[float]] = {
         term(1, "p"), term(1, "e"),
     ],
     "depends on T^pp, T^p and T^ee ({:.2f}, {:.2f}, {:.2f})": [term(6, name) for name in ("pp", "p", "ee")],
-    "SpectralRatio is in it in {:.0f} of {:.0f} layers of SmolLM2, {:.0f} of {:.0f} of Gemma and {:.0f} of {:.0f} of": (
+    "SpectralRatio fits in {:.0f} of {:.0f} layers of SmolLM2, {:.0f} of {:.0f} of Gemma and {:.0f} of {:.0f} of": (
         within("SpectralRatio")
     ),
-    "R rarely is: in {:.0f} of {:.0f} layers of SmolLM2, {:.0f} of {:.0f} of Gemma and {:.0f} of {:.0f} of": (
+    "R rarely does: in {:.0f} of {:.0f} layers of SmolLM2, {:.0f} of {:.0f} of Gemma and {:.0f} of {:.0f} of": (
         within("R")
     ),
     "token 0 alone writes {:.2f} of what all others write together, {:.0%} of it along one direction;": [
@@ -326,7 +326,7 @@ QUOTED: dict[str, list[float]] = {
         column(NOP, "flagged_attention", variant="registers", damping=0, probability=0.5)
     ),
     "its value norm is {:.0f}-{:.0f} % of the others'": ends(100 * column(NOP, "ratio", damping=0, **TOY)),
-    "stands {:.1f} to {:.1f} times above the next": ends(column(NOP, "qk_gap", damping=0, **TOY)),
+    "one singular value of W_QK is {:.1f} to {:.1f} times the next": ends(column(NOP, "qk_gap", damping=0, **TOY)),
     "({:.2f}-{:.2f} where there is nothing to suppress)": ends(column(NOP, "qk_gap", damping=1, **TOY)),
     "a stable rank of at most {:.2f}": [
         max(column("sink-toys/broadcast.csv", f"layer{layer}_rank").max() for layer in (0, 1))
