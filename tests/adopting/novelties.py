@@ -33,7 +33,7 @@ class JointKeys(Plain):
 
 
 class JointByHead(JointKeys):
-    """The keys of a head stand beside its values."""
+    """The keys of a head are stored next to its values."""
 
     def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         n = x.shape[1]

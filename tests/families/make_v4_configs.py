@@ -1,4 +1,4 @@
-"""Write config_v4.json beside every fixture's config.json: the same model as transformers 4 spelled it.
+"""Write config_v4.json next to every fixture's config.json: the same model as transformers 4 spelled it.
 
     python -m tests.families.make_v4_configs        # under transformers 4.57
 

@@ -276,7 +276,7 @@ def test_integer_weights_are_refused(dtype: str, tmp_path: Path) -> None:
 
 
 def test_buffers_of_old_files_are_no_weights(tmp_path: Path) -> None:
-    """GPT-2's causal mask is called attn.bias, GPT-NeoX's attention.bias; rotary frequencies stand in many files."""
+    """GPT-2's causal mask is called attn.bias, GPT-NeoX's attention.bias; many files store rotary frequencies."""
     for name, more in (
         ("gpt2", {"transformer.h.0.attn.bias": np.ones((1, 1, 16, 16), np.float32)}),
         ("gpt_neox", {"gpt_neox.layers.0.attention.bias": np.ones((1, 1, 8, 8), np.uint8),

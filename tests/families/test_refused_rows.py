@@ -1,4 +1,4 @@
-"""What a row cannot describe is refused by name, and what enters a first layer beside tokens is said."""
+"""Refusals name what a row cannot describe, and rows say what enters a first layer in addition to tokens."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Rows as files: what is written is read again, what is no row is refused, and whoever reads results is told of it."""
+"""Rows as files: a written row is read back, a file without rows is refused, and results name their rows."""
 
 import json
 import shutil
@@ -190,7 +190,7 @@ def test_the_scan_of_headers_agrees_with_what_the_files_say() -> None:
 
 
 def test_rows_start_from_their_own_file_or_from_a_root() -> None:
-    """And a root from none of them: nobody has to look in a third file to know what a row says."""
+    """And a root from none of them, so a row never depends on a third file."""
     strangers = []
     for stanza, file in FAMILIES.places.items():
         like = FAMILIES.stanza(stanza).stanzas[stanza].get("like")
@@ -237,7 +237,7 @@ def test_two_files_of_rows_give_two_fingerprints(tmp_path: Path) -> None:
 def test_every_place_says_that_a_row_is_not_the_tables(option: str, tmp_path: Path) -> None:
     folder = renamed(tmp_path / "model")
     given = {"family": "llama", "families": str(saved(tmp_path / "row.toml"))}[option]
-    said = {"family": "unproved: nobody has shown that model_type 'newcomer' is read so", "families": "adopted, proved"}
+    said = {"family": "unproved: no proof that this row reads model_type 'newcomer'", "families": "adopted, proved"}
     arguments = [str(folder), f"--{option}", given]
     assert said[option] in CliRunner().invoke(main, ["inspect", *arguments]).stdout
     for command, page in (("audit", "report.html"), ("circuits", "report.html")):
@@ -269,7 +269,7 @@ def with_tensor(name: str, *shape: int) -> Callable[[Path], None]:
     ("llama_linear", "model.layers.0.input_layernorm.bias", False),
 ])  # fmt: skip
 def test_attention_tensors_that_no_cell_reads_are_refused(name: str, tensor: str, listed: bool, tmp_path: Path) -> None:
-    """Always where they are of no module that is read; of one that is, where nobody has listed the model_type."""
+    """Always if they belong to a module that is not read; if they belong to one that is, for an unlisted model_type."""
     folder = renamed(tmp_path / "model", name)
     with_tensor(tensor, 16)(folder)
     family = name.partition("_")[0]

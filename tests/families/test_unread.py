@@ -1,4 +1,4 @@
-"""A row that nobody proved for a checkpoint says which keys of its config it does not read, and reads its own stack."""
+"""An unproved row says which keys of a checkpoint's config it does not read, and reads its own stack."""
 
 import json
 import shutil

@@ -364,7 +364,7 @@ def _few_layers(key: Any, value: Any) -> Any:
 def varied(values: Mapping[str, Any], epsilons: Iterator[int] | None = None) -> dict[str, Any]:
     """A config's values with every base, cap and score factor times 1.5, and with large, distinct epsilons.
 
-    With these, the model's output shows which keys it reads, and of which part.
+    With these, the model's output shows which keys it reads, and from which part of the config.
     """
     epsilons = count(1) if epsilons is None else epsilons
     return {

@@ -322,7 +322,7 @@ def judge(
 
 
 def _unseen(model: ws.Model) -> Verdict:
-    """A stack that weightscope opens, of which no attention was seen at work."""
+    """A stack that weightscope opens, but whose attention never ran."""
     stack = (model.prefix + model.family.layer).format(i="{}").rstrip(".")
     return Verdict(stack, "", len(model.attention_layers), "unseen", "it did not run", title(model.family))
 

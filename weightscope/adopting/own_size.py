@@ -284,10 +284,10 @@ class _Trial:
         )
 
     def _load_what_is_in_no_layer(self) -> None:
-        """Load embeddings and whatever else is beside layers; what the file lacks is random, and nothing compared."""
+        """Load embeddings and all else outside layers; what the file lacks is random, and nothing is compared."""
         within, known = tuple(f"{name}." for name in self.layers), self.model.state_dict()
-        beside = {name for name, made in self.weights.stored.items() if made in known and not made.startswith(within)}
-        self.weights.load(beside, self.checkpoint)
+        outside = {name for name, made in self.weights.stored.items() if made in known and not made.startswith(within)}
+        self.weights.load(outside, self.checkpoint)
         self.model.tie_weights(recompute_mapping=False)
         self.weights.fill(name for name in self.parameters if not name.startswith(within))
 

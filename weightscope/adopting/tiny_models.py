@@ -52,7 +52,7 @@ class Plan:
     free_width: bool
     grouped: bool
     filled: bool = False  # sizes that a config leaves open are given
-    own_heads: bool = False  # heads are as wide as the architecture's own: sections of rotations stand in its code
+    own_heads: bool = False  # heads are as wide as the architecture's own: its code fixes the sections of rotations
     shrunk: bool = True
 
 

@@ -148,9 +148,9 @@ def latent_scaled(tensors: LayerTensors, family: Family, config: ModelConfig) ->
 def _latent(tensors: LayerTensors, family: Family, config: ModelConfig, eps: float, *, scaled: bool = False) -> Layer:
     """Low-rank projections with an RMSNorm in the middle.
 
-    A head's queries and keys are [position-free | rotary]; the rotary key is one for all heads, handed through beside
-    the latent. The norms' gammas go into the maps after them, and what is left is a scalar a token for each latent; the
-    key's scalar touches the position-free part and the values only.
+    A head's queries and keys are [position-free | rotary]; all heads share one rotary key, which bypasses the
+    latent. The norms' gammas go into the maps after them, which leaves one scalar per token for each latent; the key's
+    scalar affects only the position-free part and the values.
     """
     d, h, r = config.d_model, config.n_heads, config.head_dim
     free, rotary, r_v = (config.count(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))

@@ -25,7 +25,7 @@ def title(row: Family) -> str:
 
 
 def unproved(row: Family, model_type: object, part_type: object) -> str:
-    """Why nobody knows whether a row reads a model_type exactly, and what would prove it; empty if it is known.
+    """Why it is unknown whether a row reads a model_type exactly, and what would prove it; empty if it is known.
 
     `part_type` is the model_type of the part of a composite that the row reads.
     """

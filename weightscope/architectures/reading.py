@@ -281,7 +281,7 @@ def labelled(row: Family, checkpoint: Checkpoint, name: str | None = None) -> Fa
         return row
     part = part_of(checkpoint, row).get("model_type")
     if name is not None and {*row.model_types}.isdisjoint((str(kind), str(part))):
-        why = f"unproved: nobody has shown that model_type '{str(kind)[:40]}' is read so"
+        why = f"unproved: no proof that this row reads model_type '{str(kind)[:40]}'"
         return row.but(origin=f"{why}; `weightscope adopt` looks for a row that it proves")
     return row.but(origin=unproved(row, kind, part))
 

@@ -134,14 +134,12 @@ def prefix_of(checkpoint: Checkpoint, family: Family) -> str:
     raise CheckpointError(f"has no layer of a {family.name} (looked for {tried})", file=checkpoint.name)
 
 
-# The attention models that a checkpoint holds: which row reads each, in which part of the config it is described, and
-# before which tensors' names it stands.
+# The attention models that a checkpoint holds: which row reads each, which part of the config describes it, and which
+# prefix its tensors' names have.
 #
-# Wrappers are not listed anywhere. A part of the config is told by its model_type (`inner_types` has those that a
-# wrapper
-# leaves out), and its tensors by the names that its row gives them, by its sizes, and by the words that the part's
-# keys
-# and the tensors' names share.
+# Wrappers are not listed anywhere. The model_type identifies a part of the config (`inner_types` has those that a
+# wrapper leaves out). Its tensors are recognised by the names that its row gives them, by its sizes, and by words that
+# the part's keys share with the tensors' names.
 
 LANGUAGE = ("text", "decoder")  # what a checkpoint of several stacks is opened by unless another is asked for
 # Words that say the same in the keys of configs and in the names of tensors.

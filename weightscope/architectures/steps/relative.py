@@ -180,7 +180,7 @@ class NearValues(Step):
         return replace(layer, relative_values=RelativeValues(_near(tensors, config, self.tensor)))
 
     def caveat(self, layer: Layer) -> str:
-        return "values of distances, which a head gathers beside those of tokens (layer.relative_values)"
+        return "values of distances, which a head adds to those of tokens (layer.relative_values)"
 
 
 @dataclass(frozen=True)
