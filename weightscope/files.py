@@ -349,7 +349,7 @@ class OutputFolder(Folder):
     def _refuse_links(self) -> None:
         """Refuse a link in place of the hidden folder, the lock or a folder of layers: it leads to another's files."""
         link = None
-        with suppress(OSError):  # not there, or not a folder: whoever writes says so
+        with suppress(OSError):  # not there, or not a folder: the first write reports it
             link = (
                 self.hidden if self.hidden.is_symlink() else next(filter(Path.is_symlink, self.hidden.iterdir()), None)
             )

@@ -343,9 +343,9 @@ class Model:
     def first_layer(self) -> Layer:
         """The first attention layer as a function of the embeddings: its heads act on (e_t + p_p) / sigma(e_t + p_p).
 
-        For a pre-norm model that is layer 0. Where a norm stands between the embeddings and layer 0 (BERT), it and a
-        projection after it (ELECTRA, ALBERT) are folded into the layer's maps. Where both stand there (BLOOM), the
-        embedding norm is in the rows that `embeddings` hands out. All are exact.
+        For a pre-norm model that is layer 0. A norm between the embeddings and layer 0 (BERT), and a projection after
+        it (ELECTRA, ALBERT), are folded into the layer's maps. If both norms are present (BLOOM), the embedding norm is
+        in the rows that `embeddings` returns. All are exact.
 
         Raises
         ------

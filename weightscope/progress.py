@@ -47,7 +47,7 @@ def _is_seen() -> bool:
 def bar(
     items: Iterable[Any] | None = None, what: str = "", unit: str = "it", *, total: int | None = None, **options: Any
 ) -> Any:
-    """A progress bar over items, or one that is moved by its `update`; it draws nothing where nobody would see it."""
+    """A progress bar over items, or one moved by its `update`; it draws nothing if there is no terminal or notebook."""
     options |= {"desc": what, "unit": unit, "total": total, "disable": not (_is_shown.get() and _is_seen())}
     return bar_class()(items, delay=DELAY, leave=False, dynamic_ncols=True, **options)
 

@@ -1,4 +1,4 @@
-"""The four factors of a head, W_Q, W_K, W_V and W_O, beside each other: faults that no spectrum of one map shows.
+"""The four factors of a head, W_Q, W_K, W_V and W_O, compared: faults that no spectrum of one map shows.
 
 The Gram matrices of W_Q and W_K are alike, as they are trained together, and so are those of W_V and W_O; those of W_Q
 and W_V share nothing. Where this is not so, factors were swapped, mixed up or initialised anew. Noise that is added to

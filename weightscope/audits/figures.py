@@ -31,7 +31,7 @@ MATH = {"W_QK": "$W_{QK}$", "W_VO": "$W_{VO}$", "σ₁": r"$\sigma_1$", "σ₂":
 NOTHING = {"ha": "center", "va": "center", "color": "0.35"}  # what is said where there is nothing to draw
 MOST_CURVES = 2000  # in a panel of spectra: each is an object of its own, and 5,000 take 30 MB of SVG
 DRAWN = 6  # heads whose spectra are compared: those that moved most
-NEGLIGIBLE = 1e-6  # of the largest: a singular value of which no change in percent is drawn
+NEGLIGIBLE = 1e-6  # of the largest: no change in percent is drawn for smaller singular values
 
 
 def title(measure: Measure) -> str:

@@ -163,8 +163,8 @@ def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]
             "The curves show by how much each singular value grew or shrank, the largest first. The table has the "
             "largest principal angle, in degrees, between the spaces that queries (left) and keys (right) read, or "
             "that values read (left) and outputs write (right), before and after: at 0° the head still uses the same "
-            "space, at 90° one direction of it is new, strong or weak. A large angle beside a small change is a weak "
-            "direction that turned.",
+            "space, at 90° one direction of it is new, strong or weak. A large angle with a small change means that "
+            "a weak direction turned.",
             [
                 Figure(drawn["spectra"], "Change of each singular value, in percent of what it was."),
                 comparison.moved_most(LISTED),

@@ -148,7 +148,7 @@ def _problem(known: Sequence[Known], measures: Sequence[str], quantiles: np.ndar
         return f"the measures '{', '.join(measures)}', which are not plain names, each once"
     unknown = np.isnan(quantiles)
     if (unknown.any(axis=-1) != unknown.all(axis=-1)).any():
-        return "distributions of which some quantiles are NaN"
+        return "distributions in which some quantiles are NaN"
     if empty := [checkpoint.name for checkpoint, row in zip(known, unknown, strict=True) if row.all()]:
         return f"no number for {counted(len(empty), 'checkpoint')}, '{empty[0]}' the first"
     with np.errstate(invalid="ignore"):

@@ -100,7 +100,7 @@ CODE = re.compile(
     r"|use_kernels?|kernel_config|_?name_or_path|_commit_hash|use_pretrained_backbone"
 )
 QUANTISED_BY = ("backend", "tokenizer", "dataset")  # of quantization_config: how it is computed, what it was made from
-DEQUANTISED = ("fp8", "mxfp4")  # transformers decodes these itself, where it is told not to fetch a kernel for them
+DEQUANTISED = ("fp8", "mxfp4")  # transformers decodes these itself if it must not fetch a kernel for them
 
 
 def without_code(values: Mapping[str, Any], file: object) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _without_code_within(value: Any, file: object) -> Any:
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits of a config's values, whoever wrote it."""
+    """16 hexadecimal digits of a config's values, regardless of what wrote it."""
     kept = {key: value for key, value in values.items() if key not in WRITERS}
     return sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

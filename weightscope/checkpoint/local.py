@@ -30,7 +30,7 @@ LARGEST_READ = 1 << 30  # systems return less than 2 GB at a time
 class OpenFile:
     """A regular file held open, so that another file put in its place later is not mistaken for it.
 
-    Data are read, not mapped: mapping would save a copy (0.2 s per GB, little beside computing its spectra), but a
+    Data are read, not mapped: mapping would save a copy (0.2 s per GB, little next to computing its spectra), but a
     process that reads a map is killed by SIGBUS when another cuts the file short. A read reports it as an error.
     """
 

@@ -208,7 +208,7 @@ class DequantisedTensor(WholeTensor):
         return tuple(self.by_key.values())
 
     def unchecked(self, noted: set[str]) -> Tensor:
-        # Only what is not finite in the weight is noted, not what is in its parts.
+        # Only values of the weight that are not finite are noted, not those of its parts.
         by_key = {key: replace(part, noted=set()) for key, part in self.by_key.items()}
         return replace(self, by_key=by_key, noted=noted)
 
@@ -281,7 +281,7 @@ class Fp8Tensor(DequantisedTensor):
         stated = f"has {grid[0]} x {grid[1]} scales for a weight of {weight.shape[0]} x {weight.shape[1]}"
         given = self._stated_block()
         if given is None:
-            problem = f"{stated}, and config.json does not say in blocks of which size"
+            problem = f"{stated}, and config.json does not give the block size"
             raise self.refuse(f"{problem}: quantization_config needs weight_block_size, as its quantiser was given")
         if not (isinstance(given, list) and len(given) == 2 and all(type(n) is int and n > 0 for n in given)):
             raise self.refuse(f"is in blocks of {str(given)[:40]}, says config.json")

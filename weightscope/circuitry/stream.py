@@ -1,10 +1,10 @@
 """The residual stream of random tokens where attention to far places is averaged.
 
-Random tokens of the vocabulary follow each other, and the same again. Every token passes through norms, feed-forward
-networks and attention: heads bring it what stands beside it and what stands first, and of everything else the average
-over tokens, so what a head has found elsewhere stays unknown to later layers. This is an approximate pass through the
-model. Tokens without any context do worse: deep layers take each of them for the first of a text. Windows of attention
-are taken to be wider than the sequences.
+Random tokens of the vocabulary follow each other, and then the same tokens again. Every token passes through norms,
+feed-forward networks and attention. Heads bring it what neighbouring tokens and the first token hold, and the average
+over all others, so later layers do not know what a head found elsewhere. This is an approximate pass through the
+model. Tokens without any context do worse: deep layers treat each of them as the first of a text. Attention windows
+are assumed to be wider than the sequences.
 
 Heads of families without an `mlp` cell are named by their wiring alone: mixtures of experts, and those that scale what
 joins the stream (Granite).
@@ -126,12 +126,12 @@ def _attention(layer: Layer, x: np.ndarray, *, causal: bool) -> np.ndarray:
         scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
     if layer.sinks is None:
         return softmax(scores, axis=-1)
-    beside = np.broadcast_to(layer.sinks[:, None, None], (*scores.shape[:2], 1))
-    return softmax(np.concatenate([scores, beside], axis=-1), axis=-1)[..., :-1]
+    sinks = np.broadcast_to(layer.sinks[:, None, None], (*scores.shape[:2], 1))
+    return softmax(np.concatenate([scores, sinks], axis=-1), axis=-1)[..., :-1]
 
 
 def averaged(attention: np.ndarray) -> np.ndarray:
-    """Attention to a token itself, to those beside it and to the first; the rest of it as all tokens spread theirs:
+    """Attention to a token itself, its neighbours and the first token; the rest is spread as by the average token:
     (H, n, n) -> (H, n, n)."""
     place = np.arange(attention.shape[-1])
     known = (np.abs(place[:, None] - place) <= 1) | (place == 0)

@@ -14,7 +14,7 @@ from weightscope.pages.style import COLOURS, COLUMN, DASHES, head_style, in_our_
 
 SIGMA_I = (("mean", "#0072B2"), ("minimum", "#009E73"), ("maximum", "#E69F00"))  # the paper's blue, green, orange
 LAST = 30  # positions before the query that an inset shows, as the authors draw
-LEAST_HEIGHT = 2.4  # inches, for the label beside one row of panels
+LEAST_HEIGHT = 2.4  # inches, for the label next to one row of panels
 PREVIOUS = "previous position $j$ (tokens)"
 
 

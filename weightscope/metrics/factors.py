@@ -1,4 +1,4 @@
-"""What a head's factors W_Q, W_K, W_V and W_O say beside each other: size, bias, weakest directions, likeness."""
+"""Compare a head's factors W_Q, W_K, W_V and W_O: size, bias, weakest directions, likeness."""
 
 from collections.abc import Sequence
 

@@ -87,9 +87,9 @@ def load_eager(model: Model, *, language: bool) -> Any:
 
 @contextmanager
 def _data(model: Model) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A folder of links to the checkpoint's weights beside its config without code, and how to load from it.
+    """A folder with links to the checkpoint's weights and its config without code, and how to load from it.
 
-    Whatever else a checkpoint's folder has (adapters, code, kernels) transformers does not see.
+    transformers does not see anything else in the checkpoint's folder (adapters, code, kernels).
     """
     if model.checkpoint.note:
         problem = "is a LoRA adapter on a base; transformers runs what peft's merge_and_unload makes of the two"
