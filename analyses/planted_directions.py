@@ -4,7 +4,7 @@
 
 Directions are projected out of W_O in memory, before weights are rounded; (1 - strength) of what was written along them
 is left. Half of the directions are random. The others are mixtures of the eight principal directions of what layers
-write, because whoever cuts a direction out does so where much is written. Every checkpoint is also judged as it is.
+write, because real edits cut out directions along which much is written. Every checkpoint is also judged as it is.
 """
 
 from collections.abc import Callable, Sequence

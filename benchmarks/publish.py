@@ -36,7 +36,7 @@ class Page:
     path: str
     pattern: str  # what is replaced
     made: Callable[[Sequence[Bench]], str]  # by what
-    kept: str = BENCH  # of which runs
+    kept: str = BENCH  # pattern of the runs' file names
 
     def rewritten(self, text: str, benches: Sequence[Bench]) -> str:
         """The page's text with the results of these runs."""

@@ -43,7 +43,7 @@ class Whole:
     command: str
     served: bool = False  # by a server, not from the disk
     long: bool = False  # more than two minutes; not run with --quick
-    beside: bool = False  # the command takes another model too, from which this one was moved
+    moved: bool = False  # the command also takes the base that this model was moved from
 
 
 WHOLE = (
@@ -53,7 +53,7 @@ WHOLE = (
     Whole("1,000 layers of 4 heads", Sizes(layers=1000, inner=64), "audit"),
     Whole("80 layers of a 70B, streamed from a server", SEVENTY, "audit", served=True, long=True),
     Whole("32 layers of a 7B, 32,000 tokens", SEVEN, "circuits", long=True),
-    Whole("a 7B with its MLPs against another, 27 GB", replace(SEVEN, inner=11_008), "lineage", beside=True, long=True),
+    Whole("a 7B with its MLPs against another, 27 GB", replace(SEVEN, inner=11_008), "lineage", moved=True, long=True),
     Whole("32 layers of a 7B, 32,000 tokens", SEVEN, "fingerprint"),
 )
 
@@ -121,7 +121,7 @@ def measure(whole: Whole, few: Measured | None = None) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
         with (served if whole.served else stored)(whole.sizes, top) as model:
-            base = [str(write(top / "base", whole.sizes, moved=MOVED))] if whole.beside else []
+            base = [str(write(top / "base", whole.sizes, moved=MOVED))] if whole.moved else []
             out = top / ("out.wsf" if whole.command == "fingerprint" else "out")
             cost = command_cost(*whole.command.split(), model, *base, "--out", out)
     note = f"memory {cost.peak / few.peak_mb:.2f} x that of 4 layers" if few is not None and few.peak_mb else ""

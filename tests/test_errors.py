@@ -63,7 +63,7 @@ TOOLS = ("adopting/census.py",)  # commands that are no part of `weightscope`
 
 
 def test_the_library_speaks_of_no_option() -> None:
-    """Strings outside cli/ and tools that name one: whoever calls from Python has none."""
+    """No string outside cli/ and tools names an option: a caller from Python has none."""
     root = Path(weightscope.__file__).parent
     naming = [
         f"{path.relative_to(root)}: {node.value}"

@@ -210,7 +210,7 @@ def test_each_tower_is_audited_though_the_other_was(tmp_path: Path) -> None:
 
 
 def test_another_tokenizer_names_other_tokens(tmp_path: Path) -> None:
-    """Its names stand in directions.json; the layers are not measured again for it."""
+    """directions.json has its names; the layers are not measured again for it."""
     embedded = shutil.copytree(ws.embedded.FOLDER, tmp_path / "model", ignore=shutil.ignore_patterns("*.npz", "__*"))
     assert not is_kept(embedded, "--out", tmp_path / "out")
     assert is_kept(embedded, "--out", tmp_path / "out")
@@ -272,7 +272,7 @@ OTHERS = {
 
 
 def test_a_tokenizer_that_is_named_is_known_by_its_content_however_it_is_named(tiny_gpt2: Path, tmp_path: Path) -> None:
-    """A folder, weights beside it, the file itself, a file by a name of its own, a sentence-transformers root."""
+    """A folder, weights next to it, the file itself, a file with another name, a sentence-transformers root."""
     folder = shutil.copytree(tiny_gpt2, tmp_path / "other")
     root = tmp_path / "root"
     (root / "0_Transformer").mkdir(parents=True)

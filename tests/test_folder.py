@@ -88,7 +88,7 @@ def test_what_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path
 
 
 def test_a_file_is_as_others_may_read_it(tmp_path: Path) -> None:
-    """Not as private as a temporary file: whoever may read the folder may read the results."""
+    """Less private than a temporary file: users who may read the folder may read the results."""
     run(tmp_path, "a.txt")
     (tmp_path / "plain").touch()
     assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -1,4 +1,4 @@
-"""What the gallery says of a page is what the files beside that page hold."""
+"""What the gallery says about a page is what that page's files hold."""
 
 import re
 
@@ -97,7 +97,7 @@ def test_a_number_is_that_of_the_page(template: str) -> None:
     assert template.format(*QUOTED[template]) in SAID
 
 
-# What is said in words, and whether the files beside the page have it so.
+# Claims in words, and whether the page's files support them.
 HELD: dict[str, bool] = {
     "more than any head of seven other checkpoints": cell(
         "audit-gpt2/percentiles.csv", "vo_gap", layer=11, head=8

@@ -1,4 +1,4 @@
-"""The wheel, installed away from the checkout, does what the checkout does; its name is nobody else's."""
+"""The wheel, installed away from the checkout, does what the checkout does; no other project has its name."""
 
 import json
 import os

@@ -28,7 +28,7 @@ Bar = bar_class()
 
 
 def drawn(delay: float, updates: int, total: int = 3) -> str:
-    """What a bar has put on its stream, one line having been written beside it after the updates."""
+    """What a bar writes to its stream when another line is written after the updates."""
     stream = io.StringIO()
     with Bar(total=total, file=stream, mininterval=0, ncols=40, delay=delay, leave=False) as late:
         for _ in range(updates):
@@ -190,7 +190,7 @@ def test_waits_without_forward_passes_are_said_by_name(embedded: ws.Model, monke
 
 
 def test_an_audit_and_a_comparison_are_never_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever may take long after the last layer is told of as well, by the library's own call and by the commands."""
+    """Long steps after the last layer are reported too, by the library's own call and by the commands."""
     model = ws.open_model("embedded")
     now = lambda delay, say: SimpleNamespace(start=say, cancel=lambda: None)  # noqa: E731 - a timer that is up at once
     monkeypatch.setattr(progress, "Timer", now)

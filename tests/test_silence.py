@@ -62,9 +62,9 @@ def test_integers_beside_a_nan_are_no_weights(tmp_path: Path) -> None:
     SPOILT["NaN"](weights)
     alone = ws.audit(ws.open_model(write_checkpoint(tmp_path / "alone", weights)))
     weights |= {"h.0.attn.position_ids": np.arange(32), "position_ids": np.arange(32)}
-    beside = ws.audit(ws.open_model(write_checkpoint(tmp_path / "beside", weights)))
-    assert [str(finding) for finding in beside.findings] == [str(finding) for finding in alone.findings]
-    assert beside.heads.csv() == alone.heads.csv()
+    with_buffers = ws.audit(ws.open_model(write_checkpoint(tmp_path / "with-buffers", weights)))
+    assert [str(finding) for finding in with_buffers.findings] == [str(finding) for finding in alone.findings]
+    assert with_buffers.heads.csv() == alone.heads.csv()
 
 
 LOUD = """

@@ -1,4 +1,4 @@
-"""Imports go down only: whoever reads a module needs to know those below it and no others."""
+"""Imports go down only: to understand a module, a reader needs only those below it."""
 
 import re
 from pathlib import Path

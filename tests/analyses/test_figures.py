@@ -24,7 +24,7 @@ def tracked(folder: str) -> list[str]:
 
 @pytest.fixture
 def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A drawing of two tables and two pictures, of which a page shows one, whose hashes are recorded."""
+    """A drawing of two tables and two pictures; a page shows one picture, and the hashes are recorded."""
     monkeypatch.setattr(figures, "ROOT", tmp_path)
     monkeypatch.setattr(figures, "FIGURES", tmp_path / "figures")
     monkeypatch.setattr(figures, "DRAWN", tmp_path / "out" / "figures")

@@ -1,9 +1,9 @@
 # ruff: noqa: E501 (one line an attack)
 """What a hostile file may try: one line each. Every one ends in a CheckpointError, fast and in little memory.
 
-HEADERS are whole .safetensors files, GGUFS whole .gguf files, INDEXES and CONFIGS are the JSON beside a good one,
+HEADERS are whole .safetensors files, GGUFS whole .gguf files, INDEXES and CONFIGS are the JSON next to a good one,
 LAYOUTS are things done to a folder, TOKENIZERS are tokenizer.json files that are loaded and split a text, HUBS what
-whoever answers at HF_ENDPOINT does (see tests/support/hub_server.py). The second item of a line is a part of the message
+the server at HF_ENDPOINT does (see tests/support/hub_server.py). The second item of a line is a part of the message
 that the reader must see.
 """
 
@@ -81,7 +81,7 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "shape of 32 large sizes": (one(shape=[2**62] * 32), "shape"),
     "shape of 33 sizes": (one(shape=[1] * 33), "shape"),
     "shape of 400,000 sizes": (one(shape=[1] * 400_000), "shape"),
-    "zero beside sizes that overflow": (whole({"w": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}, b""), "shape"),
+    "zero next to sizes that overflow": (whole({"w": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}, b""), "shape"),
     "negative size": (one(shape=[-2]), "shape"),
     "two negative sizes": (one(shape=[-1, -2]), "shape"),
     "size that is a float": (one(shape=[2.0]), "shape"),
@@ -90,7 +90,7 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "shape nested 40 deep": (one(shape=json.loads("[" * 40 + "2" + "]" * 40)), "shape"),
     "dtype wider than the bytes": (one(dtype="F64"), "needs 16"),
     "dtype narrower than the bytes": (one(dtype="F16"), "needs 4"),
-    "dtype nobody knows": (one(dtype="F128"), "F128"),
+    "unknown dtype": (one(dtype="F128"), "F128"),
     "dtype in lower case": (one(dtype="f32"), "f32"),
     "dtype that is a list": (one(dtype=["F32"]), "dtype"),
     "half a byte": (one(dtype="F4", shape=[15]), "needs 7.5"),
@@ -124,7 +124,7 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "FP8 in blocks of no stated size": (
         whole({"w": {"dtype": "F8_E4M3", "shape": [24, 64], "data_offsets": [0, 1536]},
                "w_scale_inv": {"dtype": "F32", "shape": [2, 4], "data_offsets": [1536, 1568]}}, b"\0" * 1568),
-        "2 x 4 scales for a weight of 24 x 64, and config.json does not say in blocks of which size"),
+        "2 x 4 scales for a weight of 24 x 64, and config.json does not give the block size"),
     "a pickle": (b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00touch\x85R.", "pickled files"),
     "a zip": (b"PK\x03\x04" + b"\0" * 60, "pickled files"),
 }  # fmt: skip
@@ -164,7 +164,7 @@ INDEXES: dict[str, tuple[bytes, str]] = {
     "300,000 shards": (index({str(i): f"{i}.safetensors" for i in range(300_000)}), "names 300000 files"),
 }  # fmt: skip
 
-# In place of config.json. What is wrong with a size is for whoever reads sizes; here it need only be JSON.
+# In place of config.json. Code that uses a size checks it; here the file only has to be JSON.
 CONFIGS: dict[str, tuple[bytes, str]] = {
     "not JSON": (b"{", "not valid JSON"),
     "invalid UTF-8": (b'{"a": "\xff"}', "not valid JSON"),
@@ -256,13 +256,13 @@ GGUFS: dict[str, tuple[bytes, str]] = {
         gguf(0, 200, b"".join(key(b"%d" % i, 9, struct.pack("<IQ", 0, 10_000) + b"\0" * 10_000) for i in range(200))), "1010000 numbers"),
     "a million empty strings, one missing": (gguf(0, 1, key(b"a", 9, struct.pack("<IQ", 8, 1_000_000) + b"\0" * 7_999_992)), "cut short"),
     "no architecture": (gguf(), "architecture 'None'"),
-    "an architecture nobody reads": (gguf(0, 1, key(b"general.architecture", 8, text(b"\x1b[2J"))), "\\x1b[2J"),
+    "an unknown architecture": (gguf(0, 1, key(b"general.architecture", 8, text(b"\x1b[2J"))), "\\x1b[2J"),
     "an architecture that is a number": (gguf(0, 1, key(b"general.architecture", 4, b"\0" * 4)), "architecture '0'"),
     "no sizes": (gguf(0, 1, key(b"general.architecture", 8, text(b"llama"))), "num_attention_heads"),
     "no heads": (llama(keys=key(b"llama.attention.head_count_kv", 4, b"\0" * 4), n_keys=1), "num_key_value_heads"),
     "heads by layer": (llama(keys=key(b"llama.attention.head_count_kv", 9, struct.pack("<IQI", 4, 1, 2)), n_keys=1), "num_key_value_heads"),
     "an alignment of zero": (llama(keys=key(b"general.alignment", 4, b"\0" * 4), n_keys=1), "alignment"),
-    "a type nobody knows": (llama(gguf_tensor(kind=999)), "type 999"),
+    "an unknown type": (llama(gguf_tensor(kind=999)), "type 999"),
     "integers for weights": (llama(gguf_tensor(kind=26)), "I32"),
     "five dimensions": (llama(gguf_tensor(sizes=(1, 1, 1, 1, 1))), "5 dimensions"),
     "sizes that overflow": (llama(gguf_tensor(sizes=(2**63, 2, 2**63))), "more elements"),
@@ -276,7 +276,7 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "a Q that heads do not divide": (llama(gguf_tensor(b"blk.0.attn_q.weight", (8, 3))), "2 heads of 2 keys and values do not divide"),
     "rope factors of zero": (llama(gguf_tensor(b"rope_freqs.weight")), "rotations"),
     "experts": (llama(keys=key(b"llama.expert_count", 4, b"\x08\0\0\0"), n_keys=1), "experts"),
-    "scaling nobody reads": (llama(keys=key(b"llama.rope.scaling.type", 8, text(b"yarn")), n_keys=1), "yarn"),
+    "scaling that is not read": (llama(keys=key(b"llama.rope.scaling.type", 8, text(b"yarn")), n_keys=1), "yarn"),
     "scales that are infinite": (llama(gguf_tensor(sizes=(64,), kind=8), size=0) + b"\x00\x7c" * 34, "not finite"),
 }  # fmt: skip
 
@@ -344,7 +344,7 @@ HUBS: dict[str, tuple[dict[str, Any], str]] = {
     "weights in a file": ({"location": "file:///etc/passwd"}, "only https, or the same host"),
     "weights at half an address": ({"location": "http://[::1"}, "to what is no address"),
     "weights at a port of letters": ({"location": "http://127.0.0.1:x/"}, "to what is no address"),
-    "weights at nobody's": ({"location": "https:///w"}, "only https, or the same host"),
+    "weights at no host": ({"location": "https:///w"}, "only https, or the same host"),
     "redirects without end": ({"location": "?again"}, "redirects more than 5 times"),
     "a config under gzip": ({"small_faults": ["encoded"]}, "an encoded body"),
     "a config of another size than HEAD said": ({"small_faults": ["other size"]}, "was asked for"),

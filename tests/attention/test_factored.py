@@ -1,4 +1,4 @@
-"""Low-rank products against the dense matrix they stand for."""
+"""Low-rank products against the dense matrix they represent."""
 
 import numpy as np
 import pytest

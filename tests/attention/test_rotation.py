@@ -1,4 +1,4 @@
-"""What rotary embeddings are: rotations, of which only the difference of positions is left in a score."""
+"""What rotary embeddings are: rotations that leave only the difference of positions in a score."""
 
 from dataclasses import replace
 

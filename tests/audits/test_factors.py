@@ -1,4 +1,4 @@
-"""Factors of a head beside each other: the arrays against dense algebra, and faults planted in trained checkpoints."""
+"""Factors of a head compared: the arrays against dense algebra, and faults planted in trained checkpoints."""
 
 from functools import lru_cache
 

@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "another rank": (with_tensor(Q.format("B"), 16, 5), "its lora_B \\(16, 5\\); adapter_config.json says rank 4"),
     "another name": (renamed(Q.format("A"), "x.lora_A.weight"), "is not named as PEFT names what it saves"),
     "nothing": (lambda settings, tensors: tensors.clear() or tensors.update(x=np.ones(1)), "not named as PEFT names"),
-    "a tensor of nobody": (with_tensor("base_model.model.model.norm.weight", 16), "is not a supported part"),
+    "a tensor of no module": (with_tensor("base_model.model.model.norm.weight", 16), "is not a supported part"),
     "a bias untrained": (with_tensor("base_model.model.model.layers.0.bias", 16), "is not a supported part"),
 }  # fmt: skip
 

@@ -339,7 +339,7 @@ def test_redirects_without_end_are_reported(remote: Hub) -> None:
 
 
 def test_a_page_that_redirects_is_not_decoded(remote: Hub, local: Path) -> None:
-    """92 kB of gzip are 234 MB of a page that nobody sees."""
+    """92 kB of gzip would decode to 234 MB, although the page is never used."""
     remote.page_headers = {"Content-Encoding": "gzip"}  # which it is not, so that decoding it would fail
     name = QUERIES_AND_KEYS[0]
     np.testing.assert_array_equal(open_checkpoint("owner/model")[name].read(), open_checkpoint(local)[name].read())

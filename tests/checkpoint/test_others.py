@@ -1,4 +1,4 @@
-"""What people have instead of a checkpoint: each is told for what it is, in one line, or opened."""
+"""Files that people have instead of a checkpoint: each is opened, or named for what it is in one line."""
 
 import json
 import pickle
@@ -37,11 +37,11 @@ def pointer_to(name: str) -> Callable[[Path], Path]:
     return write
 
 
-def file(name: str, content: bytes, beside: str = "") -> Callable[[Path], Path]:
+def file(name: str, content: bytes, sibling: str = "") -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         (folder / name).write_bytes(content)
-        if beside:
-            (folder / beside).write_text("{}")
+        if sibling:
+            (folder / sibling).write_text("{}")
         return folder / name
 
     return write

@@ -124,8 +124,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("at", ["", "tiny/", "a/b/"])
 @pytest.mark.parametrize("pattern", ["tiny-part-*", "Tiny_Part.*"])
 def test_parts_of_a_zip_are_joined_and_unpacked(at: str, pattern: str, tiny: Path, site: Path, assets: Path) -> None:
-    beside = {f"{at}pytorch_model.bin": b"pickle", f"{at}modeling.py": b"code", f"{at}1_Pooling/config.json": b"{}"}
-    install_parts(site, cut(zipped(tiny, at=at, also=beside), 12))
+    others = {f"{at}pytorch_model.bin": b"pickle", f"{at}modeling.py": b"code", f"{at}1_Pooling/config.json": b"{}"}
+    install_parts(site, cut(zipped(tiny, at=at, also=others), 12))
     install(site, "tiny_part_es/readme.txt", package="tiny_part_es")  # the pattern's, without a part
     model = ws.open_model(f"pypi:{pattern}")
     assert model.name == model.source == f"pypi:{pattern}"

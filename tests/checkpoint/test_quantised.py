@@ -131,13 +131,13 @@ def test_fp8_in_blocks_as_compressed_tensors_names_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"quant_method": "fp8"}, "has 2 x 4 scales for a weight of 24 x 64, and config.json does not say in blocks of"),
-    ({}, "does not say in blocks of which size: quantization_config needs weight_block_size"),
-    ({"quant_method": "fp8", "weight_block_size": None}, "does not say in blocks of which size"),
+    ({"quant_method": "fp8"}, "has 2 x 4 scales for a weight of 24 x 64, and config.json does not give the block size"),
+    ({}, "does not give the block size: quantization_config needs weight_block_size"),
+    ({"quant_method": "fp8", "weight_block_size": None}, "does not give the block size"),
     ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "blocks of 128 x 128, which need 1 x 1"),
     ({"quant_method": "fp8", "weight_block_size": [16, 32]}, "blocks of 16 x 32, which need 2 x 2"),
     (COMPRESSED | {"config_groups": {"a": {"weights": {"block_structure": [16, 16]}},
-                                     "b": {"weights": {"block_structure": [12, 16]}}}}, "does not say in blocks of"),
+                                     "b": {"weights": {"block_structure": [12, 16]}}}}, "does not give the block size"),
 ])  # fmt: skip
 def test_fp8_in_blocks_of_a_size_that_config_does_not_say_or_denies_is_refused(
     settings: dict[str, Any], message: str, tmp_path: Path
@@ -183,7 +183,7 @@ def pack_gptq(q: np.ndarray, bits: int) -> np.ndarray:
 def gptq_parts(
     bits: int, inputs: int, outputs: int, group: int, offset: int, act_order: bool
 ) -> tuple[dict, np.ndarray]:
-    """A quantised layer and the weight (out, in) that it stands for, one element at a time."""
+    """A quantised layer and the weight (out, in) that it represents, one element at a time."""
     n_groups = inputs // group
     q = RANDOM.integers(0, 2**bits, (inputs, outputs))
     zeros = RANDOM.integers(offset, 2**bits, (n_groups, outputs))
@@ -308,7 +308,7 @@ def test_methods_that_are_not_read_are_refused_by_name(method: object, tmp_path:
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("pack-quantized", {}, {"quant_method": "compressed-tensors", "format": "pack-quantized"}, "pack-quantized"),
-    ("packed by nobody knows whom", {"q.qweight": np.ones((2, 8), np.int32)}, {}, "whether by gptq or awq"),
+    ("packed by an unknown tool", {"q.qweight": np.ones((2, 8), np.int32)}, {}, "whether by gptq or awq"),
     ("FP8 without a scale", {"w": f8(fp8(8, 8))}, {}, "F8_E4M3 cannot be read"),
     ("FP8, scales of another grid", {"w": f8(fp8(8, 8)), "w_scale": np.ones((3, 1), np.float32)},
      {"quant_method": "fp8", "weight_block_size": [4, 8]}, "3 x 1 scales for a weight of 8 x 8; .* need 2 x 1"),

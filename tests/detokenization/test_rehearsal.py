@@ -82,7 +82,7 @@ def test_the_first_run_with_a_network_ends_with_the_papers_tables_in_one_page(
         printed = list(csv.DictReader(file))
     assert {row["token"] for row in printed} == set(paper.TOKENS)
     page = Path("out/report.html").read_text()
-    assert all(f"{value:.3f}" in page for value in paper.AUROC.values())  # Table 2 beside ours
+    assert all(f"{value:.3f}" in page for value in paper.AUROC.values())  # Table 2 next to ours
     assert all(f"{value:.3f}" in page for value in paper.AUROC_BY_FREQUENCY.values())
     drawn = {path.stem for path in Path("out").glob("*.png")}
     assert drawn >= {"auroc", "roc", f"positions-head-{paper.HEAD_OF_FIG_3}", f"empirical-head-{paper.HEAD_OF_FIG_3}"}

@@ -1,4 +1,4 @@
-"""A real scheduler and real workers on the loopback: the same bytes as a local run, whoever is killed meanwhile."""
+"""A real scheduler and real workers on the loopback: the same bytes as a local run, whatever is killed."""
 
 import csv
 import os

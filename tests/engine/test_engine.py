@@ -115,7 +115,7 @@ def test_what_is_no_address_is_refused_at_once(address: str) -> None:
     assert line.count("\n") == 1 and "is neither tcp://HOST:PORT nor a scheduler file" in line and "\x1b" not in line
 
 
-@pytest.mark.parametrize("listening", [False, True], ids=["nobody there", "somebody silent there"])
+@pytest.mark.parametrize("listening", [False, True], ids=["no listener", "a silent listener"])
 def test_a_scheduler_that_does_not_answer_is_not_waited_for(listening: bool) -> None:
     dask = pytest.importorskip("dask", reason="Dask comes with the extra `cluster`")
     with dask.config.set({"distributed.comm.timeouts.connect": "500ms"}), socket.socket() as server:

@@ -1,4 +1,4 @@
-"""Commands that are asked to end, by signals that are really sent: a status that says so, and nobody left behind."""
+"""Commands that real signals end: the exit status says so, and no process is left behind."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def default_signals() -> None:
 
 
 def started(*command: str, **environment: str) -> subprocess.Popen[str]:
-    """A process in a group of its own, as a shell starts one; whoever holds its pipes keeps `communicate` waiting."""
+    """A process in a group of its own, as a shell starts one; any holder of its pipes keeps `communicate` waiting."""
     return subprocess.Popen(
         [sys.executable, *command], env=ENVIRONMENT | environment, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=default_signals,
@@ -50,7 +50,7 @@ def started(*command: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """The status and the last line on stderr of a process that was told to end, once nobody of its group is alive."""
+    """The status and last stderr line of a process that was asked to end, once no process of its group is alive."""
     try:
         said = process.communicate(timeout=PATIENCE)[1]
         until = time.monotonic() + PATIENCE

@@ -68,7 +68,7 @@ MODEL_TYPES = sorted({model_type for family in FAMILIES for model_type in family
 
 
 def repaired(header: dict[str, Any], rng: random.Random) -> tuple[dict[str, Any], bytes]:
-    """Other dtypes and shapes, with the offsets and the body that they ask for: a legal file of what nobody expects."""
+    """Other dtypes and shapes, with matching offsets and body: a legal file with unexpected contents."""
     body, out = b"", {}
     for name, entry in header.items():
         dtype, shape = entry["dtype"], list(entry["shape"])

@@ -84,7 +84,7 @@ def test_a_special_token_is_text_in_figures_and_no_formula(tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     assert rows(tmp_path / "out" / "kinds.csv")[0]["kind"] == r"$\frac$"
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "([CLS], -0.34)" in page and "(-0.69)" in page  # the paper's numbers, beside a token of another name
+    assert "([CLS], -0.34)" in page and "(-0.69)" in page  # the paper's numbers, next to a token with another name
 
 
 def test_without_a_hub_and_pypi_minilm_is_run_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_rows_of_attention_sum_to_one_unless_there_are_sinks(both: tuple[NormAna
 
 
 def test_singular_values_are_those_of_the_dense_affine_map(tmp_path: Path) -> None:
-    """f~ of eqs 9 to 11, written out; what is not in it is zero."""
+    """f~ of eqs 9 to 11, written out; all other entries are zero."""
     layer = opened("bert", tmp_path).layers[1]
     for head, found in zip(layer.heads, singular_values(layer), strict=True):
         d = len(head.vo_bias)

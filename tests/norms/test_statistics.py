@@ -12,7 +12,7 @@ def rng() -> np.random.Generator:
 
 
 def test_moments_do_not_depend_on_the_batches(rng: np.random.Generator) -> None:
-    """Numbers far from zero beside their deviation, where sums of squares would keep no digit."""
+    """Numbers far from zero relative to their deviation: sums of squares would lose every digit."""
     values = 1e6 + rng.random((2, 3, 50))
     found = Moments((2, 3))
     for layer in range(2):

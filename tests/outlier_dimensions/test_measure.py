@@ -39,7 +39,7 @@ def plain_contributions(layer: Layer, x: np.ndarray, causal: bool) -> np.ndarray
 
 
 def test_dimensions_add_up_to_score_differences_between_keys(subtests: pytest.Subtests) -> None:
-    """sum_j C_mnj - sum_j C_mlj is S_mn - S_ml, in those families alone of which nothing is said to be left out."""
+    """sum_j C_mnj - sum_j C_mlj is S_mn - S_ml, exactly in the families without a note of what is left out."""
     for name in NAMES:
         with subtests.test(fixture=name):
             it = fixture(name)

@@ -26,7 +26,7 @@ CODE = "import pathlib\npathlib.Path(__file__).with_name('it-ran').touch()\n"
 
 @pytest.fixture
 def with_code(tmp_path: Path) -> Path:
-    """The checkpoint that comes along, as a model of its own kind whose code lies beside it."""
+    """The embedded checkpoint as a model of its own kind, with its code in the same folder."""
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     for name in ("configuration", "modeling", "tokenization"):
@@ -85,7 +85,7 @@ def hostile(folder: Path, **changes: object) -> Path:
 
 
 def test_what_a_config_names_is_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither code nor other weights, nor files beside the weights; the model is loaded all the same."""
+    """Neither code nor other weights nor neighbouring files; the model still loads."""
     seen: list[str] = []
     load = transformers.AutoModel.from_pretrained
 

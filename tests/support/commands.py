@@ -38,7 +38,7 @@ def unsaved() -> Iterator[None]:
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """Figures are not even put together, and nobody waits for the disk."""
+    """Figures are not even built, and no test waits for the disk."""
 
     def save(figure: None, files: Files, name: str, numbers_in: str = "") -> Drawing:
         files.text(f"{name}.svg", "<svg/>")

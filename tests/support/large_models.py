@@ -1,4 +1,4 @@
-"""A large model's files as a Hub serves them, none of which is ever whole anywhere."""
+"""A large model's files as a Hub serves them; no file ever exists as a whole."""
 
 import json
 
