@@ -153,7 +153,7 @@ HELD: dict[str, bool] = {
         len(named("minilm", "previous token")) == 3 and max(named("minilm", "previous token")) < "3"
         and {head[0] for head in named("minilm", "duplicate token")} == {"1", "2"}
     ),
-    "No head does induction, and none is called so": (
+    "No head does induction, and none is named after it": (
         not named("minilm", "induction") and "induction" not in
         {row["role"] for row in rows("circuits/minilm/accuracy.csv")}
     ),
@@ -167,7 +167,7 @@ HELD: dict[str, bool] = {
     "take over half of the attention and give a sixth of what is added up": (
         1 - cell(SHARES, "weight", kind="other") > 0.5 and 1 / 6.5 < 1 - cell(SHARES, "length", kind="other") < 1 / 5.5
     ),
-    "In MiniLM its claim holds of `[CLS]` alone": [
+    "In MiniLM its claim holds only for `[CLS]`": [
         kind for kind in ("[CLS]", "[SEP]", ". or ,")
         if cell(SHARES_MINILM, "length", kind=kind) < cell(SHARES_MINILM, "weight", kind=kind)
     ] == ["[CLS]"],
