@@ -344,8 +344,8 @@ class Model:
         """The first attention layer as a function of the embeddings: its heads act on (e_t + p_p) / sigma(e_t + p_p).
 
         For a pre-norm model that is layer 0. A norm between the embeddings and layer 0 (BERT), and a projection after
-        it (ELECTRA, ALBERT), are folded into the layer's maps. If both norms are present (BLOOM), the embedding norm is
-        in the rows that `embeddings` returns. All are exact.
+        it (ELECTRA, ALBERT), are folded into the layer's maps. If a pre-norm model also has such a norm (BLOOM), the
+        rows that `embeddings` returns include it. All are exact.
 
         Raises
         ------
