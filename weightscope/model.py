@@ -89,7 +89,7 @@ def open_model(
     if folder is None and base is not None and isinstance(where := locate(source, revision), Repository):
         folder, revision = adapter_from(where), None  # the revision was the adapter's; a base's is in its own name
     if folder is None and base is not None:
-        raise CheckpointError("is no LoRA adapter; only one of those has a `base`", file=source)
+        raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=source)
     if folder is None:
         checkpoint, base_tokenizer = _published(source, revision), ""
         row = family_of(checkpoint, family, tower, families)

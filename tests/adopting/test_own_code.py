@@ -72,7 +72,7 @@ def test_a_class_that_takes_numbers_is_built_of_the_configs_keys(checkpoint: Pat
     ("Bends", "no row reads it exactly; nearest: values are right; attention is off"),
     ("Dies", "ended with status 3 and no answer"),
     ("Nope", "cannot be imported: AttributeError"),
-    ("ZephyrineConfig", "is no torch.nn.Module"),
+    ("ZephyrineConfig", "is not a torch.nn.Module"),
 ])  # fmt: skip
 def test_what_no_row_reads_or_no_process_survives_is_one_line(code: str, said: str, checkpoint: Path) -> None:
     done = adopt(checkpoint, f"{HERE}:{code}")

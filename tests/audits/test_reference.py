@@ -246,7 +246,7 @@ MISFITS = {
     "an empty source": (replaced('"source": "[^"]*"', '"source": ""'), "without a name, source"),
     "no layers": (replaced(r'"layers": \d+', '"layers": 0'), "or size"),
     "a size below zero": (replaced(r'"size": \d+', '"size": -4'), "or size"),
-    "a digest that is none": (replaced('"sha256": "[^"]*"', '"sha256": ""'), "which is none"),
+    "a digest that is not one": (replaced('"sha256": "[^"]*"', '"sha256": ""'), "which is not valid"),
     "a checkpoint twice": (
         lambda arrays: {"checkpoints": np.array(json.dumps([json.loads(str(arrays["checkpoints"]))[0]] * 3))}, "twice"),
 }  # fmt: skip

@@ -261,7 +261,7 @@ def test_the_base_is_the_one_the_adapter_names_or_the_one_that_is_given(tmp_path
         ws.open_model(path)
     result = CliRunner().invoke(main, ["inspect", str(path)])
     assert result.exit_code == 2 and "say where it is with --base" in result.output
-    with pytest.raises(ws.CheckpointError, match="is no LoRA adapter; only one of those has a `base`"):
+    with pytest.raises(ws.CheckpointError, match="is not a LoRA adapter; only an adapter has a `base`"):
         ws.open_model("embedded", base="embedded")
 
 

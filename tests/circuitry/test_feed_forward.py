@@ -160,7 +160,7 @@ def test_gemma_s_gelu_is_the_approximate_one_whatever_its_first_configs_say(tmp_
 
 def test_a_layer_that_no_row_can_say_is_not_followed(tmp_path: Path) -> None:
     model = changed("bloom", tmp_path, apply_residual_connection_post_layernorm=True)
-    assert why_no_stream(model) == "where the feed-forward network of a bloom stands is not known here"
+    assert why_no_stream(model) == "the place of the feed-forward network in bloom models is not known here"
 
 
 def test_gate_and_up_of_another_size_are_one_clear_error(tmp_path: Path) -> None:

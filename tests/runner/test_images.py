@@ -118,7 +118,7 @@ def test_without_a_file_the_familys_own_processor_makes_the_models_size(row: Fam
 @pytest.mark.parametrize(
     ("described", "problem"),
     [
-        ({"size": 12, "image_std": [0.5, 0, 0.5]}, "makes pixels that are no finite numbers"),
+        ({"size": 12, "image_std": [0.5, 0, 0.5]}, "makes pixels that are not finite numbers"),
         ({"size": 12, "image_mean": [0.5, 0.5]}, "cannot prepare an image by it .*mean must have 3 elements"),
         ({"size": 12, "image_mean": "bright"}, "cannot prepare an image by it"),
         ({"size": 12, "resample": 17}, "cannot prepare an image by it"),

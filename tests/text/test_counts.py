@@ -119,8 +119,8 @@ ATTACKS = {
     "meta with a true number": (meta(tokens=True), "tokens is 'True'; expected int"),
     "meta with a fraction": (meta(tokens=16.5), "tokens is '16.5'; expected int"),
     "fewer than no documents": (meta(documents=-1), "in -1 documents"),
-    "10^400 tokens": (meta(tokens=10**400), "'meta' says tokens is no count that 64 bits hold"),
-    "10^400 documents": (meta(documents=10**400), "'meta' says documents is no count that 64 bits hold"),
+    "10^400 tokens": (meta(tokens=10**400), "'meta' says tokens is not a count that fits in 64 bits"),
+    "10^400 documents": (meta(documents=10**400), "'meta' says documents is not a count that fits in 64 bits"),
     "files without names": (meta(corpus_files=[1]), "a corpus file without a name"),
     "another vocabulary size": (meta(vocab_size=5), "vocab_size is 5; the matrix has 4 rows"),
     "a header larger than its bytes": (

@@ -100,7 +100,7 @@ def imported(code: str, checkpoint_folder: Path) -> type:
     import torch
 
     if not (isinstance(target, type) and issubclass(target, torch.nn.Module)):
-        raise CheckpointError(f"{code} is no torch.nn.Module; the class of the whole model was expected")
+        raise CheckpointError(f"{code} is not a torch.nn.Module; the class of the whole model was expected")
     return target
 
 

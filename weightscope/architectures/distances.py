@@ -122,7 +122,7 @@ def relative_buckets(tensors: LayerTensors, config: ModelConfig, layer: int) -> 
     """MPNet's relative bias, one table for all layers."""
     n_buckets = config.size("relative_attention_num_buckets")
     if n_buckets < MPNET_BUCKETS:
-        raise config.error("relative_attention_num_buckets", f"{MPNET_BUCKETS} or more: so many are asked for")
+        raise config.error("relative_attention_num_buckets", f"{MPNET_BUCKETS} or more, as in MPNet")
     table = tensors.read(RELATIVE_BIAS, (n_buckets, config.n_heads))
     return Buckets(table[:MPNET_BUCKETS])
 

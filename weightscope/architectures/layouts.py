@@ -219,7 +219,7 @@ def in_four_blocks(tensors: LayerTensors, family: Family, config: ModelConfig) -
     """CodeGen: one Linear in four blocks, each with the queries, the values and the keys of a fourth of the heads."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
     if h % CORES:
-        raise config.error("n_head", f"a multiple of {CORES}: so many blocks hold its heads")
+        raise config.error("n_head", f"a multiple of {CORES}: its heads are in this many blocks")
     w, b = linear(tensors, config, family.query, (3 * h * r, d), family.biases.query)
     w, b = np.asarray(w).reshape(CORES, 3, -1, d), b.reshape(CORES, 3, -1)
     q, v, k = (by_head(w[:, i].reshape(h * r, d), b[:, i].reshape(h * r), h) for i in range(3))

@@ -141,7 +141,7 @@ def _problem(known: Sequence[Known], measures: Sequence[str], quantiles: np.ndar
         if not all(text.strip() for text in texts) or min(sizes) < 1:
             return f"a checkpoint '{checkpoint.name}' without a name, source, family or size"
         if not SHA256.fullmatch(checkpoint.sha256):
-            return f"the SHA-256 '{checkpoint.sha256[:64]}' of '{checkpoint.name}', which is none"
+            return f"the SHA-256 '{checkpoint.sha256[:64]}' of '{checkpoint.name}', which is not valid"
     if len({checkpoint.sha256 for checkpoint in known}) < len(known):
         return "a checkpoint twice"
     if not all(name.isidentifier() for name in measures) or len(set(measures)) < len(measures):

@@ -90,7 +90,7 @@ def _allowed(url: str, location: str, name: str) -> str:
         scheme, host, _ = origin(target)
         get_session().build_request("GET", target)
     except Exception:  # ValueErrors of urllib, or the client's own errors
-        raise CheckpointError(f"the server redirects to what is no address ('{location[:80]}')", file=name) from None
+        raise CheckpointError(f"the server redirects to an invalid address ('{location[:80]}')", file=name) from None
     if scheme == "https" and host:
         return target
     if (scheme, host) != origin(url)[:2]:

@@ -223,7 +223,7 @@ def _parse_index(path: Path) -> dict[str, str]:
         if "/" in name or "\\" in name or name in {"", ".", ".."}:
             raise CheckpointError(f"points outside its folder: '{name[:200]}'", file=path)
         if not name.endswith(".safetensors") or not name.isprintable():
-            raise CheckpointError(f"names '{name[:200]}', which is no .safetensors file", file=path)
+            raise CheckpointError(f"names '{name[:200]}', which is not a .safetensors file", file=path)
     return weight_map
 
 

@@ -66,7 +66,7 @@ def why_no_stream(model: Model) -> str | None:
     """What a checkpoint lacks for streams, or None."""
     row = model.family.mlp
     if row is None or not row.known:
-        return f"where the feed-forward network of a {model.family.name} stands is not known here"
+        return f"the place of the feed-forward network in {model.family.name} models is not known here"
     try:
         _ = model.embeddings, model.positions
     except CheckpointError as error:

@@ -188,7 +188,7 @@ def _contributions(files: Files, outliers: OutlierAnalysis) -> Section:
     few = Figure(
         save(figures.contributions_figure(c, shown, outliers.dimensions), files, "contributions"),
         f"Fig. 4: mean $C$ of every dimension, one dot per head, in layers {_listed(c.layer_indices[shown])}. "
-        "Large values are named where there is room, in grey if the dimension is no outlier of the stream.",
+        "Large values are named where there is room, in grey if the dimension is not an outlier of the stream.",
     )
     every = Figure(
         save(figures.all_layers_figure(c, outliers.dimensions), files, "contributions-all-layers"),
@@ -225,7 +225,7 @@ def _preferences(files: Files, outliers: OutlierAnalysis) -> Section:
     figure = Figure(
         save(figures.preferences_figure(c, dimensions), files, "preferences"),
         f"How much higher a kind of key scores than {last_kind} ones: by all dimensions, the outliers together, and "
-        "the two dimensions that add most (dotted if these are no outliers).",
+        "the two dimensions that add most (dotted if these are not outliers).",
     )
     return Section("What makes a kind of key preferred", text, [figure, table.where(~np.isnan(gaps[:, 0]))])
 

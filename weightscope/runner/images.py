@@ -52,7 +52,7 @@ class ImageProcessor:
             made, wanted = (f"{n} x {h} x {w}" for n, h, w in (pixels.shape, (self.channels, side, side)))
             raise self.error(f"makes images of {made} numbers; the model takes {wanted} (channels, height, width)")
         if not np.isfinite(pixels).all():
-            raise self.error("makes pixels that are no finite numbers")
+            raise self.error("makes pixels that are not finite numbers")
         return pixels
 
     def error(self, problem: str) -> CheckpointError:

@@ -169,7 +169,7 @@ def _lemmas(files: Files, sinks: SinkMechanisms) -> Section:
 def _gates(files: Files, sinks: SinkMechanisms) -> Section:
     text = (
         "A gate needs one large singular value of $W_QK$, or a sink of large norm (Lemma 2). Under rotation, $W_QK$ is "
-        "taken at distance 0; what distances add to scores is no part of it."
+        "taken at distance 0; this excludes what distances add to scores."
     )
     spectra = Figure(
         save(mechanisms_figures.spectrum_figure(sinks), files, "spectra"),

@@ -95,7 +95,7 @@ def read_documents(paths: Iterable[str | Path], most: int = 10_000) -> list[str]
                 raise CheckpointError(f"more than {MOST_CHARACTERS} characters of text; give fewer or shorter files")
         texts.append("".join(parts))
     if not any(text.strip() for text in texts):
-        raise CheckpointError("there is no text in what was given")
+        raise CheckpointError("the given files contain no text")
     return texts
 
 
@@ -146,7 +146,7 @@ def _json_lines(path: Path, advance: Advance) -> Iterator[Document]:
             actual = f"an object with {', '.join(record) or 'nothing'}" if isinstance(record, dict) else "no object"
             raise CheckpointError(f"{actual}; expected an object whose '{FIELD}' is a string", file=where)
         if b"\\u" in line and any("\ud800" <= character <= "\udfff" for character in text):
-            raise CheckpointError(f"'{FIELD}' has half a surrogate pair, which is no text", file=where)
+            raise CheckpointError(f"'{FIELD}' has half a surrogate pair, which is not text", file=where)
         yield (text,)
 
 

@@ -318,7 +318,7 @@ def _check_meta(meta: Any, vocab_size: int, data: Int64s) -> None:
         raise _CountsError(f"'meta' says vocab_size is {meta['vocab_size']}; the matrix has {vocab_size} rows")
     for key in ("documents", "tokens"):
         if abs(meta[key]) >= 2**63:
-            raise _CountsError(f"'meta' says {key} is no count that 64 bits hold")
+            raise _CountsError(f"'meta' says {key} is not a count that fits in 64 bits")
     counted = data.sum(dtype=np.float64)  # exact below 2^53, and it cannot wrap around
     if meta["documents"] < 0 or counted > meta["tokens"]:
         actual = f"{counted:.0f} pairs among {meta['tokens']} tokens in {meta['documents']} documents"

@@ -92,7 +92,7 @@ def sentence_sequences(
     """Single sentences as inputs, in random order."""
     sequences = _encoded(framing, [(sentence,) for sentence in texts], n, longest, seed)
     if not sequences:
-        raise CheckpointError("there are no sentences in what was given")
+        raise CheckpointError("the given files contain no sentences")
     return sequences
 
 

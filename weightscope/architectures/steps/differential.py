@@ -38,12 +38,12 @@ class Differential(Step):
     def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
         h, g, r, d = layer.n_heads, layer.n_kv_heads, layer.head_dim, layer.d_model
         if h % 2 or g % 2:
-            raise CheckpointError(f"{h} heads in {g} groups are no pairs, which are subtracted", file=config.file)
+            raise CheckpointError(f"{h} heads in {g} groups are not pairs, which are subtracted", file=config.file)
         first = 0.8 - 0.6 * exp(-0.3 * layer.index)
         vectors = {name: tensors.read(self._vector(name), (r,)).astype(np.float64) for name in ("q1", "k1", "q2", "k2")}
         weight = float(np.exp(vectors["q1"] @ vectors["k1"]) - np.exp(vectors["q2"] @ vectors["k2"]) + first)
         if isinstance(layer.v, Latent):
-            raise TypeError("values that come out of a latent are no pairs")
+            raise TypeError("values that come out of a latent are not pairs")
         group = np.arange(g) % (g // 2)
         v_w, v_b = (np.concatenate((array[group], array[group + g // 2]), axis=-1) for array in (layer.v.w, layer.v.b))
         w_o = np.asarray(layer.w_o).reshape(h // 2, 2 * r, d) * np.float32(1 - first)
