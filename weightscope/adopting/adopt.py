@@ -40,7 +40,7 @@ NO_ATTENTION = re.compile(
     r"|add_cross_attention|gradient_checkpointing|.*(router|aux_loss|cls|mask_token|pooling|spec_augment).*",
     re.ASCII,
 )
-# Words of a config that are no option, and numbers that are eps, which the second tiny model has otherwise.
+# Words of a config that are not options, and numbers that are eps; the second tiny model has others.
 NO_OPTION = re.compile(
     r"model_type|.*dtype|.*_implementation|_?name_or_path|transformers_version|problem_type|tokenizer_class"
     r"|.*init.*|.*(eps|epsilon)|.*(path|repo|language|loss|pooling|summary).*|.*_coef",

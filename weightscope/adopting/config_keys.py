@@ -1,6 +1,6 @@
 """Shrink a config to that of a tiny model: the name of a key says which size it is.
 
-Keys that are no sizes stay as they are, so the tiny model has the norms, biases, scales, rotations and kinds of layers
+Keys that are not sizes stay unchanged, so the tiny model has the norms, biases, scales, rotations and kinds of layers
 of its architecture. Limits (windows, original contexts, buckets) become shorter than the texts, so that positions
 beyond them are tested too.
 """
@@ -183,7 +183,7 @@ def kept_layers(values: Mapping[str, Any]) -> list[int]:
 
 
 def layers_of(values: Mapping[str, Any]) -> int:
-    """How many layers a part gets: its kinds, or so many that layers at intervals are among them."""
+    """How many layers a part gets: one per kind, or enough to include layers at intervals."""
     if kept := kept_layers(values):
         return len(kept)
     periodic = any(value and PERIODIC.fullmatch(key) for key, value in values.items())

@@ -30,7 +30,7 @@ class Event:
 
 
 def rows_of(of: torch.Tensor, b: int, n: int) -> np.ndarray | None:
-    """A tensor as (sequences, tokens, width), if it has so many tokens; whichever of its axes are the tokens'."""
+    """A tensor as (sequences, tokens, width), if it has this many tokens, on any of its axes."""
     if of.dtype == torch.bool or (of.ndim == 4 and of.shape[1] == 1):  # masks
         return None
     if of.ndim < 2 or of.numel() != b * n * of.shape[-1] or of.shape[-1] < 2:
@@ -127,8 +127,8 @@ class Observed(ShowsShapes):
     streams: tuple[np.ndarray, ...]
     # (m, e): The same for keys and values where there are more or fewer of them than queries.
     memories: tuple[np.ndarray, ...]
-    # (n or m, e): Whatever else of so many rows the layer, the module and its projections were given, and norms before
-    # it gave.
+    # (n or m, e): Other inputs with this many rows to the layer, the module and its projections, and outputs of norms
+    # before it.
     entered: tuple[np.ndarray, ...]
     positions: np.ndarray | None  # (n,)
     scores: np.ndarray  # (H, n, m)

@@ -396,7 +396,7 @@ def _limits(values: Mapping[str, Any]) -> set[int]:
 
 
 def _spread(tokens: int, furthest: int) -> torch.Tensor:
-    """Positions of so many tokens: half of them from 0 on, the others spread up to the furthest."""
+    """Positions of this many tokens: half of them from 0 on, the others spread up to the furthest."""
     near = torch.arange(tokens - tokens // 2)
     far = torch.linspace(float(len(near)), furthest, tokens // 2, dtype=torch.float64).round().long()
     return torch.cat((near, far))

@@ -488,7 +488,7 @@ class Derived:
         return tuple(sorted(outer))
 
     def _kv_heads(self, roles: Roles, made: int) -> int | tuple[str, ...]:
-        """Key-value heads: as many as heads, one, or so many as a key says; `made` of each by the keys' tensor."""
+        """Key-value heads: as many as heads, one, or as many as a key says; `made` of each by the keys' tensor."""
 
         def count(each: Anatomy) -> int | None:
             out, wide = _out(each, roles[1]), _head_dim(roles)(each)

@@ -23,7 +23,7 @@ def sinusoids(n: int, width: int, steps: int) -> np.ndarray:
     n : int
     width : int
     steps : int
-        Over so many of its width / 2 frequencies they fall to 1/10000: width / 2 in the paper, one less in
+        Over this many of its width / 2 frequencies they fall to 1/10000: width / 2 in the paper, one less in
         tensor2tensor.
 
     Returns

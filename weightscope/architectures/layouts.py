@@ -212,7 +212,7 @@ def output(tensors: LayerTensors, family: Family, config: ModelConfig, r: int) -
 
 # Projections that lie in a file as in one family only.
 
-CORES = 4  # CodeGen was trained on so many at once
+CORES = 4  # CodeGen was trained on this many at once
 
 
 def in_four_blocks(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:

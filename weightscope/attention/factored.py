@@ -281,7 +281,7 @@ def _qr_triangle(factor: np.ndarray) -> np.ndarray:
 
 
 def route_of(*triangles: Triangle) -> str:
-    """The route that a product of these came by: the least fast of theirs."""
+    """The route of a product: the slower of its factors' routes."""
     return max((t.route for t in triangles), key=("gram", "qr", "none").index)
 
 

@@ -206,7 +206,7 @@ class GridRotation(Rotation):
         return ordered[positions] if len(positions) else np.empty((0, 3), int)
 
     def _shape(self, patches: int) -> tuple[int, int, int]:
-        """Frames, rows and columns of so many patches: the configured ones, or one square image."""
+        """Frames, rows and columns of this many patches: the configured ones, or one square image."""
         grid = (1, *self.grid)[-3:] if self.grid else (0, 0, 0)
         if patches <= 0 or patches == grid[0] * grid[1] * grid[2]:
             return (grid[0], grid[1], grid[2]) if patches > 0 else (0, 0, 0)

@@ -196,7 +196,7 @@ def _is_llama2_c(start: bytes, size: int) -> bool:
     return size == 28 + 4 * floats
 
 
-# Folders that are no checkpoint of their own
+# Folders that are not checkpoints themselves
 
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -192,7 +192,7 @@ def _itself(model: Model) -> Model:
 
 
 def multiplications(model: Model, n_layers: int) -> int:
-    """Multiplications needed for all pairs of so many layers."""
+    """Multiplications needed for all pairs of this many layers."""
     config = model.config
     return (
         n_layers * (n_layers - 1) // 2 * config.n_heads * config.head_dim**2 * config.d_model

@@ -351,7 +351,7 @@ def bigram_auroc(
     progress : bool
         Show a bar.
     sample : int, optional
-        Score so many current tokens, drawn at random, against the full vocabulary: means then have intervals.
+        Score this many randomly drawn current tokens against the full vocabulary: means then have intervals.
 
     Raises
     ------

@@ -156,5 +156,5 @@ def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]
 
 
 def choices(layers: int, of: int) -> float:
-    """log10 of how many sets of so many layers there are."""
+    """log10 of the number of sets with this many layers."""
     return log10(comb(of, layers))

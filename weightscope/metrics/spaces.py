@@ -233,7 +233,7 @@ def nearest_rows(
     along = [_none() for _ in spaces]
     against = [_none() for _ in spaces]
     for first, block in blocks:
-        with np.errstate(invalid="ignore"):  # a row with an infinity is of no direction
+        with np.errstate(invalid="ignore"):  # a row with an infinity has no direction
             rows = block - block.mean(axis=1, keepdims=True) if centred else block
         scores = _product(rows, stacked)  # (n, sum of k)
         if by_cosine:

@@ -59,7 +59,7 @@ def _counted(values: np.ndarray, shape: tuple[int, ...], noise: float) -> int:
 
 
 def _first_rows(blocks: Iterable[np.ndarray], least: int) -> np.ndarray:
-    """The first blocks that have so many rows together: fewer could not tell a high rank from a low one."""
+    """The first blocks that together have this many rows: fewer could not distinguish a high rank from a low one."""
     rows = []
     for block in blocks:
         rows.append(block)
@@ -69,7 +69,7 @@ def _first_rows(blocks: Iterable[np.ndarray], least: int) -> np.ndarray:
 
 
 def evenly_spread(count: int, most: int) -> np.ndarray:
-    """At most so many of the indices below `count`, evenly spread."""
+    """At most this many of the indices below `count`, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
 
 
@@ -145,7 +145,7 @@ def one_direction(directions: Sequence[tuple[int, Along]]) -> tuple[dict[int, Al
 # Whether one array is another after rounding: to a float of fewer bits, or to a few values in each group.
 
 SAMPLE = 4096  # values on which a cast is tried before it is tried on all
-GROUPS = (0, 128, 64, 32)  # values that share a grid: a row, or so many of its neighbours
+GROUPS = (0, 128, 64, 32)  # values that share a grid: a row, or this many neighbours in it
 LEVELS = 256  # values that a grid has at most, and no more than half as many as there are values in a group
 NEAREST = 0.99  # share of values that are rounded to the nearest of their grid, where all are but for ties
 
@@ -166,7 +166,7 @@ def _float16(x: np.ndarray) -> np.ndarray:
 
 
 def _float8(exponents: int, fractions: int, largest: float) -> Callable[[np.ndarray], np.ndarray]:
-    """To the nearest float of so many bits of exponent and fraction, ties to even, past the largest to it."""
+    """Round to floats with this many exponent and fraction bits, ties to even; larger values become `largest`."""
     smallest = 2 - 2 ** (exponents - 1)  # exponent of the smallest normal number
 
     def cast(x: np.ndarray) -> np.ndarray:

@@ -340,7 +340,7 @@ def token_id(tokenizer: Tokenizer, text: str) -> int:
 def token_text(tokenizer: Tokenizer, *ids: int) -> str:
     """The text of consecutive tokens, with their spaces; a text of kilobytes ends in an ellipsis.
 
-    Bytes that are no whole character are spelled out ("\\xe9"), and so is an id without a token ("<id 50300>").
+    Bytes that do not form a whole character are spelled out ("\\xe9"), and so is an id without a token ("<id 50300>").
     """
     return shortened(_text(tokenizer, ids), len(ids))
 

@@ -14,7 +14,7 @@ from weightscope.attention.positions import NOTHING_ADDED, Added
 
 @dataclass(frozen=True)
 class AddedPositions(Step):
-    """Added to the stream behind the layer's norm: they meet the projections, and no bias of theirs."""
+    """Positions added to the stream after the layer's norm: they pass through the projections, without their biases."""
 
     name = "added_positions"
     place = Place.INPUTS
