@@ -82,7 +82,8 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         def copies(
             a: int, b: int, name: str = name, similar: dict[tuple[int, int], Likeness] = similar
         ) -> Likeness | None:
-            likeness = likeness_of(*heads_of(a, b), name)
+            head_a, head_b = heads_of(a, b)
+            likeness = likeness_of(head_a, head_b, name)
             if likeness is not None and not likeness.is_copy:
                 similar[a, b] = likeness
                 return None
