@@ -73,7 +73,7 @@ def patching(model: str) -> str:
     return f"sink-bias/{model.removesuffix('.gguf').lower()}/patching.csv"
 
 
-GEMMA = patching("gemma-3-270m-q4_k_m.gguf")
+GEMMA, QWEN = patching("gemma-3-270m-q4_k_m.gguf"), patching("qwen2.5-coder-0.5b.gguf")
 
 
 def from_position_1(intervention: str) -> list[float]:
@@ -291,6 +291,8 @@ QUOTED: dict[str, list[float]] = {
     "{:+.1f} against {:+.1f} in the late ones": both("late"),
     "In the early layers it does not help: {:+.1f} against {:+.1f}": both("early"),
     "eq. 7 as written does worse than removal ({:+.1f} against {:+.1f})": both("all"),
+    "does worse than removal in all layers at once ({:+.1f} against {:+.1f})": both("all", 0, QWEN),
+    "better if position 0 is left alone ({:+.1f} against {:+.1f})": both("all", 1, QWEN),
     "the constant costs {:+.1f}, from {:+.1f} to {:+.1f} in 95 % of the draws of the texts": from_position_1("SSP"),
     "and removal {:+.1f}, from {:+.1f} to {:+.1f}.": from_position_1("ablation"),
     "of {:.0f} sink events on 64 texts {:.0f} are no-ops and {:.0f} broadcasts": [
