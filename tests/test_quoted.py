@@ -304,6 +304,9 @@ QUOTED: dict[str, list[float]] = {
     ],
     "chosen by norm ({:.0f} to {:.0f} times": ends(sink_heads("norm_ratio")),
     "(sigma_1/sigma_2 at most {:.1f})": [sink_heads("qk_gap").max()],
+    "after 30,000 steps the strongest keys get {:.2f} and {:.2f} of the attention": [
+        cell("sink-toys/trials.csv", f"layer{i}_strength", variant="paper's size, batches of 64") for i in (0, 1)
+    ],
     "is at most {:.2f} in the no-op heads (medians over their events), with a median of {:.2f}; in the toys below "
     "it is at most {:.2f}": [
         column(HEADS, "cancelled", mechanism="nop").max(), np.median(column(HEADS, "cancelled", mechanism="nop")),
@@ -411,6 +414,7 @@ ELSEWHERE = {
     "0.9": "a threshold", "15 %": "a threshold",
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
     "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's", "2.0": "a licence",
+    "0.92": "the authors' run", "0.96": "likewise",
     "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
 }  # fmt: skip
 

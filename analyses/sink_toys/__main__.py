@@ -67,13 +67,14 @@ def broadcast_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> Non
 def trial_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
     """The broadcast with one change at a time, one training each: does any change make its second layer a diagonal?"""
     (seed, *_) = seeds
+    trials = broadcast.TRIALS | (broadcast.LONG_TRIALS if paper_size else {})
 
     def run(name: str) -> dict[str, Any]:
-        setting, size = broadcast.TRIALS[name]
+        setting, size = trials[name]
         kept = out.path / CHECKPOINTS
         return asdict(broadcast.train_broadcast(name, VARIANTS["softmax"], size, seed, setting, kept)[1])
 
-    planned = {f"{name}, seed {seed}": lambda name=name: run(name) for name in broadcast.TRIALS}
+    planned = {f"{name}, seed {seed}": lambda name=name: run(name) for name in trials}
     train_all(out, "trials", broadcast.DEFAULT_SIZE, planned)
 
 

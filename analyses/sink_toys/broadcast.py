@@ -4,7 +4,7 @@ The model has to add to every token a rotated copy of one token, the one farthes
 y_i = x_i + alpha x_{j*} R with j* = argmax_j <x_j, u>. All tokens attend to the same token, for what it writes.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,7 @@ TRIALS = {
     "no MLPs": (Setting(feed_forward=False), DEFAULT_SIZE),
     "paper's width, length and rate": (STANDARD, Size(width=64, tokens=32, batch=32, steps=1500, rate=5e-4, every=300)),
 }
+LONG_TRIALS = {"paper's size, batches of 64": (STANDARD, replace(PAPER_SIZE, batch=64))}  # about 15 minutes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="the toy models need the extra `runner`")
 
 from analyses.sink_toys.attention import GATES_AND_REGISTERS, VARIANTS
-from analyses.sink_toys.broadcast import TRIALS
+from analyses.sink_toys.broadcast import LONG_TRIALS, TRIALS
 from analyses.sink_toys.page import PLAIN, steps_to_sink, write_toys_report
 from weightscope.files import Files
 
@@ -116,9 +116,10 @@ def test_every_kind_of_attention_broadcasts_at_rank_one() -> None:
 
 def test_no_trial_finds_the_papers_diagonal_layer() -> None:
     found = runs_of("trials")
-    assert set(found) == set(TRIALS)
+    trials = TRIALS | LONG_TRIALS
+    assert set(found) == set(trials)
     for name, (run,) in found.items():
-        n = TRIALS[name][1].tokens
+        n = trials[name][1].tokens
         assert all(layer["diagonal"] < 2 / n for layer in run["layers"]), name
 
 
