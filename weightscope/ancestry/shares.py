@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod, sqrt
 
 import numpy as np
@@ -15,6 +16,7 @@ from weightscope.tensors.measure import why_unread
 
 ROWS = 16  # of each tensor: half for the fit, half to check it
 BETTER = 0.7  # factor by which another base has to shrink the distance on the rows of the check
+EXACT = 1e-6  # distance that rounding explains: nothing is left for another base
 LEAST_SHARE = 0.02  # smallest share that is reported
 
 
@@ -67,22 +69,26 @@ def _rows(tensor: Tensor, half: int) -> np.ndarray:
 
 
 def _selected(names: Sequence[str], fit: np.ndarray, check: np.ndarray) -> Shares:
-    """Add bases one at a time, while each brings the rows outside the fit much nearer."""
-    chosen: list[int] = []
-    weights, left, alone = np.empty(0), 1.0, 1.0
-    while len(chosen) < len(names):
-        tried = [(k, _solved(fit, [*chosen, k])) for k in range(len(names)) if k not in chosen]
-        distances = [_distance(check, [*chosen, k], w) for k, w in tried]
-        best = int(np.argmin(distances))
-        if chosen and distances[best] > BETTER * left:
+    """Add bases one at a time, or two if one is not enough (A + B - base), while each makes the check much nearer."""
+    chosen, weights, left = _nearest(fit, check, [], 1)
+    alone = left
+    while left > EXACT:
+        tried = [_nearest(fit, check, chosen, more) for more in (1, 2) if len(chosen) + more <= len(names)]
+        better = next((each for each in tried if each[2] <= BETTER * left), None)
+        if better is None:
             break
-        alone = left if chosen and len(chosen) == 1 else alone
-        left, weights = distances[best], tried[best][1]
-        chosen.append(tried[best][0])
+        chosen, weights, left = better
     if len(chosen) < 2:
         return Shares({})
     shares = {names[k]: float(w) for k, w in zip(chosen, weights, strict=True) if abs(w) >= LEAST_SHARE}
     return Shares(shares if len(shares) > 1 else {}, left, alone)
+
+
+def _nearest(fit: np.ndarray, check: np.ndarray, chosen: list[int], more: int) -> tuple[list[int], np.ndarray, float]:
+    """The nearest sum of the chosen bases and this many more: the bases, their weights and the distance."""
+    rest = [k for k in range(len(fit) - 1) if k not in chosen]
+    sums = [(of, _solved(fit, of)) for of in ([*chosen, *added] for added in combinations(rest, more))]
+    return min(((of, w, _distance(check, of, w)) for of, w in sums), key=lambda each: each[2])
 
 
 def _solved(gram: np.ndarray, chosen: list[int]) -> np.ndarray:
