@@ -59,3 +59,9 @@ def test_zeros_are_no_grid():
 def test_precision_is_the_coarsest_float_that_holds_the_values(values, name):
     assert precision(CASTS[name](values)) == name
     assert precision(values) == "F32"
+
+
+def test_values_that_repeat_only_because_they_are_zero_or_copied_are_no_grid():
+    x = np.random.default_rng(2).standard_normal((16, 256)).astype(np.float32)
+    assert own_grid(np.where(np.abs(x) < 1.7, 0, x)) is None  # pruned
+    assert own_grid(np.tile(x[:, :16], 8)) is None

@@ -69,6 +69,13 @@ def _even(y: np.ndarray) -> tuple[int, np.ndarray] | None:
 
 def _of_few_values(y: np.ndarray) -> tuple[int, np.ndarray] | None:
     """How many values groups have at most, and the mean step between them, where most values come several times."""
-    held = values_in(y)
+    held, zeros, width = values_in(y), (y == 0).sum(axis=1), y.shape[1]
     most = int(held.max())
-    return (most, np.ptp(y, axis=1) / (held - 1)) if most <= min(LEVELS, FEW_VALUES * y.shape[1]) else None
+    if most > min(LEVELS, FEW_VALUES * width):
+        return None
+    if (held - (zeros > 0)).sum() > FEW_VALUES * (width - zeros).sum():  # pruned: only zero comes several times
+        return None
+    equally_often = held.min() == most and width % most == 0
+    if equally_often and not np.ptp(np.sort(y, axis=1).reshape(len(y), most, -1), axis=2).any():
+        return None  # copies, as of key-value heads
+    return most, np.ptp(y, axis=1) / (held - 1)
