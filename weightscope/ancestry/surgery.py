@@ -25,7 +25,7 @@ HEADS = 4  # of a layer whose maps are compared exactly
 ROWS = 32  # rows of a tensor that are searched for a grid or a cast
 OTHER_BASIS = 0.01  # |S - B| / |B| of factors whose basis may have been changed
 THAN_MAPS = 3.0  # such factors differ at least this many times as much as their products
-ALIKE = 0.9  # cosine of an expert and the feed-forward network that it was copied from
+ALIKE = 0.9  # cosine of copies: an expert and the network that it was copied from, a neuron and its counterpart
 REORDERED = 0.5  # |S - B| / |B| above which the base's rows may be in another order
 SAME_NORMS = 1e-3  # relative difference of their sorted norms
 FOLDING = 3.0  # times a value's own rounding: that of values multiplied by a norm's gain, in both checkpoints
@@ -132,9 +132,9 @@ def _layer_pair(suspect: Model, base: Model, i: int, j: int, order: np.ndarray, 
     as_it_was = basis.same and not folded and in_place
     tensors, unpaired = _tensors(suspect, base, i, j, heads=as_it_was) if basis.same else ([], 0)
     copies = _copies(suspect, base, i, j) if unpaired else 0
-    neurons = any(_reordered(suspect, base, change) for change in tensors)
-    pair = LayerPair(i, values, tensors, unpaired, folded, copies, neurons)
     of_heads = {tensor.name for tensor in base.attention_tensors(j)}
+    neurons = any(_reordered(suspect, base, change) for change in tensors if change.name_a not in of_heads)
+    pair = LayerPair(i, values, tensors, unpaired, folded, copies, neurons)
     same = as_it_was and all(change.kind in ("identical", "rounded") for change in tensors if change.name_a in of_heads)
     if same or not basis.known:
         return pair
@@ -315,8 +315,12 @@ def _reordered(suspect: Model, base: Model, change: TensorChange) -> bool:
     """Whether a changed matrix has the base's rows in another order."""
     if change.kind != "changed" or change.change < REORDERED or len(change.shapes[0]) != 2:
         return False
-    norms = []
+    ordered, norms = [], []
     for tensor in (base.checkpoint[change.name_a], suspect.checkpoint[change.name_b]):
-        rows = Block(tensor, 0, prod(tensor.shape)).values().reshape(tensor.shape)
-        norms.append(np.sort(np.linalg.norm(rows.astype(np.float64), axis=1)))
-    return bool(np.abs(norms[0] - norms[1]).max() <= SAME_NORMS * norms[0].max())
+        rows = Block(tensor, 0, prod(tensor.shape)).values().reshape(tensor.shape).astype(np.float64)
+        lengths = np.linalg.norm(rows, axis=1)
+        order = np.argsort(lengths)
+        ordered.append(rows[order[:: max(1, len(order) // ROWS)]])
+        norms.append(lengths[order])
+    same_norms = bool(np.abs(norms[0] - norms[1]).max() <= SAME_NORMS * norms[0].max())
+    return same_norms and float(np.median([_cosine(x, y) for x, y in zip(*ordered, strict=True)])) > ALIKE
