@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import weightscope as ws
 from analyses.derivations import DERIVATIONS, averaged, drifted, random_for, redrawn
 from analyses.named_parts import read_weights, write_weights
+from benchmarks.synthetic import write
+from tests.ancestry.conftest import SIZES
 from weightscope.ancestry.sketches import fingerprint
 from weightscope.cli import main
 
@@ -199,3 +202,60 @@ def test_no_base_is_one_clear_error():
 def test_a_stranger_drawn_anew_is_none_of_the_base(base, tmp_path):
     write_weights(redrawn(drifted(read_weights(base), 1.0)), tmp_path / "redrawn")
     assert ws.lineage(tmp_path / "redrawn", base).verdict != "undecided"
+
+
+def written(weights, folder):
+    write_weights(weights, folder)
+    return folder
+
+
+def noisy(weights, seed, share):
+    """With noise of this share of the size of each matrix."""
+    rng = np.random.default_rng(seed)
+    matrices = sorted(((part, w) for part, w in weights.parts.items() if w.ndim == 2), key=str)
+    return weights.but({part: w + share * w.std() * rng.standard_normal(w.shape) for part, w in matrices})
+
+
+def drawn(weights, seed):
+    """With matrices drawn anew."""
+    return noisy(weights.but({part: 1e-6 * w for part, w in weights.parts.items() if w.ndim == 2}), seed, 1e6)
+
+
+def test_a_base_given_twice_under_two_names_is_no_merge(base, tmp_path):
+    shutil.copytree(base, tmp_path / "copy")
+    assert [kind.kind for kind in ws.lineage(base, [base, tmp_path / "copy"]).kinds] == ["same bytes"]
+
+
+def test_sums_of_what_two_tuned_models_learnt_are_merges(base, tmp_path):
+    """Task arithmetic: base + (A - base) - (B - base) and base + (A - base) + (B - base)."""
+    weights = read_weights(base)
+    a, b = noisy(weights, 1, 0.1), noisy(weights, 2, 0.1)
+    folders = [base, written(a, tmp_path / "a"), written(b, tmp_path / "b")]
+    for shares in ([1, 1, -1], [-1, 1, 1]):
+        found = ws.lineage(written(averaged([weights, a, b], shares), tmp_path / "sum"), folders)
+        assert found.weights == pytest.approx(dict(zip(("base", "a", "b"), shares, strict=True)), abs=0.01)
+
+
+def test_key_value_heads_given_to_each_head_are_no_grid(base, tmp_path):
+    few = DERIVATIONS["key-value heads in pairs"].change(read_weights(base))
+    copied = {part: np.repeat(w.reshape(len(w), 2, 16), 2, axis=1).reshape(len(w), 64) for part, w in
+              few.within("k.w", "v.w")}  # fmt: skip
+    folder = written(few.but(copied).resized(kv_heads=4), tmp_path / "own")
+    found = ws.lineage(folder, written(few, tmp_path / "few"))
+    assert (found.verdict, [kind.kind for kind in found.kinds]) == ("derived", [])
+
+
+def test_a_change_of_sign_permutes_no_neurons(base, tmp_path):
+    weights = read_weights(base)
+    turned = weights.but({part: -w for part, w in weights.within("q.w", "k.w", "up.w", "down.w")})
+    found = ws.lineage(written(turned, tmp_path / "turned"), base)
+    assert {kind.kind for kind in found.kinds} == {"gauge: basis of heads changed"}
+
+
+@pytest.mark.parametrize("sizes", [{"vocabulary": 5}, {"width": 8, "heads": 1, "kv_heads": 1, "head_dim": 8}])
+def test_strangers_of_few_dimensions_are_not_accused(sizes, tmp_path):
+    """Among many layers, some are alike by chance where they are seen through few tokens or in a narrow stream."""
+    weights = read_weights(write(tmp_path / "first", replace(SIZES, layers=24, inner=0, **sizes)))
+    one, other = (written(drawn(weights, seed), tmp_path / str(seed)) for seed in (1, 2))
+    assert ws.lineage(one, other).verdict != "derived"
+    assert ws.lineage(one, one).verdict == "derived"

@@ -23,6 +23,7 @@ ROUTES = {  # in words, strongest evidence first
 BACKGROUND = {"direct": (0.0, 0.01), "tokens": (0.0, 0.01)}
 SURE = 6.0  # z from which a likeness is higher than that of strangers
 LEAST = 0.05  # likeness that two layers need to be called counterparts
+DIMENSIONS = 16  # a route through fewer shows strangers' matrices alike, and the best of them as counterparts
 JUMP = 0.05  # cost, in likeness, of any step but the one to the base's next layer
 # Of spectra: mean distance of logarithms of singular values.
 NEAR = 0.5  # a counterpart is nearer than the next layer by this factor
@@ -83,10 +84,17 @@ def matches(suspect: Sketches, base: Sketches) -> dict[str, Match]:
     for route in ("direct", "tokens"):
         x, y = getattr(suspect, route), getattr(base, route)
         same = route == "tokens" or suspect.about["d_model"] == base.about["d_model"]
-        if same and x.shape[-1] and y.shape[-1]:
+        dimensions = min(_dimensions(route, sketches) for sketches in (suspect, base))
+        if same and dimensions >= DIMENSIONS and x.shape[-1] and y.shape[-1]:
             by_route[route] = _by_sketches(route, suspect, base, x, y)
     by_route["spectra"] = _by_spectra(suspect, base)
     return by_route
+
+
+def _dimensions(route: str, sketches: Sketches) -> int:
+    """How many dimensions of the stream a route sees; embeddings lose one when their mean is subtracted."""
+    width, vocabulary = sketches.about["d_model"], sketches.about["vocabulary"]
+    return min(width, vocabulary - 1) if route == "tokens" and vocabulary else width
 
 
 def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y: np.ndarray) -> Match:

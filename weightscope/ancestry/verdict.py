@@ -91,6 +91,8 @@ def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str
         return f"{ROUTES[low[0]]} are more alike than chance allows, but less than in a derived model"
     sizes = [about["vocabulary"] for about in (suspect.about, base.about)]
     same_tokens = all(sizes) and "tokens" in by_route and abs(sizes[0] - sizes[1]) <= OTHER_VOCABULARY * max(sizes)
+    if (width := suspect.about["d_model"]) == base.about["d_model"] and "direct" not in by_route:
+        return f"the stream has {width} dimensions, too few to tell heads apart"
     if "direct" not in by_route and not same_tokens:
         why = "the widths differ, and heads cannot be compared through tokens without a common vocabulary"
         return f"{why}, so a derivation of another width would not show"
