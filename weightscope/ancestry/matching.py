@@ -23,6 +23,7 @@ ROUTES = {  # in words, strongest evidence first
 BACKGROUND = {"direct": (0.0, 0.01), "tokens": (0.0, 0.01)}
 SURE = 6.0  # z from which a likeness is higher than that of strangers
 LEAST = 0.05  # likeness that two layers need to be called counterparts
+SHOWN = 2.0  # z of a layer within a run that needs no such likeness
 DIMENSIONS = 16  # a route through fewer shows strangers' matrices alike, and the best of them as counterparts
 JUMP = 0.05  # cost, in likeness, of any step but the one to the base's next layer
 # Of spectra: mean distance of logarithms of singular values.
@@ -113,7 +114,8 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
             kept = np.flatnonzero(order >= 0)
             first[i, j] = chosen[inside][kept, order[kept]].sum() / len(heads)
             second[i, j] = judged[inside][kept, order[kept]].sum() / len(heads)
-    layers = aligned(first, LEAST + _luck(suspect, base))
+    least = LEAST + _luck(suspect, base)
+    layers = aligned(first, least)
     mean, spread = BACKGROUND[route]
     counts = np.array([len(suspect.of_layer(layer)) for layer in suspect.layers])
     alike = np.array([second[i, j] if j is not None else 0.0 for i, j in enumerate(layers)])
@@ -122,6 +124,9 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
     total = counts[paired].sum()
     mean_alike = (alike[paired] * counts[paired]).sum() / max(1, total)
     log_p = log_tail((mean_alike - mean) / sqrt(1 / (2 * HALF * total) + spread**2)) if total else 0.0
+    # Skipping a layer within a run costs a path two jumps, so it may go through an unlike one.
+    layers = [None if j is None or (first[i, j] < least and z[i] < SHOWN) else j for i, j in enumerate(layers)]
+    paired = np.array([j is not None for j in layers])
     matched = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
     return Match(route, second, layers, matched, np.where(paired, z, np.nan), min(0.0, log_p))
 
