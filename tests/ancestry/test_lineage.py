@@ -1,6 +1,7 @@
 """Where a checkpoint comes from: verdicts, kinds and layers of checkpoints that were made on purpose."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from random import Random
@@ -221,9 +222,11 @@ def drawn(weights, seed):
     return noisy(weights.but({part: 1e-6 * w for part, w in weights.parts.items() if w.ndim == 2}), seed, 1e6)
 
 
-def test_a_base_given_twice_under_two_names_is_no_merge(base, tmp_path):
-    shutil.copytree(base, tmp_path / "copy")
-    assert [kind.kind for kind in ws.lineage(base, [base, tmp_path / "copy"]).kinds] == ["same bytes"]
+@pytest.mark.parametrize("seed", range(4))  # what is left of a fit with two copies depends on rounding
+def test_a_base_given_twice_under_two_names_is_no_merge(base, tmp_path, seed):
+    folder = written(drawn(read_weights(base), seed), tmp_path / "model")
+    shutil.copytree(folder, tmp_path / "copy")
+    assert [kind.kind for kind in ws.lineage(folder, [folder, tmp_path / "copy"]).kinds] == ["same bytes"]
 
 
 def test_sums_of_what_two_tuned_models_learnt_are_merges(base, tmp_path):
@@ -259,3 +262,21 @@ def test_strangers_of_few_dimensions_are_not_accused(sizes, tmp_path):
     one, other = (written(drawn(weights, seed), tmp_path / str(seed)) for seed in (1, 2))
     assert ws.lineage(one, other).verdict != "derived"
     assert ws.lineage(one, one).verdict == "derived"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_layers_trained_anew_between_others_have_no_counterpart(base, tmp_path, seed):
+    weights = read_weights(base)
+    other = drawn(weights, seed)
+    mixed = weights.but({part: w for part, w in other.parts.items() if part[0] in (1, 3)})
+    found = ws.lineage(written(mixed, tmp_path / "mixed"), base)
+    assert (found.verdict, layers_of(found)) == ("derived", [0, None, 2, None, 4])
+    assert {kind.kind for kind in found.kinds} == {"layers removed", "layers replaced or added"}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no pipes")
+def test_a_pipe_in_a_registry_is_not_waited_for(base, tmp_path):
+    os.mkfifo(tmp_path / "pipe.wsf")
+    for bases in (tmp_path, tmp_path / "pipe.wsf"):
+        with pytest.raises(ws.CheckpointError, match="not a regular file"):
+            ws.lineage(base, bases)

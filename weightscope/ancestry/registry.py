@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from weightscope.ancestry.sketches import POINTS, SUFFIX, Sketches, fingerprint, load
+from weightscope.ancestry.sketches import POINTS, SUFFIX, Sketches, fingerprint, load, opened
 from weightscope.engine import Engine
-from weightscope.errors import CheckpointError, one_line, printable
+from weightscope.errors import CheckpointError, one_line
 from weightscope.progress import bar
 from weightscope.sources import Source
 
@@ -65,13 +65,8 @@ def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> l
 
 def _of_layers(path: Path) -> dict[str, np.ndarray]:
     """One row per layer of a fingerprint, without reading its heads."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "numpy") as file:
-            rows = {name: file.get_tensor(f"layers_{name}").astype(np.float32) for name in OF_LAYERS}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"is not a fingerprint ({printable(str(error))})", file=path) from None
+    with opened(path) as file:
+        rows = {name: file.get_tensor(f"layers_{name}").astype(np.float32) for name in OF_LAYERS}
     if any(array.ndim != 2 or not len(array) for array in rows.values()) or rows["spectra"].shape[1] != 2 * POINTS:
         raise CheckpointError("is a damaged fingerprint: its layers have the wrong shape", file=path)
     for name in ("direct", "tokens"):

@@ -12,7 +12,9 @@ Each map has two sketches and a spectrum; each survives different changes of a c
 """
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -27,7 +29,7 @@ from weightscope.checkpoint.config import digest_of
 from weightscope.compute.cores import in_threads
 from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, printable
-from weightscope.files import new_file
+from weightscope.files import new_file, regular_file
 from weightscope.findings import indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar
@@ -154,18 +156,26 @@ def load(path: str | Path) -> Sketches:
     CheckpointError
         It is not a fingerprint, is damaged, or was written by another version.
     """
+    path = Path(path)
+    with opened(path) as file:
+        about = json.loads((file.metadata() or {}).get("weightscope", "{}"))
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
+    return _checked(about, arrays, path)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A fingerprint file as safetensors opens it, which would wait for a pipe for ever; errors name the file."""
     from safetensors import SafetensorError, safe_open
 
-    path = Path(path)
-    try:
-        if (size := path.stat().st_size) > LARGEST_PRINT:
+    with regular_file(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST_PRINT:
             raise CheckpointError(f"has {size:,} bytes; a fingerprint has at most {LARGEST_PRINT:,}", file=path)
-        with safe_open(path, "numpy") as file:
-            about = json.loads((file.metadata() or {}).get("weightscope", "{}"))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
+    try:
+        with safe_open(path, "numpy") as arrays:
+            yield arrays
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"is not a fingerprint ({printable(str(error))})", file=path) from None
-    return _checked(about, arrays, path)
 
 
 def _checked(about: Any, arrays: dict[str, np.ndarray], path: Path) -> Sketches:
