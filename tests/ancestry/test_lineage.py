@@ -280,3 +280,11 @@ def test_a_pipe_in_a_registry_is_not_waited_for(base, tmp_path):
     for bases in (tmp_path, tmp_path / "pipe.wsf"):
         with pytest.raises(ws.CheckpointError, match="not a regular file"):
             ws.lineage(base, bases)
+
+
+def test_the_evidence_of_training_names_what_moved(base, tmp_path):
+    weights = read_weights(base)
+    moved = weights.but({(2, "up.w"): noisy(weights, 1, 0.1).parts[2, "up.w"]})
+    (kind,) = ws.lineage(written(moved, tmp_path / "moved"), base).kinds
+    assert (kind.kind, kind.layers) == ("fine-tuned", [2])
+    assert "1 other tensor in layers moved by 0.1" in kind.evidence and "Heads" not in kind.evidence
