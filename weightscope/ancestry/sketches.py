@@ -209,10 +209,16 @@ def _about(model: Model) -> dict[str, Any]:
     config, checkpoint = model.config, model.checkpoint
     dtypes = sorted({tensor.dtype for i in model.attention_layers for tensor in model.attention_tensors(i)})
     return {
-        "name": model.name, "family": model.family.name, "d_model": config.d_model, "layers": config.n_layers,
-        "heads": config.n_heads, "kv_heads": config.n_kv_heads, "vocabulary": _vocabulary(model), "dtypes": dtypes,
+        "name": model.name, "family": model.family.name, "tower": _tower(model),
+        "d_model": config.d_model, "layers": config.n_layers, "heads": config.n_heads, "kv_heads": config.n_kv_heads, "vocabulary": _vocabulary(model), "dtypes": dtypes,
         "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes,
     }  # fmt: skip
+
+
+def _tower(model: Model) -> str:
+    """Which of a checkpoint's attention stacks it is; empty if there is no other."""
+    names = [name for name, stack in model.stacks.items() if model.is_read(stack)]
+    return names[0] if len(model.stacks) > 1 and names else ""
 
 
 def _vocabulary(model: Model) -> int | None:

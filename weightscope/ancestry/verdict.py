@@ -58,7 +58,7 @@ def candidates(suspect: Sketches, named: Sequence[Base]) -> tuple[list[Sketches]
     """The bases to compare with, and how many there were; from a folder of fingerprints, only the nearest."""
     bases, looked_at = [], 0
     for base in bar(named, "bases", "base") if len(named) > 1 else named:
-        files = [] if isinstance(base, Model) else prints_in(Path(base))
+        files = [] if isinstance(base, Model) else prints_in(base)
         bases += nearest(suspect, files) if files else [(str(getattr(base, "source", base)), print_of(base))]
         looked_at += len(files) or 1
     times = Counter(each.name for _, each in bases)
@@ -86,6 +86,9 @@ def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str
     zeros = [each.name for each in (suspect, base) if each.direct.any(axis=-1).mean() < SILENT]
     if zeros:
         return f"most heads of {printable(zeros[0])} are zero, so there is nothing to compare"
+    towers = [str(each.about.get("tower", "")) for each in (suspect, base)]
+    if all(towers) and towers[0] != towers[1]:
+        return f"the suspect's {printable(towers[0])} tower was compared with the base's {printable(towers[1])} tower"
     low = [route for route, match in by_route.items() if match.log_p < log_tail(DOUBTFUL)]
     if low:
         return f"{ROUTES[low[0]]} are more alike than chance allows, but less than in a derived model"
