@@ -14,6 +14,7 @@ from analyses.derivations import DERIVATIONS, averaged, drifted, random_for, red
 from analyses.named_parts import read_weights, write_weights
 from benchmarks.synthetic import write
 from tests.ancestry.conftest import SIZES
+from tests.support.tiny_models import FIXTURES
 from weightscope.ancestry.sketches import fingerprint
 from weightscope.cli import main
 
@@ -288,3 +289,25 @@ def test_the_evidence_of_training_names_what_moved(base, tmp_path):
     (kind,) = ws.lineage(written(moved, tmp_path / "moved"), base).kinds
     assert (kind.kind, kind.layers) == ("fine-tuned", [2])
     assert "1 other tensor in layers moved by 0.1" in kind.evidence and "Heads" not in kind.evidence
+
+
+def test_another_tower_of_a_checkpoint_is_no_proof_against_it(tmp_path):
+    """A fingerprint says which attention stack it is of; T5's encoder and decoder share nothing but tokens."""
+    for tower in ("encoder", "decoder"):
+        fingerprint(ws.open_model(FIXTURES / "t5_encoder", tower=tower)).save(tmp_path / f"{tower}.wsf")
+    found = ws.lineage(tmp_path / "encoder.wsf", tmp_path / "decoder.wsf")
+    assert found.verdict == "undecided"
+    assert "encoder tower was compared with the base's decoder tower" in found.doubts[0]
+
+
+def test_an_empty_name_is_no_registry(base, tmp_path, monkeypatch):
+    fingerprint(base).save(tmp_path / "base.wsf")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ws.CheckpointError, match="no such file"):
+        ws.lineage(base, "")
+
+
+def test_fingerprints_alone_do_not_say_that_nothing_was_done(base, made, tmp_path):
+    fingerprint(base).save(tmp_path / "base.wsf")
+    folder, _ = made("drift 3 %")
+    assert "fingerprints do not show it" in ws.lineage(folder, tmp_path / "base.wsf").lead

@@ -216,7 +216,9 @@ class Lineage:
         match = self.origin.match
         count = sum(j is not None for j in match.layers)
         p = f"p < {SMALLEST:g}" if self.p_value < SMALLEST else f"p = {self.p_value:.1g}"
-        what = "; ".join(kind.kind for kind in self.kinds) or "no known kind of change"
+        read = self.suspect.source is not None and self.origin.base.source is not None
+        unknown = "no known kind of change" if read else "fingerprints do not show it"
+        what = "; ".join(kind.kind for kind in self.kinds) or unknown
         layers = f"{count} of {counted(len(match.layers), 'layer')} have a counterpart"
         return (
             f"{name} was derived from {printable(self.origin.base.name)}: {layers}, with a mean likeness of "

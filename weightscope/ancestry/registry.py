@@ -9,6 +9,7 @@ import numpy as np
 from weightscope.ancestry.sketches import POINTS, SUFFIX, Sketches, fingerprint, load, opened
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, one_line
+from weightscope.files import writing
 from weightscope.progress import bar
 from weightscope.sources import Source
 
@@ -16,9 +17,10 @@ COMPARED = 8  # fingerprints of a registry whose heads are compared
 OF_LAYERS = ("direct", "tokens", "spectra")
 
 
-def prints_in(folder: Path) -> list[Path]:
+def prints_in(source: str | Path) -> list[Path]:
     """The fingerprint files in a folder, by name; none if it is not a folder, or holds a checkpoint."""
-    is_registry = folder.is_dir() and not (folder / "config.json").exists()
+    folder = Path(source)
+    is_registry = source != "" and folder.is_dir() and not (folder / "config.json").exists()
     return sorted(folder.glob(f"*{SUFFIX}")) if is_registry else []
 
 
@@ -26,7 +28,8 @@ def make_prints(
     sources: Sequence[Source], names: Sequence[str], out: Path, engine: Engine
 ) -> Iterator[tuple[str, str]]:
     """Write a fingerprint of every source into a folder; yield each name when done, with the problem if it failed."""
-    out.mkdir(parents=True, exist_ok=True)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     waiting = list(zip(sources, names, strict=True))[::-1]
     while waiting or engine.busy:
         if waiting and engine.hungry:

@@ -46,7 +46,7 @@ def lineage_command(
     from weightscope.sources import Source
 
     def opened(source: str) -> Any:
-        if is_fingerprint(source) or prints_in(Path(source)):
+        if is_fingerprint(source) or prints_in(source):
             return source
         return opened_model(Source.named(source, tower=tower, families=families))
 
