@@ -210,7 +210,8 @@ def _about(model: Model) -> dict[str, Any]:
     dtypes = sorted({tensor.dtype for i in model.attention_layers for tensor in model.attention_tensors(i)})
     return {
         "name": model.name, "family": model.family.name, "tower": _tower(model),
-        "d_model": config.d_model, "layers": config.n_layers, "heads": config.n_heads, "kv_heads": config.n_kv_heads, "vocabulary": _vocabulary(model), "dtypes": dtypes,
+        "d_model": config.d_model, "layers": config.n_layers, "heads": config.n_heads, "kv_heads": config.n_kv_heads,
+        "vocabulary": _vocabulary(model), "dtypes": dtypes,
         "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes,
     }  # fmt: skip
 
