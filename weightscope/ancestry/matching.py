@@ -24,7 +24,7 @@ BACKGROUND = {"direct": (0.0, 0.01), "tokens": (0.0, 0.01)}
 SURE = 6.0  # z from which a likeness is higher than that of strangers
 LEAST = 0.05  # likeness that two layers need to be called counterparts
 SHOWN = 2.0  # z of a layer within a run that needs no such likeness
-DIMENSIONS = 16  # a route through fewer shows strangers' matrices alike, and the best of them as counterparts
+DIMENSIONS = 12  # a route through fewer shows strangers' matrices alike, and the best of them as counterparts
 JUMP = 0.05  # cost, in likeness, of any step but the one to the base's next layer
 # Of spectra: mean distance of logarithms of singular values.
 NEAR = 0.5  # a counterpart is nearer than the next layer by this factor
