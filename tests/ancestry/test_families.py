@@ -50,3 +50,14 @@ def test_maps_that_exceed_float32_are_refused(tmp_path):
     large = changed("llama", tmp_path / "large", lambda w: 1e30 * w)
     with pytest.raises(CheckpointError, match="layers 0-1: W_QK or W_VO of a head exceeds float32"):
         ws.lineage(large, FIXTURES / "llama")
+
+
+def test_a_hybrid_whose_other_layers_changed_is_no_copy(tmp_path):
+    folder = tmp_path / "moved"
+    shutil.copytree(FIXTURES / "nemotron_h", folder)
+    weights = load_file(folder / "model.safetensors")
+    layers = ws.open_model(folder).attention_layers
+    other = [name for name in weights if ".layers." in name and not any(f".layers.{i}." in name for i in layers)]
+    assert other
+    save_file(weights | {name: 1.5 * weights[name] for name in other}, folder / "model.safetensors")
+    assert "same bytes" not in [kind.kind for kind in ws.lineage(folder, FIXTURES / "nemotron_h").kinds]

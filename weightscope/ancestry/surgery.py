@@ -230,10 +230,11 @@ def _tensors(suspect: Model, base: Model, i: int, j: int, *, heads: bool) -> tup
 
 
 def _outside(suspect: Model, base: Model) -> tuple[list[TensorChange], int]:
-    """The same for tensors outside layers."""
-    sides = []
+    """The same for tensors outside layers, and in layers without attention if both have as many layers."""
+    sides, deep = [], base.config.n_layers == suspect.config.n_layers
     for model in (base, suspect):
-        inside = {name for i in range(model.config.n_layers) for name in model.checkpoint.names_under(model.stem(i))}
+        compared = model.attention_layers if deep else range(model.config.n_layers)
+        inside = {name for i in compared for name in model.checkpoint.names_under(model.stem(i))}
         sides.append({name.removeprefix(model.prefix): name for name in model.checkpoint if name not in inside})
     return _changes(suspect, base, *sides)
 
