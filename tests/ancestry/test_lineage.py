@@ -311,3 +311,23 @@ def test_fingerprints_alone_do_not_say_that_nothing_was_done(base, made, tmp_pat
     fingerprint(base).save(tmp_path / "base.wsf")
     folder, _ = made("drift 3 %")
     assert "fingerprints do not show it" in ws.lineage(folder, tmp_path / "base.wsf").lead
+
+
+@pytest.mark.parametrize(
+    "common",
+    [
+        lambda w: w + 2 * w.std() if w.ndim == 2 else w,
+        lambda w: np.where(np.arange(w.size) == 7, 60.0, 1.0) if w.ndim == 1 else w,
+        lambda w: np.exp(2 * np.random.default_rng(5).standard_normal(w.size)) if w.ndim == 1 else w,
+    ],
+    ids=["a mean of all weights", "a gain of one dimension", "uneven gains"],
+)
+def test_what_all_heads_have_in_common_accuses_no_stranger(base, stranger, common, tmp_path):
+    """Heads that are not counterparts are alike too then, and the verdict is undecided."""
+    folders = [tmp_path / "suspect", tmp_path / "other"]
+    for source, folder in zip((base, stranger), folders, strict=True):
+        weights = read_weights(source)
+        write_weights(weights.but({part: common(w) for part, w in weights.parts.items()}), folder)
+    found = ws.lineage(*folders)
+    assert found.verdict == "undecided"
+    assert "alike even if they are not counterparts" in found.doubts[0]

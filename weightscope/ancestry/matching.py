@@ -23,6 +23,8 @@ ROUTES = {  # in words, strongest evidence first
 BACKGROUND = {"direct": (0.0, 0.01), "tokens": (0.0, 0.01)}
 SURE = 6.0  # z from which a likeness is higher than that of strangers
 LEAST = 0.05  # likeness that two layers need to be called counterparts
+SHARED = 0.2  # of the counterparts' likeness: where all other heads are alike too, they show nothing
+CHI_SQUARED = 0.455  # median of a normal variable's square, over its mean
 SHOWN = 2.0  # z of a layer within a run that needs no such likeness
 DIMENSIONS = 12  # a route through fewer shows strangers' matrices alike, and the best of them as counterparts
 JUMP = 0.05  # cost, in likeness, of any step but the one to the base's next layer
@@ -51,6 +53,8 @@ class Match(ShowsShapes):
         How far each layer's likeness to its counterpart is from that of strangers, in standard deviations.
     log_p : float
         Natural logarithm of the probability that strangers are this alike, over all layers.
+    elsewhere : float
+        Median cosine of heads that are not counterparts.
     """
 
     route: str
@@ -59,11 +63,18 @@ class Match(ShowsShapes):
     heads: list[np.ndarray]
     z: np.ndarray
     log_p: float
+    elsewhere: float = 0.0
 
     @property
     def is_sure(self) -> bool:
         """Whether strangers would not be this alike."""
-        return self.log_p < (log(SURE_BY_SPECTRA) if self.route == "spectra" else log_tail(SURE))
+        likely = log(SURE_BY_SPECTRA) if self.route == "spectra" else log_tail(SURE)
+        return self.log_p < likely and not self.is_everywhere
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether heads that are not counterparts are alike too: they have something in common that others may have."""
+        return self.elsewhere > SHARED * self.mean
 
     @property
     def mean(self) -> float:
@@ -128,7 +139,14 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
     layers = [None if j is None or (first[i, j] < least and z[i] < SHOWN) else j for i, j in enumerate(layers)]
     paired = np.array([j is not None for j in layers])
     matched = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
-    return Match(route, second, layers, matched, np.where(paired, z, np.nan), min(0.0, log_p))
+    others = np.ones(judged.shape, bool)
+    for layer, place, order in zip(suspect.layers, layers, matched, strict=True):
+        if place is not None:
+            kept = np.flatnonzero(order >= 0)
+            others[suspect.of_layer(layer)[kept], of_base[place][order[kept]]] = False
+    square = float(np.median(judged[others] ** 2)) / CHI_SQUARED if others.any() else 0.0
+    elsewhere = sqrt(max(0.0, square - 1 / (2 * HALF)))
+    return Match(route, second, layers, matched, np.where(paired, z, np.nan), min(0.0, log_p), elsewhere)
 
 
 def _cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:

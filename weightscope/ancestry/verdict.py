@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from weightscope.ancestry.matching import FEWEST, ROUTES, Match, log_tail, matches
+from weightscope.ancestry.matching import FEWEST, ROUTES, SURE, Match, log_tail, matches
 from weightscope.ancestry.registry import nearest, prints_in
 from weightscope.ancestry.sketches import Sketches, fingerprint, is_fingerprint, load
 from weightscope.errors import counted, printable
@@ -89,6 +89,9 @@ def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str
     towers = [str(each.about.get("tower", "")) for each in (suspect, base)]
     if all(towers) and towers[0] != towers[1]:
         return f"the suspect's {printable(towers[0])} tower was compared with the base's {printable(towers[1])} tower"
+    everywhere = [route for route, match in by_route.items() if match.log_p < log_tail(SURE) and match.is_everywhere]
+    if everywhere:
+        return f"{ROUTES[everywhere[0]]} are alike even if they are not counterparts, which may hide a derivation"
     low = [route for route, match in by_route.items() if match.log_p < log_tail(DOUBTFUL)]
     if low:
         return f"{ROUTES[low[0]]} are more alike than chance allows, but less than in a derived model"
