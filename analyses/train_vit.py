@@ -6,8 +6,8 @@
 60,000 grey photographs of garments, 28 x 28 pixels, 49 patches (Xiao et al. 2017; Debian ships them in the package
 dataset-fashion-mnist). All are the DINOv2 of transformers. `RECIPES` says what each learns. The two that the repository
 keeps have to say which garment it is at every token, and patches also their pixels, some of which are hidden: one patch
-does not show which garment it is, so the model has to collect that and distribute it. Other recipes ask only the class
-token, or only for hidden pixels; OUT/tries.csv counts the sinks of each.
+does not show which garment it is, so the model has to collect that and distribute it. The other recipes ask the class
+token alone, or for pixels; OUT/tries.csv counts the sinks of each.
 Registers predict nothing. The first images of the test set are written too.
 """
 
@@ -44,14 +44,16 @@ PREPARED = {
 HIDDEN = 0.6  # largest share of an image's patches that is hidden
 PIXELS = 0.3  # weight of the pixels' squared error, relative to the garment's cross-entropy
 SHOWN = 64  # test images that are written
-MASKED = 0.6  # share of patches hidden where only these are asked for
+MASKED = {"masked": 0.6, "both": 0.6, "repaired": 0.15}  # share of patches hidden, by what is asked
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What a model is and what it learns."""
 
-    asked: str  # "every token": see above; "class": the garment of the class token; "masked": pixels; "both": the two
+    # "every token": see above; "class": the garment of the class token; "masked": hidden pixels; "both": these two;
+    # "repaired": the pixels of all patches, so that those that are not hidden have to stay as they are
+    asked: str
     registers: int = 0
     layers: int = 4
     width: int = 48
@@ -69,6 +71,8 @@ TRIES = {
     "class-registers": Recipe("class", registers=4),
     "masked": Recipe("masked", layers=6),
     "masked-registers": Recipe("masked", layers=6, registers=4),
+    "repaired": Recipe("repaired"),
+    "repaired-registers": Recipe("repaired", registers=4),
     "both": Recipe("both", layers=6, width=64, rate=2e-3),
     "both-registers": Recipe("both", layers=6, width=64, rate=2e-3, registers=4),
 }
@@ -118,6 +122,8 @@ class Learner(nn.Module):
         read = self.pixels(tokens[:, 1:])
         if self.asked == "every token":
             return of_garment + PIXELS * nn.functional.mse_loss(read, rows)
+        if self.asked == "repaired":
+            return nn.functional.mse_loss(read, rows)
         of_hidden = nn.functional.mse_loss(read[hidden], rows[hidden])
         return of_hidden if self.asked == "masked" else of_garment + of_hidden
 
@@ -126,7 +132,8 @@ def hide(recipe: Recipe, generator: torch.Generator) -> Tensor | None:
     """Which patches are hidden from a batch, bool (batch, PATCHES)."""
     if recipe.asked == "class":
         return None
-    share = HIDDEN * torch.rand(recipe.batch, 1, generator=generator) if recipe.asked == "every token" else MASKED
+    every = recipe.asked == "every token"
+    share = HIDDEN * torch.rand(recipe.batch, 1, generator=generator) if every else MASKED[recipe.asked]
     return torch.rand(recipe.batch, PATCHES, generator=generator) < share
 
 

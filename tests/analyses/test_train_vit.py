@@ -74,6 +74,7 @@ ASKED = {
     "class": {"class token"},
     "masked": {"hidden"},
     "both": {"class token", "hidden"},
+    "repaired": {"seen", "hidden"},
     "every token": {"class token", "seen", "hidden"},
 }
 
@@ -95,6 +96,20 @@ def test_only_the_tokens_that_are_asked_are_judged(asked: str) -> None:
         if loss(tokens) != loss(torch.where(where[..., None], tokens + torch.randn(48), tokens)):
             matter.add(name)
     assert matter == ASKED[asked]
+
+
+def test_the_page_tells_the_tries_as_their_table_has_them() -> None:
+    kept = Path(train_vit.__file__).parent / "vit"
+    page = (kept / "SOURCES.md").read_text()
+    with (kept / "tries.csv").open() as file:
+        for row in csv.DictReader(file):
+            counts = [
+                f"{int(row['pairs of a head and an image']):,}",
+                *(row[of] for of in ("sink events", "nop", "broadcast")),
+            ]
+            sizes = [f"{float(row[of]):.2f}" for of in ("largest strength", "smallest value-norm ratio")]
+            heads = f"{row['sink heads']} of {row['heads']}"
+            assert " | ".join([f"`{row['name']}`", row["registers"], row["epochs"], *counts, heads, *sizes]) in page
 
 
 @pytest.mark.parametrize("reached", [True, False], ids=["the Hub answers", "the Hub does not"])
