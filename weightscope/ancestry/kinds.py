@@ -148,27 +148,27 @@ def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
     floor = LEAST if surgery.basis.same else OF_A_ROTATION
     moved = {pair.layer for pair in pairs if not pair.only_ranks and not structure & RESIZED and _is_moved(pair, floor)}
     accounted = {pair.layer for pair in pairs if pair.gauge or pair.folded or pair.neurons or pair.only_ranks}
-    others: list[tuple[int | None, TensorChange]] = []
+    rest: list[tuple[int | None, TensorChange]] = []
     if not _is_quantised(pairs):
         rounding = max((pair.values.rounding for pair in pairs), default=0.0)
-        others = [(i, change) for i, change in outside if change.kind == "changed"
+        rest = [(i, change) for i, change in outside if change.kind == "changed"
                   and change.change > max(floor, rounding) and i not in accounted]  # fmt: skip
-        moved |= {i for i, _ in others if i is not None}
+        moved |= {i for i, _ in rest if i is not None}
     if moved:
-        text = " ".join(_how_far([pair.drift for pair in pairs if pair.layer in moved and pair.drift > floor], others))
+        text = " ".join(_how_far([pair.drift for pair in pairs if pair.layer in moved and pair.drift > floor], rest))
         yield Kind("fine-tuned", sorted(moved), text, len(moved) / len(pairs))
 
 
-def _how_far(drifts: Sequence[float], others: Sequence[tuple[int | None, TensorChange]]) -> Iterator[str]:
+def _how_far(drifts: Sequence[float], rest: Sequence[tuple[int | None, TensorChange]]) -> Iterator[str]:
     """How far heads moved, and other tensors, in a sentence each."""
     if drifts:
         middle = f"{np.median(drifts):.2g} in the median layer"
         yield f"Heads moved by {min(drifts):.2g} to {max(drifts):.2g} of their norm, {middle}."
-    if others:
-        sizes = [change.change for _, change in others]
-        where = "in layers" if all(i is not None for i, _ in others) else "in layers and outside them"
+    if rest:
+        sizes = [change.change for _, change in rest]
+        where = "in layers" if all(i is not None for i, _ in rest) else "in layers and outside them"
         far = f"{min(sizes):.2g} to {max(sizes):.2g}" if len(sizes) > 1 else f"{sizes[0]:.2g}"
-        yield f"{counted(len(others), 'other tensor')} {where} moved by {far} of their norm."
+        yield f"{counted(len(rest), 'other tensor')} {where} moved by {far} of their norm."
 
 
 def _is_moved(pair: LayerPair, floor: float) -> bool:

@@ -139,12 +139,12 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
     layers = [None if j is None or (first[i, j] < least and z[i] < SHOWN) else j for i, j in enumerate(layers)]
     paired = np.array([j is not None for j in layers])
     matched = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
-    others = np.ones(judged.shape, bool)
+    unmatched = np.ones(judged.shape, bool)
     for layer, place, order in zip(suspect.layers, layers, matched, strict=True):
         if place is not None:
             kept = np.flatnonzero(order >= 0)
-            others[suspect.of_layer(layer)[kept], of_base[place][order[kept]]] = False
-    square = float(np.median(judged[others] ** 2)) / CHI_SQUARED if others.any() else 0.0
+            unmatched[suspect.of_layer(layer)[kept], of_base[place][order[kept]]] = False
+    square = float(np.median(judged[unmatched] ** 2)) / CHI_SQUARED if unmatched.any() else 0.0
     elsewhere = sqrt(max(0.0, square - 1 / (2 * HALF)))
     return Match(route, second, layers, matched, np.where(paired, z, np.nan), min(0.0, log_p), elsewhere)
 
