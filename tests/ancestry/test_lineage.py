@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -12,8 +11,7 @@ import pytest
 import weightscope as ws
 from analyses.derivations import DERIVATIONS, averaged, drifted, random_for, redrawn
 from analyses.named_parts import read_weights, write_weights
-from benchmarks.synthetic import write
-from tests.ancestry.conftest import SIZES
+from benchmarks.synthetic import Sizes, write
 from tests.support.tiny_models import FIXTURES
 from weightscope.ancestry.sketches import fingerprint
 from weightscope.cli import main
@@ -256,10 +254,17 @@ def test_a_change_of_sign_permutes_no_neurons(base, tmp_path):
     assert {kind.kind for kind in found.kinds} == {"gauge: basis of heads changed"}
 
 
-@pytest.mark.parametrize("sizes", [{"vocabulary": 5}, {"width": 8, "heads": 1, "kv_heads": 1, "head_dim": 8}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        Sizes(layers=24, width=64, heads=4, head_dim=16, kv_heads=4, vocabulary=5, inner=0),
+        Sizes(layers=24, width=8, heads=1, head_dim=8, kv_heads=1, vocabulary=400, inner=0),
+    ],
+    ids=["five tokens", "a stream of 8 dimensions"],
+)
 def test_strangers_of_few_dimensions_are_not_accused(sizes, tmp_path):
     """Among many layers, some are alike by chance where they are seen through few tokens or in a narrow stream."""
-    weights = read_weights(write(tmp_path / "first", replace(SIZES, layers=24, inner=0, **sizes)))
+    weights = read_weights(write(tmp_path / "first", sizes))
     one, other = (written(drawn(weights, seed), tmp_path / str(seed)) for seed in (1, 2))
     assert ws.lineage(one, other).verdict != "derived"
     assert ws.lineage(one, one).verdict == "derived"
