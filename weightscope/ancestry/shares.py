@@ -73,7 +73,7 @@ def _selected(names: Sequence[str], fit: np.ndarray, check: np.ndarray) -> Share
     chosen, weights, left = _nearest(fit, check, [], 1)
     alone = left
     while left > EXACT:
-        tried = [_nearest(fit, check, chosen, more) for more in (1, 2) if len(chosen) + more <= len(names)]
+        tried = (_nearest(fit, check, chosen, more) for more in (1, 2) if len(chosen) + more <= len(names))
         better = next((each for each in tried if each[2] <= BETTER * left), None)
         if better is None:
             break
