@@ -101,7 +101,7 @@ def test_only_the_tokens_that_are_asked_are_judged(asked: str) -> None:
 def test_the_page_tells_the_tries_as_their_table_has_them() -> None:
     kept = Path(train_vit.__file__).parent / "vit"
     page = (kept / "SOURCES.md").read_text()
-    with (kept / "tries.csv").open() as file:
+    with (kept / "ten-epochs.csv").open() as file:
         for row in csv.DictReader(file):
             counts = [
                 f"{int(row['pairs of a head and an image']):,}",
