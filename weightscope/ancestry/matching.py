@@ -12,6 +12,7 @@ import numpy as np
 
 from weightscope.ancestry.sketches import SKETCH, Sketches
 from weightscope.display import ShowsShapes
+from weightscope.errors import CheckpointError
 
 HALF = SKETCH // 2
 ROUTES = {  # in words, strongest evidence first
@@ -33,6 +34,9 @@ NEAR = 0.5  # a counterpart is nearer than the next layer by this factor
 SURE_BY_SPECTRA = 1e-6  # probability below which singular values are not those of strangers
 BY_CHANCE = 0.05  # share of layers of strangers that are (docs/lineage.md); in most pairs none is
 FEWEST = 4  # layers that spectra are judged by
+# Pairs of heads times the heads of a layer, which the assignments of a comparison take; of 405B with 405B, 3e10.
+MOST_STEPS = 10**11
+LOOKED_AT = 1 << 22  # pairs of heads, evenly spread, that show how alike those are that are not counterparts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,6 +96,12 @@ def log_tail(z: float) -> float:
 
 def matches(suspect: Sketches, base: Sketches) -> dict[str, Match]:
     """A match by each route that the two checkpoints allow."""
+    largest = max(int(np.unique(s.layer, return_counts=True)[1].max()) for s in (suspect, base))
+    if (steps := len(suspect.layer) * len(base.layer) * largest) > MOST_STEPS:
+        problem = f"comparing its {len(base.layer):,} heads, up to {largest:,} a layer, with the suspect's"
+        raise CheckpointError(
+            f"{problem} {len(suspect.layer):,} takes {steps:.1g} steps; at most {MOST_STEPS:.0e}", file=base.name
+        )
     by_route = {}
     for route in ("direct", "tokens"):
         x, y = getattr(suspect, route), getattr(base, route)
@@ -111,20 +121,22 @@ def _dimensions(route: str, sketches: Sketches) -> int:
 
 def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y: np.ndarray) -> Match:
     """Match by cosines: heads and layers by one half of the sketches, likeness and z by the other."""
-    chosen, judged = (_cosines(x[..., half], y[..., half]) for half in (slice(HALF), slice(HALF, None)))
     shape = len(suspect.layers), len(base.layers)
     first, second = np.zeros(shape), np.zeros(shape)
     orders: dict[tuple[int, int], np.ndarray] = {}
+    of_suspect = [suspect.of_layer(layer) for layer in suspect.layers]
     of_base = [base.of_layer(layer) for layer in base.layers]
-    for i, layer in enumerate(suspect.layers):
-        heads = suspect.of_layer(layer)
+    seen = np.arange(0, len(y), len(x) * len(y) // LOOKED_AT | 1)  # an odd step takes heads of every index
+    others = np.empty((len(x), len(seen)), np.float32)
+    for i, heads in enumerate(of_suspect):
+        chosen, judged = (_cosines(x[heads][..., half], y[..., half]) for half in (slice(HALF), slice(HALF, None)))
+        others[heads] = judged[:, seen]
         for j, candidates in enumerate(of_base):
-            inside = np.ix_(heads, candidates)
-            order = assigned(chosen[inside])
+            order = assigned(chosen[:, candidates])
             orders[i, j] = order
             kept = np.flatnonzero(order >= 0)
-            first[i, j] = chosen[inside][kept, order[kept]].sum() / len(heads)
-            second[i, j] = judged[inside][kept, order[kept]].sum() / len(heads)
+            first[i, j] = chosen[kept, candidates[order[kept]]].sum() / len(heads)
+            second[i, j] = judged[kept, candidates[order[kept]]].sum() / len(heads)
     least = LEAST + _luck(suspect, base)
     layers = aligned(first, least)
     mean, spread = BACKGROUND[route]
@@ -139,12 +151,13 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
     layers = [None if j is None or (first[i, j] < least and z[i] < SHOWN) else j for i, j in enumerate(layers)]
     paired = np.array([j is not None for j in layers])
     matched = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
-    unmatched = np.ones(judged.shape, bool)
-    for layer, place, order in zip(suspect.layers, layers, matched, strict=True):
+    taken = np.full(len(x), -1)
+    for heads, place, order in zip(of_suspect, layers, matched, strict=True):
         if place is not None:
             kept = np.flatnonzero(order >= 0)
-            unmatched[suspect.of_layer(layer)[kept], of_base[place][order[kept]]] = False
-    square = float(np.median(judged[unmatched] ** 2)) / CHI_SQUARED if unmatched.any() else 0.0
+            taken[heads[kept]] = of_base[place][order[kept]]
+    rest = others[taken[:, None] != seen]
+    square = float(np.median(rest**2)) / CHI_SQUARED if len(rest) else 0.0
     elsewhere = sqrt(max(0.0, square - 1 / (2 * HALF)))
     return Match(route, second, layers, matched, np.where(paired, z, np.nan), min(0.0, log_p), elsewhere)
 
@@ -169,7 +182,7 @@ def assigned(scores: np.ndarray) -> np.ndarray:
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(scores, maximize=True)
-    order = np.full(len(scores), -1)
+    order = np.full(len(scores), -1, np.int32)
     order[rows] = columns
     return order
 
@@ -201,12 +214,16 @@ def aligned(likeness: np.ndarray, least: float) -> list[int | None]:
 
 def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
     """Match by singular values: a counterpart is much nearer than the second nearest layer."""
-    apart = np.abs(suspect.spectra[:, None] - base.spectra[None]).mean(axis=(2, 3))  # (N_s, N_b)
+    from scipy.spatial.distance import cdist
+
+    of_base = [base.of_layer(layer) for layer in base.layers]
     shape = len(suspect.layers), len(base.layers)
     distance, orders = np.zeros(shape), {}
     for i, layer in enumerate(suspect.layers):
-        for j, of_base in enumerate(base.layers):
-            inside = apart[np.ix_(suspect.of_layer(layer), base.of_layer(of_base))]
+        x, y = (s.reshape(len(s), -1) for s in (suspect.spectra[suspect.of_layer(layer)], base.spectra))
+        apart = cdist(x, y, "cityblock") / x.shape[1]  # (H_s, N_b)
+        for j, heads in enumerate(of_base):
+            inside = apart[:, heads]
             orders[i, j] = order = assigned(-inside)
             kept = np.flatnonzero(order >= 0)
             distance[i, j] = inside[kept, order[kept]].mean()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weightscope.ancestry.sketches import POINTS, SUFFIX, Sketches, fingerprint, load, opened
+from weightscope.ancestry.sketches import POINTS, SUFFIX, Sketches, fingerprint, load, stored
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, one_line
 from weightscope.files import writing
@@ -68,8 +68,8 @@ def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> l
 
 def _of_layers(path: Path) -> dict[str, np.ndarray]:
     """One row per layer of a fingerprint, without reading its heads."""
-    with opened(path) as file:
-        rows = {name: file.get_tensor(f"layers_{name}").astype(np.float32) for name in OF_LAYERS}
+    names = [f"layers_{name}" for name in OF_LAYERS]
+    rows = dict(zip(OF_LAYERS, stored(path, *names)[1], strict=True))
     if any(array.ndim != 2 or not len(array) for array in rows.values()) or rows["spectra"].shape[1] != 2 * POINTS:
         raise CheckpointError("is a damaged fingerprint: its layers have the wrong shape", file=path)
     for name in ("direct", "tokens"):

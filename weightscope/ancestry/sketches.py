@@ -12,9 +12,7 @@ Each map has two sketches and a spectrum; each survives different changes of a c
 """
 
 import json
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -25,11 +23,13 @@ import numpy as np
 
 from weightscope.attention.factored import core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
-from weightscope.checkpoint.config import digest_of
+from weightscope.checkpoint.config import LARGEST, digest_of, parse_json
+from weightscope.checkpoint.header import header_length, parse_header
+from weightscope.checkpoint.local import OpenFile
 from weightscope.compute.cores import in_threads
 from weightscope.display import ShowsShapes
-from weightscope.errors import CheckpointError, printable
-from weightscope.files import new_file, regular_file
+from weightscope.errors import CheckpointError
+from weightscope.files import new_file
 from weightscope.findings import indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar
@@ -43,6 +43,14 @@ TOKEN_RANGE = 16384  # they are among the first ids, which a cut vocabulary keep
 COMBINED = 32  # combinations of tokens that span what W is seen through
 SHRINK = 0.1  # of their mean square, added before they are made orthonormal
 LARGEST_PRINT = 64 << 20  # bytes of a fingerprint file; that of a 70B model has 3 MB
+MOST_HEADS = 32_768  # of all layers; the largest published model has 16,128
+MOST_LAYERS = 512  # with attention; the largest published model has 126
+LONGEST_TEXT = 1_000  # characters of a name in a fingerprint file
+STORED = {  # arrays of a file: safetensors' dtype and NumPy's
+    **dict.fromkeys(("direct", "tokens", "layers_direct", "layers_tokens"), ("I8", "i1")),
+    **dict.fromkeys(("spectra", "layers_spectra"), ("F16", "<f2")),
+    "norms": ("F32", "<f4"), "heads": ("I32", "<i4"),
+}  # fmt: skip
 SIZES = ("d_model", "layers", "heads", "kv_heads", "vocabulary")  # in every description
 NO_TOKENS = ("vocabulary", None)  # of a checkpoint without a token embedding
 LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
@@ -100,7 +108,8 @@ class Sketches(ShowsShapes):
         values = getattr(self, name)
         if name == "spectra":
             return np.stack([values[self.of_layer(i)].mean(axis=0).ravel() for i in self.layers])  # (L, 2 S)
-        sums = [(values * self.norms[..., None])[self.of_layer(i)].sum(axis=0).ravel() for i in self.layers]
+        weighted = values * self.norms[..., None].astype(np.float64)  # their sum may exceed float32
+        sums = [weighted[self.of_layer(i)].sum(axis=0).ravel() for i in self.layers]
         return _unit(np.stack(sums))  # (L, 2 K)
 
     def save(self, path: str | Path) -> None:
@@ -139,6 +148,8 @@ def fingerprint(source: Model | str | Path) -> Sketches:
     model = as_model(source)
     if not model.attention_layers:
         raise CheckpointError("has no attention layer; a fingerprint needs attention heads", file=model.name)
+    layers = len(model.attention_layers)
+    check_sizes(layers * model.config.n_heads, layers, model.name)
     through = _token_basis(model)  # (m, d), or None
     parts = [_layer_sketches(model.layer(i), through) for i in bar(model.attention_layers, "layers", "layer")]
     layer, head, kv_head, direct, tokens, spectra, norms = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -154,54 +165,83 @@ def load(path: str | Path) -> Sketches:
     Raises
     ------
     CheckpointError
-        It is not a fingerprint, is damaged, or was written by another version.
+        It is not a fingerprint, is damaged, is larger than any model's, or was written by another version.
     """
     path = Path(path)
-    with opened(path) as file:
-        about = json.loads((file.metadata() or {}).get("weightscope", "{}"))
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
-    return _checked(about, arrays, path)
+    about, (heads, direct, tokens, spectra, norms) = stored(path, "heads", "direct", "tokens", "spectra", "norms")
+    n = heads.shape[1] if heads.ndim == 2 else 0
+    shapes = {
+        "heads": (3, n), "direct": (n, 2, SKETCH), "spectra": (n, 2, POINTS), "norms": (n, 2),
+        "tokens": (n, 2, SKETCH if tokens.shape[2:] != (0,) else 0),
+    }  # fmt: skip
+    found = {"heads": heads, "direct": direct, "tokens": tokens, "spectra": spectra, "norms": norms}
+    wrong = [name for name, shape in shapes.items() if found[name].shape != shape]
+    if not wrong and n:
+        wrong = ["heads"] if heads.min() < 0 else ["norms"] if norms.min() < 0 else []
+    if wrong or not n:
+        raise CheckpointError(f"is a damaged fingerprint ({', '.join(wrong) or 'no heads'})", file=path)
+    layer, head, kv_head = heads.astype(np.int64)
+    check_sizes(n, len(np.unique(layer)), path)
+    return Sketches(about, layer, head, kv_head, _unit(direct), _unit(tokens), spectra, norms)
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """A fingerprint file as safetensors opens it, which would wait for a pipe for ever; errors name the file."""
-    from safetensors import SafetensorError, safe_open
+def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """The description of a fingerprint file, and arrays of it, whose sizes are known before they are read.
 
-    with regular_file(path) as file:
-        if (size := os.fstat(file.fileno()).st_size) > LARGEST_PRINT:
-            raise CheckpointError(f"has {size:,} bytes; a fingerprint has at most {LARGEST_PRINT:,}", file=path)
+    They are read and not mapped: a process that reads a map is killed when another cuts the file short.
+    """
+    file = OpenFile(path)
+    if file.size > LARGEST_PRINT:
+        raise CheckpointError(f"has {file.size:,} bytes; a fingerprint has at most {LARGEST_PRINT:,}", file=path)
+    prefix = file.read(0, min(8, file.size)).tobytes()
     try:
-        with safe_open(path, "numpy") as arrays:
-            yield arrays
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"is not a fingerprint ({printable(str(error))})", file=path) from None
+        text = file.read(8, 8 + header_length(prefix, file.size, file=None)).tobytes()
+        entries, metadata = parse_header(text, file.size, file=None)
+        about = parse_json(metadata.get("weightscope", "{}").encode(), file=None, what="its description ")
+    except CheckpointError as error:
+        raise CheckpointError(f"is not a fingerprint ({error})", file=path) from None
+    _check_description(about, path)
+    wrong = [name for name in names if name not in entries or entries[name].dtype != STORED[name][0]]
+    if wrong:
+        raise CheckpointError(f"is a damaged fingerprint ({', '.join(wrong)})", file=path)
+    arrays = []
+    for name in names:
+        entry, rows = entries[name], (entries[name].shape or (1,))[-1 if name == "heads" else 0]
+        check_sizes(*((0, rows) if name.startswith("layers_") else (rows, 0)), path)
+        raw = file.bytes_of(entry, 0, entry.stop - entry.start)
+        array = raw.view(STORED[name][1]).reshape(entry.shape)
+        arrays.append(array if name == "heads" else array.astype(np.float32))
+        if not np.isfinite(arrays[-1]).all():
+            raise CheckpointError(f"is a damaged fingerprint ({name}: values are not finite)", file=path)
+    return about, arrays
 
 
-def _checked(about: Any, arrays: dict[str, np.ndarray], path: Path) -> Sketches:
-    """A fingerprint from these arrays, whose shapes and values are untrusted."""
-    if not isinstance(about, dict) or not isinstance(about.get("name"), str):
+def _check_description(about: dict[str, Any], path: Path) -> None:
+    """Refuse what no fingerprint says of its checkpoint; all of it is shown."""
+    if not isinstance(about.get("name"), str):
         raise CheckpointError("is not a fingerprint: it does not describe a checkpoint", file=path)
     if about.pop("version", None) != VERSION:
         problem = f"is a fingerprint of another version; make a new one with `weightscope fingerprint` ({VERSION})"
         raise CheckpointError(problem, file=path)
-    wrong = [key for key in SIZES if type(about.get(key, "")) is not int and (key, about.get(key, "")) != NO_TOKENS]
+    sizes = {key: about.get(key, "") for key in SIZES}
+    wrong = [
+        key for key, size in sizes.items()
+        if (key, size) != NO_TOKENS and not (type(size) is int and 1 <= size <= LARGEST)
+    ]  # fmt: skip
     if wrong:
-        raise CheckpointError(f"is a damaged fingerprint: {', '.join(wrong)} should be whole numbers", file=path)
-    n = arrays["heads"].shape[-1] if "heads" in arrays and arrays["heads"].ndim == 2 else 0
-    tokens = arrays.get("tokens", np.empty(0)).shape
-    shapes = {
-        "heads": (3, n), "direct": (n, 2, SKETCH), "spectra": (n, 2, POINTS), "norms": (n, 2),
-        "tokens": (n, 2, SKETCH if tokens[2:] != (0,) else 0),
-    }  # fmt: skip
-    wrong = [name for name, shape in shapes.items() if name not in arrays or arrays[name].shape != shape]
-    if wrong or not n or not all(np.isfinite(array).all() for array in arrays.values()):
-        raise CheckpointError(f"is a damaged fingerprint ({', '.join(wrong) or 'values are not finite'})", file=path)
-    layer, head, kv_head = arrays["heads"].astype(np.int64)
-    direct, tokens_seen, spectra, numbers = (
-        arrays[name].astype(np.float32) for name in ("direct", "tokens", "spectra", "norms")
-    )
-    return Sketches(about, layer, head, kv_head, _unit(direct), _unit(tokens_seen), spectra, numbers)
+        problem = f"{', '.join(wrong)} should be whole numbers from 1 to {LARGEST:,}"
+        raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
+    for key in ("name", "family", "tower", "config"):
+        if not isinstance(text := about.get(key, ""), str) or len(text) > LONGEST_TEXT:
+            problem = f"its {key} should be a text of at most {LONGEST_TEXT} characters"
+            raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
+
+
+def check_sizes(heads: int, layers: int, file: object) -> None:
+    """Refuse more heads or layers than a comparison is made for."""
+    for count, most, what in ((heads, MOST_HEADS, "heads"), (layers, MOST_LAYERS, "layers with attention")):
+        if count > most:
+            raise CheckpointError(f"has {count:,} {what}; at most {most:,} are compared", file=file)
 
 
 def _about(model: Model) -> dict[str, Any]:
