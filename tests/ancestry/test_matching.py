@@ -5,23 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
+from tests.support.prints import sketches_of
 from weightscope.ancestry.matching import JUMP, SURE, aligned, log_tail, matches
-from weightscope.ancestry.sketches import POINTS, SKETCH, Sketches
-
-
-def sketches_of(values, *, d_model=64, name="a", tokens=None, spectra=None):
-    """A fingerprint of (L, H, 2, K) sketches."""
-    layers, heads = values.shape[:2]
-    layer, head = (index.ravel() for index in np.indices((layers, heads)))
-
-    def flat(x):
-        x = x.reshape(layers * heads, 2, -1)
-        return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
-
-    about = {"name": name, "d_model": d_model, "vocabulary": None, "heads": heads, "kv_heads": heads}
-    tokens = np.zeros((layers * heads, 2, 0)) if tokens is None else flat(tokens)
-    spectra = np.zeros((layers * heads, 2, POINTS)) if spectra is None else spectra.reshape(-1, 2, POINTS)
-    return Sketches(about, layer, head, head, flat(values), tokens, spectra, np.ones((layers * heads, 2)))
+from weightscope.ancestry.sketches import POINTS, SKETCH
 
 
 def worth_of(likeness, path, least):

@@ -1,7 +1,7 @@
 """Where a checkpoint comes from: the verdict, the layers that match, and what was done, as one result."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, log
 from pathlib import Path
@@ -19,11 +19,12 @@ from weightscope.ancestry.verdict import Base, Judged, Related, candidates, judg
 from weightscope.display import drawing, notebook, report
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.files import Files, OutputFolder
-from weightscope.findings import spans
+from weightscope.findings import listed, spans
 from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.tables import Column, Table, as_json
 
+NAMED = 3  # damaged fingerprints that a sentence names
 SMALLEST = 1e-99  # probability that is shown as a number
 NOT_ALIKE = 0.97  # likeness below which fingerprints alone show that weights moved
 RESULTS = ("lineage.json", "alignment.csv", "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
@@ -66,16 +67,18 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
         raise CheckpointError("lineage needs at least one base")
     with progress_shown(progress):
         sketches = print_of(suspect)
-        compared_with, looked_at = candidates(sketches, named)
+        compared_with, looked_at, unread = candidates(sketches, named)
         judged = [judge(sketches, base) for base in compared_with]
         comparisons = max(1, looked_at) * len(ROUTES)
         log_p = min((each.log_p for each in judged), default=0.0) + log(comparisons)
         p = exp(min(0.0, max(-700.0, log_p)))
         related = sorted((Related(j.base, j.match) for j in judged if j.match), key=lambda each: -each.weight)
         if related:
-            return _derived(sketches, judged, related, p, comparisons)
+            return replace(_derived(sketches, judged, related, p, comparisons), unread=unread)
     doubts = [f"{printable(each.base.name)}: {each.doubt}" for each in judged if each.doubt]
-    return Lineage(sketches, judged, None, "undecided" if doubts else "unrelated", p, comparisons, doubts=doubts)
+    doubts += [listed(unread, NAMED)] if unread else []
+    verdict = "undecided" if doubts else "unrelated"
+    return Lineage(sketches, judged, None, verdict, p, comparisons, doubts=doubts, unread=unread)
 
 
 TURNED = "stream rotated or permuted"  # where weights do not tell which
@@ -182,6 +185,8 @@ class Lineage:
         Why the verdict is "undecided".
     sources : list of Related or None
         The base that each layer comes from.
+    unread : list of str
+        Fingerprints of a folder that were skipped, and why.
     """
 
     suspect: Sketches
@@ -195,6 +200,7 @@ class Lineage:
     drift: dict[int, float] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
     sources: list[Related | None] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"Lineage({printable(self.suspect.name)}: {self.verdict})"
@@ -272,6 +278,8 @@ class Lineage:
         """What the terminal shows, from top to bottom."""
         parts: list[str | Table] = [printable(self.lead)]
         parts += [f"{kind.kind}: {printable(kind.evidence)}" for kind in self.kinds]
+        if self.unread and self.origin:
+            parts.append(f"Not compared: {listed(self.unread, NAMED)}.")
         return [*parts, self.alignment if self.origin else self.background]
 
     def __str__(self) -> str:
@@ -284,6 +292,7 @@ class Lineage:
             "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights, "lead": self.lead,
             "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
             "background": self.background.records(), "no_evidence": self.no_evidence.records(),
+            "unread": self.unread,
         }))  # fmt: skip
 
     def write(self, out: str | Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,21 +50,49 @@ def _print_of(source: Source) -> Sketches:
     return replace(fingerprint(source.open()), source=None)
 
 
-def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> list[tuple[str, Sketches]]:
-    """The fingerprints most like a suspect, by sums of sketches and by spectra, each with its file name."""
-    likeness, distance = np.zeros(len(files)), np.full(len(files), np.inf)
+class Nearest(NamedTuple):
+    """What a folder of fingerprints has for a suspect."""
+
+    bases: list[tuple[str, Sketches]]  # each with its file name
+    unread: list[str]  # why others were skipped, beginning with their names
+
+
+def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> Nearest:
+    """The fingerprints most like a suspect, by sums of sketches and by spectra; damaged files are skipped.
+
+    Raises
+    ------
+    CheckpointError
+        No file could be read; the message is about the first.
+    """
+    likeness, distance = np.full(len(files), -np.inf), np.full(len(files), np.inf)
     mine = {name: suspect.of_layers(name) for name in OF_LAYERS}
+    problems: dict[int, CheckpointError] = {}
     with bar(files, "fingerprints", "file") as shown:
         for k, file in enumerate(shown):
-            theirs = _of_layers(file)
+            try:
+                theirs = _of_layers(file)
+            except CheckpointError as error:
+                problems[k] = error
+                continue
+            likeness[k] = 0
             for name in ("direct", "tokens"):
                 x, y = mine[name], theirs[name]
                 if x.shape[1] and x.shape[1] == y.shape[1]:
                     likeness[k] = max(likeness[k], float((x @ y.T).max(axis=1).mean()))
             apart = np.abs(mine["spectra"][:, None] - theirs["spectra"][None]).mean(axis=2)
             distance[k] = apart.min(axis=1).mean()
-    chosen = dict.fromkeys([*np.argsort(-likeness, kind="stable")[:most], *np.argsort(distance, kind="stable")[:most]])
-    return [(str(files[k]), load(files[k])) for k in chosen]
+    ranked = [np.argsort(by, kind="stable").tolist() for by in (-likeness, distance)]
+    chosen = [k for order in ranked for k in [k for k in order if k not in problems][:most]]
+    bases = []
+    for k in dict.fromkeys(chosen):
+        try:
+            bases.append((str(files[k]), load(files[k])))
+        except CheckpointError as error:
+            problems[k] = error
+    if not bases:
+        raise problems[min(problems)]
+    return Nearest(bases, [str(problems[k]) for k in sorted(problems)])
 
 
 def _of_layers(path: Path) -> dict[str, np.ndarray]:

@@ -54,16 +54,30 @@ def print_of(source: Base) -> Sketches:
     return load(source) if is_fingerprint(source) else fingerprint(source)
 
 
-def candidates(suspect: Sketches, named: Sequence[Base]) -> tuple[list[Sketches], int]:
-    """The bases to compare with, and how many there were; from a folder of fingerprints, only the nearest."""
-    bases, looked_at = [], 0
+class Candidates(NamedTuple):
+    """The bases to compare with, how many there were, and why some fingerprints of a folder were skipped."""
+
+    bases: list[Sketches]
+    looked_at: int
+    unread: list[str]
+
+
+def candidates(suspect: Sketches, named: Sequence[Base]) -> Candidates:
+    """The bases to compare with; from a folder of fingerprints, only the nearest."""
+    bases: list[tuple[str, Sketches]] = []
+    looked_at, unread = 0, []
     for base in bar(named, "bases", "base") if len(named) > 1 else named:
         files = [] if isinstance(base, Model) else prints_in(base)
-        bases += nearest(suspect, files) if files else [(str(getattr(base, "source", base)), print_of(base))]
+        if files:
+            found = nearest(suspect, files)
+            bases += found.bases
+            unread += found.unread
+        else:
+            bases.append((str(getattr(base, "source", base)), print_of(base)))
         looked_at += len(files) or 1
     times = Counter(each.name for _, each in bases)
     called = [each if times[each.name] == 1 else each.called(source) for source, each in bases]
-    return called, looked_at
+    return Candidates(called, looked_at, unread)
 
 
 def judge(suspect: Sketches, base: Sketches) -> Judged:
