@@ -96,6 +96,8 @@ def test_heavy_packages_are_imported_in_their_places_only() -> None:
 # A pipe in a file's place is waited for, but by weightscope/files.py.
 READS = re.compile(r"\.read_(text|bytes)\(|[^_a-z]open\([^)]*[\"']rb?[\"']|\.open\(encoding|(np\.load|ZipFile)\(path")
 WRITES = re.compile(r"\.write_(text|bytes)\(|mkstemp|mkdtemp|NamedTemp|TemporaryDir|open\([^)]*[\"'][wax]b?\+?[\"']")
+# A process that reads a map is killed when another cuts the file short.
+MAPS = re.compile(r"\b(safe_open|memmap|mmap|mmap_mode|GGUFReader|safetensors\.numpy import .*load)\b")
 
 
 def matches(pattern: re.Pattern[str], paths: list[Path], *allowed: str) -> list[str]:
@@ -111,6 +113,11 @@ def test_files_are_written_in_one_module() -> None:
 def test_files_are_opened_in_one_module() -> None:
     """Another opens the architectures in the package."""
     assert not matches(READS, modules("weightscope"), "table.py")
+
+
+def test_no_file_is_mapped() -> None:
+    """`header.py` hands the library a copy of the header in memory, which nobody else can cut."""
+    assert not matches(MAPS, modules("weightscope", "analyses"), "header.py")
 
 
 def test_no_two_modules_import_each_other() -> None:

@@ -222,8 +222,8 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
     for i, layer in enumerate(suspect.layers):
         x, y = (s.reshape(len(s), -1) for s in (suspect.spectra[suspect.of_layer(layer)], base.spectra))
         apart = cdist(x, y, "cityblock") / x.shape[1]  # (H_s, N_b)
-        for j, heads in enumerate(of_base):
-            inside = apart[:, heads]
+        for j, candidates in enumerate(of_base):
+            inside = apart[:, candidates]
             orders[i, j] = order = assigned(-inside)
             kept = np.flatnonzero(order >= 0)
             distance[i, j] = inside[kept, order[kept]].mean()
