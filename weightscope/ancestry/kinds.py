@@ -1,4 +1,4 @@
-"""What was done to a checkpoint, in words: kinds of change, each with its layers and evidence."""
+"""How a checkpoint differs from another, in words: kinds of change, each with its layers and evidence."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +48,7 @@ def _untouched(surgery: Surgery) -> bool:
 
 def _same_bytes(surgery: Surgery) -> Kind:
     n, pairs = len(_all_changes(surgery)), surgery.layers
-    unpaired = surgery.unpaired + sum(pair.unpaired for pair in pairs)
+    unpaired = len(surgery.lost) + len(surgery.gained) + sum(pair.unpaired for pair in pairs)
     more = f"; {unpaired} more are in only one of the two checkpoints" if unpaired else ""
     text = f"Every value of {counted(n, 'tensor')} equals the base's{more}"
     return Kind("same bytes", [pair.layer for pair in pairs], f"{text}.", n / (n + unpaired))
@@ -160,15 +160,15 @@ def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
 
 
 def _how_far(drifts: Sequence[float], rest: Sequence[tuple[int | None, TensorChange]]) -> Iterator[str]:
-    """How far heads moved, and other tensors, in a sentence each."""
+    """How far apart heads are, and other tensors, in a sentence each."""
     if drifts:
         middle = f"{np.median(drifts):.2g} in the median layer"
-        yield f"Heads moved by {min(drifts):.2g} to {max(drifts):.2g} of their norm, {middle}."
+        yield f"Heads differ by {min(drifts):.2g} to {max(drifts):.2g} of their norm, {middle}."
     if rest:
         sizes = [change.change for _, change in rest]
         where = "in layers" if all(i is not None for i, _ in rest) else "in layers and outside them"
         far = f"{min(sizes):.2g} to {max(sizes):.2g}" if len(sizes) > 1 else f"{sizes[0]:.2g}"
-        yield f"{counted(len(rest), 'other tensor')} {where} moved by {far} of their norm."
+        yield f"{counted(len(rest), 'other tensor')} {where} differ by {far} of their norm."
 
 
 def _is_moved(pair: LayerPair, floor: float) -> bool:

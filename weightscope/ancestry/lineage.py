@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.ancestry.direction import HOW, Proof, proof, without_layers
+from weightscope.ancestry.elsewhere import Elsewhere, elsewhere
 from weightscope.ancestry.kinds import EXPLAINED, weight_kinds
 from weightscope.ancestry.matching import BACKGROUND, ROUTES
 from weightscope.ancestry.shares import Shares, shares_of
 from weightscope.ancestry.sketches import Sketches
 from weightscope.ancestry.structure import Kind, structure_kinds
-from weightscope.ancestry.surgery import compared
+from weightscope.ancestry.surgery import Surgery, compared
 from weightscope.ancestry.verdict import Base, Judged, Related, candidates, judge, print_of, sources
 from weightscope.display import drawing, notebook, report
 from weightscope.errors import CheckpointError, counted, printable
@@ -26,15 +28,18 @@ from weightscope.tables import Column, Table, as_json
 
 NAMED = 3  # damaged fingerprints that a sentence names
 SMALLEST = 1e-99  # probability that is shown as a number
-NOT_ALIKE = 0.97  # likeness below which fingerprints alone show that weights moved
+NOT_ALIKE = 0.97  # likeness below which fingerprints alone show that weights differ
+NOT_IN_PRINTS = "feed-forward networks and embeddings were not compared, since a fingerprint does not hold them"
 RESULTS = ("lineage.json", "alignment.csv", "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
+UNKNOWN_ORDER = "the weights do not show which came first"
+COMPARED_TOO = "Feed-forward networks, embeddings and norms were compared too: nothing is shared."
 OUT_OF_REACH = (
     "Distillation, or training a new model on another's answers, copies no weights, so it cannot be detected here."
 )
 
 
 def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = False) -> "Lineage":
-    """Find out from weights whether a checkpoint was derived from one of several others, and what was done to it.
+    """Find out from weights whether a checkpoint has an origin in common with one of several others, and what differs.
 
     Parameters
     ----------
@@ -48,7 +53,8 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
     Returns
     -------
     Lineage
-        `verdict` "derived", "unrelated" or "undecided"; `base`, `p_value`, `kinds`, `weights`, `alignment`.
+        `verdict` "derived" (from `base`), "related" (the weights do not show which came first), "unrelated" or
+        "undecided"; `base`, `p_value`, `kinds`, `weights`, `alignment`.
 
     Raises
     ------
@@ -60,7 +66,7 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
     >>> import weightscope as ws
     >>> found = ws.lineage("embedded", "embedded")
     >>> found.verdict, [kind.kind for kind in found.kinds]
-    ('derived', ['same bytes'])
+    ('related', ['same bytes'])
     """
     named = [bases] if isinstance(bases, Model | str | Path) else list(bases)
     if not named:
@@ -74,23 +80,40 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
         p = exp(min(0.0, max(-700.0, log_p)))
         related = sorted((Related(j.base, j.match) for j in judged if j.match), key=lambda each: -each.weight)
         if related:
-            return replace(_derived(sketches, judged, related, p, comparisons), unread=unread)
-    doubts = [f"{printable(each.base.name)}: {each.doubt}" for each in judged if each.doubt]
+            return replace(_related(sketches, judged, related, p, comparisons), unread=unread)
+        others = [_elsewhere(sketches, each.base) for each in judged]
+    origin = max((each for each in zip(judged, others, strict=True) if each[1] and each[1].is_shared),
+                 key=lambda each: each[1].share if each[1] else 0.0, default=None)  # fmt: skip
+    if origin:
+        shared = (origin[0].base, origin[1])
+        return Lineage(sketches, judged, None, "related", p, comparisons, unread=unread, shared=shared)
+    why = [each.doubt or (other.doubt if other else NOT_IN_PRINTS) for each, other in zip(judged, others, strict=True)]
+    doubts = [f"{printable(each.base.name)}: {doubt}" for each, doubt in zip(judged, why, strict=True) if doubt]
     doubts += [listed(unread, NAMED)] if unread else []
     verdict = "undecided" if doubts else "unrelated"
     return Lineage(sketches, judged, None, verdict, p, comparisons, doubts=doubts, unread=unread)
 
 
+def _elsewhere(suspect: Sketches, base: Sketches) -> Elsewhere | None:
+    """What both share outside their heads, if the weights of both are there."""
+    if suspect.source is None or base.source is None:
+        return None
+    return elsewhere(suspect.source, base.source)
+
+
 TURNED = "stream rotated or permuted"  # where weights do not tell which
 TRAINED = ("fine-tuned", "low-rank update")  # what a merge of tuned models looks like next to one of them
+SMALLER = {"B": {"layers removed", "vocabulary cut"}, "A": {"layers replaced or added", "layers repeated",
+           "vocabulary extended"}}  # fmt: skip  # what the newer one lacks, by whether that is the suspect
+OTHER_SIZES = {"heads removed", "heads grouped", "width cut", "width extended", "layers replaced or added"}
 
 
-def _derived(
+def _related(
     suspect: Sketches, judged: list[Judged], related: Sequence[Related], p: float, comparisons: int
 ) -> "Lineage":
-    """What was done to the first of these bases, or to several."""
+    """How the suspect differs from the first of these bases, or from several, and which came first."""
     first, of_layers = related[0], sources(suspect, related)
-    shares, drift = Shares({}), {}
+    shares, drift, older, verdict = Shares({}), {}, None, "related"
     if len({each.base.name for each in of_layers if each is not None}) > 1:
         kinds, shares = _layers_of_several(suspect, of_layers)
     else:
@@ -98,7 +121,8 @@ def _derived(
         if suspect.source is not None and first.base.source is not None:
             surgery = compared(suspect.source, first.base.source, first.match)
             drift = {pair.layer: pair.drift for pair in surgery.layers}
-            done = weight_kinds(surgery, {kind.kind for kind in kinds})
+            structure = {kind.kind for kind in kinds}
+            done = weight_kinds(surgery, structure)
             shares = shares_of(suspect.source, _summands(first, judged)) if first.match.route == "direct" else shares
             if shares.weights:
                 kinds.append(_merge(suspect, shares))
@@ -106,9 +130,49 @@ def _derived(
                 if shares.left > EXPLAINED * max(pair.values.rounding for pair in surgery.layers):
                     text = f"The merge leaves {shares.left:.2g} of the suspect's norm unexplained."
                     done.append(Kind("fine-tuned", suspect.layers, text))
+            elif derivation := _proved(suspect, first, surgery, structure, "B"):
+                verdict, older = "derived", derivation
+                done = _as_proved(done, derivation, suspect, "suspect")
+            elif reverse := _proved(suspect, first, surgery, structure, "A"):
+                older = reverse
+                done = _as_proved(done, reverse, suspect, "base")
             kinds += done
     kinds += _unnamed(suspect, first, kinds)
-    return Lineage(suspect, judged, first, "derived", p, comparisons, kinds, shares.weights, drift, [], of_layers)
+    return Lineage(suspect, judged, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older)
+
+
+def _proved(suspect: Sketches, first: Related, surgery: Surgery, structure: set[str], which: str) -> Proof | None:
+    """How the suspect follows from the base, for `which` "B", or the base from the suspect, with something lost."""
+    assert suspect.source is not None and first.base.source is not None
+    smaller = SMALLER[which] & structure
+    if (OTHER_SIZES & structure) or smaller - {"layers removed"}:
+        return None
+    found = proof(surgery, suspect.source, first.base.source, which)
+    if found is not None and smaller:
+        gone = [layer for j, layer in enumerate(first.base.layers) if j not in first.match.layers]
+        if not without_layers(first.base.source, gone):
+            return None
+        found.ways["layers removed"] = len(gone)
+    return found if found is not None and found.ways else None
+
+
+WAYS = {"cast": "cast", "quantised": "quantised", "pruned": "pruned", "rank cut": "rank cut",
+        "direction removed": "direction removed"}  # fmt: skip  # the kind that says it, by how a tensor follows
+
+
+def _as_proved(done: Sequence[Kind], found: Proof, suspect: Sketches, smaller: str) -> list[Kind]:
+    """Kinds with what was proved in the place of what it may look like."""
+    mine = smaller == "suspect"
+    kept = [kind for kind in done if not kind.kind.startswith(TRAINED) and (mine or not kind.kind.startswith("cast"))]
+    for way, kind in WAYS.items():
+        if found.ways[way] and not (mine and any(each.kind.startswith(kind) for each in kept)):
+            other = "the base's" if mine else "the suspect's"
+            text = (
+                f"{counted(found.ways[way], 'tensor')} of the {smaller} can be recomputed from {other} by {HOW[way]}."
+            )
+            name = kind if mine else f"{kind}: the base"
+            kept.append(Kind(name, sorted(found.layers.get(way, ())) or suspect.layers, text))
+    return kept
 
 
 def _summands(first: Related, judged: Sequence[Judged]) -> list[Related]:
@@ -168,15 +232,17 @@ class Lineage:
     judged : list of Judged
         Every base that was compared.
     origin : Related or None
-        The base that it was derived from, and the match that shows this.
+        The base that it shares attention heads with, and the match that shows this.
     verdict : str
-        "derived", "unrelated" (a derivation would have shown) or "undecided".
+        "derived": the suspect can be recomputed from the base, which holds more. "related": they have an origin in
+        common, and the weights do not show that the base came first. "unrelated": nothing is shared, in heads,
+        feed-forward networks, embeddings or norms. "undecided": not everything could be compared.
     p_value : float
         Probability that strangers are this alike, times the number of comparisons; at most 1.
     comparisons : int
         Number of bases times routes, by which the probability was multiplied.
     kinds : list of Kind
-        What was done.
+        How the suspect differs from the base; neither needs to come first.
     weights : dict of str to float
         Share of each base in a merge.
     drift : dict of int to float
@@ -184,9 +250,13 @@ class Lineage:
     doubts : list of str
         Why the verdict is "undecided".
     sources : list of Related or None
-        The base that each layer comes from.
+        The base that has each layer's counterpart.
     unread : list of str
         Fingerprints of a folder that were skipped, and why.
+    proof : Proof or None
+        How the newer of the two can be recomputed from the older one, if the weights show it.
+    shared : (Sketches, Elsewhere) or None
+        A base that shares no heads but other tensors, and which.
     """
 
     suspect: Sketches
@@ -201,35 +271,60 @@ class Lineage:
     doubts: list[str] = field(default_factory=list)
     sources: list[Related | None] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+    proof: Proof | None = None
+    shared: tuple[Sketches, Elsewhere] | None = None
 
     def __repr__(self) -> str:
         return f"Lineage({printable(self.suspect.name)}: {self.verdict})"
 
     @property
     def base(self) -> str | None:
-        """The base's name, or None."""
+        """The name of the base that the suspect shares weights with, or None."""
+        if self.shared is not None:
+            return self.shared[0].name
         return None if self.origin is None else self.origin.base.name
 
     @property
     def lead(self) -> str:
         """The verdict in words, with what it rests on."""
         name, n = printable(self.suspect.name), len(self.judged)
-        bases = "the base" if n == 1 else f"any of the {counted(n, 'base')}"
+        bases = printable(self.judged[0].base.name) if n == 1 else f"any of {counted(n, 'base')}"
+        none = f"No shared attention heads were found between {name} and {bases}"
+        if self.shared is not None:
+            base, found = self.shared
+            one = none if n == 1 else f"No shared attention heads were found between {name} and {printable(base.name)}"
+            return f"{one}, but they share an origin: {found.text}. {UNKNOWN_ORDER.capitalize()}."
         if self.verdict == "undecided":
-            return f"It is undecided whether {name} was derived from {bases}. {'; '.join(self.doubts)}."
+            return f"{none}. It is undecided whether they share anything else: {'; '.join(self.doubts)}."
         if self.origin is None:
-            return f"{name} was not derived from {bases}: a derivation would have shown. {OUT_OF_REACH}"
-        match = self.origin.match
+            return f"{none}. {COMPARED_TOO} {OUT_OF_REACH}"
+        match, other = self.origin.match, printable(self.origin.base.name)
         count = sum(j is not None for j in match.layers)
         p = f"p < {SMALLEST:g}" if self.p_value < SMALLEST else f"p = {self.p_value:.1g}"
-        read = self.suspect.source is not None and self.origin.base.source is not None
-        unknown = "no known kind of change" if read else "fingerprints do not show it"
-        what = "; ".join(kind.kind for kind in self.kinds) or unknown
-        layers = f"{count} of {counted(len(match.layers), 'layer')} have a counterpart"
-        return (
-            f"{name} was derived from {printable(self.origin.base.name)}: {layers}, with a mean likeness of "
-            f"{match.mean:.2f} ({p}, {self.comparisons} comparisons). What was done: {what}."
+        numbers = (
+            f"{count} of {counted(len(match.layers), 'layer')} have a counterpart, with a mean likeness of "
+            f"{match.mean:.2f} ({p}, {counted(self.comparisons, 'comparison')})"
         )
+        what = f"{self._difference}."
+        if self.verdict == "derived" and self.proof is not None:
+            how = f"it can be recomputed from {other} by {self.proof.how}"
+            return f"{name} was derived from {other}: {how}, and {numbers}. {what}"
+        order = UNKNOWN_ORDER
+        if self.proof is not None:
+            order = f"{other} can be recomputed from {name} by {self.proof.how}, so {name} came first"
+        return f"{name} and {other} share an origin: {numbers}; {order}. {what}"
+
+    @property
+    def _difference(self) -> str:
+        """How the suspect differs from the base, as a sentence without its full stop."""
+        assert self.origin is not None
+        if [kind.kind for kind in self.kinds] == ["same bytes"]:
+            return "Nothing differs: same bytes"
+        if self.kinds:
+            return f"What differs: {'; '.join(kind.kind for kind in self.kinds)}"
+        if self.suspect.source is not None and self.origin.base.source is not None:
+            return "No known kind of change explains how they differ"
+        return "To see how they differ, compare the weights: fingerprints hold too little for that"
 
     @cached_property
     def alignment(self) -> Table:
@@ -326,7 +421,7 @@ ALIGNMENT = (
     Column("likeness", meaning="Mean cosine of the maps of matched heads.", format=".3f"),
     Column("z", meaning="Distance from strangers, in standard deviations.", format=".1f"),
     Column("heads_in_place", symbol="heads in place", meaning="Heads that kept their index.", format=".0f"),
-    Column("drift", symbol="$‖ΔW‖/‖W‖$", meaning="How far the heads' maps moved; median.", format=".2g"),
+    Column("drift", symbol="$‖ΔW‖/‖W‖$", meaning="How far apart the heads' maps are; median.", format=".2g"),
 )  # fmt: skip
 BACKGROUND_COLUMNS = (
     Column("base"), Column("route", meaning="What was compared."), Column("layers_found", symbol="layers found"),

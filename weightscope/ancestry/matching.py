@@ -5,7 +5,7 @@ alike the chosen ones are. For two checkpoints that share nothing, that likeness
 deviation, whatever was chosen.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, sqrt
 
 import numpy as np
@@ -34,6 +34,7 @@ NEAR = 0.5  # a counterpart is nearer than the next layer by this factor
 SURE_BY_SPECTRA = 1e-6  # probability below which singular values are not those of strangers
 BY_CHANCE = 0.05  # share of layers of strangers that are (docs/lineage.md); in most pairs none is
 FEWEST = 4  # layers that spectra are judged by
+SMALLEST = 3  # points of a spectrum that one dropped singular value may change
 # Pairs of heads times the heads of a layer, which the assignments of a comparison take; of 405B with 405B, 3e10.
 MOST_STEPS = 10**11
 LOOKED_AT = 1 << 22  # pairs of heads, evenly spread, that show how alike those are that are not counterparts
@@ -244,6 +245,11 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
     log_p = _log_binomial(int(near.sum()), len(near), BY_CHANCE)
     z = np.where(near, -np.log(np.maximum(ratio, 1e-12)), np.nan)
     return Match("spectra", likeness, layers, heads, z, log_p)
+
+
+def without_smallest(suspect: Sketches, base: Sketches) -> Match:
+    """Match by all singular values but the smallest, which differ where even one was dropped."""
+    return _by_spectra(*(replace(each, spectra=each.spectra[..., :-SMALLEST]) for each in (suspect, base)))
 
 
 def _log_binomial(successes: int, trials: int, chance: float) -> float:

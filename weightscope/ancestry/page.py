@@ -1,4 +1,4 @@
-"""The page of a lineage: the verdict, the picture, what was done, and what the numbers were judged against."""
+"""The page of a lineage: the verdict, the picture, what differs, and what the numbers were judged against."""
 
 from weightscope.ancestry.figures import lineage_figure
 from weightscope.ancestry.lineage import Lineage
@@ -16,7 +16,7 @@ def write_lineage_page(files: Files, lineage: Lineage) -> None:
     caption = "Top: each layer of the suspect and its counterpart. Bottom: their likeness, and that of all other pairs."
     sections = [Section("Layers", parts=[Figure(picture, caption)])]
     if lineage.kinds:
-        sections.append(Section("What was done", parts=[kinds_table(lineage)]))
+        sections.append(Section("What differs", parts=[kinds_table(lineage)]))
     if lineage.origin is not None:
         sections.append(Section("Layer by layer", parts=[lineage.alignment]))
     sections.append(Section(
@@ -35,7 +35,7 @@ def write_lineage_page(files: Files, lineage: Lineage) -> None:
 
 
 def kinds_table(lineage: Lineage) -> Table:
-    """What was done, one row per kind."""
+    """What differs, one row per kind."""
     rows = [(kind.kind, spans(kind.layers), kind.evidence, kind.strength) for kind in lineage.kinds]
     strength = Column("strength", meaning="Share of the compared layers, heads or tensors that show it.", format=".2f")
     return Table.of_rows([Column("kind"), Column("layers"), Column("evidence"), strength], rows)

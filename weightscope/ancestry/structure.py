@@ -16,7 +16,7 @@ MOSTLY = 0.5  # share of the suspect's layers that need a counterpart before the
 
 @dataclass(frozen=True)
 class Kind:
-    """One thing that was done.
+    """One thing that differs.
 
     Attributes
     ----------

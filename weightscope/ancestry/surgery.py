@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,7 +72,9 @@ class LayerPair:
     layer: int
     values: Values
     tensors: Sequence[TensorChange] = ()  # those with the same name; heads' tensors only if heads stayed in place
-    unpaired: int = 0  # how many exist in only one of the two
+    lost: Sequence[str] = ()  # those that only the base has
+    gained: Sequence[str] = ()  # and those that only the suspect has
+    in_place: bool = True  # heads are in the base's order
     folded: bool = False  # the norm before attention has lost its gain
     copies: int = 0  # experts that are copies of the base's feed-forward network
     neurons: bool = False  # rows of a feed-forward matrix are the base's in another order
@@ -81,6 +84,11 @@ class LayerPair:
     ranks: Sequence[int] = ()  # of the changes of W_Q, W_K, W_V and W_O that are of low rank
     only_ranks: bool = False  # no other change of heads is left
 
+    @property
+    def unpaired(self) -> int:
+        """How many tensors exist in only one of the two."""
+        return len(self.lost) + len(self.gained)
+
 
 @dataclass(frozen=True)
 class Surgery:
@@ -89,7 +97,8 @@ class Surgery:
     basis: Basis
     layers: list[LayerPair]
     outside: Sequence[TensorChange] = ()
-    unpaired: int = 0
+    lost: Sequence[str] = ()  # tensors outside layers that only the base has
+    gained: Sequence[str] = ()  # and those that only the suspect has
     attention: frozenset[str] = field(default_factory=frozenset)  # the base's tensors that contain heads
 
 
@@ -102,9 +111,9 @@ def compared(suspect: Model, base: Model, match: Match) -> Surgery:
         if j is not None
     ]
     layers = [_layer_pair(suspect, base, i, j, o, basis) for i, j, o in bar(pairs, "layers compared", "layer")]
-    outside, unpaired = _outside(suspect, base) if basis.same else ([], 0)
+    outside = _outside(suspect, base) if basis.same else NOTHING
     of_heads = frozenset(tensor.name for _, j, _ in pairs for tensor in base.attention_tensors(j))
-    return Surgery(basis, layers, outside, unpaired, of_heads)
+    return Surgery(basis, layers, *outside, of_heads)
 
 
 def _basis_of(suspect: Model, base: Model, match: Match) -> Basis:
@@ -130,12 +139,13 @@ def _layer_pair(suspect: Model, base: Model, i: int, j: int, order: np.ndarray, 
     folded = _is_folded(a, b)
     in_place = a.n_heads == b.n_heads and np.array_equal(order, np.arange(a.n_heads))
     as_it_was = basis.same and not folded and in_place
-    tensors, unpaired = _tensors(suspect, base, i, j, heads=as_it_was) if basis.same else ([], 0)
-    copies = _copies(suspect, base, i, j) if unpaired else 0
+    found = _tensors(suspect, base, i, j, heads=as_it_was) if basis.same else NOTHING
+    copies = _copies(suspect, base, i, j) if found.lost or found.gained else 0
     of_heads = {tensor.name for tensor in base.attention_tensors(j)}
-    neurons = any(_reordered(suspect, base, change) for change in tensors if change.name_a not in of_heads)
-    pair = LayerPair(i, values, tensors, unpaired, folded, copies, neurons)
-    same = as_it_was and all(change.kind in ("identical", "rounded") for change in tensors if change.name_a in of_heads)
+    neurons = any(_reordered(suspect, base, change) for change in found.changes if change.name_a not in of_heads)
+    pair = LayerPair(i, values, *found, in_place, folded, copies, neurons)
+    exact = [change.kind in ("identical", "rounded") for change in found.changes if change.name_a in of_heads]
+    same = as_it_was and all(exact)
     if same or not basis.known:
         return pair
     maps, factors = _drift(a, b, order, basis)
@@ -218,8 +228,19 @@ def _ranks(a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: float)
 # Tensors
 
 
-def _tensors(suspect: Model, base: Model, i: int, j: int, *, heads: bool) -> tuple[list[TensorChange], int]:
-    """How each tensor of a layer changed (heads' tensors on demand), and how many exist on one side only."""
+class Changes(NamedTuple):
+    """How tensors that both have changed, and which exist on one side only."""
+
+    changes: Sequence[TensorChange]
+    lost: Sequence[str]  # the base's
+    gained: Sequence[str]  # the suspect's
+
+
+NOTHING = Changes((), (), ())
+
+
+def _tensors(suspect: Model, base: Model, i: int, j: int, *, heads: bool) -> Changes:
+    """How each tensor of a layer changed (heads' tensors on demand), and which exist on one side only."""
     sides = []
     for model, layer in ((base, j), (suspect, i)):
         stem = model.stem(layer)
@@ -229,7 +250,7 @@ def _tensors(suspect: Model, base: Model, i: int, j: int, *, heads: bool) -> tup
     return _changes(suspect, base, *sides)
 
 
-def _outside(suspect: Model, base: Model) -> tuple[list[TensorChange], int]:
+def _outside(suspect: Model, base: Model) -> Changes:
     """The same for tensors outside layers, and in layers without attention if both have as many layers."""
     sides, deep = [], base.config.n_layers == suspect.config.n_layers
     for model in (base, suspect):
@@ -239,11 +260,12 @@ def _outside(suspect: Model, base: Model) -> tuple[list[TensorChange], int]:
     return _changes(suspect, base, *sides)
 
 
-def _changes(suspect: Model, base: Model, a: dict[str, str], b: dict[str, str]) -> tuple[list[TensorChange], int]:
-    """How tensors changed from a base's names to a suspect's, and how many exist on one side only."""
+def _changes(suspect: Model, base: Model, a: dict[str, str], b: dict[str, str]) -> Changes:
+    """How tensors changed from a base's names to a suspect's, and which exist on one side only."""
     pairs = [Pair(base.checkpoint[a[key]], suspect.checkpoint[b[key]]) for key in a if key in b]
     seen = zip(pairs, first_pass(base, suspect, pairs), strict=True)
-    return [change if pair.problem else judged(pair, change) for pair, change in seen], len(set(a) ^ set(b))
+    changes = [change if pair.problem else judged(pair, change) for pair, change in seen]
+    return Changes(changes, [a[key] for key in a if key not in b], [b[key] for key in b if key not in a])
 
 
 def _values(suspect: Model, base: Model, i: int, j: int) -> Values:

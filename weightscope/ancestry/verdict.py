@@ -1,4 +1,4 @@
-"""Which bases a suspect was derived from, if any, and why some comparisons stay undecided."""
+"""Which bases a suspect shares attention heads with, if any, and why some comparisons stay undecided."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from weightscope.ancestry.matching import FEWEST, ROUTES, SURE, Match, log_tail, matches
+from weightscope.ancestry.matching import FEWEST, ROUTES, SURE, Match, log_tail, matches, without_smallest
 from weightscope.ancestry.registry import nearest, prints_in
 from weightscope.ancestry.sketches import Sketches, fingerprint, is_fingerprint, load
 from weightscope.errors import counted, printable
@@ -22,7 +22,7 @@ Base = Model | str | Path
 
 
 class Related(NamedTuple):
-    """A base that the suspect was derived from, and the match that shows it."""
+    """A base that the suspect shares heads with, and the match that shows it."""
 
     base: Sketches
     match: Match
@@ -41,7 +41,7 @@ class Judged:
     base: Sketches
     matches: dict[str, Match]
     match: Match | None  # the one that counts; None if strangers are this alike
-    doubt: str = ""  # why a derivation could have been missed, if none was found
+    doubt: str = ""  # why a common origin could have been missed, if none was found
 
     @property
     def log_p(self) -> float:
@@ -96,7 +96,7 @@ def judge(suspect: Sketches, base: Sketches) -> Judged:
 
 
 def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str:
-    """Why a derivation from this base could have been missed; empty if it would have shown."""
+    """Why heads that both share could have been missed; empty if they would have shown."""
     zeros = [each.name for each in (suspect, base) if each.direct.any(axis=-1).mean() < SILENT]
     if zeros:
         return f"most heads of {printable(zeros[0])} are zero, so there is nothing to compare"
@@ -105,19 +105,22 @@ def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str
         return f"the suspect's {printable(towers[0])} tower was compared with the base's {printable(towers[1])} tower"
     everywhere = [route for route, match in by_route.items() if match.log_p < log_tail(SURE) and match.is_everywhere]
     if everywhere:
-        return f"{ROUTES[everywhere[0]]} are alike even if they are not counterparts, which may hide a derivation"
+        return f"{ROUTES[everywhere[0]]} are alike even if they are not counterparts, which may hide a common origin"
     low = [route for route, match in by_route.items() if match.log_p < log_tail(DOUBTFUL)]
     if low:
-        return f"{ROUTES[low[0]]} are more alike than chance allows, but less than in a derived model"
+        return f"{ROUTES[low[0]]} are more alike than chance allows, but less than shared heads are"
     sizes = [about["vocabulary"] for about in (suspect.about, base.about)]
     same_tokens = all(sizes) and "tokens" in by_route and abs(sizes[0] - sizes[1]) <= OTHER_VOCABULARY * max(sizes)
     if (width := suspect.about["d_model"]) == base.about["d_model"] and "direct" not in by_route:
         return f"the stream has {width} dimensions, too few to tell heads apart"
     if "direct" not in by_route and not same_tokens:
         why = "the widths differ, and heads cannot be compared through tokens without a common vocabulary"
-        return f"{why}, so a derivation of another width would not show"
-    if not same_tokens and len(suspect.layers) < FEWEST:
-        return f"the suspect has {counted(len(suspect.layers), 'layer')}, too few to detect a change of basis"
+        return f"{why}, so shared heads of another width would not show"
+    if len(suspect.layers) < FEWEST:
+        layers = counted(len(suspect.layers), "layer")
+        return f"the suspect has {layers}, too few to detect a change of basis if tokens were reordered too"
+    if without_smallest(suspect, base).is_sure:
+        return "singular values of heads agree but for the smallest, as after a change of basis and a small change more"
     return ""
 
 
