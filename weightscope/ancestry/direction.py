@@ -134,7 +134,7 @@ def _way(change: TensorChange, suspect: Model, base: Model, which: str, cells: _
         return ""  # rows were cut: the older may also be the newer one, extended
     if not change.values_changed:
         return "equal"
-    casts = [name for name, rounded in change.casts if rounded == which]
+    casts = [name for name, rounded in change.casts if rounded != which]  # the older one, rounded, gives the newer
     if casts:
         for x, y in _values(older, newer):
             _in_float(x, y, casts[0], cells)
@@ -170,7 +170,7 @@ def _in_float(x: np.ndarray, y: np.ndarray, cast: str, cells: _Cells) -> None:
 
 def _in_cells(older: Tensor, newer: Tensor, cells: _Cells) -> bool:
     """Whether every value of a matrix is the nearest, on a grid that its neighbours share, to the older one's."""
-    slack = 2 * SCALE + 2.0 ** -BITS.get(newer.dtype, 23)
+    fine = 2.0 ** -BITS.get(newer.dtype, 23)
     shape, matrix = older.shape, len(older.shape) == 2 and older.shape == newer.shape
     first_x, first_y = next(_values(older, newer))
     for turned in (False, True) if matrix and prod(shape) == first_x.size else (False,):
@@ -181,10 +181,10 @@ def _in_cells(older: Tensor, newer: Tensor, cells: _Cells) -> bool:
                 continue
             x, y = (np.ascontiguousarray(side).reshape(-1, width) for side in (sample_x, sample_y))
             step = max(1, len(y) // SAMPLED)
-            if _nearest(x[::step], y[::step], slack) is None:
+            if _nearest(x[::step], y[::step], fine) is None:
                 continue
             sides = [(x, y)] if turned else _values(older, newer)
-            seen = [_nearest(p.reshape(-1, width), q.reshape(-1, width), slack) for p, q in sides]
+            seen = [_nearest(p.reshape(-1, width), q.reshape(-1, width), fine) for p, q in sides]
             if any(each is None for each in seen):
                 continue
             for each in seen:
@@ -193,11 +193,12 @@ def _in_cells(older: Tensor, newer: Tensor, cells: _Cells) -> bool:
     return False
 
 
-def _nearest(x: np.ndarray, y: np.ndarray, slack: float) -> tuple[np.ndarray, np.ndarray] | None:
+def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray] | None:
     """Which values changed, and which lie far out in the cell of the level that they were rounded to; None where one
-    lies outside it, or y is on no grid: x, y (groups, width).
+    lies outside it, or y, of this relative precision, is on no grid: x, y (groups, width).
     """
-    below, above = _even_cells(y, slack)
+    slack = 2 * SCALE + fine  # cells were drawn with a scale that was rounded when it was stored
+    below, above = _even_cells(y, fine)
     rest = np.isnan(below[:, 0])
     if rest.any():
         few = _cells_of_few(y[rest])
@@ -211,7 +212,7 @@ def _nearest(x: np.ndarray, y: np.ndarray, slack: float) -> tuple[np.ndarray, np
     return d != 0, off > 2 * OUTER * np.where(np.isfinite(room), room, np.inf)
 
 
-def _even_cells(y: np.ndarray, slack: float) -> tuple[np.ndarray, np.ndarray]:
+def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
     """Half a step on either side of each value of an even grid, without bound past its ends; NaN where it is none."""
     step = np.full(len(y), np.nan)
     y = y.astype(np.float64)
@@ -219,7 +220,7 @@ def _even_cells(y: np.ndarray, slack: float) -> tuple[np.ndarray, np.ndarray]:
         reach = np.abs(y - start[:, None]).max(axis=1)
         for n in (*STEPS, *range(2, MOST_STEPS)):
             left = np.flatnonzero(np.isnan(step) & (reach > 0))
-            allowed = ON_GRID + 2 * slack * n
+            allowed = ON_GRID + 2 * fine * n
             if not len(left):
                 break
             if allowed > 0.2 or (n not in STEPS and len(left) > 0.5 * len(y) and len(y) > SAMPLED):

@@ -17,7 +17,7 @@ EXPLAINED = 2.0  # times the rounding error: maps of two rounded factors stay be
 IN_ANOTHER_BASIS = 5.0  # the same if the basis of heads changed: rounding weighs more along weak directions
 LEAST = 1e-4  # |S - B| / |B| that is called training
 OF_A_ROTATION = 1e-3  # the same if the stream's rotation had to be found first
-ROUNDED = "B to "  # how a tensor's change names the dtype it was rounded to
+ROUNDED = "A to "  # how a change says that the base, rounded to a dtype, gives the suspect
 RESIZED = {"heads grouped", "width cut", "width extended"}  # what changes every head anyway
 
 

@@ -72,7 +72,7 @@ class TensorChange:
     squares_b: float = 0.0  # and after
     moved: float = 0.0  # sum of squares of its change
     largest: float = 0.0  # the largest change of a value
-    # Roundings that turn one into the other: the dtype, and which checkpoint is rounded.
+    # Roundings that turn one into the other: the dtype, and the checkpoint that gives the other when it is rounded.
     casts: frozenset[tuple[str, str]] = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
     rank: int | None = None  # of the change, where it is low
     along: tuple[Along, ...] = field(
