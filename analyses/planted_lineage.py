@@ -56,6 +56,7 @@ WORDS = {  # of a kind as it was planted: what a found one has to say, and may n
     "stream rotated": ("rotated", ""), "norms folded": ("folded", ""), "vocabulary": ("vocabulary", ""),
     "experts": ("experts", ""), "width": ("width", ""),
 }  # fmt: skip
+FOUND = {"related": "derived"}  # the column "derived" counts both; of a stranger, either is an accusation
 HEADER = ("name", "base", "planted", "verdict", "p_value", "likeness", "named_base", "found", "named", "others",
           "map_exact", "share_error", "seconds")  # fmt: skip
 STRANGER = ("name", "group", "base", "verdict", "p_value", "likeness", "found", "seconds")
@@ -352,14 +353,14 @@ def table_of(header: Sequence[str], rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def by_kind(rows: Sequence[dict[str, Any]]) -> Table:
-    """For each kind: planted, found to be derived, named, with nothing else named, with the exact map of layers."""
+    """For each kind: planted, found to be derived or related, named, with nothing else named, with the exact map."""
     header = ("kind", "planted", "derived", "undecided", "unrelated", "named", "nothing_else", "map_exact", "base")
     kinds = dict.fromkeys(kind for row in rows for kind in row["planted"].split("; ") if kind)
     table = []
     for kind in (*kinds, "function only", "two kinds", "all"):
         of = [row for row in rows if _counts(kind, row["planted"])]
         named = [kind in row["found"].split("; ") if kind in kinds else row["named"] for row in of]
-        verdicts = [row["verdict"] for row in of]
+        verdicts = [FOUND.get(row["verdict"], row["verdict"]) for row in of]
         table.append((kind, len(of), *(verdicts.count(said) for said in ("derived", "undecided", "unrelated")),
                       sum(named), sum(not row["others"] for row in of), sum(row["map_exact"] for row in of),
                       sum(row["named_base"] for row in of)))  # fmt: skip
@@ -377,7 +378,7 @@ def by_group(rows: Sequence[dict[str, Any]]) -> Table:
     verdicts = ("unrelated", "undecided", "derived")
     lines = []
     for group in (*groups, "all"):
-        said = [row["verdict"] for row in rows if group in (row["group"], "all")]
+        said = [FOUND.get(row["verdict"], row["verdict"]) for row in rows if group in (row["group"], "all")]
         lines.append((group, len(said), *(said.count(verdict) for verdict in verdicts)))
     return Table.of_rows(("strangers", "pairs", *verdicts), lines)
 
@@ -408,7 +409,7 @@ def draw(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[st
             right = "derived" if not rows[0]["group"] else "unrelated"
             for verdict, colour in ((right, COLOURS[0 if right == "derived" else 7]), ("undecided", COLOURS[4]),
                                     ("unrelated" if right == "derived" else "derived", COLOURS[1])):  # fmt: skip
-                shown = [row["verdict"] == verdict for row in rows]
+                shown = [FOUND.get(row["verdict"], row["verdict"]) == verdict for row in rows]
                 jitter = rng.uniform(-0.25, 0.25, len(rows))
                 axis.scatter(likeness[shown], (place + jitter)[shown], s=7, color=colour, lw=0, alpha=0.7)
         axis.set(

@@ -73,17 +73,19 @@ def test_the_drift_of_each_layer_is_that_of_its_maps(base, made):
 
 @pytest.fixture
 def stranger(base, tmp_path):
-    """Another model of the same config."""
+    """Another model of the same config, but for the gains of its norms."""
     folder = tmp_path / "stranger"
     weights = read_weights(base)
     rng = random_for(weights, 99)
-    write_weights(weights.but({part: (w.ndim == 1) * w.mean() + w.std() * rng.standard_normal(w.shape)
-                               for part, w in weights.parts.items()}), folder)  # fmt: skip
+    write_weights(weights.but({part: w.std() * rng.standard_normal(w.shape) for part, w in weights.parts.items()
+                               if w.ndim == 2}), folder)  # fmt: skip
     return folder
 
 
-def test_a_stranger_of_the_same_config_is_not_accused(base, stranger):
-    found = ws.lineage(stranger, base)
+def test_a_stranger_of_the_same_config_is_not_accused(base, stranger, tmp_path):
+    weights = read_weights(stranger)
+    gains = {part: 1.1 * w[::-1] for part, w in weights.parts.items() if w.ndim == 1}
+    found = ws.lineage(written(weights.but(gains), tmp_path / "other"), base)
     assert (found.verdict, found.base, found.kinds) == ("unrelated", None, [])
     assert found.p_value > 1e-3
     assert np.isnan(found.alignment["base_layer"]).all()
@@ -152,7 +154,7 @@ def test_a_direction_removed_from_what_layers_write_is_named(base, tmp_path):
     write_weights(weights.but(cut), tmp_path / "cut")
     found = ws.lineage(tmp_path / "cut", base)
     kinds = {kind.kind: kind.layers for kind in found.kinds}
-    assert kinds == {"direction removed": [1, 2, 3]}
+    assert kinds == {"direction removed (low-rank update)": [1, 2, 3]}
     assert found.verdict == "derived" and "projecting out a direction" in found.lead
 
 

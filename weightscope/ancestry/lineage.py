@@ -138,7 +138,9 @@ def _related(
                 done = _as_proved(done, reverse, suspect, "base")
             kinds += done
     kinds += _unnamed(suspect, first, kinds)
-    return Lineage(suspect, judged, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older)
+    return Lineage(
+        suspect, judged, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older
+    )
 
 
 def _proved(suspect: Sketches, first: Related, surgery: Surgery, structure: set[str], which: str) -> Proof | None:

@@ -34,7 +34,7 @@ from weightscope.cli.terminal import headline, is_quiet, show
 def lineage_command(
     suspect: str, bases: tuple[str, ...], out: Path, tower: str | None, families: str | None, as_json: bool
 ) -> None:
-    """Find out from the weights alone whether SUSPECT was derived from a BASE, and what was done to it.
+    """Find out from the weights alone whether SUSPECT and a BASE share an origin, and how they differ.
 
     SUSPECT and BASE are checkpoints or fingerprint files (.wsf, see `weightscope fingerprint`). A BASE may also be a
     folder of fingerprint files; those most like the suspect are compared.
