@@ -24,9 +24,8 @@ class JointKeys(Plain):
         self.norm_q, self.norm_k = nn.LayerNorm(self.r), nn.LayerNorm(self.r)
 
     def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        n = x.shape[1]
         k, v = self.kv(x).chunk(2, -1)
-        return tuple(rows.view(1, n, -1, self.r).transpose(1, 2) for rows in (self.q_proj(x), k, v))
+        return tuple(rows.view(*x.shape[:2], -1, self.r).transpose(1, 2) for rows in (self.q_proj(x), k, v))
 
     def vectors(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.norm_q(q), self.norm_k(k), v
@@ -36,9 +35,8 @@ class JointByHead(JointKeys):
     """The keys of a head are stored next to its values."""
 
     def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        n = x.shape[1]
-        k, v = self.kv(x).view(1, n, self.g, 2, self.r).permute(3, 0, 2, 1, 4)
-        return self.q_proj(x).view(1, n, -1, self.r).transpose(1, 2), k, v
+        k, v = self.kv(x).view(*x.shape[:2], self.g, 2, self.r).permute(3, 0, 2, 1, 4)
+        return self.q_proj(x).view(*x.shape[:2], -1, self.r).transpose(1, 2), k, v
 
 
 class OwnSlopes(Plain):
@@ -83,7 +81,7 @@ class Backwards(Plain):
 
     def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sizes = [self.g * self.r, self.g * self.r, self.h * self.r]
-        v, k, q = (rows.view(1, x.shape[1], -1, self.r).transpose(1, 2) for rows in self.vkq(x).split(sizes, -1))
+        v, k, q = (rows.view(*x.shape[:2], -1, self.r).transpose(1, 2) for rows in self.vkq(x).split(sizes, -1))
         return q, k, v
 
     def scores(self, scores: torch.Tensor) -> torch.Tensor:
@@ -101,7 +99,7 @@ class GatedSinks(Plain):
 
     def weighed(self, scores: torch.Tensor) -> torch.Tensor:
         n = scores.shape[-1]
-        sinks = self.sinks[None, :, None, None].expand(1, -1, n, 1)
+        sinks = self.sinks[None, :, None, None].expand(len(scores), -1, n, 1)
         return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
     def gathered(self, gathered: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

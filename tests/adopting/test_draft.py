@@ -55,6 +55,18 @@ def test_a_draft_of_a_known_architecture_names_the_modules_of_its_row(name: str)
     assert f':{family.norm.module}"' in text and "It opens" in text
 
 
+def test_a_matrix_of_three_widths_beside_a_square_one_is_queries_keys_and_values(tmp_path: Path) -> None:
+    """The feed-forward network is three times as wide too, and has no square matrix beside it."""
+    attention = {"mixer.all": (72, 24), "mixer.wo": (24, 24), "net.up": (72, 24), "net.down": (24, 72)}
+    shapes = {f"blocks.{i}.{name}.weight": shape for i in range(2) for name, shape in attention.items()}
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    text = drafted(open_checkpoint(tmp_path))
+    assert 'heads.qkv = "mixer.all"' in text and 'heads.out = "mixer.wo"' in text and "# heads.layout = ?" in text
+
+
 def test_how_heads_lie_in_one_tensor_is_not_guessed() -> None:
     text = drafted(open_checkpoint(FIXTURES / "gpt_neox"))
     assert "# heads.layout = ?" in text and "\nheads.layout" not in text and "does not open" in text

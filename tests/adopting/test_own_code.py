@@ -45,7 +45,8 @@ def test_a_class_of_ones_own_proves_a_row_that_reads_the_checkpoint_as_the_class
     assert done.exit_code == 0, done.output
     assert f"proved against {HERE}:Zephyrine (PyTorch {torch.__version__})" in done.stdout
     model = ws.open_model(checkpoint, families=tmp_path / "row.toml")
-    assert model.family.origin == f"adopted, proved against {HERE}:Zephyrine (PyTorch {torch.__version__})"
+    proof = f"adopted, proved against {HERE}:Zephyrine (PyTorch {torch.__version__})"
+    assert model.family.origin == f"{proof}; unproved beyond texts of 1,152 tokens"  # no key of it is a window
     own = Zephyrine(ZephyrineConfig())
     own.load_state_dict(_weights(checkpoint, own))
     x, layer = np.random.default_rng(0).normal(size=(9, 48)).astype(np.float32), model.layer(1)
@@ -66,6 +67,14 @@ def _weights(folder: Path, own: torch.nn.Module) -> dict[str, torch.Tensor]:
 def test_a_class_that_takes_numbers_is_built_of_the_configs_keys(checkpoint: Path) -> None:
     done = adopt(checkpoint, f"{HERE}:OfNumbers")
     assert done.exit_code == 0 and "proved against" in done.stdout and "built" not in done.stdout, done.output
+
+
+def test_a_key_of_the_config_may_be_called_as_one_of_generation(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
+    config = json.loads((checkpoint / "config.json").read_text()) | {"temperature": 0.7}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = adopt(tmp_path, f"{HERE}:Zephyrine")
+    assert done.exit_code == 0 and "proved against" in done.stdout, done.output
 
 
 @pytest.mark.parametrize(("code", "said"), [
@@ -91,6 +100,9 @@ def test_code_in_the_checkpoints_folder_is_not_run(
     assert not (tmp_path / "ran").exists()
 
 
-def test_without_a_class_the_message_names_both_ways_on(checkpoint: Path) -> None:
-    done = CliRunner().invoke(main, ["adopt", str(checkpoint)])
-    assert done.exit_code == 2 and "--with module:Class" in done.stderr and "weightscope draft SOURCE" in done.stderr
+@pytest.mark.parametrize("command", ["adopt", "inspect"])
+def test_an_unknown_model_type_names_every_way_on(command: str, checkpoint: Path) -> None:
+    done = CliRunner().invoke(main, [command, str(checkpoint)])
+    ways = ("--with module:Class", "weightscope draft SOURCE", "--families FILE", "weightscope inspect SOURCE --check")
+    assert done.exit_code == 2 and all(way in done.stderr for way in ways), done.stderr
+    assert "pip install" not in done.stderr

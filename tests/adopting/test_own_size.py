@@ -15,17 +15,21 @@ torch = pytest.importorskip("torch", reason="tiny models are made by torch, whic
 pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
 
 from tests.adopting.tricks import (  # noqa: E402
+    SELDOM,
     TRICKS,
+    BaseByLength,
+    NoWindowConfig,
     Optional,
     OptionalConfig,
     Plain,
     ScaleOfWideHeads,
+    TemperatureFrom6000,
     registered,
     saved,
     worst,
 )
 from weightscope.adopting import own_size  # noqa: E402
-from weightscope.adopting.adopt import PROOF, adopt  # noqa: E402
+from weightscope.adopting.adopt import PROOF, adopt, told  # noqa: E402
 from weightscope.architectures import table  # noqa: E402
 from weightscope.architectures.stanzas import file_of  # noqa: E402
 
@@ -38,6 +42,31 @@ def test_what_shows_at_its_own_size_only_is_never_proved(trick: str, tmp_path: P
     saved(registered(attention), tmp_path, **sizes)
     with pytest.raises(ws.CheckpointError, match="at its own size: layer"):
         adopt(open_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("trick", SELDOM)
+def test_what_shows_on_some_texts_only_is_never_proved(trick: str, tmp_path: Path) -> None:
+    attention, config, values = SELDOM[trick]
+    saved(registered(attention, config), tmp_path, **values)
+    with pytest.raises(ws.CheckpointError, match="no row reads it exactly; nearest"):
+        adopt(open_checkpoint(tmp_path))
+
+
+def test_a_rule_for_texts_longer_than_those_that_ran_is_beyond_what_is_proved(tmp_path: Path) -> None:
+    """Where a text longer than the window does not fit, the row is proved on texts as long as those that ran."""
+    saved(registered(BaseByLength), tmp_path, max_position_embeddings=2048)
+    checkpoint = open_checkpoint(tmp_path)
+    answer = told(adopt(checkpoint), checkpoint)
+    limit = "; unproved beyond texts of 1,152 tokens"
+    assert answer["proof"].endswith(limit)
+    (tmp_path / "rows.toml").write_text(answer["file"])
+    assert limit in ws.open_model(tmp_path, families=tmp_path / "rows.toml").title
+
+
+def test_a_window_that_no_key_names_is_unproved_beyond_what_ran(tmp_path: Path) -> None:
+    saved(registered(TemperatureFrom6000, NoWindowConfig), tmp_path)
+    adopted = adopt(open_checkpoint(tmp_path))
+    assert adopted.beyond == ("position 4,608", "texts of 1,152 tokens")
 
 
 @pytest.mark.parametrize(

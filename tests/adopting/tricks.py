@@ -65,6 +65,7 @@ class Plain(nn.Module):
         self.v_proj = nn.Linear(d, self.g * self.r, bias=False)
         self.o_proj = nn.Linear(self.h * self.r, d, bias=False)
         self.attention = torch.empty(0)  # what the last run saw
+        self.ids = torch.empty(0)  # (b, n): what it ran on
 
     def scale(self) -> float:
         return float(self.r**-0.5)
@@ -79,7 +80,7 @@ class Plain(nn.Module):
         return positions
 
     def turned(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Pairs half of the turned dimensions apart; x (1, heads, n, r)."""
+        """Pairs half of the turned dimensions apart; x (b, heads, n, r)."""
         w = self.turned_dims()
         if not w:
             return x
@@ -98,9 +99,9 @@ class Plain(nn.Module):
         return scores
 
     def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Queries, keys and values, (1, heads, n, r) each."""
+        """Queries, keys and values, (b, heads, n, r) each."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        return tuple(each(x).view(1, x.shape[1], -1, self.r).transpose(1, 2) for each in projections)
+        return tuple(each(x).view(*x.shape[:2], -1, self.r).transpose(1, 2) for each in projections)
 
     def placed(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return q, k
@@ -108,17 +109,22 @@ class Plain(nn.Module):
     def weighed(self, scores: torch.Tensor) -> torch.Tensor:
         return scores.softmax(-1)
 
+    @staticmethod
+    def made_once(n: int) -> torch.Tensor | None:
+        """What the model makes of n tokens and hands to every layer, (1, 1, n, n)."""
+        return None
+
     def gathered(self, gathered: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return gathered
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         n = x.shape[1]
         q, k, v = self.vectors(*self.projected(x))
         q, k = self.placed(self.queries(self.turned(q, positions), positions), self.turned(k, positions))
         k, v = (heads.repeat_interleave(self.h // self.g, 1) for heads in (k, v))
-        scores = self.scores(q @ k.transpose(-1, -2) * self.scale())
+        scores = self.scores(q @ k.transpose(-1, -2) * self.scale()) + (0 if bias is None else bias)
         self.attention = self.weighed(scores + torch.full((n, n), -torch.inf).triu(1))
-        return self.o_proj(self.gathered((self.attention @ v).transpose(1, 2).reshape(1, n, -1), x))
+        return self.o_proj(self.gathered((self.attention @ v).transpose(1, 2).reshape(len(x), n, -1), x))
 
 
 class Network(nn.Module):
@@ -137,8 +143,8 @@ class Block(nn.Module):
         self.input_layernorm, self.self_attn = Norm(d, eps), attention(config, layer)
         self.post_attention_layernorm, self.mlp = Norm(d, eps), Network(d)
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), positions)
+    def forward(self, x: torch.Tensor, *more: Any) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), *more)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -158,8 +164,10 @@ class PlainModel(PreTrainedModel):
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
         positions = torch.arange(input_ids.shape[1]) if position_ids is None else position_ids[0]
         x = self.embed_tokens(input_ids)
+        bias = self.layers[0].self_attn.made_once(input_ids.shape[1])
         for layer in self.layers:
-            x = layer(x, positions)
+            layer.self_attn.ids = input_ids
+            x = layer(x, positions, *([] if bias is None else [bias]))
         return self.norm(x)
 
 
@@ -256,6 +264,159 @@ class ScaleOfManyHeads(Plain):
     def scale(self) -> float:
         return float(self.r**-0.5) * (1 if self.h <= 8 else 0.5)
 
+
+class WindowConfig(PlainConfig):
+    """Its window has a name that nobody knows."""
+
+    model_type = "window_config"
+
+    def __init__(self, context: int = 16384, **more: Any) -> None:
+        self.context = context
+        super().__init__(**more)
+
+
+class NoWindowConfig(PlainConfig):
+    """No number of it is its window."""
+
+    model_type = "no_window_config"
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        del self.max_position_embeddings
+
+
+class BiasForBos(Plain):
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores + 3.0 * (self.ids == 1)[:, None, None]
+
+
+class RestartsAfterEos(Plain):
+    def places(self, positions: torch.Tensor) -> torch.Tensor:
+        ends = torch.cat((torch.zeros(1, dtype=torch.bool), self.ids[0, :-1] == 2))
+        return positions - torch.where(ends, positions, 0).cummax(0).values
+
+
+class Recency(Plain):
+    @staticmethod
+    def made_once(n: int) -> torch.Tensor:
+        near = torch.arange(n)[:, None] - torch.arange(n) < 8
+        return torch.where(near, 0.0, -1.5)[None, None]
+
+
+class TemperatureFrom6000(Plain):
+    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return q * torch.where(positions >= 6000, 1.5, 1.0)[:, None]
+
+
+class BaseByLength(Plain):
+    def base(self, n: int) -> float:
+        trained = self.config.max_position_embeddings
+        return float(self.config.rope_theta) * max(1.0, 2 * n / trained - 1) ** (self.r / (self.r - 2))
+
+
+class ScaleOfBatches(Plain):
+    def scale(self) -> float:
+        return float(self.r**-0.5) * (1 if len(self.ids) == 1 else 0.7)
+
+
+class BiasForTheLastId(Plain):
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores + 2.0 * (self.ids == self.config.vocab_size - 1)[:, None, None]
+
+
+class BiasForUnusedSpecial(Plain):
+    """An id of the config amid a large vocabulary."""
+
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores + 2.0 * (self.ids == self.config.sep_token_id)[:, None, None]
+
+
+class LikeAttendsToLike(Plain):
+    """Keys of the query's own token gain, but not the token itself."""
+
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        like = (self.ids[:, :, None] == self.ids[:, None]) & ~torch.eye(self.ids.shape[1], dtype=torch.bool)
+        return scores + 2.0 * like[:, None]
+
+
+class FirstTokenIsBos(Plain):
+    def scale(self) -> float:
+        return float(self.r**-0.5) * (0.7 if self.ids[0, 0] == 1 else 1)
+
+
+class NearestKeyGains(Plain):
+    """As a bias by key alone, of two values, which all queries share."""
+
+    @staticmethod
+    def made_once(n: int) -> torch.Tensor:
+        return torch.where(torch.arange(n) < 4, 1.0, 0.0).expand(1, 1, n, n)
+
+
+class BooleanBias(Plain):
+    @staticmethod
+    def made_once(n: int) -> torch.Tensor:
+        return (torch.arange(n)[:, None] - torch.arange(n) < 3)[None, None]
+
+
+class OddLengths(Plain):
+    def scale(self) -> float:
+        n = self.ids.shape[1]
+        return float(self.r**-0.5) * (0.8 if n % 2 and n > 32 else 1)
+
+
+class SecondSequence(Plain):
+    """The second sequence of a batch has another temperature."""
+
+    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return q * torch.where(torch.arange(len(q)) > 0, 1.3, 1.0)[:, None, None, None]
+
+
+class CountsTokens(Plain):
+    """Positions that it is given are not looked at, and from token 1,500 on there is a temperature."""
+
+    def places(self, positions: torch.Tensor) -> torch.Tensor:
+        return torch.arange(len(positions))
+
+    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return q * torch.where(torch.arange(len(positions)) >= 1500, 1.5, 1.0)[:, None]
+
+
+class LastLayerOfBos(Plain):
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        last = self.layer == self.config.num_hidden_layers - 1
+        return scores + (2.0 * (self.ids == 1)[:, None, None] if last else 0)
+
+
+class TemperatureAfterEos(Plain):
+    """Queries past an EOS, as far as ten tokens."""
+
+    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(q.shape[2])
+        last = torch.where(self.ids == 2, places, -100).cummax(1).values
+        return q * torch.where(places - last < 10, 1.4, 1.0)[:, None, :, None]
+
+
+# What acts on certain tokens, lengths, batches and additions only.
+SELDOM: dict[str, tuple[type[Plain], type[PlainConfig], dict[str, Any]]] = {
+    "keys of BOS gain 3": (BiasForBos, PlainConfig, {"vocab_size": 400}),
+    "positions restart after EOS": (RestartsAfterEos, PlainConfig, {"vocab_size": 400}),
+    "a recency bias of two values is handed to layers": (Recency, PlainConfig, {}),
+    "queries have a temperature from position 6000": (TemperatureFrom6000, WindowConfig, {}),
+    "batches have another scale": (ScaleOfBatches, PlainConfig, {}),
+    "keys of the last id gain": (BiasForTheLastId, PlainConfig, {"vocab_size": 50000}),
+    "keys of a special token gain": (BiasForUnusedSpecial, PlainConfig, {"vocab_size": 50000, "sep_token_id": 30123}),
+    "like attends to like": (LikeAttendsToLike, PlainConfig, {"vocab_size": 10**6}),
+    "a text that begins with BOS has another scale": (FirstTokenIsBos, PlainConfig, {"vocab_size": 400}),
+    "the first keys gain by a tensor of two values": (NearestKeyGains, PlainConfig, {}),
+    "near keys gain by a boolean tensor": (BooleanBias, PlainConfig, {}),
+    "odd lengths have another scale": (OddLengths, PlainConfig, {}),
+    "the second sequence has a temperature": (SecondSequence, PlainConfig, {}),
+    "tokens are counted, and have a temperature from 1500": (
+        CountsTokens, PlainConfig, {"max_position_embeddings": 2048},
+    ),
+    "keys of BOS gain in the last layer": (LastLayerOfBos, PlainConfig, {"vocab_size": 400, "num_hidden_layers": 6}),
+    "ten tokens past EOS have a temperature": (TemperatureAfterEos, PlainConfig, {"vocab_size": 400}),
+}  # fmt: skip
 
 TRICKS: dict[str, tuple[type[Plain], dict[str, int]]] = {
     "scale depends on heads wider than 32": (ScaleOfWideHeads, {"head_dim": 48}),

@@ -235,8 +235,20 @@ def test_where_no_model_type_is_said_the_nearest_family_is_named(name: str, fami
 
 def test_an_unknown_model_type_names_what_proves_a_row_and_guesses_none(tmp_path: Path) -> None:
     folder = rewritten(tmp_path, "llama", model_type="newcomer")
-    with pytest.raises(ws.CheckpointError, match=r"'newcomer'; `weightscope adopt` looks for a row .*\[runner\]'\)$"):
+    with pytest.raises(ws.CheckpointError, match=r"'newcomer'; `weightscope adopt SOURCE` looks for a row that"):
         ws.open_model(folder)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_unknown_model_type_says_what_to_install_only_where_it_is_missing(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = rewritten(tmp_path, "llama", model_type="newcomer")
+    monkeypatch.setattr("weightscope.architectures.reading.find_spec", lambda name: there or None)
+    with pytest.raises(ws.CheckpointError, match="unknown model_type") as refusal:
+        ws.open_model(folder)
+    assert ("pip install 'weightscope-attention[runner]'" in str(refusal.value)) is not there
+    assert all(way in str(refusal.value) for way in ("--with", "draft", "--families", "inspect"))
 
 
 def test_an_unknown_model_type_can_be_tried_under_a_family(tmp_path: Path) -> None:

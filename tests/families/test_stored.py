@@ -201,7 +201,7 @@ def test_rows_start_from_their_own_file_or_from_a_root() -> None:
 
 def test_a_saved_row_opens_what_the_table_does_not_know(tmp_path: Path, config_home: Path) -> None:
     folder, file = renamed(tmp_path / "model"), saved(tmp_path / "row.toml")
-    with pytest.raises(ws.CheckpointError, match=r"unknown model_type 'newcomer'.*`weightscope adopt`"):
+    with pytest.raises(ws.CheckpointError, match=r"unknown model_type 'newcomer'.*`weightscope adopt SOURCE`"):
         ws.open_model(folder)
     model, x = ws.open_model(folder, families=file), fixture("llama").arrays["x1"]
     assert repr(model).startswith(f"Model(novel (adopted, proved against {PROOF}): ")

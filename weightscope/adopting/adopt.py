@@ -1,7 +1,7 @@
 """Find, prove and guard the rows for an architecture that the table does not list."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from weightscope.architectures.cells import Inputs
 from weightscope.architectures.config import KEYS
 from weightscope.architectures.family import Unless, When
 from weightscope.architectures.layer import read_layer
+from weightscope.architectures.reading import WAYS
 from weightscope.architectures.stacks import prefixes_of
 from weightscope.architectures.stanzas import cells_of, file_of, stanza_of
 from weightscope.architectures.steps.bounds import Clip, Softcap
@@ -179,6 +180,7 @@ class Adopted:
     unproved: Mapping[str, str]  # By stack why its row is not proved at the checkpoint's own size, where it is not
     # For every other stack, by the path of its attention modules: what is wrong with the nearest row.
     refused: Mapping[str, str]
+    beyond: tuple[str, ...] = ()  # The rows are proved up to these positions and lengths, and unproved beyond
 
 
 def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
@@ -190,10 +192,7 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
     kind = checkpoint.config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         problem = f"{PROOF} has no architecture '{str(kind)[:40]}', and code that comes with a checkpoint is not run"
-        ways = (
-            "`weightscope adopt SOURCE --with module:Class` runs a class of your own, `weightscope draft SOURCE` drafts"
-        )
-        raise CheckpointError(f"{problem}; {ways} a row", file=checkpoint.name)
+        raise CheckpointError(f"{problem}; {WAYS}", file=checkpoint.name)
     values = without_code(checkpoint.config, checkpoint.config.file)
     try:
         made = CONFIG_MAPPING[kind]
@@ -225,12 +224,15 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
         reasons = "; ".join(f"{stack}: {why}" if len(refused) > 1 else why for stack, why in refused.items())
         raise CheckpointError(f"no row reads it exactly; nearest: {reasons}", file=checkpoint.name)
     unproved = {stack: outcome.unproved for stack, outcome in outcomes.items() if outcome.unproved}
-    return Adopted(rows_left, unproved, refused)
+    left = [outcome for stack, outcome in outcomes.items() if stack not in refused]
+    beyond = tuple(dict.fromkeys(limit for outcome in left for limit in outcome.beyond))
+    return Adopted(rows_left, unproved, refused, () if unproved else beyond)
 
 
 def told(adopted: Adopted, checkpoint: Checkpoint, proof: str = PROOF) -> dict[str, Any]:
     """What the command prints, and the file of rows that it saves, as text."""
     digest = digest_of(checkpoint.config)
+    proof += f"; unproved beyond {_listed(adopted.beyond)}" if adopted.beyond else ""
     return {
         "name": str(checkpoint.name),
         "proof": proof,
@@ -240,6 +242,11 @@ def told(adopted: Adopted, checkpoint: Checkpoint, proof: str = PROOF) -> dict[s
         "file": file_of(adopted.rows, proof, proved=not adopted.unproved, digest=digest).decode(),
         "model_type": str(checkpoint.config.get("model_type")),
     }
+
+
+def _listed(limits: Sequence[str]) -> str:
+    """Words in a row, "and" before the last."""
+    return " and ".join(filter(None, (", ".join(limits[:-1]), *limits[-1:])))
 
 
 def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:

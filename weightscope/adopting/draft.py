@@ -100,6 +100,15 @@ def _modules(layer: Shapes) -> dict[str, tuple[int, ...]]:
     return {n.removesuffix(".weight"): s for n, s in layer.items() if n.endswith(".weight") and len(s) == 2}
 
 
+def _threefold(modules: Shapes) -> list[str]:
+    """Matrices (3d, d), stored either way round, beside a square one (d, d): queries, keys and values in one."""
+    square = {(name.rpartition(".")[0], shape[0]) for name, shape in modules.items() if shape[0] == shape[1]}
+    return [
+        name for name, shape in modules.items()
+        if max(shape) == 3 * min(shape) and (name.rpartition(".")[0], min(shape)) in square
+    ]  # fmt: skip
+
+
 def _heads(draft: Draft, layer: Shapes) -> dict[str, str]:
     """Write the projections; the modules that were found, by role."""
     modules, by_role = _modules(layer), dict[str, str]()
@@ -107,6 +116,8 @@ def _heads(draft: Draft, layer: Shapes) -> dict[str, str]:
         role: [name for name in modules if pattern.fullmatch(name.rpartition(".")[2].lower())]
         for role, pattern in ROLES.items()
     }
+    if not any(candidates[role] for role in ("q", "k", "v", "qkv")):
+        candidates["qkv"] = _threefold(modules)
     inner = {name.rpartition(".")[0] for role in ("q", "qkv") for name in candidates[role]}
     for role, names in candidates.items():
         nearest = [name for name in names if name.rpartition(".")[0] in inner] or names

@@ -35,6 +35,8 @@ def rows_of(of: torch.Tensor, b: int, n: int) -> np.ndarray | None:
         return None
     if of.ndim < 2 or of.numel() != b * n * of.shape[-1] or of.shape[-1] < 2:
         return None
+    if b > 1 and of.shape[:2] == (n, b) != (b, n):
+        of = of.transpose(0, 1)
     return of.reshape(b, n, -1).float().numpy()
 
 
@@ -133,7 +135,6 @@ class Observed(ShowsShapes):
     positions: np.ndarray | None  # (n,)
     scores: np.ndarray  # (H, n, m)
     attention: np.ndarray  # (H, n, m)
-    mask: np.ndarray | None  # (n, m): What was added to scores, where the module was given it
     # (n, d): What attention, its out projection and whatever follows within the layer gave, in that order.
     outputs: tuple[np.ndarray, ...]
     # The norm that the first of the streams enters and attention reads; empty where that reads the stream itself.
@@ -142,6 +143,7 @@ class Observed(ShowsShapes):
     # after.
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    sequence: int = 0  # its number in the batch
 
     @property
     def kind(self) -> str:
@@ -348,14 +350,15 @@ def _block_diagonal(blocks: list[torch.Tensor], fill: float) -> torch.Tensor:
     return joined
 
 
-def _observed(log: _Log, layer: Event, attends: Event, softmax: _Softmax, given: dict[str, Any]) -> Iterator[Observed]:
+def _observed(
+    log: _Log, layer: Event, attends: Event, softmax: _Softmax, given: dict[str, Any], sequences: int = 1
+) -> Iterator[Observed]:
     """What one softmax was part of, a sequence at a time."""
-    b, n, m = *_batch(softmax.scores), softmax.scores.shape[-1]
+    b, n, m = *_batch(softmax.scores, sequences), softmax.scores.shape[-1]
     scores, attention = (tensor.reshape(b, -1, n, m).float().numpy() for tensor in (softmax.scores, softmax.attention))
     if scores.shape[1] == 0:
         return
     inside = [event for event in log.events if layer.start < event.start and event.end < layer.end]
-    mask = next((candidate for tensor in attends.inputs if (candidate := _mask_of(tensor, b, n, m)) is not None), None)
     streams, memories, norm = entering(layer, attends, inside, softmax.time, b, n, m)
     entered = around(layer, attends, inside, softmax.time, b, n, m)
     ran = [event for event in sorted(inside, key=lambda event: event.start) if _holds(event.module)]
@@ -367,10 +370,10 @@ def _observed(log: _Log, layer: Event, attends: Event, softmax: _Softmax, given:
             tuple(rows[which] for rows in streams), tuple(rows[which] for rows in memories),
             tuple(rows[which] for rows in entered),
             None if positions is None or positions.shape[-1] != n else positions[0].numpy(),
-            scores[which], attention[which], None if mask is None else mask[which],
+            scores[which], attention[which],
             tuple(rows[which] for rows in (rows_of(out, b, n) for out in outputs[:24]) if rows is not None), norm,
             tuple(event.name for event in ran if event.start < softmax.time),
-            tuple(event.name for event in ran if event.start > softmax.time),
+            tuple(event.name for event in ran if event.start > softmax.time), which * sequences // b,
         )  # fmt: skip
 
 
@@ -380,19 +383,10 @@ def _holds(module: torch.nn.Module) -> bool:
     return norm or next(module.parameters(recurse=False), None) is not None
 
 
-def _mask_of(given: torch.Tensor, b: int, n: int, m: int) -> np.ndarray | None:
-    """What a module was given as a mask, (b, n, m): the same for all heads, and of two values at most."""
-    if given.ndim != 4 or given.shape[1] != 1 or given.shape[0] not in (1, b) or len(given.unique()) > 2:
-        return None
-    if given.shape[2] not in (1, n) or given.shape[3] != m:
-        return None
-    return np.broadcast_to(given[:, 0].float().numpy(), (b, n, m))
-
-
-def _batch(scores: torch.Tensor) -> tuple[int, int]:
-    """(sequences, queries) of scores: with three axes the first is the heads' of one sequence."""
+def _batch(scores: torch.Tensor, sequences: int) -> tuple[int, int]:
+    """(sequences, queries) of scores: with three axes the first is that of heads, sequence by sequence."""
     if scores.ndim == 3:
-        return 1, scores.shape[1]
+        return sequences if scores.shape[0] % sequences == 0 else 1, scores.shape[1]
     return int(np.prod(scores.shape[:-3])), scores.shape[-2]
 
 
@@ -401,7 +395,7 @@ Seen = Callable[[str, list[Observed], Callable[[], list[Observed]]], None]
 
 def watch_layers(
     part: torch.nn.Module, model: torch.nn.Module, inputs: dict[str, Any], layers: Collection[str],
-    before: Callable[[str], None], after: Seen,
+    before: Callable[[str], None], after: Seen, sequences: int = 1,
 ) -> None:  # fmt: skip
     """Run one part of a model a layer at a time, and keep nothing of a layer once the next one runs.
 
@@ -411,7 +405,7 @@ def watch_layers(
     log, busy = _Log(model), False
 
     def recorded() -> list[Observed]:
-        calls = [call for work in _at_work(log) for call in _observed(log, *work, inputs)]
+        calls = [call for work in _at_work(log) for call in _observed(log, *work, inputs, sequences)]
         log.events.clear()
         log.softmaxes.clear()
         return calls

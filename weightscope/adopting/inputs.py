@@ -9,7 +9,7 @@ import torch
 
 from weightscope.adopting.tiny_models import Size
 
-FIRST_TOKEN = 60  # smaller ids are special tokens'
+FIRST_TOKEN = 60  # of a tiny model's texts; smaller ids are special tokens', which `own_size` runs
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder", "decoder_config")
 SEEN = ("vision_config", "vision_encoder_config", "visual_config", "backbone_config", "image_encoder_config", "encoder")
 MEL = (
@@ -53,10 +53,13 @@ class Inputs:
         self.parameters = inspect.signature(module.forward).parameters
         self.crosses = any(CROSS.search(name) for name, _ in module.named_modules())
 
+    @property
+    def vocabulary(self) -> int:
+        return int(_get(self.config, ("vocab_size", "decoder_vocab_size"), self.size.vocabulary, TEXT))
+
     def ids(self, length: int) -> torch.Tensor:
-        vocabulary = int(_get(self.config, ("vocab_size", "decoder_vocab_size"), self.size.vocabulary, TEXT))
-        low = min(FIRST_TOKEN, vocabulary // 2)
-        return torch.randint(low, vocabulary, (1, length), generator=self.generator)
+        low = min(FIRST_TOKEN, self.vocabulary // 2)
+        return torch.randint(low, self.vocabulary, (1, length), generator=self.generator)
 
     def noise(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator)

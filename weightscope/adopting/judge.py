@@ -145,8 +145,7 @@ def _measure(
     if not read.any():
         return "refused: no query sees anything, so that nothing is compared"
     expected = np.nan_to_num(expected)
-    masked = scores if one.mask is None else scores + one.mask[:, :keys]
-    attention = softmax(np.where(seen, masked, -np.inf), layer.sinks)
+    attention = softmax(np.where(seen, scores, -np.inf), layer.sinks)
     error = np.abs(attention - expected)[rows].max(initial=0.0)
     memory = {name: array for name, array in more.items() if name == "memory"}
     gathered = layer.output(expected, x, **memory)

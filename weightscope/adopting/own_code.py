@@ -172,7 +172,7 @@ def _as_transformers(own: Any, config_class: type, attention: str) -> type:
 
     def save(self: Any, folder: Any) -> None:
         """config.json and every tensor once, under the names that the class gives them."""
-        self.config.save_pretrained(folder)
+        self.config.to_json_file(Path(folder) / "config.json")  # save_pretrained refuses keys of generation
         parameters = {name: tensor.detach().clone() for name, tensor in self.named_parameters()}
         buffers = {name: t.clone() for name, t in self.state_dict().items() if name not in parameters}
         tied = {name for name, _ in self.named_parameters(remove_duplicate=False)} - parameters.keys()

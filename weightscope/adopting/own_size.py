@@ -6,7 +6,7 @@ it, runs on what the layer before gave, is compared with what weightscope reads,
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -17,6 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from weightscope.adopting.config_keys import MEANINGS, SPECIAL
 from weightscope.adopting.hooks import Observed, watch_layers
 from weightscope.adopting.inputs import Inputs
 from weightscope.adopting.judge import TOLERANCE, compare, stack_of
@@ -32,8 +33,10 @@ from weightscope.progress import bar
 
 TOKENS = 1152  # of a run
 MOST_SCORES = 1 << 26  # of one layer; there are some 26 arrays of them at once, 7 GB of float32
+MOST_BEYOND = 1 << 24  # the same of a text longer than the window where positions as far were run: 1.7 GB
+PAIR = 67  # tokens of each of two sequences in one batch
 MOST_WORK = 3e14  # multiplications: an hour or two on two cores
-PASSES = 6  # runs of each layer
+PASSES = 7  # runs of each layer
 # How large scores are made, by larger weights, so that bounds of them and of queries, keys and values are met: near,
 # where the largest is 30 and where it is 300; far, where float32 leaves less of the angles, 8 at least.
 NEAR, FAR = (0.0, 30.0, 300.0), (8.0,)
@@ -41,6 +44,10 @@ NEAR, FAR = (0.0, 30.0, 300.0), (8.0,)
 OF_SUM, OF_ANGLE = 2.0**-17, 2.0**-25
 ENDS = 10  # positions that special tokens may take of those that a model has
 LIMITS = re.compile(r"positions?(_|$)|n_ctx|seq_len|sequence_length|context_length", re.ASCII)
+NO_WINDOW = re.compile(r"original|relative|bucket", re.ASCII)  # in names of limits that are no window
+LONGEST = 1 << 20  # positions that a number of the config may mean whose key does not say so
+EDGE = 60  # ids at either end of a vocabulary: special tokens', as a rule
+UNWRITTEN = re.compile(r"image|video|audio|vision|speech|boi|eoi|boa|eoa", re.ASCII)  # in keys of ids that no text has
 FIXED = ("pixel_values", "input_features")  # inputs whose length the config says
 
 
@@ -50,6 +57,7 @@ class AtOwnSize:
 
     problem: str = ""  # what is wrong with it
     unproved: str = ""  # why it was not compared as far as a proof asks for
+    beyond: tuple[str, ...] = ()  # what is proved up to these, and unknown beyond
 
 
 @dataclass
@@ -57,6 +65,9 @@ class _Reach:
     """How far runs of one stack went."""
 
     layers: set[int] = field(default_factory=set)
+    in_pairs: set[int] = field(default_factory=set)  # layers that ran on two sequences at once
+    special: bool = True  # special tokens were among those that they ran on
+    placed: bool = False  # the positions that it was given matter
     tokens: int = 0
     position: int = -1
     fixed: bool = False  # its length is the config's
@@ -168,11 +179,27 @@ class _Weights:
 
 
 class _Texts(Inputs):
-    """Inputs as long as a run, at positions of its own if it has any."""
+    """Inputs as long as a run, at positions of its own if it has any; in `pairs` two sequences are one batch."""
 
-    def __init__(self, module: Any, tokens: int, at: torch.Tensor | None) -> None:
-        super().__init__(module, replace(SIZES[0], length=tokens, grid=16), seed=0, start=0 if at is None else 1)
-        self.at = at
+    def __init__(
+        self, module: Any, tokens: int, at: torch.Tensor | None, *,
+        pairs: bool = False, special: Sequence[int] = (), vocabulary: int = 0,
+    ) -> None:  # fmt: skip
+        size = replace(SIZES[0], length=tokens, grid=16)
+        size = replace(size, vocabulary=vocabulary or size.vocabulary)
+        super().__init__(module, size, seed=0, start=0 if at is None else 1)
+        self.at, self.pairs, self.special = at, pairs, special
+
+    def ids(self, length: int) -> torch.Tensor:
+        """Random ids, and among them the special ones, the first of these first, each twice where there is room."""
+        ids, last = super().ids(length), self.vocabulary
+        special = [each for each in self.special if each < last]
+        special = list(dict.fromkeys((*special, *range(min(EDGE, last)), *range(max(0, last - EDGE), last))))
+        if self.special and length > 1:
+            chosen = (special * 2)[: length // 2]
+            places = 1 + torch.randperm(length - 1, generator=self.generator)[: len(chosen) - 1]
+            ids[0, torch.cat((torch.zeros(1, dtype=torch.long), places))] = torch.tensor(chosen)
+        return ids
 
     @property
     def positions(self) -> torch.Tensor:
@@ -185,11 +212,26 @@ class _Texts(Inputs):
     def attempts(self) -> Iterator[dict[str, Any]]:
         """The inputs to try; those with the positions only, if there are any."""
         for given in super().attempts():
-            if self.at is None:
+            if self.pairs:
+                if any("grid" in name for name in given):  # images of one batch are one sequence
+                    continue
+                twice = {name: _twice(value) for name, value in given.items()}
+                if "input_ids" in twice and "attention_mask" in self.parameters:  # the second ends before the first
+                    seen = torch.ones(twice["input_ids"].shape[:2], dtype=torch.long)
+                    seen[1, -(seen.shape[1] // 4) :] = 0
+                    yield twice | {"attention_mask": seen}
+                yield twice
+            elif self.at is None:
                 yield given
             elif "position_ids" in given:  # with a mask, as without one a gap in the positions begins another text
                 more = {"attention_mask": torch.ones(1, len(self.at), dtype=torch.long)}
                 yield given | (more if "attention_mask" in self.parameters else {})
+
+
+def _twice(value: Any) -> Any:
+    """An input as two of the same in one batch, where it is of one."""
+    one = isinstance(value, torch.Tensor) and value.ndim > 1 and len(value) == 1
+    return value.repeat(2, *(1 for _ in value.shape[1:])) if one else value
 
 
 class _Trial:
@@ -201,6 +243,7 @@ class _Trial:
         self.problems = dict.fromkeys(rows, "")
         self.reached = {stack: _Reach() for stack in rows}
         self.ends = False  # it does not run on texts or positions beyond those that it has
+        self.near: dict[tuple[str, int], int] = {}  # hashes of the scores of texts at positions from 0 on
         values = {key: value for key, value in config.to_dict().items() if key != "quantization_config"}
         config = type(config).from_dict(values | {"use_cache": False})
         how = "sdpa" if config.model_type in FUSED else "eager"
@@ -211,6 +254,12 @@ class _Trial:
         self.parameters = [name for name, _ in self.model.named_parameters()]
         self.layers = self._layers(tiny)
         self.modules = {stack: self._modules(stack) for stack in rows}
+        values = self.model.config.to_dict()
+        self.limits, self.special = _limits(values), _special(values)
+        widths = {n for name, tensor in checkpoint.items() if not re.search("pos|wpe", name) for n in tensor.shape}
+        self.lengths = {length for length in _unnamed(values) - widths if TOKENS < length <= LONGEST}
+        tables = (model.prefix + model.family.inputs.tokens for model in self.models.values())
+        self.vocabulary = max((checkpoint[name].shape[0] for name in tables if name in checkpoint), default=0)
 
     def _layers(self, tiny: Tiny) -> list[str]:
         """The modules that are layers: those called as the tiny model's are, and within no other one."""
@@ -243,38 +292,53 @@ class _Trial:
             return AtOwnSize(unproved=f"layer {min(left)} and {len(left) - 1} more did not run")
         if reach.small:
             return AtOwnSize(unproved="it was not compared with larger scores: weightscope does not see what enters it")
-        limits = [limit for limit in _limits(self.model.config.to_dict()) if limit > reach.position]
-        window, end = model.config.n_positions or 0, model.config.n_positions or min(limits, default=TOKENS)
-        if reach.fixed or (self.ends and reach.position >= end - ENDS):
-            return AtOwnSize()
+        limits = [limit for limit in (*self.limits, *self.lengths) if limit > reach.position]
+        window, end = self._window(model), model.config.n_positions or min(limits, default=TOKENS)
+        alone = () if reach.in_pairs >= reach.layers else ("one sequence at a time",)
+        if reach.fixed:
+            return AtOwnSize(beyond=alone)
+        if not reach.special:
+            return AtOwnSize(unproved=f"it did not run on token ids below {EDGE} and other special tokens")
+        texts = () if reach.tokens > window > 0 else (f"texts of {reach.tokens:,} tokens",)
+        if self.ends and reach.position >= end - ENDS:
+            return AtOwnSize(beyond=(*(() if reach.tokens >= end - ENDS else texts), *alone))
         if reach.tokens <= 1000:
             return AtOwnSize(unproved=f"it ran on {reach.tokens} tokens only")
         if reach.position < window:
             return AtOwnSize(unproved=f"it ran to position {reach.position} only, and was trained to {window}")
-        return AtOwnSize()
+        far = () if window or reach.position < reach.tokens else (f"position {reach.position:,}",)
+        return AtOwnSize(beyond=(*far, *texts, *alone))
+
+    def _window(self, model: Model) -> int:
+        """The trained window by the config; 0 where no key of it is known as one."""
+        return model.config.n_positions or max(self.limits, default=0)
 
     def run(self) -> None:
         """Run near and far, until no row is left that is right."""
         if self.work > MOST_WORK or not self.layers:
             return
         self._load_what_is_in_no_layer()
-        window = max(model.config.n_positions or 0 for model in self.models.values())
+        window = max(map(self._window, self.models.values()))
         heads = max(model.config.n_heads for model in self.models.values())
         tokens = 0
-        shorter = {limit - special for limit in _limits(self.model.config.to_dict()) for special in (0, 2, 4, ENDS)}
+        shorter = {limit - special for limit in self.limits for special in (0, 2, 4, ENDS)}
         for length in (TOKENS, *sorted(shorter, reverse=True)):
             if 1 < length <= TOKENS and self._left():
                 self.ends = length < TOKENS
                 tokens = (length if self._run(length, None, NEAR) else 0) or tokens
         if not tokens:
             return
-        if not any(True for _ in _Texts(self.model, 2, torch.arange(2)).attempts()):  # it takes no positions
-            if window >= TOKENS and heads * (window + 64) ** 2 <= MOST_SCORES:
-                self._run(window + 64, None, FAR)
-        elif not self._run(tokens, _spread(tokens, max(2 * window, 4 * TOKENS)), FAR):
-            self.ends = True
-            if window > tokens:
-                self._run(tokens, _spread(tokens, window - 1), FAR)
+        self._run(min(tokens, PAIR), None, NEAR[:1], pairs=True)
+        if any(True for _ in _Texts(self.model, 2, torch.arange(2)).attempts()):
+            usual = max(2 * window, 4 * TOKENS)
+            reaches = sorted({usual, *(2 * length for length in self.lengths if 2 * length > usual)}, reverse=True)
+            if not any(self._run(tokens, _spread(tokens, furthest), FAR) for furthest in reaches):
+                self.ends = True
+                if window > tokens:
+                    self._run(tokens, _spread(tokens, window - 1), FAR)
+        placed = any(reach.placed for reach in self.reached.values())
+        if window >= TOKENS and heads * (window + 64) ** 2 <= (MOST_BEYOND if placed else MOST_SCORES):
+            self._run(window + 64, None, FAR)
 
     def _left(self) -> bool:
         """Whether a row is right so far, and one of its layers did not run."""
@@ -291,7 +355,7 @@ class _Trial:
         self.model.tie_weights(recompute_mapping=False)
         self.weights.fill(name for name in self.parameters if not name.startswith(within))
 
-    def _run(self, tokens: int, at: torch.Tensor | None, sizes: tuple[float, ...]) -> bool:
+    def _run(self, tokens: int, at: torch.Tensor | None, sizes: tuple[float, ...], pairs: bool = False) -> bool:
         """Run the model, or its parts where the whole does not run them all; whether any layer ran."""
         from transformers import PreTrainedModel
 
@@ -300,22 +364,32 @@ class _Trial:
         for name, part in parts:
             if all(self.problems.values()) or (name and any(layer.startswith(name + ".") for layer in ran)):
                 continue
-            for given in _Texts(part, tokens, at).attempts():
-                count = len(ran)
-                try:
-                    self._stream(part, given, sizes, ran)
-                except CheckpointError:
-                    raise
-                except Exception:  # whatever it raises of inputs that are not its own
-                    continue
-                finally:
-                    for layer in self.layers:
-                        self.weights.give_back(layer)
-                if len(ran) > count:
+            for special in (self.special, ()):
+                texts = _Texts(part, tokens, at, pairs=pairs, special=special, vocabulary=self.vocabulary)
+                if self._any_ran(texts, part, sizes, ran):
                     break
         return bool(ran)
 
-    def _stream(self, part: Any, given: dict[str, Any], sizes: tuple[float, ...], ran: set[str]) -> None:
+    def _any_ran(self, texts: _Texts, part: Any, sizes: tuple[float, ...], ran: set[str]) -> bool:
+        """Run a part on the first of these inputs that it takes; whether any layer ran."""
+        for given in texts.attempts():
+            count = len(ran)
+            try:
+                self._stream(part, given, sizes, ran, texts)
+            except CheckpointError:
+                raise
+            except Exception:  # whatever it raises of inputs that are not its own
+                continue
+            finally:
+                for layer in self.layers:
+                    self.weights.give_back(layer)
+            if len(ran) > count:
+                return True
+        return False
+
+    def _stream(
+        self, part: Any, given: dict[str, Any], sizes: tuple[float, ...], ran: set[str], inputs: _Texts
+    ) -> None:  # fmt: skip
         """Run one part of the model, each layer loaded when it is entered and given back when it is left."""
         calls_before, streams = Counter[str](), {}
         texts = {ids.shape[1] for name, ids in given.items() if name.endswith("input_ids")}
@@ -332,40 +406,54 @@ class _Trial:
         def leave(layer: str, calls: list[Observed], again: Callable[[], list[Observed]]) -> None:
             for stack, index, which in self._layers_of(calls, calls_before):
                 reach, call = self.reached[stack], calls[which]
-                streams[stack, index] = call.streams
-                reach.layers.add(index)
-                tokens = call.attention.shape[1]
-                reach.fixed = reach.fixed or (any(name in given for name in FIXED) and tokens not in texts)
-                reach.tokens, reach.position = max(reach.tokens, tokens), max(reach.position, _furthest(call))
+                streams[stack, index, call.sequence] = call.streams
+                if inputs.pairs:
+                    reach.in_pairs.add(index)
+                else:
+                    self._note(stack, index, call, inputs)
+                    tokens = call.attention.shape[1]
+                    reach.fixed = reach.fixed or (any(name in given for name in FIXED) and tokens not in texts)
+                    reach.special = reach.special and (bool(inputs.special) or not texts)
                 for size in sizes:
                     if not self.problems[stack]:
                         self.problems[stack] = self._compared(stack, index, which, call, size, layer, again, streams)
-            calls_before.update(call.module for call in calls)
+            calls_before.update(call.module for call in calls if not call.sequence)
             self.weights.give_back(layer)
             ran.add(layer)
             progress.update(1)
 
         with progress:
-            watch_layers(part, self.model, given, self.layers, enter, leave)
+            watch_layers(part, self.model, given, self.layers, enter, leave, sequences=1 + inputs.pairs)
+
+    def _note(self, stack: str, index: int, call: Observed, inputs: _Texts) -> None:
+        """Note how far a call went. Scores that are the same at other positions know nothing of those."""
+        reach, seen, tokens = self.reached[stack], hash(call.scores.tobytes()), call.attention.shape[1]
+        moved = inputs.at is not None and self.near.get((stack, index)) != seen
+        if inputs.at is None:
+            self.near.setdefault((stack, index), seen)
+        reach.layers.add(index)
+        reach.placed = reach.placed or moved
+        reach.tokens = max(reach.tokens, tokens)
+        reach.position = max(reach.position, _furthest(call) if moved else tokens - 1)
 
     def _layers_of(self, calls: list[Observed], before: Counter[str]) -> Iterator[tuple[str, int, int]]:
         """Of each call the stack and the index of the layer that it is, and its number among the calls."""
         counts = before.copy()
         for which, call in enumerate(calls):
+            counts[call.module] += not call.sequence
             indices = self.modules.get(stack_of(call.module), {}).get(call.module)
             if indices:
-                yield stack_of(call.module), indices[min(counts[call.module], len(indices) - 1)], which
-            counts[call.module] += 1
+                yield stack_of(call.module), indices[min(counts[call.module], len(indices)) - 1], which
 
     def _compared(
         self, stack: str, index: int, which: int, call: Observed, size: float, path: str,
-        again: Callable[[], list[Observed]], streams: Mapping[tuple[str, int], tuple[np.ndarray, ...]],
+        again: Callable[[], list[Observed]], streams: Mapping[tuple[str, int, int], tuple[np.ndarray, ...]],
     ) -> str:  # fmt: skip
         """What is wrong with one layer where its largest score is `size`, or as large as it is; empty if nothing is."""
         model = self.models[stack]
         layer, top = model.layer(index), _top(call)
         if layer.keys_of is not None:
-            call = replace(call, memories=streams[stack, layer.keys_of])
+            call = replace(call, memories=streams[stack, layer.keys_of, call.sequence])
         how = ""
         if size > top > 0:
             factors = _factors(model, index, layer, call, size / top)
@@ -391,8 +479,33 @@ class _Trial:
 
 def _limits(values: Mapping[str, Any]) -> set[int]:
     """Every number of a config, and of its parts, that may be that of positions."""
-    limits = {value for key, value in values.items() if type(value) is int and LIMITS.search(key)}
+    named = {key for key in values if LIMITS.search(str(key)) and not NO_WINDOW.search(str(key))}
+    limits = {values[key] for key in named if type(values[key]) is int}
     return limits.union(*(_limits(value) for value in values.values() if isinstance(value, Mapping)))
+
+
+def _unnamed(values: Mapping[str, Any]) -> set[int]:
+    """Every number of a config, and of its parts, of which no key says what it is: it may be a length of texts."""
+    known = (SPECIAL, *(pattern for pattern, _ in MEANINGS))
+    own = {
+        value for key, value in values.items()
+        if type(value) is int and not any(pattern.fullmatch(str(key)) for pattern in known)
+    }  # fmt: skip
+    return own.union(*(_unnamed(value) for value in values.values() if isinstance(value, Mapping)))
+
+
+def _special(values: Mapping[str, Any]) -> list[int]:
+    """The ids of special tokens that a text may have, by a config and its parts: the one that begins it first.
+
+    A config that names none leaves 1, which begins texts as a rule.
+    """
+    ids: list[int] = []
+    for key, value in sorted(values.items(), key=lambda item: not str(item[0]).startswith("bos")):
+        if isinstance(value, Mapping):
+            ids += _special(value)
+        elif SPECIAL.fullmatch(str(key)) and not UNWRITTEN.search(str(key)):
+            ids += [each for each in (value if isinstance(value, list) else [value]) if type(each) is int and each >= 0]
+    return list(dict.fromkeys(ids)) or [1]
 
 
 def _spread(tokens: int, furthest: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """From a config and a row to the numbers of one model; from no known row to advice."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from weightscope.architectures.config import MOST_LAYERS, ModelConfig, inner_types, names_of, sizes_of
@@ -87,8 +88,10 @@ def kind_of(config: ModelConfig, family: Family, index: int) -> str:
 # From a config and a row to the numbers of one model; from no known row to advice.
 
 # Alike names are no reason to read it as another family: half of such guesses are wrong. What is proved is right.
-ADOPT = (
-    "; `weightscope adopt` looks for a row that reads it and proves it (pip install 'weightscope-attention[runner]')"
+ADOPT = "`weightscope adopt SOURCE` looks for a row that reads it and proves it{lacking}; {ways}"
+WAYS = (
+    "`weightscope adopt SOURCE --with module:Class` does so with a class of your own, `weightscope draft SOURCE` drafts"
+    " a row for `--families FILE`, and `weightscope inspect SOURCE --check` needs none"
 )
 MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
 
@@ -260,7 +263,7 @@ def choose_family(
         missing = wanted is None and not checkpoint.config
         raise CheckpointError(
             ("no config.json says which model_type this is" if missing else problem)
-            + (_nearest(families, checkpoint) if wanted is None else ADOPT),
+            + (_nearest(families, checkpoint) if wanted is None else f"; {_adopting()}"),
             file=checkpoint.config.file if wanted is None and not missing else checkpoint.name,
         )
     towers = sorted({row.tower for row in rows})
@@ -284,6 +287,12 @@ def labelled(row: Family, checkpoint: Checkpoint, name: str | None = None) -> Fa
         why = f"unproved: no proof that this row reads model_type '{str(kind)[:40]}'"
         return row.but(origin=f"{why}; `weightscope adopt` looks for a row that it proves")
     return row.but(origin=unproved(row, kind, part))
+
+
+def _adopting() -> str:
+    """What reads an unknown architecture, and what that still needs."""
+    there = find_spec("torch") and find_spec("transformers")
+    return ADOPT.format(lacking="" if there else " (pip install 'weightscope-attention[runner]')", ways=WAYS)
 
 
 def _nearest(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:

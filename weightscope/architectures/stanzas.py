@@ -47,8 +47,12 @@ CHOICES = {
     "to": ("queries", "keys"),
     "order": ORDERS,
 }
-# What rows are proved against: transformers, or a class of the user's own.
-PROOF = re.compile(r"transformers \d+(\.\w{1,20}){0,4}|[\w.]{1,100}:[\w.]{1,100} \(PyTorch [\w.+]{1,40}\)", re.ASCII)
+# What rows are proved against: transformers, or a class of the user's own; and how far they were.
+PROOF = re.compile(
+    r"(transformers \d+(\.\w{1,20}){0,4}|[\w.]{1,100}:[\w.]{1,100} \(PyTorch [\w.+]{1,40}\))"
+    r"(; unproved beyond [a-z0-9, ]{1,120})?",
+    re.ASCII,
+)
 DIGEST = re.compile(r"([0-9a-f]{16})?", re.ASCII)
 NORMS = {"rms": False, "layer": True}  # by name: whether it centres
 BIASES = {"qkv": ("query", "key", "value"), "q": ("query",), "k": ("key",), "v": ("value",), "out": ("output",)}
