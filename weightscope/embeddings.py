@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from weightscope.attention.norms import Norm
 from weightscope.checkpoint import Tensor
@@ -86,7 +87,7 @@ class Embeddings(ShowsShapes):
         CheckpointError
             There is no such token.
         """
-        tokens = np.asarray(tokens)
+        tokens = ids_of(tokens, "tokens")
         ids, where = np.unique(tokens, return_inverse=True)
         if (wrong := outside(ids, self.n_tokens)) is not None:
             file = self.token_tensor.file.path
@@ -130,11 +131,19 @@ class Embeddings(ShowsShapes):
         if positions is not None and self.lacks:
             raise CheckpointError(self.lacks)
         if positions is not None and self.positions is not None:
-            positions, known = np.asarray(positions), len(self.positions)
+            positions, known = ids_of(positions, "positions"), len(self.positions)
             if (wrong := outside(positions, known)) is not None:
                 raise CheckpointError(f"no position {wrong}: the model has {known}", file=self.token_tensor.file.path)
             rows = rows + self.positions[positions]
         return np.ones(rows.shape[:-1], rows.dtype) if self.first_norm is None else self.first_norm.sigma(rows)
+
+
+def ids_of(given: ArrayLike, what: str) -> np.ndarray:
+    """Token ids or positions as an array of whole numbers; none at all is such an array too."""
+    ids = np.asarray(given)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise ValueError(f"{what} have dtype {ids.dtype}; expected whole numbers")
+    return ids if ids.size else ids.astype(np.int64)
 
 
 def outside(ids: np.ndarray, count: int | None) -> int | None:

@@ -65,11 +65,11 @@ def expected(value: object, what: str, instead: str) -> TypeError:
     return TypeError(f"{what} is {_short(repr(value), 40)}, of type {type(value).__name__}; expected {instead}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A "did you mean" to end a message with; empty where no known name is similar."""
+def nearest(name: str, known: Iterable[str], least: float = 0.6) -> str:
+    """A "did you mean" to end a message with; empty where no known name is similar, by difflib's ratio."""
     from difflib import get_close_matches  # imported only once something is wrong
 
-    near = get_close_matches(name, list(known), 1)
+    near = get_close_matches(name, list(known), 1, least)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 

@@ -197,7 +197,13 @@ LAYOUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link to nothing": (lambda f: _replace(f / "model.safetensors", lambda p: p.symlink_to("gone")), "cannot be read"),
     "a link to itself": (lambda f: _replace(f / "model.safetensors", lambda p: p.symlink_to(p)), "cannot be read"),
     "a config that links to itself": (lambda f: _replace(f / "config.json", lambda p: p.symlink_to(p)), "cannot be read"),
-    "only a pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "can run any code"),
+    "only a pickle": (
+        lambda f: _replace(f / "model.safetensors", lambda p: (f / "pytorch_model.bin").write_bytes(b"\x80\x04}.")),
+        "can run any code",
+    ),
+    "weights under a pickle's name": (
+        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "is a safetensors file",
+    ),
     "nothing": (lambda f: (f / "model.safetensors").unlink(), "no .safetensors file"),
     "a body swapped for a hole": (
         lambda f: os.truncate(f / "model.safetensors", 1 << 38), "but the file has 274877906944"),

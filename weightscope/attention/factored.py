@@ -55,6 +55,11 @@ class Factored:
     left: np.ndarray
     right: np.ndarray
 
+    def __post_init__(self) -> None:
+        shapes = np.shape(self.left), np.shape(self.right)
+        if [len(shape) for shape in shapes] != [2, 2] or shapes[0][1] != shapes[1][1]:
+            raise ValueError(f"left has shape {shapes[0]} and right {shapes[1]}; expected (d, r) of the same r")
+
     __array_ufunc__ = None  # so that NumPy leaves x @ w to this class
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -69,12 +74,22 @@ class Factored:
     def __matmul__(self, y: Any) -> Any:
         """w @ y for y of shape (d,) or (d, n); the product with another Factored is Factored."""
         if isinstance(y, Factored):
+            if self.shape[1] != y.shape[0]:
+                raise ValueError(f"{self} @ {y}: the second needs {self.shape[1]} rows")
             return Factored(self @ y.left, y.right)
-        return self.left @ (self.right.T @ np.asarray(y))
+        y = _numbers(y, f"{self} @ y")
+        d = self.shape[1]
+        if y.shape[-2:][:1] != (d,):  # the length of a vector, the rows of a matrix
+            raise ValueError(f"{self} @ y: y has shape {y.shape}; expected ({d},) or ({d}, n)")
+        return self.left @ (self.right.T @ y)
 
     def __rmatmul__(self, x: Any) -> np.ndarray:
         """x @ w for x of shape (d,) or (..., n, d)."""
-        return (np.asarray(x) @ self.left) @ self.right.T
+        x = _numbers(x, f"x @ {self}")
+        d = self.shape[0]
+        if x.shape[-1:] != (d,):
+            raise ValueError(f"x @ {self}: x has shape {x.shape}; expected ({d},) or (n, {d})")
+        return np.asarray((x @ self.left) @ self.right.T)
 
     @property
     def T(self) -> "Factored":  # noqa: N802 - as NumPy calls it
@@ -136,6 +151,8 @@ class Factored:
 
         left @ right.T and right.T @ left share them.
         """
+        if self.shape[0] != self.shape[1]:
+            raise ValueError(f"{self} has no eigenvalues: it is not square")
         values = np.linalg.eigvals(inner(self.right, self.left))
         return values[np.argsort(-np.abs(values), kind="stable")].astype(np.complex128)
 
@@ -159,6 +176,17 @@ class Factored:
 
     def _repr_html_(self) -> str:
         return notebook(repr(self), spectra({"": self}), picture=self._repr_png_())
+
+
+def _numbers(given: Any, product: str) -> np.ndarray:
+    """What is multiplied with a matrix as an array; refused where it is none of numbers."""
+    try:
+        array = np.asarray(given)
+    except ValueError:  # rows of several lengths
+        array = np.empty(0, object)
+    if not np.can_cast(array.dtype, np.clongdouble):
+        raise ValueError(f"{product}: expected an array of numbers, not {type(given).__name__} of dtype {array.dtype}")
+    return array
 
 
 def spectra(maps: Mapping[str, Factored]) -> Table:

@@ -504,6 +504,9 @@ class Layer:
         """
         x, y = self._stream(x), self._stream(self._memory(x, memory), of_keys=True)
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
+        if positions.shape[:1] != (len(x),) or positions.ndim > 2 or positions.dtype.kind not in "fiu":
+            given = f"shape {positions.shape} and dtype {positions.dtype}"
+            raise ValueError(f"positions has {given}; x needs numbers of shape ({len(x)},) or ({len(x)}, axes)")
         of_keys = np.arange(len(y)) if self.cross and self.keys_of is None else positions
         q, k = self.added.to(self.queries(x), self.keys(y), added, added_to_memory, cross=self.cross, index=self.index)
         terms = [self.scale * keys.between(q, k, positions) for keys in self.relative]
@@ -591,8 +594,13 @@ class Layer:
         y = x if self.cross and self.gate is None and memory is None else self._memory(x, memory)
         v = self.inner_values(self._stream(y, of_keys=True))
         attention = np.asarray(attention)
+        for name, given in {"attention": attention, "part": attention if part is None else part}.items():
+            shape = (self.n_heads, *attention.shape[1:2], v.shape[1])
+            if np.shape(given) != shape:
+                wanted = f"({shape[0]}, queries, {shape[-1]})" if name == "attention" else f"attention's, {shape}"
+                raise ValueError(f"{name} has shape {np.shape(given)}; layer {self.index} needs {wanted}")
         total = self._gathered(attention, v)  # (H, n, r_v)
-        gathered = total if part is None else self._gathered(part, v)
+        gathered = total if part is None else self._gathered(np.asarray(part), v)
         if self.gate is not None:
             gathered = gathered * GATES[self.gate_kind](self.gate(self.normalised(x)))
         if self.outer_sinks is not None:

@@ -54,6 +54,8 @@ class Affine:
 
     def __call__(self, z: Any) -> Any:
         """(n, d) -> (A, n, r)."""
+        if z.ndim != 2 or z.shape[1] != self.shape[1]:
+            raise ValueError(f"an input of shape {tuple(z.shape)}; {self} needs (tokens, {self.shape[1]})")
         return z @ self.w + self.b[:, None, :]
 
     def on(self, device: Device) -> "Affine":

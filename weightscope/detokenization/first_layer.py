@@ -19,6 +19,7 @@ from weightscope.compute.device import open_device
 from weightscope.detokenization.positions import PositionTerms, position_terms
 from weightscope.detokenization.sigma import SigmaStatistics, sigma_statistics
 from weightscope.display import ShowsShapes
+from weightscope.embeddings import ids_of
 from weightscope.errors import CheckpointError
 from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
@@ -173,6 +174,10 @@ class FirstLayer:
     def heads(self) -> list[Head]:
         return list(self.attention.heads)
 
+    def head(self, index: int) -> Head:
+        """One of `heads`, with what it has computed kept; a CheckpointError where there is none of this index."""
+        return self.heads[self.attention.head(index).index]
+
     @cached_property
     def sigma(self) -> SigmaStatistics:
         """sigma(e_t + p_j) over all tokens t and positions j.
@@ -220,15 +225,20 @@ class FirstLayer:
 
         float32 (vocab, r), or its rows start .. stop - 1 alone.
         """
-        w, norm = self.heads[head].query_at(self.delta)[0], self.attention.q_norm
+        w, norm = self.head(head).query_at(self.delta)[0], self.attention.q_norm
+        n_tokens = self.model.embeddings.n_tokens
+        if not 0 <= start <= (n_tokens if stop is None else stop) <= n_tokens:
+            raise CheckpointError(f"no tokens {start} to {stop}: the vocabulary has {n_tokens}")
         factor = self._projected(w, norm and norm.of(head), start, stop)
         self.check_finite(f"the query side of T^ee of head {head}", factor, self.layer)
         return factor
 
     def query_rows(self, head: int, tokens: np.ndarray) -> np.ndarray:
         """Rows of `query_factor` for some tokens, (n,) ids -> float32 (n, r); no other rows are read."""
-        w, norm = self.heads[head].query_at(self.delta)[0], self.attention.q_norm
-        scaled = self.model.embeddings.rows(tokens) / self.divisor[tokens, None]  # (n, d)
+        w, norm = self.head(head).query_at(self.delta)[0], self.attention.q_norm
+        if np.ndim(tokens) != 1:
+            raise ValueError(f"tokens have shape {np.shape(tokens)}; expected (n,)")
+        scaled = self.model.embeddings.rows(tokens) / self.divisor[np.asarray(tokens), None]  # (n, d)
         factor = scaled @ w  # (n, r)
         if norm is not None:
             factor[:, : norm.dims] *= self._scalars(norm.of(head), scaled)[0][:, None]
@@ -237,6 +247,8 @@ class FirstLayer:
 
     def key_factor(self, kv_head: int) -> np.ndarray:
         """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
+        if not 0 <= kv_head < self.attention.n_kv_heads:
+            raise CheckpointError(f"no key-value head {kv_head}: a layer has {self.attention.n_kv_heads}")
         w, norm = self.attention.k.of(kv_head)[0], self.attention.k_norm
         factor = self._projected(w, norm and norm.of(kv_head))
         self.check_finite(f"the key side of T^ee of key-value head {kv_head}", factor, self.layer)
@@ -386,7 +398,7 @@ class FirstLayer:
             Not as many positions as tokens.
         """
         layer, embeddings, learned = self.attention, self.model.embeddings, self.model.positions
-        tokens, positions = np.asarray(tokens), np.asarray(positions)
+        tokens, positions = ids_of(tokens, "tokens"), ids_of(positions, "positions")
         if tokens.shape != positions.shape or tokens.ndim != 1:
             raise ValueError(f"tokens of shape {tokens.shape} at positions of shape {positions.shape}; both are (n,)")
         sigma = embeddings.sigma(tokens, positions)[:, None]  # (n, 1)
@@ -478,7 +490,7 @@ def ranked(
     rows, name = [], token_names(tokenizer)
     for token in tokens:
         scores = first.token_scores(token)  # (H, V)
-        for head in range(len(scores)) if heads is None else heads:
+        for head in range(len(scores)) if heads is None else [first.head(each).index for each in heads]:
             best = np.argsort(-scores[head], kind="stable")[:top]
             for rank, previous in enumerate(best.tolist(), start=1):
                 score = float(scores[head, previous])

@@ -1,0 +1,130 @@
+"""The command printed for pickled weights, run by bash as printed: every tensor arrives, under names that are read."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import load_file
+
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.cli import main
+
+pytestmark = pytest.mark.check
+
+Tensors = dict[str, Any]
+
+
+def converted(source: Path) -> Path:
+    """Run the command that `inspect` prints for a source; the file that it wrote."""
+    said = CliRunner().invoke(main, ["inspect", str(source)]).stderr.strip()
+    assert said.count("\n") == 0
+    (command,) = re.findall(r"none of its code: (python -c .*)", said)
+    before = set(source.parent.rglob("*.safetensors"))
+    shell = 'python() { "$PYTHON" "$@"; }; ' + command
+    subprocess.run(["bash", "-c", shell], env={"PYTHON": sys.executable}, check=True, cwd="/")
+    (written,) = set(source.parent.rglob("*.safetensors")) - before
+    return written
+
+
+@pytest.fixture
+def tensors() -> Tensors:
+    torch = pytest.importorskip("torch", reason="torch.save is torch's, which is not installed")
+    weights = {name: torch.from_numpy(np.array(array)) for name, array in gpt2_weights().items()}
+    weights["classifier.weight"], weights["classifier.bias"] = torch.randn(3, 24), torch.randn(3)
+    weights["tied"] = next(iter(weights.values()))  # the same memory under two names
+    weights["turned"] = torch.arange(6.0).reshape(2, 3).T  # not contiguous
+    return weights
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that a careless command would not find again."""
+    folder = write_checkpoint(tmp_path / 'it\'s "a" $model', gpt2_weights())
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def check(written: Path, tensors: Tensors, at: str = "") -> None:
+    found = load_file(written)
+    assert found.keys() == {at + name for name in tensors}
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(found[at + name], tensor.numpy())
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_folder_keeps_every_tensor_with_and_without_model_type(named: bool, folder: Path, tensors: Tensors) -> None:
+    import torch
+
+    config = json.loads((folder / "config.json").read_text())
+    if not named:
+        del config["model_type"]
+        (folder / "config.json").write_text(json.dumps(config))
+    torch.save(tensors, folder / "pytorch_model.bin")
+    torch.save({"lr": 1}, folder / "training_args.bin")
+    written = converted(folder)
+    assert written.name == "model.safetensors"
+    check(written, tensors)
+    command = ["inspect", str(folder), *([] if named else ["--family", "gpt2"])]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize("asked", ["folder", "a shard"])
+def test_shards_become_one_file(asked: str, folder: Path, tensors: Tensors) -> None:
+    import torch
+
+    names = sorted(tensors)
+    shards = {f"pytorch_model-0000{i + 1}-of-00002.bin": names[i::2] for i in range(2)}
+    for shard, held in shards.items():
+        torch.save({name: tensors[name] for name in held}, folder / shard)
+    index = {"weight_map": {name: shard for shard, held in shards.items() for name in held}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    written = converted(folder if asked == "folder" else folder / next(iter(shards)))
+    assert written.name == "model.safetensors"
+    check(written, tensors)
+
+
+FILES: dict[str, Any] = {
+    "plain.pt": lambda own: own,
+    "legacy.pt": lambda own: own,
+    "model.pt": lambda own: {"model": own, "optimizer": {"state": {0: {"exp_avg": own["tied"]}}}, "epoch": 3},
+    "state_dict.pth": lambda own: {"state_dict": own, "optim": {"m": own["tied"]}},
+    "lightning.ckpt": lambda own: {
+        "epoch": 1,
+        "pytorch-lightning_version": "2.0",
+        "state_dict": {f"model.{name}": tensor for name, tensor in own.items()},
+        "optimizer_states": [{"state": {0: {"exp_avg": own["tied"]}}}],
+        "hyper_parameters": {"lr": 0.1},
+    },
+    "net.pt": lambda own: {"net": own},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_keeps_every_tensor_whatever_is_around_them(name: str, folder: Path, tensors: Tensors) -> None:
+    import torch
+
+    torch.save(FILES[name](tensors), folder / name, _use_new_zipfile_serialization=name != "legacy.pt")
+    written = converted(folder / name)
+    assert written.name == f"{name}.safetensors"
+    check(written, tensors, {"lightning.ckpt": "model.", "net.pt": "net."}.get(name, ""))
+
+
+def test_tensors_of_a_gpu_are_converted_without_one(folder: Path, tensors: Tensors) -> None:
+    import torch
+
+    own = {"a": tensors["turned"].contiguous()}
+    torch.save(own, folder / "cpu.pt", _use_new_zipfile_serialization=False)
+    stored = (folder / "cpu.pt").read_bytes()
+    assert stored.count(b"X\x03\x00\x00\x00cpu") == 1
+    (folder / "gpu.pt").write_bytes(stored.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0"))
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="CUDA"):
+            torch.load(folder / "gpu.pt", weights_only=True)
+    check(converted(folder / "gpu.pt"), own)
