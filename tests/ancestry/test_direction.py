@@ -1,10 +1,12 @@
 """Which of two related checkpoints came first: claimed only where one can be recomputed from the other."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.derivations import random_for
+from analyses.derivations import DERIVATIONS, random_for
 from analyses.named_parts import read_weights, write_weights
 
 
@@ -71,8 +73,6 @@ def test_relatives_share_an_origin_and_nothing_more(base, tmp_path):
 
 
 def test_an_upcast_loses_nothing(base, made, tmp_path):
-    from dataclasses import replace
-
     folder, _ = made("bfloat16")
     same = written(replace(read_weights(folder), dtype="float32"), tmp_path / "upcast")
     assert ws.lineage(same, folder).verdict == ws.lineage(folder, same).verdict == "related"
@@ -81,8 +81,6 @@ def test_an_upcast_loses_nothing(base, made, tmp_path):
 def test_layers_that_were_added_near_the_identity_prove_no_removal(base, tmp_path):
     """A deeper model that was made of a shallow one: its extra layers are copies that write nothing yet."""
     weights = read_weights(base)
-    from analyses.derivations import DERIVATIONS
-
     deeper = DERIVATIONS["each layer twice"].change(weights)
     silent = {part: 1e-3 * w for part, w in deeper.within("o.w", "down.w") if part[0] % 2}
     grown = written(deeper.but(silent), tmp_path / "grown")
