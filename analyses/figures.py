@@ -90,6 +90,7 @@ DRAWINGS = (
         f"analyses.planted_lineage --text {{books}} --model embedded --model {{gpt2}} --model {MINILM}"
         f" --model {{mpnet}} --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
     ),
+    Drawing("fine-tunes", "analyses.train_tunes --text {books}"),
     Drawing("lineage-peers", "analyses.lineage_peers", ("modeldna", "provenancekit")),
     Drawing(
         "planted-directions",

@@ -145,6 +145,10 @@ KINDS: dict[str, Kind] = {
         "heads of low rank",
         "Usual in the first layer of decoders; compare with another checkpoint of the same architecture.",
     ),
+    "other_head": Kind(
+        "another head on top",
+        "Usual where a language model was tuned for another task; if the head was to stay, it was lost on the way.",
+    ),
     "permuted_heads": Kind(
         "permuted heads",
         "The layer computes the same; undo the permutation before you average, merge or subtract weights.",

@@ -119,7 +119,7 @@ CASES: list[tuple[Callable[[Weights], None], dict[str, int], str]] = [
     (fine_tune_a_layer, {"changed": 6, "identical": 15}, "They changed in 1 of 3 layers, 2."),
     (move_rows, {"few rows": 1, "identical": 20}, "(2 of 300 rows)"),
     (grow, {"resized": 1, "identical": 20}, "(300 rows to 304; those that both have: identical)"),
-    (lose_and_gain, {"missing": 1, "new": 1, "identical": 20}, "1 missing in the last, 1 new in the last"),
+    (lose_and_gain, {"missing": 1, "new": 1, "identical": 20}, "first: extra, 1 only in the last: the language-model"),
     (reshape, {"reshaped": 1, "identical": 20}, "1 of another shape"),
     (break_one, {"not finite": 1, "identical": 20}, "1 with an unknown change: NaN or infinity"),
 ]  # fmt: skip

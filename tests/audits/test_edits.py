@@ -193,7 +193,7 @@ def test_checkpoints_of_other_sizes_are_told_what_differs_and_where_to_go(tmp_pa
         "3 and 2 layers",
         "6 and 12 dimensions in a head",
         "24 and 48 dimensions in the stream",
-        "weightscope audit LIST.txt",
+        "`weightscope lineage ",
     ):
         assert said in result.stderr
     assert "4 and 4 heads" not in result.stderr

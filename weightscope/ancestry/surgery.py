@@ -11,7 +11,6 @@ import numpy as np
 from weightscope.ancestry.matching import Match
 from weightscope.attention.factored import inner
 from weightscope.attention.layer import Layer
-from weightscope.attention.maps import Affine
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.checkpoint import Block, row_width
 from weightscope.display import ShowsShapes
@@ -19,6 +18,7 @@ from weightscope.metrics.grids import bits_of, own_grid, precision
 from weightscope.metrics.weight_changes import evenly_spread, low_rank
 from weightscope.model import Model
 from weightscope.progress import bar
+from weightscope.tensors.basis import is_folded, is_permutation, rotation_between
 from weightscope.tensors.changes import BITS, Pair, TensorChange, first_pass, judged
 from weightscope.tensors.measure import why_unread
 
@@ -30,8 +30,6 @@ ALIKE = 0.9  # cosine of copies: an expert and the network that it was copied fr
 REORDERED = 0.5  # |S - B| / |B| above which the base's rows may be in another order
 SAME_NORMS = 1e-3  # relative difference of their sorted norms
 FOLDING = 3.0  # times a value's own rounding: that of values multiplied by a norm's gain, in both checkpoints
-FLAT = 0.25  # spread of a folded gain, relative to that of the base's gain
-PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
 STORED = 0.1  # |error| / |x| of a format whose grid does not show in the values: that of four bits
 CLEAR = 2.0  # times the rounding error that a change has to exceed before its rank is computed
 
@@ -117,26 +115,20 @@ def compared(suspect: Model, base: Model, match: Match) -> Surgery:
 
 
 def _basis_of(suspect: Model, base: Model, match: Match) -> Basis:
-    """R by orthogonal Procrustes over the tokens that both have (Schoenemann 1966)."""
+    """The basis that a match by direction, by tokens or by spectra leaves."""
     if match.route == "direct":
         return Basis()
     if match.route == "spectra" or suspect.config.d_model != base.config.d_model:
         return Basis(known=False)
-    x, y = base.embeddings, suspect.embeddings
-    n = min(x.n_tokens, y.n_tokens)
-    cross = np.zeros((base.config.d_model,) * 2)
-    for (_, of_base), (_, of_suspect) in zip(x.blocks(0, n), y.blocks(0, n), strict=True):
-        cross += base.into_stream(of_base).astype(np.float64).T @ suspect.into_stream(of_suspect)
-    u, _, vt = np.linalg.svd(cross)
-    rotation = u @ vt  # (d, d)
-    return Basis(rotation.astype(np.float32), permuted=bool((np.abs(rotation).max(axis=1) > PERMUTED).all()))
+    rotation = rotation_between(base, suspect)
+    return Basis(rotation, permuted=is_permutation(rotation))
 
 
 def _layer_pair(suspect: Model, base: Model, i: int, j: int, order: np.ndarray, basis: Basis) -> LayerPair:
     """Compare layer i of the suspect with layer j of the base; `order` says which head each head is."""
     values = _values(suspect, base, i, j)
     a, b = base.layer(j), suspect.layer(i)
-    folded = _is_folded(a, b)
+    folded = is_folded(a, b)
     in_place = a.n_heads == b.n_heads and np.array_equal(order, np.arange(a.n_heads))
     as_it_was = basis.same and not folded and in_place
     found = _tensors(suspect, base, i, j, heads=as_it_was) if basis.same else NOTHING
@@ -182,15 +174,6 @@ def _change(x: np.ndarray, y: np.ndarray) -> float:
 def _rms(matrices: Sequence[np.ndarray]) -> float:
     """Root of the mean square over matrices of one shape."""
     return sqrt(float(np.mean([np.mean(np.square(w, dtype=np.float64)) for w in matrices])))
-
-
-def _is_folded(a: Layer, b: Layer) -> bool:
-    """Whether the norm before attention has lost its gain while the base's still has one."""
-    gains = [q.norm.gamma if isinstance(q, Affine) and q.norm is not None else np.empty(0) for q in (a.q, b.q)]
-    if not all(map(len, gains)):
-        return False
-    spread = [float(gain.std()) / max(float(np.abs(gain.mean())), 1e-30) for gain in gains]
-    return spread[1] < FLAT * min(1.0, spread[0])
 
 
 FACTORS: tuple[Callable[[Layer, int], np.ndarray], ...] = (  # (d, r) of a query head or key-value head

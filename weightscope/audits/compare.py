@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer, write_tables
 from weightscope.audits.changes import LIMITED, SAME, added_to, change_column, followed, stage, unmoved
 from weightscope.audits.circuits import CircuitChanges, circuit_changes
+from weightscope.audits.deeds import attention_changes, deed
 from weightscope.audits.edits import along_one_direction, moved_layers, written_direction
 from weightscope.audits.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
@@ -86,8 +88,8 @@ def compare(
     >>> import weightscope as ws
     >>> model = ws.open_model("embedded")
     >>> comparison = ws.compare(model, model)
-    >>> comparison.heads["qk_change"].max(), comparison.headline
-    (np.float64(0.0), 'No head moved.')
+    >>> comparison.heads["qk_change"].max(), comparison.lead.split(". ")[1]
+    (np.float64(0.0), 'No head moved')
     """
     models = tuple(map(as_model, (a, b, *more)))
     a = models[0]
@@ -129,8 +131,11 @@ def compare(
     differ = [
         index for index, layer in zip(a.attention_layers, from_first[-1], strict=True) if not unmoved(layer).all()
     ]
+    edits = [*moved_layers(a, models[-1], differ), *(() if everything else along_one_direction(written))]
+    seen = everything or TensorChanges([*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])])
     return Comparison(
         labels=labels,
+        architectures=[_architecture(model) for model in models],
         families=[model.family.name for model in models],
         measured=heads,
         from_first=_stacked(from_first, left_out),
@@ -141,11 +146,18 @@ def compare(
         coverage=_coverage(models, everything, not_compared),
         not_compared=not_compared,
         others=others,
-        edits=[*moved_layers(a, models[-1], differ), *(() if everything else along_one_direction(written))],
+        edits=edits,
         everything=everything,
         limited={} if everything is None else limited_changes(a, everything.changes),
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
+        deed=deed(unchecked[0], unchecked[-1], seen.changes, (heads[0], heads[-1]), from_first[-1], order[-1], edits),
     )
+
+
+def _architecture(model: Model) -> str:
+    """The class that the config says the checkpoint is for; empty where it says none."""
+    named = model.checkpoint.config.get("architectures")
+    return str(named[0])[:100] if isinstance(named, list) and named else ""
 
 
 def _check_comparable(a: Model, label_a: str, b: Model, label_b: str, across_families: bool) -> None:
@@ -155,9 +167,9 @@ def _check_comparable(a: Model, label_a: str, b: Model, label_b: str, across_fam
         if len(set(sizes := [getattr(model.config, size) for model in (a, b)])) > 1
     ]
     if differ:
-        elsewhere = "An audit of a list of both (weightscope audit LIST.txt) puts them in one table"
         problem = f"{label_a} and {label_b} have {', '.join(differ)}; heads are compared one by one"
-        raise CheckpointError(f"{problem}, which needs the same sizes. {elsewhere}")
+        answer = f"`weightscope lineage {quote(label_b)} {quote(label_a)} --out lineage/` says what they have in common"
+        raise CheckpointError(f"{problem}, which needs the same sizes. {answer}")
     if a.family.name != b.family.name and not across_families:
         families = f"{label_a} is of the family {a.family.name}, {label_b} of {b.family.name}"
         raise CheckpointError(f"{families}; `across_families` compares them anyway")
@@ -197,8 +209,8 @@ class Comparison:
 
     Attributes
     ----------
-    labels, families : list of str
-        One per checkpoint.
+    labels, families, architectures : lists of str
+        One per checkpoint; the architecture is the class that its config names, or empty.
     measured : list of MeasuredHeads
         In the order of the first checkpoint's heads.
     from_first, from_previous : dicts of (n - 1, L, H) arrays
@@ -224,10 +236,13 @@ class Comparison:
         Of these, how far each changed that a limit applies to.
     find_circuits : function
         Computes `circuits` on first use.
+    deed : str
+        What was done from the first checkpoint to the last, in a sentence; empty where it is no one thing.
     """
 
     labels: list[str]
     families: list[str]
+    architectures: list[str]
     measured: list[MeasuredHeads]
     from_first: dict[str, np.ndarray]
     from_previous: dict[str, np.ndarray]
@@ -241,6 +256,7 @@ class Comparison:
     everything: TensorChanges | None = None
     limited: dict[str, float] = field(default_factory=dict)
     find_circuits: Callable[[], CircuitChanges | None] | None = None
+    deed: str = ""
 
     def __repr__(self) -> str:
         sizes = f"{counted(len(self.measured[0].layers), 'layer')} of {counted(self.measured[0].n_heads, 'head')}"
@@ -285,13 +301,13 @@ class Comparison:
 
     @property
     def lead(self) -> str:
-        """How heads and other tensors moved, and what was not compared."""
-        return f"{self.headline} {self.coverage}".strip()
+        """What was done, how heads and other tensors moved, and what was not compared."""
+        return " ".join(filter(None, [self.deed, self._of_heads, self.others[-1].headline, self.coverage]))
 
     @property
     def headline(self) -> str:
-        """How many heads moved, the typical and the largest change, in a sentence per map; and of other tensors."""
-        return " ".join(filter(None, [self._of_heads, self.others[-1].headline]))
+        """The same as `lead`, by the name that it once had."""
+        return self.lead
 
     @property
     def _of_heads(self) -> str:
@@ -400,7 +416,7 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """The whole result as `weightscope compare --json` prints it; NaN as null."""
-        texts = {name: getattr(self, name) for name in ("labels", "families", "headline", "coverage", "caveats")}
+        texts = {name: getattr(self, name) for name in ("lead", "labels", "families", "coverage", "caveats")}
         findings = {"largest_change": self.largest_change(), "findings": self.findings.as_json()}
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
         others = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
@@ -465,9 +481,11 @@ def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
     compared: list[TensorChanges] = [*comparison.others]
     if comparison.everything is not None:
         compared[-1] = comparison.everything
-    for tensors, label, broken in zip(compared, comparison.labels[1:], comparison.broken[1:], strict=True):
+    later = (comparison.labels[1:], comparison.architectures[1:], comparison.broken[1:])
+    for tensors, label, architecture, broken in zip(compared, *later, strict=True):
         yield from rescaled(tensors.changes, label)
-        yield from incomparable_tensors({c.name: c.kind for c in tensors.changes if c.name not in broken})
+        kinds = {c.name: c.kind for c in tensors.changes if c.name not in broken}
+        yield from incomparable_tensors(kinds, architecture)
     if comparison.everything is not None:
         yield from comparison.everything.along_one_direction
 

@@ -69,6 +69,8 @@ def _needed(model: Model) -> dict[str, Tensor]:
     tensors += [t for i in model.borrowing_layers for t in model.attention_tensors(i)]  # no head of these is measured
     outputs = model.output_tensors
     rows = {ROWS: outputs.pop(ROWS)} if ROWS in outputs else {}
+    if rows and not model.tied and rows[ROWS].name == model.prefix + model.family.inputs.tokens:
+        rows = {}  # it has no unembedding: that of a language model was dropped
     return {
         t.name.removeprefix(model.prefix): t for t in (*tensors, *model.embedding_tensors, *outputs.values())
     } | rows
@@ -108,13 +110,21 @@ def other_changes(a: Model, b: Model) -> OtherChanges:
     """How these tensors of two models changed, each read once in blocks; of two families those of the same name."""
     of_a, of_b = other_tensors(a), other_tensors(b)
     tokens = [model.prefix + model.family.inputs.tokens for model in (a, b)]
-    if all(ROWS in tensors and tensors[ROWS].name == name for tensors, name in zip((of_a, of_b), tokens, strict=True)):
+    tied = all(
+        ROWS in tensors and tensors[ROWS].name == name for tensors, name in zip((of_a, of_b), tokens, strict=True)
+    )
+    if tied:
         del of_a[ROWS], of_b[ROWS]
     pairs = [Pair(tensor, of_b[key]) for key, tensor in of_a.items() if key in of_b]
     unmatched: list[TensorChange] = []
     if a.family.name == b.family.name:
         needed = ((_needed(a), of_b), (_needed(b), of_a))
-        unmatched = unpaired(*([ours[key] for key in ours if key not in {*theirs, ROWS}] for ours, theirs in needed))
+        unmatched = unpaired(
+            *(
+                [ours[key] for key in ours if key not in theirs and not (tied and key == ROWS)]
+                for ours, theirs in needed
+            )
+        )
     changes = [*map(_with_kind, first_pass(a, b, pairs)), *unmatched]
     return OtherChanges(changes, limited_changes(a, changes))
 

@@ -51,7 +51,7 @@ HELP = {
         (
             "weightscope compare base/ tuned/ --out moved/",
             "weightscope compare step-1/ step-2/ step-3/ --out run/",
-            "weightscope compare base/ adapter/ --out moved/ --max-change 0.1",
+            "weightscope compare base/ adapter/ --out moved/ --fail-on warning",
         ),
     ),
     "lineage": Help(

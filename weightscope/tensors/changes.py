@@ -14,6 +14,7 @@ from weightscope.compute.cores import in_threads
 from weightscope.errors import counted
 from weightscope.files import Files
 from weightscope.findings import Finding, Member, listed, spans
+from weightscope.metrics.grids import own_grid
 from weightscope.metrics.weight_changes import (
     CASTS,
     NEARLY_ALL,
@@ -27,7 +28,7 @@ from weightscope.metrics.weight_changes import (
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.tables import Column, Table
-from weightscope.tensors.findings import changes_along_one_direction
+from weightscope.tensors.findings import changes_along_one_direction, described
 from weightscope.tensors.measure import role_of, row_squares, shown_shape, why_unread
 
 BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # of fraction
@@ -46,13 +47,15 @@ KINDS = {
     "low rank": "changed by a matrix of low rank, as by a merged LoRA",
     "few rows": "changed in a few rows only",
     "resized": "with rows added or removed",
-    "changed": "changed otherwise",
+    "changed": "fine-tuned",
     "not finite": "with an unknown change: NaN or infinity",
     "reshaped": "of another shape",
-    "missing": "missing in the last",
-    "new": "new in the last",
+    "missing": "only in the first",
+    "new": "only in the last",
     "unread": "that cannot be read",
 }
+UNLIKE = "with other weights"  # how it calls the changed matrices that are not tuned
+TUNED = 0.5  # cosine of a matrix with what it was: weights that were trained apart have about 0
 UNKNOWN_SIZE = ("missing", "new", "reshaped", "unread")  # kinds whose size of change is unknown
 
 
@@ -93,6 +96,22 @@ class TensorChange:
             return float("inf") if self.moved else 0.0
         return sqrt(self.moved / self.squares)
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has two axes or more."""
+        return min(map(len, self.shapes)) > 1
+
+    @property
+    def cosine(self) -> float:
+        """Of the angle between the tensor before and after; NaN where one of them is zero or unknown."""
+        size = sqrt(self.squares) * sqrt(self.squares_b)
+        return (self.squares + self.squares_b - self.moved) / (2 * size) if size else float("nan")
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether a matrix is still what it was, for the most part; a vector may change wholly when it is tuned."""
+        return not (self.is_matrix and self.cosine < TUNED)
+
     def and_then(self, more: "TensorChange") -> "TensorChange":
         """With another block's change added."""
         return replace(
@@ -132,8 +151,11 @@ class TensorChanges:
         parts = []
         for kind, words in KINDS.items():
             changes = [change for change in self.changes if change.kind == kind]
-            if changes:
-                parts.append(f"{len(changes)} {words}{_in_common(changes)}")
+            tuned = [change for change in changes if kind != "changed" or change.is_tuned]
+            if tuned:
+                parts.append(f"{len(tuned)} {words}{_in_common(tuned)}")
+            if unlike := [change for change in changes if change not in tuned]:
+                parts.append(f"{len(unlike)} {UNLIKE} ({spread(unlike)})")
         return f"Of {counted(total, 'tensor')} {', '.join(parts)}.{self._where()}"
 
     def _where(self) -> str:
@@ -198,7 +220,11 @@ COLUMNS = (
 
 
 def _in_common(changes: Sequence[TensorChange]) -> str:
-    """What the changes of one kind have in common, in brackets."""
+    """What the changes of one kind have in common, in brackets, or which tensors they are."""
+    if changes[0].kind in ("missing", "new"):
+        return f": {described([change.name for change in changes])}"
+    if changes[0].kind == "changed":
+        return f" ({spread(changes)})"
     ranks = sorted({change.rank for change in changes if change.rank is not None})
     if ranks:
         return f" (rank {spans(ranks)})"
@@ -207,20 +233,36 @@ def _in_common(changes: Sequence[TensorChange]) -> str:
     return f" ({details.most_common(1)[0][0]})" if details and few else ""
 
 
+def spread(changes: Sequence[TensorChange]) -> str:
+    """`relative change 0.26 to 0.48`, of those whose size before is known."""
+    sizes = [change.change for change in changes if np.isfinite(change.change)]
+    zero = len(changes) - len(sizes)
+    parts = [f"relative change {between(sizes)}"] if sizes else []
+    return ", ".join([*parts, *([f"{zero} from zero"] if zero else [])])
+
+
+def between(values: Sequence[float]) -> str:
+    """`0.26 to 0.48`, or one number where both are written alike."""
+    return " to ".join(dict.fromkeys(f"{value:.2g}" for value in (min(values), max(values))))
+
+
 def compare_tensors(a: Model, b: Model) -> TensorChanges:
     """Read every tensor of two checkpoints once, and those again whose kind of change is not clear from that.
 
     Memory is a few blocks of a million values per core and, where a rank is looked for, two matrices of 144 columns.
     """
     pairs, unmatched = matched(a, b)
+    return TensorChanges([*changes_of(a, b, pairs), *unmatched])
+
+
+def changes_of(a: Model, b: Model, pairs: Sequence["Pair"]) -> list[TensorChange]:
+    """How each pair changed, with its kind."""
     changes = first_pass(a, b, pairs)
     clear = {i: changes[i] for i, pair in enumerate(pairs) if pair.problem}
     rest = in_threads(lambda i: judged(pairs[i], changes[i]), [i for i in range(len(pairs)) if i not in clear])
-    compared = TensorChanges([clear[i] if i in clear else next(rest) for i in range(len(pairs))] + unmatched)
+    compared = TensorChanges([clear[i] if i in clear else next(rest) for i in range(len(pairs))])
     shared = {compared.changes[i].name for i in compared.shared[0]}  # what is more than one of their rank is rounding
-    return TensorChanges(
-        [replace(c, kind="one direction", rank=1) if c.name in shared else c for c in compared.changes]
-    )
+    return [replace(c, kind="one direction", rank=1) if c.name in shared else c for c in compared.changes]
 
 
 def first_pass(a: Model, b: Model, pairs: Sequence["Pair"]) -> list[TensorChange]:
@@ -387,6 +429,9 @@ def _grid(pair: Pair, change: TensorChange) -> str:
             group, levels, nearest = grid
             block = "a row" if group == width else f"{group} neighbours"
             return f"{which} to {levels} values or so in {block}" + ("" if nearest else ", not always the nearest")
+    for before, after, which in ((x, y, "B"), (y, x, "A")):  # of more values than a group has, which seldom repeat
+        if (even := own_grid(after)) and not own_grid(before):
+            return f"{which} to {even[0]}"
     return ""
 
 

@@ -1,5 +1,6 @@
 """What stands out among all tensors of a checkpoint, and between those of two checkpoints."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,17 @@ NAMED = 4  # names in a sentence; all are among the finding's members
 LARGEST_RMS = 1e5  # no format of 16 bits but BF16 holds more; no trained weights come near it
 LEAST_RMS = 1e-12  # an embedding or a gain has more, unless it is zero throughout
 NOT_COMPARABLE = {"not_finite": ("not finite",), "tensor_missing": ("missing", "new", "reshaped")}
+# Modules that transformers puts on top of a stack, outside its layers, and what they make of its output.
+LANGUAGE, TASK = "the language-model head", "a head for another task"
+ON_TOP = {
+    **dict.fromkeys(
+        ("lm_head", "cls", "embed_out", "mlm_head", "generator_predictions", "generator_lm_head", "predictions",
+         "vocab_transform", "vocab_layer_norm", "vocab_projector"), LANGUAGE),
+    **dict.fromkeys(
+        ("classifier", "pre_classifier", "score", "qa_outputs", "pooler", "sop_classifier", "classification_head",
+         "sequence_summary", "discriminator_predictions"), TASK),
+}  # fmt: skip
+PREDICTS_TOKENS = re.compile("LM|PreTraining|ConditionalGeneration")  # classes that need a language-model head
 
 Facts = Sequence[TensorFacts]
 
@@ -42,10 +54,48 @@ def tensor_findings(
     yield from _norms(facts)
 
 
-def incomparable_tensors(kinds: Mapping[str, str]) -> Iterator[Finding]:
-    """Tensors of two checkpoints that cannot be compared: `kinds` is the kind of change by the tensor's name."""
+def on_top(name: str) -> str:
+    """Which head on top of the layers a tensor is part of; empty where it is part of none."""
+    outside, *_ = re.split(r"\.\d+\.", name, maxsplit=1)
+    return next((ON_TOP[module] for module in outside.split(".")[:-1] if module in ON_TOP), "")
+
+
+def described(names: Sequence[str]) -> str:
+    """The head that all of these tensors are parts of, or the names."""
+    (part, *others) = dict.fromkeys(map(on_top, names))
+    return listed(names, NAMED) if others or not part else part
+
+
+def _other_head(kinds: Mapping[str, str], architectures: str) -> list[str]:
+    """Tensors of heads on top that only one checkpoint has, where the last is meant to do another task.
+
+    `architectures` are the classes that the last checkpoint's config names: a language model needs its head, and of
+    one that says nothing a lost head is not excused. Nor is one of which a part is left.
+    """
+    if not architectures or PREDICTS_TOKENS.search(architectures):
+        return []
+    tops = {name: part for name in kinds if (part := on_top(name))}
+    kept = {part for name, part in tops.items() if kinds[name] not in ("missing", "new")}
+    return [n for n, part in tops.items() if kinds[n] == "new" or (kinds[n] == "missing" and part not in kept)]
+
+
+def incomparable_tensors(kinds: Mapping[str, str], architectures: str = "") -> Iterator[Finding]:
+    """Tensors of two checkpoints that cannot be compared: `kinds` is the kind of change by the tensor's name.
+
+    `architectures` are the classes that the last checkpoint's config names.
+    """
+    if head := _other_head(kinds, architectures):
+        parts = [f"{described(names)} is only in the {where}"
+                 for kind, where in (("missing", "first"), ("new", "last"))
+                 if (names := [name for name in head if kinds[name] == kind])]  # fmt: skip
+        text = f"{' and '.join(parts)}; the last is a {architectures}."
+        members = tuple(Member("tensor", None, name=name) for name in head)
+        yield Finding(
+            kind="other_head", text=f"{text[0].upper()}{text[1:]}", members=members, measure="tensors",
+            number=float(len(head)), usual=0.0,
+        )  # fmt: skip
     for finding_kind, change_kinds in NOT_COMPARABLE.items():
-        names = [name for name, kind in kinds.items() if kind in change_kinds]
+        names = [name for name, kind in kinds.items() if kind in change_kinds and name not in head]
         if names:
             text = f"Cannot be compared: {listed([f'{name} ({kinds[name]})' for name in names], NAMED)}."
             members = tuple(Member("tensor", None, name=name) for name in names)
