@@ -25,7 +25,7 @@ from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.changes import TensorChanges, compare_tensors
-from weightscope.tensors.findings import incomparable_tensors
+from weightscope.tensors.findings import beside_findings, incomparable_tensors
 from weightscope.tensors.measure import role_of
 
 SHAPE = {  # what checkpoints must have in common
@@ -144,6 +144,11 @@ def compare(
         edits=[*moved_layers(a, models[-1], differ), *(() if everything else along_one_direction(written))],
         everything=everything,
         limited={} if everything is None else limited_changes(a, everything.changes),
+        beside=[
+            finding
+            for model, label in dict(zip(models, labels, strict=True)).items()
+            for finding in beside_findings(model.checkpoint.beside, label)
+        ],
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
     )
 
@@ -222,6 +227,8 @@ class Comparison:
         All tensors of the first and the last checkpoint, with `all_tensors`.
     limited : dict
         Of these, how far each changed that a limit applies to.
+    beside : list of Finding
+        Weight files next to those that were read.
     find_circuits : function
         Computes `circuits` on first use.
     """
@@ -240,6 +247,7 @@ class Comparison:
     edits: Sequence[Finding] = ()
     everything: TensorChanges | None = None
     limited: dict[str, float] = field(default_factory=dict)
+    beside: Sequence[Finding] = ()
     find_circuits: Callable[[], CircuitChanges | None] | None = None
 
     def __repr__(self) -> str:
@@ -454,6 +462,7 @@ def comparison_findings(comparison: Comparison) -> Findings:
             *aggregated(single, comparison.measured[0].n_heads),
             *_permuted(comparison),
             *comparison.edits,
+            *comparison.beside,
             *_unmoved_layers(comparison),
             *_of_tensors(comparison),
         ]
