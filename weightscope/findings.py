@@ -137,6 +137,11 @@ KINDS: dict[str, Kind] = {
         "Move the files that are not meant to another folder, or name the file that is meant.",
         "warning",
     ),
+    "other_computation": Kind(
+        "config that computes something else",
+        "Check each key: with the same weights, another value gives other attention or other logits.",
+        "warning",
+    ),
     "different_families": Kind(
         "checkpoints of different families",
         "Check that comparing these heads makes sense: norms, positions and biases may enter them differently.",

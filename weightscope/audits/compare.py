@@ -15,6 +15,7 @@ from weightscope.audits.edits import along_one_direction, moved_layers, written_
 from weightscope.audits.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
 from weightscope.audits.others import OtherChanges, limited_changes, other_changes, rescaled
+from weightscope.audits.settings import SettingsChange, first_sentence, settings_change
 from weightscope.display import drawing, notebook, report
 from weightscope.errors import CheckpointError, counted, printable, sized
 from weightscope.files import Files, OutputFolder
@@ -144,6 +145,11 @@ def compare(
         edits=[*moved_layers(a, models[-1], differ), *(() if everything else along_one_direction(written))],
         everything=everything,
         limited={} if everything is None else limited_changes(a, everything.changes),
+        settings=[
+            settings_change(a, model, label)
+            for model, label in zip(models[1:], labels[1:], strict=True)
+            if model is not a
+        ],
         beside=[
             finding
             for model, label in dict(zip(models, labels, strict=True)).items()
@@ -227,6 +233,8 @@ class Comparison:
         All tensors of the first and the last checkpoint, with `all_tensors`.
     limited : dict
         Of these, how far each changed that a limit applies to.
+    settings : list of SettingsChange
+        How the config and the tokenizer's files of each later checkpoint differ from the first's.
     beside : list of Finding
         Weight files next to those that were read.
     find_circuits : function
@@ -247,6 +255,7 @@ class Comparison:
     edits: Sequence[Finding] = ()
     everything: TensorChanges | None = None
     limited: dict[str, float] = field(default_factory=dict)
+    settings: Sequence[SettingsChange] = ()
     beside: Sequence[Finding] = ()
     find_circuits: Callable[[], CircuitChanges | None] | None = None
 
@@ -294,12 +303,13 @@ class Comparison:
     @property
     def lead(self) -> str:
         """How heads and other tensors moved, and what was not compared."""
-        return f"{self.headline} {self.coverage}".strip()
+        asides = dict.fromkeys(aside for change in self.settings for aside in change.asides)
+        return " ".join(filter(None, [self.headline, self.coverage, *asides]))
 
     @property
     def headline(self) -> str:
-        """How many heads moved, the typical and the largest change, in a sentence per map; and of other tensors."""
-        return " ".join(filter(None, [self._of_heads, self.others[-1].headline]))
+        """What the config decides otherwise, how far heads moved, in a sentence per map, and other tensors."""
+        return " ".join(filter(None, [first_sentence(self.settings), self._of_heads, self.others[-1].headline]))
 
     @property
     def _of_heads(self) -> str:
@@ -411,6 +421,8 @@ class Comparison:
         texts = {name: getattr(self, name) for name in ("labels", "families", "headline", "coverage", "caveats")}
         findings = {"largest_change": self.largest_change(), "findings": self.findings.as_json()}
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
+        texts |= {"config": [record for change in self.settings for record in change.records()]}
+        texts |= {"files": [line for change in self.settings for line in change.files]}
         others = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
         return dict(as_json(texts | findings | tensors | others | {"heads": self.heads.records()}))
 
@@ -462,6 +474,7 @@ def comparison_findings(comparison: Comparison) -> Findings:
             *aggregated(single, comparison.measured[0].n_heads),
             *_permuted(comparison),
             *comparison.edits,
+            *(finding for change in comparison.settings for finding in change.findings()),
             *comparison.beside,
             *_unmoved_layers(comparison),
             *_of_tensors(comparison),
