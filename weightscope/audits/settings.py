@@ -8,12 +8,12 @@ from weightscope.architectures.computed import NONE, UNKNOWN, Difference, differ
 from weightscope.checkpoint.config import parse_json, read_small
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.checkpoint.local import LocalFile
+from weightscope.checkpoint.opening import LARGEST_SMALL_FILE
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import Finding, listed
 from weightscope.model import Model
 
 NAMED = 6  # keys in a sentence; all are in the JSON
-LARGEST = 100_000_000  # bytes of a tokenizer's file
 TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
     "merges.txt", "added_tokens.json", "special_tokens_map.json",
@@ -78,8 +78,8 @@ def _files(a: Model, b: Model) -> Iterator[str]:
     """How the files for tokens and generation differ."""
     first = [file for model in (a, b) for file in model.checkpoint.files[:1]]
     if all(isinstance(file, GgufFile) for file in first):
-        x, y = ({k: v for k, v in file.config.items() if k.startswith("tokenizer.")} for file in first)  # type: ignore[attr-defined]
-        changed = sorted(key for key in {*x, *y} if x.get(key) != y.get(key))
+        keys = [{k: v for k, v in file.config.items() if k.startswith("tokenizer.")} for file in first]  # type: ignore[attr-defined]
+        changed = sorted(key for key in {*keys[0], *keys[1]} if keys[0].get(key) != keys[1].get(key))
         template = "tokenizer.chat_template"
         if rest := [printable(key) for key in changed if key != template]:
             yield f"Tokenizer: {listed(rest, NAMED)} differ."
@@ -118,7 +118,11 @@ def _bytes(x: Path, y: Path, name: str) -> str:
     if not any(here):
         return ""
     try:
-        return "" if read_small(x / name, LARGEST) == read_small(y / name, LARGEST) else f"{name} differs"
+        return (
+            ""
+            if read_small(x / name, LARGEST_SMALL_FILE) == read_small(y / name, LARGEST_SMALL_FILE)
+            else f"{name} differs"
+        )
     except CheckpointError as error:
         return f"{name} was not compared ({printable(error)})"
 
@@ -138,7 +142,7 @@ def _vocabulary(x: Path, y: Path, name: str) -> str:
 def _object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file; empty where there is none that can be read."""
     try:
-        return parse_json(read_small(path, LARGEST), file=path) if path.is_file() else {}
+        return parse_json(read_small(path, LARGEST_SMALL_FILE), file=path) if path.is_file() else {}
     except CheckpointError:  # `_bytes` has compared it, or it is the tokenizer's error
         return {}
 
