@@ -103,11 +103,11 @@ def _files(a: Model, b: Model) -> Iterator[str]:
     for name, what in SETTINGS.items():
         here = [(folder / name).is_file() for folder in (x, y)]
         old, new = objects[name]
-        keys = sorted(key for key in {*old, *new} - WRITER if old.get(key) != new.get(key))
+        others = sorted(key for key in {*old, *new} - WRITER if old.get(key) != new.get(key))
         if here[0] != here[1]:
             yield f"{what.capitalize()}: only one of the two has a {name}."
-        elif keys:
-            yield f"{what.capitalize()}: {listed([printable(key) for key in keys], NAMED)} differ."
+        elif others:
+            yield f"{what.capitalize()}: {listed([printable(key) for key in others], NAMED)} differ."
 
 
 def _bytes(x: Path, y: Path, name: str) -> str:
