@@ -142,6 +142,8 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         said |= {before + key for key in own.said}
         follows |= {before + key for key in own.follows}
     metadata = next((_metadata(file.config) for file in checkpoint.files[:1] if isinstance(file, GgufFile)), None)
+    if metadata is not None:  # whose architecture stands for several model_types, and has no list of layers
+        said -= {"model_type", row.listed}
     words = frozenset(re.findall(r"[a-z_]\w+", stanza_of(row)))
     return Stated(values, spelled, frozenset(said), frozenset(follows), words, metadata)
 
