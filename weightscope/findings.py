@@ -132,10 +132,24 @@ KINDS: dict[str, Kind] = {
         "See which tokens lie along the direction: one edit was made in several places.",
         "warning",
     ),
+    "other_weights": Kind(
+        "transformers loads other weights",
+        "Move the files that are not meant to another folder, or name the file that is meant.",
+        "warning",
+    ),
+    "other_computation": Kind(
+        "config that computes something else",
+        "Check each key: with the same weights, another value gives other attention or other logits.",
+        "warning",
+    ),
     "different_families": Kind(
         "checkpoints of different families",
         "Check that comparing these heads makes sense: norms, positions and biases may enter them differently.",
         "warning",
+    ),
+    "weights_beside": Kind(
+        "weight files that were not read",
+        "Name one of them to read it; move those that are not meant to another folder.",
     ),
     "alike_heads": Kind(
         "heads with nearly the same spaces",

@@ -99,7 +99,7 @@ def test_a_layer_costs_its_own_bytes_in_few_requests(remote: Hub) -> None:
     """Headers included, what comes over the wire is at most 1.02 x what is read."""
     checkpoint = open_checkpoint("owner/model")
     names = [name for name in checkpoint if ".layers.0." in name or ".layers.7." in name]
-    needed = checkpoint.bytes_to_read(names)
+    needed, files = checkpoint.bytes_to_read(names), remote.repositories["owner/model"]
     assert checkpoint.bytes_to_fetch(names) == needed
     opened = len(remote.data_requests())
     checkpoint.prefetch(names)
@@ -109,7 +109,9 @@ def test_a_layer_costs_its_own_bytes_in_few_requests(remote: Hub) -> None:
         checkpoint[name].read()
     assert len(remote.data_requests()) - opened == 2  # reading found everything there
     assert needed <= checkpoint.bytes_fetched <= 1.02 * needed
-    assert remote.sent - sum(len(remote.repositories["owner/model"][f]) for f in SMALL) == checkpoint.bytes_fetched
+    listing = {"id": "owner/model", "sha": COMMIT, "siblings": [{"rfilename": f} for f in files]}
+    small = len(json.dumps(listing)) + sum(len(files[f]) for f in SMALL)
+    assert remote.sent - small == checkpoint.bytes_fetched
 
 
 SMALL = ("config.json", "model.safetensors.index.json")

@@ -1,11 +1,15 @@
 """GGUF files written by the gguf package, against the weights that went into them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+import weightscope as ws
 from weightscope.architectures import as_published, family_of
+from weightscope.architectures.computed import NONE, differences, stated
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
@@ -233,3 +237,22 @@ def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkey
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     with pytest.raises(CheckpointError, match=r"pip install gguf$"):
         opened(path)
+
+
+def test_what_a_gguf_file_cannot_say_is_not_compared(tmp_path: Path) -> None:
+    """Its architecture stands for several model_types; what its keys do say counts."""
+    weights = hugging_face_weights()
+    write_gguf(tmp_path / "a.gguf", weights)
+    a = ws.open_model(tmp_path / "a.gguf")
+    config = {key: value for key, value in a.checkpoint.config.items() if value is not None}
+    folder = tmp_path / "b"
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors")
+    for more, keys in (
+        ({"model_type": "mistral", "hidden_act": "gelu"}, []),
+        ({"rms_norm_eps": 0.5}, ["rms_norm_eps"]),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | more))
+        b = ws.open_model(folder)
+        found = differences(stated(b.checkpoint, b.row), stated(a.checkpoint, a.row))
+        assert [one.key for one in found if one.effect != NONE] == keys

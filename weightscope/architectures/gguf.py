@@ -141,7 +141,9 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
     tokens = tensors.get(row.prefixes[0] + row.inputs.tokens)
     config["vocab_size"] = tokens.shape[0] if tokens is not None and tokens.shape else None
     config["tie_word_embeddings"] = "output.weight" not in present
-    return Checkpoint(checkpoint.folder, checkpoint.files, tensors, Config(config, file), checkpoint.name)
+    published = Checkpoint(checkpoint.folder, checkpoint.files, tensors, Config(config, file), checkpoint.name)
+    published.beside = checkpoint.beside
+    return published
 
 
 def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple[str, str]:

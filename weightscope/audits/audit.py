@@ -29,7 +29,7 @@ from weightscope.findings import Findings
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table, as_json
-from weightscope.tensors.findings import tensor_findings
+from weightscope.tensors.findings import beside_findings, tensor_findings
 from weightscope.tensors.measure import Everything, read_everything
 
 END = -1  # follows the last layer: what is read after the layers
@@ -259,9 +259,18 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         directions, notes = directions_of(unchecked, heads, options.directions)
         findings = with_tokens(findings_of(unchecked, heads, standing), directions)
         removed, undecided = removed_directions(unchecked, heads.layers.tolist(), options.all_tensors)
-        findings = Findings([*findings, *removed_findings(unchecked, removed)])
+        beside = beside_findings(model.checkpoint.beside)
+        findings = Findings([*findings, *removed_findings(unchecked, removed), *beside])
     unread = f"The row of {model.unread}." if model.unread else ""
-    notes = (model.checkpoint.note, unread, other_stacks(model), *notes, *undecided, positions_of(unchecked)[1])
+    notes = (
+        model.checkpoint.note,
+        model.checkpoint.beside.sentence,
+        unread,
+        other_stacks(model),
+        *notes,
+        *undecided,
+        positions_of(unchecked)[1],
+    )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = roles_of(model)
     everything = read_everything(model.checkpoint) if options.all_tensors else None

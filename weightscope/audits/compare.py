@@ -17,6 +17,7 @@ from weightscope.audits.edits import along_one_direction, moved_layers, written_
 from weightscope.audits.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
 from weightscope.audits.others import OtherChanges, limited_changes, other_changes, rescaled
+from weightscope.audits.settings import SettingsChange, first_sentence, settings_change
 from weightscope.display import drawing, notebook, report
 from weightscope.errors import CheckpointError, counted, printable, sized
 from weightscope.files import Files, OutputFolder
@@ -27,7 +28,7 @@ from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.changes import TensorChanges, compare_tensors
-from weightscope.tensors.findings import incomparable_tensors
+from weightscope.tensors.findings import beside_findings, incomparable_tensors
 from weightscope.tensors.measure import role_of
 
 SHAPE = {  # what checkpoints must have in common
@@ -149,6 +150,16 @@ def compare(
         edits=edits,
         everything=everything,
         limited={} if everything is None else limited_changes(a, everything.changes),
+        settings=[
+            settings_change(a, model, label)
+            for model, label in zip(models[1:], labels[1:], strict=True)
+            if model is not a
+        ],
+        beside=[
+            finding
+            for model, label in dict(zip(models, labels, strict=True)).items()
+            for finding in beside_findings(model.checkpoint.beside, label)
+        ],
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
         deed=deed(unchecked[0], unchecked[-1], seen.changes, (heads[0], heads[-1]), from_first[-1], order[-1], edits),
     )
@@ -234,6 +245,10 @@ class Comparison:
         All tensors of the first and the last checkpoint, with `all_tensors`.
     limited : dict
         Of these, how far each changed that a limit applies to.
+    settings : list of SettingsChange
+        How the config and the tokenizer's files of each later checkpoint differ from the first's.
+    beside : list of Finding
+        Weight files next to those that were read.
     find_circuits : function
         Computes `circuits` on first use.
     deed : str
@@ -255,6 +270,8 @@ class Comparison:
     edits: Sequence[Finding] = ()
     everything: TensorChanges | None = None
     limited: dict[str, float] = field(default_factory=dict)
+    settings: Sequence[SettingsChange] = ()
+    beside: Sequence[Finding] = ()
     find_circuits: Callable[[], CircuitChanges | None] | None = None
     deed: str = ""
 
@@ -301,8 +318,10 @@ class Comparison:
 
     @property
     def lead(self) -> str:
-        """What was done, how heads and other tensors moved, and what was not compared."""
-        return " ".join(filter(None, [self.deed, self._of_heads, self.others[-1].headline, self.coverage]))
+        """What the config decides otherwise, what was done to the weights, and what was not compared."""
+        asides = dict.fromkeys(aside for change in self.settings for aside in change.asides)
+        weights = [self.deed, self._of_heads, self.others[-1].headline, self.coverage]
+        return " ".join(filter(None, [first_sentence(self.settings), *weights, *asides]))
 
     @property
     def headline(self) -> str:
@@ -419,6 +438,8 @@ class Comparison:
         texts = {name: getattr(self, name) for name in ("lead", "labels", "families", "coverage", "caveats")}
         findings = {"largest_change": self.largest_change(), "findings": self.findings.as_json()}
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
+        texts |= {"config": [record for change in self.settings for record in change.records()]}
+        texts |= {"files": [line for change in self.settings for line in change.files]}
         others = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
         return dict(as_json(texts | findings | tensors | others | {"heads": self.heads.records()}))
 
@@ -470,6 +491,8 @@ def comparison_findings(comparison: Comparison) -> Findings:
             *aggregated(single, comparison.measured[0].n_heads),
             *_permuted(comparison),
             *comparison.edits,
+            *(finding for change in comparison.settings for finding in change.findings()),
+            *comparison.beside,
             *_unmoved_layers(comparison),
             *_of_tensors(comparison),
         ]

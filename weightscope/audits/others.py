@@ -8,9 +8,11 @@ from math import inf, isfinite, log, prod, sqrt
 import numpy as np
 
 from weightscope.architectures import Family
+from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.audits.changes import SAME
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.checkpoint import blocks_of
+from weightscope.checkpoint.gguf import GgufFile
 from weightscope.errors import counted
 from weightscope.findings import Finding, Member, listed
 from weightscope.model import Model
@@ -118,7 +120,8 @@ def other_changes(a: Model, b: Model) -> OtherChanges:
     pairs = [Pair(tensor, of_b[key]) for key, tensor in of_a.items() if key in of_b]
     unmatched: list[TensorChange] = []
     if a.family.name == b.family.name:
-        needed = ((_needed(a), of_b), (_needed(b), of_a))
+        in_a, in_b = (_in_layers(model) if _names_alike(a, b) else {} for model in (a, b))
+        needed = ((_needed(a) | in_a, of_b | in_b), (_needed(b) | in_b, of_a | in_a))
         unmatched = unpaired(
             *(
                 [ours[key] for key in ours if key not in theirs and not (tied and key == ROWS)]
@@ -127,6 +130,25 @@ def other_changes(a: Model, b: Model) -> OtherChanges:
         )
     changes = [*map(_with_kind, first_pass(a, b, pairs)), *unmatched]
     return OtherChanges(changes, limited_changes(a, changes))
+
+
+def _names_alike(a: Model, b: Model) -> bool:
+    """Whether both files name tensors in one way: a GGUF file has names of its own for feed-forward networks."""
+    return len({isinstance(file, GgufFile) for model in (a, b) for file in model.checkpoint.files[:1]}) < 2
+
+
+def _in_layers(model: Model) -> dict[str, Tensor]:
+    """Everything that layers store, by name without the prefix; buffers, which files may leave out, are not."""
+    stems = {model.stem(i) for i, kind in enumerate(model.config.layer_types) if kind != "none"}
+    stored = {name: stem for stem in stems for name in model.checkpoint.names_under(stem)}
+    names = {name: name.removeprefix(stem) for name, stem in stored.items()}
+    kept = (name for name, inner in names.items() if not _is_buffer(inner, model.checkpoint[name].shape))
+    return {name.removeprefix(model.prefix): model.checkpoint[name] for name in kept}
+
+
+def _is_buffer(inner: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of a layer is no weight: rotary frequencies, or a causal mask that is called a bias."""
+    return NO_WEIGHTS.fullmatch(inner) is not None or (len(shape) == 4 and shape[:2] == (1, 1))
 
 
 def _with_kind(change: TensorChange) -> TensorChange:

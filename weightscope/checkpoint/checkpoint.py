@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from weightscope.checkpoint.beside import Beside
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufTensor
 from weightscope.checkpoint.header import Storage, TensorEntry
@@ -34,6 +35,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     noted: set[str] | None = None  # of an unchecked checkpoint: names of tensors with NaN or infinity read so far
     note: str = ""  # one sentence on how it was put together; empty where it is as stored
+    beside: Beside = Beside()  # the weight files next to its own
 
     def __init__(
         self,
@@ -69,7 +71,9 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def with_config(self, values: dict[str, Any]) -> "Checkpoint":
         """The same tensors with another config."""
-        return Checkpoint(self.folder, self.files, self._tensors, Config(values, self.config.file), self.name)
+        same = copy(self)
+        same.config = Config(values, self.config.file)
+        return same
 
     def unchecked(self) -> "Checkpoint":
         """The same checkpoint, but NaN and infinity are read, and names of tensors with any go to `noted`."""

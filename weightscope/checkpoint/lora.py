@@ -22,6 +22,7 @@ from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.local import (
     ADAPTER,
     ADAPTER_WEIGHTS,
+    INDEX,
     LONE,
     PICKLE,
     TORCH_ADAPTER,
@@ -151,7 +152,7 @@ def adapter_in(source: str | Path) -> Path | None:
         path = path.parent
     if path is None or not (path / ADAPTER).is_file() or any(path.glob("model*.safetensors")):
         return None
-    return path
+    return None if (path / INDEX).is_file() else path
 
 
 def adapter_from(repository: Repository) -> Path | None:
@@ -355,5 +356,6 @@ def with_adapter(base: Checkpoint, adapter: Adapter, transposed: Collection[str]
     merged = Checkpoint(folder, files, tensors, base.config, f"{adapter.folder.name} on {base_name}")
     ranks = ", ".join(map(str, sorted({change.rank for change in changes.values()})))
     replaced = f" and {counted(len(adapter.replaced), 'tensor')} of its own" if adapter.replaced else ""
+    merged.beside = base.beside
     merged.note = f"A LoRA of rank {ranks} on {counted(len(changes), 'weight')}{replaced} over {base_name}."
     return merged

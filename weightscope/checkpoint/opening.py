@@ -12,6 +12,16 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import TypeVar
 from urllib.parse import unquote
 
+from weightscope.checkpoint.beside import (
+    EXPLICIT,
+    OF_INDEX,
+    SAFETENSORS,
+    Beside,
+    beside,
+    names_in,
+    nearby,
+    weights_named,
+)
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import MAX_BYTES, Config, read_json
 from weightscope.checkpoint.gguf import GgufFile, GgufTensor
@@ -55,6 +65,7 @@ HUB_URL = re.compile(
 )
 
 Opened = TypeVar("Opened", bound=Storage)
+NONE = Beside()
 
 
 def open_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
@@ -65,16 +76,21 @@ def open_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
     snapshot = cached_snapshot(where)
     if snapshot:
         return _open_folder(snapshot, str(where))
-    files, weight_map, folder = _remote_shards(where)
-    return _of_safetensors(folder, files, weight_map, str(where))
+    files, weight_map, folder, others = _remote_shards(where)
+    return _of_safetensors(folder, files, weight_map, str(where), others)
 
 
 def _open_folder(folder: Path, name: str = "") -> Checkpoint:
+    names = _names_of(folder)
+    loaded = weights_named(_config_of(folder), names, folder / "config.json")
     if (file := lone_gguf(folder)) is not None:
-        return _open_file(file)
-    shards, weight_map = _shards_of(folder)
-    files = _opened(map(LocalFile, shards), folder)
-    return _of_safetensors(folder, files, weight_map, name or (shards[0] if len(shards) == 1 else folder).name)
+        checkpoint = _open_file(file)
+        checkpoint.beside = beside(file.name, (), loaded, names)
+        return checkpoint
+    read, weight_map = _chosen(folder, names, loaded)
+    shards = [folder / shard for shard in sorted({*weight_map.values()})] or [folder / read]
+    files, others = _opened(map(LocalFile, shards), folder), beside(read, (s.name for s in shards), loaded, names)
+    return _of_safetensors(folder, files, weight_map, name or (shards[0] if len(shards) == 1 else folder).name, others)
 
 
 def _open_file(path: Path) -> Checkpoint:
@@ -91,7 +107,9 @@ def _open_file(path: Path) -> Checkpoint:
     return _of_safetensors(path.parent, [LocalFile(path)], {}, path.name)
 
 
-def _of_safetensors(folder: Path, files: Sequence[Storage], weight_map: dict[str, str], name: str) -> Checkpoint:
+def _of_safetensors(
+    folder: Path, files: Sequence[Storage], weight_map: dict[str, str], name: str, others: Beside = NONE
+) -> Checkpoint:
     """The checkpoint of these files, which must agree with the index."""
     stored: dict[str, StoredTensor] = {}
     for file in files:
@@ -103,9 +121,16 @@ def _of_safetensors(folder: Path, files: Sequence[Storage], weight_map: dict[str
     for tensor, shard in weight_map.items():
         if tensor not in stored or stored[tensor].file.path.name != shard:
             raise CheckpointError(f"is not in {shard}, where the index has it", file=INDEX, tensor=tensor)
+    config = _config_of(folder)
+    checkpoint = Checkpoint(folder, files, dequantised(stored, config), config, name)
+    checkpoint.beside = others
+    return checkpoint
+
+
+def _config_of(folder: Path) -> Config:
+    """The config.json of a folder; empty where it has none."""
     path = folder / "config.json"
-    config = Config(read_json(path) if os.path.lexists(path) else {}, path)
-    return Checkpoint(folder, files, dequantised(stored, config), config, name)
+    return Config(read_json(path) if os.path.lexists(path) else {}, path)
 
 
 def _opened(files: Iterable[Opened], where: object) -> list[Opened]:
@@ -185,29 +210,36 @@ def _may_be_hub_id(text: str) -> bool:
 # The files of a folder
 
 
-def _shards_of(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """The .safetensors files of a folder, and its index's map from tensors to files (empty without an index)."""
+def _names_of(folder: Path) -> list[str]:
+    """What a folder holds; see `names_in`."""
     try:
-        names = sorted(path.name for path in folder.iterdir())
+        return names_in(folder)
     except OSError as error:
         raise CheckpointError(f"cannot be read ({error.strerror})", file=folder) from None
-    if INDEX in names:
-        weight_map = _parse_index(folder / INDEX)
-        shards = [folder / name for name in sorted(set(weight_map.values()))]
-        missing = next((shard.name for shard in shards if shard.name not in names), None)
+
+
+def _chosen(folder: Path, names: list[str], loaded: str) -> tuple[str, dict[str, str]]:
+    """The file or index of a folder that is read, and the index's map from tensors to files, empty without an index.
+
+    It is what transformers loads, unless that is pickled.
+    """
+    if loaded.endswith(OF_INDEX):
+        weight_map = _parse_index(folder / loaded)
+        missing = next((shard for shard in sorted({*weight_map.values()}) if shard not in names), None)
         if missing is not None:
-            raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / INDEX)
-        return shards, weight_map
-    if LONE not in names:
-        refuse_pipeline(folder)
-    return [folder / _lone_shard(names, where=folder)], {}
+            raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / loaded)
+        return loaded, weight_map
+    if loaded.endswith(SAFETENSORS):
+        return loaded, {}
+    refuse_pipeline(folder)
+    return _lone_shard(names, where=folder), {}
 
 
 def lone_gguf(folder: Path) -> Path | None:
     """The .gguf file of a folder that has one and no .safetensors file; else None."""
     try:
-        weights = [path for path in folder.iterdir() if path.suffix in (".gguf", ".safetensors")]
-    except OSError:  # `_shards_of` reports it
+        weights = [path for path in folder.iterdir() if path.suffix in (".gguf", SAFETENSORS)]
+    except OSError:  # `_names_of` reports it
         return None
     return weights[0] if len(weights) == 1 and weights[0].suffix == ".gguf" else None
 
@@ -272,13 +304,16 @@ def _of_suffix(name: str, repository: object) -> str:
 
 
 def cached_snapshot(repository: Repository) -> Path | None:
-    """The repository's folder in the Hub's cache, if its weights are complete there."""
-    index = repository.cached(INDEX)
-    if index is not None:
-        shards = set(_parse_index(index).values())
-        return index.parent if all((index.parent / shard).is_file() for shard in shards) else None
-    lone = repository.cached(LONE)
-    return lone.parent if lone is not None else None
+    """The repository's folder in the Hub's cache, if the weights that transformers loads are complete there."""
+    paths = [path for path in map(repository.cached, ("config.json", LONE, INDEX)) if path is not None]
+    if not paths:
+        return None
+    folder = paths[0].parent
+    named = _config_of(folder).get(EXPLICIT) or next((n for n in (LONE, INDEX) if (folder / n).is_file()), "")
+    if not isinstance(named, str) or not (folder / named).is_file() or not named:
+        return None
+    shards = _parse_index(folder / named).values() if named.endswith(OF_INDEX) else (named,)
+    return folder if all((folder / shard).is_file() for shard in {*shards}) else None
 
 
 def downloaded(repository: Repository) -> Path:
@@ -286,12 +321,11 @@ def downloaded(repository: Repository) -> Path:
     snapshot = cached_snapshot(repository)
     if snapshot is not None:
         return snapshot
-    folder = _small_files(repository, (INDEX, "config.json"), MAX_BYTES)
+    pinned, folder, names = _pinned(repository)
     if folder is None:
         raise CheckpointError("the repository has no config.json", file=repository)
-    pinned = replace(repository, revision=folder.name)
-    shards = sorted(set(_parse_index(folder / INDEX).values())) if (folder / INDEX).is_file() else [LONE]
-    for shard in shards:
+    read, weight_map, _ = _remote_weights(repository, pinned, folder, names)
+    for shard in sorted({*weight_map.values()}) or [read]:
         if pinned.file(shard, LARGEST_SHARD) is None:
             raise CheckpointError(f"the repository has no {shard}", file=repository)
     return folder
@@ -327,23 +361,45 @@ def _small_files(repository: Repository, names: Sequence[str], limit: int) -> Pa
     return folder
 
 
-def _remote_shards(repository: Repository) -> tuple[list[LocalFile | RemoteFile], dict[str, str], Path]:
-    """The opened shards of a repository, its index's map (empty without one) and the folder of its small files."""
+def _pinned(repository: Repository) -> tuple[Repository, Path | None, list[str]]:
+    """A repository at its commit, the folder of its small files (None where it has none), and all its files' names.
+
+    The folder is named for the commit of the small files; everything else must be of the same commit.
+    """
     folder = _small_files(repository, (INDEX, "config.json"), MAX_BYTES)
-    # The folder is named for the commit of the small files; the shards must be of the same commit.
     pinned = replace(repository, revision=folder.name) if folder else repository
-    weight_map = _parse_index(folder / INDEX) if folder and (folder / INDEX).is_file() else {}
-    if not weight_map and pinned.stat(LONE) is None:
-        shards = [_lone_shard(pinned.file_names(), where=repository)]
-    else:
-        shards = sorted(set(weight_map.values())) or [LONE]
+    try:
+        return pinned, folder, pinned.file_names()
+    except CheckpointError:  # a mirror that has the files and no list of them, or a fault that the next request meets
+        return pinned, folder, [name for name in (LONE, INDEX, "config.json") if pinned.stat(name) is not None]
+
+
+def _remote_weights(
+    repository: Repository, pinned: Repository, folder: Path | None, names: list[str]
+) -> tuple[str, dict[str, str], str]:
+    """The file or index that is read, the index's map (empty without one), and what transformers loads."""
+    config = Config({}, "config.json") if folder is None else _config_of(folder)
+    loaded = weights_named(config, names, config.file)
+    if loaded.endswith(OF_INDEX):
+        near = folder / loaded if folder and (folder / loaded).is_file() else pinned.file(loaded, MAX_BYTES)
+        if near is None:
+            raise CheckpointError(f"the repository has no {loaded}", file=repository)
+        return loaded, _parse_index(near), loaded
+    return loaded if loaded.endswith(SAFETENSORS) else _lone_shard(names, where=repository), {}, loaded
+
+
+def _remote_shards(repository: Repository) -> tuple[list[LocalFile | RemoteFile], dict[str, str], Path, Beside]:
+    """The opened shards, the index's map (empty without one), the folder of the small files, and what lies beside."""
+    pinned, folder, listed = _pinned(repository)
+    read, weight_map, loaded = _remote_weights(repository, pinned, folder, listed)
+    shards = sorted({*weight_map.values()}) or [read]
     names: dict[str, list[str]] = {shard: [] for shard in shards}
     for tensor, shard in weight_map.items():
         names[shard].append(tensor)
     ahead = Ahead()
     with ThreadPoolExecutor(min(CONNECTIONS, len(shards))) as pool:
         files = _opened(pool.map(lambda shard: _open_shard(pinned, shard, names[shard], ahead), shards), repository)
-    return files, weight_map, folder or Path(repository.id)
+    return files, weight_map, folder or Path(repository.id), beside(read, shards, loaded, nearby(listed))
 
 
 def _open_shard(repository: Repository, name: str, tensors: list[str], ahead: Ahead) -> LocalFile | RemoteFile:

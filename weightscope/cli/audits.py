@@ -243,7 +243,7 @@ def _audit_list(
 @click.option(
     "--max-change", type=click.FloatRange(0),
     help="Exit with status 3 if W_QK, W_VO, a bias, a norm, an embedding or the unembedding changed by more than this "
-    "fraction of its norm; with --all, any tensor.",
+    "fraction of its norm, or if the config decides another computation; with --all, any tensor.",
 )  # fmt: skip
 @fail_on_option
 @json_option
@@ -265,6 +265,7 @@ def compare_command(
     With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are still written.
     """
     from weightscope.audits.compare import RESULTS, compare
+    from weightscope.audits.settings import first_sentence
     from weightscope.checkpoint.lora import adapter_in
     from weightscope.errors import printable
     from weightscope.files import OutputFolder
@@ -297,8 +298,10 @@ def compare_command(
         moved = f"the largest change, of {printable(what)}, is {farthest:.3g}, over --max-change {max_change:g}"
         if farthest != farthest:
             moved = f"{printable(what)} contains NaN or infinity; --max-change {max_change:g} fails"
+    config = first_sentence(comparison.settings).removesuffix(".") if max_change is not None else ""
+    config = f"{config}; --max-change {max_change:g} fails" if config else ""
     failing = comparison.findings.that_fail(fail_on)
-    _gate(moved, _failures(failing.as_json(), fail_on))
+    _gate(config, moved, _failures(failing.as_json(), fail_on))
 
 
 @click.command("reference")

@@ -192,6 +192,8 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
     dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
     yield f"checkpoint  {printable(checkpoint.name)}: {len(checkpoint)} tensors, {sized(checkpoint.nbytes)}"
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
+    if checkpoint.beside.files:
+        yield f"beside      {checkpoint.beside.sentence}"
 
 
 def describe(model: "Model") -> Iterator[str | Listed]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.checkpoint.beside import Beside
 from weightscope.errors import counted
 from weightscope.findings import Finding, Member, listed
 from weightscope.metrics.outliers import log_measure, off_trend, robust_z
@@ -102,6 +103,16 @@ def incomparable_tensors(kinds: Mapping[str, str], architectures: str = "") -> I
             yield Finding(
                 kind=finding_kind, text=text, members=members, measure="tensors", number=float(len(names)), usual=0.0,
             )  # fmt: skip
+
+
+def beside_findings(beside: Beside, label: str = "") -> Iterator[Finding]:
+    """Weight files next to those that were read; graver where transformers loads them."""
+    if beside.telling:
+        yield Finding(
+            kind="other_weights" if beside.is_other else "weights_beside",
+            text=f"{label and f'{label}: '}{beside.sentence}", measure="files", number=float(len(beside.files)),
+            usual=0.0,
+        )  # fmt: skip
 
 
 def _of_tensors(tensors: Iterable[TensorFacts], values: Iterable[float], **about: Any) -> Finding:

@@ -1,0 +1,340 @@
+"""What the configs of two checkpoints say of the computation, compared key by key.
+
+Both configs are read by their rows first, so that the dialects of transformers 4 and 5, a GGUF file's metadata and
+what is left out mean what they mean to transformers. Any key that differs then counts, unless it is known to have no
+effect on what a trained model computes: an unknown key may decide anything.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weightscope.architectures.config import Every, inner_types, values_of
+from weightscope.architectures.dialects import GIVEN, SCALING, TRAINED, renamed, standardised, writer_of
+from weightscope.architectures.family import Family
+from weightscope.architectures.gguf import KEYS as OF_GGUF
+from weightscope.architectures.reading import own_part, read_config
+from weightscope.architectures.rope import Rope
+from weightscope.architectures.stacks import part_of, parts
+from weightscope.architectures.stanzas import stanza_of
+from weightscope.architectures.table import known_rows
+from weightscope.checkpoint import Checkpoint
+from weightscope.checkpoint.config import Config, read_json
+from weightscope.checkpoint.gguf import GgufFile
+from weightscope.errors import CheckpointError
+
+FILE = Path(__file__).with_name("config_defaults.json")
+# Keys that say who wrote a file, how weights are stored or begin, what training drops or adds to its loss, which of
+# several outputs are handed over, how text is generated, and what classes are called. No trained model computes
+# anything else for them; a key that the model's row reads counts all the same.
+NO_EFFECT = re.compile(
+    r"transformers_version|_?name_or_path|_commit_hash|(torch_)?dtype|architectures|quantization_config|use_bfloat16"
+    r"|_?(attn|experts)_implementation(_internal)?|attn_implementation|use_kernels?|kernel_config|verbose"
+    r"|.*dropout(_p|_prob|_rate)?|.*_p?drop|.*layerdrop|drop_path_rate|stochastic_depth_prob|gradient_checkpointing"
+    r"|(initializer|init)_(range|std|scale|factor|method|config)|.*_initializer_(range|factor|std)|_?init_\w+"
+    r"|(use_)?cache|use_cache|return_dict|torchscript|tf_legacy_loss|output_(attentions|hidden_states|router_logits)"
+    r"|output_scores|return_dict_in_generate|chunk_size_feed_forward|keys_to_ignore_at_inference"
+    r"|(id2label|label2id)(\..*)?|num_labels|problem_type|finetuning_task|task_specific_params(\..*)?|tokenizer_class"
+    r"|prefix|seq_aux|(router_)?(aux|z)_loss_(alpha|coef|weight|coefficient)|router_jitter_noise|.*_loss_(coef|weight)"
+    r"|.*_loss_coefficient|repad_logits_with_grad|apply_spec_augment|mask_(time|feature)_\w+|ctc_\w+"
+    r"|(bos|eos|pad|sep|cls|mask|unk|eod|decoder_start|forced_bos|forced_eos)_token_id|forced_decoder_ids"
+    r"|(begin_)?suppress_tokens|bad_words_ids|max_length|min_length|do_sample|early_stopping|num_beams"
+    r"|num_beam_groups|diversity_penalty|temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty"
+    r"|no_repeat_ngram_size|encoder_no_repeat_ngram_size|num_return_sequences|remove_invalid_values"
+    r"|exponential_decay_length_penalty|max_new_tokens|begin_suppress_tokens|transformers_weights",
+    re.ASCII,
+)
+# Values that mean the same as no such key: versions of transformers leave them out, or put nothing in their place.
+NEUTRAL = {"position_embedding_type": "absolute", "sliding_window": 0}
+AS_WRITTEN = " as written"  # of a key whose value the row takes from elsewhere: transformers' code may read it
+PLAIN_TURNS = ("default", "axial")  # kinds of rotation that nothing scales
+# What transformers takes for a key without a value where another key has one: key -> (other, its value, what is taken).
+IMPLIED = {"num_ln_in_parallel_attn": ("new_decoder_architecture", True, 2)}
+FOLLOWS = {"qk_head_dim", "head_dim"}  # computed of other keys wherever it is
+LEAST = {"n_layers", "d_model", "n_heads", "n_positions", "vocab_size", "norm_eps"}  # sizes, as `ModelConfig` has them
+COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
+# Keys that decide the computation, whether attention's row reads them or not.
+KNOWN = re.compile(
+    r".*(multiplier|scal(e|ing)|softcap(ping)?|logit_scale|window|rope|rotary|eps|epsilon|hidden_act|activation\w*"
+    r"|experts_per_tok|top_?k|layer_types|bias|norm\w*|tie_word_embeddings|num_\w+|\w+_size|\w+_dim|causal).*"
+    r"|auto_map(\..*)?|model_type|query_pre_attn_scalar|(scale_)?attn_\w+|(original_)?max_position_embeddings|is_decoder|add_cross_attention",
+    re.ASCII,
+)
+
+
+class Difference(NamedTuple):
+    """A key of two configs with other values."""
+
+    key: str  # as the second config spells it, nested ones dotted
+    a: Any  # None where it has no value
+    b: Any
+    effect: str  # "computation", "unknown", or "none"
+
+    def __str__(self) -> str:
+        unknown = " (unknown effect)" if self.effect == UNKNOWN else ""
+        return f"{self.key} {_short(self.a)} -> {_short(self.b)}{unknown}"
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What a config says, in one dialect.
+
+    Attributes
+    ----------
+    values : dict
+        Values by dotted key, defaults filled in.
+    spelled : dict
+        The file's own spelling of keys that have another one there.
+    said : set of str
+        Keys that the file itself has a value for.
+    follows : set of str
+        Keys that, where a file leaves them out, follow from others.
+    read : set of str
+        Words of the row that read it: keys among them decide what is computed.
+    metadata : dict or None
+        Of a GGUF file its own keys, which may say less than a config.json.
+    """
+
+    values: Mapping[str, Any]
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    said: frozenset[str] = frozenset()
+    follows: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
+    metadata: Mapping[str, Any] | None = None
+
+
+def differences(a: Stated, b: Stated) -> list[Difference]:
+    """The keys in which two configs differ, those that decide the computation first."""
+    read, found = a.read | b.read, []
+    for key in sorted({*a.values, *b.values}):
+        x, y = (_plain(key, side.values.get(key)) for side in (a, b))
+        silent = any(side.metadata is not None and key not in side.said for side in (a, b))
+        follows = key in a.follows | b.follows and not {key} <= a.said & b.said
+        if not (silent or follows or _same(x, y)):
+            key = key.removesuffix(AS_WRITTEN)
+            spelled = (b if y is not None else a).spelled.get(key, key)
+            found.append(Difference(spelled, x, y, _effect(key, read)))
+    if a.metadata is not None and b.metadata is not None:
+        for key in sorted({*a.metadata, *b.metadata}):
+            x, y = a.metadata.get(key), b.metadata.get(key)
+            if not _same(x, y) and key.partition(".")[2] not in OF_GGUF.values():
+                found.append(Difference(key, x, y, _effect(key, read)))
+    return sorted(found, key=lambda one: (COMPUTATION, UNKNOWN, NONE).index(one.effect))
+
+
+def stated(checkpoint: Checkpoint, row: Family) -> Stated:
+    """What the config of a checkpoint says, read by its row; parts for other stacks by rows of their own."""
+    config, part = checkpoint.config, part_of(checkpoint, row)
+    path = next((path for path, inner in parts(config) if inner.raw is part.raw), "")
+    values: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    said: set[str] = set()
+    follows: set[str] = set()
+    for place, section, kind in _sections(config, path):
+        before = f"{place}." if place else ""
+        own = _normal(checkpoint, row, section, kind, writer_of(config), place == path)
+        values |= {before + key: value for key, value in own.values.items()}
+        spelled |= {before + key: before + name for key, name in own.spelled.items()}
+        said |= {before + key for key in own.said}
+        follows |= {before + key for key in own.follows}
+    metadata = next((_metadata(file.config) for file in checkpoint.files[:1] if isinstance(file, GgufFile)), None)
+    if metadata is not None:  # whose architecture stands for several model_types, and has no list of layers
+        said -= {"model_type", row.listed}
+    words = frozenset(re.findall(r"[a-z_]\w+", stanza_of(row)))
+    return Stated(values, spelled, frozenset(said), frozenset(follows), words, metadata)
+
+
+def _metadata(keys: Config) -> dict[str, Any]:
+    """The keys of a GGUF file that are its architecture's."""
+    start = f"{keys.get('general.architecture')}."
+    return {key: value for key, value in keys.items() if key.startswith(start)}
+
+
+def _sections(config: Config, own: str) -> Iterator[tuple[str, Config, str]]:
+    """The parts of a config that have a class of their own: where they are, without parts in them, their model_type."""
+    kinds = inner_types(config.get("model_type"))
+    inner = {path: part for path, part in parts(config) if path}
+    classes = {path: str(part.get("model_type") or kinds.get(path) or "") for path, part in inner.items()}
+    classes = {"": str(config.get("model_type") or ""), **{p: kind for p, kind in classes.items() if kind or p == own}}
+    for path, kind in classes.items():
+        section = inner[path] if path else config
+        start = f"{path}." if path else ""
+        nested = {p.removeprefix(start).partition(".")[0] for p in classes if p != path and p.startswith(start)}
+        yield path, Config({key: value for key, value in section.items() if key not in nested}, config.file), kind
+
+
+def _normal(checkpoint: Checkpoint, row: Family, section: Config, kind: str, writer: int | None, own: bool) -> Stated:
+    """One section with its sizes, heads, layers and rotation as the row that reads it says them."""
+    aliases = _table()["names"].get(kind, {})
+    raw = {aliases.get(key, key): value for key, value in section.items() if aliases.get(key, key) not in section}
+    raw |= {key: value for key, value in section.items() if key not in raw and key not in aliases}
+    spelled = {stored: key for key, stored in aliases.items() if key in section and stored not in section}
+    usual = {**values_of([kind]), **usual_values(kind)}
+    values = {**{key: value for key, value in usual.items() if key not in raw}, **raw}
+    follows = {key for key, kinds in _table()["derived"].items() if kind in kinds.split()} | FOLLOWS
+    said = {key for key, value in raw.items() if value is not None}
+    for read in _rows(row, kind, own):
+        try:
+            config = own_part(checkpoint, read) if own else _read(section, read, kind, writer)
+            family = read.configured(config)
+            numbers = read_config(config, family)
+        except CheckpointError:  # as it stands, then
+            continue
+        made = {key: value for key, value in config.items() if key not in section or section[key] is not None}
+        made = {aliases.get(key, key): value for key, value in made.items()}
+        values = {key: value for key, value in values.items() if key not in made} | made
+        for meaning, names in family.size_keys.items():
+            name = next((name for name in names if name in values), names[0])
+            stored = aliases.get(name, name)
+            if meaning in LEAST:
+                _replace(values, spelled, section, names, stored, getattr(numbers, meaning))
+                said |= {stored} if said & {*names} else set()
+        if isinstance(family.kv_heads, tuple) and family.kv_heads:
+            _replace(values, spelled, section, family.kv_heads, family.kv_heads[0], numbers.n_kv_heads)
+        if len(family.head_dim) < 2:
+            _replace(values, spelled, section, ("head_dim", *family.head_dim), "head_dim", numbers.head_dim)
+        if "n_layers" in family.size_keys:
+            listed = family.layer_types.key if isinstance(family.layer_types, Every) else "layer_types"
+            names = (family.listed, "layer_types", listed, "sliding_window_pattern")
+            _replace(values, spelled, section, names, family.listed, [*numbers.layer_types])
+        said |= {key for key in ("head_dim", family.listed) if key in values}
+        if isinstance(family.rope, Rope):
+            said |= _rotation(values, spelled, section, family.rope, config.get(GIVEN))
+        break
+    if not any(key.startswith(f"{GIVEN}.") for key in values):
+        _as_stated(values, spelled, section)
+    for key, (other, wanted, implied) in IMPLIED.items():
+        if values.get(other) == wanted and values.get(key) is None:
+            values[key] = implied
+    return Stated(
+        dict(_flat(values)),
+        spelled,
+        frozenset(key for key, _ in _flat(values) if _top(key) in said),
+        frozenset(follows),
+    )
+
+
+def _read(section: Config, row: Family, kind: str, writer: int | None) -> Config:
+    """A section of another stack in the dialect of transformers 5."""
+    said = Config(renamed(section, row, kind), section.file)
+    present = row.synonyms([key for key in said if said.has(key)])
+    usual = {key: value for key, value in {**usual_values(kind), **row.defaults}.items() if key not in present}
+    values = {key: value for key, value in {**usual, **said}.items() if value is not None}
+    completed = row.completed(values, section.file)
+    return standardised(section, completed.raw, row.configured(completed), kind, writer)
+
+
+def _rows(row: Family, kind: str, own: bool) -> tuple[Family, ...]:
+    """The rows to read a section by, the best first."""
+    return (row,) if own else tuple(one for one in known_rows(kinds={kind}) if kind in one.model_types) if kind else ()
+
+
+def _replace(
+    values: dict[str, Any], spelled: dict[str, str], section: Config, names: tuple[str, ...], stored: str, value: Any
+) -> None:
+    """Put a number in the place of all the names that it may have; one that says something else stays."""
+    for name in names:
+        other = section.get(name)
+        if other is None or other == value or name == stored or isinstance(value, list):
+            values.pop(name, None)
+            if other is not None and name != stored:
+                spelled[stored] = name
+    values.pop(stored + AS_WRITTEN, None)
+    if section.get(stored) not in (None, value) and not isinstance(value, list):
+        values[stored + AS_WRITTEN] = section[stored]
+    values[stored] = value
+
+
+def _rotation(
+    values: dict[str, Any], spelled: dict[str, str], section: Config, rope: Rope, parameters: Any
+) -> set[str]:
+    """Put the rotation in the place of all that a config says of it; the keys that it has."""
+    local = rope.local[0] if rope.local else ""
+    names = {rope.theta_key, rope.fraction_key, rope.width_key, local, "rope_theta", "rotary_emb_base"}
+    for key in {*names, "partial_rotary_factor", SCALING, GIVEN, TRAINED} - {""}:
+        if key != TRAINED or isinstance(parameters, Mapping):
+            values.pop(key, None)
+    flat = {key: value for key, value in _flat({GIVEN: parameters or {}}) if key.rpartition(".")[2] != "type"}
+    tops = {"rope_theta": rope.theta_key or "rope_theta", "partial_rotary_factor": rope.fraction_key}
+    for key in flat:
+        last = key.rpartition(".")[2]
+        if tops.get(last) in section:
+            spelled[key] = tops[last]
+        elif SCALING in section and isinstance(section[SCALING], Mapping):
+            spelled[key] = f"{SCALING}.{last}"
+    values |= flat
+    return {*flat}
+
+
+def _as_stated(values: dict[str, Any], spelled: dict[str, str], section: Config) -> None:
+    """The words for rotation in one form where no row says what they mean."""
+    given = values.pop(GIVEN, None) or {}
+    scaling = values.pop(SCALING, None) or {}
+    if not (isinstance(given, Mapping) and isinstance(scaling, Mapping)):
+        values |= {GIVEN: given, SCALING: scaling}
+        return
+    theta = {"rope_theta": values.pop("rope_theta")} if "rope_theta" in values else {}
+    made = {f"{GIVEN}.{key}": value for key, value in _flat({**theta, **given, **scaling})}
+    spelled |= {f"{GIVEN}.{key}": key for key in theta if key in section}
+    values |= {key: value for key, value in made.items() if value not in PLAIN_TURNS}
+
+
+def usual_values(kind: str) -> dict[str, Any]:
+    """What the class of a model_type takes for the keys that a config leaves out."""
+    return dict(_usual().get(kind, {}))
+
+
+@lru_cache(None)
+def _table() -> dict[str, Any]:
+    return read_json(FILE)
+
+
+@lru_cache(None)
+def _usual() -> dict[str, dict[str, Any]]:
+    usual: dict[str, dict[str, Any]] = {}
+    for key, values in _table()["values"].items():
+        for value, kinds in values.items():
+            for kind in kinds.split():
+                usual.setdefault(kind, {})[key] = json.loads(value)
+    return usual
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted key."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value and "__float__" not in value:
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield before + str(key), value
+
+
+def _top(key: str) -> str:
+    return key if key.startswith(f"{GIVEN}.") else key.partition(".")[0]
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A value, or None where it means the same as none."""
+    return None if value in (None, False, {}, [], NEUTRAL.get(key.rpartition(".")[2])) else value
+
+
+def _same(x: Any, y: Any) -> bool:
+    return bool(x == y) or str(x) == str(y)  # NaN is NaN
+
+
+def _effect(key: str, read: frozenset[str]) -> str:
+    """What is known of a key's effect on what a trained model computes."""
+    words = key.split(".")
+    if any(word in read for word in words[-1:]):
+        return COMPUTATION
+    if any(NO_EFFECT.fullmatch(".".join(words[i:])) for i in range(len(words))):
+        return NONE
+    return COMPUTATION if KNOWN.fullmatch(words[-1]) or words[0] == GIVEN else UNKNOWN
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,152 @@
+"""What differs between two checkpoints besides weights: their configs, and the files for tokens and generation."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weightscope.architectures.computed import NONE, UNKNOWN, Difference, differences, stated
+from weightscope.checkpoint.config import parse_json, read_small
+from weightscope.checkpoint.gguf import GgufFile
+from weightscope.checkpoint.local import LocalFile
+from weightscope.checkpoint.opening import LARGEST_SMALL_FILE
+from weightscope.errors import CheckpointError, counted, printable
+from weightscope.findings import Finding, listed
+from weightscope.model import Model
+
+NAMED = 6  # keys in a sentence; all are in the JSON
+TOKENIZER = (
+    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
+    "merges.txt", "added_tokens.json", "special_tokens_map.json",
+)  # fmt: skip
+SETTINGS = {"tokenizer_config.json": "tokenizer settings", "generation_config.json": "generation config"}
+TEMPLATES = ("chat_template.jinja", "chat_template.json")
+WRITER = {"transformers_version", "_from_model_config"}  # keys of a generation config that generate nothing
+
+
+class SettingsChange(NamedTuple):
+    """What the config, the tokenizer and the generation config of one checkpoint have other than another's."""
+
+    label: str
+    config: list[Difference]
+    files: list[str]  # a sentence each
+
+    @property
+    def deciding(self) -> list[Difference]:
+        """The keys that decide what is computed, or may."""
+        return [one for one in self.config if one.effect != NONE]
+
+    @property
+    def sentence(self) -> str:
+        """The keys that decide what is computed, in a sentence; empty where none differs."""
+        if not self.deciding:
+            return ""
+        which = "may decide" if all(one.effect == UNKNOWN for one in self.deciding) else "decides"
+        named = listed([printable(one) for one in self.deciding], NAMED)
+        return f"The config of {printable(self.label)} {which} another computation: {named}."
+
+    @property
+    def asides(self) -> list[str]:
+        """What differs and decides nothing that is computed from the same tokens, a sentence each."""
+        idle = [one.key for one in self.config if one.effect == NONE]
+        named = listed([printable(key) for key in idle], NAMED)
+        more = [f"Config keys without effect on what is computed also differ: {named}."] if idle else []
+        return [*more, *self.files]
+
+    def findings(self) -> Iterator[Finding]:
+        """The difference in what is computed."""
+        if self.deciding:
+            yield Finding(
+                kind="other_computation", text=self.sentence, measure="config_keys", number=len(self.deciding),
+                usual=0.0,
+            )  # fmt: skip
+
+    def records(self) -> list[dict[str, Any]]:
+        """One record for each key."""
+        return [
+            {"checkpoint": self.label, "config": one.key, "a": one.a, "b": one.b, "effect": one.effect}
+            for one in self.config
+        ]
+
+
+def settings_change(a: Model, b: Model, label: str) -> SettingsChange:
+    """What the config and the files of `b`, called `label`, have other than those of `a`."""
+    config = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
+    return SettingsChange(label, config, list(_files(a, b)))
+
+
+def _files(a: Model, b: Model) -> Iterator[str]:
+    """How the files for tokens and generation differ."""
+    first = [file for model in (a, b) for file in model.checkpoint.files[:1]]
+    if all(isinstance(file, GgufFile) for file in first):
+        keys = [{k: v for k, v in file.config.items() if k.startswith("tokenizer.")} for file in first]  # type: ignore[attr-defined]
+        changed = sorted(key for key in {*keys[0], *keys[1]} if keys[0].get(key) != keys[1].get(key))
+        template = "tokenizer.chat_template"
+        if rest := [printable(key) for key in changed if key != template]:
+            yield f"Tokenizer: {listed(rest, NAMED)} differ."
+        if template in changed:
+            yield "Chat template: it differs."
+        return
+    if not all(isinstance(file, LocalFile) for file in first):
+        yield "Tokenizer, chat template and generation config were not compared: not all are files on this machine."
+        return
+    x, y = a.checkpoint.folder, b.checkpoint.folder
+    if x == y:
+        return
+    for name in TOKENIZER:
+        if problem := _bytes(x, y, name):
+            yield f"Tokenizer: {_vocabulary(x, y, name) or problem}."
+    templates = [_bytes(x, y, name) for name in TEMPLATES]
+    objects = {name: tuple(_object(folder / name) for folder in (x, y)) for name in SETTINGS}
+    of_tokens = [values.pop("chat_template", None) for values in objects["tokenizer_config.json"]]
+    if any(templates) or of_tokens[0] != of_tokens[1]:
+        yield "Chat template: it differs."
+    for name, what in SETTINGS.items():
+        here = [(folder / name).is_file() for folder in (x, y)]
+        old, new = objects[name]
+        others = sorted(key for key in {*old, *new} - WRITER if old.get(key) != new.get(key))
+        if here[0] != here[1]:
+            yield f"{what.capitalize()}: only one of the two has a {name}."
+        elif others:
+            yield f"{what.capitalize()}: {listed([printable(key) for key in others], NAMED)} differ."
+
+
+def _bytes(x: Path, y: Path, name: str) -> str:
+    """How a file of two folders differs; empty where it does not."""
+    here = [(folder / name).is_file() for folder in (x, y)]
+    if here[0] != here[1]:
+        return f"only one of the two has a {name}"
+    if not any(here):
+        return ""
+    try:
+        return (
+            ""
+            if read_small(x / name, LARGEST_SMALL_FILE) == read_small(y / name, LARGEST_SMALL_FILE)
+            else f"{name} differs"
+        )
+    except CheckpointError as error:
+        return f"{name} was not compared ({printable(error)})"
+
+
+def _vocabulary(x: Path, y: Path, name: str) -> str:
+    """How many tokens of tokenizer.json have another id or are in one alone; empty where that is not the difference."""
+    if name != "tokenizer.json" or not all((folder / name).is_file() for folder in (x, y)):
+        return ""
+    old, new = (_object(folder / name).get("model") for folder in (x, y))
+    old, new = (model.get("vocab") if isinstance(model, Mapping) else None for model in (old, new))
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)) or old == new:
+        return ""
+    changed = sum(old.get(token) != new.get(token) for token in {*old, *new})
+    return f"vocabulary differs ({changed:,} of {counted(len({*old, *new}), 'token')})"
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object in a small file; empty where there is none that can be read."""
+    try:
+        return parse_json(read_small(path, LARGEST_SMALL_FILE), file=path) if path.is_file() else {}
+    except CheckpointError:  # `_bytes` has compared it, or it is the tokenizer's error
+        return {}
+
+
+def first_sentence(changes: Sequence[SettingsChange]) -> str:
+    """What decides another computation, of the first checkpoint that has it; empty where none does."""
+    return next((change.sentence for change in changes if change.deciding), "")
