@@ -57,18 +57,29 @@ def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
 def scaled(gram: np.ndarray, centred: bool) -> np.ndarray:
     """Scale the dimensions of a Gram matrix to one energy, in place; what each was divided by, (d,).
 
-    With `centred`, norms subtract the mean from the stream, and nothing may be written along the vector of ones.
+    With `centred`, norms subtract the mean from the stream, and nothing may be written along the vector of ones. Energy
+    is added along it after the scaling, or a dimension of zeros would be taken for the opposite of all others.
     """
     d = len(gram)
     gram *= np.float32(d / max(float(np.trace(gram, dtype=np.float64)), 1e-300))
-    if centred and float(gram.sum(dtype=np.float64)) / d < CONSTANT:
-        gram += np.float32(PENALTY / d)
-    sizes = np.sqrt(np.maximum(np.diag(gram), np.float32(EMPTY)))
+    unread = centred and float(gram.sum(dtype=np.float64)) / d < CONSTANT
+    energies = np.diag(gram).copy()
+    sizes = np.sqrt(np.maximum(energies, np.float32(EMPTY)))
     gram /= sizes
     gram /= sizes[:, None]
-    empty = np.flatnonzero(np.diag(gram) < 0.5)
+    empty = np.flatnonzero(energies < EMPTY)
+    gram[empty] = gram[:, empty] = 0.0
     gram[empty, empty] = 1.0  # padding: as if something were written there
+    if unread:
+        penalise_ones(gram, sizes)
     return sizes
+
+
+def penalise_ones(gram: np.ndarray, sizes: np.ndarray) -> None:
+    """Add energy along the vector of ones, in place, to dimensions that were divided by `sizes` (d,)."""
+    ones = (sizes / np.linalg.norm(sizes)).astype(np.float32)
+    for row, size in zip(gram, ones, strict=True):
+        row += np.float32(PENALTY) * size * ones
 
 
 def least_eigenvectors(gram: np.ndarray, count: int, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
@@ -138,8 +149,7 @@ def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]
         matrix = gram / sizes / sizes[:, None]
         matrix *= np.float32(len(gram) / float(np.trace(matrix, dtype=np.float64)))
         if centred:  # along ones, every layer may write little
-            ones = (sizes / np.linalg.norm(sizes)).astype(np.float32)
-            matrix += np.float32(PENALTY) * np.outer(ones, ones)
+            penalise_ones(matrix, sizes)
         parts.append(least_eigenvectors(matrix, OF_LAYER, steps=2)[1])
     stacked = np.hstack(parts)  # (d, L OF_LAYER)
     values, vectors = np.linalg.eigh(stacked.T @ stacked)
