@@ -94,3 +94,24 @@ def test_an_option_is_read_as_the_model_reads_it_or_refused(case: Case, tmp_path
         with suppress(ws.CheckpointError):  # refused, in a line
             assert wrong(Fixture(trial, folder)) < 2, trial.config
     assert made, "no option could be set"
+
+
+@pytest.mark.parametrize("options, apart", [({"pretraining_tp": 1}, False), ({"pretraining_tp": 2}, True)])
+def test_bloom_in_slices_has_no_output_bias_and_the_caveat_says_so(
+    options: dict[str, int], apart: bool, tmp_path: Path
+) -> None:
+    """transformers 5.23 adds up slices of W_O with `slow_but_exact`, and never the bias."""
+    from tests.families.make_fixtures import make
+
+    (case,) = (case for case in FIRST if case.name == "bloom")
+    trial = replace(case, config=case.config | options | {"slow_but_exact": True})
+    make(trial, tmp_path)
+    it = Fixture(trial, tmp_path)
+    for index in it.layers:
+        layer = it.model.layer(index)
+        ours = layer.output(it.arrays[f"attention{index}"], it.arrays[f"x{index}"])
+        bias = layer.output_bias if apart else np.zeros_like(layer.output_bias)
+        assert np.abs(layer.output_bias).max() > 0.01
+        assert ours - bias == pytest.approx(it.arrays[f"output{index}"], abs=1e-5)
+        named = [one for one in layer.caveats if "slow_but_exact" in one and "pretraining_tp" in one]
+        assert len(named) == apart
