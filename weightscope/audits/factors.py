@@ -121,7 +121,8 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
 def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]:
     """Layers in which W_Q and W_K, or W_V and W_O, do not belong together while the other pair does."""
     likeness = log_measure(_mean(heads.arrays["factor_likeness"], axis=1))  # (L, 4)
-    relations = likeness[:, :2] - np.logaddexp(likeness[:, 2], likeness[:, 3])[:, None] + np.log(2)  # (L, 2)
+    with np.errstate(invalid="ignore"):
+        relations = likeness[:, :2] - np.logaddexp(likeness[:, 2], likeness[:, 3])[:, None] + np.log(2)  # (L, 2)
     for pair, (name, which) in enumerate((("qk", "W_Q and W_K"), ("vo", "W_V and W_O"))):
         others = relations[:, 1 - pair]
         low = np.flatnonzero((relations[:, pair] < APART) & (others >= TRAINED)).tolist()
