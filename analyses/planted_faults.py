@@ -1,4 +1,4 @@
-"""Plant faults in one layer after the other of a checkpoint, and count which of them an audit finds.
+"""Plant faults in one layer after the other of a checkpoint, and in all, and count which of them an audit finds.
 
     python -m analyses.planted_faults SOURCE... [--out out/planted-faults]
 
@@ -107,6 +107,47 @@ def copied_layer(layer: Layer, other: Layer) -> Layer:
     return replace(other, index=layer.index)
 
 
+def o_transposed(layer: Layer) -> Layer:
+    """W_O transposed, where it is square."""
+    n_heads, r, d = layer.w_o.shape
+    return replace(layer, w_o=np.asarray(layer.w_o).reshape(d, d).T.reshape(n_heads, r, d))
+
+
+def squares_transposed(layer: Layer) -> Layer:
+    """All factors that are square transposed."""
+
+    def transposed(affine: Affine) -> Affine:
+        matrix = _whole(affine)
+        return _with(affine, matrix.T) if len(matrix) == matrix.shape[1] else affine
+
+    return replace(o_transposed(layer), **{name: transposed(getattr(layer, name)) for name in FACTORS})
+
+
+def q_k_exchanged(layer: Layer) -> Layer:
+    """Queries and keys exchanged, with their biases."""
+    return replace(layer, q=layer.k, k=layer.q)
+
+
+def v_o_exchanged(layer: Layer) -> Layer:
+    """Values and outputs exchanged as they are stored, with their biases."""
+    n_heads, r, d = layer.w_o.shape
+    value = replace(layer.v, bias=np.asarray(layer.output_bias, np.float32).reshape(layer.v.bias.shape))
+    outputs = _whole(layer.v).reshape(n_heads, r, d)
+    return replace(layer, v=_with(value, np.asarray(layer.w_o).reshape(d, d)), w_o=outputs)
+
+
+def _whole(affine: Affine) -> np.ndarray:
+    """All heads of a factor as one matrix, (A, d, r) -> (d, A r)."""
+    stored = np.asarray(affine.stored)
+    return stored.transpose(1, 0, 2).reshape(stored.shape[1], -1)
+
+
+def _with(affine: Affine, matrix: np.ndarray) -> Affine:
+    """The factor with another matrix (d, A r)."""
+    count, d, r = affine.shape
+    return replace(affine, stored=matrix.reshape(d, count, r).transpose(1, 0, 2))
+
+
 FAULTS: dict[str, tuple[Callable[..., Layer], str]] = {
     "value bias of 10000": (large_value_bias, "large_bias"),
     "noise of 0.5 standard deviations": (noise, "noise_floor"),
@@ -117,8 +158,20 @@ FAULTS: dict[str, tuple[Callable[..., Layer], str]] = {
     "a head's queries cut to rank 4": (collapsed_head, "rank_collapsed"),
     "a head copied, moved by 10 %": (copied_head, "duplicate_heads"),
     "another layer in its place": (copied_layer, "duplicate_heads"),
+    "W_O transposed": (o_transposed, "transposed_factors"),
+    "all square factors transposed": (squares_transposed, "transposed_factors"),
+    "Q and K exchanged": (q_k_exchanged, "swapped_factors"),
+    "V and O exchanged": (v_o_exchanged, "swapped_factors"),
 }
 WITH_ANOTHER = (of_another_layer, copied_layer)
+EVERYWHERE = (swapped, o_transposed, squares_transposed, q_k_exchanged, v_o_exchanged)  # planted in all layers too
+FITS: dict[Callable[..., Layer], Callable[[Layer], bool]] = {
+    swapped: lambda layer: layer.k.shape == layer.v.shape,
+    o_transposed: lambda layer: np.prod(layer.w_o.shape[:2]) == layer.d_model,
+    squares_transposed: lambda layer: np.prod(layer.w_o.shape[:2]) == layer.d_model,
+    q_k_exchanged: lambda layer: layer.q.shape == layer.k.shape,
+    v_o_exchanged: lambda layer: layer.v.shape[0] * layer.v.shape[2] == layer.d_model == np.prod(layer.w_o.shape[:2]),
+}  # other faults can be planted in any layer
 
 
 def planted(source: str) -> list[tuple[str, str, int, int, int, int]]:
@@ -134,21 +187,34 @@ def planted(source: str) -> list[tuple[str, str, int, int, int, int]]:
     clean = _findings(model, layers, standing, {})
     rows = []
     for name, (plant, kind) in FAULTS.items():
-        tried = named = warned = 0
-        for index in bar(model.attention_layers, name, "layer"):
-            layer = model.layer(index)
-            if not all(isinstance(getattr(layer, factor), Affine) for factor in FACTORS):
-                continue
-            if plant is swapped and layer.k.shape != layer.v.shape:
-                continue
+        fits = FITS.get(plant, lambda layer: True)
+        tried = [
+            index for index in model.attention_layers if _separate(model.layer(index)) and fits(model.layer(index))
+        ]
+
+        def broken(index: int, plant: Callable[..., Layer] = plant) -> Layer:
             others = (model.layer(_next(model, index)),) if plant in WITH_ANOTHER else ()
-            broken = plant(layer, *others)
-            measured = layers | {index: measured_layer(broken, [], OPTIONS)}
-            found = _findings(model, measured, standing, {index: broken})
-            here, before = _warned(found, index), _warned(clean, index)
-            tried, named, warned = tried + 1, named + (kind in here), warned + bool(here - before)
-        rows.append((model.name, name, tried, named, warned, alarms))
+            return plant(model.layer(index), *others)
+
+        for places in (
+            [[[index] for index in tried], [tried]] if plant in EVERYWHERE else [[[index] for index in tried]]
+        ):
+            named = warned = 0
+            where = ", in all layers" if places == [tried] and len(tried) != 1 else ""
+            for together in bar(places, name + where, "layer"):
+                planted_in = {index: broken(index) for index in together}
+                measured = layers | {index: measured_layer(of, [], OPTIONS) for index, of in planted_in.items()}
+                found = _findings(model, measured, standing, planted_in)
+                for index in together:
+                    here, before = _warned(found, index), _warned(clean, index)
+                    named, warned = named + (kind in here), warned + bool(here - before)
+            rows.append((model.name, name + where, len(tried), named, warned, alarms))
     return rows
+
+
+def _separate(layer: Layer) -> bool:
+    """Whether its factors are matrices of their own."""
+    return all(isinstance(getattr(layer, factor), Affine) for factor in FACTORS)
 
 
 def _next(model: ws.Model, index: int) -> int:

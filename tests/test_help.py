@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tests.support.commands import run, undrawn
 from tests.support.documented import Line, check, words_of
 from weightscope.cli import main
-from weightscope.cli.command import HELP
+from weightscope.cli.command import FIRST, HELP
 from weightscope.cli.terminal import show
 from weightscope.embedded import FOLDER
 from weightscope.tables import Column, Table
@@ -41,6 +41,17 @@ def test_help_ends_with_examples_and_each_parses(name: str) -> None:
         words = words_of(example.removeprefix("weightscope "))
         assert words[0] == name
         check(Line("--help", words, True))
+
+
+def test_every_help_ends_with_examples() -> None:
+    """The top one, and that of every command."""
+    for name in (None, *COMMANDS):
+        help_text = run(*filter(None, [name]), "--help").output
+        last = help_text.rpartition("\n\n")[2].splitlines()
+        examples = FIRST if name is None else HELP[name].examples
+        assert last == ["  Examples:", *(f"    {example}" for example in examples)]
+    for example in FIRST:
+        check(Line("--help", words_of(example.removeprefix("weightscope ")), True))
 
 
 @pytest.mark.parametrize(

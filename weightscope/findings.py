@@ -52,8 +52,13 @@ KINDS: dict[str, Kind] = {
         "Look at its spectrum in the report and at the singular values of its two factors: which one collapsed?",
         "warning",
     ),
+    "transposed_factors": Kind(
+        "factor transposed",
+        "Check the conversion: transpose the tensor, and measure the loss of both.",
+        "warning",
+    ),
     "swapped_factors": Kind(
-        "W_K and W_V swapped",
+        "two factors swapped",
         "Check the conversion: swap the two tensors back, and measure the loss of both.",
         "warning",
     ),

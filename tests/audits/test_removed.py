@@ -133,6 +133,33 @@ def test_nothing_is_found_where_nothing_was_removed(base: Weights, tmp_path: Pat
     assert not removals(audit) and not audit.removed
 
 
+@pytest.mark.parametrize("factor", [0.0, 1e-4, 1e-3, 0.1, 1e3])
+@pytest.mark.parametrize("dimensions", [[40], [3, 17, 40, 41, 95]])
+@pytest.mark.parametrize("layers", [range(LAYERS), range(6)])
+def test_scaling_dimensions_of_a_layer_norm_model_is_no_removal(
+    base: Weights, tmp_path: Path, factor: float, dimensions: list[int], layers
+) -> None:
+    """As in trained models, hardly anything is written along the vector of ones; it is no single direction then."""
+    weights = {name: w - w.mean(axis=1, keepdims=True) if "c_proj.weight" in name else w for name, w in base.items()}
+    for layer in layers:
+        weights[f"h.{layer}.attn.c_proj.weight"][:, dimensions] *= np.float32(factor)
+    audit = audited(tmp_path, weights)
+    assert not removals(audit) and not any("removed" in note for note in audit.notes)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-3])
+def test_a_removed_direction_is_found_beside_a_scaled_dimension(base: Weights, tmp_path: Path, factor: float) -> None:
+    weights = {name: w - w.mean(axis=1, keepdims=True) if "c_proj.weight" in name else w for name, w in base.items()}
+    weights = cut(weights, range(LAYERS))
+    for layer in range(LAYERS):
+        weights[f"h.{layer}.attn.c_proj.weight"][:, 40] *= np.float32(factor)
+    audit = audited(tmp_path, weights)
+    assert len(removals(audit)) == 1
+    (found,) = audit.removed
+    others = np.delete(found.least.directions[:, 0], 40)
+    assert abs(others @ np.delete(DIRECTION, 40)) > 0.9 * np.linalg.norm(others)
+
+
 def test_what_is_read_is_looked_at_with_all_tensors(base: Weights, tmp_path: Path) -> None:
     weights = cut(base, range(LAYERS), name="attn.c_attn")
     assert not removals(audited(tmp_path / "a", weights))
@@ -165,6 +192,15 @@ def test_why_nothing_can_be_said(base: Weights, tmp_path: Path) -> None:
     assert not removed.judge(side, D, centred=True).why
     coarse = type("Coarse", (removed.Side,), {"bits": 2.6})(side.what, side.writes, side.layers)
     assert removed.judge(coarse, D, centred=True).why == "at 2.6 bits, rounding hides removed directions"
+
+
+def test_rounding_is_blamed_only_where_weights_were_rounded(base: Weights, tmp_path: Path) -> None:
+    """In float32, W_O of half the rank leaves many directions unwritten, and one more would not be noticed."""
+    half = np.linalg.qr(RNG.standard_normal((D, D // 2)))[0]
+    weights = {name: (w @ half @ half.T).astype(np.float32) if "c_proj.weight" in name else w
+               for name, w in base.items()}  # fmt: skip
+    (note,) = [note for note in audited(tmp_path, weights).notes if "undecided" in note]
+    assert note.endswith("layers write next to nothing along so many directions that one more would not stand out.")
 
 
 def test_a_gram_matrix_that_rounding_makes_indefinite_has_a_root() -> None:

@@ -94,3 +94,28 @@ def test_an_option_is_read_as_the_model_reads_it_or_refused(case: Case, tmp_path
         with suppress(ws.CheckpointError):  # refused, in a line
             assert wrong(Fixture(trial, folder)) < 2, trial.config
     assert made, "no option could be set"
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_bloom_in_slices_has_no_output_bias_and_the_caveat_says_so(slices: int, tmp_path: Path) -> None:
+    """transformers 5.23 adds up slices of W_O with `slow_but_exact`, and never the bias."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "n_layer": 2, "n_head": 4, "vocab_size": 50}
+    config = transformers.BloomConfig(**sizes, slow_but_exact=True, pretraining_tp=slices)
+    made = transformers.BloomForCausalLM._from_config(config, attn_implementation="eager").eval()
+    for weight in made.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    made.save_pretrained(tmp_path)
+    with torch.no_grad():
+        own = made.transformer(torch.arange(9)[None], output_attentions=True, output_hidden_states=True)
+        block = made.transformer.h[0]
+        kept: list[torch.Tensor] = []
+        block.self_attention.register_forward_hook(lambda module, given, result: kept.append(result[0]))
+        made.transformer(torch.arange(9)[None])
+    x, attention = own.hidden_states[0][0].numpy(), own.attentions[0][0].numpy()
+    layer = ws.open_model(tmp_path).layer(0)
+    bias = layer.output_bias if slices > 1 else np.zeros(24)
+    assert layer.output(attention, x) - bias == pytest.approx(kept[0][0].numpy() - x, abs=1e-5)
+    assert np.abs(layer.output_bias).max() > 0.1
+    named = [one for one in layer.caveats if "slow_but_exact" in one and "pretraining_tp" in one]
+    assert len(named) == (slices > 1)

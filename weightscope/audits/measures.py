@@ -184,6 +184,11 @@ class MeasuredHeads:
         """H, query heads per layer."""
         return len(self.table) // len(self.layers)
 
+    @property
+    def shares_keys(self) -> bool:
+        """Whether several query heads share a key-value head."""
+        return bool(self.table["kv_head"].max() + 1 < self.n_heads)
+
     def measure(self, name: str) -> Measure:
         """The measure of this name."""
         return next(measure for measure in self.measures if measure.name == name)

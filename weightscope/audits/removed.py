@@ -194,11 +194,18 @@ def _undecided(model: Model, side: Side) -> str:
 
 
 def _too_coarse(side: Side, sets: Sequence[Least]) -> str:
-    """Why rounding hides a removed direction: it leaves more than would stand out from these spectra; or empty."""
-    left = STEPS_OF_ERROR * 4.0 ** -int(side.bits)
-    spectra = (np.sort(np.concatenate([[left], least.eigenvalues[:-1]])) for least in sets)
-    seen = min(float(gap_scores(spectrum)[:RANKS].max()) for spectrum in spectra)
-    return "" if seen >= FOUND[side.writes] else f"at {side.bits:.2g} bits, rounding hides removed directions"
+    """Why a direction that was removed wholly would not stand out from these spectra; or empty."""
+
+    def score(left: float) -> float:
+        spectra = (np.sort(np.concatenate([[left], least.eigenvalues[:-1]])) for least in sets)
+        return min(float(gap_scores(spectrum)[:RANKS].max()) for spectrum in spectra)
+
+    if score(STEPS_OF_ERROR * 4.0 ** -int(side.bits)) >= FOUND[side.writes]:
+        return ""
+    if score(0.0) >= FOUND[side.writes]:
+        return f"at {side.bits:.2g} bits, rounding hides removed directions"
+    use = "write next to nothing along" if side.writes else "hardly read"
+    return f"layers {use} so many directions that one more would not stand out"
 
 
 def runs(n_layers: int) -> list[tuple[int, ...]]:

@@ -5,14 +5,16 @@ import click
 import weightscope
 from weightscope.cli.ancestry import fingerprint_command, lineage_command
 from weightscope.cli.audits import audit_command, compare_command, reference_command
-from weightscope.cli.command import Commands
+from weightscope.cli.command import FIRST, Commands, epilog_of
 from weightscope.cli.first_layer import bigrams, detok, neighbours, positions
 from weightscope.cli.inspection import adopt_command, draft_command, families_command, inspect
 from weightscope.cli.options import completion_command
 from weightscope.cli.studies import circuits_command, norms, outliers, sinks
 
 
-@click.group("weightscope", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    "weightscope", cls=Commands, epilog=epilog_of(FIRST), context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(weightscope.__version__, prog_name="weightscope")
 def main() -> None:
     """Analyse the attention heads of a transformer checkpoint from its weights alone.

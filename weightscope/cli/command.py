@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock, Thread, current_thread, main_thread
 from typing import Any, NamedTuple, NoReturn
@@ -149,10 +149,23 @@ HELP = {
 }  # fmt: skip
 
 
+FIRST = (  # examples that end the help of `weightscope` itself
+    "weightscope audit embedded --out audit/",
+    "weightscope inspect openai-community/gpt2",
+    "weightscope compare base/ tuned/ --out moved/",
+    "weightscope lineage suspect/ base/ --out lineage/",
+)
+
+
+def epilog_of(examples: Iterable[str]) -> str:
+    """The examples as the end of a help text."""
+    return "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
+
+
 def with_examples(command: click.Command) -> click.Command:
     """Give a command its line in the list and the examples that end its help."""
     command.short_help, examples = HELP[str(command.name)]
-    command.epilog = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
+    command.epilog = epilog_of(examples)
     return command
 
 

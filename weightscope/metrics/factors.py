@@ -24,6 +24,8 @@ def factor_arrays(grams: Factors, biases: Sequence[np.ndarray]) -> dict[str, np.
             "factor_floor": np.array([_floor(gram) for gram in grams]),
             "factor_spread": np.array([(gram**2).sum() - gram.trace() ** 2 / len(gram) for gram in grams]) / norms**4,
             "factor_likeness": np.array([_likeness(grams[a], grams[b]) for a, b in PAIRS]),
+            "qk_column_energies": np.stack([gram.diagonal() for gram in grams[:2]]),  # (2, r)
+            "vo_column_energies": np.stack([gram.diagonal() for gram in grams[2:]]),
         }  # fmt: skip
 
 
@@ -48,13 +50,16 @@ def row_arrays(squares: Sequence[np.ndarray], gains: Sequence[np.ndarray], bias:
     each.
     """
     floors, widths = [], []
+    energies = np.full((len(squares), max(map(len, squares))), np.nan)  # memory may have another width
     with np.errstate(divide="ignore", invalid="ignore"):
-        for of_dimensions, gain in zip(squares, gains, strict=True):
+        for own, of_dimensions, gain in zip(energies, squares, gains, strict=True):
             plain = of_dimensions[gain != 0] / gain[gain != 0] ** 2
+            own[: len(gain)][gain != 0] = plain
             floors.append(np.sqrt(plain.min(initial=np.inf) * np.divide(len(plain), plain.sum())))
             widths.append((gain**2).sum() ** 2 / (gain**4).sum())  # dimensions that a random factor would fill
     return {
         "row_floor": np.array(floors),
         "factor_width": np.array(widths),
+        "row_energies": energies,  # (4, d), without the gain; NaN where that is zero
         "output_bias_norm": np.array(np.linalg.norm(bias.astype(np.float64))),
     }

@@ -23,6 +23,7 @@ SHIFT = 1e-6  # of the mean energy: what float32 leaves of none
 EMPTY = 1e-6  # of the mean energy: a dimension below it is one of padding, and is not scaled up
 CONSTANT = 0.5  # of the mean energy, along the vector of ones: a norm that subtracts the mean never reads it
 PENALTY = 10.0  # mean energies added along it then
+SPREAD = 3.0  # times the median size of dimensions, or as many times less: beyond, one stands out of the vector of ones
 OF_LAYER = 8  # least directions of a single layer
 MEMBER = 0.5  # squared cosine with a layer's least directions that makes the layer share a direction
 SHARED = 3  # layers that share one, at least
@@ -55,20 +56,42 @@ def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
 
 
 def scaled(gram: np.ndarray, centred: bool) -> np.ndarray:
-    """Scale the dimensions of a Gram matrix to one energy, in place; what each was divided by, (d,).
+    """Scale the dimensions of a Gram matrix to one energy, in place; what each was divided by, (d,), 0 where empty.
 
     With `centred`, norms subtract the mean from the stream, and nothing may be written along the vector of ones.
     """
     d = len(gram)
     gram *= np.float32(d / max(float(np.trace(gram, dtype=np.float64)), 1e-300))
-    if centred and float(gram.sum(dtype=np.float64)) / d < CONSTANT:
-        gram += np.float32(PENALTY / d)
-    sizes = np.sqrt(np.maximum(np.diag(gram), np.float32(EMPTY)))
-    gram /= sizes
-    gram /= sizes[:, None]
-    empty = np.flatnonzero(np.diag(gram) < 0.5)
-    gram[empty, empty] = 1.0  # padding: as if something were written there
+    energies = np.diag(gram).copy()
+    sizes = np.sqrt(np.where(energies < EMPTY, 0, energies))
+    divide(gram, sizes)
+    if centred:
+        usual = float(np.median(sizes[sizes > 0])) if sizes.any() else 1.0
+        ones = np.minimum(sizes, SPREAD * usual)  # after the division
+        if float(ones @ gram @ ones) < CONSTANT * float(ones @ ones):
+            lift_ones(gram, sizes)
     return sizes
+
+
+def divide(gram: np.ndarray, sizes: np.ndarray) -> None:
+    """Divide the dimensions of a Gram matrix by their sizes (d,), in place."""
+    divisors = np.where(sizes > 0, sizes, 1)
+    gram /= divisors
+    gram /= divisors[:, None]
+    empty = np.flatnonzero(sizes == 0)
+    gram[empty] = gram[:, empty] = 0.0
+    gram[empty, empty] = 1.0  # padding: as if something were written there
+
+
+def lift_ones(gram: np.ndarray, sizes: np.ndarray) -> None:
+    """Add energy along the vector of ones, in place, to dimensions that were divided by `sizes` (d,).
+
+    A dimension much smaller than most is not scaled up in that vector, or it would be all of it.
+    """
+    usual = float(np.median(sizes[sizes > 0])) if sizes.any() else 1.0
+    row = np.where(sizes > 0, usual / np.maximum(sizes, usual / SPREAD), 0).astype(np.float32)
+    for own, size in zip(gram, row, strict=True):  # in place: no second matrix
+        own += np.float32(PENALTY / len(gram)) * size * row
 
 
 def least_eigenvectors(gram: np.ndarray, count: int, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
@@ -135,11 +158,11 @@ def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]
     sizes = scaled(summed(grams), centred)
     parts = []
     for gram in grams:
-        matrix = gram / sizes / sizes[:, None]
+        matrix = gram.copy()
+        divide(matrix, sizes)
         matrix *= np.float32(len(gram) / float(np.trace(matrix, dtype=np.float64)))
         if centred:  # along ones, every layer may write little
-            ones = (sizes / np.linalg.norm(sizes)).astype(np.float32)
-            matrix += np.float32(PENALTY) * np.outer(ones, ones)
+            lift_ones(matrix, sizes)
         parts.append(least_eigenvectors(matrix, OF_LAYER, steps=2)[1])
     stacked = np.hstack(parts)  # (d, L OF_LAYER)
     values, vectors = np.linalg.eigh(stacked.T @ stacked)
