@@ -302,8 +302,15 @@ QUOTED: dict[str, list[float]] = {
     "(cosine {:.2f} to {:.2f})": [
         cell("sink-mechanisms/smollm2/layers.csv", name, layer=24) for name in ("between_before", "between_after")
     ],
-    "chosen by norm ({:.0f} to {:.0f} times": ends(sink_heads("norm_ratio")),
-    "(sigma_1/sigma_2 at most {:.1f})": [sink_heads("qk_gap").max()],
+    "a sink is {:.0f} to {:.0f} times as long as the other tokens, but RMSNorm comes before W_Q and W_K": (
+        ends(sink_heads("norm_ratio"))
+    ),
+    "its keys have {:.2f} to {:.2f} of the others' length": ends(sink_heads("key_ratio")),
+    "No singular value of W_QK stands out (sigma_1/sigma_2 at most {:.1f}), and in {:.0f} of the {:.0f} heads the sink "
+    "lies less along the first one's direction than other tokens do": [
+        sink_heads("qk_gap").max(), (sink_heads("alignment") < sink_heads("alignment_others")).sum(),
+        len(sink_heads("layer")),
+    ],
     "after 30,000 steps the strongest keys get {:.2f} and {:.2f} of the attention": [
         cell("sink-toys/trials.csv", f"layer{i}_strength", variant="paper's size, batches of 64") for i in (0, 1)
     ],
@@ -318,8 +325,10 @@ QUOTED: dict[str, list[float]] = {
     "All {:.0f} of the plain one and {:.0f} of the other's {:.0f} are broadcasts, and none is a no-op": [
         *(64 * column(heads, "broadcast").sum() for heads in DINO), 64 * column(DINO[1], "events").sum(),
     ],
-    "(sigma_1/sigma_2 of {:.1f} and {:.1f}), not the norm ({:.2f} and {:.2f} of the others')": [
-        column(DINO[0], name)[at] for name in ("qk_gap", "norm_ratio") for at in strongest(DINO[0], 2)
+    "a singular value stands out (sigma_1/sigma_2 of {:.1f} and {:.1f}), but the sink lies less along its direction "
+    "than the other patches do (cosines of {:.2f} and {:.2f} against {:.2f} and {:.2f})": [
+        column(DINO[0], name)[at]
+        for name in ("qk_gap", "alignment", "alignment_others") for at in strongest(DINO[0], 2)
     ],
     "they give it {:.0f}-{:.0f} % of their attention": ends(
         100 * column(NOP, "flagged_attention", damping=0, **TOY)
@@ -375,6 +384,16 @@ def test_mpnet_does_what_the_paper_finds_in_bert() -> None:
     assert most == ["<s>"] * 5 + ["</s>"] * 4 + ["<s>"] * 3
     kinds = [row["kind"] for row in rows("sink-mechanisms/mpnet/layers.csv")]
     assert kinds == ["first"] * 5 + ["punctuation"] * 6 + ["other"]
+
+
+def test_a_norm_before_w_qk_leaves_sinks_neither_way_of_lemma_2() -> None:
+    """In SmolLM2 and in the plain ViT keys of sinks are shorter than others, and lie less along v_1."""
+    assert sink_heads("key_ratio").max() < 1 < sink_heads("norm_ratio").min()
+    two = strongest(DINO[0], 2)
+    assert (column(DINO[0], "key_ratio")[two] < 1).all()
+    assert (column(DINO[0], "alignment")[two] < column(DINO[0], "alignment_others")[two]).all()
+    for page in (*PAGES, *sorted((ROOT / "weightscope" / "sinks").glob("*.py"))):
+        assert "chosen by norm" not in page.read_text(encoding="utf-8"), page
 
 
 def anchors(path: Path) -> set[str]:

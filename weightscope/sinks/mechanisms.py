@@ -179,7 +179,7 @@ class SinkMechanisms:
     ratio: np.ndarray  # (I, L, H): Its value norm over the mean of the others'
     rank: np.ndarray  # (I, L, H): Stable rank of the head's update A u
     # (I, L, H): The sink's norm in the residual stream that enters the layer over the mean of the others': a massive
-    # activation where it is large (Lemma 2).
+    # activation where it is large. A norm before W_QK keeps it from the scores.
     norm_ratio: np.ndarray
     inflow: np.ndarray  # (I, L, H, K): Share of the attention that each kind of token gets
     # between_before, between_after: (I, L): Mean cosine of two tokens as they enter the layer, and with the layer's

@@ -168,14 +168,16 @@ def _lemmas(files: Files, sinks: SinkMechanisms) -> Section:
 
 def _gates(files: Files, sinks: SinkMechanisms) -> Section:
     text = (
-        "A gate needs one large singular value of $W_QK$, or a sink of large norm (Lemma 2). Under rotation, $W_QK$ is "
-        "taken at distance 0; this excludes what distances add to scores."
+        "Lemma 2 has two ways to a gate: one large singular value of $W_QK$ with the sink along its direction, or a "
+        "sink of large norm. Where a norm comes before $W_QK$, as in most transformers, a token's length in the "
+        "residual stream reaches no score: the second way is closed, and the lengths of keys are those that count. "
+        "Under rotation, $W_QK$ is taken at distance 0; this excludes what distances add to scores."
     )
     spectra = Figure(
         save(mechanisms_figures.spectrum_figure(sinks), files, "spectra"),
         "Fig. 2B. Singular values of $W_QK$ over the largest, median and middle half over heads. Then, "
         "against the strength of each head's sink: the ratio of the two largest; and the sink's norm in the residual "
-        "stream over the other tokens', median over inputs.",
+        "stream, before any norm of the layer, over the other tokens', median over inputs.",
     )
     routing = Figure(
         save(mechanisms_figures.routing_figure(sinks), files, "routing"),
