@@ -1,13 +1,18 @@
 """Factors of a head compared: the arrays against dense algebra, and faults planted in trained checkpoints."""
 
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from analyses.planted_faults import FAULTS, planted
+import weightscope as ws
+from analyses.planted_faults import EVERYWHERE, FAULTS, planted
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import package, shared
+from weightscope.findings import Finding
 from weightscope.metrics.factors import factor_arrays, row_arrays
+from weightscope.metrics.profiles import cosines, profiles, share
 
 
 def gaussian(rng: np.random.Generator, d: int, r: int, gain: np.ndarray | float = 1.0) -> np.ndarray:
@@ -57,6 +62,121 @@ def test_factors_of_zeros_and_of_nan_are_not_judged() -> None:
         assert np.isnan(arrays["factor_floor"]).all() and np.isnan(arrays["factor_likeness"]).all()
 
 
+LAYERS, D = 8, 96
+Weights = dict[str, np.ndarray]
+
+
+@pytest.fixture
+def trained() -> Weights:
+    """Random weights, but every layer uses the dimensions of the stream alike, and each factor in its own way."""
+    rng, weights = np.random.default_rng(5), gpt2_weights(n_layers=LAYERS, d=D)
+    sizes = np.exp(0.7 * rng.standard_normal((4, D)))
+    for layer in range(LAYERS):
+        weights[f"h.{layer}.attn.c_attn.weight"] *= np.repeat(sizes[:3].T, D, axis=1).astype(np.float32)
+        weights[f"h.{layer}.attn.c_proj.weight"] *= sizes[3].astype(np.float32)
+    return weights
+
+
+def parts(weights: Weights, layer: int) -> list[np.ndarray]:
+    """W_Q, W_K, W_V and W_O of a layer, as views of its tensors."""
+    fused = weights[f"h.{layer}.attn.c_attn.weight"]
+    return [*(fused[:, f * D : (f + 1) * D] for f in range(3)), weights[f"h.{layer}.attn.c_proj.weight"]]
+
+
+def put(weights: Weights, layer: int, **new: np.ndarray) -> None:
+    """Write copies of matrices over factors q, k, v, o of a layer."""
+    copies = {name: matrix.copy() for name, matrix in new.items()}
+    for name, matrix in copies.items():
+        parts(weights, layer)["qkvo".index(name)][:] = matrix
+
+
+def misplaced(folder: Path, weights: Weights, **config: object) -> list[Finding]:
+    audit = ws.audit(write_checkpoint(folder, weights, **config), directions=0)
+    return [finding for finding in audit.findings if finding.kind in ("transposed_factors", "swapped_factors")]
+
+
+def test_nothing_is_misplaced_in_layers_that_are_alike(trained: Weights, tmp_path: Path) -> None:
+    assert not misplaced(tmp_path / "trained", trained)
+    assert not misplaced(tmp_path / "random", gpt2_weights(n_layers=LAYERS, d=D))
+
+
+def test_nothing_is_misplaced_in_copies_of_one_layer(trained: Weights, tmp_path: Path) -> None:
+    """They have everything in common, along both axes."""
+    for name in list(trained):
+        if name.startswith("h."):
+            trained[name] = trained[f"h.0.{name.split('.', 2)[2]}"]
+    assert not misplaced(tmp_path, trained)
+
+
+@pytest.mark.parametrize("layers", [[3], [1, 6], range(LAYERS)])
+def test_a_transposed_output_projection_is_named(trained: Weights, tmp_path: Path, layers) -> None:
+    for layer in layers:
+        put(trained, layer, o=parts(trained, layer)[3].T)
+    (finding,) = misplaced(tmp_path, trained)
+    assert (finding.kind, finding.severity, finding.map) == ("transposed_factors", "warning", "vo")
+    assert list(finding.items) == list(layers) and finding.text.startswith("W_O of layer")
+    assert finding.number < 0.4 < finding.usual
+
+
+@pytest.mark.parametrize("layers", [[3], range(LAYERS)])
+def test_all_squares_transposed_are_named(trained: Weights, tmp_path: Path, layers) -> None:
+    for layer in layers:
+        put(trained, layer, **{name: matrix.T for name, matrix in zip("qkvo", parts(trained, layer), strict=True)})
+    findings = misplaced(tmp_path, trained)
+    assert [finding.kind for finding in findings] == 4 * ["transposed_factors"]
+    assert sorted(finding.text[:3] for finding in findings) == ["W_K", "W_O", "W_Q", "W_V"]
+    assert all(list(finding.items) == list(layers) for finding in findings)
+
+
+@pytest.mark.parametrize("layers", [[3], range(LAYERS)])
+def test_values_and_outputs_exchanged_as_they_are_stored_are_named(trained: Weights, tmp_path: Path, layers) -> None:
+    for layer in layers:
+        _, _, v, o = parts(trained, layer)
+        put(trained, layer, v=o, o=v)
+    (finding,) = misplaced(tmp_path, trained)
+    assert (finding.kind, finding.map, list(finding.items)) == ("swapped_factors", "vo", list(layers))
+    assert finding.text.startswith("W_V and W_O of layer")
+
+
+@pytest.mark.parametrize("pair", ["qk", "vo"])
+def test_two_factors_exchanged_in_one_layer_are_named(trained: Weights, tmp_path: Path, pair: str) -> None:
+    q, k, v, o = parts(trained, 4)
+    put(trained, 4, **({"q": k, "k": q} if pair == "qk" else {"v": o.T, "o": v.T}))
+    (finding,) = misplaced(tmp_path, trained)
+    assert (finding.kind, finding.map, finding.layer) == ("swapped_factors", pair, 4)
+    assert "look exchanged" in finding.text
+
+
+def test_exchanged_biases_of_queries_and_keys_are_named(tmp_path: Path) -> None:
+    """A bias of keys changes no attention weight, and is never trained: that of queries is far longer."""
+    weights = gpt2_weights(n_layers=LAYERS, d=D)
+    for layer in range(LAYERS):
+        weights[f"h.{layer}.ln_1.bias"][:] = 0
+        bias = weights[f"h.{layer}.attn.c_attn.bias"]
+        bias[D : 2 * D] = 1e-3 * bias[:D]
+        if layer == 5:
+            bias[: 2 * D] = np.roll(bias[: 2 * D], D)
+    (finding,) = misplaced(tmp_path, weights)
+    assert (finding.layer, finding.map) == (5, "qk") and finding.number == pytest.approx(1e-3, rel=0.2)
+
+
+def test_what_rotation_does_to_every_head_is_not_common_to_layers() -> None:
+    """It is the same in all layers, along the heads' dimensions, and in all heads, whose mean is taken away."""
+    rng = np.random.default_rng(6)
+    pattern = np.exp(rng.standard_normal(16))
+    energies = np.tile(pattern, (10, 12)) * np.exp(0.1 * rng.standard_normal((10, 192)))
+    logs = np.log(energies) - np.log(energies).mean(axis=1, keepdims=True)
+    assert share(profiles(energies, 12)) < 0.25 < 0.9 < share(logs / np.linalg.norm(logs, axis=1, keepdims=True))
+
+
+def test_a_layer_without_numbers_is_not_compared() -> None:
+    energies = np.exp(np.random.default_rng(7).standard_normal(96)) * np.ones((6, 96))
+    energies[2] = np.nan
+    (along,) = cosines(profiles(energies, 4))
+    assert np.isnan(along[2]) and np.delete(along, 2) == pytest.approx(1)
+    assert np.isnan(cosines(profiles(energies[:3], 4))).all()  # too few
+
+
 @lru_cache
 def counted(source: str) -> dict[str, tuple[int, int, int, int]]:
     """By fault: layers that it was planted in, named right, given any new warning; false alarms before."""
@@ -66,7 +186,8 @@ def counted(source: str) -> dict[str, tuple[int, int, int, int]]:
 @pytest.mark.check
 def test_faults_planted_in_any_layer_of_a_vision_model_are_found() -> None:
     counts = counted(str(shared("vit-tiny")))
-    assert set(counts) == set(FAULTS)
+    everywhere = {f"{fault}, in all layers" for fault, (plant, _) in FAULTS.items() if plant in EVERYWHERE}
+    assert set(counts) == {*FAULTS, *everywhere}
     for fault in ("value bias of 10000", "K and V swapped", "Q times 30"):
         assert counts[fault][:2] == (12, 12), fault
     assert counts["layer initialised anew"][2] >= 11

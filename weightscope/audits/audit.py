@@ -1,6 +1,6 @@
 """An audit: every attention head of a checkpoint measured from the weights alone, and what stands out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -17,6 +17,7 @@ from weightscope.audits.findings import findings_of, positions_of
 from weightscope.audits.known import Entry, read_entries, unmatched, with_known
 from weightscope.audits.measure_layer import measure_layer
 from weightscope.audits.measures import UNSCALED, Arrays, MeasuredHeads
+from weightscope.audits.others import other_gains
 from weightscope.audits.reference import OWN, Reference, Standing
 from weightscope.audits.removed import Removed, removed_directions, removed_findings
 from weightscope.checkpoint import Checkpoint
@@ -222,7 +223,7 @@ def fetching(model: Model, index: int | None, tokens_read: bool = False) -> Iter
     def fetch(index: int) -> None:
         with suppress(CheckpointError):
             if index == END:
-                model.checkpoint.prefetch(tensors_of_heads(model, (), tokens_read))
+                model.checkpoint.prefetch([*tensors_of_heads(model, (), tokens_read), *other_gains(model)])
             else:
                 model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
 
@@ -276,7 +277,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     everything = read_everything(model.checkpoint) if options.all_tensors else None
     if everything is None:
         with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
-        coverage = attention_only(model.checkpoint, with_tokens_read, ", embeddings included")
+        coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")
     else:
         coverage = everything.lead
         judged = [*read, *(m.name for finding in findings for m in finding.members if m.what == "tensor")]
@@ -319,7 +320,7 @@ def other_stacks(model: Model) -> str:
     return f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}." if names else ""
 
 
-def attention_only(checkpoint: Checkpoint, names: Sequence[str], included: str = "") -> str:
+def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str = "") -> str:
     """How much of the checkpoint was read, in a sentence; empty where it was everything."""
     if len(names) == len(checkpoint):
         return ""

@@ -25,7 +25,7 @@ from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device
 from weightscope.display import ShowsShapes
-from weightscope.metrics.factors import factor_arrays, row_arrays
+from weightscope.metrics.factors import column_energies, factor_arrays, row_arrays
 from weightscope.metrics.spaces import Probes, leading_blocks, probes, shown, space_sketch
 from weightscope.metrics.spectra import affine_singular_values, eigenvalues, symmetric_eigenvalues, symmetric_share
 
@@ -125,7 +125,8 @@ def _measure_heads(
         linear = spectra["vo_singular_values"]
         measured.append(_qk(query, key, b_q, forms) | spectra | _vo(value, output, b_v, linear))
         measured[-1] |= _one_space(query, key, qk, vo)
-        measured[-1] |= factor_arrays((query.gram, key.gram, value.gram, output.gram), (b_q, b_k, b_v))
+        grams = query.gram, key.gram, value.gram, output.gram
+        measured[-1] |= factor_arrays(grams, (b_q, b_k, b_v)) | column_energies(grams)
         of_queries, of_outputs = of_queries + _row_squares(w_q), of_outputs + _row_squares(w_o)
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:

@@ -1,5 +1,6 @@
 """The tensors that answers depend on and no head's map is made of: biases, norms, sinks, embeddings, unembedding."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from weightscope.tensors.findings import LARGEST_RMS, scale_finding
 from weightscope.tensors.measure import row_squares
 
 RESCALED = 1000.0  # times its norm before, or as many times less: no training does that to a tensor
+GAIN = re.compile(r"(norm|[._]ln)[^.]*\.weight$", re.IGNORECASE)  # the gain of a norm, by its name
 NAMED = 4  # tensors in a sentence; all are among the finding's members
 ROWS = "unembedding"  # which a file may leave out where they are the embedding's
 
@@ -216,6 +218,19 @@ def rescaled(changes: Iterable[TensorChange], label: str) -> Iterator[Finding]:
         yield Finding(kind=kind, measure=measure, number=ratio, usual=1.0, text=text, members=members)
 
 
+def other_gains(model: Model) -> dict[str, Tensor]:
+    """Gains of norms in the layers that attention does not read; none where a gain of one is stored as zero."""
+    row = model.family
+    of_network = None if row.mlp is None else row.mlp.norm
+    known = [row.closing, of_network, *(row.norm_of(i) for i in model.attention_layers)]
+    if any(norm is not None and norm.offset for norm in known):
+        return {}
+    needed = {tensor.name for tensor in _needed(model).values()}
+    names = (name for i in model.attention_layers for name in model.checkpoint.names_under(model.stem(i)))
+    gains = (name for name in names if GAIN.search(name) and name not in needed)
+    return {name: model.checkpoint[name] for name in gains if len(model.checkpoint[name].shape) == 1}
+
+
 def scale_findings(model: Model) -> Iterator[Finding]:
     """Tensors of one model that have no scale of trained weights: gains of zero, and very large values.
 
@@ -224,12 +239,13 @@ def scale_findings(model: Model) -> Iterator[Finding]:
     inputs, outputs = model.family.inputs, model.family.outputs
     norms = [norm for norm in (inputs.norm, outputs and outputs.norm) if norm and not norm.offset]
     judged = shown_by_heads(model) | {model.prefix + name for name in (inputs.tokens, inputs.positions)}
-    noted = model.checkpoint.noted
-    for name, tensor in _needed(model).items():
+    noted, gains = model.checkpoint.noted, other_gains(model)
+    for name, tensor in (*_needed(model).items(), *gains.items()):
         if tensor.name in judged or name == ROWS or name.rpartition(".")[0].endswith(model.family.output):
             continue
         if prod(tensor.shape) and tensor.dtype in BITS:
             rms = sqrt(_squares(tensor) / prod(tensor.shape))
             if noted is not None and not isfinite(rms):
                 noted.add(tensor.name)
-            yield from scale_finding(tensor.name, rms, name in {f"{norm.module}.weight" for norm in norms})
+            not_zero = name in {*gains, *(f"{norm.module}.weight" for norm in norms)}
+            yield from scale_finding(tensor.name, rms, not_zero)

@@ -24,9 +24,13 @@ def factor_arrays(grams: Factors, biases: Sequence[np.ndarray]) -> dict[str, np.
             "factor_floor": np.array([_floor(gram) for gram in grams]),
             "factor_spread": np.array([(gram**2).sum() - gram.trace() ** 2 / len(gram) for gram in grams]) / norms**4,
             "factor_likeness": np.array([_likeness(grams[a], grams[b]) for a, b in PAIRS]),
-            "qk_column_energies": np.stack([gram.diagonal() for gram in grams[:2]]),  # (2, r)
-            "vo_column_energies": np.stack([gram.diagonal() for gram in grams[2:]]),
         }  # fmt: skip
+
+
+def column_energies(grams: Factors) -> dict[str, np.ndarray]:
+    """Sums of squares (2, r) along each of the head's own dimensions: of W_Q and W_K, of W_V and W_O'."""
+    return {f"{name}_column_energies": np.stack([a.diagonal(), b.diagonal()])
+            for name, (a, b) in {"qk": grams[:2], "vo": grams[2:]}.items()}  # fmt: skip
 
 
 def _floor(gram: np.ndarray) -> float:
