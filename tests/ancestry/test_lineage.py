@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.support.tiny_models import FIXTURES
 from weightscope.ancestry.sketches import fingerprint
 from weightscope.cli import main
 
+FOUND = ("derived", "related")  # an origin in common; `derived` where the direction shows
 PRESERVING = [name for name, made in DERIVATIONS.items() if made.preserving and "upcycled" not in name]
 
 
@@ -27,7 +29,7 @@ def layers_of(found):
 def test_changes_that_keep_the_function_never_change_the_verdict(base, made, seed):
     folder, layers = made(*Random(seed).sample(PRESERVING, 3))
     found = ws.lineage(folder, base)
-    assert (found.verdict, layers_of(found)) == ("related", layers)
+    assert (found.verdict in FOUND, layers_of(found)) == (True, layers)
 
 
 @pytest.mark.parametrize(
@@ -73,19 +75,18 @@ def test_the_drift_of_each_layer_is_that_of_its_maps(base, made):
 
 @pytest.fixture
 def stranger(base, tmp_path):
-    """Another model of the same config, but for the gains of its norms."""
+    """Another model of the same config, none of whose tensors are the base's."""
     folder = tmp_path / "stranger"
     weights = read_weights(base)
     rng = random_for(weights, 99)
-    write_weights(weights.but({part: w.std() * rng.standard_normal(w.shape) for part, w in weights.parts.items()
-                               if w.ndim == 2}), folder)  # fmt: skip
+    drawn = {part: w.std() * rng.standard_normal(w.shape) for part, w in weights.parts.items() if w.ndim == 2}
+    gains = {part: w * (1 + 0.01 * rng.standard_normal(w.shape)) for part, w in weights.parts.items() if w.ndim == 1}
+    write_weights(weights.but(drawn | gains), folder)
     return folder
 
 
-def test_a_stranger_of_the_same_config_is_not_accused(base, stranger, tmp_path):
-    weights = read_weights(stranger)
-    gains = {part: 1.1 * w[::-1] for part, w in weights.parts.items() if w.ndim == 1}
-    found = ws.lineage(written(weights.but(gains), tmp_path / "other"), base)
+def test_a_stranger_of_the_same_config_is_not_accused(base, stranger):
+    found = ws.lineage(stranger, base)
     assert (found.verdict, found.base, found.kinds) == ("unrelated", None, [])
     assert found.p_value > 1e-3
     assert np.isnan(found.alignment["base_layer"]).all()
@@ -142,8 +143,7 @@ def test_the_nearest_of_a_registry_is_found(base, stranger, made, tmp_path):
     found = ws.lineage(folder, registry)
     assert (found.verdict, found.base) == ("related", "base")
     assert found.comparisons == 13 * 3
-    unknown = ws.lineage(stranger, registry)
-    assert unknown.verdict == "undecided" and "a fingerprint does not hold them" in unknown.lead
+    assert ws.lineage(stranger, registry).verdict == "undecided"  # fingerprints hold only heads
 
 
 def test_a_direction_removed_from_what_layers_write_is_named(base, tmp_path):
@@ -154,7 +154,7 @@ def test_a_direction_removed_from_what_layers_write_is_named(base, tmp_path):
     write_weights(weights.but(cut), tmp_path / "cut")
     found = ws.lineage(tmp_path / "cut", base)
     kinds = {kind.kind: kind.layers for kind in found.kinds}
-    assert kinds == {"direction removed (low-rank update)": [1, 2, 3]}
+    assert kinds == {"low-rank update": [1, 2, 3], "direction removed (low-rank update)": [1, 2, 3]}
     assert found.verdict == "derived" and "projecting out a direction" in found.lead
 
 
@@ -270,7 +270,7 @@ def test_strangers_of_few_dimensions_are_not_accused(sizes, tmp_path):
     """Among many layers, some are alike by chance where they are seen through few tokens or in a narrow stream."""
     weights = read_weights(write(tmp_path / "first", sizes))
     one, other = (written(drawn(weights, seed), tmp_path / str(seed)) for seed in (1, 2))
-    assert ws.lineage(one, other).verdict not in ("derived", "related")
+    assert ws.lineage(one, other).verdict not in FOUND
     assert ws.lineage(one, one).verdict == "related"
 
 
@@ -319,7 +319,7 @@ def test_an_empty_name_is_no_registry(base, tmp_path, monkeypatch):
 def test_fingerprints_alone_do_not_say_that_nothing_was_done(base, made, tmp_path):
     fingerprint(base).save(tmp_path / "base.wsf")
     folder, _ = made("drift 3 %")
-    assert "compare the weights: fingerprints hold too little" in ws.lineage(folder, tmp_path / "base.wsf").lead
+    assert "compare the weights" in ws.lineage(folder, tmp_path / "base.wsf").lead
 
 
 @pytest.mark.parametrize(
@@ -340,3 +340,108 @@ def test_what_all_heads_have_in_common_accuses_no_stranger(base, stranger, commo
     found = ws.lineage(*folders)
     assert found.verdict == "undecided"
     assert "alike even if they are not counterparts" in found.doubts[0]
+
+
+LOSSY = [
+    "bfloat16",
+    "float16",
+    "4 bits, groups of 32",
+    "8 bits, rows",
+    "NF4",
+    "Q8_0",
+    "Q5_0",
+    "Q4_0",
+    "middle layers removed",
+]
+BOTH_WAYS = ["copy", "drift 10 %", "rank 4, all", "vocabulary extended", "vocabulary cut", "depth upscaled",
+             "heads permuted", "basis of heads", "stream rotated", "neurons permuted", "heads silenced"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_a_lossy_map_shows_the_direction_and_backwards_is_never_derived(base, made, name):
+    folder, _ = made(name)
+    there, back = ws.lineage(folder, base), ws.lineage(base, folder)
+    assert (there.verdict, back.verdict) == ("derived", "related")
+    assert " was derived from " in there.lead and " was derived from " not in back.lead
+    if "removed" not in name:
+        assert "so base came first" in back.lead
+        assert not any(kind.kind.startswith(("fine-tuned", "cast to")) for kind in back.kinds)
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_what_reads_the_same_both_ways_is_related(base, made, name):
+    folder, _ = made(name)
+    for pair in ((folder, base), (base, folder)):
+        found = ws.lineage(*pair)
+        assert found.verdict == "related"
+        assert "the weights do not show which came first" in found.lead
+
+
+def test_two_tunes_of_one_base_are_related(base, tmp_path):
+    one, other = (written(noisy(read_weights(base), seed, 0.1), tmp_path / str(seed)) for seed in (1, 2))
+    assert ws.lineage(one, other).verdict == ws.lineage(other, one).verdict == "related"
+
+
+def test_an_upcast_loses_nothing(base, tmp_path):
+    weights = read_weights(base)
+    narrow = written(replace(weights, dtype="bfloat16"), tmp_path / "narrow")
+    wide = written(replace(read_weights(narrow), dtype="float32"), tmp_path / "wide")
+    assert ws.lineage(wide, narrow).verdict == ws.lineage(narrow, wide).verdict == "related"
+
+
+def test_small_noise_around_rounded_values_is_no_rounding(base, tmp_path):
+    """As after a low-rank update was added and taken away again: rounding gives the other, which came first."""
+    narrow = written(replace(read_weights(base), dtype="bfloat16"), tmp_path / "narrow")
+    weights = replace(read_weights(narrow), dtype="float32")
+    near = weights.but({part: w * np.float32(1 + 2e-7) for part, w in weights.parts.items() if w.ndim == 2})
+    assert ws.lineage(narrow, written(near, tmp_path / "near")).verdict == "related"
+
+
+def test_scattered_zeros_show_the_direction(base, tmp_path):
+    weights = read_weights(base)
+    inside = {part: w for part, w in weights.parts.items() if w.ndim == 2 and part[0] is not None}
+    cut = {part: np.where(np.abs(w) < np.median(np.abs(w)), 0, w) for part, w in inside.items()}
+    folder = written(weights.but(cut), tmp_path / "pruned")
+    there, back = ws.lineage(folder, base), ws.lineage(base, folder)
+    assert (there.verdict, back.verdict) == ("derived", "related")
+    assert "pruned" in [kind.kind for kind in there.kinds]
+
+
+def test_dropped_singular_values_show_the_direction(base, tmp_path):
+    weights, cut = read_weights(base), {}
+    for part, w in weights.within("q.w", "up.w"):
+        u, s, vt = np.linalg.svd(w.astype(np.float64), full_matrices=False)
+        cut[part] = (u[:, :40] * s[:40]) @ vt[:40]
+    folder = written(weights.but(cut), tmp_path / "cut")
+    there, back = ws.lineage(folder, base), ws.lineage(base, folder)
+    assert (there.verdict, back.verdict) == ("derived", "related")
+    assert "rank cut" in [kind.kind for kind in there.kinds]
+
+
+def test_layers_missing_from_an_expanded_base_were_not_removed(base, tmp_path):
+    """The base has copies that write nothing between its layers (LLaMA Pro); the suspect is what it was made of."""
+    weights = DERIVATIONS["each layer twice"].change(read_weights(base))
+    silent = {part: 0 * w for part, w in weights.within("o.w", "down.w") if part[0] % 2}
+    expanded = written(weights.but(silent), tmp_path / "expanded")
+    assert ws.lineage(base, expanded).verdict == "related"
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.06])
+def test_other_tensors_taken_are_found_without_shared_heads(base, stranger, tmp_path, noise):
+    """Embeddings, norms and feed-forward networks of one model with the attention of another."""
+    weights, other = read_weights(base), read_weights(str(stranger))
+    heads = {part: w for part, w in other.parts.items() if part[1] in ("q.w", "k.w", "v.w", "o.w")}
+    taken = noisy(weights, 3, noise) if noise else weights
+    found = ws.lineage(written(taken.but(heads), tmp_path / "taken"), base)
+    assert (found.verdict, found.base) == ("related", "base")
+    assert "No shared attention heads were found" in found.lead and "share an origin" in found.lead
+
+
+def test_unrelated_is_said_only_where_every_part_was_compared(base, stranger, tmp_path):
+    whole = ws.lineage(stranger, base)
+    assert (
+        whole.verdict == "unrelated" and "Feed-forward networks, embeddings and norms were compared too" in whole.lead
+    )
+    fingerprint(base).save(tmp_path / "base.wsf")
+    part = ws.lineage(stranger, tmp_path / "base.wsf")
+    assert part.verdict == "undecided" and "a fingerprint does not hold them" in part.lead

@@ -165,7 +165,8 @@ WAYS = {"cast": "cast", "quantised": "quantised", "pruned": "pruned", "rank cut"
 def _as_proved(done: Sequence[Kind], found: Proof, suspect: Sketches, smaller: str) -> list[Kind]:
     """Kinds with what was proved in the place of what it may look like."""
     mine = smaller == "suspect"
-    kept = [kind for kind in done if not kind.kind.startswith(TRAINED) and (mine or not kind.kind.startswith("cast"))]
+    looks = ("fine-tuned",) if found.ways["direction removed"] else TRAINED
+    kept = [kind for kind in done if not kind.kind.startswith(looks) and (mine or not kind.kind.startswith("cast"))]
     for way, kind in WAYS.items():
         if found.ways[way] and not (mine and any(each.kind.startswith(kind) for each in kept)):
             other = "the base's" if mine else "the suspect's"
