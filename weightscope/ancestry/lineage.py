@@ -82,10 +82,9 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
         if related:
             return replace(_related(sketches, judged, related, p, comparisons), unread=unread)
         others = [_elsewhere(sketches, each.base) for each in judged]
-    origin = max((each for each in zip(judged, others, strict=True) if each[1] and each[1].is_shared),
-                 key=lambda each: each[1].share if each[1] else 0.0, default=None)  # fmt: skip
-    if origin:
-        shared = (origin[0].base, origin[1])
+    taken = [(each.base, other) for each, other in zip(judged, others, strict=True) if other and other.is_shared]
+    if taken:
+        shared = max(taken, key=lambda each: each[1].share)
         return Lineage(sketches, judged, None, "related", p, comparisons, unread=unread, shared=shared)
     why = [each.doubt or (other.doubt if other else NOT_IN_PRINTS) for each, other in zip(judged, others, strict=True)]
     doubts = [f"{printable(each.base.name)}: {doubt}" for each, doubt in zip(judged, why, strict=True) if doubt]
