@@ -1,15 +1,18 @@
 """Factors of a head compared: the arrays against dense algebra, and faults planted in trained checkpoints."""
 
+import shutil
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from analyses.planted_faults import EVERYWHERE, FAULTS, planted
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import package, shared
+from weightscope.embedded import FOLDER
 from weightscope.findings import Finding
 from weightscope.metrics.factors import factor_arrays, row_arrays
 from weightscope.metrics.profiles import cosines, profiles, share
@@ -158,6 +161,21 @@ def test_exchanged_biases_of_queries_and_keys_are_named(tmp_path: Path) -> None:
             bias[: 2 * D] = np.roll(bias[: 2 * D], D)
     (finding,) = misplaced(tmp_path, weights)
     assert (finding.layer, finding.map) == (5, "qk") and finding.number == pytest.approx(1e-3, rel=0.2)
+
+
+@pytest.mark.parametrize("layers", [[1], [0, 1]])
+def test_a_transposed_projection_no_longer_belongs_to_its_values(tmp_path: Path, layers: list[int]) -> None:
+    """Two layers are too few to show which axis is the stream."""
+    shutil.copytree(FOLDER, tmp_path / "model")
+    weights = load_file(FOLDER / "model.safetensors")
+    for layer in layers:
+        name = f"transformer.h.{layer}.attn.c_proj.weight"
+        weights[name] = np.ascontiguousarray(weights[name].T)
+    save_file(weights, tmp_path / "model" / "model.safetensors")
+    findings = ws.audit(tmp_path / "model", directions=0).findings
+    found = [finding for finding in findings if finding.kind == "mixed_factors"]
+    assert [(finding.layer, finding.map) for finding in found] == [(layer, "vo") for layer in layers]
+    assert all("W_V and W_O are only" in finding.text and "transposed" in finding.text for finding in found)
 
 
 def test_what_rotation_does_to_every_head_is_not_common_to_layers() -> None:

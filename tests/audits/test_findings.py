@@ -1,5 +1,6 @@
 """Faults planted in real weights are found by kind and place, and nothing else is; new weights give none."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.tiny_models import FIXTURES
 from tests.support.weights import shared
 from weightscope.files import Files
 from weightscope.findings import KINDS, SEVERITIES, Finding, Findings, aggregated, of_head, spans
@@ -322,3 +324,29 @@ def test_a_head_of_one_direction_has_a_rank_and_a_number(tmp_path: Path) -> None
     keys[:, 1:] = 0
     (finding,) = (one for one in found_in(write_checkpoint(tmp_path, weights, n_head=8)) if one.map == "qk")
     assert (finding.kind, finding.head) == ("rank_collapsed", 0) and 0 <= finding.number <= 1
+
+
+@pytest.mark.parametrize("gain", ["h.1.ln_2.weight", "h.0.ln_2.weight"])
+def test_a_gain_of_zero_that_attention_does_not_read_is_found(tmp_path: Path, gain: str) -> None:
+    weights = gpt2_weights()
+    weights |= {f"h.{layer}.ln_2.{part}": np.ones(24, np.float32) for layer in range(2) for part in ("weight", "bias")}
+    assert not ws.audit(write_checkpoint(tmp_path / "a", weights), directions=0).findings.kinds["zero_tensor"]
+    weights["h.0.ln_2.bias"][:] = 0  # a bias may be
+    weights[gain][:] = 0
+    for everything in (False, True):
+        audit = ws.audit(write_checkpoint(tmp_path / "b", weights), directions=0, all_tensors=everything)
+        found = [
+            finding for finding in audit.findings if finding.kind == "zero_tensor" and finding.severity == "warning"
+        ]
+        assert [finding.members[0].name for finding in found if "ln_2.weight" in finding.text] == [gain]
+
+
+def test_gains_that_are_stored_less_one_may_be_zero(tmp_path: Path) -> None:
+    """As Gemma's are at the start of training."""
+    folder = tmp_path / "gemma2"
+    shutil.copytree(FIXTURES / "gemma2", folder)
+    weights = load_file(folder / "model.safetensors")
+    width = next(len(own) for name, own in weights.items() if name.endswith("input_layernorm.weight"))
+    weights["model.layers.0.pre_feedforward_layernorm.weight"] = np.zeros(width, np.float32)
+    save_file(weights, folder / "model.safetensors")
+    assert not ws.audit(folder, directions=0).findings.kinds["zero_tensor"]

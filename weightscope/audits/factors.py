@@ -23,6 +23,7 @@ BIASES = ("query", "key", "value", "output")
 OUT_OF_PROPORTION = (1e3, 1e3, 30.0, 30.0)
 TRAINED = 2.0  # log of how much more alike factors that belong together are: at least 2.7 in every trained layer
 UNRELATED, SWAPPED = 1.3, -1.0
+HEADS = 16  # of all layers: of fewer random ones, the log of a relation may exceed 2 on average
 APART = 1.0  # the same of one pair; a pair that belongs together has 1.3 at least
 UNBALANCED = ((0, 1, 8.0), (2, 3, 20.0))  # factors by which |W_Q| / |W_K| and |W_V| / |W_O| leave their trend
 UNBALANCED_Z = 6.0
@@ -99,7 +100,7 @@ def _mean(values: np.ndarray, axis: int) -> np.ndarray:
 def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Finding]]:
     """Layers whose factors do not belong together, by position; none where the others' do not either."""
     relation = _relation(heads)
-    everywhere = known_median(relation) <= -TRAINED  # swapped in most layers
+    everywhere = known_median(relation) <= -TRAINED and _enough(heads)  # swapped in most layers
     for i in np.flatnonzero(relation < (SWAPPED if everywhere else UNRELATED)).tolist():
         usual = known_median(np.delete(relation, i))
         if not (everywhere or usual >= TRAINED):
@@ -118,12 +119,17 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
         )  # fmt: skip
 
 
+def _enough(heads: MeasuredHeads) -> bool:
+    """Whether the heads are so many that random ones would not be alike on average."""
+    return len(heads.table) >= HEADS
+
+
 def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]:
     """Layers in which W_Q and W_K, or W_V and W_O, do not belong together while the other pair does."""
     likeness = log_measure(_mean(heads.arrays["factor_likeness"], axis=1))  # (L, 4)
     with np.errstate(invalid="ignore"):
         relations = likeness[:, :2] - np.logaddexp(likeness[:, 2], likeness[:, 3])[:, None] + np.log(2)  # (L, 2)
-    for pair, (name, which) in enumerate((("qk", "W_Q and W_K"), ("vo", "W_V and W_O"))):
+    for pair, (name, which) in enumerate((("qk", "W_Q and W_K"), ("vo", "W_V and W_O")) if _enough(heads) else ()):
         others = relations[:, 1 - pair]
         low = np.flatnonzero((relations[:, pair] < APART) & (others >= TRAINED)).tolist()
         for i in low if known_median(others) >= TRAINED else ():
