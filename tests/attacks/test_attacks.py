@@ -61,6 +61,8 @@ def test_header(attack: str, folder: Path) -> None:
 @pytest.mark.parametrize("attack", INDEXES)
 def test_index(attack: str, folder: Path) -> None:
     content, expected = INDEXES[attack]
+    (folder / "model.safetensors").rename(folder / "shard.safetensors")  # beside it, no index would be read
+    content = content.replace(b"model.safetensors", b"shard.safetensors")
     (folder / "model.safetensors.index.json").write_bytes(content)
     (folder.parent / "outside.safetensors").write_bytes(whole({"w": ONE}))
     message = refused(folder)
