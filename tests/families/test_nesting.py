@@ -54,7 +54,7 @@ def test_a_family_that_is_asked_for_finds_its_part_by_the_tensors_sizes(tmp_path
         "vision_config": VIT | {"hidden_size": 8},
     }
     folder = wrapped(tmp_path / "wrapped", config, "model.brain.", "llama_linear")
-    with pytest.raises(ws.CheckpointError, match=r"'mystery'.*`weightscope adopt`"):
+    with pytest.raises(ws.CheckpointError, match=r"'mystery'.*`weightscope adopt SOURCE`"):
         ws.open_model(folder)
     assert same(ws.open_model(folder, family="llama"), "llama_linear")
     (folder / "config.json").write_text(json.dumps(config | {"other_config": text}))

@@ -179,7 +179,7 @@ def _check_comparable(a: Model, label_a: str, b: Model, label_b: str, across_fam
     ]
     if differ:
         problem = f"{label_a} and {label_b} have {', '.join(differ)}; heads are compared one by one"
-        answer = f"`weightscope lineage {quote(label_b)} {quote(label_a)} --out lineage/` says what they have in common"
+        answer = f"`weightscope lineage {quote(label_b)} {quote(label_a)}` says what they have in common"
         raise CheckpointError(f"{problem}, which needs the same sizes. {answer}")
     if a.family.name != b.family.name and not across_families:
         families = f"{label_a} is of the family {a.family.name}, {label_b} of {b.family.name}"

@@ -18,6 +18,7 @@ RANKS = 8  # directions that may have been removed together
 EIGENVALUES = RANKS + GAPS + 1
 NARROW = 2 * EIGENVALUES  # dimensions that a stream needs, at least
 BLOCK, STEPS = 16, 5  # of the Krylov space in which least eigenvectors are looked for
+STRIP = 128  # rows of a Gram matrix that are changed at a time
 WHOLE = 200  # dimensions up to which all eigenvectors are cheap
 SHIFT = 1e-6  # of the mean energy: what float32 leaves of none
 EMPTY = 1e-6  # of the mean energy: a dimension below it is one of padding, and is not scaled up
@@ -90,8 +91,8 @@ def lift_ones(gram: np.ndarray, sizes: np.ndarray) -> None:
     """
     usual = float(np.median(sizes[sizes > 0])) if sizes.any() else 1.0
     row = np.where(sizes > 0, usual / np.maximum(sizes, usual / SPREAD), 0).astype(np.float32)
-    for own, size in zip(gram, row, strict=True):  # in place: no second matrix
-        own += np.float32(PENALTY / len(gram)) * size * row
+    for start in range(0, len(gram), STRIP):  # no second matrix
+        gram[start : start + STRIP] += np.float32(PENALTY / len(gram)) * row[start : start + STRIP, None] * row
 
 
 def least_eigenvectors(gram: np.ndarray, count: int, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
