@@ -56,7 +56,9 @@ def test_a_command_says_its_option_where_the_library_says_its_argument(message: 
     assert in_options(message) == said
 
 
-SHELL = re.compile(r"pip install|weightscope [a-z]+|dask [a-z]+|^ --revision ")  # options of whole commands, to be typed
+SHELL = re.compile(
+    r"pip install|weightscope [a-z]+|dask [a-z]+|^ --revision "
+)  # options of whole commands, to be typed
 
 
 TOOLS = ("adopting/census.py",)  # commands that are no part of `weightscope`
