@@ -80,6 +80,7 @@ def hostile(folder: Path, **changes: object) -> Path:
     config = json.loads((folder / "config.json").read_text())
     config |= HOSTILE | {"text_config": dict(HOSTILE), "parts": [dict(HOSTILE)]} | changes
     (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "evil/model"}')
     return folder
 
