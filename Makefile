@@ -54,7 +54,7 @@ test: $(VENV)/.installed-dev  ## what a change needs: lint and the fast tests (f
 
 check: test  ## everything: `make test`, types, every other test but the census, the site (half an hour)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m check
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "check and not census"
 	$(MAKE) docs
 
 # The examples of its pages run as it is built. The tests compare what README, docs/ and figures/ say with the files.
