@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tests.support.commands import run, undrawn
 from tests.support.documented import Line, check, words_of
 from weightscope.cli import main
-from weightscope.cli.command import FIRST, HELP
+from weightscope.cli.command import FIRST, command, epilog_of
 from weightscope.cli.terminal import show
 from weightscope.embedded import FOLDER
 from weightscope.tables import Column, Table
@@ -25,10 +25,26 @@ COMMANDS = sorted(main.commands)
 
 
 def test_the_list_of_commands_says_of_each_what_it_gives_and_costs() -> None:
-    assert set(HELP) == set(COMMANDS)
-    said = " ".join(run("--help").output.split())
-    for name, told in HELP.items():
-        assert f"{name} {told.summary}" in said  # whole
+    printed = " ".join(run("--help").output.split())
+    for name in COMMANDS:
+        assert main.commands[name].short_help
+        assert f"{name} {main.commands[name].short_help}" in printed  # whole
+
+
+def examples_of(name: str) -> list[str]:
+    """The examples that end a command's help."""
+    return [line.strip() for line in str(main.commands[name].epilog).splitlines()[2:]]
+
+
+def test_a_command_registers_where_it_is_written() -> None:
+    """With its summary and examples; one without them is a command as well."""
+    group = type(main)("weightscope")
+    group.add_command(command("Look at nothing.", ["weightscope look embedded"], name="look")(lambda: None))
+    group.add_command(click.command("plain")(lambda: None))
+    runner = CliRunner()
+    assert "look   Look at nothing." in runner.invoke(group, ["--help"]).output
+    assert epilog_of(["weightscope look embedded"]).splitlines()[-1] in runner.invoke(group, ["look", "--help"]).output
+    assert runner.invoke(group, ["plain", "--help"]).exit_code == 0
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -36,7 +52,8 @@ def test_help_ends_with_examples_and_each_parses(name: str) -> None:
     help_text = run(name, "--help").output
     assert "--quiet" in help_text
     assert "\n  Examples:\n" in help_text
-    for example in HELP[name].examples:
+    assert examples_of(name)
+    for example in examples_of(name):
         assert f"    {example}\n" in help_text
         words = words_of(example.removeprefix("weightscope "))
         assert words[0] == name
@@ -48,7 +65,7 @@ def test_every_help_ends_with_examples() -> None:
     for name in (None, *COMMANDS):
         help_text = run(*filter(None, [name]), "--help").output
         last = help_text.rpartition("\n\n")[2].splitlines()
-        examples = FIRST if name is None else HELP[name].examples
+        examples = FIRST if name is None else examples_of(name)
         assert last == ["  Examples:", *(f"    {example}" for example in examples)]
     for example in FIRST:
         check(Line("--help", words_of(example.removeprefix("weightscope ")), True))
@@ -90,8 +107,8 @@ def test_quiet_says_only_where_the_result_is(tmp_path: Path) -> None:
 def test_an_option_has_one_form_over_all_commands() -> None:
     """A name takes a value everywhere or nowhere, and a value of one kind."""
     forms: dict[str, set[tuple[bool, str]]] = {}
-    for command in main.commands.values():
-        for option in (parameter for parameter in command.params if isinstance(parameter, click.Option)):
+    for known in main.commands.values():
+        for option in (parameter for parameter in known.params if isinstance(parameter, click.Option)):
             kind = type(option.type).__name__.removesuffix("Range").removesuffix("ParamType")
             forms.setdefault(option.opts[0], set()).add((option.is_flag, kind))
     assert {name for name, own in forms.items() if len(own) > 1} == set()

@@ -12,7 +12,7 @@ from typing import Any
 import weightscope
 from weightscope.architectures.stanzas import stanza_of
 from weightscope.checkpoint.header import Storage
-from weightscope.checkpoint.opening import LARGEST_SMALL_FILE
+from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
 from weightscope.checkpoint.packages import JOINED
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
@@ -21,10 +21,6 @@ from weightscope.model import Model
 
 LIBRARIES = ("numpy", "scipy")  # another version changes last digits
 DRAWN_WITH = ("matplotlib", "jinja2", "tokenizers")  # another version changes pages; tokenizers may be missing
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
-)  # fmt: skip
 PACKAGES = ("site-packages", "dist-packages", JOINED)
 FEW = 3  # files named in a message
 

@@ -19,6 +19,7 @@ from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.opening import downloaded
 from weightscope.checkpoint.remote import Ahead, BlockCache
 from weightscope.errors import CheckpointError
+from weightscope.text.tokenizer import tokenizer_file
 
 RANDOM = np.random.default_rng(0)
 LAYERS = 8
@@ -486,6 +487,26 @@ def test_the_folder_of_small_files_holds_no_weights(remote: Hub) -> None:
     assert folder == open_checkpoint("owner/model").folder
     remote.requests.clear()
     assert resolve_folder("owner/model") == folder and not remote.requests
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer.json": b"{}", "vocab.txt": b"a\nb\n"},
+        {"vocab.json": b"{}", "merges.txt": b"", "tokenizer.model": b"x"},
+        {"vocab.json": b"{}", "vocab.txt": b"a\nb\n"},  # without merges.txt no tokenizer
+        {"tokenizer.model": b"x"},
+    ],
+)
+def test_a_repository_and_a_folder_have_the_same_tokenizer(remote: Hub, files: dict[str, bytes], local: Path) -> None:
+    """Of each the most informative file; nothing that says less is downloaded."""
+    remote.repositories["owner/model"] |= files
+    for name, content in files.items():
+        (local / name).write_bytes(content)
+    found = tokenizer_file("owner/model")
+    assert found.name == tokenizer_file(local).name
+    fetched = {path.name for path in found.parent.iterdir()}
+    assert fetched & {"tokenizer.json", "vocab.txt", "tokenizer.model"} <= {found.name}
 
 
 def test_a_repository_of_weights_alone_has_no_such_folder(hub: Hub) -> None:

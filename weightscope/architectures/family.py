@@ -91,9 +91,8 @@ class Family:
     others: tuple[str, ...] = ()  # further modules of a layer that the layout reads
     loose: tuple[str, ...] = ()  # further tensors of a layer that belong to no module
     shared: tuple[str, ...] = ()  # tensors of the model that every layer reads
-    ignored: tuple[
-        str, ...
-    ] = ()  # modules within attention that are not read: norms of its output, what a caveat names
+    # Modules within attention that are not read: norms of its output, what a caveat names.
+    ignored: tuple[str, ...] = ()
 
     # heads: how projections lie in the file
     layout: Layout

@@ -87,7 +87,7 @@ def of_doubled_heads(config: ModelConfig, layer: int) -> float:
     return float((2 * config.head_dim) ** -0.5)
 
 
-# Layers that have something that others lack; more of these are in `within`.
+# Layers that have something that others lack.
 
 
 def windowed_or_leading(config: ModelConfig, layer: int) -> bool:

@@ -58,9 +58,8 @@ class Line:
 
     map: str
     block: Block  # the singular values; their vectors are not kept
-    sides: tuple[
-        tuple[str, TokenRows, Nearest, list[str]], ...
-    ]  # side, rows it is compared with, nearest, their tokens
+    # A side, the rows that it is compared with, the nearest of them, their tokens.
+    sides: tuple[tuple[str, TokenRows, Nearest, list[str]], ...]
 
     @property
     def title(self) -> str:

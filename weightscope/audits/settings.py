@@ -8,16 +8,12 @@ from weightscope.architectures.computed import NONE, UNKNOWN, Difference, differ
 from weightscope.checkpoint.config import parse_json, read_small
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.checkpoint.local import LocalFile
-from weightscope.checkpoint.opening import LARGEST_SMALL_FILE
+from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import Finding, listed
 from weightscope.model import Model
 
 NAMED = 6  # keys in a sentence; all are in the JSON
-TOKENIZER = (
-    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
-    "merges.txt", "added_tokens.json", "special_tokens_map.json",
-)  # fmt: skip
 SETTINGS = {"tokenizer_config.json": "tokenizer settings", "generation_config.json": "generation config"}
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 WRITER = {"transformers_version", "_from_model_config"}  # keys of a generation config that generate nothing
@@ -92,7 +88,7 @@ def _files(a: Model, b: Model) -> Iterator[str]:
     x, y = a.checkpoint.folder, b.checkpoint.folder
     if x == y:
         return
-    for name in TOKENIZER:
+    for name in (name for name in TOKENIZER_FILES if name not in SETTINGS):
         if problem := _bytes(x, y, name):
             yield f"Tokenizer: {_vocabulary(x, y, name) or problem}."
     templates = [_bytes(x, y, name) for name in TEMPLATES]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TypeVar
 from urllib.parse import unquote
@@ -52,7 +53,12 @@ from weightscope.checkpoint.tensor import StoredTensor
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError, printable
 
-SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+# Files that hold a tokenizer, the most informative first; the list in a GGUF file is the last resort.
+TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",), ("tokenizer.model",))
+TOKENIZER_FILES = (  # all that say something of one
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
 MAX_TENSORS = 250_000  # of all shards (empty tensors take no room in a file); the largest published have 150,000
 MAX_SHARDS = 1000  # each is held open; the largest published have 200
 LARGEST_SMALL_FILE = 100_000_000  # bytes; the tokenizer.json of 256,000 tokens has a third of it
@@ -336,17 +342,29 @@ def resolve_folder(source: str | Path, revision: str | None = None) -> Path:
     where = locate(source, revision)
     if isinstance(where, Path):
         return where
-    cached = [where.cached(name) for name in SMALL_FILES[:2]]
+    small_files = ("config.json", "tokenizer_config.json", *chain(*TOKENIZERS))
+    cached = [where.cached(name) for name in ("config.json", *TOKENIZERS[0])]
     if all(cached):
         return next(path.parent for path in cached if path)
     try:
-        folder = _small_files(where, SMALL_FILES, LARGEST_SMALL_FILE)
+        folder = _with_tokenizer(where, small_files[:2])
     except CheckpointError:
-        folder = next((path.parent for path in map(where.cached, SMALL_FILES) if path), None)
+        folder = next((path.parent for path in map(where.cached, small_files) if path), None)
         if folder is None:
             raise
     if folder is None:
-        raise CheckpointError(f"{where}: the repository has none of {', '.join(SMALL_FILES)}")
+        raise CheckpointError(f"{where}: the repository has none of {', '.join(small_files)}")
+    return folder
+
+
+def _with_tokenizer(repository: Repository, names: Sequence[str]) -> Path | None:
+    """As `_small_files`, with the files of the repository's most informative tokenizer."""
+    folder = _small_files(repository, names, LARGEST_SMALL_FILE)
+    for files in TOKENIZERS:
+        pinned = replace(repository, revision=folder.name) if folder else repository
+        folder = _small_files(pinned, files, LARGEST_SMALL_FILE) or folder
+        if folder and all((folder / name).is_file() for name in files):
+            break
     return folder
 
 

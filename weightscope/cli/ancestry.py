@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from weightscope.cli.audits import json_option
+from weightscope.cli.command import command
 from weightscope.cli.options import (
     complete_source,
     complete_tower,
@@ -20,7 +21,15 @@ from weightscope.cli.options import (
 from weightscope.cli.terminal import headline, is_quiet, show
 
 
-@click.command("lineage")
+@command(
+    "Find where a checkpoint comes from, and what was done to it. Reads each once.",
+    [
+        "weightscope lineage suspect/ base/ --out lineage/",
+        "weightscope lineage suspect/ base/ tuned/ other/ --out lineage/ --json",
+        "weightscope lineage suspect/ fingerprints/ --out lineage/",
+    ],
+    name="lineage",
+)
 @click.argument("suspect", shell_complete=complete_source)
 @click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=complete_source)
 @out_option
@@ -64,7 +73,14 @@ def lineage_command(
     click.echo(out / "report.html")
 
 
-@click.command("fingerprint")
+@command(
+    "Write what lineage needs to know about a checkpoint, without its weights.",
+    [
+        "weightscope fingerprint embedded --out embedded.wsf",
+        "weightscope fingerprint LIST.txt --out fingerprints/ --jobs 2",
+    ],
+    name="fingerprint",
+)
 @with_source
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, callback=writable,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from weightscope.cli.command import in_options
+from weightscope.cli.command import command, in_options
 from weightscope.cli.options import (
     complete_family,
     complete_limit,
@@ -46,7 +46,15 @@ ALL = "all"  # --tower all: every stack
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 
 
-@click.command("audit")
+@command(
+    "Spectra of every head, findings and a report. Reads each weight once.",
+    [
+        "weightscope audit embedded --out audit/",
+        "weightscope audit model/ --out audit/ --layers 0-3 --resume",
+        "weightscope audit model/ --out audit/ --all --fail-on error --quiet",
+    ],
+    name="audit",
+)
 @with_source
 @tokenizer_option
 @out_option
@@ -223,7 +231,15 @@ def _audit_list(
         _gate(f"{stopped[0]}{more}")
 
 
-@click.command("compare")
+@command(
+    "How far every head moved between checkpoints. Reads each once.",
+    [
+        "weightscope compare base/ tuned/ --out moved/",
+        "weightscope compare step-1/ step-2/ step-3/ --out run/",
+        "weightscope compare base/ adapter/ --out moved/ --fail-on warning",
+    ],
+    name="compare",
+)
 @click.argument("sources", nargs=-1, required=True, shell_complete=complete_source)
 @out_option
 @click.option(
@@ -304,7 +320,13 @@ def compare_command(
     _gate(config, moved, _failures(failing.as_json(), fail_on))
 
 
-@click.command("reference")
+@command(
+    "Build the reference for audit --reference. Audits every checkpoint.",
+    [
+        "weightscope reference checkpoints.txt --out reference.npz",
+    ],
+    name="reference",
+)
 @click.argument("listed", metavar="LIST", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, callback=writable,

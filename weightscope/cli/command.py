@@ -9,10 +9,10 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock, Thread, current_thread, main_thread
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -20,134 +20,6 @@ from weightscope.cli.terminal import quiet_option
 from weightscope.errors import CheckpointError, one_line
 from weightscope.files import remove_unfinished
 from weightscope.progress import progress_shown
-
-
-class Help(NamedTuple):
-    """A command's line in the list of commands, and its examples."""
-
-    summary: str
-    examples: tuple[str, ...]
-
-
-HELP = {
-    "inspect": Help(
-        "Show family, shapes, bytes an audit would read. Headers only.",
-        (
-            "weightscope inspect embedded",
-            "weightscope inspect openai-community/gpt2",
-            "weightscope inspect model/ --check",
-        ),
-    ),
-    "audit": Help(
-        "Spectra of every head, findings and a report. Reads each weight once.",
-        (
-            "weightscope audit embedded --out audit/",
-            "weightscope audit model/ --out audit/ --layers 0-3 --resume",
-            "weightscope audit model/ --out audit/ --all --fail-on error --quiet",
-        ),
-    ),
-    "compare": Help(
-        "How far every head moved between checkpoints. Reads each once.",
-        (
-            "weightscope compare base/ tuned/ --out moved/",
-            "weightscope compare step-1/ step-2/ step-3/ --out run/",
-            "weightscope compare base/ adapter/ --out moved/ --fail-on warning",
-        ),
-    ),
-    "lineage": Help(
-        "Find where a checkpoint comes from, and what was done to it. Reads each once.",
-        (
-            "weightscope lineage suspect/ base/ --out lineage/",
-            "weightscope lineage suspect/ base/ tuned/ other/ --out lineage/ --json",
-            "weightscope lineage suspect/ fingerprints/ --out lineage/",
-        ),
-    ),
-    "fingerprint": Help(
-        "Write what lineage needs to know about a checkpoint, without its weights.",
-        (
-            "weightscope fingerprint embedded --out embedded.wsf",
-            "weightscope fingerprint LIST.txt --out fingerprints/ --jobs 2",
-        ),
-    ),
-    "reference": Help(
-        "Build the reference for audit --reference. Audits every checkpoint.",
-        ("weightscope reference checkpoints.txt --out reference.npz",),
-    ),
-    "circuits": Help(
-        "Name heads and find who reads whom (--measure runs the model).",
-        (
-            "weightscope circuits embedded --out circuits/",
-            "weightscope circuits model/ --out circuits/ --layers 0-7 --top 50",
-            "weightscope circuits model/ --out circuits/ --measure",
-        ),
-    ),
-    "detok": Help(
-        "Bigram AUROC of each head of a layer, over the full vocabulary.",
-        (
-            "weightscope detok embedded --out detok/",
-            "weightscope detok gpt2/ --counts counts.npz --out detok/",
-            "weightscope detok gpt2/ --counts counts.npz --out detok/ --sample 2000",
-        ),
-    ),
-    "neighbours": Help(
-        "The previous tokens that each head scores highest. Reads one layer.",
-        ('weightscope neighbours embedded " ship"', "weightscope neighbours embedded --token-id 11 --head 3 --top 5"),
-    ),
-    "positions": Help(
-        "How heads of layer 0 weigh positions (--on-text runs the model).",
-        (
-            "weightscope positions embedded --out positions/",
-            "weightscope positions gpt2/ --out positions/ --query 500 --head 7",
-        ),
-    ),
-    "bigrams": Help(
-        "Count the bigrams of a corpus, for detok. Tokenizes it once.",
-        ("weightscope bigrams books/ --tokenizer gpt2/ --out counts.npz",),
-    ),
-    "norms": Help(
-        "What attention adds up, by kind of token. Runs the model (PyTorch).",
-        (
-            "weightscope norms embedded --out norms/",
-            "weightscope norms bert/ --text books/ --inputs 100 --out norms/",
-        ),
-    ),
-    "outliers": Help(
-        "Outlier dimensions and their share of scores. Runs the model (PyTorch).",
-        ("weightscope outliers embedded --out outliers/", "weightscope outliers bert/ --inputs 200 --out outliers/"),
-    ),
-    "sinks": Help(
-        "Attention sinks: bias, NOP or broadcast. Runs the model (PyTorch).",
-        (
-            "weightscope sinks embedded --question bias --out sinks/",
-            "weightscope sinks vit/ --question kind --images photos/ --out sinks/",
-        ),
-    ),
-    "families": Help(
-        "List the supported architectures. Reads no weights.",
-        ("weightscope families", "weightscope families --csv rows.csv"),
-    ),
-    "adopt": Help(
-        "Find and verify a row for an unknown architecture (needs PyTorch).",
-        (
-            "weightscope adopt model/",
-            "weightscope adopt model/ --save",
-            "weightscope adopt model/ --with training.model:Zephyrine --out row.toml",
-        ),
-    ),
-    "draft": Help(
-        "Draft a row for an unknown architecture from its tensors' names.",
-        ("weightscope draft model/", "weightscope draft model/ --out row.toml"),
-    ),
-    "completion": Help(
-        "Print the shell completion script.",
-        (
-            "weightscope completion bash >> ~/.bashrc",
-            "weightscope completion zsh >> ~/.zshrc",
-            "weightscope completion fish > ~/.config/fish/completions/weightscope.fish",
-        ),
-    ),
-}  # fmt: skip
-
 
 FIRST = (  # examples that end the help of `weightscope` itself
     "weightscope audit embedded --out audit/",
@@ -162,11 +34,11 @@ def epilog_of(examples: Iterable[str]) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
 
 
-def with_examples(command: click.Command) -> click.Command:
-    """Give a command its line in the list and the examples that end its help."""
-    command.short_help, examples = HELP[str(command.name)]
-    command.epilog = epilog_of(examples)
-    return command
+def command(
+    summary: str, examples: Sequence[str], name: str | None = None
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a function a command, with its line in the list of commands and the examples that end its help."""
+    return click.command(name, short_help=summary, epilog=epilog_of(examples))
 
 
 # Signals: Ctrl-C, SIGTERM, or a closed terminal.
@@ -330,7 +202,7 @@ class EndsInOneLine(click.Command):
 
 
 class Commands(EndsInOneLine, click.Group):
-    """The group of commands; adds --quiet, the line in the list and the examples to each."""
+    """The group of commands; adds --quiet to each."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        super().add_command(with_examples(quiet_option(cmd)), name)
+        super().add_command(quiet_option(cmd), name)

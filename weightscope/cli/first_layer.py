@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from weightscope.cli.command import command
 from weightscope.cli.options import (
     csv_option,
     delta_option,
@@ -29,7 +30,14 @@ from weightscope.errors import CheckpointError, counted
 LONG = 600  # seconds; a run that will take longer says so first
 
 
-@click.command()
+@command(
+    "Bigram AUROC of each head of a layer, over the full vocabulary.",
+    [
+        "weightscope detok embedded --out detok/",
+        "weightscope detok gpt2/ --counts counts.npz --out detok/",
+        "weightscope detok gpt2/ --counts counts.npz --out detok/ --sample 2000",
+    ],
+)
 @with_source
 @click.option(
     "--counts",
@@ -96,7 +104,13 @@ def detok(
     click.echo(out / "report.html")
 
 
-@click.command()
+@command(
+    "The previous tokens that each head scores highest. Reads one layer.",
+    [
+        'weightscope neighbours embedded " ship"',
+        "weightscope neighbours embedded --token-id 11 --head 3 --top 5",
+    ],
+)
 @with_model
 @click.argument("token", required=False)
 @token_id_option
@@ -141,7 +155,13 @@ def neighbours(
     say_caveats(first.attention.caveats)
 
 
-@click.command()
+@command(
+    "How heads of layer 0 weigh positions (--on-text runs the model).",
+    [
+        "weightscope positions embedded --out positions/",
+        "weightscope positions gpt2/ --out positions/ --query 500 --head 7",
+    ],
+)
 @with_model
 @out_option
 @click.option("--query", type=int, help="Query position i; default: 500, or the last position of a shorter model.")
@@ -227,7 +247,12 @@ def _say_bare(first: Any) -> None:
         click.echo(f"weightscope: {first.bare}", err=True)
 
 
-@click.command()
+@command(
+    "Count the bigrams of a corpus, for detok. Tokenizes it once.",
+    [
+        "weightscope bigrams books/ --tokenizer gpt2/ --out counts.npz",
+    ],
+)
 @click.argument("corpus", nargs=-1, required=True)
 @click.option(
     "--tokenizer",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from weightscope.cli.command import command
 from weightscope.cli.options import csv_option, families_option, with_source, writable
 from weightscope.cli.terminal import Listed, headline, is_quiet, show, write_csv
 from weightscope.errors import CheckpointError, printable, printable_lines, sized
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
     from weightscope.tables import Table
 
 
-@click.command("families")
+@command(
+    "List the supported architectures. Reads no weights.",
+    [
+        "weightscope families",
+        "weightscope families --csv rows.csv",
+    ],
+    name="families",
+)
 @csv_option
 @click.option(
     "--new",
@@ -62,7 +70,15 @@ def _newer() -> None:
         click.echo(" ".join(filter(None, (f"{row.type}:", row.verdict, row.kind, row.stack, row.reason))))
 
 
-@click.command("adopt")
+@command(
+    "Find and verify a row for an unknown architecture (needs PyTorch).",
+    [
+        "weightscope adopt model/",
+        "weightscope adopt model/ --save",
+        "weightscope adopt model/ --with training.model:Zephyrine --out row.toml",
+    ],
+    name="adopt",
+)
 @with_source
 @click.option("--save", is_flag=True, help="Save the rows where every command finds them.")
 @click.option(
@@ -133,7 +149,14 @@ def _save(answer: Mapping[str, Any]) -> None:
     click.echo(file)
 
 
-@click.command("draft")
+@command(
+    "Draft a row for an unknown architecture from its tensors' names.",
+    [
+        "weightscope draft model/",
+        "weightscope draft model/ --out row.toml",
+    ],
+    name="draft",
+)
 @with_source
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), callback=writable,
@@ -156,7 +179,14 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
     click.echo(out)
 
 
-@click.command()
+@command(
+    "Show family, shapes, bytes an audit would read. Headers only.",
+    [
+        "weightscope inspect embedded",
+        "weightscope inspect openai-community/gpt2",
+        "weightscope inspect model/ --check",
+    ],
+)
 @with_source
 @click.option(
     "--check", is_flag=True, help="Read every tensor once and report what stands out; works for any architecture."

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from weightscope.cli.command import command
 from weightscope.cli.terminal import headline
 from weightscope.errors import printable
 from weightscope.files import check_writable
@@ -17,7 +18,15 @@ from weightscope.files import check_writable
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command("completion")
+@command(
+    "Print the shell completion script.",
+    [
+        "weightscope completion bash >> ~/.bashrc",
+        "weightscope completion zsh >> ~/.zshrc",
+        "weightscope completion fish > ~/.config/fish/completions/weightscope.fish",
+    ],
+    name="completion",
+)
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion_command(shell: str) -> None:
     """Print the script that lets SHELL complete commands, options, checkpoints, families and kinds of findings.

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from weightscope.cli.command import command
 from weightscope.cli.options import (
     device_option,
     opened_model,
@@ -22,7 +23,15 @@ from weightscope.cli.options import (
 from weightscope.cli.terminal import headline, is_quiet, show
 
 
-@click.command("circuits")
+@command(
+    "Name heads and find who reads whom (--measure runs the model).",
+    [
+        "weightscope circuits embedded --out circuits/",
+        "weightscope circuits model/ --out circuits/ --layers 0-7 --top 50",
+        "weightscope circuits model/ --out circuits/ --measure",
+    ],
+    name="circuits",
+)
 @with_source
 @tokenizer_option
 @out_option
@@ -98,7 +107,13 @@ def say(lines: Sequence[str], out: Path) -> None:
     click.echo(out / "report.html")
 
 
-@click.command()
+@command(
+    "What attention adds up, by kind of token. Runs the model (PyTorch).",
+    [
+        "weightscope norms embedded --out norms/",
+        "weightscope norms bert/ --text books/ --inputs 100 --out norms/",
+    ],
+)
 @with_model
 @tokenizer_option
 @out_option
@@ -127,7 +142,13 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: in
     say(lines, out)
 
 
-@click.command()
+@command(
+    "Outlier dimensions and their share of scores. Runs the model (PyTorch).",
+    [
+        "weightscope outliers embedded --out outliers/",
+        "weightscope outliers bert/ --inputs 200 --out outliers/",
+    ],
+)
 @with_model
 @tokenizer_option
 @out_option
@@ -162,7 +183,13 @@ def outliers(
     say([study_outliers(model, read_sentences(text), out, **sizes, device=device)], out)
 
 
-@click.command()
+@command(
+    "Attention sinks: bias, NOP or broadcast. Runs the model (PyTorch).",
+    [
+        "weightscope sinks embedded --question bias --out sinks/",
+        "weightscope sinks vit/ --question kind --images photos/ --out sinks/",
+    ],
+)
 @with_model
 @tokenizer_option
 @click.option(

@@ -1,4 +1,4 @@
-"""Numbers printed in the sink-as-bias paper: Table 1, changes in perplexity on OpenWebText."""
+"""The page of `weightscope sinks --question bias`, with Table 1 of the sink-as-bias paper to compare with."""
 
 from collections.abc import Sequence
 
@@ -14,6 +14,7 @@ from weightscope.sinks.bias import ABLATED, CHARACTERS, PATCHED, SINKS_ABOVE, TO
 from weightscope.sinks.updates import SPREAD
 from weightscope.tables import Column, Table
 
+# Table 1 of the paper: changes in perplexity on OpenWebText.
 RANGES = tuple((layers, how) for layers in ("early", "middle", "late", "all") for how in (PATCHED, ABLATED))
 HEADER = ("model", "from", "biases", "perplexity", *(f"{layers} {how}" for layers, how in RANGES))
 TABLE_1 = (

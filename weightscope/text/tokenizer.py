@@ -19,10 +19,16 @@ from unicodedata import normalize
 from weightscope.checkpoint.config import Config, read_json, read_small
 from weightscope.checkpoint.gguf import header_of
 from weightscope.checkpoint.local import transformer_in
-from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, lone_gguf, resolve_folder, resolved
+from weightscope.checkpoint.opening import (
+    LARGEST_SMALL_FILE,
+    TOKENIZER_FILES,
+    TOKENIZERS,
+    lone_gguf,
+    resolve_folder,
+    resolved,
+)
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
-from weightscope.fingerprint import TOKENIZER_FILES
 from weightscope.text.sandbox import MOST_TOKENS, Added, Encoding, Kind, asked, served
 from weightscope.text.sandbox_child import byte_level_bpe, from_json, pieces_of, word_piece
 
@@ -162,8 +168,6 @@ INSTALL = "pip install tokenizers"
 END_OF_TEXT = "<|endoftext|>"
 # Classes that split text as BERT's does.
 LIKE_BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
-# Files that hold a tokenizer, the most informative first; the list in a GGUF file is the last resort.
-FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",), ("tokenizer.model",))
 ADDED_UP_TO = 1000  # tokens found before words are: they are looked for one after the other
 LONGEST_TOKEN = 200  # characters that are shown; a page shows thousands of tokens, and a file may have them of 20 kB
 
@@ -296,12 +300,12 @@ def tokenizer_file(source: str | Path, revision: str | None = None) -> Path:
     if path.is_file() and path.name != "vocab.json" and path.suffix in (".json", ".model"):
         return path
     folder = transformer_in(path) if path.is_dir() else path.parent
-    for name, *companions in FILES:
+    for name, *companions in TOKENIZERS:
         if all((folder / each).is_file() for each in (name, *companions)):
             return folder / name
     gguf = path if path.suffix == ".gguf" else lone_gguf(folder)
     if gguf is None:
-        looked = ", ".join(" with ".join(names) for names in FILES)
+        looked = ", ".join(" with ".join(names) for names in TOKENIZERS)
         raise CheckpointError(f"no tokenizer in {source} (looked for {looked})")
     return gguf
 
