@@ -9,26 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.architectures import (
-    Family,
-    LayerTensors,
-    Stack,
-    as_published,
-    family_of,
-    own_part,
-    read_config,
-    refuse_endless_embeddings,
-    stacks_of,
-)
+from weightscope.architectures import Family, LayerTensors, Reading, Stack, as_published, decide, read_as, stacks_of
 from weightscope.architectures.cells import StoredNorm
 from weightscope.architectures.layer import attention_names, denied, denied_words, read_layer, rotation_of
 from weightscope.architectures.reading import attends, borrows, in_layer, kind_of
-from weightscope.architectures.stacks import part_of, prefix_of
+from weightscope.architectures.stacks import prefix_of
 from weightscope.attention.layer import Head, Layer, OnDemand
 from weightscope.attention.norms import Norm
 from weightscope.attention.rotation import Rotation
 from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
-from weightscope.checkpoint.config import digest_of, read_json
+from weightscope.checkpoint.config import read_json
 from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.local import ADAPTER, NEEDS_ITS_BASE
 from weightscope.checkpoint.lora import Adapter, adapter_from, adapter_in, has_tokenizer, open_adapter, with_adapter
@@ -92,20 +82,20 @@ def open_model(
         raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=source)
     if folder is None:
         checkpoint, base_tokenizer = _published(source, revision), ""
-        row = family_of(checkpoint, family, tower, families)
+        reading = decide(checkpoint, family, tower, families)
         opened = f"{source}@{revision}" if revision and "@" not in str(source) else str(existing(source) or source)
     else:
         if base is None and not read_json(folder / ADAPTER).get("base_model_name_or_path"):
             raise CheckpointError(NEEDS_ITS_BASE, file=folder)
         adapter = open_adapter(folder)
         checkpoint = _base_of(adapter, revision) if base is None else _published(base, revision)
-        row = family_of(checkpoint, family, tower, families)
-        checkpoint, opened = with_adapter(checkpoint, adapter, row.transposed), str(folder)
+        reading = decide(checkpoint, family, tower, families)
+        checkpoint, opened = with_adapter(checkpoint, adapter, reading.row.transposed), str(folder)
         has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
         base_tokenizer = "" if has_its_own else str(adapter.base if base is None else base)
-    refuse_endless_embeddings(checkpoint, row)
-    model = Model(checkpoint, row, opened, tokenizer or base_tokenizer)
+    model = Model(checkpoint, reading, opened, tokenizer or base_tokenizer)
     refuse_absent_layers(model)
+    refuse_endless_embeddings(model)
     return model
 
 
@@ -138,6 +128,26 @@ def refuse_absent_layers(model: "Model") -> None:
         layers = f"{absent[0]} to {absent[-1]}" if len(absent) > 1 else str(absent[0])
         problem = f"has tensors of {has} layers, and config.json says {config.n_layers}: none of layer {layers}"
         raise CheckpointError(f"{problem}; complete the file, or correct the number of layers", file=checkpoint.name)
+
+
+MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
+
+
+def refuse_endless_embeddings(model: "Model") -> None:
+    """Refuse rows by the thousand million, which a file of holes has for nothing; norms are kept of every row.
+
+    Raises
+    ------
+    CheckpointError
+        An embedding or unembedding has more rows than any vocabulary and any context.
+    """
+    try:
+        tensors = [*model.embedding_tensors, *model.output_tensors.values()]
+    except CheckpointError:  # nothing of this model is there: it is said where a layer is asked for
+        return
+    for tensor in tensors:
+        if (rows := max(tensor.shape[:-1], default=0)) > MOST_ROWS:
+            raise tensor.refuse(f"has {rows} rows; no vocabulary has more than {MOST_ROWS}")
 
 
 def _published(source: str | Path, revision: str | None) -> Checkpoint:
@@ -180,16 +190,15 @@ class Model:
     Factored(256 x 256, rank <= 32)
     """
 
-    def __init__(self, checkpoint: Checkpoint, family: Family, source: str = "", tokenizer: str = "") -> None:
-        self.checkpoint, self.source, self.row = checkpoint, source or str(checkpoint.folder), family
+    def __init__(
+        self, checkpoint: Checkpoint, reading: Reading | Family, source: str = "", tokenizer: str = ""
+    ) -> None:
+        self.reading = read_as(checkpoint, reading) if isinstance(reading, Family) else reading
+        self.checkpoint, self.source, self.row = checkpoint, source or str(checkpoint.folder), self.reading.row
         self.tokenizer = tokenizer or self.source
-        config = own_part(checkpoint, family)
-        self.family = family.configured(config)
+        self.family, self.config = self.reading.family, self.reading.config
         if self.family.refused:
-            raise CheckpointError(f"{family.name} with {self.family.refused}", file=checkpoint.name)
-        if family.proved_for and family.proved_for != digest_of(checkpoint.config):
-            self.family = self.family.but(origin=f"{family.origin}, but not with this config")
-        self.config = read_config(config, self.family)
+            raise CheckpointError(f"{self.row.name} with {self.family.refused}", file=checkpoint.name)
         self._last: Layer | None = None
 
     def __repr__(self) -> str:
@@ -210,9 +219,8 @@ class Model:
 
     def unchecked(self) -> "Model":
         """The same model, nothing of it read yet; values that are not finite are handed over, not refused."""
-        same = Model(self.checkpoint.unchecked(), self.row, self.source, self.tokenizer)
-        same.prefix = self.prefix  # which may have taken a look at every name
-        return same
+        reading = replace(self.reading, prefix=self.prefix)
+        return Model(self.checkpoint.unchecked(), reading, self.source, self.tokenizer)
 
     @cached_property
     def stacks(self) -> dict[str, Stack]:
@@ -230,7 +238,8 @@ class Model:
     @cached_property
     def prefix(self) -> str:
         """What stands before every tensor's name in this checkpoint."""
-        return prefix_of(self.checkpoint, self.family)
+        known = self.reading.prefix
+        return prefix_of(self.checkpoint, self.family) if known is None else known
 
     def tensors(self, inner: str = "") -> LayerTensors:
         """The checkpoint's tensors under the model's prefix and `inner`."""
@@ -541,7 +550,7 @@ HARMLESS = re.compile(
 
 def unread_keys(model: Model) -> list[str]:
     """The keys of its config that may matter to attention, and whose values change nothing of what the row reads."""
-    part, before = part_of(model.checkpoint, model.row), str(numbers_read(model))
+    part, before = model.reading.part, str(numbers_read(model))
     named = [key for key in part if MATTERS.search(key) and not HARMLESS.fullmatch(key)]
     keys = [key for key in named if part[key] not in (None, False)]
     return [key for key in keys if all(_reads_as(before, model, key, value) for value in _others(part[key]))]
@@ -560,7 +569,7 @@ def _reads_as(before: str, model: Model, key: str, value: object) -> bool:
     """Whether the row reads the same numbers of a config with this value."""
     checkpoint = model.checkpoint
     changed = inner = dict(checkpoint.config.raw)
-    if part_of(checkpoint, model.row).raw is not checkpoint.config.raw:
+    if model.reading.part.raw is not checkpoint.config.raw:
         for name in model.row.nested.split("."):
             inner[name] = inner = dict(inner[name])
     inner[key] = value

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from weightscope.architectures import FAMILIES, ModelConfig, own_part, read_config
+from weightscope.architectures import FAMILIES, ModelConfig, completed_part, read_config
 from weightscope.architectures.config import names_of
 from weightscope.architectures.layer import rotation_of
+from weightscope.architectures.stacks import part_of
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
@@ -25,7 +26,7 @@ def said(kind: str, /, **values: Any) -> ModelConfig:
     sizes = {key: value for key, value in SIZES.items() if key in names_of(kind)}
     values = {"model_type": kind, **sizes, **values}
     checkpoint = Checkpoint(Path(), (), {}, Config(values, "config.json"), "config.json")
-    config = own_part(checkpoint, row)
+    config = completed_part(checkpoint.config, part_of(checkpoint, row), row)
     return read_config(config, row.configured(config))
 
 

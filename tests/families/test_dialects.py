@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 from tests.support.dialects import Values, variants
-from weightscope.architectures import FAMILIES, Family, own_part, read_config
+from weightscope.architectures import FAMILIES, Family, completed_part, read_config
 from weightscope.architectures.layer import rotation_of
 from weightscope.architectures.reading import attends, in_layer
+from weightscope.architectures.stacks import part_of
 from weightscope.attention.rotation import Rotation
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
@@ -39,7 +40,7 @@ READ = {"head_dim", "attention_head_size"}  # by code, where they are there, tho
 def reading(values: Values, row: Family) -> tuple[dict[str, Any], dict[str, Rotation]]:
     """The numbers that weightscope has from a config, by name, and the rotation of each type of layer."""
     checkpoint = Checkpoint(Path(), (), {}, Config(values, "config.json"), "config.json")
-    config = own_part(checkpoint, row)
+    config = completed_part(checkpoint.config, part_of(checkpoint, row), row)
     row = row.configured(config)
     if row.refused:
         raise CheckpointError(row.refused, file="config.json")

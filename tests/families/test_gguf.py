@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import weightscope as ws
-from weightscope.architectures import as_published, family_of
+from weightscope.architectures import as_published, decide
 from weightscope.architectures.computed import NONE, differences, stated
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.errors import CheckpointError
@@ -141,7 +141,7 @@ def test_a_config_that_cannot_be_names_the_gguf_file(tmp_path: Path) -> None:
     checkpoint = opened(path)
     values = dict(checkpoint.config) | {"rope_theta": -1.0}
     with pytest.raises(CheckpointError, match=r"^model\.gguf: 'rope_theta' is -1\.0; a number from 1"):
-        Model(checkpoint.with_config(values), family_of(checkpoint))
+        Model(checkpoint.with_config(values), decide(checkpoint).row)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])

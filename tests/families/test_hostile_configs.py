@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import weightscope as ws
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
-from weightscope.architectures import family_of
+from weightscope.architectures import decide
 from weightscope.attention.rotation import GridRotation
 from weightscope.model import Model
 
@@ -56,7 +56,7 @@ def test_a_config_is_taken_or_refused(case: tuple[str, dict[str, Any]]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            model = Model(checkpoint, family_of(checkpoint, tower=tower))
+            model = Model(checkpoint, decide(checkpoint, tower=tower))
             for index in model.attention_layers[:2]:
                 layer = model.layer(index)
                 x = np.random.default_rng(0).normal(size=(12, model.config.d_model)).astype(np.float32)

@@ -8,7 +8,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_models import Fixture, centred, fixture
-from weightscope.architectures import family_of
+from weightscope.architectures import decide
 from weightscope.architectures.family import same_layer
 from weightscope.model import Model
 
@@ -66,12 +66,12 @@ def test_a_config_value_matters(name: str, config: dict[str, Any]) -> None:
     it = fixture(name)
     checkpoint = it.model.checkpoint
     other = checkpoint.with_config({**checkpoint.config, **config})
-    assert error(it, it.model) < 1e-4 < 1e-3 < error(it, Model(other, family_of(other)))
+    assert error(it, it.model) < 1e-4 < 1e-3 < error(it, Model(other, decide(other)))
 
 
 @pytest.mark.parametrize(("name", "cells"), CELLS)
 def test_a_cell_matters(name: str, cells: dict[str, Any]) -> None:
     it = fixture(name)
-    row = family_of(it.model.checkpoint, tower=it.case.tower or None)
+    row = decide(it.model.checkpoint, tower=it.case.tower or None).row
     with suppress(ws.CheckpointError):  # a changed row may not even find its tensors
         assert error(it, Model(it.model.checkpoint, row.but(**cells))) > 1e-3

@@ -7,30 +7,32 @@ from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.family import Family
 from weightscope.architectures.reading import (
+    Reading,
     choose_family,
+    completed_part,
     labelled,
     list_stacks,
-    own_part,
+    read_as,
     read_config,
-    refuse_endless_embeddings,
 )
 from weightscope.architectures.stacks import Stack, described_parts
 from weightscope.architectures.table import FAMILIES, known_rows
 from weightscope.checkpoint import Checkpoint
 
 __all__ = [
-    "FAMILIES", "Family", "LayerTensors", "ModelConfig", "Stack", "as_published", "family_of", "own_part",
-    "read_config", "refuse_endless_embeddings", "stacks_of",
+    "FAMILIES", "Family", "LayerTensors", "ModelConfig", "Reading", "Stack", "as_published", "completed_part", "decide",
+    "read_as", "read_config", "stacks_of",
 ]  # fmt: skip
 
 
-def family_of(
+def decide(
     checkpoint: Checkpoint, name: str | None = None, tower: str | None = None, families: str | Path | None = None
-) -> Family:
-    """The row that reads a checkpoint; see `known_rows` and `choose_family`."""
+) -> Reading:
+    """How a checkpoint is read: which row, which part of its config, which prefix."""
     kinds = {name} if name is not None else _kinds(checkpoint)
     rows = known_rows(families, kinds) if kinds else ()
-    return labelled(choose_family(rows or known_rows(families), checkpoint, name, tower), checkpoint, name)
+    row, prefix = choose_family(rows or known_rows(families), checkpoint, name, tower)
+    return labelled(read_as(checkpoint, row, prefix), checkpoint.config.get("model_type"), name)
 
 
 def stacks_of(checkpoint: Checkpoint) -> dict[str, Stack]:

@@ -17,7 +17,7 @@ from weightscope.architectures.config import Every, inner_types, values_of
 from weightscope.architectures.dialects import GIVEN, SCALING, TRAINED, renamed, standardised, writer_of
 from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import KEYS as OF_GGUF
-from weightscope.architectures.reading import own_part, read_config
+from weightscope.architectures.reading import completed_part, read_config
 from weightscope.architectures.rope import Rope
 from weightscope.architectures.stacks import part_of, parts
 from weightscope.architectures.stanzas import stanza_of
@@ -179,7 +179,10 @@ def _normal(checkpoint: Checkpoint, row: Family, section: Config, kind: str, wri
     said = {key for key, value in raw.items() if value is not None}
     for read in _rows(row, kind, own):
         try:
-            config = own_part(checkpoint, read) if own else _read(section, read, kind, writer)
+            if own:
+                config = completed_part(checkpoint.config, part_of(checkpoint, read), read)
+            else:
+                config = _read(section, read, kind, writer)
             family = read.configured(config)
             numbers = read_config(config, family)
         except CheckpointError:  # as it stands, then

@@ -1,6 +1,6 @@
 """From a config and a row to the numbers of one model; from no known row to advice."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,7 +21,7 @@ from weightscope.architectures.stacks import (
 )
 from weightscope.architectures.table import FAMILIES
 from weightscope.checkpoint import Checkpoint
-from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.config import Config, digest_of
 from weightscope.errors import CheckpointError, nearest
 
 # How many heads there are and how wide they are: in a model, and in one of its layers.
@@ -93,33 +93,14 @@ WAYS = (
     "`weightscope adopt SOURCE --with module:Class` does so with a class of your own, `weightscope draft SOURCE` drafts"
     " a row for `--families FILE`, and `weightscope inspect SOURCE --check` needs none"
 )
-MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
 
 
-def refuse_endless_embeddings(checkpoint: Checkpoint, family: Family) -> None:
-    """Refuse rows by the thousand million, which a file of holes has for nothing; norms are kept of every row.
-
-    Raises
-    ------
-    CheckpointError
-        An embedding or unembedding has more rows than any vocabulary and any context.
-    """
-    inputs, outputs = family.inputs, family.outputs
-    names = (inputs.tokens, inputs.positions, inputs.types, *(outputs.tokens if outputs else ()))
-    prefixes = (*family.prefixes, *prefixes_of(checkpoint, family))
-    for name in (prefix + name for prefix in prefixes for name in names if name):
-        rows = max(checkpoint[name].shape[:-1], default=0) if name in checkpoint else 0
-        if rows > MOST_ROWS:
-            raise checkpoint[name].refuse(f"has {rows} rows; no vocabulary has more than {MOST_ROWS}")
-
-
-def own_part(checkpoint: Checkpoint, family: Family) -> Config:
+def completed_part(config: Config, part: Config, family: Family) -> Config:
     """The part of a config that describes this model, with the architecture's defaults for what it leaves out.
 
     A key that is there and null means null, as it does to transformers. A size under one name leaves no default of
     another.
     """
-    part, config = part_of(checkpoint, family), checkpoint.config
     inherited: dict[str, Any] = {}
     own = f"{config.get('model_type')}.{family.nested}"  # a class that is the wrapper's own
     if part.raw is not config.raw:  # a wrapper's part: it may leave its sizes to the architecture, too
@@ -148,7 +129,7 @@ def read_config(config: Config, family: Family) -> ModelConfig:
     Parameters
     ----------
     config : Config
-        From `own_part`.
+        From `completed_part`.
     family : Family
         As configured by it.
 
@@ -195,10 +176,60 @@ def read_config(config: Config, family: Family) -> ModelConfig:
     )
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How a checkpoint is read as one model: decided once, and handed on.
+
+    Attributes
+    ----------
+    row : Family
+        As the table has it, told where the model is and marked if it was never proved for this kind of model.
+    part : Config
+        The part of config.json that describes the model, as the file has it.
+    prefix : str or None
+        What stands before its tensors' names; None where no tensors decided that.
+    family : Family
+        The row as the config makes it.
+    config : ModelConfig
+    """
+
+    row: Family
+    part: Config
+    prefix: str | None
+    family: Family
+    config: ModelConfig
+
+
+def read_as(checkpoint: Checkpoint, row: Family, prefix: str | None = None) -> Reading:
+    """A checkpoint as a row reads it; errors as of `read_config`."""
+    part = part_of(checkpoint, row)
+    values = completed_part(checkpoint.config, part, row)
+    family = row.configured(values)
+    if row.proved_for and row.proved_for != digest_of(checkpoint.config):
+        family = family.but(origin=f"{row.origin}, but not with this config")
+    return Reading(row, part, prefix, family, read_config(values, family))
+
+
+def labelled(reading: Reading, kind: object, named: str | None = None) -> Reading:
+    """The reading marked as unproved if no comparison has shown that its row reads this kind of model.
+
+    `kind` is the model_type of config.json; `named` is what the row was asked for by, whatever that is.
+    """
+    row, part = reading.row, reading.part.get("model_type")
+    if row.origin or kind is None:
+        return reading
+    if named is not None and {*row.model_types}.isdisjoint((str(kind), str(part))):
+        why = f"unproved: no proof that this row reads model_type '{str(kind)[:40]}'"
+        origin = f"{why}; `weightscope adopt` looks for a row that it proves"
+    else:
+        origin = unproved(row, kind, part)
+    return replace(reading, row=row.but(origin=origin), family=reading.family.but(origin=origin)) if origin else reading
+
+
 def list_stacks(families: tuple[Family, ...], checkpoint: Checkpoint) -> dict[str, Stack]:
     """Every attention model in a checkpoint by name, those that no row reads after the others."""
-    read = readable(families, checkpoint)
-    return {name: _sized(checkpoint, stack) for name, stack in read.items()} | unread(read, checkpoint)
+    stacks = readable(families, checkpoint)
+    return {name: _sized(checkpoint, stack) for name, stack in stacks.items()} | unread(stacks, checkpoint)
 
 
 def _sized(checkpoint: Checkpoint, stack: Stack) -> Stack:
@@ -206,21 +237,21 @@ def _sized(checkpoint: Checkpoint, stack: Stack) -> Stack:
     if stack.family is None:
         return stack
     try:
-        config = own_part(checkpoint, stack.family)
-        row = stack.family.configured(config)
-        sizes = read_config(config, row)
+        reading = labelled(read_as(checkpoint, stack.family, stack.prefix), checkpoint.config.get("model_type"))
     except CheckpointError as error:
         return replace(stack, refusal=str(error))
-    if row.refused:
-        return replace(stack, refusal=f"{row.name} with {row.refused}")
-    family = labelled(stack.family, checkpoint)
-    return replace(stack, family=family, n_layers=sizes.n_layers, n_heads=sizes.n_heads)
+    if reading.family.refused:
+        return replace(stack, refusal=f"{reading.family.name} with {reading.family.refused}")
+    sizes = reading.config
+    return replace(stack, family=reading.row, n_layers=sizes.n_layers, n_heads=sizes.n_heads)
 
 
 def choose_family(
     families: tuple[Family, ...], checkpoint: Checkpoint, name: str | None = None, tower: str | None = None
-) -> Family:
+) -> tuple[Family, str | None]:
     """The row that reads a checkpoint: the one asked for by name, else the one its config's model_type names.
+
+    With it the prefix of its tensors' names, where they decided which row it is.
 
     Parameters
     ----------
@@ -239,7 +270,7 @@ def choose_family(
     """
     stacks = readable(families, checkpoint) if name is None else {}
     if (stack := choose(stacks, tower)) and stack.family:
-        return stack.family
+        return stack.family, stack.prefix
     if tower and stacks and (stack := choose(unread(stacks, checkpoint), tower)):
         raise CheckpointError(f"its {stack.name} stack is not read: {stack.refusal}", file=checkpoint.name)
     if stacks:
@@ -270,23 +301,8 @@ def choose_family(
     asked = tower or (next((kind for kind in (*LANGUAGE, "") if kind in towers), None) if len(rows) > 1 else None)
     fitting = [row for row in rows if asked in (None, row.tower)]
     if len(fitting) == 1:
-        return fitting[0]
+        return fitting[0], None
     raise refuse_choice([*filter(None, towers)], rows[0].name, checkpoint, tower)
-
-
-def labelled(row: Family, checkpoint: Checkpoint, name: str | None = None) -> Family:
-    """A row of the table, marked as unproved if no comparison has shown that it reads this kind of model.
-
-    `name` is what it was asked for by, whatever kind of model the config names.
-    """
-    kind = checkpoint.config.get("model_type")
-    if row.origin or kind is None:
-        return row
-    part = part_of(checkpoint, row).get("model_type")
-    if name is not None and {*row.model_types}.isdisjoint((str(kind), str(part))):
-        why = f"unproved: no proof that this row reads model_type '{str(kind)[:40]}'"
-        return row.but(origin=f"{why}; `weightscope adopt` looks for a row that it proves")
-    return row.but(origin=unproved(row, kind, part))
 
 
 def _adopting() -> str:
