@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 from weightscope.architectures import stacks_of
 from weightscope.checkpoint import Checkpoint, open_checkpoint
@@ -17,6 +19,7 @@ from weightscope.errors import CheckpointError, printable
 from weightscope.fingerprint import Fingerprint
 from weightscope.model import Model, open_model
 
+HOW = tuple(signature(open_model).parameters)[1:]  # the options that say how to open a source
 KEPT = 8  # models that a worker keeps open (headers, no tensors)
 RESERVED = ("summary.csv", "summary.html")
 
@@ -35,17 +38,8 @@ class Source:
     seen: Fingerprint | None = None  # of the checkpoint when it was first opened; None before `as_seen`
 
     @classmethod
-    def named(
-        cls,
-        source: str,
-        revision: str | None = None,
-        family: str | None = None,
-        tower: str | None = None,
-        tokenizer: str | None = None,
-        base: str | None = None,
-        families: str | None = None,
-    ) -> "Source":
-        """A source from a user's words."""
+    def named(cls, source: str, **options: Any) -> "Source":
+        """A source from a user's words; options as of `open_model`."""
 
         def absolute(text: str) -> str:
             path = None
@@ -53,11 +47,12 @@ class Source:
                 path = existing(text)
             return str(path or from_url(text))
 
-        return cls(absolute(source), revision, family, tower, tokenizer, base and absolute(base), families)
+        base = options.pop("base", None)
+        return cls(absolute(source), base=base and absolute(base), **options)
 
     def open(self) -> Model:
         """The model; see `open_model`."""
-        return open_model(self.source, self.revision, self.family, self.tower, self.tokenizer, self.base, self.families)
+        return open_model(self.source, **{name: getattr(self, name) for name in HOW})
 
     def of_stacks(self) -> dict[str, "Source"]:
         """How to open each of its attention stacks, by name; unsupported ones are left out."""

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import NamedTuple
 
 from weightscope.architectures.config import KEYS, inner_types
 from weightscope.architectures.family import Family
@@ -180,6 +181,17 @@ class Stack:
     n_heads: int | None = None
 
 
+class Fit(NamedTuple):
+    """How well a row fits the tensors under a prefix; the larger in the first place where two differ fits better."""
+
+    all_layers: bool  # there are no more layers than the config says
+    affinity: int  # words that the part's keys and the prefix share, less the kinds that the prefix names and it is not
+    shared_words: int
+    tokens: bool  # the embedding of tokens is there
+    listed: bool  # the prefix is one of the row's own
+    outer: int  # minus the depth of the prefix
+
+
 @dataclass
 class _Found:
     """A row, the part of the config that may be its own, and the prefixes under which its tensors may be."""
@@ -187,7 +199,7 @@ class _Found:
     row: Family
     path: str
     model_type: str
-    places: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    places: dict[str, Fit] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -197,8 +209,8 @@ class _Found:
         return self.row.tower or ("text" if self.row.inputs.tokens else kind_name)
 
     @property
-    def best(self) -> tuple[tuple[int, ...], list[str]]:
-        """The highest score, and the prefixes that have it."""
+    def best(self) -> tuple[Fit, list[str]]:
+        """The best fit, and the prefixes that have it."""
         most = max(self.places.values())
         return most, [prefix for prefix, score in self.places.items() if score == most]
 
@@ -248,8 +260,8 @@ def _twins(checkpoint: Checkpoint, found: _Found, own: str) -> Iterator[str]:
         first = prefix + found.row.layer.split("{i}")[0]
         return {name.removeprefix(first): checkpoint[name].shape for name in checkpoint.names_under(first)}
 
-    for prefix, (complete, near, *_) in found.places.items():
-        if prefix != own and complete and near >= 0 and shapes(prefix) == shapes(own):
+    for prefix, fit in found.places.items():
+        if prefix != own and fit.all_layers and fit.affinity >= 0 and shapes(prefix) == shapes(own):
             yield prefix
 
 
@@ -375,7 +387,7 @@ def _type(path: str, part: Config, whole: Config) -> str:
     return kind if isinstance(kind, str) else inner_types(whole.get("model_type")).get(path, "")
 
 
-def _places(checkpoint: Checkpoint, found: _Found, part: Config) -> dict[str, tuple[int, ...]]:
+def _places(checkpoint: Checkpoint, found: _Found, part: Config) -> dict[str, Fit]:
     """Prefixes under which the tensors of a row have the width that its part says, and how well each fits it."""
     row = found.row.configured({**found.row.defaults, **part})
     keys = row.size_keys
@@ -386,16 +398,20 @@ def _places(checkpoint: Checkpoint, found: _Found, part: Config) -> dict[str, tu
     width, count = (
         next((part.get(key) for key in keys[size] if part.has(key)), None) for size in ("d_model", "n_layers")
     )
-    places: dict[str, tuple[int, ...]] = {}
+    places: dict[str, Fit] = {}
     with_tokens = prefixes_of(checkpoint, row)
     for prefix in complete_prefixes(checkpoint, row):
         if prefix not in with_tokens and _affinity(found.path, prefix, {found.kind}) < 0:  # of another kind by its name
             continue
         if not isinstance(width, int) or width in width_of(checkpoint, row, prefix):
-            complete = isinstance(count, int) and not checkpoint.names_under(prefix + row.layer.format(i=count))
-            near, named = _affinity(found.path, prefix, {found.kind}), len(_words(found.path) & _words(prefix))
-            tokens, known = prefix + row.inputs.tokens in checkpoint, prefix in row.prefixes
-            places[prefix] = (int(complete), near, named, int(tokens), int(known), -prefix.count("."))
+            places[prefix] = Fit(
+                all_layers=isinstance(count, int) and not checkpoint.names_under(prefix + row.layer.format(i=count)),
+                affinity=_affinity(found.path, prefix, {found.kind}),
+                shared_words=len(_words(found.path) & _words(prefix)),
+                tokens=prefix + row.inputs.tokens in checkpoint,
+                listed=prefix in row.prefixes,
+                outer=-prefix.count("."),
+            )
     return places
 
 

@@ -297,7 +297,8 @@ def compare_command(
     base = base or (sources[0] if sources[0] not in adapters else None)
     bases = dict.fromkeys(adapters, base)
     models = [
-        opened_model(Source(source, None, family, tower, None, bases.get(source), families)) for source in sources
+        opened_model(Source(source, family=family, tower=tower, base=bases.get(source), families=families))
+        for source in sources
     ]
     with folder:
         comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)

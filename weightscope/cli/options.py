@@ -173,23 +173,15 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--base", help="Base model of a LoRA adapter, if the adapter's config does not name it.")
     @families_option
     @wraps(command)
-    def named(
-        source: str,
-        revision: str | None,
-        family: str | None,
-        tower: str | None,
-        base: str | None,
-        families: str | None,
-        **options: Any,
-    ) -> None:
-        from weightscope.sources import Source
+    def named(source: str, **options: Any) -> None:
+        from weightscope.sources import HOW, Source
 
-        tokenizer = options.pop("tokenizer", None)
-        if tokenizer is not None:  # fail before anything is computed
+        how = {name: options.pop(name, None) for name in HOW}
+        if how["tokenizer"] is not None:  # fail before anything is computed
             from weightscope.text.tokenizer import load_tokenizer
 
-            load_tokenizer(tokenizer)
-        command(lambda text: Source.named(text, revision, family, tower, tokenizer, base, families), source, **options)
+            load_tokenizer(how["tokenizer"])
+        command(lambda text: Source.named(text, **how), source, **options)
 
     return named
 
