@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,29 +74,45 @@ def open_model(
     """
     if not isinstance(source, str | Path):
         raise expected(source, "source", "text or a path: a folder, a .safetensors or .gguf file, or a Hub id")
-    source = resolved(source)
-    folder = adapter_in(source)
-    if folder is None and base is not None and isinstance(where := locate(source, revision), Repository):
-        folder, revision = adapter_from(where), None  # the revision was the adapter's; a base's is in its own name
-    if folder is None and base is not None:
-        raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=source)
-    if folder is None:
-        checkpoint, base_tokenizer = _published(source, revision), ""
-        reading = decide(checkpoint, family, tower, families)
-        opened = f"{source}@{revision}" if revision and "@" not in str(source) else str(existing(source) or source)
-    else:
-        if base is None and not read_json(folder / ADAPTER).get("base_model_name_or_path"):
-            raise CheckpointError(NEEDS_ITS_BASE, file=folder)
-        adapter = open_adapter(folder)
-        checkpoint = _base_of(adapter, revision) if base is None else _published(base, revision)
-        reading = decide(checkpoint, family, tower, families)
-        checkpoint, opened = with_adapter(checkpoint, adapter, reading.row.transposed), str(folder)
-        has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
-        base_tokenizer = "" if has_its_own else str(adapter.base if base is None else base)
-    model = Model(checkpoint, reading, opened, tokenizer or base_tokenizer)
+    opened = open_source(source, revision, base)
+    reading = decide(opened.checkpoint, family, tower, families)
+    checkpoint = opened.checkpoint
+    if opened.adapter is not None:
+        checkpoint = with_adapter(checkpoint, opened.adapter, reading.row.transposed)
+    model = Model(checkpoint, reading, opened.name, tokenizer or opened.tokenizer)
     refuse_absent_layers(model)
     refuse_endless_embeddings(model)
     return model
+
+
+class Opened(NamedTuple):
+    """What a source names: its checkpoint, and of an adapter its base's."""
+
+    checkpoint: Checkpoint
+    name: str  # an absolute path, or a Hub id with its revision
+    adapter: Adapter | None = None
+    tokenizer: str = ""  # where it is, if not there
+
+
+def open_source(source: str | Path, revision: str | None, base: str | Path | None) -> Opened:
+    """Open a folder, a file, a repository or an adapter; see `open_model`."""
+    source = resolved(source)
+    folder = adapter_in(source)
+    if folder is None and base is not None:
+        where = locate(source, revision)
+        folder = adapter_from(where) if isinstance(where, Repository) else None
+        revision = None  # it was the adapter's; a base's is in its own name
+        if folder is None:
+            raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=source)
+    if folder is None:
+        name = f"{source}@{revision}" if revision and "@" not in str(source) else str(existing(source) or source)
+        return Opened(_published(source, revision), name)
+    if base is None and not read_json(folder / ADAPTER).get("base_model_name_or_path"):
+        raise CheckpointError(NEEDS_ITS_BASE, file=folder)
+    adapter = open_adapter(folder)
+    checkpoint = _base_of(adapter, revision) if base is None else _published(base, revision)
+    has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
+    return Opened(checkpoint, str(folder), adapter, "" if has_its_own else str(adapter.base if base is None else base))
 
 
 def as_model(model: "Model | str | Path") -> "Model":
@@ -151,7 +167,7 @@ def refuse_endless_embeddings(model: "Model") -> None:
 
 
 def _published(source: str | Path, revision: str | None) -> Checkpoint:
-    return as_published(open_checkpoint(resolved(source), revision))
+    return as_published(open_checkpoint(source, revision))
 
 
 def _base_of(adapter: Adapter, revision: str | None) -> Checkpoint:

@@ -14,7 +14,7 @@ from typing import Any
 from weightscope.architectures import stacks_of
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.checkpoint.config import MAX_BYTES, read_small
-from weightscope.checkpoint.opening import existing, from_url, resolved
+from weightscope.checkpoint.opening import existing, from_url
 from weightscope.errors import CheckpointError, printable
 from weightscope.fingerprint import Fingerprint
 from weightscope.model import Model, open_model
@@ -66,7 +66,7 @@ class Source:
 
     def checkpoint(self) -> Checkpoint:
         """The checkpoint as stored, whatever its family; see `open_checkpoint`."""
-        return open_checkpoint(resolved(self.source), self.revision)
+        return open_checkpoint(self.source, self.revision)
 
     def as_seen(self, model: Model) -> "Source":
         """The same source, which another machine opens only if it has the same checkpoint."""

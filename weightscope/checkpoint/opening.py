@@ -156,6 +156,7 @@ def _opened(files: Iterable[Opened], where: object) -> list[Opened]:
 
 def locate(source: str | Path, revision: str | None = None) -> Path | Repository:
     """The path or repository that `source` names. An existing path wins over a repository of the same name."""
+    source = resolved(source)
     path = existing(source)
     if path is not None and path.is_dir():
         path = transformer_in(path)
@@ -165,7 +166,7 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
         raise CheckpointError(f"is on this machine; a revision ({revision}) is one of the Hub's", file=path)
     if path is not None:
         return path
-    name, _, tag = str(from_url(source)).partition("@")
+    name, _, tag = str(source).partition("@")
     if tag and revision not in (None, tag):
         raise CheckpointError(f"{printable(source)} says revision {tag}, and {revision} is asked for")
     if not _may_be_hub_id(name):

@@ -25,7 +25,6 @@ from weightscope.checkpoint.opening import (
     TOKENIZERS,
     lone_gguf,
     resolve_folder,
-    resolved,
 )
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
@@ -294,9 +293,7 @@ def tokenizer_if_any(source: str | Path) -> Tokenizer | None:
 
 def tokenizer_file(source: str | Path, revision: str | None = None) -> Path:
     """The file that says most of a source's tokenizer."""
-    path = Path(resolved(source))
-    if not path.exists():
-        path = resolve_folder(source, revision)
+    path = resolve_folder(source, revision)
     if path.is_file() and path.name != "vocab.json" and path.suffix in (".json", ".model"):
         return path
     folder = transformer_in(path) if path.is_dir() else path.parent
