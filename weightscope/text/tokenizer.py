@@ -15,6 +15,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from unicodedata import normalize
+from weakref import WeakKeyDictionary
 
 from weightscope.checkpoint.config import Config, read_json, read_small
 from weightscope.checkpoint.gguf import header_of
@@ -231,8 +232,17 @@ def _of_file(file: Path) -> Any:
     return served(file, from_json, content)
 
 
+AT_HAND: WeakKeyDictionary[Model, Tokenizer | None] = WeakKeyDictionary()
+
+
 def tokenizer_at_hand(model: Model) -> Tokenizer | None:
-    """A model's tokenizer if it is named or on this machine; None if none can be read."""
+    """A model's tokenizer if it is named or on this machine, loaded once; None if none can be read."""
+    if model not in AT_HAND:
+        AT_HAND[model] = _at_hand(model)
+    return AT_HAND[model]
+
+
+def _at_hand(model: Model) -> Tokenizer | None:
     if model.tokenizer != model.source:
         return load_tokenizer(model.tokenizer)
     if (place := _beside(model)).suffix == ".gguf":  # the file's own list matches its ids; ignore files next to it
