@@ -14,11 +14,11 @@ from tests.support.commands import is_one_line, run
 from tests.support.files import write_shards
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
-from weightscope.architectures.reading import MOST_ROWS
 from weightscope.audits import duplicates
 from weightscope.audits.audit import LONGEST_WINDOW, MOST_DELTAS
 from weightscope.audits.duplicates import UNLIKE_A_HEAD, Likeness, clusters, joined
 from weightscope.checkpoint import Checkpoint, opening
+from weightscope.model import MOST_ROWS
 
 
 def test_equal_heads_are_one_finding_and_compared_once_each(tmp_path: Path, monkeypatch) -> None:
@@ -100,9 +100,11 @@ def test_empty_tensors_are_counted_over_all_shards(tmp_path: Path, monkeypatch) 
 def test_no_embedding_has_more_rows_than_any_vocabulary(tensor: str, tmp_path: Path) -> None:
     """The rows are a hole in a sparse file: they cost an attacker nothing."""
     size = (MOST_ROWS + 1) * 4 * 2
-    header = json.dumps({tensor: {"dtype": "F16", "shape": [MOST_ROWS + 1, 4], "data_offsets": [0, size]}}).encode()
+    endless = {"dtype": "F16", "shape": [MOST_ROWS + 1, 4], "data_offsets": [8, size + 8]}
+    gain = {"dtype": "F16", "shape": [4], "data_offsets": [0, 8]}
+    header = json.dumps({"h.0.ln_1.weight": gain, tensor: endless}).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    os.truncate(tmp_path / "model.safetensors", 8 + len(header) + size)
+    os.truncate(tmp_path / "model.safetensors", 8 + len(header) + 8 + size)
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 4}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     result = run("inspect", tmp_path)
