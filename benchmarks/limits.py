@@ -1,7 +1,7 @@
 """Measure what this machine can do at most: bytes read per second, and operations per second with its BLAS.
 
 A task that reads so many bytes and multiplies so many numbers takes at least the longer of the two times. The second
-table of docs/speed.md compares every task with that bound.
+table of benchmarks/README.md compares every task with that bound.
 """
 
 import os
@@ -67,7 +67,7 @@ def limit(each: Measured, limits: dict[str, float]) -> float:
 
 
 def floors(benches: Sequence[Bench]) -> str:
-    """The second table of docs/speed.md: every task whose bytes or operations are known, a column for each run."""
+    """The table of benchmarks/README.md: every task whose bytes or operations are known, a column for each run."""
     lines = [f"{HEADER} {' | '.join(bench.processor for bench in benches)} |", "| --- " * (4 + len(benches)) + "|"]
     for each in benches[-1].measured:
         if not (each.reads or each.flops32 or each.flops64):

@@ -3,7 +3,8 @@
     python -m benchmarks.publish out/bench/bench.json
 
 keeps the run as benchmarks/bench-PROCESSOR.json, and whole.json and other_tools.json under their names, and rewrites
-the tables in README.md and docs/speed.md, which are found by their headers. A test compares the pages with the files.
+the tables in README.md, docs/speed.md and benchmarks/README.md, which are found by their headers. A test compares the
+pages with the files.
 """
 
 import re
@@ -76,8 +77,8 @@ def _one(made: Callable[[Bench], str]) -> Callable[[Sequence[Bench]], str]:
 PAGES = (
     Page("README.md", _table(README_HEADER), readme_table),
     Page("docs/speed.md", _table(results.HEADER), results.table),
-    Page("docs/speed.md", _table(limits.HEADER), limits.floors),
-    Page("docs/speed.md", rf"^{REACHED}(?:\n\n{REACHED})*$", limits.reached),
+    Page("benchmarks/README.md", _table(limits.HEADER), limits.floors),
+    Page("benchmarks/README.md", rf"^{REACHED}(?:\n\n{REACHED})*$", limits.reached),
     Page("docs/speed.md", _table(whole.HEADER), _one(whole.table), WHOLE),
     Page("docs/speed.md", r"^Whole models: taken on .*$", _one(whole.taken), WHOLE),
     Page("docs/speed.md", _table(other_tools.HEADER), _one(other_tools.table), OTHER_TOOLS),
