@@ -84,6 +84,7 @@ def open_model(
     """
     if not isinstance(source, str | Path):
         raise expected(source, "source", "text or a path: a folder, a .safetensors or .gguf file, or a Hub id")
+    given = f"{source}@{revision}" if revision and "@" not in str(source) else str(source)
     source = resolved(source)
     folder = adapter_in(source)
     if folder is None and base is not None and isinstance(where := locate(source, revision), Repository):
@@ -104,6 +105,7 @@ def open_model(
         has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
         base_tokenizer = "" if has_its_own else str(adapter.base if base is None else base)
     refuse_endless_embeddings(checkpoint, row)
+    checkpoint.given = given
     model = Model(checkpoint, row, opened, tokenizer or base_tokenizer)
     refuse_absent_layers(model)
     return model
