@@ -16,6 +16,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits.audit import AuditOptions, measure_task
 from weightscope.audits.many import report_task
 from weightscope.checkpoint.local import OpenFile
+from weightscope.cli import main
 from weightscope.errors import CheckpointError
 from weightscope.model import open_model
 from weightscope.provenance import Provenance, read_digests, source_of
@@ -46,6 +47,7 @@ def test_every_json_has_the_envelope(command: str, digest: bool, pair: tuple[Pat
     assert result.exit_code == 0, result.output
     folders = pair[: 1 if command == "audit" else 2]
     envelope_in(result.stdout, arguments, *folders, digest=digest)
+    assert set(JSON) == {name for name, each in main.commands.items() if "as_json" in {o.name for o in each.params}}
     if command == "lineage":
         envelope_in((tmp_path / "out" / "lineage.json").read_text(), arguments, *folders, digest=digest)
 
@@ -171,8 +173,6 @@ def test_commands_without_page_or_json_print_the_digests(command: str, pair: tup
 
 
 def test_every_command_that_takes_a_source_has_the_option() -> None:
-    from weightscope.cli import main
-
     takes = {
         name: {each.name for each in command.params} & {"source", "sources", "suspect"}
         for name, command in main.commands.items()

@@ -50,6 +50,16 @@ def footer_of(page: Path) -> str:
     return html.unescape(found[1])
 
 
+def without_command(printed: str) -> dict[str, Any]:
+    """A result in JSON without what differs from one run to the next."""
+    return {key: value for key, value in json.loads(printed).items() if key not in ("command", "date")}
+
+
+def without_footer(file: Path) -> bytes:
+    """A file's content, of a page without its end, which names the command and the time."""
+    return re.sub(rb"<footer>.*</footer>", b"", file.read_bytes(), flags=re.DOTALL)
+
+
 def ends_with(page: Path, command: list[object], *folders: Path) -> str:
     """The end of a page, which says by which command, version and when it was made, and what was read."""
     footer = footer_of(page)
