@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import commands, is_one_line, run, studies, undrawn, unsaved, with_tokenizer, write_counts
+from tests.support.provenance import ends_with
 from tests.support.tiny_models import EACH_MECHANISM, fixture
 
 pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")
@@ -32,6 +33,10 @@ def test_it_ends_with_numbers_or_in_one_line(name: str, counts: Path, tmp_path: 
             if command in ALWAYS or result.exit_code == 0:
                 assert result.exit_code == 0, said
                 assert not NOT_A_NUMBER.search(result.stdout), said
+                pages = list((tmp_path / "out" / command).glob("*.html"))
+                assert pages or command in ("inspect", "neighbours"), said
+                for page in pages:
+                    ends_with(page, arguments, source)
             else:
                 assert is_one_line(result), said
                 assert not (tmp_path / "out" / command).exists(), said

@@ -262,9 +262,9 @@ def test_a_checkpoint_of_another_name_has_another_page(tiny_gpt2: Path, tmp_path
     assert results_fingerprint(ws.open_model(one.rename(tmp_path / "other")), AuditOptions()) != before
 
 
-# What an option of a command that resumes is: of the source, of the audit, or of how it is run, which no result shows.
+# What an option of a command that resumes is: of the source, of the audit, or of how it is run, which no number shows.
 OF_SOURCE = {"source", "revision", "family", "tower", "tokenizer", "base", "families"}
-OF_RUN = {"out", "resume", "engine", "scheduler", "jobs", "fail_on", "as_json", "quiet"}
+OF_RUN = {"out", "resume", "engine", "scheduler", "jobs", "fail_on", "as_json", "quiet", "digest"}
 OTHERS = {
     "layers": (1,), "deltas": (0, 3), "window": 5, "directions": 1, "device": "cuda", "all_tensors": True,
     "reference": str(OWN), "baseline": "earlier", "accept": "accepted.csv",

@@ -20,6 +20,7 @@ architectures
 embeddings
 model
 overflow fingerprint
+provenance
 sources text
 runner
 adopting

@@ -117,17 +117,14 @@ def file_identity(path: Path) -> dict[str, Any] | None:
 
 
 def weights_digest(model: Model) -> str:
-    """SHA-256 of a checkpoint's file, or of the lines of the files' digests. The Hub's etag is a file's digest."""
-    digests = [
-        str(file.identity.get("etag") or content_identity(Path(file.path)).get("sha256"))
-        for file in model.checkpoint.files
-    ]
+    """SHA-256 of a checkpoint's file, or of the lines of the files' digests. The Hub's etag may be a file's digest."""
+    digests = [_digest_of(file) for file in model.checkpoint.files]
     return digests[0] if len(digests) == 1 else _digest("\n".join(digests).encode())
 
 
 def weights_size(model: Model) -> int:
     """Bytes of a checkpoint's weight files."""
-    return sum(file.identity["size"] for file in model.checkpoint.files)
+    return sum(file.size for file in model.checkpoint.files)
 
 
 def tokenizer_identity(folder: Path) -> list[dict[str, Any]]:
@@ -145,8 +142,15 @@ def _small_identity(path: Path) -> dict[str, Any]:
 def _identity(file: Storage, folder: Path) -> dict[str, Any]:
     """A file of an installed package is identified by content, since installation times differ between machines."""
     if folder == FOLDER or any(part in PACKAGES for part in folder.parts):
-        return content_identity(Path(file.path))
+        return {"name": file.path.name, "size": file.size, "sha256": _digest_of(file)}
     return dict(file.identity)
+
+
+def _digest_of(file: Storage) -> str:
+    """SHA-256 of a file of weights; it is read whole unless that is known."""
+    if not file.sha256:
+        file.read_digest()
+    return file.sha256
 
 
 def content_identity(path: Path) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def open_model(
     checkpoint = opened.checkpoint
     if opened.adapter is not None:
         checkpoint = with_adapter(checkpoint, opened.adapter, reading.row.transposed)
+    checkpoint.given = f"{source}@{revision}" if revision and "@" not in str(source) else str(source)
     model = Model(checkpoint, reading, opened.name, tokenizer or opened.tokenizer)
     refuse_absent_layers(model)
     refuse_endless_embeddings(model)

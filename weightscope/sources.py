@@ -18,6 +18,7 @@ from weightscope.checkpoint.opening import existing, from_url
 from weightscope.errors import CheckpointError, printable
 from weightscope.fingerprint import Fingerprint
 from weightscope.model import Model, open_model
+from weightscope.provenance import read_digests
 
 HOW = tuple(signature(open_model).parameters)[1:]  # the options that say how to open a source
 KEPT = 8  # models that a worker keeps open (headers, no tensors)
@@ -35,11 +36,13 @@ class Source:
     tokenizer: str | None = None
     base: str | None = None
     families: str | None = None
+    given: str = ""  # as the user wrote it
+    digest: bool = False  # whether to read its files whole for their SHA-256
     seen: Fingerprint | None = None  # of the checkpoint when it was first opened; None before `as_seen`
 
     @classmethod
     def named(cls, source: str, **options: Any) -> "Source":
-        """A source from a user's words; options as of `open_model`."""
+        """A source from a user's words; options as of `open_model`, and `digest`."""
 
         def absolute(text: str) -> str:
             path = None
@@ -48,16 +51,18 @@ class Source:
             return str(path or from_url(text))
 
         base = options.pop("base", None)
-        return cls(absolute(source), base=base and absolute(base), **options)
+        return cls(absolute(source), base=base and absolute(base), given=source, **options)
 
     def open(self) -> Model:
         """The model; see `open_model`."""
-        return open_model(self.source, **{name: getattr(self, name) for name in HOW})
+        model = open_model(self.source, **{name: getattr(self, name) for name in HOW})
+        self._as_asked(model.checkpoint)
+        return model
 
     def of_stacks(self) -> dict[str, "Source"]:
         """How to open each of its attention stacks, by name; unsupported ones are left out."""
         try:
-            stacks = replace(self, tower=None).open().stacks
+            stacks = replace(self, tower=None, digest=False).open().stacks
         except CheckpointError:  # there are several stacks, and none is the default
             stacks = stacks_of(self.checkpoint())
             if all(stack.refusal for stack in stacks.values()):
@@ -66,11 +71,20 @@ class Source:
 
     def checkpoint(self) -> Checkpoint:
         """The checkpoint as stored, whatever its family; see `open_checkpoint`."""
-        return open_checkpoint(self.source, self.revision)
+        checkpoint = open_checkpoint(self.source, self.revision)
+        self._as_asked(checkpoint)
+        return checkpoint
+
+    def _as_asked(self, checkpoint: Checkpoint) -> None:
+        """Give a checkpoint the name that the user wrote, and the digests that were asked for."""
+        name = self.given or self.source
+        checkpoint.given = f"{name}@{self.revision}" if self.revision and "@" not in name else name
+        if self.digest:
+            read_digests(checkpoint)
 
     def as_seen(self, model: Model) -> "Source":
         """The same source, which another machine opens only if it has the same checkpoint."""
-        return replace(self, seen=Fingerprint.of_model(model))
+        return replace(self, seen=Fingerprint.of_model(model), digest=False)
 
     def elsewhere(self) -> Model:
         """The model on a worker, which opens it once and keeps it open."""

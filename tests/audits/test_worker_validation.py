@@ -55,7 +55,7 @@ def test_an_honest_report_is_taken_as_it_is() -> None:
 
 
 def test_an_audit_writes_nothing_of_a_report_that_names_files_elsewhere(tmp_path: Path, monkeypatch) -> None:
-    def hostile(get_model, layers, options):
+    def hostile(get_model, layers, options, provenance):
         return Report({"../stolen": b"x"}, "", SUMMARY)
 
     monkeypatch.setattr(many, "report_task", hostile)

@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.support.cases import CASES, Case
+from tests.support.provenance import ends_with, header_of
 from weightscope.cli import main
+from weightscope.embedded import FOLDER
 
 PARAGRAPH = "A single man in possession of a good fortune must be in want of a {0} wife, or of a dog. " * 3
 pytestmark = pytest.mark.check
@@ -80,6 +82,8 @@ def test_bias_writes_tables_figures_and_a_page(texts: Path, tmp_path: Path) -> N
     assert "Mistral-7B-v0.1" in page and "3 texts of 32 tokens, 2 evaluated: in the median" in page
     assert "Attention's matrices are stored as F16" in html.unescape(page)
     assert f"Texts: 4 documents of {texts.name}." in page
+    footer = ends_with(tmp_path / "report.html", ["sinks", *BIAS, "--text", texts, "--out", tmp_path])
+    assert header_of(FOLDER / "model.safetensors")[1] in footer
 
 
 def test_one_document_is_too_few_for_bias(texts: Path, tmp_path: Path) -> None:
@@ -102,7 +106,8 @@ def test_kind_looks_at_what_the_model_takes(sees: bool, given: bool, texts: Path
     options = ["--images", tmp_path] if sees else ["--text", texts]
     out = tmp_path / "out"
     source = dino if sees else "embedded"
-    done = sinks(source, "--question", "kind", *(options if given else []), "--inputs", 3, "--length", 16, "--out", out)
+    arguments = [source, "--question", "kind", *(options if given else []), "--inputs", 3, "--length", 16, "--out", out]
+    done = sinks(*arguments)
     assert done.exit_code == 0, done.output
     assert visible(out) == KIND_FILES | ({"registers.png", "registers.svg", "registers.figure.csv"} if sees else set())
     assert "3 inputs, 2 layers of" in done.output
@@ -112,6 +117,8 @@ def test_kind_looks_at_what_the_model_takes(sees: bool, given: bool, texts: Path
         (False, True): f"from 4 documents of {texts.name}.",
         (False, False): "from 8 works in the public domain that come with weightscope.",
     }[sees, given]
+    footer = ends_with(out / "report.html", ["sinks", *arguments], *([dino] if sees else []))
+    assert f"{source}: model.safetensors" in footer
     assert said in done.output and said in html.unescape((out / "report.html").read_text())
 
 

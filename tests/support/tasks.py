@@ -6,6 +6,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.files import Files
 from weightscope.model import Model
+from weightscope.provenance import Provenance
 from weightscope.sources import Source
 
 
@@ -59,9 +61,11 @@ def cores_and_blas_threads() -> tuple[int, set[int]]:
     return usable_cores(), {found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"}
 
 
-def tables_alone(get_model: Callable[[], Model], layers: Mapping[int, Arrays], options: AuditOptions) -> Report:
+def tables_alone(
+    get_model: Callable[[], Model], layers: Mapping[int, Arrays], options: AuditOptions, provenance: Provenance
+) -> Report:
     """An audit's end without figures and page, which take seconds."""
-    results, files = conclude(get_model(), layers, options), Files()
+    results, files = replace(conclude(get_model(), layers, options), provenance=provenance), Files()
     results.write_tables(files)
     files.text("report.html", "")
     return Report(files.contents, str(results), results.summary(), results.as_json())

@@ -24,6 +24,7 @@ from weightscope.files import Files, OutputFolder
 from weightscope.findings import listed, spans
 from weightscope.model import Model
 from weightscope.progress import progress_shown
+from weightscope.provenance import Provenance
 from weightscope.tables import Column, Table, as_json
 
 NAMED = 3  # damaged fingerprints that a sentence names
@@ -72,16 +73,23 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
     if not named:
         raise CheckpointError("lineage needs at least one base")
     with progress_shown(progress):
-        sketches = print_of(suspect)
-        compared_with, looked_at, unread = candidates(sketches, named)
-        judged = [judge(sketches, base) for base in compared_with]
-        comparisons = max(1, looked_at) * len(ROUTES)
-        log_p = min((each.log_p for each in judged), default=0.0) + log(comparisons)
-        p = exp(min(0.0, max(-700.0, log_p)))
-        related = sorted((Related(j.base, j.match) for j in judged if j.match), key=lambda each: -each.weight)
-        if related:
-            return replace(_related(sketches, judged, related, p, comparisons), unread=unread)
-        others = [_elsewhere(sketches, each.base) for each in judged]
+        found = _lineage(suspect, named)
+    read = [found.suspect.read, *(each.base.read for each in found.judged)]
+    return replace(found, provenance=found.provenance.of_all(read))
+
+
+def _lineage(suspect: Base, named: Sequence[Base]) -> "Lineage":
+    """The same without the files that were read."""
+    sketches = print_of(suspect)
+    compared_with, looked_at, unread = candidates(sketches, named)
+    judged = [judge(sketches, base) for base in compared_with]
+    comparisons = max(1, looked_at) * len(ROUTES)
+    log_p = min((each.log_p for each in judged), default=0.0) + log(comparisons)
+    p = exp(min(0.0, max(-700.0, log_p)))
+    related = sorted((Related(j.base, j.match) for j in judged if j.match), key=lambda each: -each.weight)
+    if related:
+        return replace(_related(sketches, judged, related, p, comparisons), unread=unread)
+    others = [_elsewhere(sketches, each.base) for each in judged]
     taken = [(each.base, other) for each, other in zip(judged, others, strict=True) if other and other.is_shared]
     if taken:
         shared = max(taken, key=lambda each: each[1].share)
@@ -259,6 +267,8 @@ class Lineage:
         How the newer of the two can be recomputed from the older one, if the weights show it.
     shared : (Sketches, Elsewhere) or None
         A base that shares no heads but other tensors, and which.
+    provenance : Provenance
+        What was read, by which command and version, and when.
     """
 
     suspect: Sketches
@@ -275,6 +285,7 @@ class Lineage:
     unread: list[str] = field(default_factory=list)
     proof: Proof | None = None
     shared: tuple[Sketches, Elsewhere] | None = None
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     def __repr__(self) -> str:
         return f"Lineage({printable(self.suspect.name)}: {self.verdict})"
@@ -384,9 +395,9 @@ class Lineage:
 
     def as_json(self) -> dict[str, Any]:
         """What `weightscope lineage --json` prints and lineage.json holds."""
-        return dict(as_json({
+        return dict(as_json(self.provenance.envelope(self.lead) | {
             "suspect": self.suspect.name, "verdict": self.verdict, "base": self.base, "p_value": self.p_value,
-            "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights, "lead": self.lead,
+            "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights,
             "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
             "background": self.background.records(), "no_evidence": self.no_evidence.records(),
             "unread": self.unread,

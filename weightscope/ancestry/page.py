@@ -31,7 +31,8 @@ def write_lineage_page(files: Files, lineage: Lineage) -> None:
         "What proves nothing", "Unrelated checkpoints of one recipe share these too.", [lineage.no_evidence],
     ))  # fmt: skip
     title = f"Where {plain(lineage.suspect.name)} comes from"
-    write_page(files, "report.html", title, plain(lineage.lead), sections, model=plain(lineage.suspect.name))
+    name = plain(lineage.suspect.name)
+    write_page(files, "report.html", title, plain(lineage.lead), sections, model=name, provenance=lineage.provenance)
 
 
 def kinds_table(lineage: Lineage) -> Table:

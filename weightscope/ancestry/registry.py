@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,8 @@ def prints_in(source: str | Path) -> list[Path]:
 
 def make_prints(
     sources: Sequence[Source], names: Sequence[str], out: Path, engine: Engine
-) -> Iterator[tuple[str, str]]:
-    """Write a fingerprint of every source into a folder; yield each name when done, with the problem if it failed."""
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Write a fingerprint of every source into a folder; yield its name, its problem if it failed, what was read."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     waiting = list(zip(sources, names, strict=True))[::-1]
@@ -38,11 +38,12 @@ def make_prints(
             engine.submit(name, _print_of, source)
             continue
         ended = engine.next()
-        if ended.error is None and isinstance(ended.value, Sketches):
-            ended.value.save(out / f"{ended.key}{SUFFIX}")
+        made = ended.value if ended.error is None and isinstance(ended.value, Sketches) else None
+        if made is not None:
+            made.save(out / f"{ended.key}{SUFFIX}")
         elif not isinstance(ended.error, CheckpointError | None):
             raise ended.error
-        yield ended.key, "" if ended.error is None else one_line(ended.error)
+        yield ended.key, "" if ended.error is None else one_line(ended.error), made.read if made else {"files": []}
 
 
 def _print_of(source: Source) -> Sketches:

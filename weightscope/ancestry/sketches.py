@@ -24,15 +24,16 @@ import numpy as np
 from weightscope.attention.factored import core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint.config import LARGEST, digest_of, parse_json
-from weightscope.checkpoint.header import header_length, parse_header
+from weightscope.checkpoint.header import HeaderDigest, header_length, parse_header
 from weightscope.checkpoint.local import OpenFile
 from weightscope.compute.cores import in_threads
 from weightscope.display import ShowsShapes
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, printable
 from weightscope.files import new_file
 from weightscope.findings import indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar
+from weightscope.provenance import file_record, source_of
 
 VERSION = 1
 SUFFIX = ".wsf"
@@ -73,6 +74,8 @@ class Sketches(ShowsShapes):
         Frobenius norms.
     source : Model or None
         The model, if the fingerprint was just computed from one.
+    read : dict
+        The files that it was made or read from; see `source_of`.
     """
 
     about: dict[str, Any]
@@ -84,6 +87,7 @@ class Sketches(ShowsShapes):
     spectra: np.ndarray
     norms: np.ndarray
     source: Model | None = field(default=None, repr=False)
+    read: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -156,7 +160,9 @@ def fingerprint(source: Model | str | Path) -> Sketches:
     if len(broken := np.unique(layer[~np.isfinite(norms).all(axis=1)])):
         problem = f"{indexed('layer', broken.tolist())}: W_QK or W_VO of a head exceeds float32, and cannot be compared"
         raise CheckpointError(problem, file=model.name)
-    return Sketches(_about(model), layer, head, kv_head, direct, tokens, spectra, norms, model)
+    return Sketches(
+        _about(model), layer, head, kv_head, direct, tokens, spectra, norms, model, source_of(model.checkpoint)
+    )
 
 
 def load(path: str | Path) -> Sketches:
@@ -168,7 +174,7 @@ def load(path: str | Path) -> Sketches:
         It is not a fingerprint, is damaged, is larger than any model's, or was written by another version.
     """
     path = Path(path)
-    about, (heads, direct, tokens, spectra, norms) = stored(path, "heads", "direct", "tokens", "spectra", "norms")
+    about, (heads, direct, tokens, spectra, norms), file = stored(path, "heads", "direct", "tokens", "spectra", "norms")
     n = heads.shape[1] if heads.ndim == 2 else 0
     shapes = {
         "heads": (3, n), "direct": (n, 2, SKETCH), "spectra": (n, 2, POINTS), "norms": (n, 2),
@@ -182,11 +188,13 @@ def load(path: str | Path) -> Sketches:
         raise CheckpointError(f"is a damaged fingerprint ({', '.join(wrong) or 'no heads'})", file=path)
     layer, head, kv_head = heads.astype(np.int64)
     check_sizes(n, len(np.unique(layer)), path)
-    return Sketches(about, layer, head, kv_head, _unit(direct), _unit(tokens), spectra, norms)
+    file.read_digest()
+    read = {"name": printable(path), "files": [file_record(file)]}
+    return Sketches(about, layer, head, kv_head, _unit(direct), _unit(tokens), spectra, norms, read=read)
 
 
-def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The description of a fingerprint file, and arrays of it, whose sizes are known before they are read.
+def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray], OpenFile]:
+    """The description of a fingerprint file, arrays of it, whose sizes are known before they are read, and the file.
 
     They are read and not mapped: a process that reads a map is killed when another cuts the file short.
     """
@@ -196,6 +204,7 @@ def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray]]:
     prefix = file.read(0, min(8, file.size)).tobytes()
     try:
         text = file.read(8, 8 + header_length(prefix, file.size, file=None)).tobytes()
+        file.header = HeaderDigest.of(prefix + text)
         entries, metadata = parse_header(text, file.size, file=None)
         about = parse_json(metadata.get("weightscope", "{}").encode(), file=None, what="its description ")
     except CheckpointError as error:
@@ -213,7 +222,7 @@ def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray]]:
         arrays.append(array if name == "heads" else array.astype(np.float32))
         if not np.isfinite(arrays[-1]).all():
             raise CheckpointError(f"is a damaged fingerprint ({name}: values are not finite)", file=path)
-    return about, arrays
+    return about, arrays, file
 
 
 def _check_description(about: dict[str, Any], path: Path) -> None:

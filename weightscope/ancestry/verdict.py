@@ -73,7 +73,8 @@ def candidates(suspect: Sketches, named: Sequence[Base]) -> Candidates:
             bases += found.bases
             unread += found.unread
         else:
-            bases.append((str(getattr(base, "source", base)), print_of(base)))
+            given = base.checkpoint.given or base.source if isinstance(base, Model) else str(base)
+            bases.append((given, print_of(base)))
         looked_at += len(files) or 1
     times = Counter(each.name for _, each in bases)
     called = [each if times[each.name] == 1 else each.called(source) for source, each in bases]

@@ -29,6 +29,7 @@ from weightscope.files import Files, OutputFolder
 from weightscope.findings import Findings
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
+from weightscope.provenance import Provenance
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import beside_findings, tensor_findings
 from weightscope.tensors.measure import Everything, read_everything
@@ -303,6 +304,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         coverage=coverage,
         everything=everything,
         roles=roles,
+        provenance=Provenance.of(model.checkpoint),
     )
 
 
@@ -358,6 +360,8 @@ class Audit:
         All tensors, attention or not, with `all_tensors`.
     roles : dict of str
         Names of heads for what they do, by layer and head; see `roles_of`.
+    provenance : Provenance
+        What was read, by which command and version, and when.
     """
 
     name: str
@@ -372,6 +376,7 @@ class Audit:
     coverage: str = ""
     everything: Everything | None = None
     roles: Roles = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
     def heads(self) -> Table:
@@ -443,10 +448,10 @@ class Audit:
 
     def as_json(self) -> dict[str, Any]:
         """The whole result as `weightscope audit --json` prints it; NaN as null."""
-        texts = {name: getattr(self, name) for name in ("name", "lead", "caveats", "notes", "coverage")}
+        texts = {name: getattr(self, name) for name in ("name", "caveats", "notes", "coverage")}
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
         result = {"summary": self.summary(), "findings": self.findings.as_json(), "heads": self.heads.records()}
-        return dict(as_json(texts | tensors | result))
+        return dict(as_json(self.provenance.envelope(self.lead) | texts | tensors | result))
 
     def write(self, out: str | Path) -> None:
         """Write tables, figures and report.html into a folder, as `weightscope audit` does.

@@ -26,6 +26,7 @@ from weightscope.metrics.outliers import known_median, log_measure, robust_z
 from weightscope.metrics.weight_changes import Along
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
+from weightscope.provenance import Provenance
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.changes import TensorChanges, compare_tensors
 from weightscope.tensors.findings import beside_findings, incomparable_tensors
@@ -162,6 +163,7 @@ def compare(
         ],
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
         deed=deed(unchecked[0], unchecked[-1], seen.changes, (heads[0], heads[-1]), from_first[-1], order[-1], edits),
+        provenance=Provenance.of(*(model.checkpoint for model in models)),
     )
 
 
@@ -253,6 +255,8 @@ class Comparison:
         Computes `circuits` on first use.
     deed : str
         What was done from the first checkpoint to the last, in a sentence; empty where it is no one thing.
+    provenance : Provenance
+        What was read, by which command and version, and when.
     """
 
     labels: list[str]
@@ -274,6 +278,7 @@ class Comparison:
     beside: Sequence[Finding] = ()
     find_circuits: Callable[[], CircuitChanges | None] | None = None
     deed: str = ""
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     def __repr__(self) -> str:
         sizes = f"{counted(len(self.measured[0].layers), 'layer')} of {counted(self.measured[0].n_heads, 'head')}"
@@ -435,13 +440,14 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """The whole result as `weightscope compare --json` prints it; NaN as null."""
-        texts = {name: getattr(self, name) for name in ("lead", "labels", "families", "coverage", "caveats")}
+        texts = {name: getattr(self, name) for name in ("labels", "families", "coverage", "caveats")}
         findings = {"largest_change": self.largest_change(), "findings": self.findings.as_json()}
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
         texts |= {"config": [record for change in self.settings for record in change.records()]}
         texts |= {"files": [line for change in self.settings for line in change.files]}
         others = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
-        return dict(as_json(texts | findings | tensors | others | {"heads": self.heads.records()}))
+        about = self.provenance.envelope(self.lead)
+        return dict(as_json(about | texts | findings | tensors | others | {"heads": self.heads.records()}))
 
     def write(self, out: str | Path) -> None:
         """Write tables, findings, spectra.npz, figures and report.html into a folder, as the command does.

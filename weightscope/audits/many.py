@@ -4,7 +4,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from weightscope.files import HIDDEN, Files, OutputFolder
 from weightscope.findings import SEVERITIES, fails
 from weightscope.model import Model
 from weightscope.progress import bar, phase
+from weightscope.provenance import Provenance
 from weightscope.sources import RESERVED, Source, folder_names
 from weightscope.tables import Column, Link, Table
 
@@ -85,7 +86,8 @@ def audit_list(
             summary = summary_of([ended[job] for job in jobs if job in ended])
             folder.table("summary.csv", summary)
             yield outcome
-        write_summary_page(folder, summary)
+        read = [source for job in jobs if job in ended for source in ended[job].result.get("sources", ())]
+        write_summary_page(folder, summary, Provenance().of_all(read))
 
 
 def audit_all(
@@ -141,9 +143,10 @@ def _run(
             say(f"{baseline} has no folder {job.out.name}: all of its findings are new")
         options.entries()  # lists of known findings that cannot be read are refused before the work starts
         of_layers, of_results = layers_fingerprint(model, options), results_fingerprint(model, options)
+        provenance = Provenance.of(model.checkpoint)
         digest, folder = of_results.digest, OutputFolder(job.out, of_results.facts, RESULTS)
         if resume and (earlier := _earlier(folder)) is not None:
-            return Outcome(job, digest, earlier.summary, result=earlier.result)
+            return Outcome(job, digest, earlier.summary, result=_of_this_run(earlier.result, provenance))
         get_model = job.source.as_seen(model).elsewhere if engine.elsewhere else partial(_itself, model)
         with folder:
             finished = FinishedLayers(job.out, of_layers, options.layers_of(model), resume)
@@ -158,26 +161,38 @@ def _run(
                 index, measured = _value_of((yield))
                 finished.put(index, arrays_of(measured, index))
                 layers.update()
-            engine.submit((number, REPORT), report_task, get_model, finished.all(), options)
+            engine.submit((number, REPORT), report_task, get_model, finished.all(), options, provenance)
             report = report_of(_value_of((yield))[1])
             folder.add(report.files)
             folder.json(KEPT, report.summary)
-            folder.json(RESULT, report.result)
+            result = _of_this_run(report.result, provenance)
+            folder.json(RESULT, result)
             finished.clear()
-        return Outcome(job, digest, report.summary, report.text, result=report.result)
+        return Outcome(job, digest, report.summary, report.text, result=result)
     except Exception as error:
         engine.forget(lambda key: key[0] == number)
         layers.total -= len(left)
         return Outcome(job, digest, error=error)
 
 
-def report_task(get_model: Callable[[], Model], layers: Mapping[int, Arrays], options: AuditOptions) -> Report:
+def report_task(
+    get_model: Callable[[], Model],
+    layers: Mapping[int, Arrays],
+    options: AuditOptions,
+    provenance: Provenance | None = None,
+) -> Report:
     """The task that ends a checkpoint's audit: findings, tables, figures and page, as bytes."""
     audit, files = conclude(get_model(), layers, options), Files()
+    audit = replace(audit, provenance=provenance or audit.provenance)  # a worker does not know the command
     audit.write_report(files)  # figures come no later than the numbers
     with phase("writing tables"):
         audit.write_tables(files)
     return Report(files.contents, str(audit), audit.summary(), audit.as_json())
+
+
+def _of_this_run(result: Mapping[str, Any], provenance: Provenance) -> dict[str, Any]:
+    """A result of a worker or an earlier run, with the sources that this process has opened and its command."""
+    return {**result, **provenance.envelope(result.get("lead", ""))}
 
 
 def _value_of(ended: tuple[int, Any, Exception | None]) -> tuple[int, Any]:
@@ -233,7 +248,7 @@ def summary_of(outcomes: Sequence[Outcome]) -> Table:
 
     rows = []
     for outcome in sorted(outcomes, key=severity, reverse=True):
-        name, source = outcome.job.out.name, outcome.job.source.source
+        name, source = outcome.job.out.name, outcome.job.source.given or outcome.job.source.source
         cells = {
             "name": Link(f"{name}/report.html", name), "source": source, "error": outcome.problem,
             "status": "failed" if outcome.summary is None else "ok", "plan": outcome.digest,

@@ -17,6 +17,7 @@ from weightscope.formulas import plain
 from weightscope.pages.page import Figure, Section, write_page, write_template
 from weightscope.pages.style import Drawing, save
 from weightscope.progress import bar
+from weightscope.provenance import Provenance
 from weightscope.tables import Column, Table, crossed
 
 NAMED = 3  # findings that a map's caption names
@@ -43,6 +44,7 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         "audit.html",
         title=f"The heads of {audit.name}",
         lead=audit.lead,
+        provenance=audit.provenance,
         caveats=audit.caveats,
         findings=audit.findings.html(buttons=True, percentile=audit.standing.of),
         measures=mapped,
@@ -140,8 +142,9 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
         along = Figure(drawn["trajectories"], "Median of each layer, early layers dark.")
         sections.append(Section("Along the run", ", ".join(map(plain, comparison.labels)), [along]))
     write_page(
-        files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats, model=subject
-    )
+        files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats, model=subject,
+        provenance=comparison.provenance,
+    )  # fmt: skip
 
 
 def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]:
@@ -174,7 +177,7 @@ def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]
     return sections[:1] if comparison.unmoved.all() else sections
 
 
-def write_summary_page(files: Files, summary: Table) -> None:
+def write_summary_page(files: Files, summary: Table, provenance: Provenance) -> None:
     """Write summary.html: how each audit of a list ended, one row per checkpoint with a link to its page."""
     ended, failed = (summary.where(summary["status"] == status) for status in ("ok", "failed"))
     n_heads = sum(row_layers * row_heads for row_layers, row_heads in zip(ended["layers"], ended["heads"], strict=True))
@@ -192,4 +195,4 @@ def write_summary_page(files: Files, summary: Table) -> None:
         names = [name for name in ended.names if name not in {"source", "status", "error", "plan"}]
         caption = "The last four columns are medians over all heads. Click a column to sort, a name to open its page."
         sections.append(Section("Checkpoints", parts=[Table(ended.select(*names).columns, caption)]))
-    write_page(files, "summary.html", "Audits", lead, sections)
+    write_page(files, "summary.html", "Audits", lead, sections, provenance=provenance)

@@ -35,6 +35,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     noted: set[str] | None = None  # of an unchecked checkpoint: names of tensors with NaN or infinity read so far
     note: str = ""  # one sentence on how it was put together; empty where it is as stored
+    given: str = ""  # what a person called it: a path or repository as typed
     beside: Beside = Beside()  # the weight files next to its own
 
     def __init__(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.header import MAX_OFFSET, TensorEntry
+from weightscope.checkpoint.header import MAX_OFFSET, HeaderDigest, TensorEntry
 from weightscope.checkpoint.local import START, OpenFile, refuse_other_format
 from weightscope.checkpoint.tensor import StoredTensor
 from weightscope.errors import CheckpointError
@@ -158,7 +158,9 @@ class GgufFile(OpenFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        keys, entries, data_start = parse_gguf(_header_bytes(self), file=path)
+        text = _header_bytes(self)
+        keys, entries, data_start = parse_gguf(text, file=path)
+        self.header = HeaderDigest.of(text[:data_start])
         self.config = Config(keys, path)
         self.tensors = {name: self._locate(name, entry, data_start) for name, entry in entries.items()}
         self._refuse_overlaps(self.tensors)

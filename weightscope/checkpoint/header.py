@@ -3,13 +3,15 @@
 Layout: 8 bytes little-endian header length, the header as JSON, then the data that the header's offsets refer to.
 """
 
+import hashlib
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -29,6 +31,7 @@ BITS = {
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 HALVES = ("F16", "BF16")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 _STORED_AS = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -42,11 +45,42 @@ class TensorEntry:
     stop: int
 
 
+class HeaderDigest(NamedTuple):
+    """What a file begins with, up to its data: how many bytes, and their SHA-256."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, start: bytes) -> "HeaderDigest":
+        """Of these bytes."""
+        return cls(len(start), hashlib.sha256(start).hexdigest())
+
+
 class Storage(Protocol):
     """A file, local or remote, whose header has been read and checked and whose data can be read in pieces."""
 
     @property
     def path(self) -> PurePath: ...  # named in errors
+
+    @property
+    def size(self) -> int: ...  # bytes
+
+    @property
+    def header(self) -> HeaderDigest: ...
+
+    @property
+    def published(self) -> Mapping[str, Any] | None: ...  # commit and etag on the Hub; None of any other file
+
+    @property
+    def sha256(self) -> str: ...  # of the whole file: where it was read whole, or is the etag; else empty
+
+    @property
+    def samples(self) -> str: ...  # of its header and two blocks of each tensor, where these were read; else empty
+
+    def read_digest(self, step: Callable[[int], object] = ...) -> None:
+        """Make `sha256` known, reading the whole file if need be; `step` gets the bytes read."""
+        ...
 
     @property
     def tensors(self) -> Mapping[str, TensorEntry]: ...  # in file order
@@ -68,6 +102,12 @@ class Storage(Protocol):
     def prefetch(self, entries: Iterable[TensorEntry]) -> None:
         """Fetch what is missing of these tensors, several ranges at a time."""
         ...
+
+
+def etag_digest(published: Mapping[str, Any] | None) -> str:
+    """The etag of a file on the Hub where it is the file's SHA-256, as that of LFS files is; else empty."""
+    etag = str((published or {}).get("etag", ""))
+    return etag if SHA256.fullmatch(etag) else ""
 
 
 # Element types

@@ -5,7 +5,7 @@ import os
 import re
 import struct
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.checkpoint.config import MAX_BYTES, parse_json, read_json, read_small, refuse_pointer
-from weightscope.checkpoint.header import TensorEntry, header_length, parse_header
+from weightscope.checkpoint.header import HeaderDigest, TensorEntry, etag_digest, header_length, parse_header
 from weightscope.checkpoint.hub import cached_identity
 from weightscope.errors import CheckpointError
 from weightscope.files import open_regular
@@ -37,6 +37,7 @@ class OpenFile:
     """
 
     bytes_fetched = 0
+    header = HeaderDigest(0, "")
     tensors: Mapping[str, TensorEntry] = MappingProxyType({})
 
     def __init__(self, path: Path) -> None:
@@ -44,15 +45,43 @@ class OpenFile:
         self._descriptor = open_regular(path)
         weakref.finalize(self, os.close, self._descriptor)
         self.size, self._modified = self._now()  # bytes, nanoseconds
+        self._whole = ""  # its SHA-256, once it was read for that
 
     @property
     def identity(self) -> dict[str, Any]:
         """Of a file in the Hub's cache, the repository's file; of any other, name, size, time and content."""
-        if cached := cached_identity(self.path, self.size):
-            return cached
+        if self.published is not None:
+            return self.published
         # An archive with normalised times, or cp -p, gives other weights the same name, size and time.
         place = {} if self.size <= WHOLE else {"inode": os.fstat(self._descriptor).st_ino}
         return {"name": self.path.name, "size": self.size, "modified": self._modified, "sha256": self._digest} | place
+
+    @cached_property
+    def published(self) -> dict[str, Any] | None:
+        """Of a file in the Hub's cache, the repository's file; None of any other."""
+        return cached_identity(self.path, self.size)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the whole file, where it was read whole or is its etag; else empty."""
+        small = self.size <= WHOLE and "_digest" in vars(self)
+        return self._whole or etag_digest(self.published) or (self._digest if small else "")
+
+    @property
+    def samples(self) -> str:
+        """SHA-256 of a large file's header and samples, where it was read to know the file again; else empty."""
+        return self._digest if self.size > WHOLE and "_digest" in vars(self) else ""
+
+    def read_digest(self, step: Callable[[int], object] = lambda count: None) -> None:
+        """Read the whole file for its SHA-256; refused where the Hub says that it is another."""
+        digest = hashlib.sha256()
+        for start in range(0, self.size, READ):
+            digest.update(self.read(start, min(start + READ, self.size)))
+            step(min(READ, self.size - start))
+        self._whole, etag = digest.hexdigest(), etag_digest(self.published)
+        if etag and etag != self._whole:
+            problem = f"its SHA-256 is {self._whole}, on the Hub it is {etag}: the copy in the Hub's cache is damaged"
+            raise CheckpointError(problem, file=self.path)
 
     @cached_property
     def _digest(self) -> str:
@@ -122,6 +151,7 @@ class LocalFile(OpenFile):
             refuse_other_format(path, start, self.size)
             raise
         text = self.read(8, 8 + length).tobytes()
+        self.header = HeaderDigest.of(start[:8] + text)
         self.tensors, self.metadata = parse_header(text, self.size, file=path)
 
 

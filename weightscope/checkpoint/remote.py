@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.checkpoint.header import TensorEntry, header_length, parse_header
+from weightscope.checkpoint.header import HeaderDigest, TensorEntry, etag_digest, header_length, parse_header
 from weightscope.checkpoint.http import LARGEST_REQUEST, Deliver, Range, RangedFile, coalesce, new_memory
 from weightscope.errors import CheckpointError
 from weightscope.files import new_file, regular_file
@@ -96,6 +96,8 @@ class RemoteFile:
     the header roughly, so that one request brings it.
     """
 
+    samples = ""  # an etag tells the file
+
     def __init__(
         self,
         source: RangedFile,
@@ -105,7 +107,8 @@ class RemoteFile:
         identity: dict[str, Any],  # see `file_identity` of hub.py
         names: Iterable[str] = (),
     ) -> None:
-        self.path, self.identity = path, identity
+        self.path, self.identity, self.published, self.size = path, identity, identity, source.size
+        self.sha256 = etag_digest(identity)
         self._source, self._cache, self._ahead = source, cache, ahead
         self._last: tuple[Range | None, memoryview | None] = None, None  # rows of one block may be asked for one by one
         guess = sum(len(name) + ENTRY_BYTES for name in names) or min(UNKNOWN_HEADER, source.size // 1000)
@@ -124,7 +127,23 @@ class RemoteFile:
         if len(start) < stop:
             start += self._fetch_start(len(start), stop)
         self._cache.put("header", start[:stop])
+        self.header = HeaderDigest.of(start[:stop])
         return start[8:stop]
+
+    def read_digest(self, step: Callable[[int], object] = lambda count: None) -> None:
+        """Fetch the whole file for its SHA-256, if its etag is not that."""
+        if self.sha256:
+            step(self.size)
+            return
+        digest = hashlib.sha256()
+
+        def add(span: Range, content: memoryview) -> None:
+            digest.update(content)
+            step(len(content))
+
+        for group in coalesce(list(pairwise([*range(0, self.size, BLOCK), self.size])), LARGEST_REQUEST):
+            self._source.fetch(group, add)
+        self.sha256 = digest.hexdigest()
 
     def _fetch_start(self, start: int, stop: int) -> bytes:
         content = [b""]

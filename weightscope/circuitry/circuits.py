@@ -1,7 +1,7 @@
 """The circuits of one checkpoint: wiring, names of heads, and the strongest edges."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, wholes
 from weightscope.files import Files, OutputFolder
 from weightscope.model import Model, as_model
+from weightscope.provenance import Provenance
 from weightscope.tables import Table
 
 TOP = 20
@@ -61,6 +62,8 @@ class Circuits:
     caveats : tuple of str
     accuracy : Accuracy or None
         How the names hold when the model is run, if that was asked for.
+    provenance : Provenance
+        What was read, by which command and version, and when.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Circuits:
     edges: Table
     caveats: tuple[str, ...]
     accuracy: Accuracy | None = None
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     def write(self, out: str | Path | Files) -> None:
         """Write wiring.npz, edges.csv, roles.csv, circuits.png and .svg, and report.html into a folder."""
@@ -200,5 +204,6 @@ def circuits(
     if wired.left:
         caveats.append(f"exact values of {wired.left:,} more pairs that may be among the strongest: too many are alike")
     return Circuits(
-        model.title, wired, roles, roles_table(wired, roles), edges_table(model, wired, roles, top), tuple(caveats)
-    )
+        model.title, wired, roles, roles_table(wired, roles), edges_table(model, wired, roles, top), tuple(caveats),
+        provenance=Provenance.of(model.checkpoint),
+    )  # fmt: skip

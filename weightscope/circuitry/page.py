@@ -36,8 +36,8 @@ def write_report(found: Circuits, files: Files) -> None:
     drawn = save(diagram(found), files, "circuits", "edges.csv")
     write_template(
         files, "report.html", "circuits.html", title=f"Circuits of {found.name}", lead=found.lead,
-        caveats=found.caveats, facts=facts(found), roles=_role_rows(found), kinds=READS, columns=COLUMNS,
-        kind_colours=KIND_COLOURS, accuracy=found.accuracy, drawn=drawn, edges=found.edges,
+        provenance=found.provenance, caveats=found.caveats, facts=facts(found), roles=_role_rows(found), kinds=READS,
+        columns=COLUMNS, kind_colours=KIND_COLOURS, accuracy=found.accuracy, drawn=drawn, edges=found.edges,
         named=named.take(range(min(len(named), ROWS))), found_named=len(named), at_once=ROWS,
     )  # fmt: skip
 

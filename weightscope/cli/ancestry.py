@@ -11,9 +11,11 @@ from weightscope.cli.command import command
 from weightscope.cli.options import (
     complete_source,
     complete_tower,
+    digest_option,
     families_option,
     opened_model,
     out_option,
+    say_digests,
     with_engine,
     with_source,
     writable,
@@ -39,9 +41,16 @@ from weightscope.cli.terminal import headline, is_quiet, show
     help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
 )
 @families_option
+@digest_option
 @json_option
 def lineage_command(
-    suspect: str, bases: tuple[str, ...], out: Path, tower: str | None, families: str | None, as_json: bool
+    suspect: str,
+    bases: tuple[str, ...],
+    out: Path,
+    tower: str | None,
+    families: str | None,
+    digest: bool,
+    as_json: bool,
 ) -> None:
     """Find out from the weights alone whether SUSPECT and a BASE share an origin, and how they differ.
 
@@ -57,7 +66,7 @@ def lineage_command(
     def opened(source: str) -> Any:
         if is_fingerprint(source) or prints_in(source):
             return source
-        return opened_model(Source.named(source, tower=tower, families=families))
+        return opened_model(Source.named(source, tower=tower, families=families, digest=digest))
 
     folder = OutputFolder(out, names=RESULTS)
     folder.refuse_foreign()
@@ -104,13 +113,15 @@ def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None
             )
         sketches = fingerprint(named(source).open())
         sketches.save(out)
+        say_digests(sketches.read)
         headline(f"{sketches.name}: {counted(len(sketches.layer), 'head')}, {out.stat().st_size / 1e3:,.0f} kB")
         click.echo(out)
         return
     sources = read_list(Path(source))
     failed = 0
-    for name, problem in make_prints([named(each) for each in sources], folder_names(sources), out, engine):
+    for name, problem, read in make_prints([named(each) for each in sources], folder_names(sources), out, engine):
         failed += bool(problem)
+        say_digests(read)
         click.echo(f"weightscope: {name}: {problem}" if problem else out / f"{name}{SUFFIX}", err=bool(problem))
     if failed:
         raise CheckpointError(f"{counted(failed, 'source')} of {len(sources)} could not be read")

@@ -15,6 +15,7 @@ from weightscope.cli.options import (
     complete_source,
     complete_tower,
     device_option,
+    digest_option,
     families_option,
     opened_model,
     out_option,
@@ -201,6 +202,7 @@ def _audit_list(
 
     from weightscope.audits.many import audit_list
     from weightscope.errors import counted
+    from weightscope.provenance import Provenance
 
     failed = 0
     stopped: list[str] = []
@@ -210,8 +212,9 @@ def _audit_list(
         if failures := _failures(outcome.findings_that_fail(fail_on), fail_on):
             stopped.append(f"{name}: {failures}")
         if as_json:
-            summary = {key: value for key, value in (outcome.result or {}).items() if key != "heads"}
-            about = {"name": name, "source": outcome.job.source.source, "error": outcome.problem or None}
+            result = outcome.result or Provenance().envelope(outcome.problem)
+            summary = {key: value for key, value in result.items() if key != "heads"}
+            about = {"name": name, "source": outcome.job.source.given, "error": outcome.problem or None}
             results.append({**about, **summary, "folder": name})
         if row is None:
             failed += 1
@@ -254,6 +257,7 @@ def _audit_list(
 )
 @click.option("--base", help="Base model of the LoRA adapters among SOURCES; default: the first checkpoint.")
 @families_option
+@digest_option
 @click.option("--across-families", is_flag=True, help="Also compare heads of different families.")
 @click.option("--all", "all_tensors", is_flag=True, help="Also compare every tensor of the files, attention or not.")
 @click.option(
@@ -270,6 +274,7 @@ def compare_command(
     tower: str | None,
     base: str | None,
     families: str | None,
+    digest: bool,
     across_families: bool,
     all_tensors: bool,
     max_change: float | None,
@@ -297,7 +302,9 @@ def compare_command(
     base = base or (sources[0] if sources[0] not in adapters else None)
     bases = dict.fromkeys(adapters, base)
     models = [
-        opened_model(Source(source, family=family, tower=tower, base=bases.get(source), families=families))
+        opened_model(
+            Source(source, family=family, tower=tower, base=bases.get(source), families=families, digest=digest)
+        )
         for source in sources
     ]
     with folder:

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -17,9 +18,10 @@ from typing import Any, NoReturn
 import click
 
 from weightscope.cli.terminal import quiet_option
-from weightscope.errors import CheckpointError, one_line
+from weightscope.errors import CheckpointError, one_line, printable
 from weightscope.files import remove_unfinished
 from weightscope.progress import progress_shown
+from weightscope.provenance import COMMAND, now
 
 FIRST = (  # examples that end the help of `weightscope` itself
     "weightscope audit embedded --out audit/",
@@ -171,17 +173,22 @@ def spell_out_unprintable() -> None:
 class EndsInOneLine(click.Command):
     """A command that ends every error and interruption with one line."""
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:
+    def main(self, args: Any = None, *more: Any, **kwargs: Any) -> Any:
         spell_out_unprintable()
+        typed = sys.argv[1:] if args is None else [args] if isinstance(args, str) else [*args]
+        before = COMMAND.set(printable(shlex.join([str(self.name), *typed])))
         try:
+            now()  # refuses a date that is none before anything is computed
             with progress_shown(), libraries_silent():
-                return super().main(*args, **kwargs)
+                return super().main(args, *more, **kwargs)
         except CheckpointError as error:
             problem = in_options(str(error))
         except MemoryError as error:  # messages of NumPy and CuPy say how much was asked for
             problem = f"not enough memory: {(str(error).strip() or 'the system refused an allocation').splitlines()[0]}"
         except OSError as error:
             problem = refusal(error)
+        finally:
+            COMMAND.reset(before)
         click.echo(f"{self.name}: {problem}", err=True)
         sys.exit(2)
 

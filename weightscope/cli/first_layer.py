@@ -16,6 +16,7 @@ from weightscope.cli.options import (
     opened_model,
     out_option,
     say_caveats,
+    say_digests,
     text_option,
     token_id_option,
     tokenizer_option,
@@ -26,6 +27,7 @@ from weightscope.cli.options import (
 )
 from weightscope.cli.terminal import headline, is_quiet, show, write_csv
 from weightscope.errors import CheckpointError, counted
+from weightscope.provenance import source_of
 
 LONG = 600  # seconds; a run that will take longer says so first
 
@@ -152,6 +154,7 @@ def neighbours(
     if first.bare:
         quoted = [replace(c, symbol="score of bare embeddings") if c.name == "score" else c for c in quoted]
     show(Table(quoted))  # quotes show a leading space
+    say_digests(source_of(model.checkpoint))
     say_caveats(first.attention.caveats)
 
 
@@ -211,7 +214,7 @@ def positions(
             check.write_tables(files)
             sections.append(text_section(files, check, terms))
         title = f"Position terms of layer 0 of {model.title}"
-        write_page(files, "report.html", title, terms.lead, sections, model=model.title)
+        write_page(files, "report.html", title, terms.lead, sections, model=model.title, provenance=terms.provenance)
     for caution in terms.cautions:
         click.echo(f"weightscope: {caution}", err=True)
     headline(terms.headline)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weightscope.cli.command import command
-from weightscope.cli.options import csv_option, families_option, with_source, writable
+from weightscope.cli.options import csv_option, digest_lines, families_option, say_digests, with_source, writable
 from weightscope.cli.terminal import Listed, headline, is_quiet, show, write_csv
 from weightscope.errors import CheckpointError, printable, printable_lines, sized
 from weightscope.files import new_file
+from weightscope.provenance import source_of
 
 if TYPE_CHECKING:
     from weightscope.checkpoint import Checkpoint
@@ -113,11 +115,13 @@ def adopt_command(
     from weightscope.adopting.adopt import adopt, told
     from weightscope.adopting.own_code import adopted_with
 
+    opened = named(source)
+    checkpoint = opened.checkpoint()
     if code is not None:
-        answer = adopted_with(named(source), code, attention or "", shows=not is_quiet())
+        answer = adopted_with(replace(opened, digest=False), code, attention or "", shows=not is_quiet())
     else:
-        checkpoint = named(source).checkpoint()
         answer = told(adopt(checkpoint), checkpoint)
+    say_digests(source_of(checkpoint))
     rows, proof = answer["stanzas"], answer["proof"]
     these = f"these {len(rows)} rows" if len(rows) > 1 else "this row"
     which = f"unproved at its own size (tiny models of {proof})" if answer["unproved"] else f"proved against {proof}"
@@ -170,7 +174,9 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
     """
     from weightscope.adopting.draft import drafted
 
-    text = drafted(named(source).checkpoint())
+    checkpoint = named(source).checkpoint()
+    text = drafted(checkpoint)
+    say_digests(source_of(checkpoint))
     if out is None:
         click.echo(text, nl=False)
         return
@@ -222,6 +228,8 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
     dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
     yield f"checkpoint  {printable(checkpoint.name)}: {len(checkpoint)} tensors, {sized(checkpoint.nbytes)}"
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
+    for number, line in enumerate(digest_lines(source_of(checkpoint))):
+        yield f"{'' if number else 'SHA-256':<11} {line}"
     if checkpoint.beside.files:
         yield f"beside      {checkpoint.beside.sentence}"
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,22 @@ families_option = click.option(
 )  # fmt: skip
 
 
+digest_option = click.option("--digest", is_flag=True, help="Also read the files whole, for the SHA-256 of each.")
+
+
+def digest_lines(source: Mapping[str, Any]) -> list[str]:
+    """With --digest, the digests of what was read, as sha256sum writes them; see `source_of`."""
+    if not click.get_current_context().params.get("digest"):
+        return []
+    return [f"{file['sha256']}  {file['name']}" for file in source["files"]]
+
+
+def say_digests(source: Mapping[str, Any]) -> None:
+    """Print them to stderr: for commands that write neither a page nor JSON."""
+    for line in digest_lines(source):
+        click.echo(line, err=True)
+
+
 def opened_model(source: Any) -> Any:
     """Open a Source; say so if the row that reads it was adopted or never verified."""
     model = source.open()
@@ -172,8 +188,9 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option("--base", help="Base model of a LoRA adapter, if the adapter's config does not name it.")
     @families_option
+    @digest_option
     @wraps(command)
-    def named(source: str, **options: Any) -> None:
+    def named(source: str, digest: bool, **options: Any) -> None:
         from weightscope.sources import HOW, Source
 
         how = {name: options.pop(name, None) for name in HOW}
@@ -181,7 +198,7 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
             from weightscope.text.tokenizer import load_tokenizer
 
             load_tokenizer(how["tokenizer"])
-        command(lambda text: Source.named(text, **how), source, **options)
+        command(lambda text: Source.named(text, digest=digest, **how), source, **options)
 
     return named
 

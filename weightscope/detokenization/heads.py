@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
@@ -29,6 +29,7 @@ from weightscope.metrics.auroc import auroc_by_token, mean_auroc, mean_by_freque
 from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar, phase, progress_shown
+from weightscope.provenance import Provenance
 from weightscope.sources import Source
 from weightscope.tables import Column, Table
 from weightscope.text.bigrams import count_bigrams
@@ -202,6 +203,8 @@ class BigramAuroc:
         What T^ee leaves out of the heads' scores.
     sample : Stratified, optional
         The current tokens that were drawn, where not all are scored.
+    provenance : Provenance
+        What was read, by which command and version, and when.
     """
 
     model: str
@@ -210,6 +213,7 @@ class BigramAuroc:
     auroc: np.ndarray
     caveats: tuple[str, ...]
     sample: Stratified | None = None
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @cached_property
     def heads(self) -> Table:
@@ -428,7 +432,8 @@ def measure_heads(
             auroc[head, place] = array_of(values, (stop - start,), f"head {head}")
             done.update(stop - start)
     caveats = (*first.attention.caveats, *counts.caveats)
-    return BigramAuroc(first.model.title, first.layer, counts, auroc, caveats, sample)
+    provenance = Provenance.of(first.model.checkpoint)
+    return BigramAuroc(first.model.title, first.layer, counts, auroc, caveats, sample, provenance)
 
 
 def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, tokens: range | np.ndarray) -> np.ndarray:

@@ -25,7 +25,8 @@ BARE_EQUATIONS = "$$T^p(j) = b_QK p_j^⊤$$ $$T^pp(i, j) = p_i W_QK p_j^⊤$$ Wi
 def write_auroc_page(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> None:
     """Write report.html and its figures."""
     title = f"Detokenization in layer {auroc.layer} of {auroc.model}"
-    write_page(files, "report.html", title, auroc.lead, auroc_sections(files, auroc, curves), model=auroc.model)
+    sections = auroc_sections(files, auroc, curves)
+    write_page(files, "report.html", title, auroc.lead, sections, model=auroc.model, provenance=auroc.provenance)
 
 
 def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> list[Section]:

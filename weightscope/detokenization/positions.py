@@ -1,7 +1,7 @@
 """The position terms T^p and T^pp of every head (detokenization paper, section 4 and Fig. 3)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from weightscope.errors import CheckpointError, counted
 from weightscope.files import Files
 from weightscope.metrics.untrained import undertrained_rows
 from weightscope.model import Model
+from weightscope.provenance import Provenance
 from weightscope.tables import Column, Table
 
 SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "recency", "near_mass")
@@ -41,6 +42,8 @@ class PositionTerms(ShowsShapes):
         None where only the numerators can be had or were asked for.
     undertrained : int array
         Positions whose embedding training hardly touched, in order.
+    provenance : Provenance
+        What was read, by which command and version, and when.
     """
 
     query: int
@@ -49,6 +52,7 @@ class PositionTerms(ShowsShapes):
     pp_numerator: np.ndarray
     sigma: SigmaStatistics | None
     undertrained: np.ndarray
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
     def t_p(self) -> np.ndarray:
@@ -216,7 +220,7 @@ def position_terms(first: ReadsPositions, query: int | None = None, unscaled: bo
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
         numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
     t_p, t_pp = (np.stack(terms).astype(np.float64) for terms in zip(*numerators, strict=True))
-    terms = PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained)
+    terms = PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained, Provenance.of(model.checkpoint))
     for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):
         first.check_finite(what, values, first.layer)
     return terms

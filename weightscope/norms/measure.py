@@ -4,7 +4,7 @@ From each batch, only sums, counts, extremes and a random sample of pairs are ke
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +17,7 @@ from weightscope.metrics.norms import output_triangles, value_norms
 from weightscope.metrics.rank_correlation import RankCorrelation, Spearman
 from weightscope.metrics.spectra import affine_singular_values
 from weightscope.progress import bar
+from weightscope.provenance import Provenance
 from weightscope.runner.runner import Activations, Runner
 from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds
@@ -124,6 +125,7 @@ class NormAnalysis:
     f_by_kind: np.ndarray
     gated: bool  # Whether a gate multiplies what heads gather; f(x) and all of the above leave it out
     seed: int  # For the sample of pairs and the heads shown in Fig. 2
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @cached_property
     def heads(self) -> Table:
@@ -228,6 +230,7 @@ def measure_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenK
         totals.f, totals.x, totals.ranks.results(), stretched,
         totals.sample.pairs(), totals.alpha / n, totals.alpha_f / n,
         np.stack([means.mean for means in totals.f_by_kind]), any(layer.modulated for layer in layers), seed,
+        Provenance.of(runner.model.checkpoint),
     )  # fmt: skip
 
 

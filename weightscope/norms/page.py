@@ -71,7 +71,9 @@ def write_report(files: Files, norms: NormAnalysis, source: str) -> None:
         _lengths(norms, printed),
     ]
     title = f"What attention adds up in {norms.model}"
-    write_page(files, "report.html", title, lead(norms, source), sections, model=norms.model)
+    write_page(
+        files, "report.html", title, lead(norms, source), sections, model=norms.model, provenance=norms.provenance
+    )
 
 
 def lead(norms: NormAnalysis, source: str) -> str:

@@ -1,7 +1,7 @@
 """Outlier dimensions of a model: measured on sentences, and guessed from the weights alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -13,6 +13,7 @@ from weightscope.model import Model
 from weightscope.outliers.contributions import Contributions, key_maps, observe_contributions, summed_contributions
 from weightscope.outliers.stream import Stream, observe_stream
 from weightscope.progress import bar
+from weightscope.provenance import Provenance
 from weightscope.runner.runner import Runner
 from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds
@@ -131,6 +132,7 @@ class OutlierAnalysis:
     stream: Stream  # Figs 1 to 3
     contributions: Contributions  # Figs 4 and 5, and Table 1
     guess: Guess  # What the weights alone say
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
     def dimensions(self) -> np.ndarray:
@@ -168,4 +170,5 @@ def measure_outliers(
         observe_stream(runner, sequences, kinds),
         observe_contributions(runner, sequences[:sampled], kinds),
         guess(runner.model),
+        Provenance.of(runner.model.checkpoint),
     )

@@ -89,7 +89,8 @@ def write_report(files: Files, outliers: OutlierAnalysis, source: str) -> None:
         _paper(outliers.contributions, outliers.model),
     ]
     title = f"Outlier dimensions and attention in {outliers.model}"
-    write_page(files, "report.html", title, lead(outliers, source), sections, model=outliers.model)
+    sentence, provenance = lead(outliers, source), outliers.provenance
+    write_page(files, "report.html", title, sentence, sections, model=outliers.model, provenance=provenance)
 
 
 def lead(outliers: OutlierAnalysis, source: str) -> str:

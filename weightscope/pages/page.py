@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from weightscope.files import Files
 from weightscope.pages.style import Drawing
+from weightscope.provenance import Provenance
 from weightscope.tables import Table, templates
 
 
@@ -61,16 +62,22 @@ def write_page(
     sections: Sequence[Section] = (),
     caveats: Sequence[str] = (),
     model: str = "",
+    provenance: Provenance | None = None,
 ) -> None:
     """Write a page about a model; every figure's caption names the model."""
     sections = [replace(section, parts=[_captioned(part, model) for part in section.parts]) for section in sections]
-    write_template(files, name, "page.html", title=title, lead=lead, sections=sections, caveats=caveats)
+    write_template(
+        files, name, "page.html", title=title, lead=lead, provenance=provenance, sections=sections, caveats=caveats
+    )
 
 
 def _captioned(part: Part, model: str) -> Part:
     return replace(part, model=part.model or model) if isinstance(part, Figure) else part
 
 
-def write_template(files: Files, name: str, template: str, **values: Any) -> None:
-    """Render a template of this folder and write it."""
-    files.text(name, templates().get_template(template).render(values))
+def write_template(
+    files: Files, name: str, template: str, *, lead: str, provenance: Provenance | None, **values: Any
+) -> None:
+    """Render a template of this folder and write it; its end shows where the result comes from."""
+    made = (provenance or Provenance()).envelope(lead)
+    files.text(name, templates().get_template(template).render(values, lead=lead, made=made))

@@ -3,7 +3,7 @@
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import product
@@ -22,6 +22,7 @@ from weightscope.metrics.auroc import weighted_auroc
 from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
 from weightscope.progress import bar
+from weightscope.provenance import Provenance
 from weightscope.runner.interventions import Intervention, losses_under
 from weightscope.runner.runner import Activations, Observer, Runner, open_runner
 from weightscope.runner.tokenizer import framing_of
@@ -278,6 +279,7 @@ class SinkBias:
     aurocs: Table  # How well each predictor ranks the heads by whether they sink
     shown: Decomposition  # One layer's updates on one text (Fig. 5)
     layer_shown: int  # The one whose heads sink most
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
     def layers(self) -> Table:
@@ -408,6 +410,7 @@ def sink_bias(
         aurocs=prediction_aurocs(predicted, updates.strength.ravel()),
         shown=updates_of(runner, measured[0][:TOKENS_SHOWN], layer_shown),
         layer_shown=layer_shown,
+        provenance=Provenance.of(model.checkpoint),
     )
 
 

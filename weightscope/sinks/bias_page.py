@@ -9,6 +9,7 @@ from weightscope.formulas import plain
 from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
+from weightscope.provenance import Provenance
 from weightscope.sinks import bias_figures
 from weightscope.sinks.bias import ABLATED, CHARACTERS, PATCHED, SINKS_ABOVE, TOKENS_SHOWN, SinkBias
 from weightscope.sinks.updates import SPREAD
@@ -38,7 +39,8 @@ def write_bias_report(files: Files, models: Sequence[SinkBias], source: str) -> 
     for bias in models:
         sections += [_updates(files, bias), _patching(files, bias), _prediction(files, bias)]
     lead = " ".join([*map(bias_headline, models), f"Texts: {source}."])
-    write_page(files, "report.html", "Attention sinks as biases", lead, sections)
+    provenance = Provenance().of_all(source for bias in models for source in bias.provenance.sources)
+    write_page(files, "report.html", "Attention sinks as biases", lead, sections, provenance=provenance)
 
 
 def bias_headline(bias: SinkBias) -> str:

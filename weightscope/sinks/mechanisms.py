@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 from weightscope.files import Files
 from weightscope.formulas import plain
 from weightscope.metrics.spectra import spectral_gap, stable_rank
+from weightscope.provenance import Provenance
 from weightscope.sinks.inputs import Inputs
 from weightscope.sinks.strength import EVENT_SHARE, MECHANISMS, mechanism
 from weightscope.tables import Column, Table
@@ -198,6 +199,7 @@ class SinkMechanisms:
     # (L, H, r): Of W_QK, at distance 0 under rotation; r is the largest rank, shorter spectra are padded with zeros.
     qk_singular_values: np.ndarray
     measures: Mapping[str, np.ndarray]  # (I, L, H): What `weightscope.sinks.mechanisms` lists
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -248,7 +250,7 @@ class SinkMechanisms:
         for name in ("events", "heads", "layers"):
             files.table(f"{name}.csv", getattr(self, name))
         arrays = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        named = ("model", "inputs", "layer_indices", "measures")
+        named = ("model", "inputs", "layer_indices", "measures", "provenance")
         kept = {name: array for name, array in arrays.items() if name not in named} | dict(self.measures)
         files.npz("sinks.npz", layers=self.layer_indices, kinds=np.array(self.kinds), **kept)
 

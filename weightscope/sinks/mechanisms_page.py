@@ -27,7 +27,8 @@ def write_mechanism_report(files: Files, sinks: SinkMechanisms) -> None:
     """Draw the figures and write report.html: what do sinks do?"""
     sections = [_tokens(files, sinks), _mechanisms(files, sinks), _lemmas(files, sinks), _gates(files, sinks)]
     lead = " ".join([*mechanism_headline(sinks), sinks.inputs.note])
-    write_page(files, "report.html", f"Attention sinks of {sinks.model}", lead, sections, model=sinks.model)
+    title, provenance = f"Attention sinks of {sinks.model}", sinks.provenance
+    write_page(files, "report.html", title, lead, sections, model=sinks.model, provenance=provenance)
 
 
 def mechanism_headline(sinks: SinkMechanisms) -> list[str]:

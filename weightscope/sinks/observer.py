@@ -6,6 +6,7 @@ in the d of the residual stream. LayerScale is part of W_O; in a layer with a ga
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from weightscope.errors import CheckpointError
 from weightscope.metrics.norms import output_triangles
 from weightscope.metrics.spectra import stable_rank
 from weightscope.progress import bar
+from weightscope.provenance import Provenance
 from weightscope.runner.runner import Activations, Runner
 from weightscope.sinks import lemmas
 from weightscope.sinks.inputs import Inputs
@@ -53,7 +55,7 @@ def sink_mechanisms(runner: Runner, inputs: Inputs) -> SinkMechanisms:
     for place, layer in enumerate(bar(layers, "spectra", "layer")):
         values = measure_layer(layer, {})["qk_singular_values"]
         spectra[place, :, : values.shape[-1]] = values
-    return observer.result(runner.model.title, spectra)
+    return replace(observer.result(runner.model.title, spectra), provenance=Provenance.of(runner.model.checkpoint))
 
 
 class SinkObserver:
@@ -107,7 +109,7 @@ class SinkObserver:
 
     def result(self, model: str, qk_singular_values: np.ndarray) -> SinkMechanisms:
         """The result for a model of this name."""
-        layers, arrays = np.array(list(self.at)), dict(self.arrays)
+        layers, arrays = np.array(list(self.at)), dict[str, Any](self.arrays)
         measures = {measure.name: arrays.pop(measure.name) for measure in MEASURES}
         return SinkMechanisms(
             model, self.inputs, layers, **arrays, qk_singular_values=qk_singular_values, measures=measures
