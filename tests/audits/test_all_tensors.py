@@ -141,6 +141,16 @@ def test_the_kind_of_a_change_is_found(
     assert said in found.lead
 
 
+def test_the_table_for_people_says_what_the_sentence_does(base: Weights, base_folder: Path, tmp_path: Path) -> None:
+    weights = {name: w.copy() for name, w in base.items()}
+    lose_and_gain(weights)
+    weights[MATRIX] = np.random.default_rng(5).standard_normal(base[MATRIX].shape).astype(np.float32)
+    shown = compared(base_folder, weights, tmp_path).moved_most(10)
+    kinds = dict(zip(shown["tensor"], shown["kind"], strict=True))
+    assert kinds == {"extra": "only in the first", "lm_head.weight": "only in the last", MATRIX: "with other weights"}
+    assert shown.names == ["tensor", "kind", "change"]  # a column without a value is left out
+
+
 def test_how_much_changed_is_numpys(base: Weights, base_folder: Path, tmp_path: Path) -> None:
     weights = {name: w.copy() for name, w in base.items()}
     fine_tune(weights)

@@ -140,7 +140,7 @@ def test_a_comparison_shows_itself(run: list[Path], out: Path) -> None:
     assert repr(found) == "Comparison(=step 0 -> step 1 -> step 2: 2 layers of 4 heads)"
     assert found.headline in str(found)
     assert "<table" in found._repr_html_()
-    assert len(found.plot().axes) == 4
+    assert len(found.plot().axes) == 3  # two maps and one colour bar
     assert (out / "heads.csv").read_text() == found.heads.csv()
 
 
@@ -319,7 +319,7 @@ def test_where_no_head_moved_no_scale_is_made_up(run: list[Path], tmp_path: Path
     model = ws.open_model(run[0])
     same = ws.compare(model, model)
     assert len(figures.changes(same).axes) == 2  # and no colour bar
-    assert len(figures.changes(ws.compare(model, ws.open_model(run[-1]))).axes) == 4
+    assert len(figures.changes(ws.compare(model, ws.open_model(run[-1]))).axes) == 3
     with undrawn():
         same.write(tmp_path)
     page = (tmp_path / "report.html").read_text()
@@ -336,3 +336,15 @@ def test_the_figures_draw_the_difference_and_say_where_there_is_none(run: list[P
     assert [text.get_text() for text in vo.texts] == ["did not move"]
     _, empty, *_ = figures.changes(found).axes
     assert [text.get_text() for text in empty.texts] == ["no head moved"]
+
+
+@pytest.mark.parametrize(("later", "scale"), [(1, "linear"), (2, "symlog")])
+def test_all_panels_of_a_comparison_have_one_scale(later: int, scale: str, run: list[Path]) -> None:
+    """The second step has singular values that more than doubled: on a linear scale the others would not show."""
+    found = ws.compare(ws.open_model(run[0]), ws.open_model(run[later]))
+    maps = [axis.images[0] for axis in figures.changes(found).axes if axis.images]
+    largest = max(found.from_first[f"{name}_change"].max() for name in figures.MAPS)
+    assert [image.get_clim()[1] for image in maps] == pytest.approx([largest] * 2)
+    panels = figures.spectra_before_and_after(found).axes
+    assert len(panels) == 2 * later and len({panel.get_ylim() for panel in panels}) == 1
+    assert {panel.get_yscale() for panel in panels} == {scale}

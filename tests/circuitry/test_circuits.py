@@ -163,18 +163,46 @@ def test_as_many_heads_are_drawn_as_in_the_paper() -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_asks_for_nothing_fits_and_can_be_used_with_keys(width: int, tab: Page, tmp_path: Path) -> None:
-    ws.circuits(ws.open_model("embedded")).write(tmp_path)
+    found = ws.circuits(ws.open_model("embedded"))
+    found.write(tmp_path)
     tab.open(tmp_path / "report.html", width)
     assert tab.complaints == [] and len(tab.requests) == 1
     assert tab.run("document.documentElement.scrollWidth <= innerWidth")
     assert tab.run("document.querySelectorAll('#diagram circle').length") == 16
+    strongest = found.strongest_edges["to"][0].split(" of ")[1]
+    chosen = "document.getElementById('chosen').textContent"
+    assert tab.run(chosen) == f"Head {strongest}" == "Head 1.5"
     tab.run("document.getElementById('diagram').focus()")
-    for key in ("ArrowDown", "ArrowRight", "ArrowDown"):
+    for key in ("ArrowDown", "ArrowLeft", "ArrowUp"):
         tab.press(key)
-    assert tab.run("document.getElementById('chosen').textContent") == "Head 1.1"
+    assert tab.run(chosen) == "Head 0.4"
+    tab.press("ArrowRight")
     assert tab.run("document.querySelectorAll('#reads .head').length") > 0
     tab.press("Escape")
-    assert tab.run("document.getElementById('chosen').textContent") == "Choose a head"
+    assert tab.run(chosen) == f"Head {strongest}"
+
+
+@pytest.mark.check
+def test_the_diagram_fits_or_scrolls_in_its_own_box(tab: Page, tmp_path: Path) -> None:
+    ws.circuits(fixture("gpt2").model).write(tmp_path / "few")
+    ws.circuits(ws.open_model(shared("gpt2-attention")), top=5).write(tmp_path / "many")
+    for name, scrolls in (("few", False), ("many", True)):
+        tab.open(tmp_path / name / "report.html", 390)
+        tab.settle()
+        assert tab.run("canvas.scrollWidth > canvas.clientWidth") is scrolls
+        assert tab.run("document.querySelector('#wiring .hint').checkVisibility()") is scrolls
+        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_page_lists_the_strongest_edges_in_few_columns_with_words(embedded: ws.Model) -> None:
+    found = ws.circuits(embedded)
+    shown = found.strongest_edges
+    assert len(shown) == 20 and len(shown.columns) == 6
+    assert list(shown["pk_z"]) == sorted(found.edges["pk_z"][found.edges["ranked_by"] == "pk"])[::-1][:20]
+    row = found.edges.where(found.edges["ranked_by"] == "pk").sorted_by("pk_z", descending=True).records()[0]
+    assert shown["to"][0].startswith(f"values of {row['to_layer']}.{row['to_head']}") and row["kind"] == "v"
+    assert shown["of"][0] == 32 and not any("_" in column.heading for column in shown.columns)
+    assert not len(ws.circuits(embedded, layers=[0]).strongest_edges)
 
 
 def test_names_in_a_hostile_checkpoint_s_path_are_text(tmp_path: Path) -> None:

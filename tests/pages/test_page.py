@@ -7,11 +7,12 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from tests.support.browser import Page
 from weightscope.files import Folder
 from weightscope.pages.page import Figure, Filed, Section, write_page
-from weightscope.pages.style import Drawing
+from weightscope.pages.style import Drawing, in_our_style, save, subplots
 from weightscope.tables import Table, templates
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
@@ -105,3 +106,25 @@ def test_data_in_a_page_cannot_end_its_script_element() -> None:
     assert json.loads(written) == data
     with pytest.raises(ValueError, match="not JSON compliant"):
         templates().from_string("{{ data | tojson }}").render(data=float("nan"))
+
+
+@pytest.mark.parametrize(("dark", "light_share"), [(False, (0.8, 1)), (True, (0, 0.1))])
+def test_a_figure_is_as_light_or_dark_as_the_page(
+    dark: bool, light_share: tuple[float, float], tab: Page, tmp_path: Path
+) -> None:
+    with in_our_style():
+        figure, axis = subplots(figsize=(3, 2))
+        axis.plot([0, 1])
+    files = Folder(tmp_path)
+    write_page(files, "report.html", "", "", [Section("", "", [Figure(save(figure, files, "line"), "")])])
+    tab.open(tmp_path / "report.html", 390, dark=dark)
+    tab.screenshot(tmp_path / "page.png")
+    left, top, width, height = tab.run(
+        "(({x, y, width, height}) => [x, y, width, height].map(Math.floor))"
+        "(document.querySelector('.drawing svg').getBoundingClientRect())"
+    )
+    pixels = imread(tmp_path / "page.png")[top : top + height, left : left + width, :3]
+    assert light_share[0] <= (pixels.mean(axis=-1) > 0.9).mean() <= light_share[1]
+    tab.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    assert tab.run("getComputedStyle(document.querySelector('.drawing svg')).filter") == "none"
+    tab.call("Emulation.setEmulatedMedia", media="")

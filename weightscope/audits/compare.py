@@ -12,7 +12,7 @@ import numpy as np
 from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer, write_tables
 from weightscope.audits.changes import LIMITED, SAME, added_to, change_column, followed, stage, unmoved
 from weightscope.audits.circuits import CircuitChanges, circuit_changes
-from weightscope.audits.deeds import attention_changes, deed
+from weightscope.audits.deeds import IDENTICAL, attention_changes, deed
 from weightscope.audits.edits import along_one_direction, moved_layers, written_direction
 from weightscope.audits.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
@@ -134,7 +134,9 @@ def compare(
         index for index, layer in zip(a.attention_layers, from_first[-1], strict=True) if not unmoved(layer).all()
     ]
     edits = [*moved_layers(a, models[-1], differ), *(() if everything else along_one_direction(written))]
-    seen = everything or TensorChanges([*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])])
+    seen = everything.changes if everything else [*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
+    once = list({change.name: change for change in seen}.values())  # biases are among both
+    done = deed(unchecked[0], unchecked[-1], once, (heads[0], heads[-1]), from_first[-1], order[-1], edits)
     return Comparison(
         labels=labels,
         architectures=[_architecture(model) for model in models],
@@ -145,7 +147,7 @@ def compare(
         order=order,
         broken=[sorted(model.checkpoint.noted or ()) for model in unchecked],
         overflowing=[list(overflowing_layers(*pair)) for pair in zip(unchecked, heads, strict=True)],
-        coverage=_coverage(models, everything, not_compared),
+        coverage=_coverage(models, everything, not_compared, done),
         not_compared=not_compared,
         others=others,
         edits=edits,
@@ -162,7 +164,7 @@ def compare(
             for finding in beside_findings(model.checkpoint.beside, label)
         ],
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
-        deed=deed(unchecked[0], unchecked[-1], seen.changes, (heads[0], heads[-1]), from_first[-1], order[-1], edits),
+        deed=done,
         provenance=Provenance.of(*(model.checkpoint for model in models)),
     )
 
@@ -194,8 +196,8 @@ def _stacked(changes: list[list[Arrays]], left_out: set[str]) -> dict[str, np.nd
     return {name: np.array([[layer[name] for layer in layers] for layers in changes]) for name in names}
 
 
-def _coverage(models: Sequence[Model], everything: TensorChanges | None, not_compared: Sequence[str]) -> str:
-    """How the checkpoints were read, how all their tensors changed, and which of them were not compared."""
+def _coverage(models: Sequence[Model], everything: TensorChanges | None, not_compared: Sequence[str], done: str) -> str:
+    """How the checkpoints were read, how all their tensors changed if not `done` says, and which were not compared."""
     rows, checkpoint = dict.fromkeys(m.family.called for m in models if m.family.origin), models[0].checkpoint
     notes = [f"Read by the row {row}." for row in rows] + [model.checkpoint.note for model in models]
     left_out = ""
@@ -206,7 +208,8 @@ def _coverage(models: Sequence[Model], everything: TensorChanges | None, not_com
             f"Not compared: {len(not_compared)} of {counted(len(checkpoint), 'tensor')} ({share}): "
             f"{listed(roles, ROLES)}; `weightscope compare --all` compares every tensor."
         )
-    return " ".join(filter(None, [*notes, everything.lead if everything else "", left_out]))
+    whole = everything.lead if everything and not done.startswith(IDENTICAL) else ""
+    return " ".join(filter(None, [*notes, whole, left_out]))
 
 
 def _not_compared(a: Model, compared: TensorChanges) -> list[str]:

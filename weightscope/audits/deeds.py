@@ -19,6 +19,7 @@ FAR = 0.9  # relative change of heads that have nothing in common as they are st
 NEAR = 0.5  # and of heads that are the same but for rounding or tuning, once both are in one basis
 SPECTRA = 0.1  # |s_b - s_a| / s_1 of their singular values, which no basis changes
 LINEAGE = "`weightscope lineage` looks for other orders and other bases"
+IDENTICAL = "Identical"  # begins the deed where nothing was done
 ROUNDED_TO = {"BF16": "bfloat16", "F16": "float16"}
 
 
@@ -55,7 +56,7 @@ def deed(
         return ""
     if not changed:
         alike = all(change.kind == "identical" and len(set(change.shapes)) == 1 for change in changes)
-        return f"Identical: {counted(len(changes), 'compared tensor')}." if alike else ""
+        return f"{IDENTICAL}: all {counted(len(changes), 'compared tensor')}." if alike else ""
     if all(change.kind == "rounded" for change in changed):
         return _rounded(changed)
     same = np.array([unmoved(layer) for layer in moved])  # (L, H)

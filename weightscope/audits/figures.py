@@ -126,32 +126,37 @@ def depth(heads: MeasuredHeads) -> Figure:
 
 @in_our_style()
 def changes(comparison: Comparison) -> Figure:
-    """Layers against heads: relative change of W_QK and of W_VO, white where a head did not move."""
+    """Layers against heads: relative change of W_QK and of W_VO on one scale, white where a head did not move."""
     figure, axes = subplots(2, 1, figsize=(COLUMN, 4.4), sharex=True)
-    for axis, name in zip(axes, MAPS, strict=True):
-        change, w = comparison.from_first[f"{name}_change"][-1], f"W_{{{name.upper()}}}"
-        known = change[np.isfinite(change) & (change > SAME)]
-        limits = {"vmin": SAME, "vmax": float(known.max()) if len(known) else 1.0}
-        unmoved = mpl.colormaps["cividis"].with_extremes(under="white")
+    both = {name: comparison.from_first[f"{name}_change"][-1] for name in MAPS}
+    known = np.concatenate([change[np.isfinite(change) & (change > SAME)] for change in both.values()])
+    limits = {"vmin": SAME, "vmax": float(known.max()) if len(known) else 1.0}
+    unmoved = mpl.colormaps["cividis"].with_extremes(under="white")
+    for axis, (name, change) in zip(axes, both.items(), strict=True):
+        w = f"W_{{{name.upper()}}}"
         image = _heat_map(axis, change, comparison.measured[0].layers, cmap=unmoved, **limits)
         axis.set_title(rf"$\|\Delta {w}\|_F\,/\,\|{w}\|_F$")
         axis.set_ylabel("layer")
-        if len(known):  # else there is no scale to show
-            figure.colorbar(image, ax=axis, pad=0.02)
-        elif np.isfinite(change).all():
+        if (change <= SAME).all():
             axis.text(0.5, 0.5, "no head moved", **NOTHING, transform=axis.transAxes)
+    if len(known):  # else there is no scale to show
+        figure.colorbar(image, ax=axes, pad=0.02, label="relative change")
     axes[-1].set_xlabel("head")
     return figure
 
 
 @in_our_style()
 def spectra_before_and_after(comparison: Comparison) -> Figure:
-    """How each singular value of the heads that moved most changed, in percent; W_QK on the left, W_VO on the right."""
+    """How each singular value of the heads that moved most changed, in percent; W_QK on the left, W_VO on the right.
+
+    All panels have one scale, linear up to 10 % and logarithmic beyond where a value more than doubled.
+    """
     first, last = comparison.measured[0], comparison.measured[-1]
     change = np.stack([comparison.from_first[f"{name}_change"][-1].ravel() for name in MAPS])
     moved = np.abs(change).max(axis=0) > SAME
     rows = [row for row in comparison.by_change.tolist() if moved[row]][:DRAWN] or [0]
-    figure, axes = subplots(len(rows), 2, figsize=(COLUMN, 0.4 + 1.05 * len(rows)), sharex="col", squeeze=False)
+    size, farthest = (COLUMN, 0.4 + 1.05 * len(rows)), 0.0
+    figure, axes = subplots(len(rows), 2, figsize=size, sharex="col", sharey=True, squeeze=False)
     for row_axes, row in zip(axes, rows, strict=True):
         i, h = divmod(row, first.n_heads)
         for axis, (name, w), how_far in zip(row_axes, MAPS.items(), change[:, row], strict=True):
@@ -163,14 +168,18 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
             if how_far > SAME and np.isfinite(percent).any():
                 axis.fill_between(index, 0, percent, color=COLOURS[0], alpha=0.25, linewidth=0)
                 axis.plot(index, percent, color=COLOURS[0])
+                farthest = max(farthest, float(np.abs(percent[np.isfinite(percent)]).max()))
             else:
                 axis.text(
                     0.5, 0.6, "did not move" if how_far <= SAME else "unknown", **NOTHING, transform=axis.transAxes
                 )
-                axis.set(ylim=(-1, 1), yticks=[0])
             axis.set_xlim(0, len(before) + 1)
             axis.set_title(f"layer {first.layers[i]} head {h}: {MATH[w]}")
         row_axes[0].set_ylabel(r"$\Delta\sigma_i\,/\,\sigma_i$ (%)")
+    if not farthest:
+        axes[0, 0].set(ylim=(-1, 1), yticks=[0])
+    elif farthest > 100:
+        axes[0, 0].set_yscale("symlog", linthresh=10)
     for axis in axes[-1]:
         index_along(axis, "index $i$")
     figure.align_ylabels(axes[:, 0])
@@ -179,10 +188,11 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
 
 @in_our_style()
 def trajectories(comparison: Comparison) -> Figure:
-    """The median of each layer's heads at each checkpoint, early layers dark; changes from step to step last."""
+    """The median of each layer's heads at each checkpoint, by layer; changes from step to step last."""
     figure, axes = subplots(3, 2, figsize=(COLUMN, 4.6), sharex=True)
     *traced, step_to_step, left_over = axes.flat
-    left_over.remove()
+    left_over.set_axis_off()
+    layer_bar(figure, left_over, comparison.measured[0].layers)
     steps, first = np.arange(len(comparison.labels)), comparison.measured[0]
     for axis, name in zip(traced, TRACED, strict=True):
         medians = np.stack([layer_medians(heads.grid(name)) for heads in comparison.measured])  # (n, L)

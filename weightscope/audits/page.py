@@ -139,7 +139,7 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
         parts = [comparison.everything.moved_most(LISTED)] if len(comparison.everything.moved_most(1)) else []
         sections.append(Section("Everything in the files", comparison.everything.lead, parts))
     if len(comparison.labels) > 2:
-        along = Figure(drawn["trajectories"], "Median of each layer, early layers dark.")
+        along = Figure(drawn["trajectories"], "Median of each layer at each checkpoint.")
         sections.append(Section("Along the run", ", ".join(map(plain, comparison.labels)), [along]))
     write_page(
         files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats, model=subject,
@@ -157,7 +157,7 @@ def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]
             "head, which does not change what it computes, does not count.",
             [
                 Figure(
-                    drawn["changes"], f"Relative change from {first} to {last}; white: did not move, hatched: unknown."
+                    drawn["changes"], f"Relative change from {first} to {last}; blank: did not move, hatched: unknown."
                 )
             ],
         ),
@@ -169,7 +169,7 @@ def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]
             "space, at 90° one direction of it is new, strong or weak. A large angle with a small change means that "
             "a weak direction turned.",
             [
-                Figure(drawn["spectra"], "Change of each singular value, in percent of what it was."),
+                Figure(drawn["spectra"], "Change of each singular value, in percent of what it was; all on one scale."),
                 comparison.moved_most(LISTED),
             ],
         ),

@@ -152,7 +152,7 @@ def removed_directions(
                 except CheckpointError as error:  # a format that cannot be decoded
                     why = str(error)
             if why:
-                notes.append(f"Whether a direction was removed from {side.what} is undecided: {why}.")
+                notes.append(f"Whether a direction was removed from {side.what} cannot be told: {why}.")
     return removed, tuple(notes)
 
 
@@ -203,7 +203,7 @@ def _too_coarse(side: Side, sets: Sequence[Least]) -> str:
     if score(STEPS_OF_ERROR * 4.0 ** -int(side.bits)) >= FOUND[side.writes]:
         return ""
     if score(0.0) >= FOUND[side.writes]:
-        return f"at {side.bits:.2g} bits, rounding hides removed directions"
+        return f"rounding to {side.bits:.2g} bits leaves more along any direction than a removal would"
     use = "write next to nothing along" if side.writes else "hardly read"
     return f"layers {use} so many directions that one more would not stand out"
 

@@ -1,7 +1,7 @@
 """The circuits of one checkpoint: wiring, names of heads, and the strongest edges."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from weightscope.errors import CheckpointError, wholes
 from weightscope.files import Files, OutputFolder
 from weightscope.model import Model, as_model
 from weightscope.provenance import Provenance
-from weightscope.tables import Table
+from weightscope.tables import Column, Table
 
 TOP = 20
+HEADINGS = {"role": "name", "sure": "share of such names that were right"}
 READS = {"q": "queries", "k": "keys", "v": "values"}
 POST_NORM = (
     "the norms between two layers: what a head writes is centred and scaled by them on its way; spaces are compared as "
@@ -109,13 +110,35 @@ class Circuits:
 
     @property
     def named_heads(self) -> Table:
-        """The named heads, with the scores that this checkpoint allows."""
+        """The named heads, with the scores that this checkpoint allows; `heads` has their intervals too."""
         kept = [
-            column
+            replace(column, symbol=HEADINGS.get(column.name, column.symbol))
             for column in self.heads.columns
             if column.values.dtype.kind != "f" or np.isfinite(column.values).any()
+            if not column.name.endswith(("_low", "_high"))
+            if column.name != "kv_head" or self.wiring.shared > 1
         ]
         return Table(kept).where(self.heads["role"] != "")
+
+    @property
+    def strongest_edges(self) -> Table:
+        """The strongest pairs of all kinds by PK, in the columns to read first; `edges` has the rest."""
+        edges = self.edges.where(self.edges["ranked_by"] == "pk").sorted_by("pk_z", descending=True)
+        edges = edges.take(range(min(len(edges), TOP)))
+        place = {int(layer): i for i, layer in enumerate(self.wiring.layers)}
+        writers = zip(edges["from_layer"], edges["from_head"], strict=True)
+        readers = zip(edges["kind"], _called(edges, "to"), strict=True)
+        written = [int(self.wiring.rank["o"][place[int(layer)], int(head)]) for layer, head in writers]
+        return Table(
+            [
+                Column("from", _called(edges, "from"), symbol="what this head writes"),
+                Column("to", [f"{READS[kind]} of {head}" for kind, head in readers], symbol="is read by"),
+                replace(edges.column("pk"), symbol="dimensions shared", format=".1f"),
+                Column("of", written, symbol="of"),
+                replace(edges.column("pk_random"), symbol="random spaces share", format=".1f"),
+                replace(edges.column("pk_z"), symbol="standard deviations above them", format=".1f"),
+            ]
+        )  # fmt: skip
 
     @property
     def lead(self) -> str:
@@ -140,10 +163,16 @@ class Circuits:
         return f"Circuits({self.name}: {len(self.heads)} heads, {self.n_named} named)"
 
     def _repr_html_(self) -> str:
-        return notebook(self.lead, self.named_heads, self.edges, picture=self._repr_png_())
+        return notebook(self.lead, self.named_heads, self.strongest_edges, picture=self._repr_png_())
 
     def _repr_png_(self) -> bytes:
         return bytes(self.plot()._repr_png_())
+
+
+def _called(edges: Table, side: str) -> list[str]:
+    """Layer, head and name of the heads on one side of the edges, "from" or "to"."""
+    parts = (edges[f"{side}_{part}"] for part in ("layer", "head", "role"))
+    return [f"{layer}.{head}" + f", {role}" * bool(role) for layer, head, role in zip(*parts, strict=True)]
 
 
 def circuits(

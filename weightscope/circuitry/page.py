@@ -37,7 +37,7 @@ def write_report(found: Circuits, files: Files) -> None:
     write_template(
         files, "report.html", "circuits.html", title=f"Circuits of {found.name}", lead=found.lead,
         provenance=found.provenance, caveats=found.caveats, facts=facts(found), roles=_role_rows(found), kinds=READS,
-        columns=COLUMNS, kind_colours=KIND_COLOURS, accuracy=found.accuracy, drawn=drawn, edges=found.edges,
+        columns=COLUMNS, kind_colours=KIND_COLOURS, accuracy=found.accuracy, drawn=drawn, edges=found.strongest_edges,
         named=named.take(range(min(len(named), ROWS))), found_named=len(named), at_once=ROWS,
     )  # fmt: skip
 
@@ -53,7 +53,9 @@ def facts(found: Circuits) -> dict[str, Any]:
         "kinds": [{"name": name, "colour": KIND_COLOURS[kind]} for kind, name in READS.items()],
         "role": [[roles.index(name) if name else -1 for name in row] for row in found.roles.names],
         "sure": _json(found.roles.sure[0]),
-        "scores": {name: _json(values) for name in COLUMNS if np.isfinite(values := found.roles.scores[name]).any()},
+        "scores": {
+            COLUMNS[name][0]: _json(values) for name in COLUMNS if np.isfinite(values := found.roles.scores[name]).any()
+        },
         "edges": page_edges(found.wiring),
         "top": int(found.edges["rank"].max(initial=0)),
     }

@@ -21,7 +21,8 @@ const label = head => `${facts.layers[Math.floor(head / nHeads)]}.${head % nHead
 const x = head => LEFT + 10 + ACROSS * Math.floor(head / nHeads);
 const y = head => TOP + DOWN * (head % nHeads);
 
-let chosen = null; // a head by its number
+const first = edges.length ? edges.reduce((most, edge) => edge.z > most.z ? edge : most).to : null;
+let chosen = null; // a head by its number; the panel shows `first` while none is
 let pointed = null; // the one under the pointer
 
 function make(tag, parent, text = "", className = "") {
@@ -43,18 +44,18 @@ function draw(tag, parent, attributes, text = "") {
 const diagram = byId("diagram");
 diagram.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
 diagram.style.maxWidth = `${WIDTH * 1.3}px`;
-if (WIDTH > 900) diagram.style.minWidth = `${WIDTH * 0.8}px`;
+diagram.style.minWidth = `${WIDTH * 0.8}px`; // legible; where the page is narrower, its box scrolls
 const lines = draw("g", diagram, {});
 const dots = draw("g", diagram, {});
 const labels = draw("g", diagram, { "pointer-events": "none" });
 
 facts.layers.forEach((layer, i) => {
-  if (i % Math.ceil(nLayers / 16) === 0) draw("text", diagram, { x: x(i * nHeads), y: HEIGHT - 14, "text-anchor": "middle" }, layer);
+  if (i % Math.ceil(nLayers / 16) === 0) draw("text", diagram, { x: x(i * nHeads), y: HEIGHT - 16, "text-anchor": "middle" }, layer);
 });
 for (let h = 0; h < nHeads; h += Math.ceil(nHeads / 16)) {
   draw("text", diagram, { x: LEFT - 12, y: y(h) + 4, "text-anchor": "end" }, h);
 }
-draw("text", diagram, { x: WIDTH / 2, y: HEIGHT - 2, "text-anchor": "middle" }, "layer");
+draw("text", diagram, { x: WIDTH / 2, y: HEIGHT - 4, "text-anchor": "middle" }, "layer");
 draw("text", diagram, { x: 4, y: 11 }, "head");
 
 const circles = [...Array(nLayers * nHeads).keys()].map(head => {
@@ -99,7 +100,7 @@ function redraw() {
     const there = involved.has(head) || head === focus;
     circle.setAttribute("r", there ? 5.5 : roleOf(head) >= 0 ? 4.5 : 3);
     circle.classList.toggle("away", focus !== null && !there);
-    circle.classList.toggle("chosen", head === focus);
+    circle.classList.toggle("chosen", head === (focus ?? first));
     if (there && (focus !== null || roleOf(head) >= 0)) {
       draw("text", labels, { x: x(head), y: y(head) - 7, "text-anchor": "middle", class: "name" }, label(head));
     }
@@ -122,6 +123,7 @@ function list(place, title, own, other) {
 }
 
 function describe(head) {
+  head ??= first;
   byId("chosen").textContent = head === null ? "Choose a head" : `Head ${label(head)}`;
   for (const id of ["reads", "read-by", "scores"]) byId(id).replaceChildren();
   byId("called").textContent = "";
@@ -157,7 +159,7 @@ diagram.addEventListener("keydown", event => {
   if (event.key === "Escape") choose(null);
   if (!step) return;
   event.preventDefault();
-  if (chosen === null) { choose(0); return; }
+  if (chosen === null) { choose(first ?? 0); return; }
   const i = Math.min(Math.max(Math.floor(chosen / nHeads) + step[0], 0), nLayers - 1);
   const h = Math.min(Math.max(chosen % nHeads + step[1], 0), nHeads - 1);
   choose(i * nHeads + h);
@@ -173,4 +175,5 @@ const OF_A_FILE = "text{font:11px sans-serif;fill:#444}.name{font-size:10px;fill
 downloads(byId("as-svg"), "image/svg+xml", () => "wiring.svg", () => standalone([diagram], OF_A_FILE));
 byId("filters").addEventListener("input", redraw);
 byId("filters").addEventListener("submit", event => event.preventDefault());
+describe(null);
 redraw();

@@ -112,6 +112,13 @@ class TensorChange:
         """Whether a matrix is still what it was, for the most part; a vector may change wholly when it is tuned."""
         return not (self.is_matrix and self.cosine < TUNED)
 
+    @property
+    def said(self) -> str:
+        """Its kind in a table for people."""
+        if self.kind == "changed":
+            return KINDS[self.kind] if self.is_tuned else UNLIKE
+        return KINDS[self.kind] if self.kind in UNKNOWN_SIZE else self.kind
+
     def and_then(self, more: "TensorChange") -> "TensorChange":
         """With another block's change added."""
         return replace(
@@ -156,7 +163,7 @@ class TensorChanges:
                 parts.append(f"{len(tuned)} {words}{_in_common(tuned)}")
             if unlike := [change for change in changes if change not in tuned]:
                 parts.append(f"{len(unlike)} {UNLIKE} ({spread(unlike)})")
-        return f"Of {counted(total, 'tensor')} {', '.join(parts)}.{self._where()}"
+        return f"Of {counted(total, 'tensor')}: {', '.join(parts)}.{self._where()}"
 
     def _where(self) -> str:
         """The layers that changed, as a sentence."""
@@ -190,8 +197,11 @@ class TensorChanges:
         """The tensors that changed most, for people."""
         order = sorted(range(len(self.changes)), key=lambda i: -np.nan_to_num(self.changes[i].change, nan=np.inf))
         shown = [i for i in order if self.changes[i].kind != "identical"][:n]
-        caption = "All are in tensors.csv."
-        return Table(self.table.select("tensor", "kind", "detail", "change", "rank").take(shown).columns, caption)
+        table = self.table.select("tensor", "kind", "detail", "change", "rank").take(shown)
+        kinds = Column("kind", [self.changes[i].said for i in shown])
+        columns = [kinds if column.name == "kind" else column for column in table.columns]
+        filled = [column for column in columns if any(map(column.shown, column.values))]
+        return Table(filled, "All are in tensors.csv.")
 
     @property
     def along_one_direction(self) -> Iterator[Finding]:
