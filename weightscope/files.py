@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from itertools import islice
@@ -44,9 +44,32 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
+class _Readable(io.FileIO):
+    """A regular file, a failed read of which is a CheckpointError."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(open_regular(path))
+        self._path = path
+
+    def readinto(self, buffer: Any) -> int:
+        return self._checked(super().readinto, buffer)
+
+    def readall(self) -> bytes:
+        return self._checked(super().readall)
+
+    def _checked(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            if (done := read(*arguments)) is not None:
+                return done
+            problem = os.strerror(errno.EAGAIN)  # as of /proc/kmsg, which counts as a regular file
+        except OSError as error:
+            problem = str(error.strerror)
+        raise CheckpointError(f"cannot be read ({problem})", file=self._path)
+
+
 def regular_file(path: Path) -> BufferedReader:
-    """A regular file, open for reading; errors as for `open_regular`."""
-    return os.fdopen(open_regular(path), "rb")
+    """A regular file, open for reading; errors as for `open_regular`, also of reading it."""
+    return BufferedReader(_Readable(path))
 
 
 # Writing
@@ -324,6 +347,11 @@ class OutputFolder(Folder):
             and manifest.files.keys() >= {*names}
             and all(self._holds(name, digest) for name, digest in manifest.files.items())
         )
+
+    def recorded(self, name: str) -> bool:
+        """Whether the last run has written a file, and it is unchanged."""
+        digest = self._manifest().files.get(name)
+        return digest is not None and self._holds(name, digest)
 
     def kept(self, name: str) -> bytes | None:
         """A file as the last run has recorded it; None if it is another or not a regular file."""
