@@ -31,17 +31,22 @@ _unfinished: set[Path] = set()  # partial files of this process
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor of a regular file. Devices are refused, and a pipe is never waited for."""
+    """A descriptor of a regular file. Devices and files of /proc are refused, and a pipe is not waited for."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise CheckpointError(f"cannot be read ({error.strerror})", file=path) from None
     except ValueError as error:  # a null byte or a lone surrogate in the name
         raise CheckpointError(f"cannot be a file's name ({error})", file=path) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError("is not a regular file", file=path)
-    return descriptor
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and (status.st_size or not os.pread(descriptor, 1, 0)):
+            return descriptor
+        problem = "is not a regular file"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    os.close(descriptor)
+    raise CheckpointError(problem, file=path)
 
 
 class _Readable(io.FileIO):
