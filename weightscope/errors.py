@@ -34,9 +34,9 @@ class CheckpointError(Exception):
     """
 
     def __init__(self, problem: str, *, file: object = None, tensor: str | None = None) -> None:
-        where = "" if file is None else f"{_short(str(file).rsplit('/', 1)[-1], LONGEST_NAME)}: "
-        what = "" if tensor is None else f"tensor '{_short(tensor, LONGEST_NAME)}' "
-        super().__init__(f"{where}{what}{_short(problem, LONGEST_PROBLEM)}")
+        where = "" if file is None else f"{shortened(str(file).rsplit('/', 1)[-1], LONGEST_NAME)}: "
+        what = "" if tensor is None else f"tensor '{shortened(tensor, LONGEST_NAME)}' "
+        super().__init__(f"{where}{what}{shortened(problem, LONGEST_PROBLEM)}")
 
 
 class TooLargeError(CheckpointError):
@@ -62,7 +62,7 @@ def wholes(values: Any, what: str) -> tuple[int, ...]:
 
 def expected(value: object, what: str, instead: str) -> TypeError:
     """The error about an argument of the wrong type."""
-    return TypeError(f"{what} is {_short(repr(value), 40)}, of type {type(value).__name__}; expected {instead}")
+    return TypeError(f"{what} is {shortened(repr(value), 40)}, of type {type(value).__name__}; expected {instead}")
 
 
 def nearest(name: str, known: Iterable[str], least: float = 0.6) -> str:
@@ -73,7 +73,7 @@ def nearest(name: str, known: Iterable[str], least: float = 0.6) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def _short(text: str, longest: int) -> str:
+def shortened(text: str, longest: int = LONGEST_NAME) -> str:
     """Printable, and cut in the middle: a hostile name must not bury the message."""
     if len(text) > longest:
         text = f"{text[: longest // 2]} ... {text[-longest // 2 :]}"

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from itertools import islice
@@ -31,22 +31,50 @@ _unfinished: set[Path] = set()  # partial files of this process
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor of a regular file. Devices are refused, and a pipe is never waited for."""
+    """A descriptor of a regular file. Devices and files of /proc are refused, and a pipe is not waited for."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise CheckpointError(f"cannot be read ({error.strerror})", file=path) from None
     except ValueError as error:  # a null byte or a lone surrogate in the name
         raise CheckpointError(f"cannot be a file's name ({error})", file=path) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError("is not a regular file", file=path)
-    return descriptor
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and (status.st_size or not os.pread(descriptor, 1, 0)):
+            return descriptor
+        problem = "is not a regular file"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    os.close(descriptor)
+    raise CheckpointError(problem, file=path)
+
+
+class _Readable(io.FileIO):
+    """A regular file, a failed read of which is a CheckpointError."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(open_regular(path))
+        self._path = path
+
+    def readinto(self, buffer: Any) -> int:
+        return self._checked(super().readinto, buffer)
+
+    def readall(self) -> bytes:
+        return self._checked(super().readall)
+
+    def _checked(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            if (done := read(*arguments)) is not None:
+                return done
+            problem = os.strerror(errno.EAGAIN)  # as of /proc/kmsg, which counts as a regular file
+        except OSError as error:
+            problem = str(error.strerror)
+        raise CheckpointError(f"cannot be read ({problem})", file=self._path)
 
 
 def regular_file(path: Path) -> BufferedReader:
-    """A regular file, open for reading; errors as for `open_regular`."""
-    return os.fdopen(open_regular(path), "rb")
+    """A regular file, open for reading; errors as for `open_regular`, also of reading it."""
+    return BufferedReader(_Readable(path))
 
 
 # Writing
@@ -324,6 +352,11 @@ class OutputFolder(Folder):
             and manifest.files.keys() >= {*names}
             and all(self._holds(name, digest) for name, digest in manifest.files.items())
         )
+
+    def recorded(self, name: str) -> bool:
+        """Whether the last run has written a file, and it is unchanged."""
+        digest = self._manifest().files.get(name)
+        return digest is not None and self._holds(name, digest)
 
     def kept(self, name: str) -> bytes | None:
         """A file as the last run has recorded it; None if it is another or not a regular file."""

@@ -1,6 +1,7 @@
 """A class of the user's own proves a row as one of transformers' does; a checkpoint's own code is never run."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import weightscope as ws
+from weightscope.adopting.own_code import Order, _carried_out
 from weightscope.cli import main
+from weightscope.errors import CheckpointError
+from weightscope.sources import Source
 
 torch = pytest.importorskip("torch", reason="the user's class is torch's, which is not installed")
 pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
@@ -86,6 +90,16 @@ def test_a_key_of_the_config_may_be_called_as_one_of_generation(checkpoint: Path
 def test_what_no_row_reads_or_no_process_survives_is_one_line(code: str, said: str, checkpoint: Path) -> None:
     done = adopt(checkpoint, f"{HERE}:{code}")
     assert done.exit_code == 2 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("code", ["torch.nn:Module", "torch.jit:ScriptModule"])
+def test_a_class_that_nothing_can_inherit_with_another_is_one_line(
+    code: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    order = Order(Source.named(str(checkpoint)), code, "", tmp_path / "answer", shows=False, parent=0)
+    with pytest.raises(CheckpointError, match=f"`with` {code} is no class that can be run: (Type|Attribute)Error"):
+        _carried_out(order)
 
 
 def test_code_in_the_checkpoints_folder_is_not_run(

@@ -50,6 +50,18 @@ def test_modules_are_not_imported(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def test_the_module_is_as_safe_as_the_command_with_python_p(tmp_path: Path) -> None:
+    """As docs/files.md says; an installed command has its own folder first, not the working directory."""
+    for name in ("inspect", "resource", "numpy", "click"):
+        (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath('ran').touch()\nraise SystemExit(9)\n")
+    commands = [[sys.executable, "-P", "-m", "weightscope"]]
+    if (installed := Path(sys.executable).with_name("weightscope")).exists():
+        commands.append([str(installed)])
+    for command in commands:
+        done = subprocess.run([*command, "inspect", "embedded"], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0 and not (tmp_path / "ran").exists(), done.stderr
+
+
 @pytest.mark.parametrize("kind", ["bytes", "pipe"])
 @pytest.mark.parametrize("place", [".", "MPLCONFIGDIR", "MATPLOTLIBRC"])
 def test_settings_for_matplotlib_that_cannot_be_read_end_in_a_line(kind: str, place: str, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 import csv
 import json
+import math
+import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from click.testing import CliRunner, Result
 import weightscope as ws
 from tests.support.audits import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits.known import Entry, read_entries, with_known
+from weightscope.audits.known import LARGEST, MOST_ALIKE, MOST_CELLS, MOST_ROWS, Entry, read_entries, with_known
 from weightscope.cli import main
 from weightscope.findings import Finding, Findings, Member
 
@@ -94,7 +97,8 @@ def test_what_is_worse_by_more_than_a_tenth_is_not_known(tmp_path: Path, number:
 def test_the_findings_of_an_audit_are_all_in_it_as_its_own_baseline(tmp_path: Path) -> None:
     audit = ws.audit(ws.open_model("embedded"), directions=0, all_tensors=True)
     assert audit.findings
-    (tmp_path / "findings.csv").write_text(audit.findings.table.csv())
+    with undrawn():
+        audit.write(tmp_path)
     again = ws.audit(ws.open_model("embedded"), directions=0, all_tensors=True, baseline=tmp_path)
     assert {one.known for one in again.findings} == {"in the baseline"} and not again.findings.that_fail(["note"])
 
@@ -113,6 +117,66 @@ def test_a_file_that_is_no_list_of_findings_is_refused(content: str, said: str, 
     (tmp_path / "accept").write_bytes(content.encode("latin-1"))
     with pytest.raises(ws.CheckpointError, match=said):
         ws.audit(ws.open_model("embedded"), accept=tmp_path / "accept")
+
+
+def known(entry: dict[str, object], number: float = 8.0, usual: float | None = None) -> bool:
+    """Whether an entry of a list covers a finding of a collapsed rank."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "accept.json"
+        path.write_text(json.dumps([{"kind": "rank_collapsed", **entry}]))
+        entries = read_entries(path, "accepted")
+    finding = Finding(kind="rank_collapsed", text="", measure="rank", number=number, usual=usual)
+    return bool(with_known(Findings([finding]), entries)[0][0].known)
+
+
+@pytest.mark.parametrize("name", ["number", "usual"])
+@pytest.mark.parametrize("value", ["nan", "abc", "0,5", "--", [3], {"a": 1}])
+def test_a_number_that_is_none_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ws.CheckpointError, match=f"kind 'rank_collapsed' with the {name} '.*'; a number was expected"):
+        known({name: value})
+
+
+def test_infinity_covers_only_what_is_infinite() -> None:
+    assert known({"number": "inf"}, number=math.inf) and not known({"number": 10**400}, number=8.0)
+    assert not known({"number": "-inf"}, number=8.0)
+    assert known({"number": 7.9, "usual": "inf"}, number=7.9, usual=50.0)
+    assert not known({"number": 7.9, "usual": "inf"}, number=5.0, usual=50.0)
+    assert known({"number": 7.9, "usual": "inf"}, number=7.9, usual=math.inf)
+
+
+TOO_LONG = {
+    "rows": (lambda: "kind\n" + "zero_head\n" * (MOST_ROWS + 1), f"has more than {MOST_ROWS} findings"),
+    "members": (lambda: '[{"kind": "zero_head", "members": [' + "{}," * MOST_ROWS + "{}]}]", f"{MOST_ROWS} findings"),
+    "objects": (lambda: "[" + "{}," * 2 * MOST_ROWS + "{}]", f"more than {2 * MOST_ROWS} '{{'"),
+    "lists": (lambda: "[" + "[]," * 2 * MOST_ROWS + "[]]", f"more than {2 * MOST_ROWS} '\\['"),
+    "cells": (lambda: "kind" + "," * (MOST_CELLS + 1), f"more than {MOST_CELLS} ','"),
+    "bytes": (lambda: "\0" * (LARGEST + 1), "bytes; no more are read"),
+    "alike": (lambda: "kind,number\n" + "".join(f"zero_head,{i}\n" for i in range(MOST_ALIKE + 1)), "the same thing"),
+}
+
+
+@pytest.mark.parametrize("what", TOO_LONG)
+def test_a_list_that_would_take_long_is_refused(what: str, tmp_path: Path) -> None:
+    content, said = TOO_LONG[what]
+    (tmp_path / "accept").write_text(content())
+    with pytest.raises(ws.CheckpointError, match=said):
+        read_entries(tmp_path / "accept", "accepted")
+
+
+def test_a_baseline_is_as_an_audit_wrote_it(work: Path, tmp_path: Path) -> None:
+    """Not a file that somebody put into a folder, nor one that was changed since."""
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "planted" / "findings.csv").write_text("kind\nzero_head\n")
+    shutil.copytree(work / "earlier", tmp_path / "changed")
+    with (tmp_path / "changed" / "findings.csv").open("a") as file:
+        file.write(",,not_finite" + "," * 11 + "\n")
+    for name in ("planted", "changed"):
+        result = run("audit", work / "one", "--out", tmp_path / "out", "--baseline", tmp_path / name)
+        assert result.exit_code == 2, result.output
+        assert result.stderr == (
+            "weightscope: findings.csv: is not what .weightscope/manifest.json beside it records; copy the whole "
+            "folder of an audit, or give a list of your own as --accept\n"
+        )
 
 
 def test_a_list_takes_the_baseline_of_each_from_the_folder_of_its_name(work: Path, tmp_path: Path) -> None:

@@ -78,7 +78,11 @@ def _carried_out(order: Order) -> dict[str, Any]:
     from weightscope.adopting.adopt import adopt, told
 
     checkpoint = order.source.checkpoint()
-    registered(imported(order.code, checkpoint.folder), checkpoint.config.raw, order.attention or "*")
+    own = imported(order.code, checkpoint.folder)
+    try:
+        registered(own, checkpoint.config.raw, order.attention or "*")
+    except (TypeError, AttributeError) as error:  # torch.nn.Module itself, or a class with a metaclass of its own
+        raise CheckpointError(f"`with` {order.code} is no class that can be run: {_line(error)}") from None
     return told(adopt(checkpoint), checkpoint, f"{order.code} (PyTorch {torch.__version__})")
 
 

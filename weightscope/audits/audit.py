@@ -25,7 +25,7 @@ from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.display import drawing, notebook, report
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
-from weightscope.files import Files, OutputFolder
+from weightscope.files import HIDDEN, Files, OutputFolder
 from weightscope.findings import Findings
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
@@ -121,7 +121,12 @@ class AuditOptions:
     def entries(self) -> dict[str, list[Entry]]:
         """The known findings in each list; what somebody has accepted comes first."""
         whys = {"accept": "accepted", "baseline": "in the baseline"}
-        return {name: read_entries(self.lists[name], why) for name, why in whys.items() if name in self.lists}
+        entries = {name: read_entries(self.lists[name], why) for name, why in whys.items() if name in self.lists}
+        if self.baseline is not None and not OutputFolder(Path(self.baseline)).recorded(BASELINE):
+            problem = f"is not what {HIDDEN}/manifest.json beside it records; copy the whole folder of an audit"
+            problem += ", or give a list of your own as `accept`"
+            raise CheckpointError(problem, file=self.lists["baseline"])
+        return entries
 
     def layers_of(self, model: Model) -> list[int]:
         """The layers to measure."""

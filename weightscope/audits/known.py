@@ -7,26 +7,33 @@ where; an empty cell agrees with everything. Where a row has the number, a findi
 import csv
 import io
 import json
+from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, log, nan
+from math import inf, isfinite, isnan, log, nan
 from pathlib import Path
 from typing import Any
 
-from weightscope.errors import CheckpointError, nearest, printable
-from weightscope.files import regular_file
+from weightscope.checkpoint.config import read_small
+from weightscope.errors import LONGEST_NAME, CheckpointError, nearest, shortened
 from weightscope.findings import COLUMNS, KINDS, Findings, listed
 from weightscope.tables import csv_safe
 
 NAMES = tuple(column.name for column in COLUMNS)
-WHERE = ("layer", "head", "map", "item")  # cells that say where; also the index, or the name of what has none
+WHERE = ("layer", "head", "map", "item", "index", "name")  # cells that say where; a name where there is no index
+READ = ("kind", *WHERE, "measure", "number", "usual", "reason")
 WORSE = 1.1  # times as far from what is usual as it was
 LARGEST = 64 << 20  # bytes of a list
+MOST_ROWS = 200_000  # rows or members; more tokens than that have no finding of their own
+MOST_CELLS = 5_000_000  # commas
+MOST_ALIKE = 200  # entries about one place: each is compared with each finding there
 NAMED = 3  # entries that a sentence names
-UNREADABLE = (OSError, UnicodeDecodeError, csv.Error, ValueError, RecursionError)
+UNREADABLE = (csv.Error, ValueError, RecursionError)
 
 
-Key = tuple[str, str, str]  # kind, index and name
+Place = tuple[str, ...]  # columns that say where
+Key = tuple[str, ...]  # kind, and what these columns have
 
 
 @dataclass(frozen=True)
@@ -37,31 +44,34 @@ class Entry:
     why: str  # why it fails no gate
 
     @property
-    def key(self) -> Key:
-        """What a row must have for the entry to apply to it, as far as rows are looked up by it."""
-        index = self.cells.get("index", "")
-        return self.cells["kind"], index, "" if index else csv_safe(self.cells.get("name", ""))
-
-    def applies(self, row: Mapping[str, str]) -> bool:
-        """Whether it is about the same thing as a row of findings.csv that has its key."""
-        return all(self.cells.get(name) in {None, "", row[name]} for name in WHERE)
+    def place(self) -> Place:
+        """The columns that say where it is."""
+        given = [name for name in WHERE if self.cells.get(name)]
+        return tuple(name for name in given if name != "name" or "index" not in given)
 
     def covers(self, row: Mapping[str, str]) -> bool:
         """Whether the row, to which it applies, is no worse than it was."""
         if not self.cells.get("number") or self.cells.get("measure") not in {None, "", row["measure"]}:
             return True
-        return not _distance(row) > _distance({"usual": row["usual"], **self.cells}) + log(WORSE)
+        if _number(self.cells["number"]) == inf:
+            return _number(row["number"]) == inf
+        usual = {} if isfinite(_number(self.cells.get("usual", ""))) else {"usual": row["usual"]}
+        return not _distance(row) > _distance({**self.cells, **usual}) + log(WORSE)
 
     def __str__(self) -> str:
         kind = self.cells["kind"]
         where = [f"{name} {self.cells[name]}" for name in ("layer", "head", "map", "name") if self.cells.get(name)]
-        return " ".join([kind, *where])
+        return shortened(" ".join([kind, *where]))
+
+
+def _key(cells: Mapping[str, str], place: Place) -> Key:
+    return cells["kind"], *(csv_safe(cells[name]) for name in place)
 
 
 def _distance(row: Mapping[str, str]) -> float:
     """How far a number is from what is usual: the log of their ratio, or of the number where nothing is usual."""
     number, usual = (_number(row.get(name, "")) for name in ("number", "usual"))
-    if not usual > 0:
+    if not 0 < usual < inf:
         return log(number) if 0 < number < inf else number
     return abs(log(number / usual)) if 0 < number < inf else inf
 
@@ -75,29 +85,47 @@ def _number(cell: str) -> float:
 
 def read_entries(path: Path, why: str) -> list[Entry]:
     """The entries of a findings.csv or .json, or of a file that some of their rows were copied to."""
+    content = read_small(path, LARGEST)
     try:
-        with regular_file(path) as file:
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise CheckpointError(f"has more than {LARGEST >> 20} MB; a list of findings is far smaller", file=path)
-        text = content.decode("utf-8-sig")
-        rows = list(_of_json(json.loads(text)) if text.lstrip()[:1] in ("[", "{") else _of_csv(text))
+        rows: list[dict[str, str]] = []
+        for row in _rows(content):
+            if len(rows) == MOST_ROWS:
+                raise CheckpointError(f"has more than {MOST_ROWS} findings; no more are read", file=path)
+            rows.append({name: cell for name in READ if (cell := row.get(name))})
     except UNREADABLE as error:
         problem = "cannot be read as a list of findings"
         raise CheckpointError(f"{problem}, as in findings.csv or findings.json ({error})", file=path) from None
     for row in rows:
         if (kind := row.get("kind", "")) not in KINDS:
-            problem = f"has an entry of kind '{printable(kind)[:60]}'; it is one of {', '.join(KINDS)}"
-            raise CheckpointError(f"{problem}{nearest(kind, list(KINDS))}", file=path)
-    return [Entry(row, f"{why}: {row['reason']}" if row.get("reason") else why) for row in rows]
+            problem = f"has an entry of kind '{shortened(kind)}'; it is one of {', '.join(KINDS)}"
+            raise CheckpointError(f"{problem}{nearest(kind[:LONGEST_NAME], list(KINDS))}", file=path)
+        for name in ("number", "usual"):
+            if name in row and isnan(_number(row[name])):
+                problem = (
+                    f"has an entry of kind '{kind}' with the {name} '{shortened(row[name])}'; a number was expected"
+                )
+                raise CheckpointError(problem, file=path)
+    entries = [Entry(row, f"{why}: {row['reason']}" if row.get("reason") else why) for row in rows]
+    alike = Counter((entry.place, _key(entry.cells, entry.place)) for entry in entries)
+    if alike and (most := max(alike.values())) > MOST_ALIKE:
+        raise CheckpointError(f"has {most} entries about the same thing; at most {MOST_ALIKE} are read", file=path)
+    return entries
 
 
-def _of_csv(text: str) -> Iterator[dict[str, str]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+def _rows(content: bytes) -> Iterator[dict[str, str]]:
+    """The rows of a list; what would take much memory is refused before it is parsed."""
+    for what, most in ((b",", MOST_CELLS), (b"{", 2 * MOST_ROWS), (b"[", 2 * MOST_ROWS)):
+        if content.count(what) > most:
+            raise ValueError(f"more than {most} '{what.decode()}'; no more are read")
+    text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
+    is_json = content.removeprefix(BOM_UTF8).lstrip()[:1] in (b"[", b"{")
+    return _of_json(json.load(text)) if is_json else _of_csv(text)
+
+
+def _of_csv(lines: Iterable[str]) -> Iterator[dict[str, str]]:
+    reader = csv.DictReader(lines, strict=True)
     if unknown := set(reader.fieldnames or ["no kind"]) - {*NAMES, "reason"} or {"kind"} - set(reader.fieldnames or ()):
-        raise ValueError(
-            f"column {printable(min(unknown))[:60]}; kind and any of {', '.join(NAMES)}, reason are expected"
-        )
+        raise ValueError(f"column {shortened(min(unknown))}; kind and any of {', '.join(NAMES)}, reason are expected")
     for row in reader:
         if None in row:
             raise ValueError(f"line {reader.line_num} has more cells than columns")
@@ -124,16 +152,15 @@ def _of_json(value: Any) -> Iterator[dict[str, str]]:
 def with_known(findings: Findings, entries: Sequence[Entry]) -> tuple[Findings, list[Entry]]:
     """The findings, marked where entries cover all that they are about, and the entries that apply to nothing."""
     left, marked = dict(enumerate(entries)), []
-    by_key: dict[Key, list[int]] = {}
+    by_key: dict[tuple[Place, Key], list[int]] = {}
     for i, entry in enumerate(entries):
-        by_key.setdefault(entry.key, []).append(i)
+        by_key.setdefault((entry.place, _key(entry.cells, entry.place)), []).append(i)
+    places = dict.fromkeys(place for place, _ in by_key)
     for finding in findings:
         covering, worse = [], []
         for cells in Findings([finding]).table.records():
             row = {name: str(cell) for name, cell in cells.items()}
-            keys = ((row["index"], ""), ("", csv_safe(row["name"])), ("", ""))
-            near = [i for key in dict.fromkeys(keys) for i in by_key.get((finding.kind, *key), ())]
-            applying = [i for i in near if entries[i].applies(row)]
+            applying = sorted(i for place in places for i in by_key.get((place, _key(row, place)), ()))
             for i in applying:
                 left.pop(i, None)
             covering.append(next((entries[i] for i in applying if entries[i].covers(row)), None))
@@ -142,7 +169,8 @@ def with_known(findings: Findings, entries: Sequence[Entry]) -> tuple[Findings, 
             finding = replace(finding, known=next(entry.why for entry in covering if entry))
         elif worse:
             finding = replace(
-                finding, text=f"{finding.text} Worse than it was: {worse[0].cells['number']} ({worse[0].why})."
+                finding,
+                text=f"{finding.text} Worse than it was: {shortened(worse[0].cells['number'])} ({worse[0].why}).",
             )
         marked.append(finding)
     return Findings(marked), list(left.values())

@@ -21,6 +21,7 @@ MAX_OBJECTS = 50_000  # a header has one per tensor
 MAX_LISTS = 100_000  # a header has two per tensor: shape and data_offsets
 MAX_ITEMS = 500_000  # commas: about five per tensor of a header, one per tensor of an index
 MAX_DEPTH = 50
+LONGEST_KEY = 1_000  # characters of a key, such as a tensor's name: messages, tables and pages show it
 LARGEST = 10**7  # of a size in a config; no real one is near it
 POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -59,8 +60,16 @@ def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
     ):
         if count > limit:
             raise CheckpointError(f"{what}has {count} {unit}; at most {limit} are read", file=file)
+
+    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        unique = _no_duplicates(pairs)
+        if (longest := max(map(len, unique), default=0)) > LONGEST_KEY:
+            problem = f"{what}has a name of {longest} characters; at most {LONGEST_KEY} are read"
+            raise CheckpointError(problem, file=file)
+        return unique
+
     try:
-        decoded = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
+        decoded = json.loads(text.decode("utf-8"), object_pairs_hook=checked)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise CheckpointError(f"{what}is not valid JSON ({error})", file=file) from None
     if not isinstance(decoded, dict):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.config import LONGEST_KEY, Config
 from weightscope.checkpoint.header import MAX_OFFSET, HeaderDigest, TensorEntry
 from weightscope.checkpoint.local import START, OpenFile, refuse_other_format
 from weightscope.checkpoint.tensor import StoredTensor
@@ -72,6 +72,12 @@ class _Cursor:
         except UnicodeDecodeError:
             raise self.refuse("GGUF header has a name that is not UTF-8") from None
 
+    def name(self) -> str:
+        """A key's or a tensor's."""
+        if len(name := self.string()) > LONGEST_KEY:
+            raise self.refuse(f"GGUF header has a name of {len(name)} characters; at most {LONGEST_KEY} are read")
+        return name
+
     def value(self, strings: bool = False) -> Any:
         """A value. Very long lists of numbers are skipped and None, and so are lists of strings unless `strings`."""
         kind = self.number("I")
@@ -119,13 +125,13 @@ def parse_gguf(
         raise cursor.refuse(f"GGUF header has {n_tensors} tensors and {n_keys} keys")
     keys: dict[str, Any] = {}
     for _ in range(n_keys):
-        name = cursor.string()
+        name = cursor.name()
         if name in keys:
             raise cursor.refuse(f"GGUF header has key '{name[:100]}' twice")
         keys[name] = cursor.value(name in lists)
     tensors: dict[str, GgufEntry] = {}
     for _ in range(n_tensors):
-        name, n_dimensions = cursor.string(), cursor.number("I")
+        name, n_dimensions = cursor.name(), cursor.number("I")
         if n_dimensions > MAX_DIMENSIONS:
             raise cursor.refuse(f"GGUF tensor '{name[:100]}' has {n_dimensions} dimensions")
         sizes = [cursor.number("Q") for _ in range(n_dimensions)]

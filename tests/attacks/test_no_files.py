@@ -1,0 +1,101 @@
+"""What is no file that can be read, given to each option that takes a file: one line, and nothing is waited for."""
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import weightscope as ws
+from tests.support.commands import is_one_line, run
+from weightscope.errors import CheckpointError
+from weightscope.files import regular_file
+
+SMALL = Path(ws.__file__).parent / "embedded"
+KINDS = ("pipe", "socket", "folder", "/dev/zero", "/proc/self/mem", "/proc/self/pagemap", "/proc/kmsg", "a loop")
+OPTIONS: dict[str, Callable[[str], list[str]]] = {
+    "--families": lambda name: ["inspect", "embedded", "--families", name],
+    "--accept": lambda name: ["audit", "embedded", "--out", "out", "--accept", name],
+    "--baseline": lambda name: ["audit", "embedded", "--out", "out", "--baseline", name],
+    "findings.csv": lambda name: ["audit", "embedded", "--out", "out", "--baseline", "."],
+    "--reference": lambda name: ["audit", "embedded", "--out", "out", "--reference", name],
+    "--counts": lambda name: ["detok", "embedded", "--out", "out", "--counts", name],
+    "--text": lambda name: ["circuits", "embedded", "--out", "out", "--measure", "--text", name],
+    "--tokenizer": lambda name: ["neighbours", "embedded", "the", "--tokenizer", name],
+    "x.txt": lambda name: ["bigrams", name, "--tokenizer", "embedded", "--out", "counts.npz"],
+    "x.jsonl.gz": lambda name: ["bigrams", name, "--tokenizer", "embedded", "--out", "counts.npz"],
+    "x.parquet": lambda name: ["bigrams", name, "--tokenizer", "embedded", "--out", "counts.npz"],
+    "SOURCE": lambda name: ["inspect", name],
+    "x.safetensors": lambda name: ["inspect", name, "--check"],
+    "x.gguf": lambda name: ["inspect", name],
+    "list.txt": lambda name: ["audit", name, "--out", "out"],
+    "B": lambda name: ["compare", "embedded", name, "--out", "out"],
+    "x.wsf": lambda name: ["lineage", "embedded", name, "--out", "out"],
+    "LIST": lambda name: ["reference", name, "--out", "reference.npz"],
+    "config.json": lambda name: ["inspect", "."],
+    "model.safetensors": lambda name: ["inspect", "."],
+    "adapter_config.json": lambda name: ["inspect", "."],
+    "tokenizer.json": lambda name: ["neighbours", ".", "the"],
+}  # fmt: skip
+CHECKPOINTS = ("config.json", "model.safetensors", "adapter_config.json", "tokenizer.json")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def put(kind: str, path: Path) -> None:
+    """Make something at `path` that is no file to read."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with closing(socket.socket(socket.AF_UNIX)) as made:
+            made.bind(path.name)
+    elif kind == "folder":
+        path.mkdir()
+    elif Path(kind).exists() or kind == "a loop":
+        path.symlink_to(path.name if kind == "a loop" else kind)
+    else:
+        pytest.skip(f"no {kind} on this system")
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_what_is_no_file_is_refused_in_one_line(option: str, kind: str, here: Path) -> None:
+    if option in CHECKPOINTS:
+        shutil.copytree(SMALL, here, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__", option))
+    name = option if "." in option else "x"
+    put(kind, here / name)
+    result = run(*OPTIONS[option](name))
+    usage = "Usage: " in result.stderr and "Error: " in result.stderr.splitlines()[-1]
+    optional = (option == "adapter_config.json" and result.exit_code == 0) or (option, kind) == ("--baseline", "folder")
+    assert is_one_line(result) or usage or optional, f"{result.output} {result.exception!r}"
+
+
+def test_a_read_that_fails_is_one_line(tmp_path: Path) -> None:
+    """A broken disk answers with EIO, after the file was opened."""
+    (tmp_path / "x").write_bytes(b"words")
+
+    with regular_file(tmp_path / "x") as file:
+        folder = os.open("/", os.O_RDONLY)
+        os.dup2(folder, file.fileno())
+        os.close(folder)
+        with pytest.raises(CheckpointError, match=r"^x: cannot be read \(Is a directory\)$"):
+            file.read()
+        with pytest.raises(CheckpointError, match=r"^x: cannot be read \(Is a directory\)$"):
+            file.read(3)
+
+
+def test_a_file_of_proc_is_refused() -> None:
+    """It counts as regular and empty, and may be endless: a link in a checkpoint's folder would be hashed for ever."""
+    path = Path("/proc/version")
+    if not path.exists():
+        pytest.skip("no /proc on this system")
+    with pytest.raises(CheckpointError, match=r"^version: is not a regular file$"):
+        regular_file(path)
