@@ -49,6 +49,7 @@ def above(kind: str) -> np.ndarray:
 
 SINKS, PATCHING = (f"sink-bias/smollm2-135m-instruct.q4_1/{name}.csv" for name in ("layers", "patching"))
 HEADS, NOP, VIT = "sink-mechanisms/smollm2/heads.csv", "sink-toys/nop.csv", "sink-toys/vit.csv"
+SMALL_VIT = "sink-mechanisms/vit/heads.csv"
 DINO = [f"sink-mechanisms/vit-fashion-mnist{registers}/heads.csv" for registers in ("", "-registers")]
 TOY = {"variant": "softmax", "probability": 0.5}
 
@@ -122,6 +123,11 @@ def sink_heads(name: str) -> np.ndarray:
 def strongest(heads: str, n: int) -> np.ndarray:
     """Rows of the heads whose sinks get most of the attention."""
     return column(heads, "strength").argsort()[::-1][:n]
+
+
+def of_vit(name: str) -> np.ndarray:
+    """A column of the small ViT's heads in its last four layers, in which patches are the strongest keys."""
+    return np.concatenate([column(SMALL_VIT, name, layer=layer) for layer in range(8, 12)])
 
 
 def ends(values: np.ndarray) -> list[float]:
@@ -311,6 +317,11 @@ QUOTED: dict[str, list[float]] = {
         sink_heads("qk_gap").max(), (sink_heads("alignment") < sink_heads("alignment_others")).sum(),
         len(sink_heads("layer")),
     ],
+    "In layers 8 to 11 these patches are {:.0f} to {:.0f} times as long as the other tokens": ends(
+        of_vit("norm_ratio")
+    ),
+    "their keys have {:.2f} to {:.2f} of the others' length, and no singular value of W_QK stands out there "
+    "(sigma_1/sigma_2 at most {:.1f})": [*ends(of_vit("key_ratio")), of_vit("qk_gap").max()],
     "after 30,000 steps the strongest keys get {:.2f} and {:.2f} of the attention": [
         cell("sink-toys/trials.csv", f"layer{i}_strength", variant="paper's size, batches of 64") for i in (0, 1)
     ],
@@ -392,6 +403,9 @@ def test_a_norm_before_w_qk_leaves_sinks_neither_way_of_lemma_2() -> None:
     two = strongest(DINO[0], 2)
     assert (column(DINO[0], "key_ratio")[two] < 1).all()
     assert (column(DINO[0], "alignment")[two] < column(DINO[0], "alignment_others")[two]).all()
+    assert of_vit("key_ratio").max() < 1 < of_vit("norm_ratio").min()
+    for layers, kind in ((range(2), "CLS"), (range(8, 12), "patch")):
+        assert {row["kind"] for row in rows(SMALL_VIT) if int(row["layer"]) in layers} == {kind}
     for page in (*PAGES, *sorted((ROOT / "weightscope" / "sinks").glob("*.py"))):
         assert "chosen by norm" not in page.read_text(encoding="utf-8"), page
 

@@ -3,17 +3,24 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import weightscope as ws
+from analyses.planted_faults import initialised_anew
 from tests.support.audits import audit_of, names_in
-from tests.support.tiny_models import NAMES, fixture
+from tests.support.tiny_models import MECHANISMS, NAMES, fixture
+from weightscope.audits.audit import AuditOptions, measured_layer
+from weightscope.audits.factors import factor_findings
+from weightscope.audits.measures import MeasuredHeads
 
 TABLES = ["findings.csv", "findings.json", "heads.csv", "percentiles.csv", "report.html", "spectra.npz"]
 FIGURES = [f"{name}.{kind}" for name in ("depth", "heads", "spectra") for kind in ("png", "svg")] + ["spectra.csv"]
+
+OF_FACTORS = {"transposed_factors", "swapped_factors", "mixed_factors", "unbalanced_factors", "noise_floor"}
 
 
 def audited(name: str, out: Path) -> ws.Model:
@@ -44,10 +51,21 @@ def test_an_audit_ends_well_and_its_files_are_whole(name: str, tmp_path: Path) -
     with np.load(out / "spectra.npz", allow_pickle=False) as spectra:
         assert spectra["layers"].tolist() == layers
         assert spectra["qk_singular_values"].shape[:2] == (len(layers), config.n_heads)
+    findings = json.loads((out / "findings.json").read_text())
+    assert OF_FACTORS.isdisjoint(finding["kind"] for finding in findings)  # weights are random
     facts = json.loads(re.search(r'id="facts">(.*?)</script>', (out / "report.html").read_text(), re.DOTALL)[1])
     assert facts["columns"].keys() == rows[0].keys() - {"layer", "head", "kv_head"}
     if reads_tokens:
         assert len(json.loads((out / "directions.json").read_text())) == len(rows)
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS - {"deepseek_v3"}))  # without factors through a latent
+def test_layers_drawn_anew_are_neither_transposed_nor_swapped(name: str) -> None:
+    model = fixture(name).model
+    layer = model.layers[0]
+    options = AuditOptions(deltas=(0,), directions=0)
+    layers = {i: measured_layer(initialised_anew(replace(layer, index=i)), [], options) for i in range(8)}
+    assert not list(factor_findings(model, MeasuredHeads(layers, model.config.d_model)))
 
 
 def stream_rows(model: ws.Model) -> np.ndarray:

@@ -350,3 +350,21 @@ def test_gains_that_are_stored_less_one_may_be_zero(tmp_path: Path) -> None:
     weights["model.layers.0.pre_feedforward_layernorm.weight"] = np.zeros(width, np.float32)
     save_file(weights, folder / "model.safetensors")
     assert not ws.audit(folder, directions=0).findings.kinds["zero_tensor"]
+    weights["model.layers.0.pre_feedforward_layernorm.weight"] -= 1
+    save_file(weights, folder / "model.safetensors")
+    (finding,) = (one for one in ws.audit(folder, directions=0).findings if one.kind == "zero_tensor")
+    assert finding.text == "model.layers.0.pre_feedforward_layernorm.weight + 1: zero throughout."
+
+
+@pytest.mark.parametrize("name", ["attn.c_attn.bias", "attn.c_proj.bias"])
+def test_a_bias_that_one_layer_lacks_is_found(tmp_path: Path, name: str) -> None:
+    """Biases of all layers may be zero, as at the start of training, or those of most."""
+    weights = gpt2_weights(n_layers=5)
+    for zero in ((2,), (1, 2), (0, 1, 2), range(5)):
+        changed = weights | {f"h.{layer}.{name}": np.zeros_like(weights[f"h.0.{name}"]) for layer in zero}
+        folder = write_checkpoint(tmp_path / str(len(zero)), changed)
+        found = [one for one in ws.audit(folder, directions=0).findings if one.kind == "zero_tensor"]
+        named = [member.name for one in found for member in one.members]
+        assert named == ([f"h.{layer}.{name}" for layer in zero] if len(zero) < 3 else [])
+        everything = ws.audit(folder, directions=0, all_tensors=True).findings
+        assert everything.kinds["zero_tensor"] == len(found)

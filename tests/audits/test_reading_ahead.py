@@ -8,7 +8,9 @@ import pytest
 
 import weightscope as ws
 from tests.support.hub_server import Hub
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits.audit import END, AuditOptions, measure_task, tensors_of_heads
+from weightscope.audits.others import other_gains
 from weightscope.model import Model
 
 
@@ -36,6 +38,19 @@ def test_the_embeddings_are_here_when_the_last_layer_is_measured(remote: Model) 
     assert any("wte" in name for name in names) and remote.checkpoint.bytes_to_fetch(names)
     measure_task(lambda: remote, 1, AuditOptions(), END)
     assert not remote.checkpoint.bytes_to_fetch(names)
+
+
+def test_gains_that_attention_does_not_read_are_here_too_and_judged(hub: Hub, tmp_path: Path) -> None:
+    gains = {f"h.{layer}.ln_2.weight": np.full(24, layer, np.float32) for layer in range(2)}
+    folder = write_checkpoint(tmp_path, gpt2_weights() | gains)
+    hub.repositories["owner/gains"] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    model = ws.open_model("owner/gains")
+    assert list(other_gains(model)) == list(gains) and model.checkpoint.bytes_to_fetch(gains) == 2 * 24 * 4
+    measure_task(lambda: model, 1, AuditOptions(), END)
+    assert not model.checkpoint.bytes_to_fetch(gains)
+    audit = ws.audit(model, directions=0)
+    assert [one.members[0].name for one in audit.findings if one.kind == "zero_tensor"] == ["h.0.ln_2.weight"]
+    assert not audit.coverage and model.checkpoint.bytes_fetched >= model.checkpoint.nbytes  # nothing is left unread
 
 
 def test_a_next_layer_that_cannot_be_had_does_not_keep_this_one(remote: Model, hub: Hub) -> None:

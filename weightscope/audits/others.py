@@ -183,9 +183,9 @@ def limited_changes(a: Model, changes: Iterable[TensorChange]) -> dict[str, floa
     return limited
 
 
-def _squares(tensor: Tensor) -> float:
-    """The sum of a tensor's squares, read in blocks."""
-    values = (block.values() for block in blocks_of(tensor))
+def _squares(tensor: Tensor, offset: float = 0.0) -> float:
+    """The sum of the squares of a tensor plus an offset, read in blocks."""
+    values = (block.values() + offset if offset else block.values() for block in blocks_of(tensor))
     return sum(float(row_squares(block.reshape(1, -1))[0].sum()) for block in values)
 
 
@@ -219,33 +219,52 @@ def rescaled(changes: Iterable[TensorChange], label: str) -> Iterator[Finding]:
 
 
 def other_gains(model: Model) -> dict[str, Tensor]:
-    """Gains of norms in the layers that attention does not read; none where a gain of one is stored as zero."""
-    row = model.family
-    of_network = None if row.mlp is None else row.mlp.norm
-    known = [row.closing, of_network, *(row.norm_of(i) for i in model.attention_layers)]
-    if any(norm is not None and norm.offset for norm in known):
-        return {}
+    """Gains of norms in the layers that attention does not read."""
     needed = {tensor.name for tensor in _needed(model).values()}
     names = (name for i in model.attention_layers for name in model.checkpoint.names_under(model.stem(i)))
     gains = (name for name in names if GAIN.search(name) and name not in needed)
     return {name: model.checkpoint[name] for name in gains if len(model.checkpoint[name].shape) == 1}
 
 
+def _offset_of_gains(model: Model) -> float:
+    """What is added to stored gains of other norms: as to those of the norms that the row names."""
+    row = model.family
+    of_network = None if row.mlp is None else row.mlp.norm
+    known = [row.closing, of_network, *(row.norm_of(i) for i in model.attention_layers)]
+    return max((norm.offset for norm in known if norm is not None), default=0.0)
+
+
 def scale_findings(model: Model) -> Iterator[Finding]:
-    """Tensors of one model that have no scale of trained weights: gains of zero, and very large values.
+    """Tensors of one model that have no scale of trained weights: gains of zero, dropped biases, very large values.
 
     Rows of embeddings and what heads show are judged with them; the unembedding is not read here.
     """
     inputs, outputs = model.family.inputs, model.family.outputs
-    norms = [norm for norm in (inputs.norm, outputs and outputs.norm) if norm and not norm.offset]
+    norms = [norm for norm in (inputs.norm, outputs and outputs.norm) if norm]
     judged = shown_by_heads(model) | {model.prefix + name for name in (inputs.tokens, inputs.positions)}
     noted, gains = model.checkpoint.noted, other_gains(model)
+    offsets = {f"{norm.module}.weight": norm.offset for norm in norms} | dict.fromkeys(gains, _offset_of_gains(model))
     for name, tensor in (*_needed(model).items(), *gains.items()):
         if tensor.name in judged or name == ROWS or name.rpartition(".")[0].endswith(model.family.output):
             continue
         if prod(tensor.shape) and tensor.dtype in BITS:
-            rms = sqrt(_squares(tensor) / prod(tensor.shape))
+            rms = sqrt(_squares(tensor, offsets.get(name, 0.0)) / prod(tensor.shape))
             if noted is not None and not isfinite(rms):
                 noted.add(tensor.name)
-            not_zero = name in {*gains, *(f"{norm.module}.weight" for norm in norms)}
-            yield from scale_finding(tensor.name, rms, not_zero)
+            yield from scale_finding(tensor.name, rms, name in offsets, offsets.get(name, 0.0))
+    yield from _dropped_biases(model)
+
+
+def _dropped_biases(model: Model) -> Iterator[Finding]:
+    """Biases of attention that are zero in fewer than half of the layers."""
+    by_role: dict[str, dict[int, Tensor]] = {}
+    for i in model.attention_layers:
+        for tensor in model.attention_tensors(i):
+            if tensor.name.endswith(".bias") and tensor.dtype in BITS:
+                by_role.setdefault(tensor.name.removeprefix(model.stem(i)), {})[i] = tensor
+    for role, biases in by_role.items():
+        zero = {i: bias.name for i, bias in biases.items() if _squares(bias) == 0}
+        if zero and 2 * len(zero) < len(biases):
+            text = f"{listed(list(zero.values()), NAMED)}: zero throughout, {len(zero)} of {len(biases)} of {role}."
+            members = tuple(Member("tensor", None, layer=i, name=name, number=0.0) for i, name in zero.items())
+            yield Finding(kind="zero_tensor", measure="rms", number=0.0, text=text, members=members)

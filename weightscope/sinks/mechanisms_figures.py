@@ -158,7 +158,7 @@ def _fit(axis: Axes, ratio: np.ndarray, rank: np.ndarray) -> None:
 def spectrum_figure(sinks: SinkMechanisms) -> Figure:
     """Fig. 2B on a real model: spectra of W_QK of sink heads and of the others, and Lemma 2's two ways to a gate.
 
-    One is a spike, sigma_1 far above sigma_2; the other is a sink of large norm, which no norm removes.
+    One is a spike, sigma_1 far above sigma_2; the other is a sink of large norm, if no norm comes before W_QK.
     """
     figure, (axis, spike, norm) = subplots(1, 3, figsize=(2 * COLUMN, 2.1))
     largest = sinks.qk_singular_values[..., :1]

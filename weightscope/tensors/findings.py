@@ -145,18 +145,21 @@ def _zero_tensors(facts: Facts) -> Iterator[Finding]:
             yield _of_tensors(zero, [0.0] * len(zero), kind="zero_tensor", measure="rms", number=0.0, text=text)
 
 
-def scale_finding(name: str, rms: float, not_zero: bool = True) -> Iterator[Finding]:
-    """A tensor whose root mean square no trained weights have; one that may be zero is judged by the upper limit."""
+def scale_finding(name: str, rms: float, not_zero: bool = True, offset: float = 0.0) -> Iterator[Finding]:
+    """A tensor whose root mean square, an offset added to it, no trained weights have; one that may be zero is judged
+    by the upper limit.
+    """
+    shown = f"{name} + {offset:g}" if offset else name
     about: dict[str, Any] = {
         "measure": "rms",
         "number": rms,
         "members": (Member("tensor", None, name=name, number=rms),),
     }
     if rms == 0 and not_zero:
-        yield Finding(kind="zero_tensor", text=f"{name}: zero throughout.", **about)
+        yield Finding(kind="zero_tensor", text=f"{shown}: zero throughout.", **about)
     elif LARGEST_RMS < rms < np.inf or (0 < rms < LEAST_RMS and not_zero):
         expected = f"{LEAST_RMS:g} to {LARGEST_RMS:g} were expected"
-        yield Finding(kind="out_of_scale", text=f"{name} has a root mean square of {rms:.3g}; {expected}.", **about)
+        yield Finding(kind="out_of_scale", text=f"{shown} has a root mean square of {rms:.3g}; {expected}.", **about)
 
 
 def _scales(facts: Facts) -> Iterator[Finding]:
