@@ -17,7 +17,7 @@ OPTIONS = $(call option,MODEL,model) $(foreach model,$(MODELS),--model "$(model)
 	$(call option,OUT,out) $(call option,DEVICE,device) $(SIZES)
 DRAWINGS = $(call option,BOOKS,books) $(call option,STSB,stsb) $(call option,GPT2,gpt2) $(call option,VIT,vit) \
 	$(call option,MPNET,mpnet) $(call option,QWEN,qwen) $(call option,GEMMA,gemma) \
-	$(call option,ANTIBERTY,antiberty) $(call option,ONLY,only)
+	$(call option,LLAMA,llama) $(call option,ANTIBERTY,antiberty) $(call option,ONLY,only)
 CUDA := $(if $(filter cuda,$(DEVICE)),$(VENV)/.installed-cuda)
 
 .PHONY: help gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
@@ -63,7 +63,7 @@ docs: $(VENV)/.installed-dev  ## the site, site/index.html, which opens from the
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	SITE=site $(BIN)/python -m pytest -m docs tests/test_site.py
 
-figures: $(VENV)/.installed-runner  ## draw all figures and check their tables: BOOKS= STSB= GPT2= VIT= MPNET= QWEN= GEMMA= ANTIBERTY= ONLY= (two hours)
+figures: $(VENV)/.installed-runner  ## draw all figures and check their tables: BOOKS= STSB= GPT2= VIT= MPNET= QWEN= GEMMA= LLAMA= ANTIBERTY= ONLY= (two hours)
 	$(BIN)/python -m analyses.figures $(DRAWINGS)
 
 bench: $(VENV)/.installed-dev  ## every benchmark, with a lower bound for each (nine minutes)

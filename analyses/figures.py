@@ -99,7 +99,7 @@ DRAWINGS = (
     Drawing(
         "head-roles",
         f"analyses.head_roles --model embedded --model {MINILM} --model {{mpnet}} --model {SMOLLM2} --model {{qwen}}"
-        " --model {gemma} --gpt2 {gpt2}",
+        " --model {gemma} --model {llama} --gpt2 {gpt2}",
     ),
 )
 
@@ -112,6 +112,7 @@ DRAWINGS = (
 @click.option("--mpnet", type=EXISTING, help="all-mpnet-base-v2.")
 @click.option("--qwen", type=EXISTING, help="Qwen2.5-Coder-0.5B-Instruct as GGUF.")
 @click.option("--gemma", type=EXISTING, help="Gemma 3 270M as GGUF.")
+@click.option("--llama", type=EXISTING, help="llama-0 of analyses.train_lineage, a small Llama trained on books.")
 @click.option("--antiberty", type=EXISTING, help="AntiBERTy, as a folder of safetensors.")
 @click.option("--only", type=click.Choice([drawing.folder for drawing in DRAWINGS]), multiple=True)
 @click.option("--check", is_flag=True, help="Draw nothing; check the tables in out/figures/.")

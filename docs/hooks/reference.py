@@ -104,10 +104,15 @@ def findings() -> str:
 def roles(by_wiring: bool = False) -> str:
     """Roles with score, threshold, and how often they were right."""
     rows = (
-        (role.name, f"`{role.score}`", f"{role.least:g}", f"{role.right} of {role.tried}" if role.tried else "")
+        (
+            role.name or f"none ({role.role})",
+            f"`{role.score}`",
+            f"{role.sign * role.least:g} or {'more' if role.sign > 0 else 'less'}",
+            f"{role.tried.right} of {role.tried.named}" if role.tried else "",
+        )
         for role in (ROLES_BY_WIRING if by_wiring else ROLES)
     )
-    return _table(("name", "score", "from", "right in models left out"), rows)
+    return _table(("name", "score", "threshold", "right in models left out"), rows)
 
 
 def cells() -> str:

@@ -17,7 +17,8 @@ from tests.support.weights import shared
 from weightscope.circuitry.channels import channel_tokens, channels
 from weightscope.circuitry.circuits import PARALLEL
 from weightscope.circuitry.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED
-from weightscope.circuitry.names import ROLES, ROLES_BY_WIRING, SAMPLED
+from weightscope.circuitry.names import GIVEN, SAMPLED
+from weightscope.circuitry.page import MEANINGS
 from weightscope.circuitry.passes import wiring
 from weightscope.circuitry.wiring import strongest
 from weightscope.cli import main
@@ -37,8 +38,8 @@ def test_the_command_writes_wiring_edges_roles_a_figure_and_a_page(tmp_path: Pat
     status, said = run("embedded", "--out", tmp_path, "--top", 5)
     assert status == 0, said
     assert said.splitlines()[-1] == str(tmp_path / "report.html")
-    assert said.startswith("16 heads in 2 layers, 0 of them named from the weights alone, 7 with a doubtful name.")
-    assert "\nlike a copying head: 0.0, 0.2" in said
+    assert said.startswith("16 heads in 2 layers, 0 of them named from the weights alone. The keys of")
+    assert "like a" not in said + (tmp_path / "report.html").read_text()
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == FILES
     edges = list(csv.DictReader(io.StringIO((tmp_path / "edges.csv").read_text())))
     assert [row["rank"] for row in edges] == ["1", "2", "3", "4", "5"] * 6
@@ -100,7 +101,7 @@ def test_heads_that_share_a_key_value_head_stand_once_among_the_edges() -> None:
 
 
 def test_every_name_has_a_colour_of_its_own_which_no_line_has() -> None:
-    assert {role.name for role in (*ROLES, *ROLES_BY_WIRING)} == set(ROLE_COLOURS)
+    assert set(GIVEN) == set(ROLE_COLOURS) == set(MEANINGS)
     colours = [*ROLE_COLOURS.values(), UNNAMED, *KIND_COLOURS.values()]
     assert len(set(colours)) == len(colours)
 
@@ -126,7 +127,11 @@ def test_bigram_counts_name_detokenization_heads(embedded: ws.Model) -> None:
     found = ws.circuits(embedded, counts=FOLDER / "counts.npz")
     scores = found.roles.scores["detokenization"]
     assert scores[0, 6] == pytest.approx(0.805, abs=5e-4) and np.isnan(scores[1]).all()
-    assert "0.6" in found.named["detokenization"]
+    at = found.named["detokenization"].index("0.6")
+    assert found.scores_of("detokenization")[at] == f"{scores[0, 6]:.2f}"
+    files = Files()
+    found.write(files)
+    assert f'data-head="0.6">0.6</button> <small>{scores[0, 6]:.2f}</small>' in files.contents["report.html"].decode()
 
 
 def test_scores_of_sampled_tokens_have_intervals(embedded: ws.Model) -> None:
@@ -142,7 +147,8 @@ def test_gpt2_s_heads_are_named_by_their_wiring() -> None:
     """4.11 is the best known previous-token head, which induction heads read; the five are the strongest of those."""
     found = ws.circuits(ws.open_model(shared("gpt2-attention")))
     assert found.named["feeds keys"] == ["4.11"]
-    assert {"5.1", "5.5", "6.9", "7.2", "7.10"} <= set(found.named["induction"])
+    assert {"5.1", "5.5", "6.9", "7.2", "7.10"} <= set(found.named["keys read a head"])
+    assert "induction" not in found.named
     assert "4.7" in found.named["identity"]
 
 

@@ -12,7 +12,7 @@ import weightscope as ws
 from tests.support.quoted import FIGURES
 from tests.support.weights import package
 from weightscope.circuitry import names, stream
-from weightscope.circuitry.held_out import SCALES, best_threshold, held_out, over_models
+from weightscope.circuitry.held_out import SCALES, best_threshold, held_out, over_models, shares_over_models
 from weightscope.circuitry.measured import HAD
 from weightscope.circuitry.names import ROLES, ROLES_BY_WIRING, head_names, token_scores
 from weightscope.tables import Column, Table
@@ -43,7 +43,7 @@ def assert_same(found: Table, kept: Table) -> None:
 
 def test_the_committed_tables_follow_from_the_heads() -> None:
     heads = table("heads")
-    assert len(set(heads["model"])) == 7
+    assert len(set(heads["model"])) == 8
     assert_same(held_out(heads), table("held-out"))
     assert_same(over_models(heads), table("roles"))
 
@@ -52,9 +52,35 @@ def test_the_committed_tables_follow_from_the_heads() -> None:
 def test_thresholds_and_counts_of_names_are_those_of_the_table(roles: tuple, by_wiring: bool) -> None:
     kept = table("roles")
     kept = kept.where((kept["scale"] == "score") & ((kept["score"] == "reads_by_keys") == by_wiring))
-    found = {role.role: (role.least, role.right, role.tried) for role in roles if role.tried}
-    rows = zip(*(kept[name] for name in ("role", "least", "right", "named")), strict=True)
-    assert found == {role: (round(least, 2), right, named) for role, least, right, named in rows}
+    found = {role.role: (role.least, *role.tried) for role in roles if role.tried}
+    columns = ("least", "right", "named", "models_named", "precision_low", "precision_high", "lowest_without_one",
+               "highest_without_one")  # fmt: skip
+    rows = zip(*(kept[name] for name in columns), strict=True)
+    assert found == dict(zip(kept["role"], (tuple(round(float(cell), 2) for cell in row) for row in rows), strict=True))
+
+
+def test_names_that_fewer_than_two_in_three_heads_earn_are_not_given() -> None:
+    """Copying, and induction by wiring alone, where a head is called after its wiring."""
+    assert {role.role: role.name for role in ROLES if not role.is_given} == {"copying": ""}
+    assert {role.role: role.name for role in ROLES_BY_WIRING if not role.is_given} == {"induction": "keys read a head"}
+    assert all(role.tried.share >= 2 / 3 for role in ROLES if role.tried and role.is_given)
+
+
+def test_the_range_of_a_share_is_over_models() -> None:
+    """As a plain loop draws it; one model that differs widens it however many heads it has."""
+    heads, tried, right = np.array([72, 144, 270]), np.array([4, 10, 30]), np.array([4, 2, 24])
+    low, high, least, most = shares_over_models(heads, tried, right)
+    assert (least, most) == (min(26 / 40, 28 / 34, 6 / 14), max(26 / 40, 28 / 34, 6 / 14))
+    rng, drawn = np.random.default_rng(1), []
+    outcomes = [np.repeat([1, 0, -1], [r, t - r, n - t]) for n, t, r in zip(heads, tried, right, strict=True)]
+    for _ in range(4000):
+        models = [outcomes[i] for i in rng.integers(3, size=3)]
+        again = np.concatenate([rng.choice(outcome, len(outcome)) for outcome in models])
+        drawn.append((again == 1).sum() / max(1, (again >= 0).sum()))
+    assert (low, high) == pytest.approx(np.quantile(drawn, (0.025, 0.975)), abs=0.03)
+    alike = shares_over_models(np.array([100] * 3), np.array([50] * 3), np.array([25] * 3))
+    assert alike[2:] == [0.5, 0.5] and 0.38 < alike[0] < alike[1] < 0.62
+    assert np.isnan(shares_over_models(heads, 0 * tried, 0 * tried)).all()
 
 
 def test_a_model_that_is_left_out_has_no_part_in_its_threshold() -> None:

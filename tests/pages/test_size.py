@@ -45,7 +45,7 @@ def test_the_circuits_of_a_thousand_heads_are_bounded(
     model: ws.Model, tab: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = ws.circuits(model)
-    found.roles.names[:] = "like a copying head"  # the most that could be listed
+    found.roles.names[:] = "previous token"  # the most that could be listed
     with unsaved():
         found.write(tmp_path)
     page = tmp_path / "report.html"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.circuitry.channels import edges_table
-from weightscope.circuitry.names import LIKE, HeadRoles, head_roles, roles_table
+from weightscope.circuitry.names import GIVEN, HeadRoles, head_roles, roles_table
 from weightscope.circuitry.passes import GetModel, wiring
 from weightscope.circuitry.wiring import Wiring, strongest
 from weightscope.display import drawing, notebook, report
@@ -105,8 +105,13 @@ class Circuits:
 
     @property
     def n_named(self) -> int:
-        """How many heads have a name that is more often right than wrong."""
-        return sum(len(heads) for role, heads in self.named.items() if not role.startswith(LIKE))
+        """How many heads have a name."""
+        return sum(map(len, self.named.values()))
+
+    def scores_of(self, role: str) -> list[str]:
+        """The score of each head with this name, in the order of `named`, as text."""
+        heads = self.heads.where(self.heads["role"] == role)
+        return [f"{score:.2f}" for score in heads[GIVEN[role].score]]
 
     @property
     def named_heads(self) -> Table:
@@ -143,10 +148,10 @@ class Circuits:
     @property
     def lead(self) -> str:
         """How many heads have a name, and the strongest link by keys, in a sentence or two."""
-        layers, doubtful = self.wiring.layers, sum(map(len, self.named.values())) - self.n_named
-        named = f"{self.n_named} of them named from the weights alone"
-        named += f", {doubtful} with a doubtful name" if doubtful else ""
-        sentence = f"{len(self.heads)} heads in {len(layers)} layers, {named}."
+        layers = self.wiring.layers
+        sentence = (
+            f"{len(self.heads)} heads in {len(layers)} layers, {self.n_named} of them named from the weights alone."
+        )
         best = strongest(self.wiring, "k", "pk", 1)
         if not best:
             return sentence

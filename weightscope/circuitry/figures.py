@@ -15,7 +15,7 @@ from weightscope.pages.style import in_our_style, subplots, whole_numbers
 # role has the same in the figure and on the page, and no line has the colour of a head.
 ROLE_COLOURS = {
     "previous token": "#0072B2", "feeds keys": "#56B4E9", "induction": "#D55E00", "duplicate token": "#CC79A7",
-    "detokenization": "#7F3C8D", "identity": "#E69F00", "like a copying head": "#009E73", "anti-copying": "#66707A",
+    "detokenization": "#7F3C8D", "identity": "#E69F00", "keys read a head": "#009E73", "anti-copying": "#66707A",
 }  # fmt: skip
 UNNAMED = "#C4C9CF"
 KIND_COLOURS = {"q": "#7B5FC7", "k": "#9C5A1A", "v": "#999933"}

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from weightscope.circuitry.measured import HAD
-from weightscope.circuitry.names import precision
 from weightscope.tables import Column, Table
 
 
@@ -48,6 +47,9 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 def _z(values: np.ndarray) -> np.ndarray:
     return (values - values.mean()) / values.std() if np.ptp(values) else np.zeros_like(values)
+
+
+RESAMPLES = 4000
 
 
 # What a threshold may be on: the score itself, or its place among the heads of one model.
@@ -107,6 +109,24 @@ def held_out(heads: Table, judged: Sequence[Judged] = JUDGED) -> Table:
     return Table.of_rows([Column(name, format=".3g") for name in header], rows())
 
 
+def shares_over_models(heads: np.ndarray, named: np.ndarray, right: np.ndarray) -> list[float]:
+    """How much the share of names that are right depends on the models: counts of each, (M,) -> the ends of two ranges.
+
+    First a 95 % bootstrap interval: models are drawn again, then the heads of each. Then the lowest and the highest
+    share where one model is not counted. NaN where no head has the name.
+    """
+    kinds = np.stack([right, named - right, heads - named], axis=1) / heads[:, None]  # (M, 3)
+    rng = np.random.default_rng(0)
+    models = rng.integers(len(heads), size=(RESAMPLES, len(heads)))
+    counts = rng.multinomial(heads[models], kinds[models]).sum(axis=1)  # (RESAMPLES, 3)
+    with np.errstate(invalid="ignore"):
+        drawn = counts[:, 0] / counts[:, :2].sum(axis=1)
+        without = (right.sum() - right) / (named.sum() - named)
+    known, without = drawn[np.isfinite(drawn)], without[np.isfinite(without)]
+    interval = np.quantile(known, (0.025, 0.975)) if len(known) else (np.nan, np.nan)
+    return [*map(float, interval), *((without.min(), without.max()) if len(without) else (np.nan, np.nan))]
+
+
 def over_models(heads: Table, judged: Sequence[Judged] = JUDGED) -> Table:
     """One row per role and scale: how often names were right in the models left out, and the threshold of them all."""
     table = held_out(heads, judged)
@@ -115,11 +135,14 @@ def over_models(heads: Table, judged: Sequence[Judged] = JUDGED) -> Table:
         for role in judged:
             for scale in SCALES:
                 mask = (table["role"] == role.role) & (table["score"] == role.score) & (table["scale"] == scale)
-                had, named, right = (int(table[column][mask].sum()) for column in ("had", "named", "right"))
-                shares = [*precision(right, named), right / had if had else np.nan]
+                n_heads, *counts = (table[column][mask].astype(int) for column in ("heads", "had", "named", "right"))
+                had, named, right = (int(count.sum()) for count in counts)
+                shares = [right / named if named else np.nan, *shares_over_models(n_heads, *counts[1:])]
+                shares.append(right / had if had else np.nan)
                 least = pooled_threshold(by_model(heads, role, scale))
-                yield [role.role, role.score, scale, int(mask.sum()), had, named, right, *shares, least]
+                models = [int(mask.sum()), int((counts[1] > 0).sum())]
+                yield [role.role, role.score, scale, *models, had, named, right, *shares, least]
 
-    header = ["role", "score", "scale", "models", "had", "named", "right", "precision", "precision_low",
-              "precision_high", "recall", "least"]  # fmt: skip
+    header = ["role", "score", "scale", "models", "models_named", "had", "named", "right", "precision", "precision_low",
+              "precision_high", "lowest_without_one", "highest_without_one", "recall", "least"]  # fmt: skip
     return Table.of_rows([Column(name, format=".3g") for name in header], rows())

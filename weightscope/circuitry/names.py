@@ -1,14 +1,15 @@
 """What a head does, judged by its weights: where it looks among random tokens that are followed upwards (`stream`)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from weightscope.attention.layer import Head, Layer
 from weightscope.circuitry.passes import wiring_by_keys
-from weightscope.circuitry.stream import N_SEQUENCES, joining, said_once, streams, why_no_stream
+from weightscope.circuitry.stream import ANY, FREQUENT, joining, said_once, streams, why_no_stream
 from weightscope.circuitry.wiring import Wiring
 from weightscope.compute.cores import in_threads
 from weightscope.display import ShowsShapes
@@ -18,8 +19,8 @@ from weightscope.progress import bar
 from weightscope.tables import Column, Table
 
 RESAMPLES = 400
-LIKE = "like "  # begins a name that is more often wrong than right
-Z95 = 1.959964  # standard deviations on either side that hold 95 % of a normal distribution
+# A name is given only if at least this share of the heads so named had the role in models left out.
+RIGHT_ENOUGH = 2 / 3
 
 
 def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -65,6 +66,24 @@ def identity(layer: Layer) -> np.ndarray:
 # The names of heads: every role's score, its threshold, and how often heads above it had the role when run.
 
 
+class Tried(NamedTuple):
+    """Of the heads named so in models that had no part in setting the threshold, how many had the role when the models
+    were run (figures/head-roles/roles.csv)."""
+
+    right: int
+    named: int
+    models: int  # in which a head is named so
+    low: float  # 95 % interval of the share: models are drawn again, then the heads of each
+    high: float
+    lowest: float  # the share's range where any one model is not counted
+    highest: float
+
+    @property
+    def share(self) -> float:
+        """Of the names, those that were right."""
+        return self.right / self.named
+
+
 @dataclass(frozen=True)
 class Role:
     """What a head can be called, and by which column."""
@@ -72,64 +91,78 @@ class Role:
     role: str
     score: str  # The column of roles.csv that decides it
     least: float  # Threshold for the name. No head of a randomly initialised model comes near it
-    # Of the heads named so in models that had no part in setting the threshold, how many had the role when the models
-    # were run (figures/head-roles/roles.csv); none where attention cannot show it.
-    right: int = 0
-    tried: int = 0
+    tried: Tried | None = None  # None where attention cannot show the role
+    sign: int = 1  # -1 if the score is at most minus the threshold
+    otherwise: str = ""  # What such a head is called if the name is not right often enough
+
+    @property
+    def is_given(self) -> bool:
+        """Whether heads get this name."""
+        return self.tried is None or self.tried.share >= RIGHT_ENOUGH
 
     @property
     def name(self) -> str:
-        """What such a head is called: "like a ..." where most of them do not have the role."""
-        if not self.tried or 2 * self.right >= self.tried:
-            return self.role
-        return f"{LIKE}{'an' if self.role[0] in 'aeiou' else 'a'} {self.role} head"
+        """What such a head is called."""
+        return self.role if self.is_given else self.otherwise
 
     @property
     def sure(self) -> tuple[float, float, float]:
         """Share of names that were right, and its interval."""
-        return precision(self.right, self.tried)
+        return (np.nan,) * 3 if self.tried is None or not self.is_given else (self.tried.share, *self.tried[3:5])
 
+    @property
+    def often(self) -> str:
+        """How often such a name is right, in words; nothing where it was not tried."""
+        if np.isnan(self.sure[0]):
+            return ""
+        share, low, high = (f"{number:.0%}".replace("%", " %") for number in self.sure)
+        models = 0 if self.tried is None else self.tried.models
+        return f"{share} of heads so named did it when run ({low} to {high} over {models} models)"
 
-def precision(right: int, named: int) -> tuple[float, float, float]:
-    """The share of names that are right, with Wilson's 95 % interval; NaN without names."""
-    if not named:
-        return (np.nan,) * 3
-    share, spread = right / named, Z95**2 / named
-    middle = (share + spread / 2) / (1 + spread)
-    half = (share * (1 - share) * spread + spread**2 / 4) ** 0.5 / (1 + spread)
-    return share, middle - half, middle + half
+    def reached(self, scores: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Which heads have the score: of arrays of any shape."""
+        values = scores[self.score]
+        values = np.abs(values) if self.role == "identity" else self.sign * values
+        return np.asarray(np.nan_to_num(values, nan=-np.inf) >= self.least)
 
 
 # A head above several thresholds gets the first name. Wiring alone never names a previous-token head: being read by
 # keys identifies those of GPT-2, SmolLM2 and MiniLM no better than |W_QK| does. Nor does it name a sink: that score is
 # no better than the layer's index.
 ROLES = (
-    Role("previous token", "previous_token", 0.25, 55, 84),
-    Role("induction", "induction", 0.17, 27, 30),
-    Role("duplicate token", "duplicate_token", 0.27, 21, 23),
+    Role("previous token", "previous_token", 0.26, Tried(56, 73, 5, 0.51, 0.96, 0.66, 0.83)),
+    Role("induction", "induction", 0.15, Tried(25, 27, 3, 0.50, 1.00, 0.82, 1.00)),
+    Role("duplicate token", "duplicate_token", 0.22, Tried(21, 24, 4, 0.67, 1.00, 0.81, 0.93)),
     Role("detokenization", "detokenization", 0.75),
     Role("identity", "identity", 0.8),
-    Role("copying", "copying", 1.19, 48, 117),
-    Role("anti-copying", "anti_copying", 2.27, 16, 22),
+    Role("copying", "copying", 1.35, Tried(48, 82, 6, 0.37, 0.77, 0.51, 0.67)),
+    Role("anti-copying", "copying", 1.87, Tried(16, 20, 5, 0.43, 1.00, 0.73, 0.88), sign=-1),
 )
 FEEDS_KEYS = Role("feeds keys", "read_by_keys", 0.4)
 ROLES_BY_WIRING = (
-    Role("induction", "reads_by_keys", 0.24, 25, 44),
+    Role("induction", "reads_by_keys", 0.24, Tried(25, 44, 5, 0.24, 0.82, 0.43, 0.64), otherwise="keys read a head"),
     Role("identity", "identity", 0.8),
     FEEDS_KEYS,
 )
+GIVEN = {role.name: role for role in (*ROLES_BY_WIRING, *ROLES) if role.name}  # by name
 NO_NAME = ""
 SURE = {
-    "sure": "share of heads named so that had the role, in models that had no part in setting the threshold",
-    "sure_low": "low end of its 95 % interval (Wilson)",
-    "sure_high": "high end of it",
+    "sure": (
+        "right when run",
+        "share of heads so named that did it when run, in models that had no part in setting the threshold",
+    ),
+    "sure_low": ("right when run, low", "low end of its 95 % interval over models (models drawn again, then heads)"),
+    "sure_high": ("right when run, high", "high end of it"),
 }
 LEAST_Z = 20.0  # standard deviations; shares of spaces that random ones could have in common do not count
 SAMPLED = ("previous_token", "duplicate_token", "induction", "copying")  # means over a sample of the vocabulary
 COLUMNS = {
-    "previous_token": ("previous token", "share of attention that random tokens give to the token before"),
+    "previous_token": (
+        "previous token",
+        "share of attention that tokens, drawn as often as they occur in text, give to the token before",
+    ),
     "distance": ("distance", "positions back that get most of it"),
-    "duplicate_token": ("duplicate token", "share that goes to where the same token was said first"),
+    "duplicate_token": ("duplicate token", "share that any tokens give to where the same token was said first"),
     "induction": ("induction", "share that goes to the token after that"),
     "detokenization": (
         "detokenization",
@@ -206,23 +239,23 @@ def _without_wiring(
 def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """The scores from following random tokens upwards, layer by layer: index, and (H,) arrays by name."""
     causal = model.family.mlp is None or model.family.mlp.causal  # `why_no_stream` has asked
-    directions = unembedding(model, said_once(model).ravel())
-    n = len(directions) // N_SEQUENCES
+    directions = unembedding(model, said_once(model)[FREQUENT])
+    n = len(directions)
     again = np.arange(n + 1, 2 * n + 1)  # where tokens are said for the second time
     for stream in streams(model):
         layer = stream.layer
-        distances, shares = shares_by_distance(stream.attention.mean(axis=0), causal=causal)
-        # What each token writes where it is said first, as logits of all of them: (H, S N, S N)
+        distances, shares = shares_by_distance(stream.attention[FREQUENT], causal=causal)
+        # What each token writes where it is said first, as logits of all of them: (H, N, N)
         outputs = joining(model, layer, layer.values(stream.first_time)) @ directions.T
         sampled = {
-            name: stream.attention[:, :, again, again - back].swapaxes(0, 1).reshape(layer.n_heads, -1)
+            name: stream.attention[FREQUENT if name == "previous_token" else ANY][:, again, again - back]  # (H, N)
             for name, back in looks_back(n).items()
             if causal or name != "induction"
         }
         sampled["copying"] = own_match(outputs - outputs.mean(axis=1, keepdims=True))
         scores = {
             "distance": distances[shares.argmax(axis=1)].astype(float),
-            "first_token": stream.attention[:, :, again, 0].mean(axis=(0, 2)),
+            "first_token": stream.attention[FREQUENT][:, again, 0].mean(axis=1),
         }
         for name, of_tokens in sampled.items():
             scores[name] = of_tokens.mean(axis=1)
@@ -276,9 +309,8 @@ def named(scores: dict[str, np.ndarray], roles: Sequence[Role]) -> tuple[np.ndar
     """Names of heads, (L, H), and how sure they are, (3, L, H): scores (L, H)."""
     shape = next(iter(scores.values())).shape
     names, sure = np.full(shape, NO_NAME, object), np.full((3, *shape), np.nan)
-    of_role = scores | {"identity": np.abs(scores["identity"]), "anti_copying": -scores["copying"]}
-    for role in reversed(roles):
-        reached = np.nan_to_num(of_role[role.score], nan=-np.inf) >= role.least
+    for role in (role for role in reversed(roles) if role.name):
+        reached = role.reached(scores)
         names[reached] = role.name
         sure[:, reached] = np.array(role.sure)[:, None]
     return names, sure
@@ -295,8 +327,8 @@ def roles_table(wiring: Wiring, found: HeadRoles) -> Table:
             Column("kv_head", heads * wiring.n_kv_heads // h),
             Column("role", found.names.ravel(), meaning="the best name; empty where no score reaches its threshold"),
             *(
-                Column(name, values.ravel(), format=".2f", meaning=meaning)
-                for (name, meaning), values in zip(SURE.items(), found.sure, strict=True)
+                Column(name, values.ravel(), symbol=symbol, format=".2f", meaning=meaning)
+                for (name, (symbol, meaning)), values in zip(SURE.items(), found.sure, strict=True)
             ),
             *(column for name in COLUMNS for column in _columns(name, found)),
         ]

@@ -6,7 +6,7 @@ import numpy as np
 
 from weightscope.circuitry.circuits import READS, Circuits
 from weightscope.circuitry.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, diagram
-from weightscope.circuitry.names import COLUMNS
+from weightscope.circuitry.names import COLUMNS, GIVEN
 from weightscope.circuitry.wiring import KINDS, Wiring, strongest
 from weightscope.files import Files
 from weightscope.pages.page import write_template
@@ -18,13 +18,13 @@ ROWS = 150  # heads listed; a page with thousands takes seconds to open
 OF_A_HEAD = 2  # edges of each kind and direction that a chosen head always shows
 
 MEANINGS = {
-    "previous token": "attends to the token before, whatever the tokens are",
+    "previous token": "attends to the token before",
     "feeds keys": "writes what keys of later heads read, as previous-token heads do for induction heads",
     "induction": "finds where its own token stood before and looks at what came after it",
     "duplicate token": "attends to earlier places of its own token",
     "detokenization": "puts the tokens of a split word together: it looks for what comes before its token in text",
     "identity": "passes on what it reads, multiplied by one number",
-    "like a copying head": "may raise the logit of the token it attends to; most heads so called do not",
+    "keys read a head": "its keys read much of what one earlier head writes, as the keys of induction heads do",
     "anti-copying": "lowers the logit of the token it attends to",
 }
 
@@ -52,7 +52,7 @@ def facts(found: Circuits) -> dict[str, Any]:
         "colours": [*ROLE_COLOURS.values(), UNNAMED],
         "kinds": [{"name": name, "colour": KIND_COLOURS[kind]} for kind, name in READS.items()],
         "role": [[roles.index(name) if name else -1 for name in row] for row in found.roles.names],
-        "sure": _json(found.roles.sure[0]),
+        "often": [GIVEN[role].often for role in roles],
         "scores": {
             COLUMNS[name][0]: _json(values) for name in COLUMNS if np.isfinite(values := found.roles.scores[name]).any()
         },
@@ -95,8 +95,15 @@ def _json(values: np.ndarray) -> list[list[float | None]]:
     return [[round(float(value), 3) if np.isfinite(value) else None for value in row] for row in values]
 
 
-def _role_rows(found: Circuits) -> list[tuple[str, str, str, list[str]]]:
-    """Name, colour, meaning and heads of every role in use."""
+def _role_rows(found: Circuits) -> list[tuple[str, str, str, list[tuple[str, str]]]]:
+    """Name, colour, meaning, and heads with their scores, of every role in use."""
     return [
-        (role, ROLE_COLOURS[role], MEANINGS[role], found.named[role]) for role in ROLE_COLOURS if role in found.named
+        (
+            role,
+            ROLE_COLOURS[role],
+            "; ".join(filter(None, (MEANINGS[role], GIVEN[role].often))),
+            list(zip(found.named[role], found.scores_of(role), strict=True)),
+        )
+        for role in ROLE_COLOURS
+        if role in found.named
     ]

@@ -68,6 +68,7 @@ def circuits_command(
 ) -> None:
     """Name every head by what it does and find which heads read what earlier heads write: tables and a report."""
     from weightscope.circuitry.circuits import circuits
+    from weightscope.circuitry.names import GIVEN
     from weightscope.files import OutputFolder
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
@@ -83,7 +84,9 @@ def circuits_command(
         result.write(folder)
     headline(result.lead)
     for role, heads in result.named.items():
-        headline(f"{role}: {', '.join(heads)}")
+        often, scores = GIVEN[role].often, result.scores_of(role)
+        scored = (f"{head} ({score})" for head, score in zip(heads, scores, strict=True))
+        headline(f"{role}{often and f', {often}'}: {', '.join(scored)}")
     if result.accuracy is not None and not is_quiet():
         show(result.accuracy.table)
     say_caveats(result.caveats)

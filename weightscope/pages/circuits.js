@@ -128,9 +128,8 @@ function describe(head) {
   for (const id of ["reads", "read-by", "scores"]) byId(id).replaceChildren();
   byId("called").textContent = "";
   if (head === null) return;
-  const i = Math.floor(head / nHeads), h = head % nHeads, sure = facts.sure[i][h];
-  const often = sure === null ? "" : `; in models left out, ${Math.round(100 * sure)} % of the heads so named had the role when run`;
-  byId("called").textContent = roleName(head) ? roleName(head) + often : "no name";
+  const i = Math.floor(head / nHeads), h = head % nHeads;
+  byId("called").textContent = [roleName(head) || "no name", facts.often[roleOf(head)]].filter(Boolean).join("; ");
   const strongestFirst = own => own.sort((one, other) => other.z - one.z);
   list(byId("reads"), "It reads", strongestFirst(edges.filter(edge => edge.to === head)), edge => edge.from);
   list(byId("read-by"), "It is read by", strongestFirst(edges.filter(edge => edge.from === head)), edge => edge.to);
