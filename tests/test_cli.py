@@ -259,7 +259,7 @@ def test_the_package_runs_as_a_module() -> None:
 @pytest.mark.parametrize(
     ("command", "work"),
     [
-        (["compare", "embedded", "embedded"], "weightscope.audits.compare.compare"),
+        (["compare", "embedded", "embedded"], "weightscope.comparisons.compare.compare"),
         (["detok", "embedded"], "weightscope.detokenization.heads.measure_heads"),
         (["circuits", "embedded"], "weightscope.circuitry.circuits.circuits"),
     ],

@@ -14,9 +14,9 @@ import pytest
 import weightscope as ws
 from weightscope import progress
 from weightscope.audits.audit import AuditOptions, measure_task
-from weightscope.audits.compare import compare
 from weightscope.audits.many import report_task
 from weightscope.cli.command import EndsInOneLine
+from weightscope.comparisons.compare import compare
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.engine import ThisProcess
 from weightscope.files import Files

@@ -28,7 +28,9 @@ pages findings
 detokenization
 circuitry
 tensors
-ancestry audits norms outliers
+audits norms outliers
+comparisons
+ancestry
 sinks
 cli
 __main__

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from weightscope.ancestry.lineage import lineage
     from weightscope.attention.factored import Factored
     from weightscope.audits.audit import audit
-    from weightscope.audits.compare import compare
     from weightscope.circuitry.circuits import circuits
+    from weightscope.comparisons.compare import compare
     from weightscope.detokenization.first_layer import FirstLayer, first_layer, neighbours
     from weightscope.detokenization.heads import bigram_auroc
     from weightscope.errors import CheckpointError
@@ -56,7 +56,7 @@ _HOMES = {
     "audit": "audits.audit",
     "bigram_auroc": "detokenization.heads",
     "circuits": "circuitry.circuits",
-    "compare": "audits.compare",
+    "compare": "comparisons.compare",
     "first_layer": "detokenization.first_layer",
     "lineage": "ancestry.lineage",
     "load_counts": "text.counts",

@@ -15,7 +15,7 @@ from weightscope.tables import templates
 DRAWN_BY = {
     "spectra": "attention.figures:spectrum_figure",
     "Audit": "audits.figures:head_maps",
-    "Comparison": "audits.figures:changes",
+    "Comparison": "comparisons.figures:changes",
     "Circuits": "circuitry.figures:diagram",
     "Lineage": "ancestry.figures:lineage_figure",
     "BigramAuroc": "detokenization.figures:auroc_figure",
@@ -23,7 +23,7 @@ DRAWN_BY = {
 }
 WRITTEN_BY = {
     "Audit": "audits.page:write_audit_page",
-    "Comparison": "audits.page:write_comparison_page",
+    "Comparison": "comparisons.page:write_comparison_page",
     "Circuits": "circuitry.page:write_report",
     "Lineage": "ancestry.page:write_lineage_page",
     "BigramAuroc": "detokenization.page:write_auroc_page",

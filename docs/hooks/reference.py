@@ -19,7 +19,7 @@ from weightscope.tables import Table
 CLEAR, FAINT = 0.8, 0.65  # an AUROC to report, and the least one called high; the same below 0.5
 RESULTS = (
     "audits.audit.Audit",
-    "audits.compare.Comparison",
+    "comparisons.compare.Comparison",
     "ancestry.lineage.Lineage",
     "circuitry.circuits.Circuits",
     "detokenization.heads.BigramAuroc",

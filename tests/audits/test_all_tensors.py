@@ -16,8 +16,8 @@ from tests.support.audits import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.checkpoint import checkpoint
 from weightscope.cli import main
+from weightscope.comparisons.tensors import TensorChanges, compare_tensors
 from weightscope.metrics.weight_changes import CASTS, casts_between, low_rank
-from weightscope.tensors.changes import TensorChanges, compare_tensors
 
 Weights = dict[str, np.ndarray]
 D = 128

@@ -15,8 +15,8 @@ import weightscope as ws
 from tests.support.audits import audit_of, undrawn
 from tests.support.hub_server import Hub
 from weightscope.cli import main
+from weightscope.comparisons.tensors import compare_tensors
 from weightscope.fingerprint import Fingerprint
-from weightscope.tensors.changes import compare_tensors
 
 GOLDEN = Path(__file__).parent / "golden" / "adapters"
 NAMES = sorted(path.name for path in GOLDEN.iterdir())

@@ -11,10 +11,10 @@ from weightscope.ancestry.surgery import Surgery
 from weightscope.attention.factored import inner
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.comparisons.tensors import Pair, TensorChange
 from weightscope.metrics.weight_changes import first_directions
 from weightscope.model import Model
-from weightscope.tensors.changes import BITS, Pair, TensorChange
-from weightscope.tensors.measure import why_unread
+from weightscope.tensors.measure import BITS, why_unread
 
 EQUAL = 1e-6  # |S - B| / |B| that a conversion's own arithmetic leaves
 OUTER = 0.4  # of a step: a rounded value may be this far from the one it was rounded from, and a fifth of them are

@@ -7,9 +7,9 @@ import numpy as np
 
 from weightscope.ancestry.structure import Kind
 from weightscope.ancestry.surgery import LayerPair, Surgery
+from weightscope.comparisons.tensors import TensorChange, TensorChanges
 from weightscope.errors import counted
 from weightscope.findings import spans
-from weightscope.tensors.changes import TensorChange, TensorChanges
 
 MOSTLY = 0.5  # share of matrices that hold coarser values before a checkpoint is called cast
 SOME = 0.25  # share on a grid before it is called quantised: fused or small matrices are often left out

@@ -13,14 +13,14 @@ from weightscope.attention.factored import inner
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.comparisons.basis import is_folded, is_permutation, rotation_between
+from weightscope.comparisons.tensors import Pair, TensorChange, first_pass, judged
 from weightscope.display import ShowsShapes
 from weightscope.metrics.grids import bits_of, own_grid, precision
 from weightscope.metrics.weight_changes import evenly_spread, low_rank
 from weightscope.model import Model
 from weightscope.progress import bar
-from weightscope.tensors.basis import is_folded, is_permutation, rotation_between
-from weightscope.tensors.changes import BITS, Pair, TensorChange, first_pass, judged
-from weightscope.tensors.measure import why_unread
+from weightscope.tensors.measure import BITS, why_unread
 
 HEADS = 4  # of a layer whose maps are compared exactly
 ROWS = 32  # rows of a tensor that are searched for a grid or a cast

@@ -20,6 +20,7 @@ from weightscope.files import Files
 from weightscope.progress import bar
 from weightscope.tables import Column, Table
 
+BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # of fraction
 NAMED = 20  # rows of a tensor that are listed by index
 LONG_ROW = 1 << 14  # values: sums of squares over longer rows, and over vectors, are taken in float64
 TINY = 1e-30  # a float32 sum of squares below it has lost digits and is taken again in float64

@@ -6,14 +6,14 @@ from math import prod
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.audits.changes import SAME
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.checkpoint import Block
+from weightscope.comparisons.heads import SAME
+from weightscope.comparisons.tensors import Pair
 from weightscope.errors import counted
 from weightscope.findings import Finding, Member, indexed, spans
 from weightscope.metrics.weight_changes import NEARLY_ALL, Along, first_directions, one_direction
 from weightscope.model import Model
-from weightscope.tensors.changes import Pair
 from weightscope.tensors.findings import changes_along_one_direction
 
 SAMPLE = 4096  # values of a tensor that are compared first

@@ -29,9 +29,8 @@ from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.tables import Column, Table
 from weightscope.tensors.findings import changes_along_one_direction, described
-from weightscope.tensors.measure import role_of, row_squares, shown_shape, why_unread
+from weightscope.tensors.measure import BITS, role_of, row_squares, shown_shape, why_unread
 
-BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # of fraction
 FEW_ROWS = 0.1  # of a tensor's rows: where no more changed, the change is described by its rows
 NAMED = 4  # tensors in a sentence
 NEARLY_ONE = 4  # rank of a change that may be of rank one: its other singular values may be rounding

@@ -11,11 +11,11 @@ import weightscope as ws
 from tests.support.audits import undrawn
 from tests.support.embedded_heads import permuted, real
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits.compare import Comparison
 from weightscope.cli import main
+from weightscope.comparisons.compare import Comparison
+from weightscope.comparisons.tensors import compare_tensors
 from weightscope.findings import Finding, Member
 from weightscope.metrics.weight_changes import first_directions
-from weightscope.tensors.changes import compare_tensors
 
 Weights = dict[str, np.ndarray]
 D, LAYERS = 64, 6

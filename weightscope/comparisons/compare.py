@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer, write_tables
-from weightscope.audits.changes import LIMITED, SAME, added_to, change_column, followed, stage, unmoved
-from weightscope.audits.circuits import CircuitChanges, circuit_changes
-from weightscope.audits.deeds import IDENTICAL, attention_changes, deed
-from weightscope.audits.edits import along_one_direction, moved_layers, written_direction
 from weightscope.audits.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
-from weightscope.audits.others import OtherChanges, limited_changes, other_changes, rescaled
-from weightscope.audits.settings import SettingsChange, first_sentence, settings_change
+from weightscope.comparisons.deeds import IDENTICAL, attention_changes, deed
+from weightscope.comparisons.edits import along_one_direction, moved_layers, written_direction
+from weightscope.comparisons.heads import LIMITED, SAME, added_to, change_column, followed, stage, unmoved
+from weightscope.comparisons.others import OtherChanges, limited_changes, other_changes, rescaled
+from weightscope.comparisons.settings import SettingsChange, first_sentence, settings_change
+from weightscope.comparisons.tensors import TensorChanges, compare_tensors
+from weightscope.comparisons.wiring import CircuitChanges, circuit_changes
 from weightscope.display import drawing, notebook, report
 from weightscope.errors import CheckpointError, counted, printable, sized
 from weightscope.files import Files, OutputFolder
@@ -28,7 +29,6 @@ from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.tables import Column, Table, as_json
-from weightscope.tensors.changes import TensorChanges, compare_tensors
 from weightscope.tensors.findings import beside_findings, incomparable_tensors
 from weightscope.tensors.measure import role_of
 

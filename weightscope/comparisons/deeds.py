@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weightscope.audits.changes import unmoved
 from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
+from weightscope.comparisons.basis import is_folded, is_permutation, rotation_between, turned
+from weightscope.comparisons.heads import unmoved
+from weightscope.comparisons.tensors import UNKNOWN_SIZE, Pair, TensorChange, between, changes_of, spread
 from weightscope.errors import CheckpointError, counted
 from weightscope.findings import Finding
 from weightscope.metrics.spaces import relative_change
 from weightscope.metrics.weight_changes import CASTS
 from weightscope.model import Model
-from weightscope.tensors.basis import is_folded, is_permutation, rotation_between, turned
-from weightscope.tensors.changes import UNKNOWN_SIZE, Pair, TensorChange, between, changes_of, spread
 
 FAR = 0.9  # relative change of heads that have nothing in common as they are stored; it is about 1.41
 NEAR = 0.5  # and of heads that are the same but for rounding or tuning, once both are in one basis
