@@ -368,7 +368,7 @@ QUOTED: dict[str, list[float]] = {
     "a small |f(x_0)| of the first token's embedding, has AUROC {:.2f} over heads, the layer's index alone {:.2f}": [
         foretold("value_ratio"), foretold("layer"),
     ],
-    "In models that no threshold was set on, it named {:.0f} heads after induction, and {:.0f} of them did induction": [
+    "In models that no threshold was set on, it named {:.0f} heads after induction, in three models, and {:.0f} of": [
         cell(ALL, name, score="induction", scale="score") for name in ("named", "right")
     ],
     "{:.0f} of {:.0f} induction heads were right, but they are from {:.0f} models": [
