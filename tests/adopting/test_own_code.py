@@ -13,7 +13,7 @@ from weightscope.cli import main
 
 torch = pytest.importorskip("torch", reason="the user's class is torch's, which is not installed")
 pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
-from safetensors.torch import save_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from tests.adopting.zephyrine import Zephyrine, ZephyrineConfig  # noqa: E402
 
@@ -67,6 +67,17 @@ def _weights(folder: Path, own: torch.nn.Module) -> dict[str, torch.Tensor]:
 def test_a_class_that_takes_numbers_is_built_of_the_configs_keys(checkpoint: Path) -> None:
     done = adopt(checkpoint, f"{HERE}:OfNumbers")
     assert done.exit_code == 0 and "proved against" in done.stdout and "built" not in done.stdout, done.output
+
+
+def test_a_gain_of_a_norm_may_have_any_name(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    tensors = load_file(checkpoint / "model.safetensors")
+    gained = {name.replace(".pre.weight", ".pre.gain"): 1.5 * tensor for name, tensor in tensors.items()}
+    save_file(gained, tmp_path / "model.safetensors")
+    done = adopt(tmp_path, f"{HERE}:Gained", "--out", tmp_path / "row.toml")
+    assert done.exit_code == 0 and 'norms.before = { norm = "rms:pre", gain = "gain" }' in done.stdout, done.output
+    gamma = ws.open_model(tmp_path, families=tmp_path / "row.toml").layer(0).norm.gamma
+    np.testing.assert_array_equal(gamma, gained["blocks.0.pre.gain"].numpy())
 
 
 def test_a_key_of_the_config_may_be_called_as_one_of_generation(checkpoint: Path, tmp_path: Path) -> None:

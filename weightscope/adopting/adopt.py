@@ -267,7 +267,9 @@ def _kept(
     if best is None:
         return None, "its attention is made of no modules that a row can name"
     if best.problem:
-        return None, best.problem
+        guessed = [name for name in search.guessed if name not in best.problem]
+        more = f"; no cell for {_listed(guessed)} made it exact" if guessed else ""
+        return None, best.problem + more
     part: Mapping[str, Any] = understood
     for key in filter(None, search.derived.first.part.split(".")):
         part = part[key]

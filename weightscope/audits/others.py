@@ -247,5 +247,5 @@ def scale_findings(model: Model) -> Iterator[Finding]:
             rms = sqrt(_squares(tensor) / prod(tensor.shape))
             if noted is not None and not isfinite(rms):
                 noted.add(tensor.name)
-            not_zero = name in {*gains, *(f"{norm.module}.weight" for norm in norms)}
+            not_zero = name in {*gains, *(f"{norm.module}.{norm.gain}" for norm in norms)}
             yield from scale_finding(tensor.name, rms, not_zero)
