@@ -105,6 +105,25 @@ class OfNumbers(Zephyrine):
         super().__init__(ZephyrineConfig(vocab_size, width, n_blocks, n_heads, n_kv_heads, rope_theta, eps))
 
 
+@dataclass
+class BriefConfig:
+    """Names that do not say what they are."""
+
+    V: int = 300
+    D: int = 48
+    L: int = 3
+    H: int = 4
+    G: int = 2
+    wavelength: float = 700.0
+    delta: float = 1e-5
+
+
+class Brief(Zephyrine):
+    def __init__(self, config: BriefConfig) -> None:
+        c = config
+        super().__init__(ZephyrineConfig(c.V, c.D, c.L, c.H, c.G, c.wavelength, c.delta))
+
+
 class Gained(Zephyrine):
     norm = GainNorm
 

@@ -42,6 +42,7 @@ MATHEMATICS = (
 )  # fmt: skip
 KEY_CELLS = {"theta_key": ("theta", "base"), "fraction_key": ("partial", "pct", "fraction", "percent"),
              "dims_key": ("rotary_dim", "rotary_emb_dim", "rope_dim")}  # fmt: skip
+SMALLEST_BASE = 50  # that a number of the config whose key says nothing is tried as
 SHARES = (0.25, 0.5, 0.75, 0.9)  # of a head that turns, where the config does not say it
 LESS_USUAL = ("thetas", "dims_key", "start_key", "interleaved_key", "scaled_in")
 SOME_LAYERS = (cells.sliding, cells.windowed, cells.windowed_if_any, cells.listed, cells.with_parameters)
@@ -238,6 +239,8 @@ class Search:
         shares += [{"fraction": share} for share in SHARES]
         for base, share, interleaved in product(bases, shares, (False, True)):
             yield Rope(interleaved, theta_key=base, **share)
+        unknown = [key for key in self.derived.unknown_numbers if self.derived.first.config[key] >= SMALLEST_BASE]
+        yield from (Rope(interleaved, theta_key=key) for key in unknown for interleaved in (False, True))
         for rotates, share, interleaved in product(SOME_LAYERS, shares, (False, True)):
             yield Rope(interleaved, rotates=rotates, **share)
 

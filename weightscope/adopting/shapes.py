@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from weightscope.adopting.config_keys import EPSILON, MEANINGS, SPECIAL, VARIED
 from weightscope.adopting.hooks import Observed
 from weightscope.adopting.tiny_models import parameters_of
 from weightscope.adopting.trial import Tiny
@@ -275,16 +276,33 @@ class Derived:
         self.before = self.first.one.norm if ahead else ""
 
     def key(self, meaning: str, number: Callable[[Anatomy], float | None], known: Sequence[str] = ()) -> str:
-        """The config's key of a number: it has the number's value in both models, and a name that fits; or none."""
+        """The config's key of a number: it has the number's value in both models, and a name that fits, or one that
+        says nothing; or none.
+        """
         parts = [each.config for each in self.each]
         numbers = [number(each) for each in self.each]
         if None in numbers:
             return ""
-        fitting = [key for key in parts[0] if key in known or re.search(WORDS[meaning], key)]
-        for part, value in zip(parts, numbers, strict=True):
-            fitting = [key for key in fitting if type(part.get(key)) is type(value) and part[key] == value]
+        named = [key for key in parts[0] if key in known or re.search(WORDS[meaning], key)]
+
+        def right(key: str) -> bool:
+            pairs = [(part.get(key), value) for part, value in zip(parts, numbers, strict=True)]
+            return all(type(found) is type(value) and found == value for found, value in pairs)
+
+        fitting = [*filter(right, named)] or [key for key in self.unknown_numbers if right(key) and 1 not in numbers]
         fitting.sort(key=lambda key: (-len(self.here & {*key.split("_")}), key not in known))
         return fitting[0] if fitting else ""
+
+    @cached_property
+    def unknown_numbers(self) -> list[str]:
+        """The keys of numbers, in both models' configs, whose names do not say what they are."""
+        known = (VARIED, EPSILON, SPECIAL, *(pattern for pattern, _ in MEANINGS))
+        numbers = [key for key, value in self.first.config.items() if type(value) in (int, float)]
+        return [
+            key for key in numbers
+            if not any(pattern.fullmatch(key) for pattern in known)
+            and all(type(each.config.get(key)) in (int, float) for each in self.each)
+        ]  # fmt: skip
 
     def size_keys(self) -> Mapping[str, tuple[str, ...]]:
         """Config keys of sizes that the usual keys do not give."""
