@@ -119,7 +119,7 @@ CONVOLVED: Mapping[str, Mapping[str, Any]] = {
     "sam3_lite_text_text_model": {"num_hidden_layers": 4},
     "zamba2": {"hybrid_layer_ids": [1, 3]},
     "sam2_prompt_encoder": {"image_size": 128},
-    "lw_detr_vit": {"num_windows": 4},  # of several tokens each
+    "lw_detr_vit": {"num_windows": 4, "num_windows_side": 2},  # of several tokens each
 }  # fmt: skip
 # By model_type of a part: sizes that follow from others, of the part when it is shrunk.
 TOGETHER: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
