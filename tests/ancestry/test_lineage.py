@@ -468,11 +468,12 @@ def test_small_noise_around_rounded_values_is_no_rounding(base, tmp_path):
     assert ws.lineage(narrow, written(near, tmp_path / "near")).verdict == "related"
 
 
-def test_scattered_zeros_show_the_direction(base, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scattered_zeros_show_the_direction(base, tmp_path, dtype):
     weights = read_weights(base)
     inside = {part: w for part, w in weights.parts.items() if w.ndim == 2 and part[0] is not None}
     cut = {part: np.where(np.abs(w) < np.median(np.abs(w)), 0, w) for part, w in inside.items()}
-    folder = written(weights.but(cut), tmp_path / "pruned")
+    folder = written(replace(weights.but(cut), dtype=dtype), tmp_path / "pruned")
     there, back = ws.lineage(folder, base), ws.lineage(base, folder)
     assert (there.verdict, back.verdict) == ("derived", "related")
     assert "pruned" in [kind.kind for kind in there.kinds]

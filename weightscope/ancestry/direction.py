@@ -11,7 +11,7 @@ from weightscope.ancestry.surgery import Surgery
 from weightscope.attention.factored import inner
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.checkpoint import Block, row_width
-from weightscope.metrics.weight_changes import first_directions
+from weightscope.metrics.weight_changes import CASTS, first_directions
 from weightscope.model import Model
 from weightscope.tensors.changes import BITS, Pair, TensorChange
 from weightscope.tensors.measure import why_unread
@@ -293,19 +293,18 @@ def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _is_pruned(older: Tensor, newer: Tensor) -> bool:
-    """Whether a matrix is the older one with zeros in it, and not only rows or columns of zeros: these may be the
-    start of what was trained.
+    """Whether a matrix is the older one with zeros in it, in its own float, and not only rows or columns of zeros:
+    these may be the start of what was trained.
     """
     if older.shape != newer.shape or len(older.shape) != 2:
         return False
-    zeros, rows, columns = 0, 0, np.zeros(older.shape[1], bool)
+    zeros, columns, cast = 0, np.zeros(older.shape[1], bool), CASTS.get(newer.dtype, np.positive)
     for x, y in _values(older, newer):
-        if ((x != y) & (y != 0)).any() or x.shape[1] != len(columns):
+        if ((x != y) & (cast(x) != y) & (y != 0)).any() or x.shape[1] != len(columns):
             return False
         columns |= y.any(axis=0)
     for x, y in _values(older, newer):
         gone = (x != 0) & (y == 0) & columns
-        rows += int(y.any(axis=1).sum())
         zeros += int(gone[y.any(axis=1)].sum())
     return zeros >= FEWEST
 
