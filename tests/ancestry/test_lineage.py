@@ -14,6 +14,7 @@ from analyses.derivations import DERIVATIONS, averaged, drifted, random_for, red
 from analyses.named_parts import read_weights, write_gguf, write_weights
 from benchmarks.synthetic import Sizes, write
 from tests.support.tiny_models import FIXTURES
+from weightscope.ancestry import direction
 from weightscope.ancestry.sketches import fingerprint
 from weightscope.cli import main
 
@@ -479,7 +480,7 @@ def test_scattered_zeros_show_the_direction(base, tmp_path, dtype):
     assert "pruned" in [kind.kind for kind in there.kinds]
 
 
-def test_dropped_singular_values_show_the_direction(base, tmp_path):
+def test_dropped_singular_values_show_the_direction(base, tmp_path, monkeypatch):
     weights, cut = read_weights(base), {}
     for part, w in weights.within("q.w", "up.w"):
         u, s, vt = np.linalg.svd(w.astype(np.float64), full_matrices=False)
@@ -488,6 +489,8 @@ def test_dropped_singular_values_show_the_direction(base, tmp_path):
     there, back = ws.lineage(folder, base), ws.lineage(base, folder)
     assert (there.verdict, back.verdict) == ("derived", "related")
     assert "rank cut" in [kind.kind for kind in there.kinds]
+    monkeypatch.setattr(direction, "LARGEST_SVD", 64 * 64 - 1)  # larger matrices are not read whole
+    assert ws.lineage(folder, base).verdict == "related"
 
 
 def test_layers_missing_from_an_expanded_base_were_not_removed(base, tmp_path):

@@ -29,8 +29,8 @@ FEW_VALUES = 0.5  # of a group's size: with so few values it lies on a grid that
 SCALE = 2.0**-11  # relative error of a scale that a quantised format stores in 16 bits
 OF_MINIMUM = 0.1  # of half a step: the most that a stored minimum's own rounding moves a cell
 TINY = 2.0**-25  # and its absolute error among the smallest
-SAMPLED = 64  # groups that show which grid a matrix has
-LARGEST_SVD = 4096  # smaller side of a matrix whose singular values are computed
+FIRST, SAMPLED = 4, 64  # groups that show that a matrix has no grid, and which it has
+LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
 PROJECTED = 1e-3  # |S v| / |B v| along a direction v that was projected out, in float32
 AXIS = 0.99  # largest component of a direction that is one dimension: a row that is zero may have been added
 NEAR_COPY = 0.3  # cosine of two layers' matrices: strangers have 0
@@ -198,8 +198,8 @@ def _in_cells(older: Tensor, newer: Tensor, cells: _Cells) -> bool:
             if sample_y.shape[1] % width or width < GROUPS[-1]:
                 continue
             x, y = (np.ascontiguousarray(side).reshape(-1, width) for side in (sample_x, sample_y))
-            step = max(1, len(y) // SAMPLED)
-            if _nearest(x[::step], y[::step], fine) is None:
+            apart = [max(1, len(y) // count) for count in (FIRST, SAMPLED)]
+            if any(_nearest(x[::step], y[::step], fine) is None for step in apart):
                 continue
             sides = [(x, y)] if turned else _values(older, newer)
             if cells.add_all(_nearest(p.reshape(-1, width), q.reshape(-1, width), fine) for p, q in sides):
@@ -318,7 +318,7 @@ def _noise(older: np.ndarray, dtype: str) -> float:
 
 def _is_truncated(older: Tensor, newer: Tensor) -> bool:
     """Whether a matrix is the older one without its smallest singular values."""
-    if older.shape != newer.shape or len(older.shape) != 2 or min(older.shape) > LARGEST_SVD:
+    if older.shape != newer.shape or len(older.shape) != 2 or prod(older.shape) > LARGEST_SVD:
         return False
     x, y = (Block(tensor, 0, prod(tensor.shape)).values().reshape(tensor.shape) for tensor in (older, newer))
     x, y = x.astype(np.float64), y.astype(np.float64)
