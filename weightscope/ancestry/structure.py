@@ -106,7 +106,8 @@ def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kin
     n = sum(j is not None for j in match.layers)
     if fewer:
         kept = [int((suspect.norms[suspect.of_layer(i), 1] > 0).sum()) for i in fewer]
-        sizes = f"{base.about['heads']} heads in the base; here, {min(kept)} to {max(kept)} per layer write anything"
+        left = f"{min(kept)}" if min(kept) == max(kept) else f"{min(kept)} to {max(kept)}"
+        sizes = f"{base.about['heads']} heads in a layer of the base; here, {left} of a layer write anything"
         yield Kind("heads removed", fewer, f"{sizes}.", len(fewer) / n)
     if more:
         sizes = f"{base.about['heads']} heads in the base, of which fewer write anything than of the suspect's"

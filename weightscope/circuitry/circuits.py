@@ -231,7 +231,7 @@ def circuits(
     caveats = list(model.layer(model.attention_layers[-1]).caveats)
     caveats += [POST_NORM] * (model.family.closing is not None) + [PARALLEL] * model.family.parallel
     if roles.lacking:
-        caveats.append(f"tokens: {roles.lacking}. Heads are named by their wiring alone")
+        caveats.append(f"scores by tokens ({roles.lacking}); heads are named by their wiring alone")
     if not all(wired.exact[kind][np.isfinite(wired.pk[kind])].all() for kind in wired.pk):
         caveats.append(ESTIMATED)
     if wired.left:
