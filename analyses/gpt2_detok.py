@@ -79,7 +79,7 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
             check.write_tables(files)
             sections.append(text_section(files, check, terms, drawn))
         title = f"Detokenization in the first attention layer of {name}"
-        write_page(files, "report.html", title, auroc.lead, sections, model=name)
+        write_page(files, "report.html", title, auroc.lead, sections, model=name, provenance=auroc.provenance)
     click.echo(auroc)
     click.echo(f"report: {out / 'report.html'}")
 

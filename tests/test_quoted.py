@@ -368,7 +368,7 @@ QUOTED: dict[str, list[float]] = {
     "a small |f(x_0)| of the first token's embedding, has AUROC {:.2f} over heads, the layer's index alone {:.2f}": [
         foretold("value_ratio"), foretold("layer"),
     ],
-    "In models that no threshold was set on, it named {:.0f} heads after induction, and {:.0f} of them did induction": [
+    "In models that no threshold was set on, it named {:.0f} heads after induction, in three models, and {:.0f} of": [
         cell(ALL, name, score="induction", scale="score") for name in ("named", "right")
     ],
     "{:.0f} of {:.0f} induction heads were right, but they are from {:.0f} models": [
@@ -467,6 +467,7 @@ ELSEWHERE = {
     "0.05": "an option", "0.9999": "a probability", "10 %": "the accuracy of a sketch",
     "6.4": "a section of a book", "2601.10266": "a paper's number", "1 %": "a threshold",
     "95 %": "a confidence", "5 %": "a confidence", "28 %": "of none in nine, checked below",
+    "1.8": "a threshold", "2.4": "Gemma 3's pair least alike, as in tests/audits/test_factors.py",
     "31 %": "of none in eight, likewise", "0.98": "a cosine, checked below", "1.0000": "likewise",
     "0.9": "a threshold", "15 %": "a threshold",
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
@@ -500,17 +501,25 @@ FAULTS = {
 
 
 def test_planted_faults_and_false_alarms_are_those_of_the_files() -> None:
-    """The table in docs/audit.md, and what the text says of its last row."""
+    """The three tables in docs/audit.md, and what the text says of the row without a fault."""
     tables = [rows(f"planted-faults/{name}.csv") for name in FAULTS.values()]
-    expected = [["fault, planted in one layer", *FAULTS]]
-    expected += [
-        [same[0]["fault"], *(f"{one['warned']} of {one['layers']}" for one in same)]
-        for same in zip(*tables, strict=True)
-    ]
-    expected.append(["none: errors and warnings", *(table[0]["false_alarms"] for table in tables)])
+    seldom = "fault with a warning in at most 1 of 50 layers"
+    starts = ("fault, planted in one layer", "fault, planted in all layers at once", seldom)
+    one_layer, all_layers, not_found = expected = [[[start, *FAULTS]] for start in starts]
+    for same in zip(*tables, strict=True):
+        name, everywhere, _ = same[0]["fault"].partition(", in all layers")
+        cells = [f"{one['warned']} of {one['layers']}" if one["layers"] != "0" else "–" for one in same]
+        warned, planted = (sum(int(one[key]) for one in same) for key in ("warned", "layers"))
+        found = 50 * warned > planted
+        (all_layers if found and everywhere else one_layer if found else not_found).append(
+            [name if found else same[0]["fault"], *cells]
+        )
+    one_layer.append(["none: errors and warnings", *(table[0]["false_alarms"] for table in tables)])
     page = (ROOT / "docs" / "audit.md").read_text()
-    for row in expected:
-        assert f"| {' | '.join(row)} |" in page
+    for table in expected:
+        header, *lines = (f"| {' | '.join(row)} |\n" for row in table)
+        assert header + "|---" * (1 + len(FAULTS)) + "|\n" + "".join(lines) in page
+    assert len({row["false_alarms"] for table in tables for row in table}) == 1
     alarms = [int(table[0]["false_alarms"]) for table in tables]
     assert (sum(alarms), len(alarms)) == (0, 9) and "no error and no warning in 9 healthy checkpoints" in page
     assert round(100 * (1 - 0.05 ** (1 / len(alarms)))) == 28 and "if 28 % of" in page

@@ -503,8 +503,8 @@ class Model:
             problem = f"no unembedding in this checkpoint (looked for {' and '.join(outputs.tokens)})"
             raise CheckpointError(problem, file=self.checkpoint.name)
         stored, e = outputs.norm, self.embedding_width
-        lacking = stored is not None and stored.module != "" and f"{stored.module}.weight" not in tensors
-        lacks = f"{self.prefix}{stored.module}.weight" if stored and lacking else ""
+        lacking = stored is not None and stored.module != "" and f"{stored.module}.{stored.gain}" not in tensors
+        lacks = f"{self.prefix}{stored.module}.{stored.gain}" if stored and lacking else ""
         norm = stored.read(tensors, config) if stored and not lacking else None
         after = None
         if outputs.after and e != config.d_model:

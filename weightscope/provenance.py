@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import weightscope
 from weightscope.errors import CheckpointError, printable
-from weightscope.files import regular_file
 from weightscope.progress import bar
 
 if TYPE_CHECKING:  # commands import this module before they know what to do
@@ -77,15 +75,11 @@ class Provenance:
 
 def source_of(checkpoint: "Checkpoint") -> dict[str, Any]:
     """What a checkpoint was called by whoever opened it, and the digests of its files that are known."""
-    import hashlib
-
-    name, config = checkpoint.given or checkpoint.name, checkpoint.config.file
     files = [file_record(file) for file in checkpoint.files]
-    if isinstance(config, Path) and config.suffix == ".json" and config.is_file():
-        with regular_file(config) as text:
-            digest = hashlib.file_digest(text, "sha256").hexdigest()
-        files.append({"name": config.name, "size": config.stat().st_size, "sha256": digest})
-    return {"name": printable(name), "files": files}
+    if checkpoint.config.stored is not None:
+        size, digest = checkpoint.config.stored
+        files.append({"name": "config.json", "size": size, "sha256": digest})
+    return {"name": printable(checkpoint.given or checkpoint.name), "files": files}
 
 
 def file_record(file: "Storage") -> dict[str, Any]:

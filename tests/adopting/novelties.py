@@ -39,6 +39,55 @@ class JointByHead(JointKeys):
         return self.q_proj(x).view(*x.shape[:2], -1, self.r).transpose(1, 2), k, v
 
 
+class GainNorm(nn.Module):
+    """A LayerNorm whose parameters have their own names, and whose eps is in the code."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain, self.push = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-6) * self.gain + self.push
+
+
+class JointKeysOwnNorms(JointKeys):
+    """Keys and values in one tensor again, which runs first; names of parameters that say nothing."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        super().__init__(config, layer)
+        del self.norm_q, self.norm_k, self.kv, self.q_proj
+        self.memory = nn.Linear(config.hidden_size, 2 * self.g * self.r)
+        self.asking = nn.Linear(config.hidden_size, self.h * self.r)
+        self.first, self.second = GainNorm(self.r), GainNorm(self.r)
+
+    def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        k, v = self.memory(x).chunk(2, -1)
+        return tuple(rows.view(*x.shape[:2], -1, self.r).transpose(1, 2) for rows in (self.asking(x), k, v))
+
+    def vectors(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        k = self.first(k)
+        return self.second(q), k, v
+
+
+class Tempered(Plain):
+    """Scores of each head have a learned temperature."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        super().__init__(config, layer)
+        self.temp = nn.Parameter(torch.zeros(self.h))
+
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores * self.temp.exp()[:, None, None]
+
+
+class Waves(Tempered):
+    """The same by a function that no row has."""
+
+    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores * self.temp.sin()[:, None, None]
+
+
 class OwnSlopes(Plain):
     """A bias by distance with slopes 2^-(h + 1), however many heads there are; nothing turns."""
 
@@ -126,6 +175,14 @@ class OwnBases(Plain):
 
     def placed(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.q_norm(q), self.k_norm(k)
+
+
+class OwnBasesUsualEps(OwnBases):
+    """The same with the eps that torch takes by default."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        super().__init__(config, layer)
+        self.q_norm, self.k_norm = nn.RMSNorm(self.r), nn.RMSNorm(self.r)
 
 
 class TalkingHeads(Plain):

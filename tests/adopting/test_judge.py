@@ -19,6 +19,7 @@ transformers = pytest.importorskip("transformers", reason="tiny models are made 
 
 from safetensors.torch import save_file  # noqa: E402
 
+from weightscope.adopting import inputs  # noqa: E402
 from weightscope.adopting.census import at_work, census  # noqa: E402
 from weightscope.adopting.config_keys import tiny_config, varied  # noqa: E402
 from weightscope.adopting.hooks import Observed  # noqa: E402
@@ -237,6 +238,14 @@ SAMPLE = {*EXACT[::10], *ALWAYS}
 def test_what_is_exact_is_so_again(kind: str) -> None:
     before = [row for row in read() if row.type == kind]
     assert not [line for line in changes(before, census(kind)) if ": exact -> " in line]
+
+
+def test_scores_that_no_query_compares_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an end of a phrase in the text, tokens of Grounding DINO see themselves only."""
+    monkeypatch.setattr(inputs, "PHRASE", 1000)
+    rows = {row.stack: row for row in census("grounding-dino")}
+    for stack in ("text_backbone.encoder.layer.{}.attention.self", "encoder.layers.{}.text_enhancer_layer.self_attn"):
+        assert rows[stack].reason == "every query sees one key only, so that no score is compared"
 
 
 def test_windows_of_an_image_are_one_sequence_in_pieces(made: Any) -> None:

@@ -11,15 +11,19 @@ from click.testing import CliRunner, Result
 
 import weightscope as ws
 from weightscope.adopting.own_code import Order, _carried_out
+from weightscope.architectures.rope import Rope
+from weightscope.checkpoint import open_checkpoint
 from weightscope.cli import main
 from weightscope.errors import CheckpointError
 from weightscope.sources import Source
 
 torch = pytest.importorskip("torch", reason="the user's class is torch's, which is not installed")
 pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
-from safetensors.torch import save_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
-from tests.adopting.zephyrine import Zephyrine, ZephyrineConfig  # noqa: E402
+from tests.adopting.zephyrine import Brief, BriefConfig, Zephyrine, ZephyrineConfig  # noqa: E402
+from weightscope.adopting.adopt import adopt as rows_adopted  # noqa: E402
+from weightscope.adopting.own_code import registered  # noqa: E402
 
 pytestmark = pytest.mark.check
 
@@ -53,6 +57,11 @@ def test_a_class_of_ones_own_proves_a_row_that_reads_the_checkpoint_as_the_class
     assert model.family.origin == f"{proof}; unproved beyond texts of 1,152 tokens"  # no key of it is a window
     own = Zephyrine(ZephyrineConfig())
     own.load_state_dict(_weights(checkpoint, own))
+    assert_reads(model, own)
+
+
+def assert_reads(model: ws.Model, own: Zephyrine) -> None:
+    """A layer of the model gives what the class gives."""
     x, layer = np.random.default_rng(0).normal(size=(9, 48)).astype(np.float32), model.layer(1)
     with torch.no_grad():
         expected = own.blocks[1].mixer(own.blocks[1].pre(torch.from_numpy(x)[None]))[0].numpy()
@@ -62,8 +71,6 @@ def test_a_class_of_ones_own_proves_a_row_that_reads_the_checkpoint_as_the_class
 
 
 def _weights(folder: Path, own: torch.nn.Module) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
     stored = load_file(folder / "model.safetensors")
     return {name: stored.get(name, stored["words.weight"]) for name in own.state_dict()}
 
@@ -71,6 +78,33 @@ def _weights(folder: Path, own: torch.nn.Module) -> dict[str, torch.Tensor]:
 def test_a_class_that_takes_numbers_is_built_of_the_configs_keys(checkpoint: Path) -> None:
     done = adopt(checkpoint, f"{HERE}:OfNumbers")
     assert done.exit_code == 0 and "proved against" in done.stdout and "built" not in done.stdout, done.output
+
+
+def test_values_of_the_config_are_read_whatever_their_keys_are_called(checkpoint: Path, tmp_path: Path) -> None:
+    """A row found with one base and eps reads a checkpoint that has others."""
+    other = BriefConfig(wavelength=30.0, delta=0.1)
+    for folder, config in ((tmp_path / "one", BriefConfig()), (tmp_path / "other", other)):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
+        (folder / "config.json").write_text(json.dumps({"model_type": "brief", **asdict(config)}))
+    registered(Brief, {"model_type": "brief"}, "*")
+    (row,) = rows_adopted(open_checkpoint(tmp_path / "one")).rows
+    assert row.keys == {"n_layers": ("L",), "d_model": ("D",), "n_heads": ("H",), "norm_eps": ("delta",)}
+    assert row.kv_heads == ("G",) and row.rope == Rope(theta_key="wavelength") and not row.variants
+    own = Brief(other)
+    own.load_state_dict(_weights(checkpoint, own))
+    assert_reads(ws.Model(open_checkpoint(tmp_path / "other"), row), own)
+
+
+def test_a_gain_of_a_norm_may_have_any_name(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    tensors = load_file(checkpoint / "model.safetensors")
+    gained = {name.replace(".pre.weight", ".pre.gain"): 1.5 * tensor for name, tensor in tensors.items()}
+    save_file(gained, tmp_path / "model.safetensors")
+    done = adopt(tmp_path, f"{HERE}:Gained", "--out", tmp_path / "row.toml")
+    assert done.exit_code == 0 and 'norms.before = { norm = "rms:pre", gain = "gain" }' in done.stdout, done.output
+    gamma = ws.open_model(tmp_path, families=tmp_path / "row.toml").layer(0).norm.gamma
+    np.testing.assert_array_equal(gamma, gained["blocks.0.pre.gain"].numpy())
 
 
 def test_a_key_of_the_config_may_be_called_as_one_of_generation(checkpoint: Path, tmp_path: Path) -> None:

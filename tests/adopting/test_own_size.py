@@ -17,6 +17,7 @@ pytest.importorskip("transformers", reason="tiny models are made by transformers
 from tests.adopting.tricks import (  # noqa: E402
     SELDOM,
     TRICKS,
+    Alone,
     BaseByLength,
     NoWindowConfig,
     Optional,
@@ -67,6 +68,12 @@ def test_a_window_that_no_key_names_is_unproved_beyond_what_ran(tmp_path: Path) 
     saved(registered(TemperatureFrom6000, NoWindowConfig), tmp_path)
     adopted = adopt(open_checkpoint(tmp_path))
     assert adopted.beyond == ("position 4,608", "texts of 1,152 tokens")
+
+
+def test_scores_that_no_query_compares_are_not_proved(tmp_path: Path) -> None:
+    saved(registered(Alone), tmp_path)
+    (reason,) = adopt(open_checkpoint(tmp_path)).unproved.values()
+    assert reason == "every query saw one key only, so that no score was compared"
 
 
 @pytest.mark.parametrize(

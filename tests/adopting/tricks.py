@@ -396,6 +396,15 @@ class TemperatureAfterEos(Plain):
         return q * torch.where(places - last < 10, 1.4, 1.0)[:, None, :, None]
 
 
+class Alone(Plain):
+    """Tokens of long texts see themselves only, whatever their scores are."""
+
+    def weighed(self, scores: torch.Tensor) -> torch.Tensor:
+        n = scores.shape[-1]
+        alone = ~torch.eye(n, dtype=torch.bool) & (n > 30)
+        return super().weighed(scores.masked_fill(alone, -torch.inf))
+
+
 # What acts on certain tokens, lengths, batches and additions only.
 SELDOM: dict[str, tuple[type[Plain], type[PlainConfig], dict[str, Any]]] = {
     "keys of BOS gain 3": (BiasForBos, PlainConfig, {"vocab_size": 400}),

@@ -54,10 +54,22 @@ class Mixer(nn.Module):
         return self.wo((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, d))
 
 
+class GainNorm(ScaleNorm):
+    """The same; its parameter is not called weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__(width, eps)
+        del self.weight
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.gain
+
+
 class Block(nn.Module):
-    def __init__(self, config: ZephyrineConfig, mixer: type[Mixer]) -> None:
+    def __init__(self, config: ZephyrineConfig, mixer: type[Mixer], norm: type[ScaleNorm]) -> None:
         super().__init__()
-        self.pre, self.mixer = ScaleNorm(config.width, config.eps), mixer(config)
+        self.pre, self.mixer = norm(config.width, config.eps), mixer(config)
         self.up, self.down = nn.Linear(config.width, 96), nn.Linear(96, config.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,13 +78,13 @@ class Block(nn.Module):
 
 
 class Zephyrine(nn.Module):
-    mixer = Mixer
+    mixer, norm = Mixer, ScaleNorm
 
     def __init__(self, config: ZephyrineConfig) -> None:
         super().__init__()
         self.config = config
         self.words = nn.Embedding(config.vocab_size, config.width)
-        self.blocks = nn.ModuleList(Block(config, self.mixer) for _ in range(config.n_blocks))
+        self.blocks = nn.ModuleList(Block(config, self.mixer, self.norm) for _ in range(config.n_blocks))
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         self.head.weight = self.words.weight
 
@@ -91,6 +103,29 @@ class OfNumbers(Zephyrine):
     ) -> None:
         print("built")
         super().__init__(ZephyrineConfig(vocab_size, width, n_blocks, n_heads, n_kv_heads, rope_theta, eps))
+
+
+@dataclass
+class BriefConfig:
+    """Names that do not say what they are."""
+
+    V: int = 300
+    D: int = 48
+    L: int = 3
+    H: int = 4
+    G: int = 2
+    wavelength: float = 700.0
+    delta: float = 1e-5
+
+
+class Brief(Zephyrine):
+    def __init__(self, config: BriefConfig) -> None:
+        c = config
+        super().__init__(ZephyrineConfig(c.V, c.D, c.L, c.H, c.G, c.wavelength, c.delta))
+
+
+class Gained(Zephyrine):
+    norm = GainNorm
 
 
 class Bent(Mixer):

@@ -11,9 +11,10 @@ import pytest
 
 import weightscope as ws
 from analyses.derivations import DERIVATIONS, averaged, drifted, random_for, redrawn
-from analyses.named_parts import read_weights, write_weights
+from analyses.named_parts import read_weights, write_gguf, write_weights
 from benchmarks.synthetic import Sizes, write
 from tests.support.tiny_models import FIXTURES
+from weightscope.ancestry import direction
 from weightscope.ancestry.sketches import fingerprint
 from weightscope.cli import main
 
@@ -346,11 +347,13 @@ LOSSY = [
     "bfloat16",
     "float16",
     "4 bits, groups of 32",
+    "4 bits, groups of 32, with minima",
     "8 bits, rows",
     "NF4",
     "Q8_0",
     "Q5_0",
     "Q4_0",
+    "Q4_1",
     "middle layers removed",
 ]
 BOTH_WAYS = ["copy", "drift 10 %", "rank 4, all", "vocabulary extended", "vocabulary cut", "depth upscaled",
@@ -366,6 +369,75 @@ def test_a_lossy_map_shows_the_direction_and_backwards_is_never_derived(base, ma
     if "removed" not in name:
         assert "so base came first" in back.lead
         assert not any(kind.kind.startswith(("fine-tuned", "cast to")) for kind in back.kinds)
+
+
+def as_gguf(weights, path, kind):
+    weights.config["max_position_embeddings"] = 64
+    write_gguf(weights, path, kind)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_a_gguf_file_whose_values_lie_in_their_cells_was_derived(base, tmp_path, kind):
+    """Of one whose every value is nearest on the grid that its block stores, the original came first."""
+    file = as_gguf(read_weights(base), tmp_path / "model.gguf", kind)
+    there, back = ws.lineage(file, base), ws.lineage(base, file)
+    assert (there.verdict, back.verdict) == ("derived", "related")
+    assert [[kind.kind for kind in found.kinds] for found in (there, back)] == [
+        [f"quantised (stored as {kind})"],
+        ["quantised: the base"],
+    ]
+    assert "so base came first" in back.lead
+
+
+def test_values_of_a_gguf_file_in_another_format_lost_nothing(base, tmp_path):
+    file = as_gguf(read_weights(base), tmp_path / "model.gguf", "Q4_1")
+    wide = written(replace(read_weights(file), dtype="float32"), tmp_path / "wide")
+    for pair in ((wide, file), (file, wide)):
+        found = ws.lineage(*pair)
+        assert (found.verdict, [kind.kind for kind in found.kinds]) == ("related", ["same values in another format"])
+
+
+def test_a_quantiser_that_does_not_round_to_the_nearest_proves_nothing(base, tmp_path):
+    """As with an importance matrix: some values lie outside their cells; backwards it is no training either."""
+    weights = read_weights(base)
+    file = as_gguf(weights, tmp_path / "model.gguf", "Q4_1")
+    rng = np.random.default_rng(7)
+    off = {p: w + 0.03 * w.std() * rng.standard_normal(w.shape) for p, w in weights.parts.items() if w.ndim == 2}
+    moved = written(weights.but(off), tmp_path / "moved")
+    there, back = ws.lineage(file, moved), ws.lineage(moved, file)
+    assert (there.verdict, back.verdict) == ("related", "related")
+    assert [kind.kind for kind in there.kinds] == ["quantised (stored as Q4_1)"]
+    assert [kind.kind for kind in back.kinds] == ["quantised: the base"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("heads removed", "heads added"),
+        ("heads silenced", "heads added"),
+        ("upcycled", "experts copied from one network: the base"),
+        ("key-value heads in pairs", "heads grouped: the base"),
+    ],
+)
+def test_what_only_the_base_lacks_is_named_backwards(base, made, name, kind):
+    folder, _ = made(name)
+    found = ws.lineage(base, folder)
+    assert (found.verdict, [each.kind for each in found.kinds]) == ("related", [kind])
+    assert "Nothing differs" not in found.lead
+
+
+def test_tensors_in_only_one_are_not_nothing(base, tmp_path):
+    weights = read_weights(base)
+    parts = {part: w for part, w in weights.parts.items() if part != (None, "unembedding")}
+    found = ws.lineage(base, written(replace(weights, parts=parts), tmp_path / "less"))
+    assert "Nothing differs" not in found.lead and "1 more are in only one of the two" in found.lead
+
+
+def test_norms_that_round_to_the_bases_are_no_cast(base, made):
+    """Gains near one round to the one that they were."""
+    folder, _ = made("drift 1 %")
+    assert [kind.kind for kind in ws.lineage(base, folder).kinds] == ["fine-tuned"]
 
 
 @pytest.mark.parametrize("name", BOTH_WAYS)
@@ -397,17 +469,18 @@ def test_small_noise_around_rounded_values_is_no_rounding(base, tmp_path):
     assert ws.lineage(narrow, written(near, tmp_path / "near")).verdict == "related"
 
 
-def test_scattered_zeros_show_the_direction(base, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scattered_zeros_show_the_direction(base, tmp_path, dtype):
     weights = read_weights(base)
     inside = {part: w for part, w in weights.parts.items() if w.ndim == 2 and part[0] is not None}
     cut = {part: np.where(np.abs(w) < np.median(np.abs(w)), 0, w) for part, w in inside.items()}
-    folder = written(weights.but(cut), tmp_path / "pruned")
+    folder = written(replace(weights.but(cut), dtype=dtype), tmp_path / "pruned")
     there, back = ws.lineage(folder, base), ws.lineage(base, folder)
     assert (there.verdict, back.verdict) == ("derived", "related")
     assert "pruned" in [kind.kind for kind in there.kinds]
 
 
-def test_dropped_singular_values_show_the_direction(base, tmp_path):
+def test_dropped_singular_values_show_the_direction(base, tmp_path, monkeypatch):
     weights, cut = read_weights(base), {}
     for part, w in weights.within("q.w", "up.w"):
         u, s, vt = np.linalg.svd(w.astype(np.float64), full_matrices=False)
@@ -416,6 +489,8 @@ def test_dropped_singular_values_show_the_direction(base, tmp_path):
     there, back = ws.lineage(folder, base), ws.lineage(base, folder)
     assert (there.verdict, back.verdict) == ("derived", "related")
     assert "rank cut" in [kind.kind for kind in there.kinds]
+    monkeypatch.setattr(direction, "LARGEST_SVD", 64 * 64 - 1)  # larger matrices are not read whole
+    assert ws.lineage(folder, base).verdict == "related"
 
 
 def test_layers_missing_from_an_expanded_base_were_not_removed(base, tmp_path):

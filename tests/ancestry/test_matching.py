@@ -65,6 +65,18 @@ def test_other_widths_are_not_compared_directly():
     assert set(matches(sketches_of(values), sketches_of(values, d_model=32))) == {"spectra"}
 
 
+@pytest.mark.parametrize("n_layers", [2, 5])
+def test_a_stranger_whose_layers_are_all_nearest_to_one_of_the_base_s_has_no_counterparts(n_layers):
+    """Layers of a base may have slopes of their own, and one of them that of most models."""
+    falls, points = np.geomspace(1, 50, n_layers), np.linspace(0, 1, POINTS)
+    base = -np.broadcast_to(falls[:, None, None, None] * points, (n_layers, 4, 2, POINTS))
+    rng = np.random.default_rng(4)
+    slopes = rng.uniform(0.8, 1.2, (12, 4, 2, 1))
+    a, b = (rng.standard_normal((n, 4, 2, SKETCH)) for n in (12, n_layers))
+    match = matches(sketches_of(a, spectra=-slopes * points), sketches_of(b, spectra=base))["spectra"]
+    assert set(match.layers) == {0} and not match.is_sure
+
+
 def test_spectra_find_what_no_basis_shows():
     rng = np.random.default_rng(3)
     spectra = -np.sort(rng.uniform(0, 3, (6, 4, 2, POINTS)))

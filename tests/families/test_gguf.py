@@ -11,6 +11,7 @@ import weightscope as ws
 from weightscope.architectures import as_published, decide
 from weightscope.architectures.computed import NONE, differences, stated
 from weightscope.checkpoint import Checkpoint, open_checkpoint
+from weightscope.checkpoint.gguf import EVEN
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 
@@ -256,3 +257,22 @@ def test_what_a_gguf_file_cannot_say_is_not_compared(tmp_path: Path) -> None:
         b = ws.open_model(folder)
         found = differences(stated(b.checkpoint, b.row), stated(a.checkpoint, a.row))
         assert [one.key for one in found if one.effect != NONE] == keys
+
+
+@pytest.mark.parametrize("kind", sorted(EVEN))
+def test_values_of_a_block_lie_evenly_between_its_ends(kind, tmp_path):
+    """Of random bits, too, each value is one of the levels that the block's own scales and minima span."""
+    stored = gguf.GGMLQuantizationType[kind]
+    rng, width = np.random.default_rng(3), gguf.GGML_QUANT_SIZES[stored][1]
+    blocks = rng.integers(0, 256, (400, width), np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("x", blocks, raw_dtype=stored)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    tensor = open_checkpoint(tmp_path / "model.gguf").unchecked()["x"]
+    first, last, levels = tensor.ends()
+    values, first, last = (each.read().astype(np.float64) for each in (tensor, first, last))
+    spread = np.isfinite(values + first + last) & (np.abs(last - first) > 1e-3 * np.abs(first))
+    place = ((values - first) * (levels - 1))[spread] / (last - first)[spread]
+    assert np.abs(place - np.rint(place)).max() < 0.01 and set(np.rint(place)) == set(range(levels))

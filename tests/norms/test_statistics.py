@@ -1,9 +1,15 @@
 """Statistics taken batch by batch: moments against NumPy's of all numbers, a sample against the pairs it is of."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from weightscope.metrics.rank_correlation import Spearman
 from weightscope.norms.measure import Moments, PairSample
+from weightscope.norms.page import lead
+from weightscope.tables import Table
 
 
 @pytest.fixture
@@ -49,3 +55,14 @@ def test_a_sample_is_of_the_pairs_and_of_the_size_asked_for(rng: np.random.Gener
         sample.add(first, second, groups)
     np.testing.assert_array_equal(again.pairs()[1], some.pairs()[1])
     np.testing.assert_array_equal(less.pairs()[1], some.pairs()[1][:7])
+
+
+def test_a_kind_that_never_occurs_is_said_to_be_absent() -> None:
+    rows = [("BOS", 0.2, 0.1), (". or ,", 0.0, 0.0), ("other", 0.8, 0.9)]
+    ranks = [Spearman(pairs, float("nan"), 0.0) for pairs in (10, 0, 90)]
+    norms: Any = SimpleNamespace(shares=Table.of_rows(("kind", "weight", "length"), rows), ranks=ranks, n_sequences=1,
+                                 n_tokens=9)  # fmt: skip
+    said = (
+        "BOS takes 20.0% of the attention weight and gives 10.0% of the length of what is added up; no token is . or ,;"
+    )
+    assert lead(norms, "a text").startswith(said)

@@ -24,6 +24,7 @@ from weightscope.architectures.config import KEYS
 from weightscope.architectures.family import Unless, When
 from weightscope.architectures.layer import read_layer
 from weightscope.architectures.reading import WAYS
+from weightscope.architectures.rope import Rope
 from weightscope.architectures.stacks import prefixes_of
 from weightscope.architectures.stanzas import cells_of, file_of, stanza_of
 from weightscope.architectures.steps.bounds import Clip, Softcap
@@ -106,8 +107,29 @@ def guarded(row: Family, derived: Derived, understood: Mapping[str, Any]) -> Fam
     for key, values in _options(row, derived):
         if key in understood and (not values or any(_matters(row, derived, key, value) for value in values)):
             value = understood[key]
-            row = _refusing(row, derived, Unless(key, value, refused=_unproved(f"a {key} other than {value}")))
+            tried = (derived.first.config[key], *values)
+            read = (each for each in _reading(row, derived, key) if values)
+            right = (each for each in read if not any(_matters(each, derived, key, number) for number in tried))
+            pinned = _refusing(row, derived, Unless(key, value, refused=_unproved(f"a {key} other than {value}")))
+            row = next(right, pinned)
     return row
+
+
+def _reading(row: Family, derived: Derived, key: str) -> Iterator[Family]:
+    """The row with a constant read of a config key instead: eps, the base of its rotation, a size."""
+    value, config = derived.first.config[key], derived.first.config
+    usual = derived.left_out(key)
+    row = row if usual is None else row.but(defaults={key: usual})
+    fixed = [norm for norm in (row.norm, row.qk_norm) if norm is not None]
+    if fixed and all(norm.eps == value for norm in fixed):
+        qk_norm = row.qk_norm and replace(row.qk_norm, eps=None)
+        norm = row.norm and replace(row.norm, eps=None)
+        yield replace(row, norm=norm, qk_norm=qk_norm, keys={**row.keys, "norm_eps": (key,)})
+    if isinstance(row.rope, Rope) and row.rope.theta_key not in config and not row.rope.thetas:
+        yield row.but(rope__theta_key=key)
+    for cell in ("head_dim", "kv_heads", "value_dim"):
+        if type(value) is int and not getattr(row, cell):
+            yield row.but(**{cell: (key,)})
 
 
 def _unproved(what: str) -> str:
@@ -267,7 +289,9 @@ def _kept(
     if best is None:
         return None, "its attention is made of no modules that a row can name"
     if best.problem:
-        return None, best.problem
+        guessed = [name for name in search.guessed if name not in best.problem]
+        more = f"; no cell for {_listed(guessed)} made it exact" if guessed else ""
+        return None, best.problem + more
     part: Mapping[str, Any] = understood
     for key in filter(None, search.derived.first.part.split(".")):
         part = part[key]

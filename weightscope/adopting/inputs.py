@@ -9,6 +9,7 @@ import torch
 
 from weightscope.adopting.tiny_models import Size
 
+PHRASE = 7  # tokens of a phrase, its end with it
 FIRST_TOKEN = 60  # of a tiny model's texts; smaller ids are special tokens', which `own_size` runs
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder", "decoder_config")
 SEEN = ("vision_config", "vision_encoder_config", "visual_config", "backbone_config", "image_encoder_config", "encoder")
@@ -52,6 +53,9 @@ class Inputs:
         self.generator = torch.Generator().manual_seed(1000 + seed)
         self.parameters = inspect.signature(module.forward).parameters
         self.crosses = any(CROSS.search(name) for name, _ in module.named_modules())
+        # Ids that end a phrase, of a class in which tokens attend within phrases only.
+        ends = [ids for name, ids in module.named_buffers() if name.endswith("special_tokens")]
+        self.delimiters: list[int] = ends[0].tolist() if ends else []
 
     @property
     def vocabulary(self) -> int:
@@ -59,7 +63,11 @@ class Inputs:
 
     def ids(self, length: int) -> torch.Tensor:
         low = min(FIRST_TOKEN, self.vocabulary // 2)
-        return torch.randint(low, self.vocabulary, (1, length), generator=self.generator)
+        ids = torch.randint(low, self.vocabulary, (1, length), generator=self.generator)
+        known = [each for each in self.delimiters if each < self.vocabulary]
+        for place in range(PHRASE, length, PHRASE) if known else ():
+            ids[0, place] = known[place // PHRASE % len(known)]
+        return ids
 
     def noise(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator)

@@ -156,6 +156,11 @@ def _measure(
     return Errors(float(error), float(off), _here(scores, one.scores, seen), rounding, where)
 
 
+def compared_scores(one: Observed) -> bool:
+    """Whether a query saw two keys: what it makes of one key is 1, whatever the score."""
+    return bool(((np.nan_to_num(one.attention) > NO_SCORE).sum(-1) > 1).any())
+
+
 def _here(found: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> float:
     """The largest error of a token's scores with itself, relative to the largest; infinite in cross-attention."""
     if found.shape[1] != found.shape[2]:
@@ -301,6 +306,8 @@ def judge(
                 refused = refused or problem_of_module.removeprefix("refused: ")
             elif problem_of_module:
                 reasons.append(problem_of_module)
+            elif not any(compared_scores(call) for call in own_calls):
+                refused = refused or "every query sees one key only, so that no score is compared"
         if _disordered([by_module[module] for module in modules if module in by_module]):
             reasons.append("its layers are read in another order")
         if reasons:

@@ -20,8 +20,8 @@ import torch
 from weightscope.adopting.config_keys import MEANINGS, SPECIAL
 from weightscope.adopting.hooks import Observed, watch_layers
 from weightscope.adopting.inputs import Inputs
-from weightscope.adopting.judge import TOLERANCE, compare, stack_of
-from weightscope.adopting.tiny_models import FUSED, SIZES, first_line
+from weightscope.adopting.judge import TOLERANCE, compare, compared_scores, stack_of
+from weightscope.adopting.tiny_models import SIZES, attention_of, first_line
 from weightscope.adopting.trial import Tiny
 from weightscope.architectures import Family
 from weightscope.attention.layer import Layer
@@ -66,6 +66,7 @@ class _Reach:
 
     layers: set[int] = field(default_factory=set)
     in_pairs: set[int] = field(default_factory=set)  # layers that ran on two sequences at once
+    scored: set[int] = field(default_factory=set)  # layers in which a query saw two keys
     special: bool = True  # special tokens were among those that they ran on
     placed: bool = False  # the positions that it was given matter
     tokens: int = 0
@@ -246,7 +247,7 @@ class _Trial:
         self.near: dict[tuple[str, int], int] = {}  # hashes of the scores of texts at positions from 0 on
         values = {key: value for key, value in config.to_dict().items() if key != "quantization_config"}
         config = type(config).from_dict(values | {"use_cache": False})
-        how = "sdpa" if config.model_type in FUSED else "eager"
+        how = attention_of(config.model_type)
         with _without_memory():
             self.model = type(tiny.model)._from_config(config, attn_implementation=how, dtype=torch.float32).eval()
         self.work = 2.0 * sum(parameter.numel() for parameter in self.model.parameters()) * TOKENS * PASSES
@@ -290,6 +291,8 @@ class _Trial:
             return AtOwnSize(unproved=f"running it takes {self.work:.1g} multiplications; {MOST_WORK:.0g} at most are")
         if left := [*{*model.attention_layers, *model.borrowing_layers} - reach.layers]:
             return AtOwnSize(unproved=f"layer {min(left)} and {len(left) - 1} more did not run")
+        if reach.layers - reach.scored:
+            return AtOwnSize(unproved="every query saw one key only, so that no score was compared")
         if reach.small:
             return AtOwnSize(unproved="it was not compared with larger scores: weightscope does not see what enters it")
         limits = [limit for limit in (*self.limits, *self.lengths) if limit > reach.position]
@@ -432,6 +435,8 @@ class _Trial:
         if inputs.at is None:
             self.near.setdefault((stack, index), seen)
         reach.layers.add(index)
+        if compared_scores(call):
+            reach.scored.add(index)
         reach.placed = reach.placed or moved
         reach.tokens = max(reach.tokens, tokens)
         reach.position = max(reach.position, _furthest(call) if moved else tokens - 1)

@@ -19,8 +19,9 @@ PAGE = """\
 
 For every model_type that transformers {version} can build, two tiny random models of different sizes and seeds were
 made and run at positions near and far. In every layer of every attention stack, attention probabilities and outputs
-were compared with those of eager attention. A stack is *exact* if they agree to 1e-4 in all layers. It is *refused* if
-weightscope does not read it and says why. No stack may be wrong.
+were compared with those of eager attention (of fused attention for types whose eager code misreads its mask). A stack
+is *exact* if they agree to 1e-4 in all layers. It is *refused* if weightscope does not read it, or if no query saw two
+keys. No stack may be wrong.
 
 **{counts[exact]} of {stacks} stacks in {types} types are exact.** {counts[refused]} are refused, {counts[WRONG]} are
 wrong. {whole} types are exact in every stack.

@@ -30,6 +30,7 @@ from weightscope.architectures.rope import Rope
 from weightscope.architectures.stanzas import as_toml
 from weightscope.architectures.step import Step
 from weightscope.architectures.steps.bounds import Softcap
+from weightscope.architectures.steps.head_factors import FACTORS, HeadFactors
 from weightscope.architectures.steps.sinks import OuterSinks, Sinks
 from weightscope.architectures.steps.temperature import OfPosition
 from weightscope.progress import bar
@@ -41,6 +42,7 @@ MATHEMATICS = (
 )  # fmt: skip
 KEY_CELLS = {"theta_key": ("theta", "base"), "fraction_key": ("partial", "pct", "fraction", "percent"),
              "dims_key": ("rotary_dim", "rotary_emb_dim", "rope_dim")}  # fmt: skip
+SMALLEST_BASE = 50  # that a number of the config whose key says nothing is tried as
 SHARES = (0.25, 0.5, 0.75, 0.9)  # of a head that turns, where the config does not say it
 LESS_USUAL = ("thetas", "dims_key", "start_key", "interleaved_key", "scaled_in")
 SOME_LAYERS = (cells.sliding, cells.windowed, cells.windowed_if_any, cells.listed, cells.with_parameters)
@@ -123,13 +125,18 @@ class Search:
                 row.but(biases=base.biases) for base in self.derived.rows([row.layout]) if base.query == row.query
             )
 
+    @property
+    def guessed(self) -> list[str]:
+        """Tensors of attention that are no projection's and no norm's: what they do is guessed."""
+        return [*self.derived.first.head_parameters(), *self.derived.first.tables]
+
     def stored_parts(self, row: Family) -> list[Changes]:
         """Other tensors of attention: sinks (one number per head), or a table of biases by distance."""
         first = self.derived.first
         choices: list[Changes] = [
             {f"steps__{step.name}": step}
             for name in first.head_parameters()
-            for step in (Sinks(name), OuterSinks(name))
+            for step in (Sinks(name), OuterSinks(name), *(HeadFactors(name, factor) for factor in FACTORS))
         ]
         choices += [
             {"additive": StoredSlopes(row.layer, name), "loose": (*row.loose, name), "rope": rope}
@@ -170,9 +177,8 @@ class Search:
 
     def contents(self, row: Family) -> Iterator[Changes]:
         """Norms of queries and keys, scales, caps and temperatures, each with each."""
-        norms = (
-            [row.qk_norm, *self.derived.qk_norms()] if self.derived.first.inner_norms else [row.qk_norm, QkNorm("", "")]
-        )
+        bare = [QkNorm("", "", centred=centred, eps=eps) for centred, eps in product((False, True), (None, 1e-5, 1e-6))]
+        norms = [row.qk_norm, *(self.derived.qk_norms() if self.derived.first.inner_norms else bare)]
         caps = [key for key, value in self.derived.first.config.items() if "cap" in key and isinstance(value, float)]
         # What cross-attention makes of its memory does not tell the norm of the stream: scores do.
         before = self.derived.norm(self.derived.before) if row.memory else [row.norm]
@@ -233,6 +239,8 @@ class Search:
         shares += [{"fraction": share} for share in SHARES]
         for base, share, interleaved in product(bases, shares, (False, True)):
             yield Rope(interleaved, theta_key=base, **share)
+        unknown = [key for key in self.derived.unknown_numbers if self.derived.first.config[key] >= SMALLEST_BASE]
+        yield from (Rope(interleaved, theta_key=key) for key in unknown for interleaved in (False, True))
         for rotates, share, interleaved in product(SOME_LAYERS, shares, (False, True)):
             yield Rope(interleaved, rotates=rotates, **share)
 

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from weightscope.adopting.config_keys import EPSILON, MEANINGS, SPECIAL, VARIED
 from weightscope.adopting.hooks import Observed
 from weightscope.adopting.tiny_models import parameters_of
 from weightscope.adopting.trial import Tiny
@@ -30,6 +31,10 @@ from weightscope.attention.gathered import GATES
 
 NAMED = {"query": r"(?:^|[._])(?:w?q|to_q|q_\w+|query\w*)$", "key": r"(?:^|[._])(?:w?k|to_k|k_\w+|key\w*)$",
          "value": r"(?:^|[._])(?:w?v|to_v|v_\w+|value\w*)$"}  # fmt: skip
+SHIFT = re.compile(r"bias|beta|shift|offset|^b$", re.ASCII)  # in names of what a norm adds
+LEGACY_NAMES = {"gamma": "weight", "beta": "bias"}  # which are read under either name
+# Of a norm that does not show its own: the config's, or what code sets as a rule.
+HIDDEN_EPS = (None, 1e-5, 1e-6, 1e-8, 1e-12, float(torch.finfo(torch.float32).eps))
 EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps")
 JOINT = (keys_with_values, keys_beside_values)  # layouts of one tensor of keys and values
 Roles = tuple[str, str, str]
@@ -154,9 +159,9 @@ class Anatomy:
         if len(self.matrices) == 1 or len(sure) == len(NAMED):
             yield (self.matrices * 3)[:3] if len(self.matrices) == 1 else tuple(sure.values())  # type: ignore[misc]
         elif len(self.matrices) == 2:  # values are keys before their norm, or keys and values are one tensor
-            query = sure.get("query", self.matrices[0])
-            key = next(path for path in reversed(self.matrices) if path != query)
-            yield query, key, key
+            for query, key in permutations(self.matrices):
+                if sure.get("query", query) == query and sure.get("key", key) == key:
+                    yield query, key, key
         else:
             left = [path for path in self.matrices[:5] if path not in sure.values()]
             for order in permutations(left, max(0, len(NAMED) - len(sure))):
@@ -189,6 +194,13 @@ class Anatomy:
         ]
         return [name.removeprefix(stem) for name in names if stem and name.startswith(stem)]
 
+    def norm_parameters(self, path: str) -> dict[str, str]:
+        """What the parameters of a norm are called in the file, as parts of a norm's cell: gain, and shift if any."""
+        names = [name for name, _ in self.module(path).named_parameters(recurse=False)]
+        names.sort(key=lambda name: bool(SHIFT.search(name)))
+        stored = (self.stored(f"{path}.{name}").rpartition(".")[2] for name in names[:2])
+        return dict(zip(("gain", "shift"), (LEGACY_NAMES.get(name, name) for name in stored), strict=False))
+
     def has_bias(self, path: str) -> bool:
         """Whether a module has a bias."""
         return getattr(self.module(path), "bias", None) is not None
@@ -196,6 +208,8 @@ class Anatomy:
     def eps(self, path: str) -> float | None:
         """What a norm adds under the root, where it says so."""
         module = self.module(path)
+        if isinstance(module, torch.nn.RMSNorm) and module.eps is None:
+            return float(torch.finfo(torch.float32).eps)
         values = (getattr(module, name, None) for name in EPS)
         return next((float(value) for value in values if isinstance(value, float)), None)
 
@@ -262,16 +276,33 @@ class Derived:
         self.before = self.first.one.norm if ahead else ""
 
     def key(self, meaning: str, number: Callable[[Anatomy], float | None], known: Sequence[str] = ()) -> str:
-        """The config's key of a number: it has the number's value in both models, and a name that fits; or none."""
+        """The config's key of a number: it has the number's value in both models, and a name that fits, or one that
+        says nothing; or none.
+        """
         parts = [each.config for each in self.each]
         numbers = [number(each) for each in self.each]
         if None in numbers:
             return ""
-        fitting = [key for key in parts[0] if key in known or re.search(WORDS[meaning], key)]
-        for part, value in zip(parts, numbers, strict=True):
-            fitting = [key for key in fitting if type(part.get(key)) is type(value) and part[key] == value]
+        named = [key for key in parts[0] if key in known or re.search(WORDS[meaning], key)]
+
+        def right(key: str) -> bool:
+            pairs = [(part.get(key), value) for part, value in zip(parts, numbers, strict=True)]
+            return all(type(found) is type(value) and found == value for found, value in pairs)
+
+        fitting = [*filter(right, named)] or [key for key in self.unknown_numbers if right(key) and 1 not in numbers]
         fitting.sort(key=lambda key: (-len(self.here & {*key.split("_")}), key not in known))
         return fitting[0] if fitting else ""
+
+    @cached_property
+    def unknown_numbers(self) -> list[str]:
+        """The keys of numbers, in both models' configs, whose names do not say what they are."""
+        known = (VARIED, EPSILON, SPECIAL, *(pattern for pattern, _ in MEANINGS))
+        numbers = [key for key, value in self.first.config.items() if type(value) in (int, float)]
+        return [
+            key for key in numbers
+            if not any(pattern.fullmatch(key) for pattern in known)
+            and all(type(each.config.get(key)) in (int, float) for each in self.each)
+        ]  # fmt: skip
 
     def size_keys(self) -> Mapping[str, tuple[str, ...]]:
         """Config keys of sizes that the usual keys do not give."""
@@ -303,17 +334,16 @@ class Derived:
         eps = self.first.eps(path)
         drives = all(each.config.get(usual) == each.eps(path) for each in self.each)
         fixed = None if eps is None or drives or "norm_eps" in self.size_keys() else eps
-        bias, module = self.first.has_bias(path), self.first.relative(path)
+        names, module = self.first.norm_parameters(path), self.first.relative(path)
+        bias = "shift" in names
         without = tuple(
             i for i, member in sorted(self.first.indices().items()) if not member.norm and path == self.before
         )
         kinds = ((True, 0.0), (True, 1.0)) if bias else ((True, 0.0), (False, 0.0), (False, 1.0), (True, 1.0))
         kinds = kinds if module else kinds[:2]
-        several = (
-            (fixed,) if eps is not None else (1e-5, 1e-6, 1e-8, 1e-12)
-        )  # set in the code, where no attribute shows it
+        several = HIDDEN_EPS[1:] if eps is None else (fixed,)
         return [
-            StoredNorm(module, centred, bias, offset, eps_value, without)
+            StoredNorm(module, centred, bias, offset, eps_value, without, **names)
             for eps_value in several for centred, offset in kinds
         ]  # fmt: skip
 
@@ -322,26 +352,33 @@ class Derived:
         paths = self.first.inner_norms
         named = [[path for path in paths if re.search(rf"(^|[._]){letter}", path.removeprefix(self.first.one.module))]
                  for letter in "qk"]  # fmt: skip
-        chosen = [candidates[0] for candidates in named if candidates] if all(named) else (paths * 2)[:2]
-        if not chosen:
+        if not paths:
             return [None]
+        if all(named):
+            return self._qk_norms([candidates[0] for candidates in named])
+        pairs = dict.fromkeys(permutations((paths * 2)[:2]))
+        return [norm for pair in pairs for norm in self._qk_norms(pair)]
+
+    def _qk_norms(self, chosen: Sequence[str]) -> list[QkNorm | None]:
+        """The same of two modules, the queries' and the keys'."""
         query, key = (self.first.relative(path) for path in chosen)
         listed = ".norms." in query
         if listed:
             query, key = (module.rpartition(".norms.")[0] for module in (query, key))
-        bias, eps = self.first.has_bias(chosen[0]), self.first.eps(chosen[0])
+        names, eps = self.first.norm_parameters(chosen[0]), self.first.eps(chosen[0])
         keys = self.size_keys().get("norm_eps", KEYS["norm_eps"])
         drives = any(all(each.config.get(key) == each.eps(each.first_inner_norm) for each in self.each) for key in keys)
+        epsilons = HIDDEN_EPS if eps is None else (None if drives else eps,)
         scopes = ("listed",) if listed else self._scopes(chosen[0])
         return [
-            QkNorm(query, key, scope, centred, bias, offset, None if drives else eps, rotated)
-            for rotated in (False, True) for scope in scopes
+            QkNorm(query, key, scope, centred, "shift" in names, offset, known, rotated, **names)  # type: ignore[arg-type]
+            for rotated in (False, True) for scope in scopes for known in epsilons
             for centred, offset in ((False, 0.0), (True, 0.0), (False, 1.0))
         ]  # fmt: skip
 
     def _scopes(self, path: str) -> tuple[str, ...]:
         """What a norm of queries is shared by, as the shape of its gains says."""
-        weight = getattr(self.first.module(path), "weight", None)
+        weight = next((value for _, value in self.first.module(path).named_parameters(recurse=False)), None)
         if weight is None:
             return ("shared", "joint")
         matrices = (each for path in self.first.matrices[:1] if (each := self.first.shape(path)))

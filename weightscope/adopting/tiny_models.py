@@ -119,6 +119,7 @@ CONVOLVED: Mapping[str, Mapping[str, Any]] = {
     "sam3_lite_text_text_model": {"num_hidden_layers": 4},
     "zamba2": {"hybrid_layer_ids": [1, 3]},
     "sam2_prompt_encoder": {"image_size": 128},
+    "lw_detr_vit": {"num_windows": 4, "num_windows_side": 2},  # of several tokens each
 }  # fmt: skip
 # By model_type of a part: sizes that follow from others, of the part when it is shrunk.
 TOGETHER: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
@@ -189,9 +190,18 @@ MOST_PARAMETERS = 140_000_000
 HEADS = ("", "CausalLM", "Seq2SeqLM", "ImageTextToText", "MaskedLM", "PreTraining", "SpeechSeq2Seq", "CTC",
          "ObjectDetection", "MaskGeneration", "TextToWaveform", "MultimodalLM")  # fmt: skip
 
-# model_types whose eager code takes its mask the other way round, and hides what a query may see. Fused attention does
-# not; under watch it is done in steps.
-FUSED = ("nemotron_asr_streaming", "nemotron_asr_streaming_encoder", "nemotron3_5_asr")
+# model_types whose eager code misreads its mask: the other way round, so that it hides what a query may see, or as
+# numbers, so that 1 is added to the scores of what it may see. Fused attention, which `from_pretrained` takes by
+# default, does not; under watch that is done in steps.
+MASK_MISREAD = (
+    "nemotron_asr_streaming", "nemotron_asr_streaming_encoder", "nemotron3_5_asr",
+    "grounding-dino", "mm-grounding-dino",
+)  # fmt: skip
+
+
+def attention_of(kind: str) -> str | None:
+    """The implementation of attention that a type is compared with; None: what transformers takes by default."""
+    return None if kind in MASK_MISREAD else "eager"
 
 
 def classes_of(config: Any) -> list[Any]:
@@ -233,8 +243,7 @@ def build(config: Any, seed: int, classes: Sequence[Any] = ()) -> Any:
             if not 0 < count <= MOST_PARAMETERS:
                 raise ValueError(f"{count} parameters are not a tiny model's")
             torch.manual_seed(seed)
-            how = "sdpa" if config.model_type in FUSED else "eager"
-            model = kind._from_config(config, attn_implementation=how)
+            model = kind._from_config(config, attn_implementation=attention_of(config.model_type))
         except Exception as error:  # whatever transformers raises of a config that does not fit together
             problem = problem or error
             continue

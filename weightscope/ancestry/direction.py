@@ -1,7 +1,7 @@
 """Which of two related checkpoints came first: one can be recomputed from the other, and information was lost."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod, sqrt
 
@@ -12,7 +12,7 @@ from weightscope.attention.factored import inner
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.checkpoint import Block, row_width
 from weightscope.comparisons.tensors import Pair, TensorChange
-from weightscope.metrics.weight_changes import first_directions
+from weightscope.metrics.weight_changes import CASTS, first_directions
 from weightscope.model import Model
 from weightscope.tensors.measure import BITS, why_unread
 
@@ -23,11 +23,14 @@ FEWEST = 64  # changed values that this share is judged by
 GROUPS = (0, 128, 64, 32, 16)  # values that share a grid: a row, or this many neighbours in it
 STEPS = (1, 3, 7, 8, 15, 16, 31, 63, 127, 128, 255)  # from zero, or from the least value, to the last of an even grid
 MOST_STEPS = 255
+FINER = 0.9  # times a grid's step: the coarser of two that values lie on is theirs
 ON_GRID = 0.02  # steps that a value may be off its grid
 FEW_VALUES = 0.5  # of a group's size: with so few values it lies on a grid that need not be even
 SCALE = 2.0**-11  # relative error of a scale that a quantised format stores in 16 bits
-SAMPLED = 64  # groups that show which grid a matrix has
-LARGEST_SVD = 4096  # smaller side of a matrix whose singular values are computed
+OF_MINIMUM = 0.1  # of half a step: the most that a stored minimum's own rounding moves a cell
+TINY = 2.0**-25  # and its absolute error among the smallest
+FIRST, SAMPLED = 4, 64  # groups that show that a matrix has no grid, and which it has
+LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
 PROJECTED = 1e-3  # |S v| / |B v| along a direction v that was projected out, in float32
 AXIS = 0.99  # largest component of a direction that is one dimension: a row that is zero may have been added
 NEAR_COPY = 0.3  # cosine of two layers' matrices: strangers have 0
@@ -60,6 +63,9 @@ class Proof:
         return " and ".join(HOW[way] for way in HOW if self.ways[way])
 
 
+Seen = tuple[np.ndarray, np.ndarray] | None  # which values changed, and which far; None: one is outside its cell
+
+
 @dataclass
 class _Cells:
     """How far values are from what they were rounded from: noise around rounded values stays near them."""
@@ -70,6 +76,16 @@ class _Cells:
     def add(self, changed: np.ndarray, outer: np.ndarray) -> None:
         self.changed += int(np.count_nonzero(changed))
         self.outer += int(np.count_nonzero(changed & outer))
+
+    def add_all(self, blocks: Iterable[Seen]) -> bool:
+        """Add what was seen of every block, unless one of them is outside its cells."""
+        own = _Cells()
+        for seen in blocks:
+            if seen is None:
+                return False
+            own.add(*seen)
+        self.changed, self.outer = self.changed + own.changed, self.outer + own.outer
+        return True
 
     @property
     def are_filled(self) -> bool:
@@ -89,7 +105,7 @@ def proof(surgery: Surgery, suspect: Model, base: Model, which: str) -> Proof | 
         or any(_matters(tensor) for tensor in _missing(surgery, suspect, base, which))
     ):
         return None
-    if any(pair.folded or pair.gauge or pair.copies > 1 or pair.neurons for pair in surgery.layers):
+    if any(pair.folded or pair.base_folded or pair.gauge or pair.copies > 1 or pair.neurons for pair in surgery.layers):
         return None
     if any(not pair.in_place and not pair.drift <= 2 * rounding for pair in surgery.layers):
         return None
@@ -170,6 +186,8 @@ def _in_float(x: np.ndarray, y: np.ndarray, cast: str, cells: _Cells) -> None:
 
 def _in_cells(older: Tensor, newer: Tensor, cells: _Cells) -> bool:
     """Whether every value of a matrix is the nearest, on a grid that its neighbours share, to the older one's."""
+    if newer.ends() is not None:
+        return cells.add_all(_nearest_stored(older, newer))
     fine = 2.0 ** -BITS.get(newer.dtype, 23)
     shape, matrix = older.shape, len(older.shape) == 2 and older.shape == newer.shape
     first_x, first_y = next(_values(older, newer))
@@ -180,24 +198,35 @@ def _in_cells(older: Tensor, newer: Tensor, cells: _Cells) -> bool:
             if sample_y.shape[1] % width or width < GROUPS[-1]:
                 continue
             x, y = (np.ascontiguousarray(side).reshape(-1, width) for side in (sample_x, sample_y))
-            step = max(1, len(y) // SAMPLED)
-            if _nearest(x[::step], y[::step], fine) is None:
+            apart = [max(1, len(y) // count) for count in (FIRST, SAMPLED)]
+            if any(_nearest(x[::step], y[::step], fine) is None for step in apart):
                 continue
             sides = [(x, y)] if turned else _values(older, newer)
-            seen = [_nearest(p.reshape(-1, width), q.reshape(-1, width), fine) for p, q in sides]
-            if any(each is None for each in seen):
-                continue
-            for each in seen:
-                cells.add(*each)  # type: ignore[misc]
-            return True
+            if cells.add_all(_nearest(p.reshape(-1, width), q.reshape(-1, width), fine) for p, q in sides):
+                return True
     return False
 
 
-def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray] | None:
+def _nearest_stored(older: Tensor, newer: Tensor) -> Iterator[Seen]:
+    """The same as `_nearest` of each block, on the grids that are stored with the newer one's values."""
+    first, last, levels = newer.ends() or (newer, newer, 1)
+    for _, start, stop in Pair(older, newer).blocks():
+        tensors = (older, newer, first, last)
+        x, y, low, high = (Block(tensor, start, stop).values().astype(np.float64) for tensor in tensors)
+        span, size = np.abs(high - low), np.maximum(np.abs(low), np.abs(high))
+        half = span / (levels - 1) / 2
+        is_one = span == 0  # a scale that was rounded to zero: less than the other blocks' steps was lost
+        beyond = np.where(is_one, x, np.clip(x, np.minimum(low, high), np.maximum(low, high)))
+        room = np.where(is_one, half.max(initial=0.0), half)
+        off = np.abs(beyond - y)
+        is_outside = off > room * (1 + 1e-4) + SCALE * (span + size) + levels * TINY
+        yield None if is_outside.any() else (x != y, ~is_one & (off > 2 * OUTER * half))
+
+
+def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Seen:
     """Which values changed, and which lie far out in the cell of the level that they were rounded to; None where one
     lies outside it, or y, of this relative precision, is on no grid: x, y (groups, width).
     """
-    slack = 2 * SCALE + fine  # cells were drawn with a scale that was rounded when it was stored
     below, above = _even_cells(y, fine)
     rest = np.isnan(below[:, 0])
     if rest.any():
@@ -207,16 +236,19 @@ def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> tuple[np.ndarray, np.
         below[rest], above[rest] = few
     d = x.astype(np.float64) - y
     room, off = np.where(d < 0, below, above), np.abs(d)
-    if (off > room * (1 + 1e-4) + slack * np.abs(y)).any():
+    least = np.abs(y.min(axis=1, keepdims=True))
+    # Cells were drawn with a scale, and some with a minimum, that were rounded when they were stored.
+    slack = (2 * SCALE + fine) * np.abs(y) + np.minimum(4 * SCALE * least, OF_MINIMUM * room)
+    if (off > room * (1 + 1e-4 + SCALE) + slack).any():
         return None
     return d != 0, off > 2 * OUTER * np.where(np.isfinite(room), room, np.inf)
 
 
 def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
     """Half a step on either side of each value of an even grid, without bound past its ends; NaN where it is none."""
-    step = np.full(len(y), np.nan)
     y = y.astype(np.float64)
-    for start in (np.zeros(len(y)), y.min(axis=1)):
+    of_zero, of_least = steps = np.full((2, len(y)), np.nan)
+    for step, start in zip(steps, (np.zeros(len(y)), y.min(axis=1)), strict=True):
         reach = np.abs(y - start[:, None]).max(axis=1)
         for n in (*STEPS, *range(2, MOST_STEPS)):
             left = np.flatnonzero(np.isnan(step) & (reach > 0))
@@ -228,6 +260,8 @@ def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
             place = (y[left] - start[left, None]) / (reach[left, None] / n)
             on = (np.abs(place - np.rint(place)) <= allowed).all(axis=1)
             step[left[on]] = reach[left[on]] / n
+    is_finer = of_zero < FINER * of_least  # a multiple of the minimum by chance
+    step = np.where(np.isnan(of_zero) | is_finer, of_least, of_zero)
     half = np.repeat(step[:, None] / 2, y.shape[1], axis=1)
     known = ~np.isnan(step)[:, None]
     below = np.where(known & (y == y.min(axis=1, keepdims=True)), np.inf, half)
@@ -259,19 +293,18 @@ def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _is_pruned(older: Tensor, newer: Tensor) -> bool:
-    """Whether a matrix is the older one with zeros in it, and not only rows or columns of zeros: these may be the
-    start of what was trained.
+    """Whether a matrix is the older one with zeros in it, in its own float, and not only rows or columns of zeros:
+    these may be the start of what was trained.
     """
     if older.shape != newer.shape or len(older.shape) != 2:
         return False
-    zeros, rows, columns = 0, 0, np.zeros(older.shape[1], bool)
+    zeros, columns, cast = 0, np.zeros(older.shape[1], bool), CASTS.get(newer.dtype, np.positive)
     for x, y in _values(older, newer):
-        if ((x != y) & (y != 0)).any() or x.shape[1] != len(columns):
+        if ((x != y) & (cast(x) != y) & (y != 0)).any() or x.shape[1] != len(columns):
             return False
         columns |= y.any(axis=0)
     for x, y in _values(older, newer):
         gone = (x != 0) & (y == 0) & columns
-        rows += int(y.any(axis=1).sum())
         zeros += int(gone[y.any(axis=1)].sum())
     return zeros >= FEWEST
 
@@ -285,7 +318,7 @@ def _noise(older: np.ndarray, dtype: str) -> float:
 
 def _is_truncated(older: Tensor, newer: Tensor) -> bool:
     """Whether a matrix is the older one without its smallest singular values."""
-    if older.shape != newer.shape or len(older.shape) != 2 or min(older.shape) > LARGEST_SVD:
+    if older.shape != newer.shape or len(older.shape) != 2 or prod(older.shape) > LARGEST_SVD:
         return False
     x, y = (Block(tensor, 0, prod(tensor.shape)).values().reshape(tensor.shape) for tensor in (older, newer))
     x, y = x.astype(np.float64), y.astype(np.float64)

@@ -18,19 +18,22 @@ IN_ANOTHER_BASIS = 5.0  # the same if the basis of heads changed: rounding weigh
 LEAST = 1e-4  # |S - B| / |B| that is called training
 OF_A_ROTATION = 1e-3  # the same if the stream's rotation had to be found first
 ROUNDED = "A to "  # how a change says that the base, rounded to a dtype, gives the suspect
-RESIZED = {"heads grouped", "width cut", "width extended"}  # what changes every head anyway
+BASE_QUANTISED = "quantised: the base"
+RESIZED = {"heads grouped", "heads grouped: the base", "width cut", "width extended"}  # what changes every head anyway
 
 
 def weight_kinds(surgery: Surgery, structure: set[str]) -> list[Kind]:
     """Kinds that weights show; `structure` names those that the match of layers already shows."""
     pairs = surgery.layers
     if not structure and _untouched(surgery):
-        return [_same_bytes(surgery)]
+        return [_same_values(surgery)]
     return [
         *_basis(surgery),
         *_where(pairs, "norms folded", lambda pair: pair.folded, _folded),
+        *_where(pairs, "norms folded: the base", lambda pair: pair.base_folded, _folded),
         *_where(pairs, "gauge: basis of heads changed", lambda pair: pair.gauge, _gauge),
         *_where(pairs, "experts copied from one network", lambda pair: pair.copies > 1, _experts),
+        *_where(pairs, "experts copied from one network: the base", lambda pair: pair.base_copies > 1, _base_experts),
         *_where(pairs, "neurons permuted", lambda pair: pair.neurons, _neurons),
         *_casts(surgery),
         *_grids(pairs),
@@ -39,19 +42,26 @@ def weight_kinds(surgery: Surgery, structure: set[str]) -> list[Kind]:
 
 
 def _untouched(surgery: Surgery) -> bool:
-    """Whether every tensor that both have equals the base's, in the base's dtype."""
-    changes = _all_changes(surgery)
-    same = all(change.kind == "identical" and change.dtypes[0] == change.dtypes[1] for _, change in changes)
-    moved = any(pair.drift or pair.folded or pair.gauge or pair.copies > 1 for pair in surgery.layers)
+    """Whether every tensor that both have equals the base's."""
+    same = all(change.kind == "identical" for _, change in _all_changes(surgery))
+    moved = any(
+        pair.drift or pair.folded or pair.base_folded or pair.gauge or max(pair.copies, pair.base_copies) > 1
+        for pair in surgery.layers
+    )
     return surgery.basis.same and same and not moved
 
 
-def _same_bytes(surgery: Surgery) -> Kind:
-    n, pairs = len(_all_changes(surgery)), surgery.layers
+def _same_values(surgery: Surgery) -> Kind:
+    changes, pairs = _all_changes(surgery), surgery.layers
+    n, other = len(changes), Counter(change.dtypes for _, change in changes if change.dtypes[0] != change.dtypes[1])
     unpaired = len(surgery.lost) + len(surgery.gained) + sum(pair.unpaired for pair in pairs)
     more = f"; {unpaired} more are in only one of the two checkpoints" if unpaired else ""
     text = f"Every value of {counted(n, 'tensor')} equals the base's{more}"
-    return Kind("same bytes", [pair.layer for pair in pairs], f"{text}.", n / (n + unpaired))
+    if other:
+        (before, after), times = other.most_common(1)[0]
+        text += f"; {other.total()} are stored in another format, {times} in {after} instead of {before}"
+    name = "same values in another format" if other else "same bytes"
+    return Kind(name, [pair.layer for pair in pairs], f"{text}.", n / (n + unpaired))
 
 
 def _all_changes(surgery: Surgery) -> list[tuple[int | None, TensorChange]]:
@@ -85,6 +95,12 @@ def _experts(those: Sequence[LayerPair]) -> str:
     return f"At least {min(pair.copies for pair in those)} experts per layer copy the base's feed-forward network."
 
 
+def _base_experts(those: Sequence[LayerPair]) -> str:
+    return (
+        f"At least {min(pair.base_copies for pair in those)} experts of a layer of the base copy the suspect's network."
+    )
+
+
 def _neurons(those: Sequence[LayerPair]) -> str:
     return "Feed-forward matrices have the base's rows in another order."
 
@@ -102,10 +118,14 @@ def _basis(surgery: Surgery) -> Iterator[Kind]:
 def _casts(surgery: Surgery) -> Iterator[Kind]:
     """Values that a coarser float holds exactly."""
     changes = [change for _, change in _all_changes(surgery)]
-    rounded = [change for change in changes if change.kind == "rounded" and change.detail.startswith(ROUNDED)]
+    rounded = [
+        change
+        for change in changes
+        if change.kind == "rounded" and change.detail.startswith(ROUNDED) and change.is_matrix
+    ]
     casts = sum((pair.values.casts for pair in surgery.layers), Counter[str]())
     matrices = sum(pair.values.matrices for pair in surgery.layers)
-    if rounded or casts.total() > MOSTLY * matrices:
+    if (rounded or casts.total() > MOSTLY * matrices) and not _is_quantised(surgery.layers, "base_grids"):
         names = Counter(change.detail.removeprefix(ROUNDED) for change in rounded) or casts
         dtype = names.most_common(1)[0][0]
         count, total = (len(rounded), len(changes)) if rounded else (casts.total(), matrices)
@@ -114,19 +134,23 @@ def _casts(surgery: Surgery) -> Iterator[Kind]:
 
 
 def _grids(pairs: Sequence[LayerPair]) -> Iterator[Kind]:
-    """Values on a quantisation grid."""
-    if _is_quantised(pairs):
-        grids = sum((pair.values.grids for pair in pairs), Counter[str]())
-        matrices = sum(pair.values.matrices for pair in pairs)
-        grid, count = grids.most_common(1)[0]
-        error = float(np.median([pair.values.grid_error for pair in pairs if pair.values.grids]))
-        where = f"{grids.total()} of {matrices} attention matrices lie on a grid, {count} on this one"
-        text = f"{where}; its rounding error is {error:.2g} of their norm."
-        yield Kind(f"quantised ({grid})", [p.layer for p in pairs if p.values.grids], text, grids.total() / matrices)
+    """Values on a quantisation grid, the suspect's or the base's."""
+    for side, whose, named in (("grids", "", "quantised ({})"), ("base_grids", " of the base", BASE_QUANTISED)):
+        if _is_quantised(pairs, side):
+            found = [pair for pair in pairs if getattr(pair.values, side)]
+            grids = sum((getattr(pair.values, side) for pair in found), Counter[str]())
+            matrices = sum(pair.values.matrices for pair in pairs)
+            grid, count = grids.most_common(1)[0]
+            error = float(np.median([pair.values.grid_error for pair in found]))
+            where = (
+                f"{grids.total()} of {matrices} attention matrices{whose} lie on a grid, {count} on this one ({grid})"
+            )
+            text = f"{where}; its rounding error is {error:.2g} of their norm."
+            yield Kind(named.format(grid), [pair.layer for pair in found], text, grids.total() / matrices)
 
 
-def _is_quantised(pairs: Sequence[LayerPair]) -> bool:
-    on_grid = sum(pair.values.grids.total() for pair in pairs)
+def _is_quantised(pairs: Sequence[LayerPair], side: str) -> bool:
+    on_grid = sum(getattr(pair.values, side).total() for pair in pairs)
     return on_grid > SOME * sum(pair.values.matrices for pair in pairs)
 
 
@@ -147,9 +171,11 @@ def _training(surgery: Surgery, structure: set[str]) -> Iterator[Kind]:
         yield Kind(f"{name} (low-rank update)", along, finding.text, len(along) / max(1, len(pairs)))
     floor = LEAST if surgery.basis.same else OF_A_ROTATION
     moved = {pair.layer for pair in pairs if not pair.only_ranks and not structure & RESIZED and _is_moved(pair, floor)}
-    accounted = {pair.layer for pair in pairs if pair.gauge or pair.folded or pair.neurons or pair.only_ranks}
+    accounted = {
+        pair.layer for pair in pairs if pair.gauge or pair.folded or pair.base_folded or pair.neurons or pair.only_ranks
+    }
     rest: list[tuple[int | None, TensorChange]] = []
-    if not _is_quantised(pairs):
+    if not any(_is_quantised(pairs, side) for side in ("grids", "base_grids")):
         rounding = max((pair.values.rounding for pair in pairs), default=0.0)
         rest = [(i, change) for i, change in outside if change.kind == "changed"
                   and change.change > max(floor, rounding) and i not in accounted]  # fmt: skip

@@ -112,7 +112,15 @@ TURNED = "stream rotated or permuted"  # where weights do not tell which
 TRAINED = ("fine-tuned", "low-rank update")  # what a merge of tuned models looks like next to one of them
 SMALLER = {"B": {"layers removed", "vocabulary cut"}, "A": {"layers replaced or added", "layers repeated",
            "vocabulary extended"}}  # fmt: skip  # what the newer one lacks, by whether that is the suspect
-OTHER_SIZES = {"heads removed", "heads grouped", "width cut", "width extended", "layers replaced or added"}
+OTHER_SIZES = {
+    "heads removed",
+    "heads added",
+    "heads grouped",
+    "heads grouped: the base",
+    "width cut",
+    "width extended",
+    "layers replaced or added",
+}
 
 
 def _related(
@@ -175,7 +183,7 @@ def _as_proved(done: Sequence[Kind], found: Proof, suspect: Sketches, smaller: s
     looks = ("fine-tuned",) if found.ways["direction removed"] else TRAINED
     kept = [kind for kind in done if not kind.kind.startswith(looks) and (mine or not kind.kind.startswith("cast"))]
     for way, kind in WAYS.items():
-        if found.ways[way] and not (mine and any(each.kind.startswith(kind) for each in kept)):
+        if found.ways[way] and not any(each.kind.startswith(kind) for each in kept):
             other = "the base's" if mine else "the suspect's"
             text = (
                 f"{counted(found.ways[way], 'tensor')} of the {smaller} can be recomputed from {other} by {HOW[way]}."
@@ -331,8 +339,10 @@ class Lineage:
     def _difference(self) -> str:
         """How the suspect differs from the base, as a sentence without its full stop."""
         assert self.origin is not None
-        if [kind.kind for kind in self.kinds] == ["same bytes"]:
-            return "Nothing differs: same bytes"
+        if len(self.kinds) == 1 and self.kinds[0].kind.startswith("same "):
+            (same,) = self.kinds
+            whole = same.kind == "same bytes" and same.strength == 1
+            return "Nothing differs: same bytes" if whole else same.evidence.removesuffix(".")
         if self.kinds:
             return f"What differs: {'; '.join(kind.kind for kind in self.kinds)}"
         if self.suspect.source is not None and self.origin.base.source is not None:

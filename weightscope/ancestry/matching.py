@@ -242,7 +242,8 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
     near = ratio < NEAR
     layers = [int(j) if is_near else None for j, is_near in zip(best, near, strict=True)]
     heads = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
-    log_p = _log_binomial(int(near.sum()), len(near), BY_CHANCE)
+    found = len(set(best[near].tolist()))  # one layer of a base may be the nearest to all of a stranger's
+    log_p = _log_binomial(found, len(near), BY_CHANCE)
     z = np.where(near, -np.log(np.maximum(ratio, 1e-12)), np.nan)
     return Match("spectra", likeness, layers, heads, z, log_p)
 

@@ -37,7 +37,7 @@ class Kind:
 
 
 def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kind]:
-    """Layers removed, repeated, reordered; heads removed, permuted, grouped; a changed vocabulary or width."""
+    """Layers removed, repeated, reordered; heads removed, added, permuted, grouped; a changed vocabulary or width."""
     yield from _layer_kinds(suspect, base, match)
     yield from _head_kinds(suspect, base, match)
     a, b = base.about, suspect.about
@@ -85,7 +85,7 @@ def _is_repeat(order: Sequence[int]) -> bool:
 
 
 def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kind]:
-    permuted, fewer, grouped = [], [], []
+    permuted, fewer, more, grouped, divided = [], [], [], [], []
     for i, j, order in zip(suspect.layers, match.layers, match.heads, strict=True):
         if j is None:
             continue
@@ -93,20 +93,31 @@ def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kin
         silent = (suspect.norms[here, 1] == 0).sum() - (base.norms[there, 1] == 0).sum()
         if len(here) < len(there) or silent > 0:
             fewer.append(i)
+        if len(here) > len(there) or silent < 0:
+            more.append(i)
         matched = order[order >= 0]
         if match.route != "spectra" and (np.diff(matched) < 0).any():
             permuted.append(i)
         kv_here, kv_there = (len(set(s.kv_head[heads])) for s, heads in ((suspect, here), (base, there)))
         if kv_here < kv_there and len(here) / kv_here > len(there) / kv_there:
             grouped.append(i)
+        if kv_there < kv_here and len(there) / kv_there > len(here) / kv_here:
+            divided.append(i)
     n = sum(j is not None for j in match.layers)
     if fewer:
         kept = [int((suspect.norms[suspect.of_layer(i), 1] > 0).sum()) for i in fewer]
-        sizes = f"{base.about['heads']} heads in the base; here, {min(kept)} to {max(kept)} per layer write anything"
+        left = f"{min(kept)}" if min(kept) == max(kept) else f"{min(kept)} to {max(kept)}"
+        sizes = f"{base.about['heads']} heads in a layer of the base; here, {left} of a layer write anything"
         yield Kind("heads removed", fewer, f"{sizes}.", len(fewer) / n)
+    if more:
+        sizes = f"{base.about['heads']} heads in the base, of which fewer write anything than of the suspect's"
+        yield Kind("heads added", more, f"{sizes}.", len(more) / n)
     if permuted:
         yield Kind("heads permuted", permuted, f"In {counted(len(permuted), 'layer')}, heads are in another order.",
                    len(permuted) / n)  # fmt: skip
+    sizes = f"{base.about['kv_heads']} key-value heads in the base, {suspect.about['kv_heads']} here"
     if grouped:
-        sizes = f"{base.about['kv_heads']} key-value heads in the base, {suspect.about['kv_heads']} here"
         yield Kind("heads grouped", grouped, f"{sizes}: several heads now share keys and values.", len(grouped) / n)
+    if divided:
+        text = f"{sizes}: several heads of the base share keys and values."
+        yield Kind("heads grouped: the base", divided, text, len(divided) / n)

@@ -1,7 +1,7 @@
 """What happened to the weights of matching layers: both checkpoints, one layer of each at a time."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 from typing import NamedTuple
@@ -59,6 +59,7 @@ class Values:
     matrices: int  # how many were examined
     casts: Counter[str]  # of them, by the float that holds their values exactly
     grids: Counter[str]  # and by the grid that they lie on
+    base_grids: Counter[str]  # those of the base's that lie on one, where the suspect's do not
     grid_error: float  # |error| / |x| that rounding to it makes; 0 without a grid
     rounding: float  # the same of the coarsest float of both, or of the grid
 
@@ -74,7 +75,9 @@ class LayerPair:
     gained: Sequence[str] = ()  # and those that only the suspect has
     in_place: bool = True  # heads are in the base's order
     folded: bool = False  # the norm before attention has lost its gain
+    base_folded: bool = False  # that of the base has, and the suspect's has not
     copies: int = 0  # experts that are copies of the base's feed-forward network
+    base_copies: int = 0  # experts of the base that are copies of the suspect's
     neurons: bool = False  # rows of a feed-forward matrix are the base's in another order
     drift: float = 0.0  # |S - B| / |B| of the maps of matched heads, the median
     of_factors: float = 0.0  # the same of W_Q, W_K, W_V and W_O
@@ -126,16 +129,19 @@ def _basis_of(suspect: Model, base: Model, match: Match) -> Basis:
 
 def _layer_pair(suspect: Model, base: Model, i: int, j: int, order: np.ndarray, basis: Basis) -> LayerPair:
     """Compare layer i of the suspect with layer j of the base; `order` says which head each head is."""
-    values = _values(suspect, base, i, j)
     a, b = base.layer(j), suspect.layer(i)
-    folded = is_folded(a, b)
+    folded, base_folded = is_folded(a, b), is_folded(b, a)
     in_place = a.n_heads == b.n_heads and np.array_equal(order, np.arange(a.n_heads))
-    as_it_was = basis.same and not folded and in_place
+    as_it_was = basis.same and not (folded or base_folded) and in_place
     found = _tensors(suspect, base, i, j, heads=as_it_was) if basis.same else NOTHING
-    copies = _copies(suspect, base, i, j) if found.lost or found.gained else 0
+    unmoved = {change.name_b for change in found.changes if change.kind in ("identical", "rounded")}
+    values = _values(suspect, base, i, j, unmoved)
+    copies, base_copies = (
+        (_copies(suspect, base, i, j), _copies(base, suspect, j, i)) if found.lost or found.gained else (0, 0)
+    )
     of_heads = {tensor.name for tensor in base.attention_tensors(j)}
     neurons = any(_reordered(suspect, base, change) for change in found.changes if change.name_a not in of_heads)
-    pair = LayerPair(i, values, *found, in_place, folded, copies, neurons)
+    pair = LayerPair(i, values, *found, in_place, folded, base_folded, copies, base_copies, neurons)
     exact = [change.kind in ("identical", "rounded") for change in found.changes if change.name_a in of_heads]
     same = as_it_was and all(exact)
     if same or not basis.known:
@@ -189,7 +195,9 @@ def _ranks(a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: float)
     left."""
     if (order < 0).any() or (a.n_heads, a.n_kv_heads) != (b.n_heads, b.n_kv_heads):
         return [], False
-    if any(not b.head(h).w_o.any() for h in range(b.n_heads)):  # rows set to zero are a change of low rank too
+    if any(
+        not layer.head(h).w_o.any() for layer in (a, b) for h in range(layer.n_heads)
+    ):  # rows set to zero are a change of low rank too
         return [], False
     shared = a.n_heads // a.n_kv_heads
     groups = order[::shared] // shared
@@ -251,9 +259,9 @@ def _changes(suspect: Model, base: Model, a: dict[str, str], b: dict[str, str]) 
     return Changes(changes, [a[key] for key in a if key not in b], [b[key] for key in b if key not in a])
 
 
-def _values(suspect: Model, base: Model, i: int, j: int) -> Values:
-    """Casts and grids of a layer's matrices."""
-    casts, grids, errors, coarsest, count = Counter[str](), Counter[str](), [], "F32", 0
+def _values(suspect: Model, base: Model, i: int, j: int, unmoved: Collection[str]) -> Values:
+    """Casts and grids of a layer's matrices; grids only of those that moved."""
+    casts, grids, base_grids, errors, coarsest, count = Counter[str](), Counter[str](), Counter[str](), [], "F32", 0
     matrices = [tensor for tensor in base.attention_tensors(j) if len(tensor.shape) > 1 and not why_unread(tensor)]
     there = {tensor.name.removeprefix(base.stem(j)): tensor for tensor in matrices}
     for tensor in suspect.attention_tensors(i):
@@ -264,20 +272,29 @@ def _values(suspect: Model, base: Model, i: int, j: int) -> Values:
         ys, xs = _sampled(tensor), _sampled(before)
         held, was = (precision(rows[0]) for rows in (ys, xs))
         coarsest = min(coarsest, held, was, key=bits_of)
-        on_grid = [grid for x, y in zip(xs, ys, strict=False) if (grid := own_grid(y)) and not own_grid(x)]
-        if tensor.dtype not in BITS and before.dtype in BITS:
-            grids[f"stored as {tensor.dtype}"] += 1
-            errors.append(min((error for _, error in on_grid), default=STORED))
-        elif on_grid:
-            name, error = min(on_grid, key=lambda grid: grid[1])
-            grids[name] += 1
-            errors.append(error)
+        moved = tensor.name not in unmoved
+        if moved and (grid := _new_grid(xs, ys, before.dtype, tensor.dtype)):
+            grids[grid[0]] += 1
+            errors.append(grid[1])
+        elif moved and (grid := _new_grid(ys, xs, tensor.dtype, before.dtype)):
+            base_grids[grid[0]] += 1
+            errors.append(grid[1])
         elif bits_of(held) < bits_of(was):
             casts[held] += 1
         elif tensor.dtype in BITS and before.dtype in BITS and BITS[tensor.dtype] < BITS[before.dtype]:
             casts[tensor.dtype] += 1
     grid_error = float(np.median(errors)) if errors else 0.0
-    return Values(count, casts, grids, grid_error, max(grid_error, FOLDING * 2.0 ** -bits_of(coarsest) / sqrt(12)))
+    return Values(
+        count, casts, grids, base_grids, grid_error, max(grid_error, FOLDING * 2.0 ** -bits_of(coarsest) / sqrt(12))
+    )
+
+
+def _new_grid(xs: Sequence[np.ndarray], ys: Sequence[np.ndarray], before: str, after: str) -> tuple[str, float] | None:
+    """The grid of the second of two matrices, if the first is on none, and its rounding error: rows and columns."""
+    found = [grid for x, y in zip(xs, ys, strict=False) if (grid := own_grid(y)) and not own_grid(x)]
+    if after not in BITS and before in BITS:
+        return f"stored as {after}", min((error for _, error in found), default=STORED)
+    return min(found, key=lambda grid: grid[1], default=None)
 
 
 def _sampled(tensor: Tensor) -> list[np.ndarray]:

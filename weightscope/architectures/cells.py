@@ -177,6 +177,8 @@ class StoredNorm:
         Where the architecture fixes it; None for the config's.
     without : tuple of int
         Layers that have none.
+    gain, shift : str
+        What its gamma and beta are called within the module.
     """
 
     module: str
@@ -185,6 +187,8 @@ class StoredNorm:
     offset: float = 0.0
     eps: float | None = None
     without: tuple[int, ...] = ()
+    gain: str = "weight"
+    shift: str = "bias"
 
     def unread(self, config: ModelConfig) -> Norm:
         """The norm without gamma and beta, for its sigma."""
@@ -195,9 +199,9 @@ class StoredNorm:
         d = width or config.d_model
         gamma, beta = np.ones(d, np.float32), np.zeros(d, np.float32)
         if self.module:
-            gamma = np.float32(self.offset) + tensors.read(self.module + ".weight", (d,))
+            gamma = np.float32(self.offset) + tensors.read(f"{self.module}.{self.gain}", (d,))
         if self.module and self.bias:
-            beta = tensors.read(self.module + ".bias", (d,))
+            beta = tensors.read(f"{self.module}.{self.shift}", (d,))
         return replace(self.unread(config), gamma=gamma, beta=beta)
 
 
@@ -224,16 +228,12 @@ class QkNorm:
     scope : {"shared", "own", "listed", "joint"}
         One gamma of a head's width for all heads; one a head in one tensor; one a head in tensors of their own; or one
         norm over all heads together.
-    centred, bias, offset, eps
+    centred, bias, offset, eps, gain, shift
         As of `StoredNorm`.
     rotated : bool
         It comes after rotation; otherwise before. Only an RMSNorm with one gamma for all heads may.
     within : function of (ModelConfig, layer index) -> bool
         Which layers have it.
-    log_scales : str
-        Tensor (H, 1, 1) of logarithms of what multiplies each head's scores then; empty where there is none.
-    largest_scale : float
-        The bound of those factors.
     """
 
     query: str = "self_attn.q_norm"
@@ -245,8 +245,8 @@ class QkNorm:
     eps: float | None = None
     rotated: bool = False
     within: Callable[[ModelConfig, int], bool] = always
-    log_scales: str = ""
-    largest_scale: float = 100.0
+    gain: str = "weight"
+    shift: str = "bias"
 
 
 @dataclass(frozen=True)

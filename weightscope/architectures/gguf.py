@@ -267,5 +267,9 @@ class RestoredTensor(DerivedTensor, WholeTensor):
     def unchecked(self, noted: set[str]) -> Tensor:
         return replace(self, stored=self.stored.unchecked(noted))
 
+    def ends(self) -> tuple[Tensor, Tensor, int] | None:
+        ends = self.stored.ends()
+        return ends and (replace(self, stored=ends[0]), replace(self, stored=ends[1]), ends[2])
+
     def read(self) -> np.ndarray:
         return np.ascontiguousarray(self.undo(self.stored.read(), self.n_heads, self.n_kv_heads))

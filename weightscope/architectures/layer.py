@@ -4,7 +4,6 @@ import re
 from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import replace
 from itertools import takewhile
-from math import log
 
 import numpy as np
 
@@ -187,9 +186,6 @@ def _with_qk_norm(layer: Layer, row: QkNorm, tensors: LayerTensors, config: Mode
     if not row.rotated or rotation is None:
         q, q_norm = _normed(layer.q, row.query, tensors, row, eps)
         k, k_norm = _normed(layer.k, row.key, tensors, row, eps)
-        if row.log_scales:
-            scales = tensors.read(row.log_scales, (layer.n_heads, 1, 1))[:, :, 0]
-            q = q.scaled(np.exp(np.minimum(scales, log(row.largest_scale))))
         return replace(layer, q=q, k=k, q_norm=q_norm, k_norm=k_norm)
     if rotation.factor != 1 and len(rotation.turning) < layer.head_dim:
         raise config.error(
@@ -237,7 +233,7 @@ def _gains(tensors: LayerTensors, module: str, row: QkNorm, heads: int, r: int) 
     def read(part: str) -> np.ndarray:
         return np.concatenate([tensors.read(f"{name}.{part}", shape).reshape(-1, r) for name in names])
 
-    return read("weight") + np.float32(row.offset), read("bias") if row.bias else None
+    return read(row.gain) + np.float32(row.offset), read(row.shift) if row.bias else None
 
 
 def caveats(layer: Layer, steps: Iterable[Step]) -> tuple[str, ...]:

@@ -326,13 +326,15 @@ def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]
     values = {**family.defaults, **checkpoint.config}
     family = family.configured(values)
     layer = family.layer.format(i=0)
-    modules = [family.query, family.key, family.value, family.output, family.norm.module if family.norm else ""]
-    names = {layer + module + ".weight" for module in modules if module} | {
+    norm, modules = family.norm, (family.query, family.key, family.value, family.output)
+    names = {f"{layer}{module}.weight" for module in modules if module} | {
+        f"{layer}{norm.module}.{norm.gain}" if norm and norm.module else "",
         family.inputs.tokens,
         family.inputs.positions,
     }
     if family.qk_norm and family.qk_norm.scope != "listed":
-        names |= {f"{layer}{module}.weight" for module in (family.qk_norm.query, family.qk_norm.key)}
+        qk = family.qk_norm
+        names |= {f"{layer}{module}.{qk.gain}" for module in (qk.query, qk.key)}
     for role in ("query", "output"):
         bias = getattr(family.biases, role)
         if values.get(bias) if isinstance(bias, str) else bias:

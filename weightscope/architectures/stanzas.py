@@ -24,6 +24,7 @@ from weightscope.architectures.rope import AXES, SMALLEST_BASE, GridRope, Rope, 
 from weightscope.architectures.schema import CELLS, CONDITIONS, GROUPS, NULL, OWN, STATED, STEPS
 from weightscope.architectures.step import Step
 from weightscope.architectures.steps import step_classes
+from weightscope.architectures.steps.head_factors import FACTORS
 from weightscope.attention.gathered import GATES
 from weightscope.checkpoint.config import LARGEST, read_small
 from weightscope.errors import CheckpointError, nearest
@@ -46,6 +47,7 @@ CHOICES = {
     "kind": tuple(GATES),
     "to": ("queries", "keys"),
     "order": ORDERS,
+    "times": tuple(FACTORS),
 }
 # What rows are proved against: transformers, or a class of the user's own; and how far they were.
 PROOF = re.compile(
@@ -55,6 +57,7 @@ PROOF = re.compile(
 )
 DIGEST = re.compile(r"([0-9a-f]{16})?", re.ASCII)
 NORMS = {"rms": False, "layer": True}  # by name: whether it centres
+NORM_PARTS = ("bias", "offset", "eps", "without", "gain", "shift")
 BIASES = {"qkv": ("query", "key", "value"), "q": ("query",), "k": ("key",), "v": ("value",), "out": ("output",)}
 KINDS = {"positions.rope": Rope, "positions.grid": GridRope, "positions.grid_in_windows": WindowRope}
 PROJECTIONS = ("query", "key", "value", "output")
@@ -467,8 +470,8 @@ def _norm(given: Any, where: str) -> StoredNorm:
     for name, value in parts.items():
         if name == "norm":
             continue
-        if name not in ("bias", "offset", "eps", "without"):
-            raise MisfitError(f"{where}.{name}", value, "one of norm, bias, offset, eps, without")
+        if name not in NORM_PARTS:
+            raise MisfitError(f"{where}.{name}", value, "one of norm, " + ", ".join(NORM_PARTS))
         more[name] = _value(hints[name], value, f"{where}.{name}")
     centred = NORMS[kind]
     return StoredNorm(_string((str,), module, where), centred, **({"bias": centred} | more))
@@ -692,7 +695,7 @@ def as_toml(value: Any, config: bool = False) -> Any:
     if isinstance(value, StoredNorm):
         kind = next(name for name, centred in NORMS.items() if centred == value.centred)
         usual = StoredNorm(value.module, value.centred, value.centred)
-        more = {name: getattr(value, name) for name in ("bias", "offset", "eps", "without")}
+        more = {name: getattr(value, name) for name in NORM_PARTS}
         more = {name: as_toml(part) for name, part in more.items() if part != getattr(usual, name)}
         return {"norm": f"{kind}:{value.module}", **more} if more else f"{kind}:{value.module}"
     if is_dataclass(value) and not isinstance(value, type):

@@ -101,7 +101,8 @@ def scale_findings(model: Model) -> Iterator[Finding]:
     norms = [norm for norm in (inputs.norm, outputs and outputs.norm) if norm]
     judged = shown_by_heads(model) | {model.prefix + name for name in (inputs.tokens, inputs.positions)}
     noted, gains = model.checkpoint.noted, other_gains(model)
-    offsets = {f"{norm.module}.weight": norm.offset for norm in norms} | dict.fromkeys(gains, _offset_of_gains(model))
+    offsets = {f"{norm.module}.{norm.gain}": norm.offset for norm in norms}
+    offsets |= dict.fromkeys(gains, _offset_of_gains(model))
     for name, tensor in (*needed_tensors(model).items(), *gains.items()):
         if tensor.name in judged or name == ROWS or name.rpartition(".")[0].endswith(model.family.output):
             continue

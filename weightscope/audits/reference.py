@@ -259,12 +259,12 @@ class Standing:
         count = len(self.reference.checkpoints)
         if not count:
             return "There is no other checkpoint to compare with."
-        few = f" That is few: one checkpoint is a step of {100 / count:.0f}." if count < FEW else ""
-        itself = " This checkpoint is one of the reference's, and is left out." if self.itself else ""
+        few = f" That is few: each is {100 / count:.0f} percentiles." if count < FEW else ""
+        itself = " This checkpoint is in the reference too, and is left out." if self.itself else ""
         return (
-            f"Percentiles are of {counted(count, 'checkpoint')}.{few}{itself} In each, the share of heads below the "
-            "value is counted, in the same third of the layers; the percentile is the mean of these shares, so every "
-            "checkpoint has the same weight, however many heads it has. Ranks are compared as shares of a head's "
+            f"Percentiles are of {counted(count, 'checkpoint')}.{few}{itself} A percentile is the share of their heads "
+            "with a lower value, in the same third of the layers; every checkpoint has the same weight, however many "
+            "heads it has. Ranks are compared as shares of a head's "
             "width; norms are not scaled, and grow with a model's width."
         )
 

@@ -73,7 +73,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def with_config(self, values: dict[str, Any]) -> "Checkpoint":
         """The same tensors with another config."""
         same = copy(self)
-        same.config = Config(values, self.config.file)
+        same.config = Config(values, self.config.file, stored=self.config.stored)
         return same
 
     def unchecked(self) -> "Checkpoint":

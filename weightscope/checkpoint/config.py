@@ -161,6 +161,7 @@ class Config(Mapping[str, Any]):
     raw: Mapping[str, Any] = field(repr=False)
     file: object  # named in errors
     notes: tuple[str, ...] = field(default=(), kw_only=True, repr=False)  # which of several readings was taken
+    stored: tuple[int, str] | None = field(default=None, kw_only=True, repr=False)  # bytes and SHA-256 of config.json
 
     def __getitem__(self, key: str) -> Any:
         return self.raw[key]

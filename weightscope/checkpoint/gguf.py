@@ -6,7 +6,7 @@ reader of the gguf package maps the file and trusts its counts, so the header is
 
 import struct
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 from weightscope.checkpoint.config import LONGEST_KEY, Config
 from weightscope.checkpoint.header import MAX_OFFSET, HeaderDigest, TensorEntry
 from weightscope.checkpoint.local import START, OpenFile, refuse_other_format
-from weightscope.checkpoint.tensor import StoredTensor
+from weightscope.checkpoint.tensor import StoredTensor, Tensor
 from weightscope.errors import CheckpointError
 
 MAX_HEADER_BYTES = 64_000_000  # the header has the vocabulary and merges: 20 MB for 256,000 tokens
@@ -28,6 +28,14 @@ LONGEST_LIST = 10_000  # longer lists of numbers are skipped
 MAX_DIMENSIONS = 4
 PLAIN = ("F32", "F16", "F64", "BF16")
 BLOCKS_AT_ONCE = 4096  # given to the gguf package as one row: it takes 16 rows at a time, which is slow for short ones
+EVEN: dict[str, tuple[int, tuple[slice, ...]]] = {  # formats of even grids: values of a grid, and a block's bytes that
+    # hold scales and minima; its other bytes hold places on the grid, from all bits 0 to all bits 1
+    "Q4_0": (16, (slice(0, 2),)), "Q4_1": (16, (slice(0, 4),)), "Q5_0": (32, (slice(0, 2),)),
+    "Q5_1": (32, (slice(0, 4),)), "Q8_0": (256, (slice(0, 2),)), "Q2_K": (4, (slice(0, 16), slice(80, 84))),
+    "Q3_K": (8, (slice(96, 110),)), "Q4_K": (16, (slice(0, 16),)), "Q5_K": (32, (slice(0, 16),)),
+    "Q6_K": (64, (slice(192, 210),)),
+}  # fmt: skip
+SIGNED = "Q8_0"  # its places are signed bytes: from 128 to 127
 
 # Value types by number, as struct codes; 8 is a string, 9 an array.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -204,6 +212,14 @@ class GgufFile(OpenFile):
 class GgufTensor(StoredTensor):
     """A tensor of one of ggml's types."""
 
+    fill: int | None = None  # instead of the bytes that hold places on the grid
+
+    def ends(self) -> tuple[Tensor, Tensor, int] | None:
+        if self.dtype not in EVEN:
+            return None
+        first, last = (0x80, 0x7F) if self.dtype == SIGNED else (0x00, 0xFF)
+        return replace(self, fill=first), replace(self, fill=last), EVEN[self.dtype][0]
+
     def check_readable(self) -> None:
         if self.dtype not in PLAIN and self.dtype not in _dequantised_types():
             raise self.refuse(f"is of ggml type {self.dtype}, which the gguf package does not dequantise")
@@ -222,6 +238,12 @@ class GgufTensor(StoredTensor):
         package = _package()
         kind = package.constants.GGMLQuantizationType[self.dtype]
         block_bytes = package.constants.GGML_QUANT_SIZES[kind][1]
+        if self.fill is not None:
+            blocks = raw.reshape(-1, block_bytes)
+            filled = np.full_like(blocks, self.fill)
+            for scales in EVEN[self.dtype][1]:
+                filled[:, scales] = blocks[:, scales]
+            raw = filled.reshape(-1)
         pieces = np.split(raw, range(BLOCKS_AT_ONCE * block_bytes, len(raw), BLOCKS_AT_ONCE * block_bytes))
         with np.errstate(over="ignore", invalid="ignore"):  # from hostile scales; the caller checks the result
             return np.concatenate([package.quants.dequantize(piece[None], kind)[0] for piece in pieces])

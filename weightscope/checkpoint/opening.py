@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TypeVar
@@ -24,7 +25,7 @@ from weightscope.checkpoint.beside import (
     weights_named,
 )
 from weightscope.checkpoint.checkpoint import Checkpoint
-from weightscope.checkpoint.config import MAX_BYTES, Config, read_json
+from weightscope.checkpoint.config import MAX_BYTES, Config, parse_json, read_json, read_small
 from weightscope.checkpoint.gguf import GgufFile, GgufTensor
 from weightscope.checkpoint.header import Storage
 from weightscope.checkpoint.http import RangedFile
@@ -136,7 +137,10 @@ def _of_safetensors(
 def _config_of(folder: Path) -> Config:
     """The config.json of a folder; empty where it has none."""
     path = folder / "config.json"
-    return Config(read_json(path) if os.path.lexists(path) else {}, path)
+    if not os.path.lexists(path):
+        return Config({}, path)
+    text = read_small(path, MAX_BYTES)
+    return Config(parse_json(text, file=path), path, stored=(len(text), sha256(text).hexdigest()))
 
 
 def _opened(files: Iterable[Opened], where: object) -> list[Opened]:

@@ -56,6 +56,12 @@ class Tensor(ABC):
     def unchecked(self, noted: set[str]) -> "Tensor":
         """The same tensor, but NaN and infinity are read, and the tensor's name is added to `noted`."""
 
+    def ends(self) -> "tuple[Tensor, Tensor, int] | None":
+        """The first and the last value that each value's stored block can hold, and how many lie evenly between them,
+        both included; None where no such blocks are stored.
+        """
+        return None
+
     def refuse(self, problem: str) -> CheckpointError:
         """An error about this tensor, to raise."""
         return CheckpointError(problem, file=self.file.path, tensor=self.name)

@@ -21,7 +21,6 @@ from weightscope.provenance import Provenance
 from weightscope.tables import Column, Table
 
 TOP = 20
-HEADINGS = {"role": "name", "sure": "share of such names that were right"}
 READS = {"q": "queries", "k": "keys", "v": "values"}
 POST_NORM = (
     "the norms between two layers: what a head writes is centred and scaled by them on its way; spaces are compared as "
@@ -117,7 +116,7 @@ class Circuits:
     def named_heads(self) -> Table:
         """The named heads, with the scores that this checkpoint allows; `heads` has their intervals too."""
         kept = [
-            replace(column, symbol=HEADINGS.get(column.name, column.symbol))
+            column
             for column in self.heads.columns
             if column.values.dtype.kind != "f" or np.isfinite(column.values).any()
             if not column.name.endswith(("_low", "_high"))
@@ -232,7 +231,7 @@ def circuits(
     caveats = list(model.layer(model.attention_layers[-1]).caveats)
     caveats += [POST_NORM] * (model.family.closing is not None) + [PARALLEL] * model.family.parallel
     if roles.lacking:
-        caveats.append(f"tokens: {roles.lacking}. Heads are named by their wiring alone")
+        caveats.append(f"scores by tokens ({roles.lacking}); heads are named by their wiring alone")
     if not all(wired.exact[kind][np.isfinite(wired.pk[kind])].all() for kind in wired.pk):
         caveats.append(ESTIMATED)
     if wired.left:

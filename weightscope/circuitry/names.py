@@ -146,13 +146,17 @@ ROLES_BY_WIRING = (
 )
 GIVEN = {role.name: role for role in (*ROLES_BY_WIRING, *ROLES) if role.name}  # by name
 NO_NAME = ""
+NAME = "the best name; empty where no score reaches its threshold"
 SURE = {
     "sure": (
-        "right when run",
+        "share of such names that were right",
         "share of heads so named that did it when run, in models that had no part in setting the threshold",
     ),
-    "sure_low": ("right when run, low", "low end of its 95 % interval over models (models drawn again, then heads)"),
-    "sure_high": ("right when run, high", "high end of it"),
+    "sure_low": (
+        "share that were right, low",
+        "low end of its 95 % interval over models (models drawn again, then heads)",
+    ),
+    "sure_high": ("share that were right, high", "high end of it"),
 }
 LEAST_Z = 20.0  # standard deviations; shares of spaces that random ones could have in common do not count
 SAMPLED = ("previous_token", "duplicate_token", "induction", "copying")  # means over a sample of the vocabulary
@@ -325,7 +329,7 @@ def roles_table(wiring: Wiring, found: HeadRoles) -> Table:
             Column("layer", layers),
             Column("head", heads),
             Column("kv_head", heads * wiring.n_kv_heads // h),
-            Column("role", found.names.ravel(), meaning="the best name; empty where no score reaches its threshold"),
+            Column("role", found.names.ravel(), "name", meaning=NAME),
             *(
                 Column(name, values.ravel(), symbol=symbol, format=".2f", meaning=meaning)
                 for (name, (symbol, meaning)), values in zip(SURE.items(), found.sure, strict=True)

@@ -184,7 +184,11 @@ def attention_norm(model: Model, index: int) -> Norm | None:
     """The norm that a layer's attention output passes before it joins the stream, where the checkpoint has one."""
     row, tensors = model.family.mlp, model.tensors(_layer_name(model, index))
     stored = None if row is None else row.attention_norm
-    return None if stored is None or f"{stored.module}.weight" not in tensors else stored.read(tensors, model.config)
+    return (
+        None
+        if stored is None or f"{stored.module}.{stored.gain}" not in tensors
+        else stored.read(tensors, model.config)
+    )
 
 
 def joining(model: Model, layer: Layer, written: np.ndarray) -> np.ndarray:

@@ -154,9 +154,9 @@ digest_option = click.option("--digest", is_flag=True, help="Also read the files
 
 def digest_lines(source: Mapping[str, Any]) -> list[str]:
     """With --digest, the digests of what was read, as sha256sum writes them; see `source_of`."""
-    if not click.get_current_context().params.get("digest"):
-        return []
-    return [f"{file['sha256']}  {file['name']}" for file in source["files"]]
+    context = click.get_current_context(silent=True)
+    asked = context is not None and context.params.get("digest")
+    return [f"{file['sha256']}  {file['name']}" for file in source["files"]] if asked else []
 
 
 def say_digests(source: Mapping[str, Any]) -> None:

@@ -259,7 +259,7 @@ class BigramAuroc:
             return ""
         return (
             f"Means are estimates from {len(self.sample.items):,} current tokens of the {self.sample.sizes.sum():,} "
-            "that follow some token, drawn at random in strata of tokens that occur as often."
+            "that follow some token, drawn at random from groups of similar frequency."
         )
 
     @property

@@ -93,7 +93,7 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
     parts.append(Figure(save(figures.all_heads_figure(terms), files, "positions-all-heads"), caption))
     what = EQUATIONS if terms.sigma is not None else BARE_EQUATIONS
     trends = Filed(table.select(*SHOWN), "trends.csv")
-    return Section("What heads owe to position", f"{what} {terms.lead}", [*parts, trends])
+    return Section("What heads owe to position", what, [*parts, trends])
 
 
 @phase("drawing figures")

@@ -154,8 +154,8 @@ class PositionTerms(ShowsShapes):
 
     @property
     def lead(self) -> str:
-        """The same after the caveats."""
-        return " ".join([*self.cautions, self.headline])
+        """The same, and the caveats."""
+        return " ".join([self.headline, *self.cautions])
 
     def _repr_html_(self) -> str:
         return notebook(self.lead, self.heads.select(*SHOWN))

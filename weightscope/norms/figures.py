@@ -36,7 +36,8 @@ def pair_figure(norms: NormAnalysis) -> Figure:
         axis.plot(*everything.T, ".", color="0.88", markersize=1, rasterized=True)
         axis.plot(*pairs.T, ".", color=own["color"], markersize=1, alpha=0.5, rasterized=True)
         axis.set_xscale("log")
-        axis.text(0.04, 0.98, rf"$\rho={ranks.rho:.2f}$", transform=axis.transAxes, va="top", fontsize=7)
+        known = rf"$\rho={ranks.rho:.2f}$" if np.isfinite(ranks.rho) else r"$\rho$ unknown" if ranks.pairs else "none"
+        axis.text(0.04, 0.98, known, transform=axis.transAxes, va="top", fontsize=7)
     if len(everything):
         axes[0].set_xlim(np.quantile(everything[:, 0], OFF), 1.5)
         axes[0].set_ylim(0, 1.15 * everything[:, 1].max())

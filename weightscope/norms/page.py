@@ -78,14 +78,15 @@ def write_report(files: Files, norms: NormAnalysis, source: str) -> None:
 
 def lead(norms: NormAnalysis, source: str) -> str:
     """What special tokens and punctuation get of the weights and give to the sum, and what the model was run on."""
-    *kinds, _ = norms.shares.rows()  # all other tokens are the last
-    caption = (
-        f"{kind} takes {weight:.1%} of the attention weight and gives {length:.1%}" for kind, weight, length in kinds
-    )
-    return (
-        f"{'; '.join(caption)} of the length of the vectors added up; the rest is all other tokens'. "
-        f"Run on {norms.n_sequences:,} sequences, {norms.n_tokens:,} tokens, from {source}."
-    )
+    *kinds, _ = zip(norms.shares.rows(), norms.ranks, strict=True)  # all other tokens are the last
+    takes = [
+        f"{kind} takes {weight:.1%} of the attention weight and gives {length:.1%} of the length of what is added up"
+        for (kind, weight, length), ranks in kinds
+        if ranks.pairs
+    ]
+    takes += [f"no token is {kind}" for (kind, _, _), ranks in kinds if not ranks.pairs]
+    run_on = f"Run on {norms.n_sequences:,} sequences, {norms.n_tokens:,} tokens, from {source}."
+    return f"{'; '.join(takes)}; the rest is all other tokens'. {run_on}"
 
 
 def _given(files: Files, norms: NormAnalysis) -> Section:
@@ -110,7 +111,7 @@ def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
     figure = Figure(
         save(figures.pair_figure(norms), files, "pairs"),
         f"Fig. 3: a random sample of these pairs ({sampled} points), $alpha$ on a logarithmic scale; the other kinds "
-        f"in light grey. The {figures.OFF:.0%} with the smallest weights lie off the left edge.",
+        f"in pale grey. The {figures.OFF:.0%} with the smallest weights lie off the left edge.",
     )
     text = "They do if Spearman's correlation is negative."
     if len(norms.kind_names) == len(TABLE_3):  # an encoder's two special tokens, whatever it calls them

@@ -103,17 +103,16 @@ def lead(outliers: OutlierAnalysis, source: str) -> str:
     says = (
         f"In layer {c.layer_indices[layer]} {c.kind_names[kind]} keys score {abs(total):.2f} "
         f"{'above' if total >= 0 else 'below'} {c.kind_names[-1]} ones (mean over heads, before 1/√d'"
-        f"{_apart_from(c)}), and dimension {j} adds {gap[j]:+.2f} to that"
+        f"{_apart_from(c)}): of that, dimension {j} is {gap[j]:+.2f}"
     )
     run_on = f"Run on {outliers.stream.counts.sum():,} tokens of {source}."
     if not len(dimensions):
         return f"None of the {d} dimensions stands out by its mean over tokens. {says}. {run_on}"
-    of_outliers = f"{'the outlier' if len(dimensions) == 1 else 'outliers together'} {gap[dimensions].sum():+.2f}"
+    of_outliers = f"{'the outlier is' if len(dimensions) == 1 else 'the outliers are'} {gap[dimensions].sum():+.2f}"
     which = _listed(dimensions[:NAMED]) + (" and others" if len(dimensions) > NAMED else "")
     them = "one stands" if len(dimensions) == 1 else f"{len(dimensions)} stand"
-    return (
-        f"Of {d} dimensions of the residual stream, {them} out in some layer: {which}. {says}; {of_outliers}. {run_on}"
-    )
+    out = f"Of {d} dimensions of the residual stream, {them} out in some layer: {which}"
+    return f"{out}. {says} and {of_outliers}. {run_on}"
 
 
 def _stream(files: Files, stream: Stream) -> Section:

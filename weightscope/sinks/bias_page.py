@@ -53,10 +53,10 @@ def bias_headline(bias: SinkBias) -> str:
     )
     return (
         f"{bias.model}, {bias.sizes}: in the median layer one direction holds {spectral:.0%} of what token 0 writes; "
-        f"R is {variance:.2f} against mu_sink and {own_first:.2f} against the updates' own mean. In all layers at "
-        f"once, a constant in its place moves perplexity by {ssp:+.2f} from {bias.baseline:.2f} and nothing in its "
-        f"place by {ablated:+.2f}; with token 0's own update left as it is by {ssp_from_1:+.2f} and "
-        f"{ablated_from_1:+.2f}."
+        f"a constant from other texts is off by {variance:.0%} of its squared length, and its own mean by "
+        f"{own_first:.0%} (R of eq. 6). Put in its place in all layers, the constant moves perplexity from "
+        f"{bias.baseline:.2f} by {ssp:+.2f}, and nothing in its place by {ablated:+.2f}; with position 0 left as it "
+        f"is, by {ssp_from_1:+.2f} and {ablated_from_1:+.2f}."
     )
 
 

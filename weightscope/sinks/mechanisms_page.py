@@ -42,14 +42,14 @@ def mechanism_headline(sinks: SinkMechanisms) -> list[str]:
     most = []
     for name, kind in (("first", sinks.kind[:, :third]), ("last", sinks.kind[:, -third:])):
         share = np.bincount(kind.ravel(), minlength=len(sinks.kinds)) / kind.size
-        most.append(f"{share.max():.0%} {sinks.kinds[share.argmax()]} in the {name} third of the layers")
+        most.append(f"{sinks.kinds[share.argmax()]!r} in the {name} third of the layers ({share.max():.0%})")
     return [
         f"{counted(n_inputs, 'input')}, {counted(n_layers, 'layer')} of {counted(n_heads, 'head')}: "
         f"{counted(events, 'sink event')} in {sinks.event.size:,} "
         f"({sinks.event.mean():.2%}){f'; {did}' if events else ''}.",
         f"{sinks.sink_heads.sum()} of {n_layers * n_heads} heads are sink heads "
         f"(an event on {SINK_HEAD:.0%} of the inputs or more).",
-        f"The strongest key of a head is most often: {', '.join(most)}.",
+        f"The strongest key of a head is most often of the kind {', and '.join(most)}.",
     ]
 
 
