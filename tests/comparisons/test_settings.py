@@ -37,6 +37,7 @@ IDLE = [
     ("llama", "transformers_version", "4.0"), ("llama", "torch_dtype", "float16"), ("llama", "_name_or_path", "x"),
     ("llama", "use_cache", False), ("llama", "architectures", ["Other"]), ("llama", "attention_dropout", 0.3),
     ("llama", "initializer_range", 0.3), ("llama", "eos_token_id", 7), ("llama", "bos_token_id", 7),
+    ("llama", "max_position_embeddings", 4096), ("llama", "vocab_size", 40), ("qwen2", "max_position_embeddings", 4096),
     ("bert", "hidden_dropout_prob", 0.7), ("bert", "id2label", {"0": "a"}), ("llama", "output_attentions", True),
 ]  # fmt: skip
 
@@ -73,6 +74,18 @@ def test_a_key_without_effect_is_told_apart(name: str, key: str, value: Any, tmp
     comparison = ws.compare(fixture(name).model, ws.open_model(copied(tmp_path / "b", name, **{key: value})))
     assert comparison.lead.startswith("Identical: ") and not comparison.findings
     assert f"without effect on what is computed also differ: {key}" in comparison.lead or key == "torch_dtype"
+
+
+@pytest.mark.parametrize("name", ["phi3_longrope", "gpt2", "llama"])
+def test_an_ordinary_tune_passes_where_a_longer_text_is_computed_alike(name: str, tmp_path: Path) -> None:
+    """Not where the scaling of rotations depends on the longest text, or positions are learned."""
+    limit = "n_positions" if name == "gpt2" else "max_position_embeddings"
+    tuned = {"vocab_size": 40, "use_cache": False, "dtype": "bfloat16", "transformers_version": "5.99"}
+    tuned |= {"_name_or_path": "base", limit: 4096}
+    good, other = copied(tmp_path / "a", name), copied(tmp_path / "b", name, **tuned)
+    done = run("compare", good, other, "--out", tmp_path / "out", "--max-change", 0)
+    assert done.exit_code == (0 if name == "llama" else 3), done.output
+    assert name == "llama" or f"another computation: {limit}" in done.stderr.replace("\n", " ")
 
 
 def test_the_gate_ends_with_status_3_and_one_line(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ The names are the gguf package's own map; the conversion of matrices is llama.cp
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 import weightscope as ws
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.architectures import FAMILIES
+from weightscope.architectures.computed import NONE, differences, stated
 from weightscope.architectures.config import KEYS
 
 gguf = pytest.importorskip("gguf")
@@ -159,6 +160,45 @@ def test_weights_and_scores_come_back(case: Converted, tmp_path: Path) -> None:
         x = fixture(case.fixture).arrays[f"x{index}"]
         np.testing.assert_allclose(opened.layer(index).scores(x), same.layer(index).scores(x), atol=1e-5)
         np.testing.assert_allclose(opened.layer(index).values(x), same.layer(index).values(x), atol=1e-5)
+
+
+BESIDES = (
+    ("granite", "residual_scale", "residual_multiplier"), ("granite", "logit_scale", "logits_scaling"),
+    ("granite", "embedding_scale", "embedding_multiplier"), ("granite", "attention.scale", "attention_multiplier"),
+    ("gemma2", "attn_logit_softcapping", "attn_logit_softcapping"),
+    ("gemma2", "final_logit_softcapping", "final_logit_softcapping"),
+    ("gemma3", "attention.sliding_window", "sliding_window"), ("qwen3_moe", "expert_used_count", "num_experts_per_tok"),
+    ("qwen2_moe", "expert_count", "num_experts"), ("llama", "attention.temperature_scale", ""),
+    ("llama", "final_logit_softcapping", ""),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "key", "meaning"), BESIDES)
+def test_what_decides_the_computation_is_compared_with_a_config(
+    name: str, key: str, meaning: str, tmp_path: Path
+) -> None:
+    """A key that no config of this class has is told too."""
+    case, original = next(case for case in CASES if case.fixture == name), fixture(name).model
+    before = stated(original.checkpoint, original.row)
+    usual = before.values[meaning] if meaning else 0.0
+
+    def keys(value: object) -> list[str]:
+        path = written(replace(case, keys=case.keys | {key: value}), tmp_path / "model.gguf")
+        model = ws.open_model(path)
+        found = differences(stated(model.checkpoint, model.row), before)
+        return [one.key for one in found if one.effect != NONE and one.key not in case.unsaid]
+
+    assert meaning not in keys(usual) and f"{case.architecture}.{key}" not in keys(usual)
+    assert (meaning or f"{case.architecture}.{key}") in keys(3 * usual if usual else 0.3)
+
+
+def test_a_converted_file_is_no_other_computation(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    for case in CASES:
+        with subtests.test(case.fixture):
+            a, b = ws.open_model(written(case, tmp_path / "model.gguf")), fixture(case.fixture).model
+            found = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
+            unsaid = {*case.unsaid, "tie_word_embeddings"}  # fixtures have no unembedding
+            assert not [str(one) for one in found if one.effect != NONE and one.key.partition(".")[0] not in unsaid]
 
 
 OWN_READER = (

@@ -17,6 +17,7 @@ from weightscope.architectures.config import Every, inner_types, values_of
 from weightscope.architectures.dialects import GIVEN, SCALING, TRAINED, renamed, standardised, writer_of
 from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import KEYS as OF_GGUF
+from weightscope.architectures.gguf import shortest
 from weightscope.architectures.reading import completed_part, read_config
 from weightscope.architectures.rope import Rope
 from weightscope.architectures.stacks import part_of, parts
@@ -55,6 +56,31 @@ PLAIN_TURNS = ("default", "axial")  # kinds of rotation that nothing scales
 # What transformers takes for a key without a value where another key has one: key -> (other, its value, what is taken).
 IMPLIED = {"num_ln_in_parallel_attn": ("new_decoder_architecture", True, 2)}
 FOLLOWS = {"qk_head_dim", "head_dim"}  # computed of other keys wherever it is
+# What a GGUF file has besides the sizes: its key -> names of configs, of which a model's class knows one.
+BESIDES = {
+    "logit_scale": ("logits_scaling", "logit_scale"),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "residual_scale": ("residual_multiplier",),
+    "embedding_scale": ("embedding_multiplier",),
+    "attention.scale": ("attention_multiplier",),
+    "attention.sliding_window": ("sliding_window",),
+    "expert_count": ("num_experts", "num_local_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_norm": ("norm_topk_prob",),
+}
+# Keys of a GGUF file that the config is made from, that tensors' shapes show, or that say nothing of the computation.
+NOTHING_MORE = re.compile(
+    r"rope\.(dimension_count|scaling\.(type|factor|finetuned|attn_factor|original_context_length))|vocab_size"
+    r"|attention\.(value_length|max_alibi_bias|clamp_kqv|causal)|use_parallel_residual|pooling_type|tensor_data_layout",
+    re.ASCII,
+)
+# Scalings of rotations in which the longest text has no part. A model that was tuned computes the same with another
+# limit of its texts, and with rows added to or cut from its vocabulary, which the comparison of tensors tells.
+ANY_LENGTH = {"default", "linear", "llama3"}
 LEAST = {"n_layers", "d_model", "n_heads", "n_positions", "vocab_size", "norm_eps"}  # sizes, as `ModelConfig` has them
 COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
 # Keys that decide the computation, whether attention's row reads them or not.
@@ -97,6 +123,8 @@ class Stated:
         Words of the row that read it: keys among them decide what is computed.
     metadata : dict or None
         Of a GGUF file its own keys, which may say less than a config.json.
+    idle : set of str
+        Keys of sizes that decide nothing that is computed.
     """
 
     values: Mapping[str, Any]
@@ -105,6 +133,7 @@ class Stated:
     follows: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
     metadata: Mapping[str, Any] | None = None
+    idle: frozenset[str] = frozenset()
 
 
 def differences(a: Stated, b: Stated) -> list[Difference]:
@@ -113,17 +142,36 @@ def differences(a: Stated, b: Stated) -> list[Difference]:
     for key in sorted({*a.values, *b.values}):
         x, y = (_plain(key, side.values.get(key)) for side in (a, b))
         silent = any(side.metadata is not None and key not in side.said for side in (a, b))
+        silent |= (
+            (a.metadata is None) != (b.metadata is None) and key in OF_GGUF and None in (x, y)
+        )  # no such key there
         follows = key in a.follows | b.follows and not {key} <= a.said & b.said
         if not (silent or follows or _same(x, y)):
             key = key.removesuffix(AS_WRITTEN)
             spelled = (b if y is not None else a).spelled.get(key, key)
-            found.append(Difference(spelled, x, y, _effect(key, read)))
+            found.append(Difference(spelled, x, y, NONE if key in a.idle & b.idle else _effect(key, read)))
+    found += _of_files(a, b, read)
+    return sorted(found, key=lambda one: (COMPUTATION, UNKNOWN, NONE).index(one.effect))
+
+
+def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference]:
+    """What only keys of GGUF files say: of two such files, or of one and the config of the other checkpoint."""
     if a.metadata is not None and b.metadata is not None:
         for key in sorted({*a.metadata, *b.metadata}):
             x, y = a.metadata.get(key), b.metadata.get(key)
             if not _same(x, y) and key.partition(".")[2] not in OF_GGUF.values():
-                found.append(Difference(key, x, y, _effect(key, read)))
-    return sorted(found, key=lambda one: (COMPUTATION, UNKNOWN, NONE).index(one.effect))
+                yield Difference(key, x, y, _effect(key, read))
+        return
+    file, other = (b, a) if a.metadata is None else (a, b)
+    for key, value in sorted((file.metadata or {}).items()):
+        own = key.partition(".")[2]
+        names = BESIDES.get(own, ())
+        if own in OF_GGUF.values() or NOTHING_MORE.fullmatch(own) or file.said & {*names}:
+            continue
+        name = next((name for name in other.values if name.rpartition(".")[2] in names), key)
+        x, y = _plain(name, shortest(value)), _plain(name, other.values.get(name))
+        if not _same(x, y):
+            yield Difference(other.spelled.get(name, name), *((x, y) if file is a else (y, x)), _effect(name, read))
 
 
 def stated(checkpoint: Checkpoint, row: Family) -> Stated:
@@ -144,8 +192,13 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     metadata = next((_metadata(file.config) for file in checkpoint.files[:1] if isinstance(file, GgufFile)), None)
     if metadata is not None:  # whose architecture stands for several model_types, and has no list of layers
         said -= {"model_type", row.listed}
+    before = f"{path}." if path else ""
+    turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}
+    any_length = isinstance(row.rope, Rope) and turns <= ANY_LENGTH and not row.inputs.positions
+    sizes = ("vocab_size", "n_positions") if any_length else ("vocab_size",)
+    idle = {before + name for size in sizes for name in row.size_keys.get(size, ())}
     words = frozenset(re.findall(r"[a-z_]\w+", stanza_of(row)))
-    return Stated(values, spelled, frozenset(said), frozenset(follows), words, metadata)
+    return Stated(values, spelled, frozenset(said), frozenset(follows), words, metadata, frozenset(idle))
 
 
 def _metadata(keys: Config) -> dict[str, Any]:

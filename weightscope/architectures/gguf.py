@@ -70,7 +70,7 @@ def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 
 def mpt_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """The bound of queries, keys and values."""
-    return {"attn_config": {"clip_qkv": keys.inside("own").get("attention.clamp_kqv")}}
+    return {"attn_config": {"clip_qkv": shortest(keys.inside("own").get("attention.clamp_kqv"))}}
 
 
 def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
     """What config.json would say."""
     start = gguf.architecture + "."
     own_keys = {key.removeprefix(start): value for key, value in keys.items() if key.startswith(start)}
-    values = {meaning: _shortest(own_keys[key]) for meaning, key in KEYS.items() if own_keys.get(key) is not None}
+    values = {meaning: shortest(own_keys[key]) for meaning, key in KEYS.items() if own_keys.get(key) is not None}
     config = Config(values, keys.file)
     if (first := keys.get("tokenizer.ggml.bos_token_id")) is not None:
         values["bos_token_id"] = first
@@ -207,7 +207,7 @@ def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
     return {"rope_scaling": {"rope_type": "longrope", **lists}, "original_max_position_embeddings": original}
 
 
-def _shortest(value: Any) -> Any:
+def shortest(value: Any) -> Any:
     """A float32 as the shortest decimal that means it: 1e-05 where the file has 9.999999747378752e-06."""
     return float(str(np.float32(value))) if type(value) is float else value
 
