@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from weightscope.audits import page
+from weightscope.audits import page as audit_page
 from weightscope.cli import main
+from weightscope.comparisons import page as comparison_page
 from weightscope.files import HIDDEN, Files
 from weightscope.pages.style import Drawing
 
-FIGURES = ("head_maps", "spectra", "depth", "changes", "spectra_before_and_after", "trajectories")
+FIGURES = {
+    audit_page: ("head_maps", "spectra", "depth"),
+    comparison_page: ("changes", "spectra_before_and_after", "trajectories"),
+}
 
 
 @contextmanager
@@ -26,9 +30,10 @@ def undrawn() -> Iterator[None]:
         return Drawing("<svg/>", files=saved)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "save", save)
-        for name in FIGURES:
-            patch.setattr(page.figures, name, lambda of: None)
+        for page, names in FIGURES.items():
+            patch.setattr(page, "save", save)
+            for name in names:
+                patch.setattr(page.figures, name, lambda of: None)
         yield
 
 
