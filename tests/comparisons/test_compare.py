@@ -18,8 +18,8 @@ from tests.support.browser import Page
 from tests.support.embedded_heads import of_heads, permuted, real
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
-from weightscope.audits import figures
 from weightscope.cli import main
+from weightscope.comparisons import figures
 from weightscope.comparisons.compare import Comparison
 
 WIDTH, HEADS = 24, 4  # of the tiny GPT-2; its heads are 6 wide
