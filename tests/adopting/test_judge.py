@@ -12,6 +12,7 @@ import pytest
 import weightscope as ws
 from weightscope.architectures import FAMILIES, Family
 from weightscope.architectures.cells import NO_BIASES, layer_norm
+from weightscope.architectures.reading import ADOPT, WAYS
 from weightscope.checkpoint import open_checkpoint
 
 pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
@@ -217,6 +218,11 @@ def test_a_census_is_read_as_it_was_written(tmp_path: Path) -> None:
     text = page(rows, "5.23.0")
     assert "**1 of 2 stacks in 1 types are exact.** 0 are refused" in text
     assert "| exact | 1 | 1 | 9 classes |" in text and "not seen at work: bert (clip.vision)." in text
+
+
+def test_the_census_that_is_committed_quotes_what_an_unknown_type_is_told() -> None:
+    unknown = [row.reason for row in read() if "unknown model_type" in row.reason]
+    assert unknown and all(reason.endswith(f"; {ADOPT.format(lacking='', ways=WAYS)}") for reason in unknown)
 
 
 def test_the_census_that_is_committed_has_nothing_wrong() -> None:
