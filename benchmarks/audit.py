@@ -37,8 +37,8 @@ from weightscope.audits.resume import FinishedLayers
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
 from weightscope.compute.half import Weights
-from weightscope.fingerprint import Fingerprint
 from weightscope.model import Model
+from weightscope.run_identity import RunIdentity
 
 # Sizes as in the published configs; GPT-2's with the names and norms of Llama.
 SHAPES = {
@@ -126,7 +126,7 @@ def read_gram_and_svds(model: Model) -> None:
 def all_measures(model: Model) -> dict[int, Arrays]:
     """All measures of every head, saved layer by layer, as an audit does."""
     with tempfile.TemporaryDirectory() as work:
-        finished = FinishedLayers(Path(work), Fingerprint.of(), model.attention_layers, resume=False)
+        finished = FinishedLayers(Path(work), RunIdentity.of(), model.attention_layers, resume=False)
         for index, following in pairwise((*model.attention_layers, None)):
             finished.put(index, measure_task(lambda: model, index, AuditOptions(), following))
         return dict(finished.all())

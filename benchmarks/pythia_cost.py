@@ -29,7 +29,7 @@ from weightscope.audits.resume import FinishedLayers
 from weightscope.audits.worker_validation import Report
 from weightscope.engine.engine import beside_others
 from weightscope.files import OutputFolder
-from weightscope.fingerprint import Fingerprint
+from weightscope.run_identity import RunIdentity
 
 STEPS = 154  # step 0, ten powers of two up to 512, then every 1,000 up to 143,000
 SHALLOW, DEEP = 1, 3  # layers written
@@ -127,7 +127,7 @@ def measure(size: str) -> Cost:
         folder, out = Path(temporary) / "model", Path(temporary) / "out"
         for depth in (SHALLOW, DEEP):
             model = ws.open_model(write_synthetic(folder, shape, depth))
-            finished = FinishedLayers(out, Fingerprint.of(), range(depth), resume=False)
+            finished = FinishedLayers(out, RunIdentity.of(), range(depth), resume=False)
             kept = 0.0
             for index in range(depth):
                 seconds, measured = _timed(beside_others, 1, measure_task, lambda model=model: model, index, plain)

@@ -1,7 +1,7 @@
 """Freeze what every command writes, and compare two such folders: `python -m tests.frozen OUT`, `--compare A B`.
 
-Every command of weightscope runs in this process over the embedded checkpoint and the fixtures of tests/families. OUT
-then holds two folders: `data` has each CSV, NPZ and JSON file, the numbers of the public Python names and each exit
+Every command of weightscope runs in this process over the embedded checkpoint and the fixtures of tests/architectures.
+OUT then holds two folders: `data` has each CSV, NPZ and JSON file, the numbers of the public Python names and each exit
 status; `wording` has what was printed. Times, paths and versions are replaced, pages and pictures are left out.
 
 `--compare` wants arrays and numbers equal to the last bit. Sentences may be rewritten, so the fields of WORDING and all
@@ -34,7 +34,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 REPOSITORY = Path(__file__).parent.parent
-FIXTURES = REPOSITORY / "tests" / "families" / "fixtures"
+FIXTURES = REPOSITORY / "tests" / "architectures" / "fixtures"
 TOWERS = {
     "t5_encoder": "encoder", "t5_decoder": "decoder", "clip_text": "text", "clip_vision": "vision",
     "siglip_text": "text", "siglip_vision": "vision",

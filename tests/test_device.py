@@ -25,7 +25,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.attention.factored import inner
 from weightscope.audits.audit import AuditOptions
-from weightscope.audits.resume import FinishedLayers, layers_fingerprint
+from weightscope.audits.resume import FinishedLayers, layers_identity
 from weightscope.circuitry import passes
 from weightscope.cli import main
 from weightscope.compute import device as backend
@@ -288,7 +288,7 @@ def test_an_audit_is_not_resumed_on_another_device(folder, tmp_path):
     model, out = ws.open_model(folder), tmp_path
 
     def layers_on(device):
-        return FinishedLayers(out, layers_fingerprint(model, AuditOptions((0,), device=device)), [0], resume=True)
+        return FinishedLayers(out, layers_identity(model, AuditOptions((0,), device=device)), [0], resume=True)
 
     layers_on("cpu").put(0, {"qk_route": np.array(["gram"])})
     assert layers_on("cpu").left == []

@@ -18,7 +18,7 @@ from weightscope.audits.resume import FinishedLayers
 from weightscope.checkpoint.remote import BlockCache
 from weightscope.errors import CheckpointError
 from weightscope.files import HIDDEN, Files, Folder, OutputFolder, check_writable, new_file
-from weightscope.fingerprint import Fingerprint
+from weightscope.run_identity import RunIdentity
 from weightscope.tables import Column, Table
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parents[1])}
@@ -128,7 +128,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     run(tmp_path / "out", "a.txt")
     assert done == ["on the disk", "named"] * (len(done) // 2) and len(done) > 4
     done.clear()
-    finished, blocks = FinishedLayers(tmp_path / "out", Fingerprint.of(), [0], resume=False), BlockCache("server")
+    finished, blocks = FinishedLayers(tmp_path / "out", RunIdentity.of(), [0], resume=False), BlockCache("server")
     finished.put(0, {"x": np.ones(2)})
     blocks.put("0-3", b"abc")
     assert done == ["named"] * 2

@@ -18,7 +18,7 @@ from weightscope.cli import main
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.files import HIDDEN, OutputFolder, new_file
-from weightscope.fingerprint import Fingerprint
+from weightscope.run_identity import RunIdentity
 from weightscope.sources import read_list
 from weightscope.text.corpus import corpus_files
 from weightscope.text.counts import load_counts
@@ -85,7 +85,7 @@ def test_what_a_run_has_kept_is_as_if_it_were_not_there(tmp_path: Path, monkeypa
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     with OutputFolder(tmp_path) as out:
         out.text("heads.csv", "head\n")
-    layers, blocks = FinishedLayers(tmp_path, Fingerprint.of(), [0], resume=False), BlockCache("a", "b")
+    layers, blocks = FinishedLayers(tmp_path, RunIdentity.of(), [0], resume=False), BlockCache("a", "b")
     layers.put(0, {"x": np.ones(2)})
     blocks.put("0-3", b"abc")
     (layer,) = layers.folder.iterdir()

@@ -19,7 +19,7 @@ metrics
 architectures
 embeddings
 model
-overflow fingerprint
+overflow run_identity
 provenance
 sources text
 runner

@@ -16,9 +16,9 @@ from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.checkpoint.config import MAX_BYTES, read_small
 from weightscope.checkpoint.opening import existing, from_url
 from weightscope.errors import CheckpointError, printable
-from weightscope.fingerprint import Fingerprint
 from weightscope.model import Model, open_model
 from weightscope.provenance import read_digests
+from weightscope.run_identity import RunIdentity
 
 HOW = tuple(signature(open_model).parameters)[1:]  # the options that say how to open a source
 KEPT = 8  # models that a worker keeps open (headers, no tensors)
@@ -38,7 +38,7 @@ class Source:
     families: str | None = None
     given: str = ""  # as the user wrote it
     digest: bool = False  # whether to read its files whole for their SHA-256
-    seen: Fingerprint | None = None  # of the checkpoint when it was first opened; None before `as_seen`
+    seen: RunIdentity | None = None  # of the checkpoint when it was first opened; None before `as_seen`
 
     @classmethod
     def named(cls, source: str, **options: Any) -> "Source":
@@ -84,7 +84,7 @@ class Source:
 
     def as_seen(self, model: Model) -> "Source":
         """The same source, which another machine opens only if it has the same checkpoint."""
-        return replace(self, seen=Fingerprint.of_model(model), digest=False)
+        return replace(self, seen=RunIdentity.of_model(model), digest=False)
 
     def elsewhere(self) -> Model:
         """The model on a worker, which opens it once and keeps it open."""
@@ -97,7 +97,7 @@ def _kept(source: Source) -> Model:
         raise CheckpointError(f"{source.source} is not there on a worker; workers read a shared file system")
     model = source.open()
     if source.seen is not None:
-        source.seen.refuse_other(Fingerprint.of_model(model), model.checkpoint.name)
+        source.seen.refuse_other(RunIdentity.of_model(model), model.checkpoint.name)
     return model
 
 

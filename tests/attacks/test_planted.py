@@ -20,7 +20,7 @@ from weightscope.audits.resume import FinishedLayers
 from weightscope.cli import main
 from weightscope.errors import CheckpointError
 from weightscope.files import HIDDEN, OutputFolder
-from weightscope.fingerprint import Fingerprint
+from weightscope.run_identity import RunIdentity
 
 MANIFEST = f"{HIDDEN}/manifest.json"
 
@@ -125,9 +125,9 @@ def test_planted_results_are_neither_printed_nor_gated(attack: str, checkpoint: 
 @pytest.mark.parametrize("layer", ["copied", "no arrays"])
 def test_a_layer_of_another_fingerprint_is_measured_again(layer: str, tmp_path: Path) -> None:
     """Though it lies in the folder of this one."""
-    other = FinishedLayers(tmp_path / "other", Fingerprint.of(a=1), [0], resume=False)
+    other = FinishedLayers(tmp_path / "other", RunIdentity.of(a=1), [0], resume=False)
     other.put(0, {"x": np.ones(2)} if layer == "copied" else {"not a name": np.ones(2)})
-    fingerprint = Fingerprint.of(a=2 if layer == "copied" else 1)
+    fingerprint = RunIdentity.of(a=2 if layer == "copied" else 1)
     folder = FinishedLayers(tmp_path / "out", fingerprint, [0], resume=True).folder
     shutil.copytree(other.folder, folder)
     assert FinishedLayers(tmp_path / "out", fingerprint, [0], resume=True).left == [0]
@@ -136,7 +136,7 @@ def test_a_layer_of_another_fingerprint_is_measured_again(layer: str, tmp_path: 
 def test_a_pipe_among_the_layers_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / HIDDEN / "layers-0").mkdir(parents=True)
     os.mkfifo(tmp_path / HIDDEN / "layers-0" / "layer-0000.npz")
-    assert FinishedLayers(tmp_path, Fingerprint.of(), [0], resume=False).notice is None
+    assert FinishedLayers(tmp_path, RunIdentity.of(), [0], resume=False).notice is None
 
 
 @pytest.mark.parametrize("name", ["", "/lock", "/manifest.json", "/unfinished", "/layers-0123456789abcdef"])

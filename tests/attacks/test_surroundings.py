@@ -21,7 +21,7 @@ from tests.support.audits import undrawn
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
-from weightscope.fingerprint import _in_words
+from weightscope.run_identity import _in_words
 from weightscope.text.corpus import read_documents
 
 SMALL = Path(ws.__file__).parent / "embedded"

@@ -11,7 +11,7 @@ import weightscope as ws
 from tests.support.files import write
 from weightscope.checkpoint.quantised import decode_fp8
 
-LLAMA = Path(__file__).parent.parent / "families" / "fixtures" / "llama"
+LLAMA = Path(__file__).parent.parent / "architectures" / "fixtures" / "llama"
 
 
 def nearest_fp8(values: np.ndarray) -> np.ndarray:

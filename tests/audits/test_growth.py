@@ -13,7 +13,7 @@ from weightscope.audits.audit import AuditOptions, conclude, measure_task
 from weightscope.audits.resume import FinishedLayers
 from weightscope.circuitry import passes
 from weightscope.files import Folder
-from weightscope.fingerprint import Fingerprint
+from weightscope.run_identity import RunIdentity
 from weightscope.tensors.measure import read_everything
 
 pytestmark = pytest.mark.check
@@ -49,7 +49,7 @@ def test_files_as_large_as_a_disk_cost_their_headers(tmp_path: Path) -> None:
 def measured(folder: Path) -> None:
     """All layers, kept on disk one by one as the command does."""
     model, options = ws.open_model(folder), AuditOptions()
-    finished = FinishedLayers(folder, Fingerprint.of(), options.layers_of(model), resume=False)
+    finished = FinishedLayers(folder, RunIdentity.of(), options.layers_of(model), resume=False)
     for index in options.layers_of(model):
         finished.put(index, measure_task(lambda: model, index, options))
 

@@ -14,7 +14,7 @@ from tests.support.weights import shared
 from weightscope.attention.factored import Factored
 from weightscope.compute.cores import one_blas_thread
 
-FIXTURES = Path(__file__).parent.parent / "families" / "fixtures"
+FIXTURES = Path(__file__).parent.parent / "architectures" / "fixtures"
 
 
 def dense_singular_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -289,16 +289,16 @@ def test_a_checkpoint_under_two_names_counts_once(three: Path, tmp_path: Path) -
 
 def test_another_reference_is_another_page(three: Path, made: Path, tmp_path: Path) -> None:
     from weightscope.audits.audit import AuditOptions
-    from weightscope.audits.resume import results_fingerprint
+    from weightscope.audits.resume import results_identity
 
     model = ws.open_model(three / "model-1")
-    with_own, with_made = (results_fingerprint(model, AuditOptions(reference=path)) for path in (None, str(made)))
+    with_own, with_made = (results_identity(model, AuditOptions(reference=path)) for path in (None, str(made)))
     copy = tmp_path / "ref.npz"
     copy.write_bytes(made.read_bytes())
-    before = results_fingerprint(model, AuditOptions(reference=str(copy)))
+    before = results_identity(model, AuditOptions(reference=str(copy)))
     Reference.load(made).without(Reference.load(made).checkpoints[0].sha256).save(copy)
     assert len({one.digest for one in (with_own, with_made, before)}) == 3
-    assert results_fingerprint(model, AuditOptions(reference=str(copy))) != before
+    assert results_identity(model, AuditOptions(reference=str(copy))) != before
 
 
 def test_measured_heads_of_one_layer_are_in_the_middle(three: Path) -> None:

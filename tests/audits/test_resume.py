@@ -17,9 +17,9 @@ from tests.support.provenance import without_footer
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
 from weightscope.audits.audit import AuditOptions, measure_task
-from weightscope.audits.resume import FinishedLayers, layers_fingerprint
+from weightscope.audits.resume import FinishedLayers, layers_identity
 from weightscope.files import HIDDEN
-from weightscope.fingerprint import Fingerprint
+from weightscope.run_identity import RunIdentity
 
 LAYERS = (0, 5, 7)
 
@@ -156,10 +156,10 @@ def test_finished_layers_are_not_measured_again_unless_something_has_changed(che
 
 
 def test_a_layer_is_taken_for_that_of_its_own_fingerprint_alone(tmp_path: Path) -> None:
-    finished = FinishedLayers(tmp_path, Fingerprint.of(a=1), LAYERS, resume=False)
+    finished = FinishedLayers(tmp_path, RunIdentity.of(a=1), LAYERS, resume=False)
     finished.put(0, {"x": np.ones(2)})
-    assert FinishedLayers(tmp_path, Fingerprint.of(a=1), LAYERS, resume=True).get(0) is not None
-    assert FinishedLayers(tmp_path, Fingerprint.of(a=2), LAYERS, resume=True).get(0) is None
+    assert FinishedLayers(tmp_path, RunIdentity.of(a=1), LAYERS, resume=True).get(0) is not None
+    assert FinishedLayers(tmp_path, RunIdentity.of(a=2), LAYERS, resume=True).get(0) is None
     assert finished.get(0) is None
     assert not list((tmp_path / HIDDEN).iterdir())
 
@@ -176,28 +176,28 @@ def test_a_layer_is_taken_for_that_of_its_own_fingerprint_alone(tmp_path: Path) 
 def test_layers_that_are_thrown_away_are_spoken_of(
     window: int, resume: bool, notice: str | None, tmp_path: Path
 ) -> None:
-    first = FinishedLayers(tmp_path, Fingerprint.of(a=1), LAYERS, resume=False)
+    first = FinishedLayers(tmp_path, RunIdentity.of(a=1), LAYERS, resume=False)
     assert first.notice is None
     for layer in (0, 5, 7):
         first.put(layer, {"x": np.ones(2)})
     (first.folder / "layer-0007.npz").write_bytes(b"cut")  # was never finished, so nothing is lost with it
-    assert FinishedLayers(tmp_path, Fingerprint.of(a=window), LAYERS, resume).notice == notice
+    assert FinishedLayers(tmp_path, RunIdentity.of(a=window), LAYERS, resume).notice == notice
 
 
 @pytest.mark.parametrize("kept", [0, 60, 200])
 def test_a_finished_layer_cut_short_is_not_finished(tmp_path: Path, kept: int) -> None:
-    finished = FinishedLayers(tmp_path, Fingerprint.of(), LAYERS, resume=False)
+    finished = FinishedLayers(tmp_path, RunIdentity.of(), LAYERS, resume=False)
     finished.put(0, {"x": np.arange(1000.0)})
     assert finished.get(0) is not None
     (file,) = finished.folder.glob("layer-*.npz")
     file.write_bytes(file.read_bytes()[:kept])
-    assert 0 in FinishedLayers(tmp_path, Fingerprint.of(), LAYERS, resume=True).left
+    assert 0 in FinishedLayers(tmp_path, RunIdentity.of(), LAYERS, resume=True).left
     assert finished.get(0) is None
 
 
 def test_a_finished_layer_with_a_flipped_bit_is_measured_again(tmp_path: Path) -> None:
     """Any bit: of the numbers, of their names, of what holds them together."""
-    finished = FinishedLayers(tmp_path, Fingerprint.of(), LAYERS, resume=False)
+    finished = FinishedLayers(tmp_path, RunIdentity.of(), LAYERS, resume=False)
     finished.put(0, {"x": np.arange(8.0), "caveats": np.array([], dtype=str)})
     (file,) = finished.folder.glob("layer-*.npz")
     whole = file.read_bytes()
@@ -206,7 +206,7 @@ def test_a_finished_layer_with_a_flipped_bit_is_measured_again(tmp_path: Path) -
         broken[bit // 8] ^= 1 << bit % 8
         file.write_bytes(broken)
         assert finished.get(0) is None, bit
-    assert 0 in FinishedLayers(tmp_path, Fingerprint.of(), LAYERS, resume=True).left
+    assert 0 in FinishedLayers(tmp_path, RunIdentity.of(), LAYERS, resume=True).left
     file.write_bytes(whole)
     np.testing.assert_array_equal(finished.get(0)["x"], np.arange(8.0))
 
@@ -226,7 +226,7 @@ def test_without_locks_one_audit_ends_in_a_line_and_the_other_has_its_own_layers
     options = AuditOptions()
 
     def begun(model: ws.Model, out: Path) -> FinishedLayers:
-        return FinishedLayers(out, layers_fingerprint(model, options), range(3), resume=False)
+        return FinishedLayers(out, layers_identity(model, options), range(3), resume=False)
 
     def go_on(finished: FinishedLayers, model: ws.Model, layers: int) -> None:
         for index in finished.left[:layers]:

@@ -16,7 +16,7 @@ from tests.support.audits import audit_of, undrawn
 from tests.support.hub_server import Hub
 from weightscope.cli import main
 from weightscope.comparisons.tensors import compare_tensors
-from weightscope.fingerprint import Fingerprint
+from weightscope.run_identity import RunIdentity
 
 GOLDEN = Path(__file__).parent / "golden" / "adapters"
 NAMES = sorted(path.name for path in GOLDEN.iterdir())
@@ -219,10 +219,10 @@ def test_a_comparison_of_other_checkpoints_knows_no_ranks(embedded: ws.Model) ->
 def test_settings_are_part_of_what_results_depend_on(tmp_path: Path) -> None:
     base = GOLDEN / "llama" / "base"
     path = edited(tmp_path, set_to())
-    before = Fingerprint.of_model(ws.open_model(path, base=base))
+    before = RunIdentity.of_model(ws.open_model(path, base=base))
     settings = json.loads((path / "adapter_config.json").read_text()) | {"lora_alpha": 7}
     (path / "adapter_config.json").write_text(json.dumps(settings))
-    assert Fingerprint.of_model(ws.open_model(path, base=base)) != before
+    assert RunIdentity.of_model(ws.open_model(path, base=base)) != before
 
 
 def test_every_tensor_of_base_and_adapter_compares_as_a_change_of_low_rank() -> None:

@@ -19,15 +19,15 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
 from weightscope.audits.audit import AuditOptions
 from weightscope.audits.many import Job
-from weightscope.audits.resume import FinishedLayers, layers_fingerprint
+from weightscope.audits.resume import FinishedLayers, layers_identity
 from weightscope.cli import main
 from weightscope.detokenization import heads as detok
 from weightscope.detokenization.first_layer import FirstLayer
 from weightscope.detokenization.heads import ScorerOnWorker, measure_heads
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
-from weightscope.fingerprint import Fingerprint
 from weightscope.model import open_model
+from weightscope.run_identity import RunIdentity
 from weightscope.sources import Source
 from weightscope.text.counts import Counts, load_counts
 
@@ -146,7 +146,7 @@ def test_counts_that_a_worker_does_not_see_are_an_error(
 ) -> None:
     source = Source.named(str(checkpoint))
     first = FirstLayer(source.open())
-    sent = ScorerOnWorker(source.as_seen(first.model), 0, 1, tmp_path / "none.npz", Fingerprint.of(counts={"size": 9}))
+    sent = ScorerOnWorker(source.as_seen(first.model), 0, 1, tmp_path / "none.npz", RunIdentity.of(counts={"size": 9}))
     message = (
         r"none.npz: is not the same on a worker \(not there\) as on the machine .* workers read a shared file system"
     )
@@ -203,7 +203,7 @@ def test_a_run_whose_client_was_killed_goes_on(
     client.send_signal(signal.SIGKILL)
     client.communicate()
     finished = len(list(tmp_path.rglob("layer-*.npz")))
-    layers = layers_fingerprint(open_model(checkpoint), AuditOptions())
+    layers = layers_identity(open_model(checkpoint), AuditOptions())
     left = FinishedLayers(tmp_path, layers, range(40), resume=True).left
     assert 0 < len(left) == 40 - finished < 40
     again = start_python(code)

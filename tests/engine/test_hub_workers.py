@@ -16,7 +16,7 @@ from weightscope.checkpoint.local import LocalFile
 from weightscope.checkpoint.remote import RemoteFile
 from weightscope.engine import Engine, Processes, ThisProcess
 from weightscope.errors import CheckpointError
-from weightscope.fingerprint import Fingerprint
+from weightscope.run_identity import RunIdentity
 from weightscope.sources import Source
 
 pytestmark = pytest.mark.check
@@ -45,7 +45,7 @@ def test_a_worker_refuses_another_commit(hub: Hub, tiny_gpt2: Path) -> None:
     source = Source.named("owner/tiny")
     seen = source.as_seen(source.open())
     seen.elsewhere()
-    other = Fingerprint(seen.seen.text.replace(COMMIT, "0" * 40))
+    other = RunIdentity(seen.seen.text.replace(COMMIT, "0" * 40))
     there = (
         rf"is not the same on a worker \(model.safetensors of \d+ bytes at {COMMIT}\) as .*{'0' * 40}.*SOURCE@COMMIT"
     )

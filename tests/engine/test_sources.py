@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
-from weightscope.fingerprint import Fingerprint
 from weightscope.model import open_model
+from weightscope.run_identity import RunIdentity
 from weightscope.sources import Source, folder_names, is_list, read_list
 from weightscope.text.tokenizer import load_tokenizer
 
@@ -63,7 +63,7 @@ def test_a_worker_of_another_version_says_so(copy: Path) -> None:
     source = Source.named(str(copy))
     facts = source.as_seen(source.open()).seen.facts
     for library in ("weightscope", "numpy", "scipy"):
-        seen = Fingerprint.of(**facts | {"versions": facts["versions"] | {library: "99"}})
+        seen = RunIdentity.of(**facts | {"versions": facts["versions"] | {library: "99"}})
         with pytest.raises(CheckpointError, match=rf"a worker has {library} .*, the machine it works for has 99"):
             Source(source.source, seen=seen).elsewhere()
 

@@ -20,8 +20,8 @@ from weightscope.audits.resume import FinishedLayers
 from weightscope.audits.worker_validation import Report, arrays_of, report_of
 from weightscope.errors import CheckpointError
 from weightscope.files import Files, Folder
-from weightscope.fingerprint import Fingerprint
 from weightscope.model import open_model
+from weightscope.run_identity import RunIdentity
 from weightscope.sources import Source
 
 NAMES = (
@@ -83,7 +83,7 @@ def meet(folder: Path, content: bytes) -> str:
     out = folder / "within" / "out"
     layer, report = pickle.loads(content)
     try:
-        finished = FinishedLayers(out, Fingerprint.of(), [0], resume=False)
+        finished = FinishedLayers(out, RunIdentity.of(), [0], resume=False)
         finished.put(0, arrays_of(layer, 0))
         assert finished.all()
         report = report_of(report)

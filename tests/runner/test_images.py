@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers", reason="the image processors 
 
 pytestmark = pytest.mark.check
 
-FIXTURES = Path(__file__).parent.parent / "families" / "fixtures"
+FIXTURES = Path(__file__).parent.parent / "architectures" / "fixtures"
 PHOTOGRAPH = np.random.default_rng(0).integers(0, 256, size=(53, 41, 3)).astype(np.uint8)
 PROCESSORS = {
     "vit": ("ViTImageProcessor", {"size": {"height": 12, "width": 12}, "image_mean": [0.1, 0.2, 0.3]}),

@@ -178,7 +178,7 @@ def test_a_text_of_one_token_does_not_pass_for_a_check(embedded: Runner) -> None
 
 
 def test_a_checkpoint_without_all_parameters_is_not_run() -> None:
-    folder = Path(__file__).parent.parent / "families" / "fixtures" / "llama"
+    folder = Path(__file__).parent.parent / "architectures" / "fixtures" / "llama"
     with pytest.raises(ws.CheckpointError, match=r"llama: lacks \d+ parameters, '.*' the first"):
         open_runner(ws.open_model(folder))
 

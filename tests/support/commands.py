@@ -1,4 +1,4 @@
-"""Every command that reads weights, as a user types it, over the tiny models of tests/families; undrawn if asked."""
+"""Every command that reads weights, as a user types it, over the fixtures of tests/architectures; undrawn if asked."""
 
 import inspect
 import os

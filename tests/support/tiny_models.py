@@ -10,7 +10,7 @@ import pytest
 import weightscope as ws
 from tests.support.cases import CASES, Case
 
-FIXTURES = Path(__file__).parent.parent / "families" / "fixtures"
+FIXTURES = Path(__file__).parent.parent / "architectures" / "fixtures"
 
 
 @dataclass(frozen=True)

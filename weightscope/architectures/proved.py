@@ -14,7 +14,7 @@ from weightscope.files import regular_file
 
 RECORD = Path(__file__).parents[1] / "adopting" / "architectures.csv"
 OF = "# transformers "  # begins the first line of a census, before the version
-# model_types that the census does not have, each with a tiny model in `tests/families/fixtures`.
+# model_types that the census does not have, each with a tiny model in `tests/architectures/fixtures`.
 IN_FIXTURES = ("squeezebert",)
 NOT_COMPARED = "a comparison with transformers' own attention, which this row lacks for such a model"  # as a caveat
 

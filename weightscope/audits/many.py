@@ -12,7 +12,7 @@ from typing import Any
 
 from weightscope.audits.audit import END, RESULTS, AuditOptions, conclude, measure_task
 from weightscope.audits.measures import Arrays
-from weightscope.audits.resume import FinishedLayers, layers_fingerprint, results_fingerprint
+from weightscope.audits.resume import FinishedLayers, layers_identity, results_identity
 from weightscope.audits.worker_validation import Report, arrays_of, report_of
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, one_line
@@ -142,7 +142,7 @@ def _run(
         if baseline is not None and options.baseline is None:
             say(f"{baseline} has no folder {job.out.name}: all of its findings are new")
         options.entries()  # lists of known findings that cannot be read are refused before the work starts
-        of_layers, of_results = layers_fingerprint(model, options), results_fingerprint(model, options)
+        of_layers, of_results = layers_identity(model, options), results_identity(model, options)
         provenance = Provenance.of(model.checkpoint)
         digest, folder = of_results.digest, OutputFolder(job.out, of_results.facts, RESULTS)
         if resume and (earlier := _earlier(folder)) is not None:
@@ -212,7 +212,7 @@ COUNTS = ("layers", "heads", "d_model", "findings", *BY_SEVERITY)
 
 
 def _earlier(folder: OutputFolder) -> Report | None:
-    """Summary and result of an earlier run with the same fingerprint; None if it is not finished or malformed."""
+    """Summary and result of an earlier run of the same run identity; None if it is not finished or malformed."""
     if not folder.is_finished("heads.csv", "report.html", KEPT, RESULT):
         return None
     try:

@@ -22,8 +22,8 @@ from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, counted
 from weightscope.files import new_file, regular_file
 from weightscope.findings import Finding
-from weightscope.fingerprint import weights_digest, weights_size
 from weightscope.model import Model
+from weightscope.run_identity import weights_digest, weights_size
 from weightscope.tables import Column, Table
 
 THIRDS = ("first", "middle", "last")  # of a checkpoint's attention layers

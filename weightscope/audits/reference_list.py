@@ -11,9 +11,9 @@ from weightscope.audits.measures import MeasuredHeads
 from weightscope.audits.reference import Known, Reference
 from weightscope.errors import CheckpointError, printable
 from weightscope.files import regular_file
-from weightscope.fingerprint import weights_digest, weights_size
 from weightscope.model import Model
 from weightscope.progress import bar
+from weightscope.run_identity import weights_digest, weights_size
 from weightscope.sources import Source, folder_names, read_list
 
 COLUMNS = tuple(field.name for field in fields(Known))

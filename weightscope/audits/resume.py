@@ -18,8 +18,8 @@ from weightscope.audits.reference import OWN
 from weightscope.audits.worker_validation import arrays_of
 from weightscope.errors import CheckpointError, counted
 from weightscope.files import HIDDEN, new_file, regular_file, writing
-from weightscope.fingerprint import Fingerprint, content_identity
 from weightscope.model import Model
+from weightscope.run_identity import RunIdentity, content_identity
 from weightscope.text.tokenizer import tokenizer_at
 
 DIGEST_BYTES = 32  # of SHA-256
@@ -27,20 +27,20 @@ UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, zipfile.
 
 
 class FinishedLayers:
-    """A folder with one file per finished layer, named for the `fingerprint` of everything that its numbers depend on.
+    """A folder with one file per finished layer, named for the `identity` of everything that its numbers depend on.
 
     Each file appears complete under its name or not at all. Layers of other weights or options are discarded; those of
-    this fingerprint are kept with `resume`.
+    this identity are kept with `resume`.
     """
 
     left: list[int]  # layers that are not finished
     notice: str | None  # tells a person about discarded layers
 
-    def __init__(self, out: Path, fingerprint: Fingerprint, layers: Sequence[int], resume: bool) -> None:
+    def __init__(self, out: Path, identity: RunIdentity, layers: Sequence[int], resume: bool) -> None:
         self._layers = list(layers)
-        self._fingerprint = fingerprint.digest.encode()
-        self.folder = out / HIDDEN / f"layers-{fingerprint.digest[:16]}"
-        discarded = foreign = 0  # finished layers of this fingerprint and of others
+        self._identity = identity.digest.encode()
+        self.folder = out / HIDDEN / f"layers-{identity.digest[:16]}"
+        discarded = foreign = 0  # finished layers of this identity and of others
         for folder in (out / HIDDEN).glob("layers-*"):
             finished = sum(map(_is_finished, folder.glob("layer-*.npz")))
             if folder != self.folder:
@@ -79,8 +79,8 @@ class FinishedLayers:
         self.left.remove(layer)
 
     def _digest(self, arrays: bytes) -> bytes:
-        """SHA-256 of the fingerprint and a layer: one that is copied from another folder has another."""
-        return hashlib.sha256(self._fingerprint + arrays).digest()
+        """SHA-256 of the identity and a layer: one that is copied from another folder has another."""
+        return hashlib.sha256(self._identity + arrays).digest()
 
     def all(self) -> "LayersOnDisk":
         """The arrays of every layer, once none is left."""
@@ -143,9 +143,9 @@ def _notice(discarded: int, foreign: int, resume: bool) -> str | None:
     return None
 
 
-def layers_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
+def layers_identity(model: Model, options: AuditOptions) -> RunIdentity:
     """Everything that the numbers of a layer depend on: whether finished layers may be used again."""
-    return Fingerprint.of_model(
+    return RunIdentity.of_model(
         model,
         layers=options.layers_of(model),
         deltas=list(options.deltas),
@@ -154,9 +154,9 @@ def layers_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
     )
 
 
-def results_fingerprint(model: Model, options: AuditOptions) -> Fingerprint:
+def results_identity(model: Model, options: AuditOptions) -> RunIdentity:
     """Everything that an audit's tables and page depend on: whether finished results may be kept."""
     asked = asdict(options) | {"layers": options.layers_of(model)}
     read = {"reference": content_identity(Path(options.reference or OWN))}
     read |= {name: content_identity(path) for name, path in options.lists.items()}
-    return layers_fingerprint(model, options).of_pages(model, tokenizer_at(model), asked=asked, **read)
+    return layers_identity(model, options).of_pages(model, tokenizer_at(model), asked=asked, **read)

@@ -24,12 +24,12 @@ from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError, printable
 from weightscope.files import Files, OutputFolder
-from weightscope.fingerprint import Fingerprint, file_identity
 from weightscope.metrics.auroc import auroc_by_token, mean_auroc, mean_by_frequency, roc_curve
 from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar, phase, progress_shown
 from weightscope.provenance import Provenance
+from weightscope.run_identity import RunIdentity, file_identity
 from weightscope.sources import Source
 from weightscope.tables import Column, Table
 from weightscope.text.bigrams import count_bigrams
@@ -481,14 +481,14 @@ class ScorerOnWorker:
     layer: int  # As in `FirstLayer`
     delta: int
     counts: Path | None  # COUNTS.npz on a file system that workers share; None as in `bigram_auroc`
-    seen: Fingerprint  # Of that file where the task comes from
+    seen: RunIdentity  # Of that file where the task comes from
     device: str = "cpu"  # As in `FirstLayer`, on the worker
 
     @classmethod
     def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "ScorerOnWorker":
         """What `first` is of `source`, and the counts as this machine has them."""
         path = None if counts is None else counts.absolute()
-        return cls(source.as_seen(first.model), first.layer, first.delta, path, _fingerprint(path), first.device)
+        return cls(source.as_seen(first.model), first.layer, first.delta, path, _identity(path), first.device)
 
     def __call__(self) -> Scorer:
         with _opening:
@@ -500,10 +500,10 @@ _opening = Lock()
 
 @lru_cache(maxsize=1)
 def _kept(wanted: ScorerOnWorker) -> Scorer:
-    wanted.seen.refuse_other(_fingerprint(wanted.counts), str(wanted.counts))
+    wanted.seen.refuse_other(_identity(wanted.counts), str(wanted.counts))
     first = FirstLayer(wanted.source.elsewhere(), wanted.layer, wanted.delta, wanted.device)
     return Scorer(first, counts_for(first.model, wanted.counts))
 
 
-def _fingerprint(counts: Path | None) -> Fingerprint:
-    return Fingerprint.of(counts=None if counts is None else file_identity(counts))
+def _identity(counts: Path | None) -> RunIdentity:
+    return RunIdentity.of(counts=None if counts is None else file_identity(counts))

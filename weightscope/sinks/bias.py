@@ -17,12 +17,12 @@ from scipy.special import softmax
 from weightscope.attention.layer import Layer
 from weightscope.errors import CheckpointError
 from weightscope.files import Files, new_file, regular_file
-from weightscope.fingerprint import Fingerprint
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.provenance import Provenance
+from weightscope.run_identity import RunIdentity
 from weightscope.runner.interventions import Intervention, losses_under
 from weightscope.runner.runner import Activations, Observer, Runner, open_runner
 from weightscope.runner.tokenizer import framing_of
@@ -334,7 +334,7 @@ class Kept:
 
     def __init__(self, folder: Path | None, model: Model) -> None:
         self.folder = folder
-        self._of = Fingerprint.of_model(model) if folder else None
+        self._of = RunIdentity.of_model(model) if folder else None
 
     def get(self, given: Mapping[str, np.ndarray], compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, Any]:
         """What `compute` returns for these arrays, from an earlier run if one has finished it."""

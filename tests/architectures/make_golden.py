@@ -1,6 +1,6 @@
 """Make golden/: tiny models whose layers take more than their stream, and what eager attention computes on them.
 
-    python -m tests.families.make_golden [NAME ...]
+    python -m tests.architectures.make_golden [NAME ...]
 
 A memory, added positions, distances that gate or become values. golden/NAME gets config.json, the attention tensors as
 model.safetensors, and expected.npz: for TOWER.LAYER the stream `x`, whatever else `scores` takes (`memory`, `added`,

@@ -184,7 +184,7 @@ def test_defaults_that_a_wrapper_may_leave_out_are_those_of_transformers() -> No
     pytest.importorskip("transformers")
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from tests.families.make_defaults import inner, size_keys, sizes
+    from tests.architectures.make_defaults import inner, size_keys, sizes
 
     keys = size_keys()
     for kind in (

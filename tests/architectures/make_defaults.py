@@ -1,6 +1,6 @@
 """Write what configs may leave out because transformers' classes have it by default.
 
-    python -m tests.families.make_defaults
+    python -m tests.architectures.make_defaults
 
 Of every model_type that the installed transformers knows: the sizes of its default config, the model_type of each part
 of it, by the keys that lead there, and the values of the keys that its rows read and config.json may leave out. Which

@@ -1,6 +1,6 @@
 """Write config_v4.json next to every fixture's config.json: the same model as transformers 4 spelled it.
 
-    python -m tests.families.make_v4_configs        # under transformers 4.57
+    python -m tests.architectures.make_v4_configs        # under transformers 4.57
 
 The tensors are the same in both; what differs is rotary parameters, which 4 wrote flat, and what is left out.
 A model_type that transformers 4 does not know has none.

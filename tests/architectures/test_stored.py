@@ -21,7 +21,7 @@ from weightscope.architectures.stanzas import file_of, read_rows, stanza_of
 from weightscope.architectures.steps.sinks import Sinks
 from weightscope.architectures.table import own_folder
 from weightscope.cli import main
-from weightscope.fingerprint import Fingerprint
+from weightscope.run_identity import RunIdentity
 
 PROOF = "transformers 5.23.0"
 LLAMA, BERT = (next(row for row in FAMILIES if row.name == name) for name in ("llama", "bert"))
@@ -226,11 +226,11 @@ def test_a_broken_file_among_a_users_own_is_named(config_home: Path) -> None:
 def test_two_files_of_rows_give_two_fingerprints(tmp_path: Path) -> None:
     folder = renamed(tmp_path / "model")
 
-    def of(row: Family) -> Fingerprint:
-        return Fingerprint.of_model(ws.open_model(folder, families=saved(tmp_path / "row.toml", row)))
+    def of(row: Family) -> RunIdentity:
+        return RunIdentity.of_model(ws.open_model(folder, families=saved(tmp_path / "row.toml", row)))
 
     assert of(NEW) == of(NEW) != of(NEW.but(rope__theta=2e4))
-    assert of(NEW) != Fingerprint.of_model(ws.open_model(folder, family="llama"))
+    assert of(NEW) != RunIdentity.of_model(ws.open_model(folder, family="llama"))
 
 
 @pytest.mark.parametrize("option", ["family", "families"])

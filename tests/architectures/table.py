@@ -1,6 +1,6 @@
 """The table of families in docs/families.md, from what the fixtures give.
 
-python -m tests.families.table        # rewrites the table between the page's markers
+python -m tests.architectures.table        # rewrites the table between the page's markers
 """
 
 import re

@@ -132,7 +132,7 @@ def test_golden_files_are_what_their_script_makes(tmp_path: Path, subtests: pyte
         pytest.skip(f"the files are made by transformers 5, not {transformers.__version__}")
     from safetensors.numpy import load_file
 
-    from tests.families.make_golden import NAMES, make
+    from tests.architectures.make_golden import NAMES, make
 
     assert sorted(NAMES) == FOLDERS
     for name in FOLDERS:

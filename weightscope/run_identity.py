@@ -26,19 +26,19 @@ FEW = 3  # files named in a message
 
 
 @dataclass(frozen=True)
-class Fingerprint:
+class RunIdentity:
     """Facts that results depend on; equal if all facts are."""
 
     text: str  # the facts as JSON with sorted keys
 
     @classmethod
-    def of(cls, **facts: Any) -> "Fingerprint":
-        """A fingerprint of facts that JSON can represent."""
+    def of(cls, **facts: Any) -> "RunIdentity":
+        """The identity of a run by facts that JSON can represent."""
         return cls(json.dumps(facts, sort_keys=True))
 
     @classmethod
-    def of_model(cls, model: Model, **facts: Any) -> "Fingerprint":
-        """A fingerprint of all that numbers from a checkpoint depend on, and of a computation's own options.
+    def of_model(cls, model: Model, **facts: Any) -> "RunIdentity":
+        """The identity of a run by all that numbers from a checkpoint depend on, and of a computation's own options.
 
         A local file is identified by name, size, time and content (of a large file samples, and its inode), a file on
         the Hub by commit and etag.
@@ -63,17 +63,17 @@ class Fingerprint:
         """SHA-256 of the facts, as 64 characters."""
         return _digest(self.text.encode())
 
-    def also(self, **facts: Any) -> "Fingerprint":
+    def also(self, **facts: Any) -> "RunIdentity":
         """The same with more facts."""
-        return Fingerprint.of(**self.facts, **facts)
+        return RunIdentity.of(**self.facts, **facts)
 
-    def of_pages(self, model: Model, tokenizer_at: Path, **facts: Any) -> "Fingerprint":
+    def of_pages(self, model: Model, tokenizer_at: Path, **facts: Any) -> "RunIdentity":
         """The same with what pages also depend on: name, tokenizer (a folder or file) and drawing libraries."""
         elsewhere = {"tokenizer_at": model.tokenizer} if model.tokenizer != model.source else {}
         tokenizer = tokenizer_identity(tokenizer_at)
         return self.also(name=model.name, tokenizer=tokenizer, drawn_with=_versions(DRAWN_WITH), **elsewhere, **facts)
 
-    def refuse_other(self, on_this_worker: "Fingerprint", name: str) -> None:
+    def refuse_other(self, on_this_worker: "RunIdentity", name: str) -> None:
         """Refuse, on a worker, a source that differs from that of the main machine."""
         if on_this_worker == self:
             return

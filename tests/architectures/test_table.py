@@ -4,7 +4,7 @@ from inspect import isfunction
 
 import pytest
 
-from tests.families.table import HEADER, MARKED, PAGE, table
+from tests.architectures.table import HEADER, MARKED, PAGE, table
 from tests.support.tiny_models import NAMES, fixture
 from weightscope.adopting.record import read
 from weightscope.architectures import FAMILIES
@@ -56,7 +56,7 @@ def test_the_table_says_what_the_fixtures_say(written: dict[str, list[str]], mad
     for name, line in made.items():
         for column, cell in enumerate(line):
             if column not in ERRORS:
-                assert written[name][column] == cell, f"{name}: run python -m tests.families.table"
+                assert written[name][column] == cell, f"{name}: run python -m tests.architectures.table"
 
 
 def test_every_family_is_right_to_1e_5(made: dict[str, list[str]]) -> None:

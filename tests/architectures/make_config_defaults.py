@@ -1,6 +1,6 @@
 """Write what a config.json may leave out, of every key: the defaults of transformers' classes.
 
-    python -m tests.families.make_config_defaults
+    python -m tests.architectures.make_config_defaults
 
 For every model_type that a row reads, and of the parts of wrappers: {key: {value as JSON: model_types}}, without nulls,
 and without keys that have no effect on what is computed. "derived" has the keys whose value follows from other keys

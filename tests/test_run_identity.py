@@ -20,20 +20,20 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audits import many
 from weightscope.audits.audit import AuditOptions
 from weightscope.audits.reference import OWN
-from weightscope.audits.resume import layers_fingerprint, results_fingerprint
+from weightscope.audits.resume import layers_identity, results_identity
 from weightscope.checkpoint import local
 from weightscope.cli import main
-from weightscope.fingerprint import DRAWN_WITH, TOKENIZER_FILES, Fingerprint, tokenizer_identity
+from weightscope.run_identity import DRAWN_WITH, TOKENIZER_FILES, RunIdentity, tokenizer_identity
 
-FIXTURES = Path(__file__).parent / "families" / "fixtures"
+FIXTURES = Path(__file__).parent / "architectures" / "fixtures"
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def of(source: str | Path, **options: str) -> Fingerprint:
-    return Fingerprint.of_model(ws.open_model(source, **options))
+def of(source: str | Path, **options: str) -> RunIdentity:
+    return RunIdentity.of_model(ws.open_model(source, **options))
 
 
 def is_kept(*arguments: object) -> bool:
@@ -72,7 +72,7 @@ def test_a_file_on_the_hub_is_known_by_endpoint_repository_and_etag(
     assert file["size"] == (tiny_gpt2 / "model.safetensors").stat().st_size
     assert fingerprint != of("owner/copy")
     model = ws.open_model("owner/model")
-    assert fingerprint == Fingerprint.of_model(model)
+    assert fingerprint == RunIdentity.of_model(model)
 
 
 def test_a_remote_file_is_not_looked_for_in_the_working_directory(
@@ -190,7 +190,7 @@ def test_another_version_of_a_library_is_another(
         monkeypatch.setattr(ws, "__version__", "99")
     else:
         real = ws.fingerprint.version
-        monkeypatch.setattr("weightscope.fingerprint.version", lambda name: "99" if name == library else real(name))
+        monkeypatch.setattr("weightscope.run_identity.version", lambda name: "99" if name == library else real(name))
     assert of(tiny_gpt2) != before
 
 
@@ -234,10 +234,10 @@ def test_a_tokenizer_that_is_added_later_names_the_tokens(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", TOKENIZER_FILES)
 def test_any_file_of_a_tokenizer_that_appears_makes_other_results(name: str, tiny_gpt2: Path, tmp_path: Path) -> None:
     model = ws.open_model(shutil.copytree(tiny_gpt2, tmp_path / "model"))
-    before, layers = results_fingerprint(model, AuditOptions()), layers_fingerprint(model, AuditOptions())
+    before, layers = results_identity(model, AuditOptions()), layers_identity(model, AuditOptions())
     (tmp_path / "model" / name).write_text("{}")
-    assert results_fingerprint(model, AuditOptions()) != before
-    assert layers_fingerprint(model, AuditOptions()) == layers  # measured layers stay good
+    assert results_identity(model, AuditOptions()) != before
+    assert layers_identity(model, AuditOptions()) == layers  # measured layers stay good
 
 
 @pytest.mark.parametrize("library", DRAWN_WITH)
@@ -245,21 +245,21 @@ def test_a_library_that_draws_and_is_installed_later_makes_other_results(
     library: str, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, real = ws.open_model(tiny_gpt2), ws.fingerprint.version
-    before = results_fingerprint(model, AuditOptions())
+    before = results_identity(model, AuditOptions())
 
     def without(name: str) -> str:
         if name == library:
             raise PackageNotFoundError(name)
         return real(name)
 
-    monkeypatch.setattr("weightscope.fingerprint.version", without)
-    assert results_fingerprint(model, AuditOptions()) != before
+    monkeypatch.setattr("weightscope.run_identity.version", without)
+    assert results_identity(model, AuditOptions()) != before
 
 
 def test_a_checkpoint_of_another_name_has_another_page(tiny_gpt2: Path, tmp_path: Path) -> None:
     one = shutil.copytree(tiny_gpt2, tmp_path / "one")
-    before = results_fingerprint(ws.open_model(one), AuditOptions())
-    assert results_fingerprint(ws.open_model(one.rename(tmp_path / "other")), AuditOptions()) != before
+    before = results_identity(ws.open_model(one), AuditOptions())
+    assert results_identity(ws.open_model(one.rename(tmp_path / "other")), AuditOptions()) != before
 
 
 # What an option of a command that resumes is: of the source, of the audit, or of how it is run, which no number shows.
@@ -288,13 +288,13 @@ def test_a_tokenizer_that_is_named_is_known_by_its_content_however_it_is_named(t
         tmp_path / "named.json": tmp_path / "named.json",
         root: root / "0_Transformer" / "tokenizer.json",
     }
-    own = results_fingerprint(ws.open_model(tiny_gpt2), AuditOptions())
+    own = results_identity(ws.open_model(tiny_gpt2), AuditOptions())
     for source, file in places.items():
         file.write_text("{}")
         model = ws.open_model(tiny_gpt2, tokenizer=str(source))
-        before = results_fingerprint(model, AuditOptions())
+        before = results_identity(model, AuditOptions())
         file.write_text("[]")
-        assert len({before, own, results_fingerprint(model, AuditOptions())}) == 3, source
+        assert len({before, own, results_identity(model, AuditOptions())}) == 3, source
 
 
 def test_every_option_of_a_command_that_resumes_is_in_the_fingerprint(tiny_gpt2: Path, tmp_path: Path) -> None:
@@ -306,9 +306,9 @@ def test_every_option_of_a_command_that_resumes_is_in_the_fingerprint(tiny_gpt2:
     (tmp_path / "findings.json").write_text("[]")
     paths = {"baseline": tmp_path, "accept": tmp_path / "findings.json"}
     results = [AuditOptions(), *(AuditOptions(**{name: value}) for name, value in {**OTHERS, **paths}.items())]
-    assert len({results_fingerprint(model, options).digest for options in results}) == len(results)
+    assert len({results_identity(model, options).digest for options in results}) == len(results)
     whole = AuditOptions(layers=tuple(model.attention_layers))
-    assert results_fingerprint(model, whole) == results_fingerprint(model, AuditOptions())
+    assert results_identity(model, whole) == results_identity(model, AuditOptions())
 
 
 def test_a_tokenizer_is_known_by_the_content_of_its_files(tmp_path: Path) -> None:
@@ -329,6 +329,6 @@ def test_a_tokenizer_that_is_too_large_to_be_read_is_not_read_for_its_identity(t
 
 
 def test_facts_come_back_and_their_order_is_no_matter() -> None:
-    assert Fingerprint.of(a=1, b=(2, 3)).facts == {"a": 1, "b": [2, 3]}
-    assert Fingerprint.of(a=1, b=2) == Fingerprint.of(b=2, a=1) == Fingerprint.of(b=2).also(a=1)
-    assert Fingerprint.of(a=1).digest != Fingerprint.of(a=2).digest
+    assert RunIdentity.of(a=1, b=(2, 3)).facts == {"a": 1, "b": [2, 3]}
+    assert RunIdentity.of(a=1, b=2) == RunIdentity.of(b=2, a=1) == RunIdentity.of(b=2).also(a=1)
+    assert RunIdentity.of(a=1).digest != RunIdentity.of(a=2).digest

@@ -1,6 +1,6 @@
 """Make the fixtures: tiny random models written by transformers, and what its eager attention computes on them.
 
-    python -m tests.families.make_fixtures [NAME ...]
+    python -m tests.architectures.make_fixtures [NAME ...]
 
 For each case of cases.py, fixtures/NAME gets config.json and model.safetensors as `save_pretrained` writes them, less
 what attention does not read, and expected.npz: for every attention layer the hidden states that enter it, its scaled

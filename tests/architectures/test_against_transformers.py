@@ -27,7 +27,7 @@ made_by_5 = pytest.mark.skipif(not FIVE, reason=f"fixtures are made by transform
 def test_fixtures_are_what_their_script_makes(name: str, tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
-    from tests.families.make_fixtures import make
+    from tests.architectures.make_fixtures import make
 
     transformers.logging.disable_progress_bar()
     make(fixture(name).case, tmp_path)
@@ -55,8 +55,8 @@ KNOWN_TO_4 = [n for n in NAMES if n not in BROKEN_IN_4 and (FIXTURES / n / "conf
 @pytest.mark.skipif(FIVE, reason="the fixtures are transformers 5's; this test is for an installed transformers 4")
 @pytest.mark.parametrize("name", [] if FIVE else KNOWN_TO_4)
 def test_models_of_transformers_4_are_read_as_well(name: str, tmp_path: Path) -> None:
-    from tests.families.make_fixtures import make
-    from tests.families.make_v4_configs import dialect_4
+    from tests.architectures.make_fixtures import make
+    from tests.architectures.make_v4_configs import dialect_4
 
     case = fixture(name).case
     given = {k: dialect_4(k, v) if k == "text_config" else v for k, v in case.config.items()}

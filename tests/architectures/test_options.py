@@ -79,7 +79,7 @@ def wrong(it: Fixture) -> float:
 
 @pytest.mark.parametrize("case", FIRST, ids=lambda case: case.name)
 def test_an_option_is_read_as_the_model_reads_it_or_refused(case: Case, tmp_path: Path) -> None:
-    from tests.families.make_fixtures import make
+    from tests.architectures.make_fixtures import make
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
