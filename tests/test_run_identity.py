@@ -65,14 +65,14 @@ def test_a_file_on_the_hub_is_known_by_endpoint_repository_and_etag(
 ) -> None:
     for name in ("owner/model", "owner/copy"):
         hub.repositories[name] = content_of(tiny_gpt2)
-    fingerprint = of("owner/model")
-    assert fingerprint == of("owner/model")
-    (file,) = fingerprint.facts["files"]
+    identity = of("owner/model")
+    assert identity == of("owner/model")
+    (file,) = identity.facts["files"]
     assert file.keys() == {"endpoint", "repository", "commit", "name", "etag", "size"}
     assert file["size"] == (tiny_gpt2 / "model.safetensors").stat().st_size
-    assert fingerprint != of("owner/copy")
+    assert identity != of("owner/copy")
     model = ws.open_model("owner/model")
-    assert fingerprint == RunIdentity.of_model(model)
+    assert identity == RunIdentity.of_model(model)
 
 
 def test_a_remote_file_is_not_looked_for_in_the_working_directory(
@@ -83,9 +83,9 @@ def test_a_remote_file_is_not_looked_for_in_the_working_directory(
 ) -> None:
     hub.repositories["owner/model"] = content_of(tiny_gpt2)
     monkeypatch.chdir(tmp_path)
-    fingerprint = of("owner/model")
+    identity = of("owner/model")
     (tmp_path / "model.safetensors").write_text("another file of this name")
-    assert of("owner/model") == fingerprint
+    assert of("owner/model") == identity
 
 
 def rewritten_weights(folder: Path) -> None:
@@ -126,9 +126,9 @@ def test_a_local_checkpoint_that_has_changed_is_another(
     """A small file is read whole for it, of a large one every tensor is sampled."""
     monkeypatch.setattr(local, "WHOLE", whole)
     folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
-    fingerprint = of(folder)
+    identity = of(folder)
     change(folder)
-    assert of(folder) != fingerprint
+    assert of(folder) != identity
 
 
 @pytest.mark.parametrize("name", sorted(gpt2_weights()))
@@ -175,10 +175,10 @@ def test_a_checkpoint_is_the_same_from_wherever_it_is_named(
     tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
-    fingerprint = of(folder)
+    identity = of(folder)
     monkeypatch.chdir(tmp_path)
-    assert of("model") == fingerprint == of("model/model.safetensors")
-    assert str(tmp_path) not in fingerprint.text
+    assert of("model") == identity == of("model/model.safetensors")
+    assert str(tmp_path) not in identity.text
 
 
 @pytest.mark.parametrize("library", ["weightscope", "numpy", "scipy"])
@@ -189,7 +189,7 @@ def test_another_version_of_a_library_is_another(
     if library == "weightscope":
         monkeypatch.setattr(ws, "__version__", "99")
     else:
-        real = ws.fingerprint.version
+        real = ws.run_identity.version
         monkeypatch.setattr("weightscope.run_identity.version", lambda name: "99" if name == library else real(name))
     assert of(tiny_gpt2) != before
 
@@ -244,7 +244,7 @@ def test_any_file_of_a_tokenizer_that_appears_makes_other_results(name: str, tin
 def test_a_library_that_draws_and_is_installed_later_makes_other_results(
     library: str, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, real = ws.open_model(tiny_gpt2), ws.fingerprint.version
+    model, real = ws.open_model(tiny_gpt2), ws.run_identity.version
     before = results_identity(model, AuditOptions())
 
     def without(name: str) -> str:
@@ -297,7 +297,7 @@ def test_a_tokenizer_that_is_named_is_known_by_its_content_however_it_is_named(t
         assert len({before, own, results_identity(model, AuditOptions())}) == 3, source
 
 
-def test_every_option_of_a_command_that_resumes_is_in_the_fingerprint(tiny_gpt2: Path, tmp_path: Path) -> None:
+def test_every_option_of_a_command_that_resumes_is_in_its_identity(tiny_gpt2: Path, tmp_path: Path) -> None:
     resuming = {name: {option.name for option in command.params} for name, command in main.commands.items()}
     resuming = {name: options for name, options in resuming.items() if "resume" in options}
     assert resuming == {"audit": OF_SOURCE | OF_RUN | set(OTHERS)}
