@@ -181,7 +181,7 @@ def test_waits_without_forward_passes_are_said_by_name(embedded: ws.Model, monke
     works = {
         "what weights tell": lambda: guess(embedded),
         "channels": lambda: ws.circuits(embedded),
-        "drawing figures": lambda: found.write(Files()),
+        "drawing figures": lambda: found.write_files(Files()),
         "lengths after W_O": lambda: SinkObserver([layer], SimpleNamespace(sequences={})),
     }
     for name, work in works.items():

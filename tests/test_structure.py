@@ -20,7 +20,7 @@ architectures
 embeddings
 model
 overflow run_identity
-provenance
+provenance results
 sources text
 runner
 adopting

@@ -1,4 +1,4 @@
-"""How results show themselves: arrays by their shapes, a notebook's HTML, and which function draws or writes which."""
+"""How objects show themselves: arrays by their shapes, and a notebook's HTML."""
 
 from base64 import b64encode
 from collections.abc import Callable
@@ -11,36 +11,11 @@ from markupsafe import Markup
 
 from weightscope.tables import templates
 
-# Results are data and import no figure and no page. These are imported when a result is drawn or written.
-DRAWN_BY = {
-    "spectra": "attention.figures:spectrum_figure",
-    "Audit": "audits.figures:head_maps",
-    "Comparison": "comparisons.figures:changes",
-    "Circuits": "circuitry.figures:diagram",
-    "Lineage": "ancestry.figures:lineage_figure",
-    "BigramAuroc": "detokenization.figures:auroc_figure",
-    "PositionTerms": "detokenization.figures:position_figure",
-}
-WRITTEN_BY = {
-    "Audit": "audits.page:write_audit_page",
-    "Comparison": "comparisons.page:write_comparison_page",
-    "Circuits": "circuitry.page:write_report",
-    "Lineage": "ancestry.page:write_lineage_page",
-    "BigramAuroc": "detokenization.page:write_auroc_page",
-}
+SPECTRA = "attention.figures:spectrum_figure"  # draws singular values of maps by name
 
 
-def drawing(result: str) -> Callable[..., Any]:
-    """The function that draws a kind of result."""
-    return _function(DRAWN_BY[result])
-
-
-def report(result: str) -> Callable[..., Any]:
-    """The function that writes the page of a kind of result."""
-    return _function(WRITTEN_BY[result])
-
-
-def _function(place: str) -> Callable[..., Any]:
+def function_at(place: str) -> Callable[..., Any]:
+    """The function at "module:function" of weightscope: figures and pages are imported when they are needed."""
     module, _, name = place.partition(":")
     function: Callable[..., Any] = getattr(import_module(f"weightscope.{module}"), name)
     return function

@@ -55,7 +55,7 @@ def test_python_gives_the_same_without_a_folder(embedded: ws.Model) -> None:
     assert len(found.heads) == 16 and len(found.edges) == 30
     assert "<table" in found._repr_html_()
     files = Files()
-    found.write(files)
+    found.write_files(files)
     assert set(files.contents) == FILES
     assert found.plot().axes
 
@@ -130,7 +130,7 @@ def test_bigram_counts_name_detokenization_heads(embedded: ws.Model) -> None:
     at = found.named["detokenization"].index("0.6")
     assert found.scores_of("detokenization")[at] == f"{scores[0, 6]:.2f}"
     files = Files()
-    found.write(files)
+    found.write_files(files)
     assert f'data-head="0.6">0.6</button> <small>{scores[0, 6]:.2f}</small>' in files.contents["report.html"].decode()
 
 

@@ -1,6 +1,6 @@
 """Where a checkpoint comes from: the verdict, the layers that match, and what was done, as one result."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, log
@@ -18,20 +18,23 @@ from weightscope.ancestry.sketches import Sketches
 from weightscope.ancestry.structure import Kind, structure_kinds
 from weightscope.ancestry.surgery import Surgery, compared
 from weightscope.ancestry.verdict import Base, Judged, Related, candidates, judge, print_of, sources
-from weightscope.display import drawing, notebook, report
 from weightscope.errors import CheckpointError, counted, printable
-from weightscope.files import Files, OutputFolder
 from weightscope.findings import listed, spans
 from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.provenance import Provenance
+from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
 
 NAMED = 3  # damaged fingerprints that a sentence names
 SMALLEST = 1e-99  # probability that is shown as a number
 NOT_ALIKE = 0.97  # likeness below which fingerprints alone show that weights differ
 NOT_IN_PRINTS = "feed-forward networks and embeddings were not compared, since a fingerprint does not hold them"
-RESULTS = ("lineage.json", "alignment.csv", "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
+TABLES: dict[str, Callable[["Lineage"], Any]] = {
+    "lineage.json": lambda lineage: lineage.as_json(),
+    "alignment.csv": lambda lineage: lineage.alignment,
+}
+RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
 UNKNOWN_ORDER = "the weights do not show which came first"
 COMPARED_TOO = "Feed-forward networks, embeddings and norms were compared too: nothing is shared."
 OUT_OF_REACH = (
@@ -241,7 +244,7 @@ def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind]) -> list[K
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Lineage:
+class Lineage(Result):
     """Where a checkpoint comes from.
 
     Attributes
@@ -278,6 +281,9 @@ class Lineage:
     provenance : Provenance
         What was read, by which command and version, and when.
     """
+
+    FIGURE, PAGE = "ancestry.figures:lineage_figure", "ancestry.page:write_lineage_page"
+    TABLES, FILES = TABLES, RESULTS
 
     suspect: Sketches
     judged: list[Judged]
@@ -403,6 +409,10 @@ class Lineage:
     def __str__(self) -> str:
         return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
 
+    def shown(self) -> list[Table]:
+        """The layers and their counterparts."""
+        return [self.alignment]
+
     def as_json(self) -> dict[str, Any]:
         """What `weightscope lineage --json` prints and lineage.json holds."""
         return dict(as_json(self.provenance.envelope(self.lead) | {
@@ -412,30 +422,6 @@ class Lineage:
             "background": self.background.records(), "no_evidence": self.no_evidence.records(),
             "unread": self.unread,
         }))  # fmt: skip
-
-    def write(self, out: str | Path) -> None:
-        """Write lineage.json, alignment.csv, the picture and report.html into a folder.
-
-        Raises
-        ------
-        CheckpointError
-            It cannot be written to, or another run is writing into it.
-        """
-        with OutputFolder(Path(out), names=RESULTS) as folder:
-            self.write_files(folder)
-
-    def write_files(self, files: Files) -> None:
-        """Write the same files into an open folder."""
-        files.json("lineage.json", self.as_json())
-        files.table("alignment.csv", self.alignment)
-        report("Lineage")(files, self)
-
-    def plot(self) -> Any:
-        """A Matplotlib figure: layers of the suspect over layers of the base, a line for each counterpart."""
-        return drawing("Lineage")(self)
-
-    def _repr_html_(self) -> str:
-        return notebook(self.lead, self.alignment)
 
 
 ALIGNMENT = (

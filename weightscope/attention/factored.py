@@ -12,7 +12,7 @@ import numpy as np
 
 from weightscope.compute import lapack
 from weightscope.compute.device import CPU, Device
-from weightscope.display import ShowsShapes, drawing, notebook
+from weightscope.display import SPECTRA, ShowsShapes, function_at, notebook
 from weightscope.tables import Column, Table
 
 # Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of
@@ -169,7 +169,7 @@ class Factored:
 
     def plot_spectrum(self) -> Any:
         """A Matplotlib figure of the singular values, in the caller's style."""
-        return drawing("spectra")({"": self}, repr(self))
+        return function_at(SPECTRA)({"": self}, repr(self))
 
     def _repr_png_(self) -> bytes:
         return bytes(self.plot_spectrum()._repr_png_())

@@ -26,7 +26,7 @@ from weightscope.attention.positions import (
 from weightscope.attention.rotation import Delta, Rotation, forms_between
 from weightscope.compute.device import CPU, Device, namespace
 from weightscope.compute.half import Weights
-from weightscope.display import drawing, notebook
+from weightscope.display import SPECTRA, function_at, notebook
 from weightscope.errors import CheckpointError, whole
 
 Item = TypeVar("Item")
@@ -224,7 +224,7 @@ class Head:
     def plot_spectrum(self) -> Any:
         """A Matplotlib figure of the singular values of W_QK and W_VO, in the caller's style."""
         maps = {"$W_{QK}$": self.qk, "$W_{VO}$": self.vo}
-        return drawing("spectra")(maps, f"layer {self.layer.index} head {self.index}")
+        return function_at(SPECTRA)(maps, f"layer {self.layer.index} head {self.index}")
 
     @property
     def lead(self) -> str:

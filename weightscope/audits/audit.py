@@ -23,13 +23,13 @@ from weightscope.audits.removed import Removed, removed_directions, removed_find
 from weightscope.checkpoint import Checkpoint
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
-from weightscope.display import drawing, notebook, report
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
 from weightscope.files import HIDDEN, Files, OutputFolder
 from weightscope.findings import Findings
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
+from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import beside_findings, tensor_findings
 from weightscope.tensors.measure import Everything, read_everything
@@ -55,18 +55,6 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
 }
 RESULTS = (*TABLES, "report.html", "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
-
-
-def write_tables(files: Files, result: Any, tables: Mapping[str, Callable[[Any], Any]]) -> None:
-    """Write what a result holds (a table, arrays by name or JSON) under the names of `tables`; None is left out."""
-    for name, content_of in tables.items():
-        content = content_of(result)
-        if isinstance(content, Table):
-            files.table(name, content)
-        elif isinstance(content, dict):
-            files.npz(name, **content)
-        elif content is not None:
-            files.json(name, content)
 
 
 @dataclass(frozen=True)
@@ -339,7 +327,7 @@ def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Audit:
+class Audit(Result):
     """The result of an audit. A notebook shows it as a table, `print` as the command does.
 
     Attributes
@@ -368,6 +356,9 @@ class Audit:
     provenance : Provenance
         What was read, by which command and version, and when.
     """
+
+    FIGURE, PAGE = "audits.figures:audit_figure", "audits.page:write_audit_page"
+    TABLES, FILES = TABLES, RESULTS
 
     name: str
     family: str
@@ -423,11 +414,6 @@ class Audit:
             [self.lead, *findings, self.ranges().text(), f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}", *caveats]
         )
 
-    def _repr_html_(self) -> str:
-        mapped = [measure.name for measure in self.measured.measures if measure.scale]
-        heads = self.heads.select("layer", "head", *mapped)
-        return notebook(self.lead, self.findings, heads)
-
     def ranges(self) -> Table:
         """The spread of the heads in the measures that summarise a checkpoint."""
         rows = []
@@ -458,28 +444,13 @@ class Audit:
         result = {"summary": self.summary(), "findings": self.findings.as_json(), "heads": self.heads.records()}
         return dict(as_json(self.provenance.envelope(self.lead) | texts | tensors | result))
 
-    def write(self, out: str | Path) -> None:
-        """Write tables, figures and report.html into a folder, as `weightscope audit` does.
-
-        Raises
-        ------
-        CheckpointError
-            It cannot be written to, or another run is writing into it.
-        """
-        with OutputFolder(Path(out), names=RESULTS) as folder:
-            self.write_report(folder)
-            self.write_tables(folder)
+    def shown(self) -> list[Any]:
+        """Findings, and the measures of every head that the maps show."""
+        mapped = [measure.name for measure in self.measured.measures if measure.scale]
+        return [self.findings, self.heads.select("layer", "head", *mapped)]
 
     def write_tables(self, files: Files) -> None:
         """Write the tables: heads, percentiles, findings and spectra; directions and all tensors if they were read."""
-        write_tables(files, self, TABLES)
+        super().write_tables(files)
         if self.everything is not None:
             self.everything.write(files)
-
-    def write_report(self, files: Files) -> None:
-        """Write the figures heads, spectra and depth as PNG and SVG, and report.html."""
-        report("Audit")(files, self)
-
-    def plot(self) -> Any:
-        """Layers against heads, one heat map per measure: a matplotlib Figure."""
-        return drawing("Audit")(self.measured)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
+from weightscope.audits.audit import Audit
 from weightscope.audits.measures import Measure, MeasuredHeads
 from weightscope.metrics.outliers import layer_medians
 from weightscope.pages.style import (
@@ -34,6 +35,11 @@ def title(measure: Measure) -> str:
     for symbol, mathematics in MATH.items():
         text = text.replace(symbol, mathematics)
     return text.replace("$$", "")
+
+
+def audit_figure(audit: Audit) -> Figure:
+    """The maps of an audit's heads."""
+    return head_maps(audit.measured)
 
 
 @in_our_style()

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,12 +11,13 @@ from weightscope.circuitry.channels import edges_table
 from weightscope.circuitry.names import GIVEN, HeadRoles, head_roles, roles_table
 from weightscope.circuitry.passes import GetModel, wiring
 from weightscope.circuitry.wiring import Wiring, strongest
-from weightscope.display import drawing, notebook, report
+from weightscope.display import notebook
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, wholes
-from weightscope.files import Files, OutputFolder
+from weightscope.files import Files
 from weightscope.model import Model, as_model
 from weightscope.provenance import Provenance
+from weightscope.results import Result
 from weightscope.tables import Column, Table
 
 TOP = 20
@@ -46,7 +46,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True, eq=False)
-class Circuits:
+class Circuits(Result):
     """The circuits of one checkpoint.
 
     Attributes
@@ -66,6 +66,8 @@ class Circuits:
         What was read, by which command and version, and when.
     """
 
+    FIGURE, PAGE = "circuitry.figures:diagram", "circuitry.page:write_report"
+
     name: str
     wiring: Wiring
     roles: HeadRoles
@@ -75,23 +77,14 @@ class Circuits:
     accuracy: Accuracy | None = None
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
-    def write(self, out: str | Path | Files) -> None:
-        """Write wiring.npz, edges.csv, roles.csv, circuits.png and .svg, and report.html into a folder."""
-        if not isinstance(out, Files):
-            with OutputFolder(Path(out)) as folder:
-                self.write(folder)
-            return
-        report("Circuits")(self, out)  # pictures are written before the numbers
-        self.wiring.write(out)
-        out.table("edges.csv", self.edges)
-        out.table("roles.csv", self.heads)
+    def write_tables(self, files: Files) -> None:
+        """Write wiring.npz, edges.csv and roles.csv; measured.csv and accuracy.csv if the model was run."""
+        self.wiring.write(files)
+        files.table("edges.csv", self.edges)
+        files.table("roles.csv", self.heads)
         if self.accuracy is not None:
-            out.table("measured.csv", self.accuracy.heads)
-            out.table("accuracy.csv", self.accuracy.table)
-
-    def plot(self) -> Any:
-        """The wiring diagram as a matplotlib figure."""
-        return drawing("Circuits")(self)
+            files.table("measured.csv", self.accuracy.heads)
+            files.table("accuracy.csv", self.accuracy.table)
 
     @cached_property
     def named(self) -> dict[str, list[str]]:

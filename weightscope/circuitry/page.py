@@ -30,7 +30,7 @@ MEANINGS = {
 
 
 @phase("drawing figures")
-def write_report(found: Circuits, files: Files) -> None:
+def write_report(files: Files, found: Circuits) -> None:
     """Write report.html, circuits.png and circuits.svg."""
     named = found.named_heads
     drawn = save(diagram(found), files, "circuits", "edges.csv")

@@ -81,7 +81,7 @@ def circuits_command(
             from weightscope.circuitry.measured import measured
 
             result = measured(model, result, texts, device)
-        result.write(folder)
+        result.write_files(folder)
     headline(result.lead)
     for role, heads in result.named.items():
         often, scores = GIVEN[role].often, result.scores_of(role)

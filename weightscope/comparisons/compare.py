@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer, write_tables
+from weightscope.audits.audit import AuditOptions, measured_forms, measured_layer
 from weightscope.audits.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audits.measures import MAPS, Arrays, MeasuredHeads
 from weightscope.comparisons.deeds import IDENTICAL, attention_changes, deed
@@ -19,15 +19,15 @@ from weightscope.comparisons.others import OtherChanges, limited_changes, other_
 from weightscope.comparisons.settings import SettingsChange, first_sentence, settings_change
 from weightscope.comparisons.tensors import TensorChanges, compare_tensors
 from weightscope.comparisons.wiring import CircuitChanges, circuit_changes
-from weightscope.display import drawing, notebook, report
 from weightscope.errors import CheckpointError, counted, printable, sized
-from weightscope.files import Files, OutputFolder
+from weightscope.files import Files
 from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, listed, of_head
 from weightscope.metrics.outliers import known_median, log_measure, robust_z
 from weightscope.metrics.weight_changes import Along
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
+from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import beside_findings, incomparable_tensors
 from weightscope.tensors.measure import role_of
@@ -220,7 +220,7 @@ def _not_compared(a: Model, compared: TensorChanges) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
+class Comparison(Result):
     """The heads of several checkpoints, in order.
 
     Attributes
@@ -262,6 +262,9 @@ class Comparison:
         What was read, by which command and version, and when.
     """
 
+    FIGURE, PAGE = "comparisons.figures:changes", "comparisons.page:write_comparison_page"
+    TABLES, FILES = TABLES, RESULTS
+
     labels: list[str]
     families: list[str]
     architectures: list[str]
@@ -301,8 +304,17 @@ class Comparison:
             parts.append(self.everything.moved_most(PRINTED))
         return [*parts, *(f"not in these numbers: {caveat}" for caveat in self.caveats)]
 
-    def _repr_html_(self) -> str:
-        return notebook(self.lead, self.findings, self.moved_most(PRINTED))
+    def shown(self) -> list[Any]:
+        """Findings, and the heads that moved most."""
+        return [self.findings, self.moved_most(PRINTED)]
+
+    def write_tables(self, files: Files) -> None:
+        """Write tables, findings and spectra.npz, which has the arrays of an audit's, checkpoints first."""
+        super().write_tables(files)
+        if self.circuits is not None:
+            self.circuits.write(files)
+        if self.everything is not None:
+            self.everything.write(files)
 
     @property
     def caveats(self) -> tuple[str, ...]:
@@ -451,32 +463,6 @@ class Comparison:
         others = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
         about = self.provenance.envelope(self.lead)
         return dict(as_json(about | texts | findings | tensors | others | {"heads": self.heads.records()}))
-
-    def write(self, out: str | Path) -> None:
-        """Write tables, findings, spectra.npz, figures and report.html into a folder, as the command does.
-
-        spectra.npz has the arrays of an audit's, checkpoints first.
-
-        Raises
-        ------
-        CheckpointError
-            It cannot be written to, or another run is writing into it.
-        """
-        with OutputFolder(Path(out), names=RESULTS) as folder:
-            self.write_files(folder)
-
-    def write_files(self, files: Files) -> None:
-        """Write the same into a folder that is open already, or into memory."""
-        report("Comparison")(files, self)  # figures come no later than the numbers
-        write_tables(files, self, TABLES)
-        if self.circuits is not None:
-            self.circuits.write(files)
-        if self.everything is not None:
-            self.everything.write(files)
-
-    def plot(self) -> Any:
-        """Layers against heads, how far each moved: a matplotlib Figure."""
-        return drawing("Comparison")(self)
 
 
 def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:

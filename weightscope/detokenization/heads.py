@@ -5,7 +5,7 @@ Where scoring every token takes too long, a stratified sample of tokens gives th
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -19,16 +19,16 @@ from weightscope.compute.cores import in_threads, one_blas_thread, usable_cores
 from weightscope.compute.device import open_device
 from weightscope.detokenization import paper
 from weightscope.detokenization.first_layer import FirstLayer, bare_embeddings
-from weightscope.display import ShowsShapes, drawing, notebook, report
+from weightscope.display import ShowsShapes
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError, printable
-from weightscope.files import Files, OutputFolder
 from weightscope.metrics.auroc import auroc_by_token, mean_auroc, mean_by_frequency, roc_curve
 from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar, phase, progress_shown
 from weightscope.provenance import Provenance
+from weightscope.results import Result
 from weightscope.run_identity import RunIdentity, file_identity
 from weightscope.sources import Source
 from weightscope.tables import Column, Table
@@ -186,8 +186,14 @@ PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a sec
 FEWEST_ROWS = 8192  # of a block, so that laying out the keys for it stays below a hundredth of the work
 
 
+TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {
+    "heads.csv": lambda result: result.heads,
+    "tokens.npz": lambda result: {"auroc": result.auroc},
+}
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class BigramAuroc:
+class BigramAuroc(Result):
     """How well each head's T^ee ranks the previous tokens that occur, for every current token.
 
     Attributes
@@ -206,6 +212,9 @@ class BigramAuroc:
     provenance : Provenance
         What was read, by which command and version, and when.
     """
+
+    FIGURE, PAGE = "detokenization.figures:auroc_figure", "detokenization.page:write_auroc_page"
+    TABLES = TABLES
 
     model: str
     layer: int
@@ -287,6 +296,10 @@ class BigramAuroc:
         )
         return " ".join(filter(None, (result, self.drawn, self.counted, bare_embeddings(self.layer))))
 
+    def shown(self) -> list[Table]:
+        """Heads, the best first."""
+        return [self.ranked]
+
     def __repr__(self) -> str:
         best, auroc = self.ranked["head"][0], self.ranked["auroc"][0]
         sizes = f"{printable(self.model)}, layer {self.layer}: {len(self.auroc)} heads"
@@ -302,34 +315,6 @@ class BigramAuroc:
             *filter(None, [self.counted]),
             *(f"not in these numbers: {caveat}" for caveat in self.caveats),
         ]
-
-    def _repr_html_(self) -> str:
-        return notebook(self.lead, self.ranked)
-
-    def write(self, out: str | Path) -> None:
-        """Write tables, figures and report.html into a folder, as `weightscope detok` does.
-
-        Raises
-        ------
-        CheckpointError
-            It cannot be written to, or another run is writing into it.
-        """
-        with OutputFolder(Path(out)) as files:
-            self.write_report(files)
-            self.write_tables(files)
-
-    def write_tables(self, files: Files) -> None:
-        """Write heads.csv and tokens.npz."""
-        files.table("heads.csv", self.heads)
-        files.npz("tokens.npz", auroc=self.auroc)
-
-    def write_report(self, files: Files, curves: Sequence[TokenRoc] = ()) -> None:
-        """Write the figure auroc, roc where there are curves, and report.html."""
-        report("BigramAuroc")(files, self, curves)
-
-    def plot(self) -> Any:
-        """AUROC by head, best first, over the spread of the single tokens: a matplotlib Figure."""
-        return drawing("BigramAuroc")(self)
 
 
 def bigram_auroc(

@@ -12,12 +12,13 @@ from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Head, Layer
 from weightscope.detokenization import paper
 from weightscope.detokenization.sigma import SigmaStatistics
-from weightscope.display import ShowsShapes, drawing, notebook
+from weightscope.display import ShowsShapes, function_at
 from weightscope.errors import CheckpointError, counted
 from weightscope.files import Files
 from weightscope.metrics.untrained import undertrained_rows
 from weightscope.model import Model
 from weightscope.provenance import Provenance
+from weightscope.results import Result
 from weightscope.tables import Column, Table
 
 SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "recency", "near_mass")
@@ -27,7 +28,7 @@ CLIFF = 2 / 3  # of T^p at the position before: the last position has less where
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PositionTerms(ShowsShapes):
+class PositionTerms(ShowsShapes, Result):
     """Position terms of all heads at one query position.
 
     Attributes
@@ -45,6 +46,8 @@ class PositionTerms(ShowsShapes):
     provenance : Provenance
         What was read, by which command and version, and when.
     """
+
+    FIGURE = "detokenization.figures:position_figure"
 
     query: int
     scale: float
@@ -157,12 +160,13 @@ class PositionTerms(ShowsShapes):
         """The same, and the caveats."""
         return " ".join([self.headline, *self.cautions])
 
-    def _repr_html_(self) -> str:
-        return notebook(self.lead, self.heads.select(*SHOWN))
+    def shown(self) -> list[Table]:
+        """What each head does with positions."""
+        return [self.heads.select(*SHOWN)]
 
     def plot(self, head: int | None = None) -> Any:
         """Fig. 3 of the paper for a head, by default the one that looks nearest: a matplotlib Figure."""
-        return drawing("PositionTerms")(self, self.nearest_head() if head is None else head)
+        return function_at(self.FIGURE)(self, self.nearest_head() if head is None else head)
 
     def nearest_head(self) -> int:
         """The head that position makes look nearest."""
