@@ -115,8 +115,8 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     Path("checkpoints.csv").write_text("source\nA\nB\n")
     Path("accepted.csv").write_text("kind,layer\nlayer_off_trend,0\n")
     for name in ("earlier", "earlier-audit"):
-        Path(name).mkdir()
-        Path(name, "findings.csv").write_text("kind\n")
+        with undrawn():
+            assert run("audit", "SOURCE", "--out", name, "--directions", "0").exit_code == 0
     ran = to_run()
     for words in ran:
         with undrawn():
