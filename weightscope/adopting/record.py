@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 
 from weightscope.architectures.proved import OF, RECORD, lines
@@ -48,7 +49,7 @@ not listed, see [Adopt an architecture](adopting.md).
 
 By type, with the number of stacks if there are several.
 
-{exact}.
+{exact}
 
 ## Refused, by mechanism
 
@@ -171,7 +172,12 @@ def page(rows: Sequence[Row], version: str) -> str:
     for row in rows:
         if row.verdict == "exact":
             exact[row.type].append(row.kind)
-    listed = ", ".join(f"{kind} ({len(stacks)})" if len(stacks) > 1 else kind for kind, stacks in sorted(exact.items()))
+    named_types = (
+        f"{kind} ({len(stacks)})" if len(stacks) > 1 else kind
+        for kind, stacks in sorted(exact.items(), key=lambda each: each[0].lower())
+    )
+    by_letter = groupby(named_types, key=lambda name: name[0].upper())
+    listed = "\n".join(f"- {', '.join(names)}" for _, names in by_letter)
     table = []
     for why, which in sorted(refused.items(), key=lambda entry: (-len(entry[1]), entry[0])):
         named = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in Counter(which).items())
