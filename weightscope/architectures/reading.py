@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from weightscope.architectures import gguf
 from weightscope.architectures.config import MOST_LAYERS, ModelConfig, inner_types, names_of, sizes_of
 from weightscope.architectures.dialects import renamed, standardised, writer_of
 from weightscope.architectures.family import Family
@@ -12,6 +14,7 @@ from weightscope.architectures.stacks import (
     LANGUAGE,
     Stack,
     choose,
+    described_parts,
     part_of,
     parts,
     prefixes_of,
@@ -19,7 +22,7 @@ from weightscope.architectures.stacks import (
     refuse_choice,
     unread,
 )
-from weightscope.architectures.table import FAMILIES
+from weightscope.architectures.table import FAMILIES, known_rows
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config, digest_of
 from weightscope.errors import CheckpointError, nearest
@@ -244,6 +247,31 @@ def _sized(checkpoint: Checkpoint, stack: Stack) -> Stack:
         return replace(stack, refusal=f"{reading.family.name} with {reading.family.refused}")
     sizes = reading.config
     return replace(stack, family=reading.row, n_layers=sizes.n_layers, n_heads=sizes.n_heads)
+
+
+def as_published(checkpoint: Checkpoint) -> Checkpoint:
+    """A GGUF file as the checkpoint that it was converted from; see `gguf.as_published`."""
+    return gguf.as_published(checkpoint, FAMILIES.of_gguf)
+
+
+def decide(
+    checkpoint: Checkpoint, name: str | None = None, tower: str | None = None, families: str | Path | None = None
+) -> Reading:
+    """How a checkpoint is read: which row, which part of its config, which prefix."""
+    kinds = {name} if name is not None else _kinds(checkpoint)
+    rows = known_rows(families, kinds) if kinds else ()
+    row, prefix = choose_family(rows or known_rows(families), checkpoint, name, tower)
+    return labelled(read_as(checkpoint, row, prefix), checkpoint.config.get("model_type"), name)
+
+
+def stacks_of(checkpoint: Checkpoint) -> dict[str, Stack]:
+    """The attention models that a checkpoint holds; see `list_stacks`."""
+    return list_stacks(known_rows(kinds=_kinds(checkpoint)), checkpoint)
+
+
+def _kinds(checkpoint: Checkpoint) -> set[str]:
+    """The model_types in a config; none where the config itself has none, and names of tensors are compared."""
+    return {kind for _, _, kind in described_parts(checkpoint.config)} if "model_type" in checkpoint.config else set()
 
 
 def choose_family(

@@ -22,14 +22,12 @@ from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.local import (
     ADAPTER,
     ADAPTER_WEIGHTS,
-    INDEX,
     LONE,
     PICKLE,
     TORCH_ADAPTER,
     LocalFile,
     how_to_convert,
 )
-from weightscope.checkpoint.opening import existing
 from weightscope.checkpoint.tensor import DerivedTensor, StoredTensor, Tensor, WholeTensor
 from weightscope.errors import CheckpointError, counted
 
@@ -143,16 +141,6 @@ class ChangeTensor(DerivedTensor, WholeTensor):
 
 
 # Adapters
-
-
-def adapter_in(source: str | Path) -> Path | None:
-    """The folder of the adapter that a local source names; None if it is no adapter."""
-    path = existing(source)
-    if path is not None and path.name == ADAPTER_WEIGHTS:
-        path = path.parent
-    if path is None or not (path / ADAPTER).is_file() or any(path.glob("model*.safetensors")):
-        return None
-    return None if (path / INDEX).is_file() else path
 
 
 def adapter_from(repository: Repository) -> Path | None:

@@ -31,6 +31,7 @@ from weightscope.checkpoint.header import Storage
 from weightscope.checkpoint.http import RangedFile
 from weightscope.checkpoint.hub import Repository, file_identity
 from weightscope.checkpoint.local import (
+    ADAPTER,
     ADAPTER_WEIGHTS,
     BY_SUFFIX,
     INDEX,
@@ -189,6 +190,16 @@ def existing(source: str | Path) -> Path | None:
         return path if str(source) and path.exists() else None
     except (OSError, RuntimeError, ValueError) as error:  # too long, no permission, an unknown user, a null byte
         raise CheckpointError(f"cannot be read ({error})", file=path) from None
+
+
+def adapter_in(source: str | Path) -> Path | None:
+    """The folder of the adapter that a local source names; None if it is no adapter."""
+    path = existing(source)
+    if path is not None and path.name == ADAPTER_WEIGHTS:
+        path = path.parent
+    if path is None or not (path / ADAPTER).is_file() or any(path.glob("model*.safetensors")):
+        return None
+    return None if (path / INDEX).is_file() else path
 
 
 def resolved(source: str | Path) -> str | Path:

@@ -285,7 +285,7 @@ def compare_command(
 
     With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are still written.
     """
-    from weightscope.checkpoint.lora import adapter_in
+    from weightscope.checkpoint.opening import adapter_in
     from weightscope.comparisons.compare import RESULTS, compare
     from weightscope.comparisons.settings import first_sentence
     from weightscope.errors import printable
