@@ -22,7 +22,7 @@ from weightscope.checkpoint.config import read_json
 from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.local import ADAPTER, NEEDS_ITS_BASE
 from weightscope.checkpoint.lora import Adapter, adapter_from, has_tokenizer, open_adapter, with_adapter
-from weightscope.checkpoint.opening import adapter_in, existing, locate, resolved
+from weightscope.checkpoint.opening import adapter_in, at_revision, existing, locate, resolved
 from weightscope.embeddings import Embeddings, Unembedding
 from weightscope.errors import CheckpointError, expected, printable, whole
 
@@ -79,7 +79,7 @@ def open_model(
     checkpoint = opened.checkpoint
     if opened.adapter is not None:
         checkpoint = with_adapter(checkpoint, opened.adapter, reading.row.transposed)
-    checkpoint.given = f"{source}@{revision}" if revision and "@" not in str(source) else str(source)
+    checkpoint.given = at_revision(source, revision)
     model = Model(checkpoint, reading, opened.name, tokenizer or opened.tokenizer)
     refuse_absent_layers(model)
     refuse_endless_embeddings(model)
@@ -106,8 +106,7 @@ def open_source(source: str | Path, revision: str | None, base: str | Path | Non
         if folder is None:
             raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=source)
     if folder is None:
-        name = f"{source}@{revision}" if revision and "@" not in str(source) else str(existing(source) or source)
-        return Opened(_published(source, revision), name)
+        return Opened(_published(source, revision), at_revision(existing(source) or source, revision))
     if base is None and not read_json(folder / ADAPTER).get("base_model_name_or_path"):
         raise CheckpointError(NEEDS_ITS_BASE, file=folder)
     adapter = open_adapter(folder)

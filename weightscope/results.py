@@ -36,7 +36,8 @@ class Result:
         return ()
 
     def _repr_html_(self) -> str:
-        return notebook(self.lead, *self.shown())
+        picture = getattr(self, "_repr_png_", bytes)()
+        return notebook(self.lead, *self.shown(), picture=picture)
 
     def plot(self) -> Any:
         """The first figure of the result's page: a matplotlib Figure."""

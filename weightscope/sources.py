@@ -14,7 +14,7 @@ from typing import Any
 from weightscope.architectures import stacks_of
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.checkpoint.config import MAX_BYTES, read_small
-from weightscope.checkpoint.opening import existing, from_url
+from weightscope.checkpoint.opening import at_revision, existing, from_url
 from weightscope.errors import CheckpointError, printable
 from weightscope.model import Model, open_model
 from weightscope.provenance import read_digests
@@ -77,8 +77,7 @@ class Source:
 
     def _as_asked(self, checkpoint: Checkpoint) -> None:
         """Give a checkpoint the name that the user wrote, and the digests that were asked for."""
-        name = self.given or self.source
-        checkpoint.given = f"{name}@{self.revision}" if self.revision and "@" not in name else name
+        checkpoint.given = at_revision(self.given or self.source, self.revision)
         if self.digest:
             read_digests(checkpoint)
 

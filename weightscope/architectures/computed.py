@@ -184,7 +184,7 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     follows: set[str] = set()
     for place, section, kind in _sections(config, path):
         before = f"{place}." if place else ""
-        own = _normal(checkpoint, row, section, kind, writer_of(config), place == path)
+        own = _normal(config, row, section, kind, part if place == path else None)
         values |= {before + key: value for key, value in own.values.items()}
         spelled |= {before + key: before + name for key, name in own.spelled.items()}
         said |= {before + key for key in own.said}
@@ -220,8 +220,11 @@ def _sections(config: Config, own: str) -> Iterator[tuple[str, Config, str]]:
         yield path, Config({key: value for key, value in section.items() if key not in nested}, config.file), kind
 
 
-def _normal(checkpoint: Checkpoint, row: Family, section: Config, kind: str, writer: int | None, own: bool) -> Stated:
-    """One section with its sizes, heads, layers and rotation as the row that reads it says them."""
+def _normal(whole: Config, row: Family, section: Config, kind: str, own: Config | None) -> Stated:
+    """One section with its sizes, heads, layers and rotation as the row that reads it says them.
+
+    `own` is the part of the config that the row was chosen for, if the section is that part.
+    """
     aliases = _table()["names"].get(kind, {})
     raw = {aliases.get(key, key): value for key, value in section.items() if aliases.get(key, key) not in section}
     raw |= {key: value for key, value in section.items() if key not in raw and key not in aliases}
@@ -230,12 +233,12 @@ def _normal(checkpoint: Checkpoint, row: Family, section: Config, kind: str, wri
     values = {**{key: value for key, value in usual.items() if key not in raw}, **raw}
     follows = {key for key, kinds in _table()["derived"].items() if kind in kinds.split()} | FOLLOWS
     said = {key for key, value in raw.items() if value is not None}
-    for read in _rows(row, kind, own):
+    for read in (row,) if own is not None else _rows(kind):
         try:
-            if own:
-                config = completed_part(checkpoint.config, part_of(checkpoint, read), read)
+            if own is not None:
+                config = completed_part(whole, own, read)
             else:
-                config = _read(section, read, kind, writer)
+                config = _read(section, read, kind, writer_of(whole))
             family = read.configured(config)
             numbers = read_config(config, family)
         except CheckpointError:  # as it stands, then
@@ -284,9 +287,9 @@ def _read(section: Config, row: Family, kind: str, writer: int | None) -> Config
     return standardised(section, completed.raw, row.configured(completed), kind, writer)
 
 
-def _rows(row: Family, kind: str, own: bool) -> tuple[Family, ...]:
-    """The rows to read a section by, the best first."""
-    return (row,) if own else tuple(one for one in known_rows(kinds={kind}) if kind in one.model_types) if kind else ()
+def _rows(kind: str) -> tuple[Family, ...]:
+    """The rows to read a section of another stack by, the best first."""
+    return tuple(row for row in known_rows(kinds={kind}) if kind in row.model_types) if kind else ()
 
 
 def _replace(

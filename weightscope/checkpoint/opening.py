@@ -208,6 +208,11 @@ def resolved(source: str | Path) -> str | Path:
     return FOLDER if is_embedded else from_url(source)
 
 
+def at_revision(source: str | Path, revision: str | None) -> str:
+    """A source with the revision that was asked for, unless it names one itself."""
+    return f"{source}@{revision}" if revision and "@" not in str(source) else str(source)
+
+
 def from_url(source: str | Path) -> str | Path:
     """The `id@revision` of a model whose address on the Hub was pasted; any other source unchanged."""
     if not (match := HUB_URL.fullmatch(str(source))):

@@ -11,7 +11,6 @@ from weightscope.circuitry.channels import edges_table
 from weightscope.circuitry.names import GIVEN, HeadRoles, head_roles, roles_table
 from weightscope.circuitry.passes import GetModel, wiring
 from weightscope.circuitry.wiring import Wiring, strongest
-from weightscope.display import notebook
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, wholes
 from weightscope.files import Files
@@ -159,8 +158,9 @@ class Circuits(Result):
     def __repr__(self) -> str:
         return f"Circuits({self.name}: {len(self.heads)} heads, {self.n_named} named)"
 
-    def _repr_html_(self) -> str:
-        return notebook(self.lead, self.named_heads, self.strongest_edges, picture=self._repr_png_())
+    def shown(self) -> list[Table]:
+        """Heads with a name, and the strongest edges."""
+        return [self.named_heads, self.strongest_edges]
 
     def _repr_png_(self) -> bytes:
         return bytes(self.plot()._repr_png_())
