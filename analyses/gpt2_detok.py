@@ -16,12 +16,12 @@ from analyses.inputs import first_available, out_option
 from weightscope import CheckpointError
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import device_option, text_option
-from weightscope.detokenization import paper
-from weightscope.detokenization.first_layer import FirstLayer, ranked
-from weightscope.detokenization.heads import counts_for, measure_heads, printed_ranks, roc_curves, single_tokens
-from weightscope.detokenization.on_text import TextCheck, run_on_texts
-from weightscope.detokenization.page import auroc_sections, neighbour_section, position_section, text_section
-from weightscope.detokenization.positions import position_terms
+from weightscope.detok import paper
+from weightscope.detok.first_layer import FirstLayer, ranked
+from weightscope.detok.heads import counts_for, measure_heads, printed_ranks, roc_curves, single_tokens
+from weightscope.detok.on_text import TextCheck, run_on_texts
+from weightscope.detok.page import auroc_sections, neighbour_section, position_section, text_section
+from weightscope.detok.positions import position_terms
 from weightscope.embedded import FOLDER
 from weightscope.files import OutputFolder
 from weightscope.pages.page import write_page

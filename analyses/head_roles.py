@@ -4,7 +4,7 @@
 
 Computes every head's scores from the weights, runs each model on text and on random tokens said twice, and leaves each
 model out once: thresholds come from the others. Writes heads.csv (one row per head), held-out.csv (one row per role
-and model) and roles.csv, whose thresholds and counts `weightscope/circuitry/names.py` has. GPT-2 is judged by
+and model) and roles.csv, whose thresholds and counts `weightscope/circuits/names.py` has. GPT-2 is judged by
 published scores of its induction heads, which needs its attention only.
 """
 
@@ -15,10 +15,10 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import out_option
-from weightscope.circuitry.held_out import held_out, over_models
-from weightscope.circuitry.measured import N_TEXTS, TEXT_LENGTH, behaviour
-from weightscope.circuitry.names import head_roles
-from weightscope.circuitry.passes import wiring
+from weightscope.circuits.held_out import held_out, over_models
+from weightscope.circuits.measured import N_TEXTS, TEXT_LENGTH, behaviour
+from weightscope.circuits.names import head_roles
+from weightscope.circuits.passes import wiring
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
 from weightscope.files import OutputFolder

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from weightscope.circuitry.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, curve
+from weightscope.circuits.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, curve
 from weightscope.files import Folder
 from weightscope.pages.style import in_our_style, subplots
 

@@ -21,13 +21,13 @@ import weightscope as ws
 from analyses.inputs import out_option
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
-from weightscope.audits.audit import AuditOptions, measured_layer
-from weightscope.audits.duplicates import duplicates
-from weightscope.audits.factors import factor_findings
-from weightscope.audits.findings import embedding_rows, findings_of, head_findings
-from weightscope.audits.measures import Arrays, MeasuredHeads
-from weightscope.audits.others import scale_findings
-from weightscope.audits.reference import OWN, Reference, Standing
+from weightscope.audit.audit import AuditOptions, measured_layer
+from weightscope.audit.duplicates import duplicates
+from weightscope.audit.factors import factor_findings
+from weightscope.audit.findings import embedding_rows, findings_of, head_findings
+from weightscope.audit.measures import Arrays, MeasuredHeads
+from weightscope.audit.others import scale_findings
+from weightscope.audit.reference import OWN, Reference, Standing
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
 from weightscope.cli.command import EndsInOneLine

@@ -19,10 +19,10 @@ import numpy as np
 import weightscope as ws
 from benchmarks.audit import write_synthetic
 from benchmarks.auroc import zipf_counts
-from weightscope.audits.audit import AuditOptions, measure_task
+from weightscope.audit.audit import AuditOptions, measure_task
 from weightscope.compute.cores import in_threads, usable_cores
 from weightscope.compute.device import CPU, Device, open_device
-from weightscope.detokenization.sigma import sigma_statistics
+from weightscope.detok.sigma import sigma_statistics
 from weightscope.errors import CheckpointError
 from weightscope.metrics.auroc import auroc_by_token
 from weightscope.metrics.norms import value_norms

@@ -20,8 +20,8 @@ from benchmarks.auroc import zipf_counts
 from benchmarks.commands import command_cost
 from benchmarks.results import Bench, Measured, duration
 from benchmarks.synthetic import Sizes, write
-from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import seconds_of_all
+from weightscope.detok.first_layer import FirstLayer
+from weightscope.detok.heads import seconds_of_all
 from weightscope.text.counts import load_counts
 
 SAMPLE = 2000

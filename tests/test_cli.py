@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import weightscope as ws
 from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
-from weightscope.audits import many
+from weightscope.audit import many
 from weightscope.cli import main
 from weightscope.files import OutputFolder, check_writable
 
@@ -259,15 +260,16 @@ def test_the_package_runs_as_a_module() -> None:
 @pytest.mark.parametrize(
     ("command", "work"),
     [
-        (["compare", "embedded", "embedded"], "weightscope.comparisons.compare.compare"),
-        (["detok", "embedded"], "weightscope.detokenization.heads.measure_heads"),
-        (["circuits", "embedded"], "weightscope.circuitry.circuits.circuits"),
+        (["compare", "embedded", "embedded"], "compare.compare:compare"),
+        (["detok", "embedded"], "detok.heads:measure_heads"),
+        (["circuits", "embedded"], "circuits.circuits:circuits"),
     ],
 )
 def test_a_folder_that_another_run_writes_into_is_refused_before_the_work(
     command: list[str], work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, None)
+    module, name = work.split(":")
+    monkeypatch.setattr(import_module(f"weightscope.{module}"), name, None)
     with OutputFolder(tmp_path):
         result = CliRunner().invoke(main, [*command, "--out", str(tmp_path)])
     assert result.exit_code == 2

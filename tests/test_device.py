@@ -24,15 +24,15 @@ from tests.support.cases import CASES
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.attention.factored import inner
-from weightscope.audits.audit import AuditOptions
-from weightscope.audits.resume import FinishedLayers, layers_identity
-from weightscope.circuitry import passes
+from weightscope.audit.audit import AuditOptions
+from weightscope.audit.resume import FinishedLayers, layers_identity
+from weightscope.circuits import passes
 from weightscope.cli import main
 from weightscope.compute import device as backend
 from weightscope.compute.device import Device, open_device
-from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import ScorerOnWorker, measure_heads
-from weightscope.detokenization.sigma import sigma_statistics
+from weightscope.detok.first_layer import FirstLayer
+from weightscope.detok.heads import ScorerOnWorker, measure_heads
+from weightscope.detok.sigma import sigma_statistics
 from weightscope.metrics.auroc import auroc_by_token
 from weightscope.sources import Source
 from weightscope.text.counts import Counts, load_counts
@@ -160,7 +160,7 @@ def test_factors_of_t_ee_are_the_same(name, monkeypatch):
     heads = model.config.n_heads, model.config.n_kv_heads
     here = FirstLayer(model)
     for share in (0.3, 0.0):
-        monkeypatch.setattr("weightscope.detokenization.first_layer.SHARE_KEPT", share)
+        monkeypatch.setattr("weightscope.detok.first_layer.SHARE_KEPT", share)
         there = FirstLayer(model, device="array_api_strict")
         for n, found, expected in zip(
             heads, (there.query_factor, there.key_factor), (here.query_factor, here.key_factor), strict=True

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.commands import run, undrawn, with_tokenizer, write_counts
 from tests.support.documented import IN_A_SENTENCE, PAGES, ROOT, Line, check, lines_of, words_of
-from weightscope.ancestry.sketches import fingerprint
 from weightscope.cli import main
+from weightscope.lineage.sketches import fingerprint
 
 pytestmark = pytest.mark.docs
 

@@ -8,7 +8,7 @@ import pytest
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import shared
-from weightscope.detokenization.first_layer import FirstLayer
+from weightscope.detok.first_layer import FirstLayer
 from weightscope.embedded import FOLDER
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from weightscope.audits.reference import Reference
-from weightscope.audits.reference_list import read_checkpoints
-from weightscope.audits.resume import FinishedLayers
+from weightscope.audit.reference import Reference
+from weightscope.audit.reference_list import read_checkpoints
+from weightscope.audit.resume import FinishedLayers
 from weightscope.checkpoint import open_checkpoint
 from weightscope.checkpoint.remote import BlockCache
 from weightscope.cli import main

@@ -13,11 +13,11 @@ import pytest
 
 import weightscope as ws
 from weightscope import progress
-from weightscope.audits.audit import AuditOptions, measure_task
-from weightscope.audits.many import report_task
+from weightscope.audit.audit import AuditOptions, measure_task
+from weightscope.audit.many import report_task
 from weightscope.cli.command import EndsInOneLine
-from weightscope.comparisons.compare import compare
-from weightscope.detokenization.first_layer import FirstLayer
+from weightscope.compare.compare import compare
+from weightscope.detok.first_layer import FirstLayer
 from weightscope.engine import ThisProcess
 from weightscope.files import Files
 from weightscope.outliers.measure import guess

@@ -13,8 +13,8 @@ from tests.support.commands import run, undrawn
 from tests.support.hub_server import COMMIT, Hub
 from tests.support.provenance import ENVELOPE, envelope_in, footer_of, header_of, sha256, typed
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits.audit import AuditOptions, measure_task
-from weightscope.audits.many import report_task
+from weightscope.audit.audit import AuditOptions, measure_task
+from weightscope.audit.many import report_task
 from weightscope.checkpoint.local import OpenFile
 from weightscope.cli import main
 from weightscope.errors import CheckpointError

@@ -17,7 +17,7 @@ from weightscope.sinks.bias import PREDICTORS, prediction_aurocs
 pytestmark = pytest.mark.docs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RESULTS = [ROOT / "docs" / f"{name}.md" for name in ("audit", "circuits", "detokenization", "studies")]
+RESULTS = [ROOT / "docs" / f"{name}.md" for name in ("audit", "circuits", "detok", "studies")]
 
 
 SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
@@ -467,7 +467,7 @@ ELSEWHERE = {
     "0.05": "an option", "0.9999": "a probability", "10 %": "the accuracy of a sketch",
     "6.4": "a section of a book", "2601.10266": "a paper's number", "1 %": "a threshold",
     "95 %": "a confidence", "5 %": "a confidence", "28 %": "of none in nine, checked below",
-    "1.8": "a threshold", "2.4": "Gemma 3's pair least alike, as in tests/audits/test_factors.py",
+    "1.8": "a threshold", "2.4": "Gemma 3's pair least alike, as in tests/audit/test_factors.py",
     "31 %": "of none in eight, likewise", "0.98": "a cosine, checked below", "1.0000": "likewise",
     "0.9": "a threshold", "15 %": "a threshold",
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",

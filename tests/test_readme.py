@@ -9,7 +9,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.commands import run, undrawn
-from weightscope.audits import measures
+from weightscope.audit import measures
 
 pytestmark = pytest.mark.docs
 

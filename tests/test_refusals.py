@@ -26,7 +26,7 @@ def test_what_cannot_be_printed_is_said_in_one_line(arguments: list[str], monkey
 
 def test_without_a_temporary_folder_one_line_says_what_to_do(tmp_path: Path, monkeypatch) -> None:
     """Matplotlib wants one where it has no other; what it says names the variable to set."""
-    from weightscope.audits import page
+    from weightscope.audit import page
 
     def no_folder(*things: object) -> None:
         tempfile.mkdtemp(prefix="matplotlib-")

@@ -17,10 +17,10 @@ import weightscope as ws
 from tests.support import tasks
 from tests.support.hub_server import COMMIT, Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits import many
-from weightscope.audits.audit import AuditOptions
-from weightscope.audits.reference import OWN
-from weightscope.audits.resume import layers_identity, results_identity
+from weightscope.audit import many
+from weightscope.audit.audit import AuditOptions
+from weightscope.audit.reference import OWN
+from weightscope.audit.resume import layers_identity, results_identity
 from weightscope.checkpoint import local
 from weightscope.cli import main
 from weightscope.run_identity import DRAWN_WITH, TOKENIZER_FILES, RunIdentity, tokenizer_identity

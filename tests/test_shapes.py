@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.detokenization.first_layer import Parts
+from weightscope.detok.first_layer import Parts
 from weightscope.metrics.spaces import Nearest
 
 ROOT = Path(ws.__file__).parent

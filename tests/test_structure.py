@@ -25,12 +25,13 @@ sources text
 runner
 adopting
 pages findings
-detokenization
-circuitry
+detok
+circuits
 tensors
-audits norms outliers
-comparisons
-ancestry
+audit norms outliers
+changes
+compare
+lineage
 sinks
 cli
 __main__

@@ -28,14 +28,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weightscope.ancestry.lineage import lineage
     from weightscope.attention.factored import Factored
-    from weightscope.audits.audit import audit
-    from weightscope.circuitry.circuits import circuits
-    from weightscope.comparisons.compare import compare
-    from weightscope.detokenization.first_layer import FirstLayer, first_layer, neighbours
-    from weightscope.detokenization.heads import bigram_auroc
+    from weightscope.audit.audit import audit
+    from weightscope.circuits.circuits import circuits
+    from weightscope.compare.compare import compare
+    from weightscope.detok.first_layer import FirstLayer, first_layer, neighbours
+    from weightscope.detok.heads import bigram_auroc
     from weightscope.errors import CheckpointError
+    from weightscope.lineage.lineage import lineage
     from weightscope.model import Model, open_model
     from weightscope.runner.runner import open_runner
     from weightscope.tables import Table
@@ -50,20 +50,27 @@ __version__ = "0.2.0"
 _HOMES = {
     "CheckpointError": "errors",
     "Factored": "attention.factored",
-    "FirstLayer": "detokenization.first_layer",
+    "FirstLayer": "detok.first_layer",
     "Model": "model",
     "Table": "tables",
-    "audit": "audits.audit",
-    "bigram_auroc": "detokenization.heads",
-    "circuits": "circuitry.circuits",
-    "compare": "comparisons.compare",
-    "first_layer": "detokenization.first_layer",
-    "lineage": "ancestry.lineage",
+    "audit": "audit.audit",
+    "bigram_auroc": "detok.heads",
+    "circuits": "circuits.circuits",
+    "compare": "compare.compare",
+    "first_layer": "detok.first_layer",
+    "lineage": "lineage.lineage",
     "load_counts": "text.counts",
-    "neighbours": "detokenization.first_layer",
+    "neighbours": "detok.first_layer",
     "open_model": "model",
     "open_runner": "runner.runner",
 }
+
+
+# A room and the function that it is opened for share a name, as `audit`. Python binds a package's name when it is first
+# imported: imported and unbound here (a docstring each), it never hides the function, which __getattr__ finds.
+for _room in ("audit", "circuits", "compare", "lineage"):
+    import_module(f"weightscope.{_room}")
+    del globals()[_room]
 
 
 def __getattr__(name: str) -> Any:

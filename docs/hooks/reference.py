@@ -9,20 +9,20 @@ import weightscope
 from weightscope.architectures.registry import FUNCTIONS
 from weightscope.architectures.schema import CELLS
 from weightscope.architectures.steps import step_classes
-from weightscope.audits.audit import Audit
-from weightscope.audits.measures import Measure, measures_of
-from weightscope.circuitry.names import ROLES, ROLES_BY_WIRING
+from weightscope.audit.audit import Audit
+from weightscope.audit.measures import Measure, measures_of
+from weightscope.circuits.names import ROLES, ROLES_BY_WIRING
 from weightscope.findings import KINDS
 from weightscope.formulas import prose
 from weightscope.tables import Table
 
 CLEAR, FAINT = 0.8, 0.65  # an AUROC to report, and the least one called high; the same below 0.5
 RESULTS = (
-    "audits.audit.Audit",
-    "comparisons.compare.Comparison",
-    "ancestry.lineage.Lineage",
-    "circuitry.circuits.Circuits",
-    "detokenization.heads.BigramAuroc",
+    "audit.audit.Audit",
+    "compare.compare.Comparison",
+    "lineage.lineage.Lineage",
+    "circuits.circuits.Circuits",
+    "detok.heads.BigramAuroc",
     "attention.layer.Layer",
     "attention.head.Head",
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.audits import audit_of
+from tests.support.audit import audit_of
 from tests.support.tiny_models import softmax
 from weightscope.attention.layer import Layer
 

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.audits import audit_of
+from tests.support.audit import audit_of
 from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES
 from weightscope.architectures import FAMILIES, proved, stacks_of

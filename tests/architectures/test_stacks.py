@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.audits import audit_of
+from tests.support.audit import audit_of
 from tests.support.cases import LLAMA, VIT
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.cli import main

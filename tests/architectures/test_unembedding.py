@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.cases import CASES
-from weightscope.audits.directions import token_rows
+from weightscope.audit.directions import token_rows
 from weightscope.errors import CheckpointError
 
 torch = pytest.importorskip("torch", reason="the witness is a model of torch, which is not installed")

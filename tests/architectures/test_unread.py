@@ -9,7 +9,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_models import FIXTURES
-from weightscope.audits.audit import other_stacks
+from weightscope.audit.audit import other_stacks
 
 READ = {"attention_bias": True, "rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 9e3}}
 

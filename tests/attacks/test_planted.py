@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from tests.support import tasks
 from tests.support.provenance import without_command
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits import many
-from weightscope.audits.many import KEPT, RESULT
-from weightscope.audits.resume import FinishedLayers
+from weightscope.audit import many
+from weightscope.audit.many import KEPT, RESULT
+from weightscope.audit.resume import FinishedLayers
 from weightscope.cli import main
 from weightscope.errors import CheckpointError
 from weightscope.files import HIDDEN, OutputFolder

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.audits import undrawn
+from tests.support.audit import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits.audit import AuditOptions
-from weightscope.audits.many import Job, audit_all
-from weightscope.circuitry.passes import wiring
-from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import measure_heads
+from weightscope.audit.audit import AuditOptions
+from weightscope.audit.many import Job, audit_all
+from weightscope.circuits.passes import wiring
+from weightscope.detok.first_layer import FirstLayer
+from weightscope.detok.heads import measure_heads
 from weightscope.engine import Finished, ThisProcess
 from weightscope.errors import CheckpointError
 from weightscope.sources import Source

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.audits import audit_of, undrawn
+from tests.support.audit import audit_of, undrawn
 from tests.support.hub_server import Hub
+from weightscope.changes.tensors import compare_tensors
 from weightscope.cli import main
-from weightscope.comparisons.tensors import compare_tensors
 from weightscope.run_identity import RunIdentity
 
 GOLDEN = Path(__file__).parent / "golden" / "adapters"

@@ -16,14 +16,14 @@ from click.testing import CliRunner
 
 from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audits import many
-from weightscope.audits.audit import AuditOptions
-from weightscope.audits.many import Job
-from weightscope.audits.resume import FinishedLayers, layers_identity
+from weightscope.audit import many
+from weightscope.audit.audit import AuditOptions
+from weightscope.audit.many import Job
+from weightscope.audit.resume import FinishedLayers, layers_identity
 from weightscope.cli import main
-from weightscope.detokenization import heads as detok
-from weightscope.detokenization.first_layer import FirstLayer
-from weightscope.detokenization.heads import ScorerOnWorker, measure_heads
+from weightscope.detok import heads as detok
+from weightscope.detok.first_layer import FirstLayer
+from weightscope.detok.heads import ScorerOnWorker, measure_heads
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.model import open_model

@@ -9,9 +9,9 @@ from huggingface_hub import hf_hub_download
 import weightscope as ws
 from tests.support import tasks
 from tests.support.hub_server import COMMIT, Hub
-from weightscope.audits import many
-from weightscope.audits.audit import AuditOptions
-from weightscope.audits.many import Job
+from weightscope.audit import many
+from weightscope.audit.audit import AuditOptions
+from weightscope.audit.many import Job
 from weightscope.checkpoint.local import LocalFile
 from weightscope.checkpoint.remote import RemoteFile
 from weightscope.engine import Engine, Processes, ThisProcess

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import weightscope as ws
-from tests.support.audits import audit_of
+from tests.support.audit import audit_of
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.files import HIDDEN
 

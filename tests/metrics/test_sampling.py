@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.detokenization.heads import FEWEST, Stratified
+from weightscope.detok.heads import FEWEST, Stratified
 
 DRAWS = 400
 

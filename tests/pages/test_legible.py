@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
 from tests.support.legible import faults
-from weightscope.detokenization.figures import roc_figure
-from weightscope.detokenization.heads import TokenRoc
+from weightscope.detok.figures import roc_figure
+from weightscope.detok.heads import TokenRoc
 from weightscope.metrics.auroc import roc_curve, weighted_auroc
 from weightscope.pages.style import in_our_style, index_along, subplots
 

@@ -11,7 +11,7 @@ import weightscope as ws
 from tests.support.browser import Page
 from tests.support.commands import unsaved
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.circuitry import page as circuits_page
+from weightscope.circuits import page as circuits_page
 
 pytestmark = pytest.mark.check
 

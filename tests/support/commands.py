@@ -45,7 +45,7 @@ def undrawn() -> Iterator[None]:
         return Drawing("<svg/>")
 
     with pytest.MonkeyPatch.context() as patch:
-        for room in ("audits", "circuitry", "comparisons", "detokenization"):
+        for room in ("audit", "circuits", "compare", "detok"):
             figures, page = (import_module(f"weightscope.{room}.{part}") for part in ("figures", "page"))
             for name, function in inspect.getmembers(figures, inspect.isfunction):
                 if function.__module__ == figures.__name__:

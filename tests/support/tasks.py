@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from weightscope.audits import many
-from weightscope.audits.audit import AuditOptions, conclude
-from weightscope.audits.many import Job
-from weightscope.audits.measures import Arrays
-from weightscope.audits.worker_validation import Report
+from weightscope.audit import many
+from weightscope.audit.audit import AuditOptions, conclude
+from weightscope.audit.many import Job
+from weightscope.audit.measures import Arrays
+from weightscope.audit.worker_validation import Report
 from weightscope.compute.cores import usable_cores
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import weightscope as ws
 from tests.attacks.attacks import key, llama
-from tests.support.audits import audit_of
+from tests.support.audit import audit_of
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
 from weightscope.pages.style import Drawing
@@ -253,7 +253,7 @@ def test_detok_of_another_layer_says_so_in_its_table_and_on_its_page(
     n = len(WORDS)
     row = np.arange(n)
     Counts(np.arange(n + 1), row[::-1].copy(), np.full(n, 2), "made up", ("made up",), 1, 99).save(tmp_path / "c.npz")
-    monkeypatch.setattr("weightscope.detokenization.page.save", lambda *_: Drawing("<svg/>"))
+    monkeypatch.setattr("weightscope.detok.page.save", lambda *_: Drawing("<svg/>"))
     options = ["--counts", str(tmp_path / "c.npz"), "--out", str(tmp_path)]
     for layer in (0, 1):
         result = CliRunner().invoke(main, ["detok", str(without_tokenizer), "--layer", str(layer), *options])

@@ -3,11 +3,11 @@
 import click
 
 import weightscope
-from weightscope.cli.ancestry import fingerprint_command, lineage_command
-from weightscope.cli.audits import audit_command, compare_command, reference_command
+from weightscope.cli.audit import audit_command, compare_command, reference_command
 from weightscope.cli.command import FIRST, Commands, epilog_of
 from weightscope.cli.first_layer import bigrams, detok, neighbours, positions
 from weightscope.cli.inspection import adopt_command, draft_command, families_command, inspect
+from weightscope.cli.lineage import fingerprint_command, lineage_command
 from weightscope.cli.options import completion_command
 from weightscope.cli.studies import circuits_command, norms, outliers, sinks
 

@@ -74,8 +74,8 @@ def detok(
     engine: Any,
 ) -> None:
     """Compute the bigram AUROC of every head over the full vocabulary: tables, figures and a report."""
-    from weightscope.detokenization.first_layer import FirstLayer
-    from weightscope.detokenization.heads import (
+    from weightscope.detok.first_layer import FirstLayer
+    from weightscope.detok.heads import (
         ScorerOnWorker,
         counts_for,
         draw_tokens,
@@ -135,7 +135,7 @@ def neighbours(
     csv_file: Path | None,
 ) -> None:
     """List the previous tokens that each head scores highest for TOKEN (write " Jackson" for a token with a space)."""
-    from weightscope.detokenization.first_layer import FirstLayer, ranked
+    from weightscope.detok.first_layer import FirstLayer, ranked
     from weightscope.tables import Table
 
     if token is None and not token_ids:
@@ -185,10 +185,10 @@ def positions(
     device: str,
 ) -> None:
     """Compute T^p and T^pp of every head at one query position, their trends, and the paper's Fig. 3."""
-    from weightscope.detokenization.first_layer import FirstLayer
-    from weightscope.detokenization.on_text import run_on_texts
-    from weightscope.detokenization.page import position_section, text_section
-    from weightscope.detokenization.positions import position_terms
+    from weightscope.detok.first_layer import FirstLayer
+    from weightscope.detok.on_text import run_on_texts
+    from weightscope.detok.page import position_section, text_section
+    from weightscope.detok.positions import position_terms
     from weightscope.files import OutputFolder
     from weightscope.pages.page import write_page
     from weightscope.text.sequences import read_texts

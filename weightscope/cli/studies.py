@@ -67,8 +67,8 @@ def circuits_command(
     engine: Any,
 ) -> None:
     """Name every head by what it does and find which heads read what earlier heads write: tables and a report."""
-    from weightscope.circuitry.circuits import circuits
-    from weightscope.circuitry.names import GIVEN
+    from weightscope.circuits.circuits import circuits
+    from weightscope.circuits.names import GIVEN
     from weightscope.files import OutputFolder
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
@@ -78,7 +78,7 @@ def circuits_command(
     with OutputFolder(out) as folder:
         result = circuits(model, chosen, top, device, counts, engine, on_worker)
         if measure:
-            from weightscope.circuitry.measured import measured
+            from weightscope.circuits.measured import measured
 
             result = measured(model, result, texts, device)
         result.write_files(folder)

@@ -1,0 +1,87 @@
+"""Directions: vectors are kept only until tokens are found, and none is computed twice."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightscope as ws
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.attention.factored import Factored
+from weightscope.audit import directions
+from weightscope.audit.measure_layer import Projection, _spectrum
+from weightscope.metrics import spaces
+
+
+def peak(folder: Path, n_layers: int) -> int:
+    """Bytes that reading two directions of each of eight heads a layer holds at most."""
+    weights = gpt2_weights(n_layers=n_layers, d=512, vocab=64)
+    model = ws.open_model(write_checkpoint(folder, weights, n_head=8))
+    heads = ws.audit(model, directions=2).measured  # what is imported and cached on the way is not its memory
+    tracemalloc.start()
+    found, _ = directions.directions_of(model, heads, 2)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found) == 8 * n_layers
+    return most
+
+
+@pytest.mark.check
+def test_memory_does_not_grow_with_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directions, "VECTOR_BYTES", 1 << 20)
+    few, many = peak(tmp_path / "few", 3), peak(tmp_path / "many", 12)
+    assert many < 1.5 * few, (few, many)
+
+
+def kept_of(w: Factored, how_many: int) -> tuple[np.ndarray, np.ndarray]:
+    """What measuring keeps of a matrix's singular vectors."""
+    factors = [factor.astype(float) for factor in (w.left, w.right)]
+    left, right = (Projection.of(one, one.T @ one, spaces.probes(len(one))) for one in factors)
+    found = _spectrum("w", left, right, len(w.left), how_many)
+    return found["w_left"], found["w_right"]
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
+def test_directions_from_what_was_kept_are_those_of_the_whole_matrix(condition: float) -> None:
+    rng = np.random.default_rng(3)
+    mixed = np.diag(np.geomspace(1, 1 / condition, 8)) @ np.linalg.qr(rng.standard_normal((8, 8)))[0]
+    w = Factored(rng.standard_normal((96, 8)) @ mixed, rng.standard_normal((80, 8)))
+    u, s, vt = np.linalg.svd(w.dense())
+    kept = [np.pad(one, ((0, 0), (0, 2)), constant_values=np.nan) for one in kept_of(w, 3)]
+    found = spaces.directions_from(w, s[:8], *kept, 3)
+    assert len(found) == 3
+    for one in found:
+        columns = slice(one.block.start, one.block.stop)
+        for own, witness in ((one.left, u[:, columns]), (one.right, vt[columns].T)):
+            np.testing.assert_allclose(own @ own.T, witness @ witness.T, atol=1e-5)
+    largest = np.abs(found[0].left[:, 0]).argmax()
+    assert found[0].left[largest, 0] > 0
+
+
+def test_directions_that_measuring_kept_are_not_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ws.open_model(write_checkpoint(tmp_path, gpt2_weights()))
+    asked_first = ws.audit(model, directions=2)
+    without = ws.audit(model, directions=0).measured
+    asked_later, _ = directions.directions_of(model, without, 2)
+    lines = [[line.as_json() for line in one.lines] for one in asked_first.directions]
+    assert lines == [[line.as_json() for line in one.lines] for one in asked_later]
+
+    monkeypatch.setattr(spaces, "leading_directions", None)  # not called
+    again, _ = directions.directions_of(model, asked_first.measured, 2)
+    assert lines == [[line.as_json() for line in one.lines] for one in again]
+    with pytest.raises(TypeError):
+        directions.directions_of(model, without, 2)
+
+
+def test_dependent_columns_are_looked_for_in_the_whole_matrix() -> None:
+    factor = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
+    factor[:, 3] = factor[:, 2]
+    w = Factored(factor, np.eye(32, 4, dtype=np.float32))
+    left, right = kept_of(w, 2)
+    assert left.shape == right.shape == (4, 0)
+    found = spaces.directions_from(w, w.svdvals(), left, right, 2)
+    for one, whole in zip(found, spaces.leading_directions(w, 2), strict=True):
+        np.testing.assert_array_equal(one.left, whole.left)

@@ -1,0 +1,350 @@
+"""A comparison reports what moved by head, and does not count what changes no score."""
+
+import csv
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+import weightscope as ws
+from tests.support.audit import undrawn
+from tests.support.browser import Page
+from tests.support.embedded_heads import of_heads, permuted, real
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.tiny_models import fixture
+from weightscope.cli import main
+from weightscope.compare import figures
+from weightscope.compare.compare import Comparison
+
+WIDTH, HEADS = 24, 4  # of the tiny GPT-2; its heads are 6 wide
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> list[Path]:
+    """Three checkpoints: head 2 of layer 1 gets louder queries, then head 0 of layer 0 other values too."""
+    folder = tmp_path_factory.mktemp("run")
+    weights = gpt2_weights()
+    paths = [write_checkpoint(folder / "=step 0", weights)]
+    weights["h.1.attn.c_attn.weight"][:, 12:18] *= 1.5
+    weights["h.1.attn.c_attn.bias"][12:18] *= 1.5
+    paths.append(write_checkpoint(folder / "step 1", weights))
+    rng = np.random.default_rng(1)
+    weights["h.0.attn.c_attn.weight"][:, 48:54] = rng.standard_normal((24, 6)).astype(np.float32)
+    paths.append(write_checkpoint(folder / "step 2", weights))
+    return paths
+
+
+def test_the_heads_that_moved_and_how_far(run: list[Path]) -> None:
+    found = ws.compare(*map(ws.open_model, run))
+    first, last = found.from_first, found.from_previous
+    assert first["qk_change"][0, 1, 2] == pytest.approx(0.5, rel=1e-5)
+    assert last["qk_change"][1].max() == 0
+    assert first["qk_left_angle"][0, 1, 2] < 1e-6  # louder, not turned
+    moved = np.argwhere(last["vo_change"][1] > 0).tolist()
+    assert moved == [[0, 0]]
+    a, b = (ws.open_model(path).layer(0).head(0).vo.dense().astype(np.float64) for path in (run[0], run[2]))
+    expected = np.linalg.norm(b - a) / np.linalg.norm(a)
+    assert first["vo_change"][1, 0, 0] == pytest.approx(expected, rel=1e-5)
+    assert first["vo_left_angle"][1, 0, 0] > 0.5
+    assert first["vo_right_angle"][1, 0, 0] < 1e-6
+    assert list(zip(found.heads["layer"], found.heads["head"], strict=True))[:2] == [(0, 0), (1, 2)]
+
+
+def test_a_change_of_basis_within_heads_is_none(run: list[Path], tmp_path) -> None:
+    weights = gpt2_weights()
+    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 6)))[0].astype(np.float32)
+    for part in (0, 1):  # queries and keys of head 3, layer 0
+        columns = slice(24 * part + 18, 24 * part + 24)
+        weights["h.0.attn.c_attn.weight"][:, columns] @= basis
+        weights["h.0.attn.c_attn.bias"][columns] @= basis
+    turned = write_checkpoint(tmp_path / "turned", weights)
+    found = ws.compare(ws.open_model(run[0]), ws.open_model(turned))
+    assert found.from_first["qk_change"].max() < 1e-6
+
+
+@pytest.fixture(scope="module")
+def out(run: list[Path], tmp_path_factory) -> Path:
+    """The comparison on disk; the first checkpoint is named by a path that a spreadsheet would take for a formula."""
+    folder = tmp_path_factory.mktemp("out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(run[0].parent)
+        result = CliRunner().invoke(main, ["compare", *(path.name for path in run), "--out", str(folder)])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_compare_writes_tables_spectra_figures_and_a_page(out: Path) -> None:
+    with (out / "heads.csv").open(newline="") as file:
+        heads = list(csv.DictReader(file))
+    assert [(row["layer"], row["head"]) for row in heads][:2] == [("0", "0"), ("1", "2")]
+    assert float(heads[1]["qk_sigma1_b"]) == pytest.approx(1.5 * float(heads[1]["qk_sigma1_a"]), rel=1e-5)
+    with (out / "trajectory.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 2 * HEADS
+    at = {(row["checkpoint"], row["layer"], row["head"]): row for row in rows}
+    assert float(at["step 1", "1", "2"]["qk_change_from_previous"]) == pytest.approx(0.5, rel=1e-5)
+    assert float(at["step 2", "1", "2"]["qk_change_from_previous"]) == 0
+    with np.load(out / "spectra.npz", allow_pickle=False) as spectra:
+        assert spectra["qk_singular_values"].shape == (3, 2, HEADS, WIDTH // HEADS)
+    names = {path.name for path in out.iterdir() if path.is_file()}
+    figures = {
+        f"{name}.{kind}" for name in ("changes", "spectra", "trajectories") for kind in ("png", "svg", "figure.csv")
+    }
+    tables = {"findings.csv", "heads.csv", "trajectory.csv", "roles.csv", "edges.csv"}
+    assert names == tables | {"findings.json", "spectra.npz", "report.html"} | figures
+
+
+def test_two_checkpoints_leave_no_trajectories_of_three(out: Path, run: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    assert (tmp_path / "trajectories.svg").exists()
+    with undrawn():
+        assert CliRunner().invoke(main, ["compare", *map(str, run[:2]), "--out", str(tmp_path)]).exit_code == 0
+    assert not list(tmp_path.glob("trajectories.*"))
+    assert (tmp_path / "trajectory.csv").exists()
+
+
+def test_the_comparisons_page_loads_in_silence_and_fits(out: Path, tab: Page) -> None:
+    for width in (1280, 390):
+        tab.open(out / "report.html", width)
+        assert tab.run("document.documentElement.scrollWidth") <= width
+        columns = "[...document.querySelectorAll('table')].map(table => table.parentElement.scrollWidth)"
+        drawn = "[...document.querySelectorAll('.drawing')].map(own => own.scrollWidth - own.clientWidth)"
+        assert tab.run(drawn) == [0, 0, 0]  # figures are whole on a phone, and not shrunk: they are drawn for it
+        assert width < 1280 or max(tab.run(columns)) <= tab.run("document.querySelector('main').clientWidth")
+    assert tab.complaints == []
+    assert tab.run("document.querySelectorAll('figure svg').length") == 3
+
+
+def test_a_label_cannot_become_a_formula(out: Path) -> None:
+    cells = [line.split(",")[0] for line in (out / "trajectory.csv").read_text().splitlines()[1:]]
+    assert set(cells) == {"'=step 0", "step 1", "step 2"}
+
+
+def test_checkpoints_of_different_shapes_do_not_compare(run: list[Path], tmp_path) -> None:
+    other = write_checkpoint(tmp_path / "deeper", gpt2_weights(n_layers=3))
+    with pytest.raises(ws.CheckpointError, match="have 2 and 3 layers; "):
+        ws.compare(ws.open_model(run[0]), ws.open_model(other))
+    result = CliRunner().invoke(main, ["compare", str(run[0]), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "two checkpoints" in result.output
+
+
+def test_a_comparison_shows_itself(run: list[Path], out: Path) -> None:
+    found = ws.compare(*map(ws.open_model, run))
+    assert repr(found) == "Comparison(=step 0 -> step 1 -> step 2: 2 layers of 4 heads)"
+    assert found.headline in str(found)
+    assert "<table" in found._repr_html_()
+    assert len(found.plot().axes) == 3  # two maps and one colour bar
+    assert (out / "heads.csv").read_text() == found.heads.csv()
+
+
+@pytest.mark.parametrize("names", [("modernbert_biases", "bert"), ("bert", "modernbert_biases")])
+def test_a_model_that_rotates_is_compared_with_one_that_does_not(names: tuple[str, str], tmp_path: Path) -> None:
+    """Distances are measured of both; without a rotation W_QK is the same at all of them."""
+    found = ws.compare(*(fixture(name).model for name in names), across_families=True)
+    with undrawn():
+        found.write(tmp_path)
+    with np.load(tmp_path / "spectra.npz") as spectra:
+        apart = spectra["qk_singular_values_delta1"] - spectra["qk_singular_values"]  # (2, L, H, r)
+    moved = dict(zip(names, np.abs(apart).max(axis=(1, 2, 3)), strict=True))
+    assert moved["bert"] < 1e-12 and moved["modernbert_biases"] > 1e-3
+
+
+def gauged(weights: dict[str, np.ndarray], layer: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """The same functions: W_Q R and W_K R^-T in every head of a layer, and so for values and outputs."""
+    own = {name: values.astype(np.float64) for name, values in weights.items()}
+    stem = f"h.{layer}.attn."
+    for head in range(8):
+        turns, stretch = np.linalg.qr(rng.standard_normal((32, 32)))[0], np.exp(rng.uniform(-1, 1, 32))
+        query, value = turns * stretch, turns / stretch
+        for part, gauge in ((0, query), (1, np.linalg.inv(query).T), (2, value)):
+            columns = of_heads(part, [head])
+            own[f"{stem}c_attn.weight"][:, columns] @= gauge
+            own[f"{stem}c_attn.bias"][columns] @= gauge
+        rows = of_heads(0, [head])
+        own[f"{stem}c_proj.weight"][rows] = np.linalg.inv(value) @ own[f"{stem}c_proj.weight"][rows]
+    return {name: values.astype(np.float32) for name, values in own.items()}
+
+
+def compared(before: dict[str, np.ndarray], *after: dict[str, np.ndarray], n_head: int = 8) -> Comparison:
+    with TemporaryDirectory() as folder:
+        paths = [
+            write_checkpoint(Path(folder) / str(step), weights, n_head=n_head)
+            for step, weights in enumerate((before, *after))
+        ]
+        return ws.compare(*map(ws.open_model, paths))
+
+
+@settings(max_examples=3, deadline=None)
+@given(order=st.permutations(range(8)), seed=st.integers(0, 1000))
+def test_the_same_heads_in_another_order_and_another_basis_have_not_moved(order, seed) -> None:
+    other = gauged(permuted(real(), 1, order), 1, np.random.default_rng(seed))
+    found = compared(real(), other)
+    assert max(values.max() for name, values in found.from_first.items() if "change" in name) < 1e-5
+    assert found.unmoved.all() and len(found.moved_most(10)) == 0
+    assert "each computes the same. No head moved." in found.lead
+    assert found.order[-1].tolist() == [list(range(8)), np.argsort(order).tolist()]
+    places = [h for h in range(8) if order[h] != h]
+    if places:
+        (finding,) = found.findings
+        assert (finding.kind, finding.layer, list(finding.items)) == ("permuted_heads", 1, places)
+    else:
+        assert not found.findings
+    here, there = (found.measured[k].grid("vo_copying_score") for k in (0, 1))
+    np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-4)  # measures are of the same heads
+
+
+def test_a_head_that_moved_among_permuted_ones_is_compared_with_itself() -> None:
+    """One head gets other values, then all are permuted; a later step keeps the order and changes another head."""
+    moved = {name: values.copy() for name, values in real().items()}
+    stem = "h.0.attn.c_attn."
+    moved[f"{stem}weight"][:, of_heads(2, [3])] *= 1.5
+    order = [1, 2, 3, 4, 5, 6, 7, 0]
+    later = {name: values.copy() for name, values in moved.items()}
+    later[f"{stem}weight"][:, of_heads(2, [5])] *= 3
+    found = compared(real(), permuted(moved, 0, order), permuted(later, 0, order))
+    assert found.order[:, 0].tolist() == [np.argsort(order).tolist()] * 2
+    assert found.from_first["vo_change"][:, 0, 3] == pytest.approx([0.5, 0.5], rel=1e-5)
+    assert found.from_previous["vo_change"][1, 0, 5] == pytest.approx(2, rel=1e-5)
+    assert (found.unmoved == [[h not in {3, 5} for h in range(8)], [True] * 8]).all()
+    by_kind = {one.kind: one for one in found.findings}
+    assert by_kind["permuted_heads"].items == (0, 1, 2, 4, 6, 7)
+    assert by_kind["unmoved_layers"].items == (1,)
+    assert "head_b" in found.heads
+
+
+def test_permuted_key_value_groups_are_found_with_their_queries(tmp_path: Path) -> None:
+    it = fixture("llama")
+    weights, config = load_file(it.folder / "model.safetensors"), it.model.config
+    shared = config.n_heads // config.n_kv_heads
+    order = np.roll(np.arange(config.n_heads), shared)  # whole groups, one on
+    groups = np.roll(np.arange(config.n_kv_heads), 1)
+    for name, own, axis in (("q", order, 0), ("k", groups, 0), ("v", groups, 0), ("o", order, 1)):
+        rows = np.concatenate([np.arange(config.head_dim * h, config.head_dim * (h + 1)) for h in own])
+        for stored in (f"model.layers.1.self_attn.{name}_proj.{kind}" for kind in ("weight", "bias")):
+            if stored in weights and (weights[stored].ndim > axis):
+                weights[stored] = np.ascontiguousarray(np.take(weights[stored], rows, axis=axis))
+    shutil.copy(it.folder / "config.json", tmp_path)
+    save_file(weights, tmp_path / "model.safetensors")
+    found = ws.compare(it.model, ws.open_model(tmp_path))
+    assert found.order[-1, 1].tolist() == np.argsort(order).tolist()
+    assert found.unmoved.all() and [one.kind for one in found.findings] == ["permuted_heads"]
+    assert "qk_change_delta1" in found.heads  # under rotation a head is looked at a distance on as well
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_head_that_is_not_finite_has_not_changed_by_0(which: int, broken: float) -> None:
+    both = [gpt2_weights(), gpt2_weights()]
+    both[which]["h.1.attn.c_attn.weight"][3, 2 * WIDTH + 7] = broken  # a value of head 1
+    found = compared(*both, n_head=HEADS)
+    assert not np.isfinite(found.from_first["vo_change"][0, 1, 1])
+    assert found.from_first["qk_change"].max() == 0 and found.from_first["vo_change"][0, 0].max() == 0
+    first = found.findings[0]
+    assert (first.kind, first.severity, first.layer, first.head, first.map) == ("not_finite", "error", 1, 1, "vo")
+    assert f"head 1 of {which}" in first.text and first.text in str(found)
+    assert "not finite in 1 head" in found.headline and "changed by 0" not in str(found)
+    assert not found.unmoved[1, 1] and np.isnan(found.largest_change())
+    assert (found.heads["layer"][0], found.heads["head"][0]) == (1, 1)  # stands first
+    assert found.heads.csv().splitlines()[1].startswith("1,1,1,0,")
+
+
+def test_a_nan_that_reaches_no_number_is_a_finding_all_the_same() -> None:
+    broken = gpt2_weights()
+    broken["h.1.attn.c_proj.bias"][3] = np.nan
+    (finding,) = compared(gpt2_weights(), broken, n_head=HEADS).findings
+    assert (finding.kind, finding.severity, finding.layer) == ("not_finite", "error", None)
+    assert "h.1.attn.c_proj.bias of 1" in finding.text
+
+
+def test_a_head_of_zeros_that_becomes_nan_has_not_changed_by_0() -> None:
+    zero, broken = gpt2_weights(), gpt2_weights()
+    for weights, value in ((zero, 0.0), (broken, np.nan)):
+        weights["h.0.attn.c_proj.weight"][:6] = value
+    assert np.isnan(compared(zero, broken, n_head=HEADS).from_first["vo_change"][0, 0, 0])
+
+
+def test_what_stands_out_between_checkpoints() -> None:
+    """Every head of 11 layers moves a little; one much farther, one becomes zero, and one bias alone moves."""
+    before, after = (gpt2_weights(n_layers=12) for _ in range(2))
+    rng = np.random.default_rng(0)
+    for i in range(1, 12):
+        weights = after[f"h.{i}.attn.c_attn.weight"]
+        weights *= (1 + 0.01 * rng.standard_normal(weights.shape)).astype(np.float32)
+    after["h.4.attn.c_attn.weight"][:, 6:12] *= 3
+    after["h.6.attn.c_proj.weight"][12:18] = 0
+    after["h.0.attn.c_attn.bias"][2 * WIDTH : 2 * WIDTH + 6] *= 2
+    found = compared(before, after, n_head=HEADS)
+    at = {(one.kind, one.layer, one.head, one.map) for one in found.findings}
+    assert {("moved_most", 4, 1, "qk"), ("zero_head", 6, 2, "vo")} <= at
+    assert not found.unmoved[0, 0] and found.unmoved[0, 1:].all()
+    assert found.from_first["vo_bias_change"][0, 0, 0] > 0.1 and found.from_first["vo_change"][0, 0, 0] == 0
+    assert "3 of 48 heads did not move." in found.headline
+    assert len(found.moved_most(100)) == 45
+
+
+def test_checkpoints_of_different_families_compare_only_when_asked(tmp_path: Path) -> None:
+    one, other = (fixture(name) for name in ("llama", "qwen2"))
+    with pytest.raises(ws.CheckpointError, match="`across_families`"):
+        ws.compare(one.model, other.model)
+    arguments = ["compare", str(one.folder), str(other.folder), "--out", str(tmp_path)]
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code == 2 and "--across-families" in refused.stderr and refused.stderr.count("\n") == 1
+    with undrawn():
+        assert CliRunner().invoke(main, [*arguments, "--across-families"]).exit_code == 0
+    (finding,) = (
+        row for row in csv.DictReader((tmp_path / "findings.csv").open()) if row["kind"] == "different_families"
+    )
+    assert finding["severity"] == "warning"
+
+
+def test_unmoved_heads_are_drawn_and_listed_as_unmoved(run: list[Path]) -> None:
+    """White where a head did not move; only those that did are among the heads that moved most."""
+    found = ws.compare(*map(ws.open_model, run[:2]))
+    assert [tuple(row[:2]) for row in found.moved_most(10).rows()] == [(1, 2)]
+    (image, _) = (axis.images[0] for axis in found.plot().axes[:2])
+    shown = image.cmap(image.norm(image.get_array()))  # (L, H, 4)
+    white = (shown == 1).all(axis=-1)
+    assert (white == found.unmoved).all() and white.sum() == 7
+
+
+def test_where_no_head_moved_no_scale_is_made_up(run: list[Path], tmp_path: Path) -> None:
+    """Nor is a head shown as one that moved most; the figures are there all the same."""
+    model = ws.open_model(run[0])
+    same = ws.compare(model, model)
+    assert len(figures.changes(same).axes) == 2  # and no colour bar
+    assert len(figures.changes(ws.compare(model, ws.open_model(run[-1]))).axes) == 3
+    with undrawn():
+        same.write(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "No head moved." in page and "moved most" not in page
+    assert {path.suffix for path in tmp_path.glob("changes.*")} >= {".png", ".svg"}
+
+
+def test_the_figures_draw_the_difference_and_say_where_there_is_none(run: list[Path]) -> None:
+    """Queries half as loud again: every singular value of W_QK grows by 50 %, and W_VO did not move."""
+    found = ws.compare(*map(ws.open_model, run[:2]))
+    qk, vo = figures.spectra_before_and_after(found).axes
+    assert qk.get_title().startswith("layer 1 head 2") and "%" in qk.get_ylabel()
+    np.testing.assert_allclose(qk.get_lines()[-1].get_ydata(), 50, rtol=1e-3)
+    assert [text.get_text() for text in vo.texts] == ["did not move"]
+    _, empty, *_ = figures.changes(found).axes
+    assert [text.get_text() for text in empty.texts] == ["no head moved"]
+
+
+@pytest.mark.parametrize(("later", "scale"), [(1, "linear"), (2, "symlog")])
+def test_all_panels_of_a_comparison_have_one_scale(later: int, scale: str, run: list[Path]) -> None:
+    """The second step has singular values that more than doubled: on a linear scale the others would not show."""
+    found = ws.compare(ws.open_model(run[0]), ws.open_model(run[later]))
+    maps = [axis.images[0] for axis in figures.changes(found).axes if axis.images]
+    largest = max(found.from_first[f"{name}_change"].max() for name in figures.MAPS)
+    assert [image.get_clim()[1] for image in maps] == pytest.approx([largest] * 2)
+    panels = figures.spectra_before_and_after(found).axes
+    assert len(panels) == 2 * later and len({panel.get_ylim() for panel in panels}) == 1
+    assert {panel.get_yscale() for panel in panels} == {scale}

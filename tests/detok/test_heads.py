@@ -1,0 +1,194 @@
+"""`ws.bigram_auroc`: a model and counts in, Table 2 out, in every form that a user may want."""
+
+import csv
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightscope as ws
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.weights import shared
+from weightscope.detok.first_layer import FirstLayer
+from weightscope.detok.heads import BigramAuroc, printed_ranks, roc_curves, single_tokens
+from weightscope.embedded import COUNTS, FOLDER
+from weightscope.metrics.auroc import weighted_auroc
+from weightscope.text.bigrams import count_bigrams
+from weightscope.text.counts import Counts, load_counts
+from weightscope.text.sequences import works
+from weightscope.text.tokenizer import load_tokenizer
+
+VOCAB = 50
+
+
+@pytest.fixture
+def counts() -> Counts:
+    """Token t follows t + 1 and, twice as often, t + 2; the last ten follow none."""
+    n = VOCAB - 10
+    indices = np.stack([np.arange(n) + 1, np.arange(n) + 2], axis=1).ravel()
+    indptr = np.minimum(2 * np.arange(VOCAB + 1), 2 * n)
+    return Counts(indptr, indices, np.tile([1, 2], n), "made up", ("made up",), 1, 1000)
+
+
+@pytest.fixture(scope="module")
+def embedded_auroc(embedded: ws.Model) -> BigramAuroc:
+    return ws.bigram_auroc(embedded)
+
+
+def test_every_value_is_the_auroc_of_t_ee(tiny_gpt2: Path, counts: Counts) -> None:
+    model = ws.open_model(tiny_gpt2)
+    result = ws.bigram_auroc(model, counts)
+    assert result.auroc.shape == (4, VOCAB)
+    first = FirstLayer(model)
+    for token in (0, 17, 39):
+        scores, (previous, weights) = first.token_scores(token), counts.row(token)
+        expected = [weighted_auroc(row, previous, weights) for row in scores]
+        np.testing.assert_allclose(result.auroc[:, token], expected, atol=1e-6)
+    assert np.isnan(result.auroc[:, 40:]).all()
+    heads = result.heads
+    np.testing.assert_allclose(heads["auroc"], np.nanmean(result.auroc, axis=1))
+    np.testing.assert_allclose(heads["auroc_paper"], np.nan_to_num(result.auroc).mean(axis=1))
+    assert heads["tokens_scored"].tolist() == [40] * 4
+
+
+@pytest.mark.check
+def test_counts_may_be_a_path_and_the_embedded_checkpoint_has_its_own(
+    embedded: ws.Model, embedded_auroc: BigramAuroc
+) -> None:
+    np.testing.assert_array_equal(ws.bigram_auroc(embedded, str(COUNTS)).auroc, embedded_auroc.auroc)
+    np.testing.assert_array_equal(ws.bigram_auroc(embedded, ws.load_counts(COUNTS)).auroc, embedded_auroc.auroc)
+
+
+def test_a_model_without_counts_and_tokenizer_says_how_to_make_them(tiny_gpt2: Path) -> None:
+    with pytest.raises(ws.CheckpointError, match=r"needs bigram counts \(.*tokenizer.*\); `weightscope bigrams CORPUS"):
+        ws.bigram_auroc(ws.open_model(tiny_gpt2))
+
+
+def test_without_counts_the_works_that_come_along_are_counted_and_named(tmp_path: Path) -> None:
+    """The embedded checkpoint's files in another folder are a checkpoint like any other, with a tokenizer."""
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copy(FOLDER / name, tmp_path)
+    model = ws.open_model(tmp_path)
+    found = ws.bigram_auroc(model, sample=100)
+    expected = ws.bigram_auroc(model, count_bigrams(works(), load_tokenizer(tmp_path)), sample=100)
+    np.testing.assert_array_equal(found.auroc, expected.auroc)
+    said = "in the 8 works in the public domain that come with weightscope"
+    assert said in found.lead and said in str(found)
+    assert said not in ws.bigram_auroc("embedded", sample=100).lead
+
+
+def test_counts_of_another_vocabulary_are_refused(tiny_gpt2: Path) -> None:
+    with pytest.raises(ws.CheckpointError, match=r"counts\.npz: counted over a vocabulary of 8000 tokens"):
+        ws.bigram_auroc(ws.open_model(tiny_gpt2), COUNTS)
+
+
+def test_a_checkpoint_without_tokens_says_so_before_counts_are_read(tmp_path: Path) -> None:
+    weights = gpt2_weights()
+    del weights["wte.weight"]
+    with pytest.raises(ws.CheckpointError, match="no token embedding in this checkpoint"):
+        ws.bigram_auroc(ws.open_model(write_checkpoint(tmp_path, weights)), tmp_path / "nowhere.npz")
+
+
+def test_a_result_is_short_in_words_and_a_table_in_a_notebook(embedded_auroc: BigramAuroc) -> None:
+    assert repr(embedded_auroc) == "BigramAuroc(embedded, layer 0: 8 heads, the best is head 6 with 0.80)"
+    assert str(embedded_auroc).splitlines()[1].split()[:2] == ["6", "0.805"]
+    assert "<table" in embedded_auroc._repr_html_()
+    assert embedded_auroc.ranked["head"][0] == 6
+    assert embedded_auroc.heads["head"].tolist() == list(range(8))
+
+
+def test_a_result_writes_what_the_command_writes(embedded_auroc: BigramAuroc, tmp_path: Path) -> None:
+    embedded_auroc.write(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()} - {".weightscope"}
+    assert names == {"heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "auroc.figure.csv"}
+    with (tmp_path / "heads.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["head"] for row in rows] == [str(head) for head in range(8)]
+    assert "Table 2" in (tmp_path / "report.html").read_text()
+
+
+def test_a_result_plots_a_figure(embedded_auroc: BigramAuroc) -> None:
+    (axis,) = embedded_auroc.plot().axes
+    assert axis.get_yticklabels()[0].get_text() == "head 6"
+
+
+@pytest.mark.check
+def test_nothing_is_said_unless_progress_is_asked_for() -> None:
+    """Bars come after two seconds, on a terminal; with no delay at all there would still be none."""
+    code = (
+        "import sys; sys.stderr.isatty = lambda: True\n"
+        "import weightscope.progress as p; p.DELAY = 0\n"
+        "import weightscope as ws; ws.bigram_auroc(ws.open_model('embedded'), progress={})"
+    )
+    silent, shown = (
+        subprocess.run([sys.executable, "-c", code.format(progress)], capture_output=True, text=True, check=True)
+        for progress in (False, True)
+    )
+    assert (silent.stdout, silent.stderr) == ("", "")
+    assert "sigma" in shown.stderr and "AUROC" in shown.stderr
+
+
+def test_the_papers_model_stands_beside_the_papers_numbers(embedded_auroc: BigramAuroc) -> None:
+    from dataclasses import replace
+
+    from weightscope.detok import paper
+    from weightscope.detok.page import auroc_sections
+    from weightscope.files import Files
+
+    (section,) = auroc_sections(Files(), replace(embedded_auroc, model="openai-community/gpt2@main"))
+    table = section.parts[1]
+    printed = dict(zip(table["head"].tolist(), table["auroc_printed"].tolist(), strict=True))
+    assert (printed[7], printed[5]) == (0.876, 0.286)
+    noted = dict(zip(table["head"].tolist(), table["auroc_by_frequency_noted"].tolist(), strict=True))
+    assert noted[7] == 0.865 and np.isnan(noted[5])
+    np.testing.assert_allclose(table["auroc_paper_differs"] + table["auroc_printed"], table["auroc_paper"])
+    assert paper.there([paper.HEAD_OF_FIG_3, 3, 7, 11], 8) == [7, 3]
+    (section,) = auroc_sections(Files(), embedded_auroc)
+    assert "auroc_printed" not in section.parts[1].table
+
+
+def test_the_mean_by_frequency_is_that_over_the_places_of_the_text(embedded_auroc: BigramAuroc) -> None:
+    """The authors' notes weight a token's AUROC by how often it occurs."""
+    counts = load_counts(COUNTS)
+    n = np.diff(counts.indptr)
+    places = np.repeat(np.repeat(np.arange(len(n)), n), counts.data)  # the current token of every place in text
+    for row, head in enumerate(embedded_auroc.heads["head"].tolist()):
+        mean = np.nanmean(embedded_auroc.auroc[head][places])
+        assert embedded_auroc.heads["auroc_by_frequency"][row] == pytest.approx(mean, abs=1e-9)
+    of_head = embedded_auroc.heads["auroc_by_frequency"]
+    assert of_head[[6, 5, 0]] == pytest.approx([0.763, 0.511, 0.497], abs=1e-3)
+
+
+def test_printed_ranks_stand_beside_ranks_by_sorting(embedded_auroc: BigramAuroc) -> None:
+    model = ws.open_model("embedded")
+    first, tokenizer = FirstLayer(model), load_tokenizer(model.source)
+    table = printed_ranks(first, tokenizer)
+    assert len(table) and "contradict each other" in table.caption
+    for head, token, previous, rank in zip(
+        *(table[name].tolist() for name in ("head", "token", "previous", "rank")), strict=True
+    ):
+        ids = single_tokens(tokenizer, [token, previous])
+        order = np.argsort(-first.token_scores(ids[token])[head], kind="stable")
+        assert order[rank - 1] == ids[previous]
+
+
+def test_the_printed_tables_are_the_papers() -> None:
+    """Every row of Tables 1 and 3 in the paper's text, with its rank."""
+    from weightscope.detok import paper
+
+    text = (shared("../papers") / "detokenization.md").read_text().replace("_", " ")
+    rows = re.findall(r"^(\d+)\t([^\t]+)\t([^\t]+) \((\d+)\)\t", text, re.MULTILINE)
+    printed = [(head, token, previous, n) for _, head, token, ranks in paper.RANKS for previous, n in ranks.items()]
+    assert sorted((int(head), token, previous, int(n)) for head, token, previous, n in rows) == sorted(printed)
+
+
+def test_a_token_that_follows_none_has_no_roc_curve(tiny_gpt2: Path, counts: Counts) -> None:
+    first = FirstLayer(ws.open_model(tiny_gpt2))
+    (token,) = roc_curves(first, counts, {"three": 3})
+    assert len(token.curves) == 4
+    with pytest.raises(ws.CheckpointError, match="'forty' follows no token in these counts"):
+        roc_curves(first, counts, {"forty": 40})

@@ -1,0 +1,182 @@
+"""Position curves: what is planted is found, and the real GPT-2 shows what the paper says of it."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import weightscope as ws
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.tiny_models import fixture
+from tests.support.weights import shared
+from weightscope.attention.factored import Factored
+from weightscope.cli import main
+from weightscope.detok.first_layer import FirstLayer
+from weightscope.detok.positions import (
+    in_runs,
+    near_mass,
+    position_numerators,
+    position_terms,
+    recency,
+    spread_over_tokens,
+    trends,
+)
+from weightscope.detok.sigma import sigma_statistics
+from weightscope.metrics.untrained import undertrained_rows
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.floats(-2, 2), st.floats(8, 150), st.floats(0.1, 10), st.floats(0, 6.28), st.floats(-100, 100))
+def test_a_planted_line_and_sinusoid_are_found(slope, period, amplitude, phase, offset) -> None:
+    j = np.arange(300)
+    curve = offset + slope * j + amplitude * np.sin(2 * np.pi * j / period + phase)
+    found = trends(curve[None])
+    assert found.period == pytest.approx(period, rel=0.06)
+    assert found.linear_share + found.sinusoid_share == pytest.approx(1, abs=0.02)
+
+
+@settings(deadline=None)
+@given(st.floats(-5, 5).filter(lambda slope: abs(slope) > 1e-3), st.floats(-50, 50))
+def test_a_line_alone_is_all_linear(slope, offset) -> None:
+    found = trends((offset + slope * np.arange(64.0))[None])
+    assert found.slope == pytest.approx(slope)
+    assert found.linear_share == pytest.approx(1)
+    assert found.sinusoid_share == pytest.approx(0, abs=1e-6)
+
+
+def test_a_constant_has_no_trend() -> None:
+    found = trends(np.full((1, 50), 3.7))
+    assert (found.slope, found.linear_share, found.sinusoid_share) == (0, 0, 0)
+    assert np.isnan(found.period)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-50, 50), min_size=2, max_size=40, unique=True))
+def test_recency_is_of_the_order_alone(scores) -> None:
+    curve = np.array(scores)
+    assert recency(curve) == pytest.approx(recency(curve.argsort().argsort().astype(float)))
+    assert recency(np.sort(curve)) == pytest.approx(1)
+    assert recency(-np.sort(curve)) == pytest.approx(-1)
+
+
+def test_near_mass_of_even_attention_is_its_share() -> None:
+    assert near_mass(np.full((3, 200), 1 / 200)) == pytest.approx(0.1)
+
+
+def test_bands_are_the_percentiles_over_tokens() -> None:
+    """Against the whole (position, token) table, for numerators of either sign."""
+    rng = np.random.default_rng(0)
+    tokens = rng.standard_normal((400, 8)).astype(np.float32)
+    positions = rng.standard_normal((20, 8)).astype(np.float32)
+    statistics = sigma_statistics(lambda: iter([(0, tokens)]), 400, positions, 1e-5)
+    numerator = rng.standard_normal(20)
+    table = numerator / np.sqrt((tokens[:, None] + positions).var(axis=-1) + 1e-5)  # (V, L)
+    curve = spread_over_tokens(numerator, statistics)
+    np.testing.assert_allclose(curve.mean, table.mean(axis=0), rtol=1e-4)
+    low, high = np.quantile(table, [0.025, 0.975], axis=0, method="nearest")
+    np.testing.assert_allclose(curve.low, low, rtol=2e-2)
+    np.testing.assert_allclose(curve.high, high, rtol=2e-2)
+    assert (curve.low <= curve.mean).all() and (curve.mean <= curve.high).all()
+
+
+def test_numerators_are_the_bilinear_and_linear_forms() -> None:
+    rng = np.random.default_rng(1)
+    qk = Factored(rng.standard_normal((12, 3)), rng.standard_normal((12, 3)))
+    bias, positions = rng.standard_normal(12), rng.standard_normal((30, 12))
+    t_p, t_pp = position_numerators(qk, bias, positions, 17)
+    np.testing.assert_allclose(t_p, [bias @ p for p in positions])
+    np.testing.assert_allclose(t_pp, [positions[17] @ qk.dense() @ p for p in positions])
+
+
+@pytest.mark.check
+def test_gpt2s_head_7_is_as_fig_3_shows_it() -> None:
+    """T^p rises with j, T^pp at 500 waves, and the last position was hardly ever trained."""
+    model = ws.open_model(shared("gpt2-attention"))
+    positions, head = model.positions, model.layer(0).head(7)
+    assert undertrained_rows(positions).tolist() == [1023]
+    t_p, t_pp = position_numerators(head.qk, head.qk_bias, positions, 500)
+    found = trends(np.stack([t_p[:501], t_pp[:501]]))
+    assert found.slope[0] > 0 and found.linear_share[0] > 0.9
+    assert found.sinusoid_share[1] > 0.8 and 300 < found.period[1] < 501
+    assert recency(t_p[:1023]) > 0.98
+
+
+def half_trained(folder: Path, trained: int) -> Path:
+    """A GPT-2 of whose 40 positions only the first were ever met."""
+    rng = np.random.default_rng(0)
+    weights = gpt2_weights(d=64, n_positions=40)
+    weights["wpe.weight"][trained:] = 0.02 * rng.standard_normal((40 - trained, 64))
+    return write_checkpoint(folder, weights, initializer_range=0.02)
+
+
+def test_an_untrained_query_position_is_warned_of_on_stderr_and_on_the_page(tmp_path: Path) -> None:
+    source, out = half_trained(tmp_path / "model", 15), tmp_path / "out"
+    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(out), "--query", "30"])
+    assert result.exit_code == 0, result.output
+    warning = "Query position 30 was hardly ever trained"
+    assert f"weightscope: {warning}" in result.stderr and "the last trained position is 14" in result.stderr
+    assert "25 positions hardly ever trained (15-39)" in result.stderr
+    assert warning in (out / "report.html").read_text()
+    assert np.load(out / "positions.npz")["undertrained"].tolist() == [*range(15, 40)]
+    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(out), "--query", "14"])
+    assert result.exit_code == 0 and "Query position" not in result.stderr + (out / "report.html").read_text()
+
+
+def test_too_few_trained_positions_for_a_trend_are_an_error_in_a_line(tmp_path: Path) -> None:
+    source = half_trained(tmp_path / "model", 10)
+    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(tmp_path / "out"), "--query", "7"])
+    assert result.exit_code == 0, result.output
+    weights = gpt2_weights(d=64, n_positions=40)
+    weights["wpe.weight"][[1, 2, 3, 4]] *= 1e-3
+    source = write_checkpoint(tmp_path / "early", weights)
+    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(tmp_path / "out"), "--query", "7"])
+    assert result.exit_code == 2
+    assert "only 4 of the positions up to 7 look trained, and a trend needs 8; untrained are 1-4" in result.stderr
+
+
+def test_indices_are_listed_in_runs() -> None:
+    assert in_runs(np.array([3, 191, 192, 193, 500])) == "3, 191-193, 500"
+    assert in_runs(np.arange(0, 99, 2)).endswith("22, ...")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("llama", "weightscope audit SOURCE --deltas 0,1,8`"), ("bloom", "model.layer(0).position_bias(delta)"),
+     ("t5_encoder", "model.layer(0).position_bias(delta)")],
+)  # fmt: skip
+def test_a_model_without_position_embeddings_is_told_what_to_use_instead(name: str, instead: str) -> None:
+    with pytest.raises(ws.CheckpointError, match=re.escape(instead)):
+        position_terms(FirstLayer(fixture(name).model))
+
+
+def test_the_command_prints_its_result_as_a_sentence(tmp_path: Path) -> None:
+    """The head named gives the nearest tenth of the positions the most attention."""
+    said = CliRunner().invoke(main, ["positions", "embedded", "--out", str(tmp_path)]).stdout.splitlines()[0]
+    near = position_terms(FirstLayer(ws.open_model("embedded"))).heads["near_mass"]
+    assert f"head {near.argmax()} gives {near.max():.0%} of its attention to the nearest tenth" in said
+
+
+def test_a_last_position_that_was_trained_less_is_told(embedded: ws.Model) -> None:
+    terms = position_terms(ws.first_layer(embedded))
+    before, last = np.abs(terms.t_p[:, -2:]).T
+    assert terms.cliff == pytest.approx(np.median(last / before)) and terms.cliff < 0.6
+    assert terms.cautions[0].startswith(
+        f"T^p of the last position, 255, is {terms.cliff:.2f} times that of position 254"
+    )
+    level = replace(terms, p_numerator=np.repeat(terms.p_numerator[:, :1], 256, axis=1), sigma=None)
+    assert level.cliff is None and level.cautions == ()
+
+
+def test_where_a_curve_falls_and_peaks_is_in_its_table(embedded: ws.Model) -> None:
+    terms = position_terms(ws.first_layer(embedded), query=100)
+    names = ("head", "t_p_lowest_at", "t_p_falling", "t_pp_highest_at")
+    for head, lowest, falling, highest in zip(*(terms.heads[name].tolist() for name in names), strict=True):
+        t_p, t_pp = terms.t_p[head, :101], terms.t_pp[head, :101]
+        assert t_p[lowest] == t_p.min() and t_pp[highest] == t_pp.max()
+        assert falling == pytest.approx(sum(b < a for a, b in pairwise(t_p)) / 100)

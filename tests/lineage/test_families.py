@@ -1,0 +1,63 @@
+"""Lineages of every family's stacks, and of checkpoints whose values are out of scale."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import weightscope as ws
+from tests.support.tiny_models import FIXTURES
+from weightscope.errors import CheckpointError
+from weightscope.lineage.sketches import fingerprint
+
+
+def changed(fixture: str, folder: Path, change) -> Path:
+    """A copy of a fixture whose floats are changed."""
+    shutil.copytree(FIXTURES / fixture, folder)
+    weights = load_file(folder / "model.safetensors")
+    floats = {name: w for name, w in weights.items() if w.dtype.kind == "f"}
+    save_file(weights | {name: change(w).astype(w.dtype) for name, w in floats.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("fixture", sorted(path.parent.name for path in FIXTURES.glob("*/model.safetensors")))
+def test_a_stack_is_its_own_and_no_stranger_is_accused(fixture, tmp_path):
+    """Read from weights and from a fingerprint's file; a stranger has the same sizes and scales."""
+    rng = np.random.default_rng(0)
+    stranger = changed(fixture, tmp_path / "stranger", lambda w: w.mean() + w.std() * rng.standard_normal(w.shape))
+    stacks = [name for name, stack in ws.open_model(FIXTURES / fixture).stacks.items() if not stack.refusal]
+    for tower in stacks:
+        model = ws.open_model(FIXTURES / fixture, tower=tower)
+        fingerprint(model).save(tmp_path / "kept.wsf")
+        found = ws.lineage(model, model)
+        assert (found.verdict, [kind.kind for kind in found.kinds]) == ("related", ["same bytes"]), tower
+        assert ws.lineage(model, tmp_path / "kept.wsf").verdict == "related", tower
+        assert ws.lineage(ws.open_model(stranger, tower=tower), model).verdict not in ("derived", "related"), tower
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30])
+def test_nothing_is_said_of_maps_that_are_zero(scale, tmp_path):
+    silent = changed("llama", tmp_path / "silent", lambda w: scale * w)
+    for pair in (silent, FIXTURES / "llama"), (FIXTURES / "llama", silent):
+        found = ws.lineage(*pair)
+        assert found.verdict == "undecided"
+        assert "most heads of silent are zero" in found.doubts[0]
+
+
+def test_maps_that_exceed_float32_are_refused(tmp_path):
+    large = changed("llama", tmp_path / "large", lambda w: 1e30 * w)
+    with pytest.raises(CheckpointError, match="layers 0-1: W_QK or W_VO of a head exceeds float32"):
+        ws.lineage(large, FIXTURES / "llama")
+
+
+def test_a_hybrid_whose_other_layers_changed_is_no_copy(tmp_path):
+    folder = tmp_path / "moved"
+    shutil.copytree(FIXTURES / "nemotron_h", folder)
+    weights = load_file(folder / "model.safetensors")
+    layers = ws.open_model(folder).attention_layers
+    other = [name for name in weights if ".layers." in name and not any(f".layers.{i}." in name for i in layers)]
+    assert other
+    save_file(weights | {name: 1.5 * weights[name] for name in other}, folder / "model.safetensors")
+    assert "same bytes" not in [kind.kind for kind in ws.lineage(folder, FIXTURES / "nemotron_h").kinds]

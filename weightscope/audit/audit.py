@@ -1,0 +1,456 @@
+"""An audit: every attention head of a checkpoint measured from the weights alone, and what stands out."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from weightscope.attention.layer import Layer
+from weightscope.audit.circuits import Roles, roles_of, with_roles
+from weightscope.audit.directions import HeadDirections, directions_of, how_many_read, with_tokens
+from weightscope.audit.findings import findings_of, positions_of
+from weightscope.audit.known import Entry, read_entries, unmatched, with_known
+from weightscope.audit.measure_layer import measure_layer
+from weightscope.audit.measures import UNSCALED, Arrays, MeasuredHeads
+from weightscope.audit.others import other_gains
+from weightscope.audit.reference import OWN, Reference, Standing
+from weightscope.audit.removed import Removed, removed_directions, removed_findings
+from weightscope.checkpoint import Checkpoint
+from weightscope.compute.cores import one_blas_thread
+from weightscope.compute.device import open_device
+from weightscope.errors import CheckpointError, counted, printable, sized, wholes
+from weightscope.files import HIDDEN, Files, OutputFolder
+from weightscope.findings import Findings
+from weightscope.model import Model, as_model
+from weightscope.progress import bar, progress_shown
+from weightscope.provenance import Provenance
+from weightscope.results import Result
+from weightscope.tables import Column, Table, as_json
+from weightscope.tensors.findings import beside_findings, tensor_findings
+from weightscope.tensors.measure import Everything, read_everything
+
+END = -1  # follows the last layer: what is read after the layers
+BASELINE = "findings.csv"  # in the folder of an earlier audit
+LONGEST_WINDOW = 131_072  # distances: each is rotated and summed by itself, and no model was trained on longer texts
+MOST_DELTAS = 256  # distances, each with spectra of its own for every head
+SUMMARY = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that summarise a checkpoint
+
+# What an audit writes. Figures: the function of figures.py that draws them, the file with their numbers, a description.
+FIGURES = {
+    "heads": ("head_maps", "heads.csv", "six measures of every head"),
+    "spectra": ("spectra", "spectra.csv", "singular values of every head"),
+    "depth": ("depth", "heads.csv", "measures by depth"),
+}
+TABLES: dict[str, Callable[["Audit"], Any]] = {
+    "heads.csv": lambda audit: audit.heads,
+    "percentiles.csv": lambda audit: audit.percentiles,
+    "findings.csv": lambda audit: audit.findings.table,
+    "spectra.npz": lambda audit: audit.measured.spectra(),
+    "findings.json": lambda audit: audit.findings.as_json(),
+    "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
+}
+RESULTS = (*TABLES, "report.html", "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """The options of an audit; see `audit`."""
+
+    layers: Sequence[int] | None = None
+    deltas: Sequence[int] = (0, 1)
+    window: int = 64
+    directions: int | None = None
+    device: str = "cpu"
+    all_tensors: bool = False
+    reference: str | Path | None = None
+    baseline: str | Path | None = None
+    accept: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        plain: dict[str, Any] = {
+            "layers": None if self.layers is None else wholes(self.layers, "layers"),
+            "deltas": wholes(self.deltas, "deltas"),
+        }
+        for name in ("reference", "baseline", "accept"):
+            plain[name] = None if getattr(self, name) is None else str(getattr(self, name))
+        for name, value in plain.items():  # values that compare, pickle and are written as JSON
+            object.__setattr__(self, name, value)
+        if self.layers == ():
+            raise CheckpointError("layers is empty: there is nothing to audit")
+        if not 1 <= self.window <= LONGEST_WINDOW:
+            raise CheckpointError(f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances")
+        if len(self.deltas) > MOST_DELTAS:
+            raise CheckpointError(f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured")
+        if self.directions is not None and self.directions < 0:
+            raise CheckpointError(f"directions is {self.directions}; it is how many to read")
+        if self.reference is not None:
+            Reference.load(self.reference)  # an unreadable one is refused before the work starts
+
+    def of_folder(self, name: str) -> "AuditOptions":
+        """Those of one audit of a list: its baseline is the folder of this name; none where only others have one."""
+        folder = Path(self.baseline or "")
+        if self.baseline is not None and (folder / name / BASELINE).is_file():
+            return replace(self, baseline=folder / name)
+        of_others = self.baseline is not None and any(folder.glob(f"*/{BASELINE}"))
+        return replace(self, baseline=None) if of_others and not (folder / BASELINE).is_file() else self
+
+    @property
+    def lists(self) -> dict[str, Path]:
+        """The files of known findings."""
+        lists = {"baseline": None if self.baseline is None else Path(self.baseline) / BASELINE}
+        lists["accept"] = None if self.accept is None else Path(self.accept)
+        return {name: path for name, path in lists.items() if path is not None}
+
+    def entries(self) -> dict[str, list[Entry]]:
+        """The known findings in each list; what somebody has accepted comes first."""
+        whys = {"accept": "accepted", "baseline": "in the baseline"}
+        entries = {name: read_entries(self.lists[name], why) for name, why in whys.items() if name in self.lists}
+        if self.baseline is not None and not OutputFolder(Path(self.baseline)).recorded(BASELINE):
+            problem = f"is not what {HIDDEN}/manifest.json beside it records; copy the whole folder of an audit"
+            problem += ", or give a list of your own as `accept`"
+            raise CheckpointError(problem, file=self.lists["baseline"])
+        return entries
+
+    def layers_of(self, model: Model) -> list[int]:
+        """The layers to measure."""
+        return list(model.attention_layers if self.layers is None else self.layers)
+
+
+def audit(
+    model: Model | str | Path,
+    layers: Sequence[int] | None = None,
+    deltas: Sequence[int] = (0, 1),
+    window: int = 64,
+    directions: int | None = None,
+    device: str = "cpu",
+    all_tensors: bool = False,
+    reference: str | Path | None = None,
+    progress: bool = False,
+    baseline: str | Path | None = None,
+    accept: str | Path | None = None,
+) -> "Audit":
+    """Measure every head, and report what stands out.
+
+    Memory grows with one layer's attention tensors, not with the model. Values that are not finite are not an error:
+    they make the measures of their heads NaN, and are a finding.
+
+    Parameters
+    ----------
+    model : Model, str or Path
+        A model, or what `open_model` opens.
+    layers : sequence of int, optional
+        Layers to measure; all that have attention by default.
+    deltas : sequence of int
+        Distances i - j at which a rotated W_QK is measured; 0 is always included.
+    window : int
+        Distances 0 .. window - 1 over which a rotated W_QK is averaged.
+    directions : int, optional
+        Singular directions of each map to read through the tokens; by default two where that takes seconds, else none.
+    device : {"cpu", "cuda"}
+        Where Gram matrices and other products of whole factors are computed.
+    all_tensors : bool
+        Also read every tensor of the checkpoint, attention or not; see `read_everything`.
+    reference : path, optional
+        Other checkpoints to compare the heads with, a file that `weightscope reference` wrote; by default the one that
+        comes with the package.
+    progress : bool
+        Show a bar.
+    baseline : path, optional
+        Folder of an earlier audit: its findings are marked as known, unless they are worse by a tenth.
+    accept : path, optional
+        A file of reviewed findings, also marked as known: findings.json or rows of findings.csv. Location cells may be
+        left empty to match everything; `reason` may say why.
+
+    Raises
+    ------
+    CheckpointError
+        An argument is invalid, a layer does not exist, or its tensors are missing or have the wrong shape.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> audit = ws.audit("embedded", directions=0)
+    >>> audit
+    Audit(embedded: 2 layers of 8 heads, 2 findings)
+    >>> audit.heads["qk_sigma1"].shape
+    (16,)
+    """
+    opened = as_model(model)
+    options = AuditOptions(layers, deltas, window, directions, device, all_tensors, reference, baseline, accept)
+    options.entries()  # read before the work starts
+    with progress_shown(progress):
+        indices = options.layers_of(opened)
+        steps = bar(pairwise((*indices, END)), "layers", "layer", total=len(indices))
+        measured = {index: measure_task(lambda: opened, index, options, following) for index, following in steps}
+        return conclude(opened, measured, options)
+
+
+def measure_task(
+    get_model: Callable[[], Model], index: int, options: AuditOptions, following: int | None = None
+) -> dict[str, np.ndarray]:
+    """The task that an audit consists of: read and measure one layer of one checkpoint.
+
+    Meanwhile, what follows it in this process is fetched from a server or disk: a layer, or at the END the embeddings.
+    """
+    model = get_model()
+    with one_blas_thread():
+        unchecked = model.unchecked()  # a copy, because a model caches its last layer
+        layer = unchecked.layer(index)
+        directions = how_many_read(model, options.layers_of(model), options.directions)
+        with fetching(model, following, tokens_read=bool(directions)):
+            measured = measured_layer(layer, measured_forms(model, options), options, directions)
+        return measured | {"broken": np.array(sorted(unchecked.checkpoint.noted or ()), dtype=str)}
+
+
+@contextmanager
+def fetching(model: Model, index: int | None, tokens_read: bool = False) -> Iterator[None]:
+    """Fetch a layer's tensors, or the embeddings, while the block runs; an error comes up when they are read."""
+    if index is None:
+        yield
+        return
+
+    def fetch(index: int) -> None:
+        with suppress(CheckpointError):
+            if index == END:
+                model.checkpoint.prefetch([*tensors_of_heads(model, (), tokens_read), *other_gains(model)])
+            else:
+                model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
+
+    thread = Thread(target=fetch, args=(index,), daemon=True)
+    thread.start()
+    yield
+    thread.join()
+
+
+def measured_layer(
+    layer: Layer, forms: Sequence[str], options: AuditOptions, directions: int = 0
+) -> dict[str, np.ndarray]:
+    """Everything that an audit keeps of a layer."""
+    between = layer.qk_forms(options.deltas, options.window)
+    return measure_layer(layer, {form: between[form] for form in forms}, open_device(options.device), directions)
+
+
+def measured_forms(model: Model, options: AuditOptions) -> list[str]:
+    """The forms of W_QK that are measured besides W_QK itself: those that differ from it in some layer of the model."""
+    rotations = [rotation for rotation in model.rotations.values() if rotation is not None]
+    if not rotations:
+        return []
+    partly = any(len(rotation.turning) < model.config.head_dim for rotation in rotations)
+    distances = [f"delta{delta}" for delta in options.deltas if delta]
+    return [*distances, f"mean{options.window}", *(["free", "turning"] if partly else [])]
+
+
+def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":
+    """The audit of layers that have been measured: findings, tokens along directions, roles, percentiles."""
+    unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
+    heads = MeasuredHeads(layers, model.config.d_model)
+    standing = Standing(model, heads, Reference.load(options.reference or OWN))
+    with one_blas_thread():
+        directions, notes = directions_of(unchecked, heads, options.directions)
+        findings = with_tokens(findings_of(unchecked, heads, standing), directions)
+        removed, undecided = removed_directions(unchecked, heads.layers.tolist(), options.all_tensors)
+        beside = beside_findings(model.checkpoint.beside)
+        findings = Findings([*findings, *removed_findings(unchecked, removed), *beside])
+    unread = f"The row of {model.unread}." if model.unread else ""
+    notes = (
+        model.checkpoint.note,
+        model.checkpoint.beside.sentence,
+        unread,
+        other_stacks(model),
+        *notes,
+        *undecided,
+        positions_of(unchecked)[1],
+    )
+    read = tensors_of_heads(unchecked, heads.layers.tolist())
+    roles = roles_of(model)
+    everything = read_everything(model.checkpoint) if options.all_tensors else None
+    if everything is None:
+        with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
+        coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")
+    else:
+        coverage = everything.lead
+        judged = [*read, *(m.name for finding in findings for m in finding.members if m.what == "tensor")]
+        zero = {m.name for finding in findings if finding.kind == "zero_tensor" for m in finding.members}
+        more = tensor_findings(everything, judged, model.config.get("pad_token_id"))
+        unsaid = (f for f in more if f.kind != "zero_tensor" or {m.name for m in f.members} - zero)
+        findings = Findings([*findings, *unsaid])
+    lists = options.entries()
+    findings, left = with_known(with_roles(findings, roles), [entry for entries in lists.values() for entry in entries])
+    unused = set(map(id, left))
+    for name, entries in lists.items():
+        notes = (*notes, unmatched(str(options.lists[name]), [entry for entry in entries if id(entry) in unused]))
+    return Audit(
+        name=model.name,
+        family=model.family.called,
+        d_model=model.config.d_model,
+        measured=heads,
+        findings=findings,
+        directions=directions,
+        notes=tuple(filter(None, notes)),
+        standing=standing,
+        removed=removed,
+        coverage=coverage,
+        everything=everything,
+        roles=roles,
+        provenance=Provenance.of(model.checkpoint),
+    )
+
+
+def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = False) -> list[str]:
+    """Names of the tensors that are read to measure the heads of these layers and the embeddings."""
+    tensors = [tensor for index in layers for tensor in model.attention_tensors(index)]
+    tensors += [*model.embedding_tensors, *(model.output_tensors.values() if tokens_read else ())]
+    return list(dict.fromkeys(tensor.name for tensor in tensors))
+
+
+def other_stacks(model: Model) -> str:
+    """The other attention stacks of a checkpoint, in a sentence; empty where there are none."""
+    others = {name: stack for name, stack in model.stacks.items() if not model.is_read(stack)}
+    names = [name + " (not read)" * bool(stack.refusal) for name, stack in others.items()]
+    return f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}." if names else ""
+
+
+def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str = "") -> str:
+    """How much of the checkpoint was read, in a sentence; empty where it was everything."""
+    if len(names) == len(checkpoint):
+        return ""
+    share = f"{sized(checkpoint.bytes_to_read(names))} of {sized(checkpoint.nbytes)}"
+    return (
+        f"Attention only: {len(names)} of {len(checkpoint)} tensors were read ({share}{included}); "
+        "`weightscope audit --all` and `compare --all` read every tensor."
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Audit(Result):
+    """The result of an audit. A notebook shows it as a table, `print` as the command does.
+
+    Attributes
+    ----------
+    name, family : str
+        Of the checkpoint.
+    d_model : int
+    measured : MeasuredHeads
+        Measures by layer and head, and the spectra.
+    findings : Findings
+        A list, the most severe first.
+    directions : list of HeadDirections
+        The tokens along every head's first singular directions; empty where they were not computed.
+    notes : tuple of str
+        What was left out, and why, in sentences.
+    standing : Standing
+        Percentiles of the heads among those of other checkpoints.
+    removed : list of Removed
+        Directions that were removed from what layers write or read.
+    coverage : str
+        How much of the checkpoint was read, in a sentence.
+    everything : Everything or None
+        All tensors, attention or not, with `all_tensors`.
+    roles : dict of str
+        Names of heads for what they do, by layer and head; see `roles_of`.
+    provenance : Provenance
+        What was read, by which command and version, and when.
+    """
+
+    FIGURE, PAGE = "audit.figures:audit_figure", "audit.page:write_audit_page"
+    TABLES, FILES = TABLES, RESULTS
+
+    name: str
+    family: str
+    d_model: int
+    measured: MeasuredHeads
+    findings: Findings
+    directions: list[HeadDirections]
+    notes: tuple[str, ...]
+    standing: Standing
+    removed: list[Removed] = field(default_factory=list)
+    coverage: str = ""
+    everything: Everything | None = None
+    roles: Roles = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
+
+    @property
+    def heads(self) -> Table:
+        """One row per head: layer, head, kv_head, and every measure; its csv() is heads.csv."""
+        return self.measured.table
+
+    @property
+    def percentiles(self) -> Table:
+        """One row per head: its percentile in each measure among the heads of other checkpoints; see `Reference`."""
+        return self.standing.table
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What the numbers leave out of the heads' scores."""
+        return self.measured.caveats
+
+    @property
+    def lead(self) -> str:
+        """What was measured, found and left out, in a few sentences."""
+        heads = self.measured
+        n_kv = int(self.heads["kv_head"].max()) + 1
+        kv = f", {n_kv} key-value heads" if n_kv != heads.n_heads else ""
+        routes = [*self.heads["qk_route"], *self.heads["vo_route"]]
+        by_qr = f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route." if "qr" in routes else ""
+        sentences = [f"{self.family}, {self._sizes}{kv}, width {self.d_model}.", self.coverage]
+        return " ".join(filter(None, [*sentences, self.findings.headline, by_qr, *self.notes]))
+
+    @property
+    def _sizes(self) -> str:
+        return f"{counted(len(self.measured.layers), 'layer')} of {counted(self.measured.n_heads, 'head')}"
+
+    def __repr__(self) -> str:
+        return f"Audit({printable(self.name)}: {self._sizes}, {counted(len(self.findings), 'finding')})"
+
+    def __str__(self) -> str:
+        caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]
+        findings = [repr(self.findings)] if self.findings else []
+        return "\n".join(
+            [self.lead, *findings, self.ranges().text(), f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}", *caveats]
+        )
+
+    def ranges(self) -> Table:
+        """The spread of the heads in the measures that summarise a checkpoint."""
+        rows = []
+        for measure in self.measured.measures:
+            values = self.heads[measure.name]
+            if measure.name in SUMMARY and np.isfinite(values).any():
+                rows.append((measure.label, *np.percentile(values[np.isfinite(values)], (5, 50, 95))))
+        return Table.of_rows(["measure", *(Column(name, format=".3g") for name in ("5 %", "median", "95 %"))], rows)
+
+    def summary(self) -> dict[str, str | int | float]:
+        """The checkpoint as one row of numbers: its sizes, the number of findings, medians over its heads."""
+        medians = {name: self.heads[name][np.isfinite(self.heads[name])] for name in SUMMARY}
+        return {
+            "family": self.family,
+            "layers": len(self.measured.layers),
+            "heads": self.measured.n_heads,
+            "d_model": self.d_model,
+            "findings": len(self.findings),
+            **{f"{severity}s": count for severity, count in self.findings.severities.items()},
+            "known": sum(bool(finding.known) for finding in self.findings),
+            **{name: float(np.median(known)) if len(known) else np.nan for name, known in medians.items()},
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole result as `weightscope audit --json` prints it; NaN as null."""
+        texts = {name: getattr(self, name) for name in ("name", "caveats", "notes", "coverage")}
+        tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
+        result = {"summary": self.summary(), "findings": self.findings.as_json(), "heads": self.heads.records()}
+        return dict(as_json(self.provenance.envelope(self.lead) | texts | tensors | result))
+
+    def shown(self) -> list[Any]:
+        """Findings, and the measures of every head that the maps show."""
+        mapped = [measure.name for measure in self.measured.measures if measure.scale]
+        return [self.findings, self.heads.select("layer", "head", *mapped)]
+
+    def write_tables(self, files: Files) -> None:
+        """Write the tables: heads, percentiles, findings and spectra; directions and all tensors if they were read."""
+        super().write_tables(files)
+        if self.everything is not None:
+            self.everything.write(files)

@@ -1,0 +1,342 @@
+"""Find directions that were removed from what layers write into the stream or read from it, in one checkpoint.
+
+Sets of layers are judged by the sum of their Gram matrices (`metrics.least_directions`): runs of layers, all layers,
+and layers anywhere whose own least directions agree. A set that stands out is then judged again by its energies.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, prod, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.architectures.layouts import conv1d_crossing, conv1d_fused
+from weightscope.audit.directions import TOKENS_IN_FINDING, token_rows
+from weightscope.checkpoint import Tensor
+from weightscope.compute.cores import in_threads
+from weightscope.compute.half import Half
+from weightscope.errors import CheckpointError, printable
+from weightscope.findings import Finding, Member, indexed
+from weightscope.metrics.least_directions import NARROW, RANKS, Least, agreeing, choices, gap_scores, least_of, summed
+from weightscope.model import Model
+from weightscope.progress import phase
+from weightscope.text.tokenizer import token_names, tokenizer_at_hand
+
+# -log10 of a probability, for sides that write or read: layers learn to ignore some directions (docs/audit.md).
+FOUND = {True: 2.0, False: 4.0}
+LOOKED_AT = 1.0  # sets of layers that score less are not judged again
+RUN = 0.4  # share of the layers: a run this long has to be found
+KEPT = 128 << 20  # bytes of Gram matrices kept; those of wider streams are summed, one run of layers at a time
+WIDEST = 8192  # dimensions; a wider Gram matrix exceeds a quarter of a gigabyte
+ROWS = 2  # times the width: rows of a run that are read in a wide stream
+STRIP = 512  # columns of a Gram matrix that are computed at a time
+ENOUGH = 1.5  # times the width: rows that a set of layers needs
+LEFT = 0.25  # of a layer's mean energy: below it, the direction counts as removed from the layer
+PARALLEL = 0.7  # cosine above which two directions are one finding
+STEPS_OF_ERROR = 1.7  # rounding to b bits leaves errors with about this many times 4^-b of the energy
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A tensor that writes into the stream or reads from it; `axis` is the stream's axis."""
+
+    tensor: Tensor
+    axis: int
+
+    @property
+    def width(self) -> int:
+        """d, the width of the stream."""
+        return self.tensor.shape[self.axis]
+
+    def rows(self, most: float = np.inf) -> np.ndarray:
+        """Rows (n, d), evenly thinned to about `most`."""
+        stored = self.tensor.weights()
+        oriented = stored if self.axis else stored.T
+        step = max(1, ceil(oriented.shape[0] / most))
+        part = oriented[::step]
+        return np.asarray(part, np.float32) if isinstance(part, Half) else part.astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True)
+class Side:
+    """All matrices of one kind, by layer."""
+
+    what: str  # in words
+    writes: bool
+    layers: dict[int, list[Matrix]]
+
+    @property
+    def bits(self) -> float:
+        """Stored bits per weight."""
+        tensors = [matrix.tensor for matrices in self.layers.values() for matrix in matrices]
+        return 8 * sum(t.nbytes for t in tensors) / max(1, sum(prod(t.shape) for t in tensors))
+
+    def rows(self, layer: int) -> int:
+        """How many rows a layer has."""
+        return sum(matrix.tensor.shape[1 - matrix.axis] for matrix in self.layers[layer])
+
+    def gram(self, layer: int) -> np.ndarray:
+        """The Gram matrix of a layer, with trace one; zero if a weight is not finite."""
+        width = self.layers[layer][0].width
+        total = np.zeros((width, width), np.float32)
+        self.add(total, layer)
+        return total
+
+    def add(self, total: np.ndarray, layer: int, most: float = np.inf, *, wide: bool = False) -> None:
+        """Add it to a sum (d, d), from about `most` rows; nothing if a weight is not finite. `wide`: in threads."""
+        parts = [matrix.rows(most / len(self.layers[layer])) for matrix in self.layers[layer]]
+        squares = sum(float(np.einsum("nd,nd->", rows, rows, dtype=np.float64)) for rows in parts)
+        if not 0 < squares < np.inf:  # nor NaN
+            return
+        starts = range(0, len(total), STRIP)
+        for rows in parts:
+            rows = rows / np.float32(sqrt(squares))
+
+            def add(start: int, rows: np.ndarray = rows) -> None:  # the lower half, a few columns at a time
+                strip = slice(start, start + STRIP)
+                total[start:, strip] += rows[:, start:].T @ rows[:, strip]
+
+            for _ in in_threads(add, starts) if wide else map(add, starts):
+                pass
+        for start in starts:
+            strip, rest = slice(start, start + STRIP), slice(start + STRIP, None)
+            total[strip, rest] = total[rest, strip].T
+
+    def energy(self, layer: int, directions: np.ndarray) -> float:
+        """A layer's energy along directions (d, k), over its mean along one; infinite if unknown."""
+        along = total = 0.0
+        for matrix in self.layers[layer]:
+            rows = matrix.rows()
+            along += float(((rows @ directions.astype(np.float32)) ** 2).sum(dtype=np.float64)) / directions.shape[1]
+            total += float(np.einsum("nd,nd->", rows, rows, dtype=np.float64)) / rows.shape[1]
+        return along / total if np.isfinite(along) and total > 0 else np.inf
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Directions that were removed from some layers."""
+
+    side: Side
+    least: Least
+    score: float  # -log10 of the probability of such a gap among random ones
+    energies: dict[int, float]  # by layer, of its mean energy along a direction
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers from which they were removed."""
+        return [layer for layer, energy in self.energies.items() if energy <= LEFT]
+
+    @property
+    def left(self) -> float:
+        """What is left of the layers' size along a direction, as a share."""
+        return sqrt(float(np.mean([self.energies[layer] for layer in self.layers])))
+
+
+def removed_directions(
+    model: Model, layers: Sequence[int], everything: bool = False
+) -> tuple[list[Removed], tuple[str, ...]]:
+    """Directions that were removed, and a note for each undecided side; weights that are not finite are ignored.
+
+    Always judges what attention writes in these layers; `everything` adds what networks write and what both read.
+    """
+    removed: list[Removed] = []
+    notes = []
+    with phase("looking for removed directions"), np.errstate(over="ignore", invalid="ignore"):
+        for side in sides(model, layers, everything):
+            if not (why := _undecided(model, side)):
+                try:
+                    more, why, _ = judge(side, model.config.d_model, centred_norms(model))
+                    removed += more
+                except CheckpointError as error:  # a format that cannot be decoded
+                    why = str(error)
+            if why:
+                notes.append(f"Whether a direction was removed from {side.what} cannot be told: {why}.")
+    return removed, tuple(notes)
+
+
+def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Side]:
+    """What writes into the stream and what reads from it, as far as the row knows."""
+    mlp, d = model.family.mlp, model.config.d_model
+    conv1d = model.family.layout in (conv1d_fused, conv1d_crossing)
+
+    def matrices(index: int, modules: Iterable[str], axis: int) -> list[Matrix]:
+        stem = model.stem(index)
+        names = (f"{stem}{module}.weight" for module in dict.fromkeys(modules) if module)
+        tensors = [model.checkpoint[name] for name in names if name in model.checkpoint]
+        return [Matrix(t, axis) for t in tensors if len(t.shape) == 2 and t.shape[axis] == d]
+
+    def side(what: str, writes: bool, modules: Sequence[str], transposed: bool) -> Side:
+        axis = int(writes == transposed)
+        by_layer = {i: matrices(i, modules, axis) for i in layers}
+        return Side(what, writes, {i: of_layer for i, of_layer in by_layer.items() if of_layer})
+
+    row = model.family
+    yield side("what attention writes (W_O)", True, (row.output,), conv1d)
+    if everything:
+        yield side("what attention reads (W_Q, W_K, W_V)", False, (row.query, row.key, row.value), conv1d)
+        if mlp is not None:
+            yield side("what feed-forward networks write", True, (mlp.down,), mlp.transposed)
+            yield side("what feed-forward networks read", False, (mlp.up, mlp.gate), mlp.transposed)
+
+
+def _undecided(model: Model, side: Side) -> str:
+    """Why a side cannot be judged, whatever its weights; empty if it can."""
+    d = model.config.d_model
+    if len(side.layers) < 2:
+        return "fewer than two of these layers are in the file"
+    if not NARROW <= d <= WIDEST:
+        return f"the stream has {d:,} dimensions; only {NARROW} to {WIDEST:,} can be judged"
+    if sum(map(side.rows, side.layers)) < ENOUGH * d:
+        return "all layers together have too few rows for the width of the stream"
+    return ""
+
+
+def _too_coarse(side: Side, sets: Sequence[Least]) -> str:
+    """Why a direction that was removed wholly would not stand out from these spectra; or empty."""
+
+    def score(left: float) -> float:
+        spectra = (np.sort(np.concatenate([[left], least.eigenvalues[:-1]])) for least in sets)
+        return min(float(gap_scores(spectrum)[:RANKS].max()) for spectrum in spectra)
+
+    if score(STEPS_OF_ERROR * 4.0 ** -int(side.bits)) >= FOUND[side.writes]:
+        return ""
+    if score(0.0) >= FOUND[side.writes]:
+        return f"rounding to {side.bits:.2g} bits leaves more along any direction than a removal would"
+    use = "write next to nothing along" if side.writes else "hardly read"
+    return f"layers {use} so many directions that one more would not stand out"
+
+
+def runs(n_layers: int) -> list[tuple[int, ...]]:
+    """Runs of layers, by place, such that any run of `RUN` of them contains one; and all layers."""
+    run, step = ceil(RUN * n_layers), max(1, n_layers // 6)
+    width = max(2, run - step + 1)
+    starts = dict.fromkeys((*range(0, n_layers - width + 1, step), max(0, n_layers - width)))
+    return list(dict.fromkeys((*(tuple(range(a, min(a + width, n_layers))) for a in starts), tuple(range(n_layers)))))
+
+
+def groups(n_layers: int) -> list[tuple[int, ...]]:
+    """The same if Gram matrices are not kept: runs that do not overlap."""
+    width = max(1, (ceil(RUN * n_layers) + 1) // 2)
+    cuts = [*range(0, n_layers - width + 1, width), n_layers]
+    return [tuple(range(a, b)) for a, b in pairwise(cuts)]
+
+
+def centred_norms(model: Model) -> bool:
+    """Whether a norm that reads the stream subtracts its mean."""
+    row = model.family
+    of_network = None if row.mlp is None else row.mlp.norm
+    norms = (*(row.norm_of(i) for i in model.attention_layers), row.closing, of_network)
+    return any(norm is not None and norm.centred for norm in norms)
+
+
+class Judged(NamedTuple):
+    """The result for one side."""
+
+    removed: list[Removed]
+    why: str  # why it is undecided; empty if it is decided
+    score: float  # of the set that stands out most
+
+
+def judge(side: Side, d: int, centred: bool) -> Judged:
+    """The directions of one side that stand out, in a stream of width d; `centred` if norms are."""
+    layers, limit = list(side.layers), FOUND[side.writes]
+    kept: list[np.ndarray] = []
+
+    def pooled(places: Sequence[int]) -> np.ndarray:
+        if kept:
+            return summed([kept[place] for place in places])
+        total = np.zeros((d, d), np.float32)
+        for place in places:
+            side.add(total, layers[place], ROWS * d / len(places), wide=True)
+        return total
+
+    def least_in(places: tuple[int, ...]) -> Least | None:
+        if sum(side.rows(layers[place]) for place in places) < ENOUGH * d:
+            return None
+        gram = pooled(places)
+        return least_of(gram, centred) if gram.any() else None
+
+    narrow = 4 * d * d * len(layers) <= KEPT
+    if narrow:
+        kept += in_threads(side.gram, layers)
+    usable = [bool(gram.any()) for gram in kept]
+    sets = [places for places in (runs if narrow else groups)(len(layers)) if all(usable[i] for i in places if kept)]
+    sets += agreeing(kept, centred) if narrow and all(usable) else []
+    candidates = zip(in_threads(least_in, sets) if narrow else map(least_in, sets), sets, strict=True)
+    scored = [(least, least.score - _paid(places, len(layers))) for least, places in candidates if least is not None]
+    if not scored:
+        return Judged([], "no run of layers has enough finite rows for the width of the stream", 0.0)
+    removed: list[Removed] = []
+    most = max(score for _, score in scored)
+    for candidate, score in sorted(scored, key=lambda pair: -pair[1]):
+        if score < LOOKED_AT or any(_same(earlier.least, candidate) for earlier in removed):
+            continue
+        energies = {layer: side.energy(layer, candidate.directions) for layer in layers}
+        chosen = tuple(place for place, layer in enumerate(layers) if energies[layer] <= LEFT)
+        again = least_in(chosen) if len(chosen) > 1 else None
+        if again is not None and again.score - _paid(chosen, len(layers)) >= limit:
+            candidate, score = again, max(score, again.score - _paid(chosen, len(layers)))
+            energies = {layer: side.energy(layer, candidate.directions) for layer in layers}
+        most = max(most, score)
+        judged = Removed(side, candidate, score, energies)
+        new = not any(_same(earlier.least, candidate) for earlier in removed)
+        if score >= limit and len(judged.layers) > 1 and new:
+            removed.append(judged)
+    return Judged(removed, "" if removed else _too_coarse(side, [least for least, _ in scored]), most)
+
+
+def _paid(places: Sequence[int], of: int) -> float:
+    """What it costs to have chosen a set of layers by what they share; runs were not chosen."""
+    return 0.0 if places[-1] - places[0] + 1 == len(places) else choices(len(places), of)
+
+
+def _same(a: Least, b: Least) -> bool:
+    """Whether two sets of directions share one."""
+    return float(np.linalg.norm(a.directions.T @ b.directions, 2)) >= PARALLEL
+
+
+def removed_findings(model: Model, removed: Sequence[Removed]) -> list[Finding]:
+    """One finding for each set of directions that was removed."""
+    return [_finding(each, tokens) for each, tokens in zip(removed, _tokens(model, removed), strict=True)]
+
+
+def _finding(removed: Removed, tokens: str) -> Finding:
+    k, side = removed.least.directions.shape[1], removed.side
+    which, it = ("One direction was", "it") if k == 1 else (f"{k} directions were", "them")
+    usual = [
+        energy for layer, energy in removed.energies.items() if layer not in removed.layers and np.isfinite(energy)
+    ]
+    sizes = {layer: sqrt(removed.energies[layer]) for layer in removed.layers}
+    tensors = [
+        Member("tensor", None, layer=layer, name=matrix.tensor.name, number=size)
+        for layer, size in sizes.items()
+        for matrix in side.layers[layer]
+    ]
+    text = (
+        f"{which} removed from {side.what} in {indexed('layer', removed.layers)}: the size along {it} is "
+        f"{removed.left:.2g} of the mean over directions (probability of such a gap among random ones: "
+        f"{10**-removed.score:.0e}){tokens}."
+    )
+    return Finding(
+        kind="removed_direction", measure="size_left_along_it", number=removed.left,
+        usual=sqrt(float(np.median(usual))) if usual else 1.0, text=text,
+        members=(*(Member("layer", layer, number=size) for layer, size in sizes.items()), *tensors),
+    )  # fmt: skip
+
+
+def _tokens(model: Model, removed: Sequence[Removed]) -> list[str]:
+    """The tokens along each set of directions, as the end of a sentence; empty if the checkpoint has none."""
+    read, written, _ = token_rows(model) if removed else (None, None, "")
+    names = token_names(tokenizer_at_hand(model)) if removed else repr
+    endings = []
+    for each in removed:
+        rows = written if each.side.writes else read
+        if rows is None:
+            endings.append("")
+            continue
+        poles = rows.nearest([each.least.directions])[0]
+        named = [[repr(printable(names(int(row)))) for row in pole.rows[:TOKENS_IN_FINDING]] for pole in poles]
+        endings.append(f"; along it: {'; against it: '.join(', '.join(tokens) for tokens in named if tokens)}")
+    return endings

@@ -1,0 +1,1 @@
+"""What changed between two checkpoints: tensors, heads, layers, wiring and settings."""

@@ -1,0 +1,235 @@
+"""The circuits of one checkpoint: wiring, names of heads, and the strongest edges."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from weightscope.circuits.channels import edges_table
+from weightscope.circuits.names import GIVEN, HeadRoles, head_roles, roles_table
+from weightscope.circuits.passes import GetModel, wiring
+from weightscope.circuits.wiring import Wiring, strongest
+from weightscope.engine import Engine
+from weightscope.errors import CheckpointError, wholes
+from weightscope.files import Files
+from weightscope.model import Model, as_model
+from weightscope.provenance import Provenance
+from weightscope.results import Result
+from weightscope.tables import Column, Table
+
+TOP = 20
+READS = {"q": "queries", "k": "keys", "v": "values"}
+POST_NORM = (
+    "the norms between two layers: what a head writes is centred and scaled by them on its way; spaces are compared as "
+    "they are"
+)
+PARALLEL = (
+    "attention and feed-forward network of a layer read the same stream: what a head writes passes no network before "
+    "the next layer's heads"
+)
+ESTIMATED = (
+    "exact values of pairs that cannot be among the strongest: in a model of this size theirs are estimates from "
+    "sketches, off by some 10 %, and so are the roles that rest on wiring (exact_o* in wiring.npz says which)"
+)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What the heads did in a run, and how well the names agree."""
+
+    heads: Table  # measured.csv: one row per head, what it did
+    table: Table  # accuracy.csv: one row per score
+    text: str  # What it was measured on
+
+
+@dataclass(frozen=True, eq=False)
+class Circuits(Result):
+    """The circuits of one checkpoint.
+
+    Attributes
+    ----------
+    name : str
+        Of the checkpoint.
+    wiring : Wiring
+    roles : HeadRoles
+    heads : Table
+        One row per head: its name and every score.
+    edges : Table
+        The strongest pairs of each kind by either measure, ranked.
+    caveats : tuple of str
+    accuracy : Accuracy or None
+        How the names hold when the model is run, if that was asked for.
+    provenance : Provenance
+        What was read, by which command and version, and when.
+    """
+
+    FIGURE, PAGE = "circuits.figures:diagram", "circuits.page:write_report"
+
+    name: str
+    wiring: Wiring
+    roles: HeadRoles
+    heads: Table
+    edges: Table
+    caveats: tuple[str, ...]
+    accuracy: Accuracy | None = None
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
+
+    def write_tables(self, files: Files) -> None:
+        """Write wiring.npz, edges.csv and roles.csv; measured.csv and accuracy.csv if the model was run."""
+        self.wiring.write(files)
+        files.table("edges.csv", self.edges)
+        files.table("roles.csv", self.heads)
+        if self.accuracy is not None:
+            files.table("measured.csv", self.accuracy.heads)
+            files.table("accuracy.csv", self.accuracy.table)
+
+    @cached_property
+    def named(self) -> dict[str, list[str]]:
+        """Heads as layer.head under each name."""
+        heads_by_role: dict[str, list[str]] = {}
+        for layer, head, role in zip(self.heads["layer"], self.heads["head"], self.heads["role"], strict=True):
+            if role:
+                heads_by_role.setdefault(role, []).append(f"{layer}.{head}")
+        return heads_by_role
+
+    @property
+    def n_named(self) -> int:
+        """How many heads have a name."""
+        return sum(map(len, self.named.values()))
+
+    def scores_of(self, role: str) -> list[str]:
+        """The score of each head with this name, in the order of `named`, as text."""
+        heads = self.heads.where(self.heads["role"] == role)
+        return [f"{score:.2f}" for score in heads[GIVEN[role].score]]
+
+    @property
+    def named_heads(self) -> Table:
+        """The named heads, with the scores that this checkpoint allows; `heads` has their intervals too."""
+        kept = [
+            column
+            for column in self.heads.columns
+            if column.values.dtype.kind != "f" or np.isfinite(column.values).any()
+            if not column.name.endswith(("_low", "_high"))
+            if column.name != "kv_head" or self.wiring.shared > 1
+        ]
+        return Table(kept).where(self.heads["role"] != "")
+
+    @property
+    def strongest_edges(self) -> Table:
+        """The strongest pairs of all kinds by PK, in the columns to read first; `edges` has the rest."""
+        edges = self.edges.where(self.edges["ranked_by"] == "pk").sorted_by("pk_z", descending=True)
+        edges = edges.take(range(min(len(edges), TOP)))
+        place = {int(layer): i for i, layer in enumerate(self.wiring.layers)}
+        writers = zip(edges["from_layer"], edges["from_head"], strict=True)
+        readers = zip(edges["kind"], _called(edges, "to"), strict=True)
+        written = [int(self.wiring.rank["o"][place[int(layer)], int(head)]) for layer, head in writers]
+        return Table(
+            [
+                Column("from", _called(edges, "from"), symbol="what this head writes"),
+                Column("to", [f"{READS[kind]} of {head}" for kind, head in readers], symbol="is read by"),
+                replace(edges.column("pk"), symbol="dimensions shared", format=".1f"),
+                Column("of", written, symbol="of"),
+                replace(edges.column("pk_random"), symbol="random spaces share", format=".1f"),
+                replace(edges.column("pk_z"), symbol="standard deviations above them", format=".1f"),
+            ]
+        )  # fmt: skip
+
+    @property
+    def lead(self) -> str:
+        """How many heads have a name, and the strongest link by keys, in a sentence or two."""
+        layers = self.wiring.layers
+        sentence = (
+            f"{len(self.heads)} heads in {len(layers)} layers, {self.n_named} of them named from the weights alone."
+        )
+        best = strongest(self.wiring, "k", "pk", 1)
+        if not best:
+            return sentence
+        edge = best[0]
+        a, b = f"{layers[edge.i]}.{edge.a}", f"{layers[edge.j]}.{edge.b}"
+        pk, r = self.wiring.pk["k"][edge.pair], self.wiring.rank["o"][edge.i, edge.a]
+        random = self.wiring.random_pk("k").mean[edge.pair]
+        return (
+            f"{sentence} The keys of {b} read most of what another head writes: {pk:.1f} of the {r} dimensions of {a} "
+            f"(random spaces: {random:.1f})."
+        )
+
+    def __repr__(self) -> str:
+        return f"Circuits({self.name}: {len(self.heads)} heads, {self.n_named} named)"
+
+    def shown(self) -> list[Table]:
+        """Heads with a name, and the strongest edges."""
+        return [self.named_heads, self.strongest_edges]
+
+    def _repr_png_(self) -> bytes:
+        return bytes(self.plot()._repr_png_())
+
+
+def _called(edges: Table, side: str) -> list[str]:
+    """Layer, head and name of the heads on one side of the edges, "from" or "to"."""
+    parts = (edges[f"{side}_{part}"] for part in ("layer", "head", "role"))
+    return [f"{layer}.{head}" + f", {role}" * bool(role) for layer, head, role in zip(*parts, strict=True)]
+
+
+def circuits(
+    model: Model | str | Path,
+    layers: Sequence[int] | None = None,
+    top: int = TOP,
+    device: str = "cpu",
+    counts: str | Path | None = None,
+    engine: Engine | None = None,
+    on_worker: GetModel | None = None,
+) -> Circuits:
+    """Name every head and find which heads talk to each other, from the weights alone.
+
+    Parameters
+    ----------
+    model : Model, str or Path
+        A model, or what `open_model` opens.
+    layers : sequence of int, optional
+        Heads of these layers only; all that are attention by default.
+    top : int
+        Edges of each kind, by each of the two measures.
+    device : {"cpu", "cuda"}
+        Where the products are computed.
+    counts : str or Path, optional
+        Bigram counts (`weightscope bigrams`), by which heads of the first layer can be named detokenization heads.
+    engine : Engine, optional
+        Where tasks run; in this process if not given.
+    on_worker : function returning the model, optional
+        For an engine outside this process.
+
+    Raises
+    ------
+    CheckpointError
+        A layer is no attention layer, or tensors are missing or broken.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> found = ws.circuits(ws.open_model("embedded"))
+    >>> found
+    Circuits(embedded: 16 heads, 0 named)
+    >>> found.wiring.pk["k"].shape
+    (2, 8, 2, 8)
+    """
+    model, layers = as_model(model), None if layers is None else wholes(layers, "layers")
+    for layer in layers or ():
+        if layer not in model.attention_layers:
+            model.layer(layer)  # says why not
+            raise CheckpointError(f"no attention layer {layer}", file=model.name)
+    wired = wiring(model, layers, device, top, engine, on_worker)
+    roles = head_roles(model, wired, counts)
+    caveats = list(model.layer(model.attention_layers[-1]).caveats)
+    caveats += [POST_NORM] * (model.family.closing is not None) + [PARALLEL] * model.family.parallel
+    if roles.lacking:
+        caveats.append(f"scores by tokens ({roles.lacking}); heads are named by their wiring alone")
+    if not all(wired.exact[kind][np.isfinite(wired.pk[kind])].all() for kind in wired.pk):
+        caveats.append(ESTIMATED)
+    if wired.left:
+        caveats.append(f"exact values of {wired.left:,} more pairs that may be among the strongest: too many are alike")
+    return Circuits(
+        model.title, wired, roles, roles_table(wired, roles), edges_table(model, wired, roles, top), tuple(caveats),
+        provenance=Provenance.of(model.checkpoint),
+    )  # fmt: skip

@@ -1,0 +1,357 @@
+"""What a head does, judged by its weights: where it looks among random tokens that are followed upwards (`stream`)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.attention.layer import Head, Layer
+from weightscope.circuits.passes import wiring_by_keys
+from weightscope.circuits.stream import ANY, FREQUENT, joining, said_once, streams, why_no_stream
+from weightscope.circuits.wiring import Wiring
+from weightscope.compute.cores import in_threads
+from weightscope.display import ShowsShapes
+from weightscope.errors import CheckpointError, TooLargeError
+from weightscope.model import Model
+from weightscope.progress import bar
+from weightscope.tables import Column, Table
+
+RESAMPLES = 400
+# A name is given only if at least this share of the heads so named had the role in models left out.
+RIGHT_ENOUGH = 2 / 3
+
+
+def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Mean attention to the key at each distance i - j, over queries that have keys at all of them: attention (H, P, P)
+    -> (D,), (H, D)."""
+    n = attention.shape[-1]
+    queries = np.arange(2 * n // 3, n) if causal else np.arange(n // 3, 2 * n // 3)
+    distances = np.arange(0, 2 * n // 3) if causal else np.arange(-(n // 3), n // 3)
+    keys = queries[:, None] - distances  # (queries, D)
+    return distances, attention[:, queries[:, None], keys].mean(axis=1)
+
+
+def interval(of_tokens: np.ndarray, n_tokens: int) -> np.ndarray:
+    """A 95 % bootstrap interval for the mean over all tokens, from the tokens drawn: of_tokens (H, T) ->
+    (2, H)."""
+    n = of_tokens.shape[1]
+    if n >= n_tokens:
+        return np.repeat(of_tokens.mean(axis=1)[None], 2, axis=0)
+    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n  # how often each is drawn
+    return np.quantile(of_tokens @ drawn.T, (0.025, 0.975), axis=1)
+
+
+def own_match(scores: np.ndarray) -> np.ndarray:
+    """How far a token's score with itself stands out among its scores with all tokens, in standard deviations: scores
+    (H, T, T) -> (H, T)."""
+    diagonal = np.diagonal(scores, axis1=-2, axis2=-1)  # (H, T)
+    spread = scores.std(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(spread == 0, 0.0, (diagonal - scores.mean(axis=-1)) / spread)
+
+
+def identity(layer: Layer) -> np.ndarray:
+    """Cosine of W_VO with the identity on r dimensions, tr(W_VO) / (sqrt(r) |W_VO|_F), from -1 to 1: (H,)."""
+
+    def of_head(head: Head) -> float:
+        w = head.vo
+        size = w.frobenius() * np.sqrt(w.rank_bound)
+        return float(np.einsum("dr,dr->", w.left, w.right, dtype=np.float64)) / size if size else 0.0
+
+    return np.array(list(in_threads(of_head, layer.heads)))
+
+
+# The names of heads: every role's score, its threshold, and how often heads above it had the role when run.
+
+
+class Tried(NamedTuple):
+    """Of the heads named so in models that had no part in setting the threshold, how many had the role when the models
+    were run (figures/head-roles/roles.csv)."""
+
+    right: int
+    named: int
+    models: int  # in which a head is named so
+    low: float  # 95 % interval of the share: models are drawn again, then the heads of each
+    high: float
+    lowest: float  # the share's range where any one model is not counted
+    highest: float
+
+    @property
+    def share(self) -> float:
+        """Of the names, those that were right."""
+        return self.right / self.named
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a head can be called, and by which column."""
+
+    role: str
+    score: str  # The column of roles.csv that decides it
+    least: float  # Threshold for the name. No head of a randomly initialised model comes near it
+    tried: Tried | None = None  # None where attention cannot show the role
+    sign: int = 1  # -1 if the score is at most minus the threshold
+    otherwise: str = ""  # What such a head is called if the name is not right often enough
+
+    @property
+    def is_given(self) -> bool:
+        """Whether heads get this name."""
+        return self.tried is None or self.tried.share >= RIGHT_ENOUGH
+
+    @property
+    def name(self) -> str:
+        """What such a head is called."""
+        return self.role if self.is_given else self.otherwise
+
+    @property
+    def sure(self) -> tuple[float, float, float]:
+        """Share of names that were right, and its interval."""
+        return (np.nan,) * 3 if self.tried is None or not self.is_given else (self.tried.share, *self.tried[3:5])
+
+    @property
+    def often(self) -> str:
+        """How often such a name is right, in words; nothing where it was not tried."""
+        if np.isnan(self.sure[0]):
+            return ""
+        share, low, high = (f"{number:.0%}".replace("%", " %") for number in self.sure)
+        models = 0 if self.tried is None else self.tried.models
+        return f"{share} of heads so named did it when run ({low} to {high} over {models} models)"
+
+    def reached(self, scores: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Which heads have the score: of arrays of any shape."""
+        values = scores[self.score]
+        values = np.abs(values) if self.role == "identity" else self.sign * values
+        return np.asarray(np.nan_to_num(values, nan=-np.inf) >= self.least)
+
+
+# A head above several thresholds gets the first name. Wiring alone never names a previous-token head: being read by
+# keys identifies those of GPT-2, SmolLM2 and MiniLM no better than |W_QK| does. Nor does it name a sink: that score is
+# no better than the layer's index.
+ROLES = (
+    Role("previous token", "previous_token", 0.26, Tried(56, 73, 5, 0.51, 0.96, 0.66, 0.83)),
+    Role("induction", "induction", 0.15, Tried(25, 27, 3, 0.50, 1.00, 0.82, 1.00)),
+    Role("duplicate token", "duplicate_token", 0.22, Tried(21, 24, 4, 0.67, 1.00, 0.81, 0.93)),
+    Role("detokenization", "detokenization", 0.75),
+    Role("identity", "identity", 0.8),
+    Role("copying", "copying", 1.35, Tried(48, 82, 6, 0.37, 0.77, 0.51, 0.67)),
+    Role("anti-copying", "copying", 1.87, Tried(16, 20, 5, 0.43, 1.00, 0.73, 0.88), sign=-1),
+)
+FEEDS_KEYS = Role("feeds keys", "read_by_keys", 0.4)
+ROLES_BY_WIRING = (
+    Role("induction", "reads_by_keys", 0.24, Tried(25, 44, 5, 0.24, 0.82, 0.43, 0.64), otherwise="keys read a head"),
+    Role("identity", "identity", 0.8),
+    FEEDS_KEYS,
+)
+GIVEN = {role.name: role for role in (*ROLES_BY_WIRING, *ROLES) if role.name}  # by name
+NO_NAME = ""
+NAME = "the best name; empty where no score reaches its threshold"
+SURE = {
+    "sure": (
+        "share of such names that were right",
+        "share of heads so named that did it when run, in models that had no part in setting the threshold",
+    ),
+    "sure_low": (
+        "share that were right, low",
+        "low end of its 95 % interval over models (models drawn again, then heads)",
+    ),
+    "sure_high": ("share that were right, high", "high end of it"),
+}
+LEAST_Z = 20.0  # standard deviations; shares of spaces that random ones could have in common do not count
+SAMPLED = ("previous_token", "duplicate_token", "induction", "copying")  # means over a sample of the vocabulary
+COLUMNS = {
+    "previous_token": (
+        "previous token",
+        "share of attention that tokens, drawn as often as they occur in text, give to the token before",
+    ),
+    "distance": ("distance", "positions back that get most of it"),
+    "duplicate_token": ("duplicate token", "share that any tokens give to where the same token was said first"),
+    "induction": ("induction", "share that goes to the token after that"),
+    "detokenization": (
+        "detokenization",
+        "bigram AUROC of a first-layer head, where counts are given: tokens that come before it score higher",
+    ),
+    "copying": ("copying", "how far the token itself stands out among tokens in what the head writes for it"),
+    "first_token": ("first token", "share that goes to the first token"),
+    "identity": ("identity", "$tr(W_VO)/(√(r) ‖W_VO‖_F)$: ±1 where the head passes on what it reads, times one number"),
+    "reads_by_keys": (
+        "keys read",
+        "the largest share of what an earlier head writes that the keys read, beyond chance",
+    ),
+    "read_by_keys": (
+        "read by keys",
+        "the largest share of what the head writes that a later head's keys read, beyond chance and beyond its queries",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadRoles(ShowsShapes):
+    """Scores of every head and the names they give."""
+
+    # (L, H): NaN where a score is unavailable. Scores in `SAMPLED` also have a 95 % interval, _low and _high.
+    scores: dict[str, np.ndarray]
+    names: np.ndarray  # (L, H): Empty for a head without one
+    sure: np.ndarray  # (3, L, H): How often such a name is right, and its interval
+    lacking: str | None  # Why scores that need tokens and feed-forward networks are missing
+
+
+def head_roles(model: Model, wired: Wiring, counts: str | Path | None = None) -> HeadRoles:
+    """Every score that the checkpoint allows, and the names."""
+    scores, lacking = _without_wiring(model, wired.layers, wired.n_heads, counts)
+    scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wired)
+    return HeadRoles(scores, *named(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking)
+
+
+def head_names(model: Model) -> np.ndarray:
+    """The names alone, (L, H); the wiring, most of the work, is looked at only where tokens give none, and in part."""
+    scores, lacking = _without_wiring(model, np.array(model.attention_layers), model.config.n_heads)
+    if lacking is None:
+        return named(scores, ROLES)[0]
+    if len(model.attention_layers) > 1:  # else no head reads what another has written
+        scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring_by_keys(model, _may_feed_keys))
+    return named(scores, ROLES_BY_WIRING)[0]
+
+
+def _without_wiring(
+    model: Model, layers: np.ndarray, n_heads: int, counts: str | Path | None = None
+) -> tuple[dict[str, np.ndarray], str | None]:
+    """All scores, with NaN for those by wiring, and why scores by tokens are missing."""
+    intervals = [f"{name}_{end}" for name in SAMPLED for end in ("low", "high")]
+    scores = {name: np.full((len(layers), n_heads), np.nan) for name in (*COLUMNS, *intervals)}
+    place = {int(layer): i for i, layer in enumerate(layers)}
+    lacking = why_no_stream(model)
+    if lacking is None:
+        try:
+            by_layer = list(bar(token_scores(model), "roles", "layer", total=len(model.attention_layers)))
+        except CheckpointError as error:  # a later layer lacks what the first has
+            lacking, by_layer = str(error), []
+        for layer, layer_scores in by_layer:
+            for name, values in layer_scores.items():
+                if layer in place:
+                    scores[name][place[layer]] = values
+    for layer, i in place.items():
+        scores["identity"][i] = identity(model.layer(layer))
+    if counts is not None and 0 in place:
+        from weightscope.detok.heads import bigram_auroc  # an audit, which has no counts, never needs it
+
+        scores["detokenization"][place[0]] = bigram_auroc(model, counts).heads["auroc"]
+    return scores, lacking
+
+
+def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """The scores from following random tokens upwards, layer by layer: index, and (H,) arrays by name."""
+    causal = model.family.mlp is None or model.family.mlp.causal  # `why_no_stream` has asked
+    directions = unembedding(model, said_once(model)[FREQUENT])
+    n = len(directions)
+    again = np.arange(n + 1, 2 * n + 1)  # where tokens are said for the second time
+    for stream in streams(model):
+        layer = stream.layer
+        distances, shares = shares_by_distance(stream.attention[FREQUENT], causal=causal)
+        # What each token writes where it is said first, as logits of all of them: (H, N, N)
+        outputs = joining(model, layer, layer.values(stream.first_time)) @ directions.T
+        sampled = {
+            name: stream.attention[FREQUENT if name == "previous_token" else ANY][:, again, again - back]  # (H, N)
+            for name, back in looks_back(n).items()
+            if causal or name != "induction"
+        }
+        sampled["copying"] = own_match(outputs - outputs.mean(axis=1, keepdims=True))
+        scores = {
+            "distance": distances[shares.argmax(axis=1)].astype(float),
+            "first_token": stream.attention[FREQUENT][:, again, 0].mean(axis=1),
+        }
+        for name, of_tokens in sampled.items():
+            scores[name] = of_tokens.mean(axis=1)
+            scores[f"{name}_low"], scores[f"{name}_high"] = interval(of_tokens, model.embeddings.n_tokens)
+        if not all(np.isfinite(values).all() for values in scores.values()):
+            raise TooLargeError(f"following tokens up to layer {layer.index} overflows")
+        yield layer.index, scores
+
+
+def looks_back(n: int) -> dict[str, int]:
+    """How far back a head of each role looks where `n` tokens are said again."""
+    return {"previous_token": 1, "duplicate_token": n, "induction": n - 1}
+
+
+def by_wiring(wiring: Wiring) -> tuple[np.ndarray, np.ndarray]:
+    """Largest share of a space that keys read, for the reader and for the writer; (L, H) twice.
+
+    Shares are above chance: 0 is that of random spaces and 1 is all of it. If queries read a head's output too, it
+    writes what all heads need, so the queries' share is subtracted for the writer.
+    """
+    of_readers, of_writers = np.full(wiring.rank["k"].shape, np.nan), []
+    for spaces in wiring.by_layer:
+        by_keys, by_queries = (_shares(wiring, kind, spaces) for kind in ("k", "q"))
+        of_readers = np.fmax(of_readers, _largest(by_keys, (0, 1)))
+        of_writers.append(_largest(by_keys - by_queries, (2, 3))[0])
+    return of_readers, np.array(of_writers)
+
+
+def _shares(wiring: Wiring, kind: str, layers: slice) -> np.ndarray:
+    """Share beyond chance of what heads read that these layers write; NaN where unknown."""
+    random = wiring.random_pk(kind, layers).mean
+    most = np.minimum(wiring.rank["o"][layers, :, None, None], wiring.rank[kind])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(most > random, (wiring.pk[kind][layers] - random) / (most - random), np.nan)
+    # Narrow models have large shares by chance: only shares that stand out count.
+    return np.where(wiring.z_of("pk", kind, layers) > LEAST_Z, shares, np.where(np.isnan(shares), np.nan, 0.0))
+
+
+def _may_feed_keys(wiring: Wiring, layers: slice) -> np.ndarray:
+    """Pairs whose queries decide whether the writer feeds keys: to subtract their share makes no other reach that."""
+    return _shares(wiring, "k", layers) >= FEEDS_KEYS.least
+
+
+def _largest(values: np.ndarray, axes: tuple[int, int]) -> np.ndarray:
+    """The largest over two axes, NaN where there is none."""
+    largest = np.where(np.isnan(values), -np.inf, values).max(axis=axes, initial=-np.inf)
+    return np.where(np.isfinite(largest), largest, np.nan)
+
+
+def named(scores: dict[str, np.ndarray], roles: Sequence[Role]) -> tuple[np.ndarray, np.ndarray]:
+    """Names of heads, (L, H), and how sure they are, (3, L, H): scores (L, H)."""
+    shape = next(iter(scores.values())).shape
+    names, sure = np.full(shape, NO_NAME, object), np.full((3, *shape), np.nan)
+    for role in (role for role in reversed(roles) if role.name):
+        reached = role.reached(scores)
+        names[reached] = role.name
+        sure[:, reached] = np.array(role.sure)[:, None]
+    return names, sure
+
+
+def roles_table(wiring: Wiring, found: HeadRoles) -> Table:
+    """roles.csv: one row per head."""
+    n, h = found.names.shape
+    layers, heads = np.repeat(wiring.layers, h), np.tile(np.arange(h), n)
+    return Table(
+        [
+            Column("layer", layers),
+            Column("head", heads),
+            Column("kv_head", heads * wiring.n_kv_heads // h),
+            Column("role", found.names.ravel(), "name", meaning=NAME),
+            *(
+                Column(name, values.ravel(), symbol=symbol, format=".2f", meaning=meaning)
+                for (name, (symbol, meaning)), values in zip(SURE.items(), found.sure, strict=True)
+            ),
+            *(column for name in COLUMNS for column in _columns(name, found)),
+        ]
+    )  # fmt: skip
+
+
+def _columns(name: str, found: HeadRoles) -> Iterator[Column]:
+    """The columns of a score, and of its interval if it has one."""
+    symbol, meaning = COLUMNS[name]
+    yield Column(name, found.scores[name].ravel(), symbol=symbol, meaning=meaning, format=".2f")
+    for end in ("low", "high") if name in SAMPLED else ():
+        meaning = f"{end} end of a 95 % interval over the tokens that were drawn (bootstrap)"
+        values = found.scores[f"{name}_{end}"].ravel()
+        yield Column(f"{name}_{end}", values, symbol=f"{symbol}, {end}", meaning=meaning, format=".2f")
+
+
+def unembedding(model: Model, tokens: np.ndarray) -> np.ndarray:
+    """Directions of some tokens' logits in the stream, (T, d); rows of the embedding where there is no unembedding."""
+    try:
+        return model.unembedding.rows(tokens)
+    except CheckpointError:
+        return model.into_stream(model.embeddings.rows(tokens))

@@ -1,0 +1,109 @@
+"""The page of a checkpoint's circuits: an interactive diagram, names, edges, and how well the names hold."""
+
+from typing import Any
+
+import numpy as np
+
+from weightscope.circuits.circuits import READS, Circuits
+from weightscope.circuits.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, diagram
+from weightscope.circuits.names import COLUMNS, GIVEN
+from weightscope.circuits.wiring import KINDS, Wiring, strongest
+from weightscope.files import Files
+from weightscope.pages.page import write_template
+from weightscope.pages.style import save
+from weightscope.progress import phase
+
+ON_PAGE = 300  # the most edges of each kind shown at once
+ROWS = 150  # heads listed; a page with thousands takes seconds to open
+OF_A_HEAD = 2  # edges of each kind and direction that a chosen head always shows
+
+MEANINGS = {
+    "previous token": "attends to the token before",
+    "feeds keys": "writes what keys of later heads read, as previous-token heads do for induction heads",
+    "induction": "finds where its own token stood before and looks at what came after it",
+    "duplicate token": "attends to earlier places of its own token",
+    "detokenization": "puts the tokens of a split word together: it looks for what comes before its token in text",
+    "identity": "passes on what it reads, multiplied by one number",
+    "keys read a head": "its keys read much of what one earlier head writes, as the keys of induction heads do",
+    "anti-copying": "lowers the logit of the token it attends to",
+}
+
+
+@phase("drawing figures")
+def write_report(files: Files, found: Circuits) -> None:
+    """Write report.html, circuits.png and circuits.svg."""
+    named = found.named_heads
+    drawn = save(diagram(found), files, "circuits", "edges.csv")
+    write_template(
+        files, "report.html", "circuits.html", title=f"Circuits of {found.name}", lead=found.lead,
+        provenance=found.provenance, caveats=found.caveats, facts=facts(found), roles=_role_rows(found), kinds=READS,
+        columns=COLUMNS, kind_colours=KIND_COLOURS, accuracy=found.accuracy, drawn=drawn, edges=found.strongest_edges,
+        named=named.take(range(min(len(named), ROWS))), found_named=len(named), at_once=ROWS,
+    )  # fmt: skip
+
+
+def facts(found: Circuits) -> dict[str, Any]:
+    """The data that the page's script draws, as JSON."""
+    roles = list(ROLE_COLOURS)
+    return {
+        "layers": found.wiring.layers.tolist(),
+        "heads": found.wiring.n_heads,
+        "roles": roles,
+        "colours": [*ROLE_COLOURS.values(), UNNAMED],
+        "kinds": [{"name": name, "colour": KIND_COLOURS[kind]} for kind, name in READS.items()],
+        "role": [[roles.index(name) if name else -1 for name in row] for row in found.roles.names],
+        "often": [GIVEN[role].often for role in roles],
+        "scores": {
+            COLUMNS[name][0]: _json(values) for name in COLUMNS if np.isfinite(values := found.roles.scores[name]).any()
+        },
+        "edges": page_edges(found.wiring),
+        "top": int(found.edges["rank"].max(initial=0)),
+    }
+
+
+def page_edges(wired: Wiring) -> list[list[Any]]:
+    """Edges for the page, strongest first within a kind: kind, i, a, j, b, PK, z of PK, CS, whether among ON_PAGE."""
+    rows = []
+    n, h = wired.rank["o"].shape
+    for number, kind in enumerate(KINDS):
+        z = wired.z("pk", kind)
+        among = {edge.pair for edge in strongest(wired, kind, "pk", ON_PAGE)}
+        square = np.nan_to_num(z, copy=False, nan=-np.inf).reshape(n * h, n * h)
+        of_heads = set()
+        for writers, by_head in ((True, square), (False, square.T)):
+            for head, distances in enumerate(by_head):
+                for neighbour in np.argpartition(-distances, min(OF_A_HEAD, n * h - 1))[:OF_A_HEAD]:
+                    if np.isfinite(distances[neighbour]):
+                        place, its = divmod(head, h), divmod(int(neighbour), h)
+                        of_heads.add((*place, *its) if writers else (*its, *place))
+        for pair in sorted(among | of_heads, key=lambda at: -z[at]):
+            pk, cs = wired.pk[kind][pair], wired.cs[kind][pair]
+            rows.append(
+                [
+                    number,
+                    *map(int, pair),
+                    round(float(pk), 2),
+                    round(float(z[pair]), 1),
+                    round(float(cs), 4),
+                    int(pair in among),
+                ]
+            )
+    return rows
+
+
+def _json(values: np.ndarray) -> list[list[float | None]]:
+    return [[round(float(value), 3) if np.isfinite(value) else None for value in row] for row in values]
+
+
+def _role_rows(found: Circuits) -> list[tuple[str, str, str, list[tuple[str, str]]]]:
+    """Name, colour, meaning, and heads with their scores, of every role in use."""
+    return [
+        (
+            role,
+            ROLE_COLOURS[role],
+            "; ".join(filter(None, (MEANINGS[role], GIVEN[role].often))),
+            list(zip(found.named[role], found.scores_of(role), strict=True)),
+        )
+        for role in ROLE_COLOURS
+        if role in found.named
+    ]

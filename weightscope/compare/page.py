@@ -1,0 +1,69 @@
+"""The page of a comparison, with its figures. One file, no network."""
+
+from weightscope.compare import figures
+from weightscope.compare.compare import FIGURES, Comparison
+from weightscope.files import Files
+from weightscope.formulas import plain
+from weightscope.pages.page import Figure, Section, write_page
+from weightscope.pages.style import Drawing, save
+from weightscope.progress import bar
+
+LISTED = 40  # heads in the table of a comparison
+
+
+def write_comparison_page(files: Files, comparison: Comparison) -> None:
+    """Write the figures (trajectories only of more than two checkpoints) and report.html."""
+    first, last = comparison.labels[0], comparison.labels[-1]
+    shown = {name: draw for name, draw in FIGURES.items() if name != "trajectories" or len(comparison.labels) > 2}
+    drawn = {
+        name: save(getattr(figures, function)(comparison), files, name)
+        for name, function in bar(shown.items(), "figures", "figure")
+    }
+    subject = first if first == last else f"{first}, compared with {last}"
+    sections = [Section("Findings", parts=[comparison.findings]), *_how_far(comparison, drawn)]
+    circuits = comparison.circuits
+    if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
+        parts = [table for table in (circuits.roles, circuits.edges) if len(table)]
+        sections.append(Section("Roles and edges that moved", circuits.lead, parts))
+    if comparison.everything is None and (others := comparison.others[-1]).moved:
+        sections.append(Section("Other tensors", others.headline, [others.moved_most(LISTED)]))
+    if comparison.everything is not None:
+        parts = [comparison.everything.moved_most(LISTED)] if len(comparison.everything.moved_most(1)) else []
+        sections.append(Section("Everything in the files", comparison.everything.lead, parts))
+    if len(comparison.labels) > 2:
+        along = Figure(drawn["trajectories"], "Median of each layer at each checkpoint.")
+        sections.append(Section("Along the run", ", ".join(map(plain, comparison.labels)), [along]))
+    write_page(
+        files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats, model=subject,
+        provenance=comparison.provenance,
+    )  # fmt: skip
+
+
+def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]:
+    """The map of every head's change, and the heads that moved most where any did."""
+    first, last = map(plain, (comparison.labels[0], comparison.labels[-1]))
+    sections = [
+        Section(
+            "How far each head moved",
+            "$$frac(‖B − A‖_F, ‖A‖_F)$$ of the products $W_QK$ and $W_VO$ themselves: a change of basis within a "
+            "head, which does not change what it computes, does not count.",
+            [
+                Figure(
+                    drawn["changes"], f"Relative change from {first} to {last}; blank: did not move, hatched: unknown."
+                )
+            ],
+        ),
+        Section(
+            "The heads that moved most",
+            "The curves show by how much each singular value grew or shrank, the largest first. The table has the "
+            "largest principal angle, in degrees, between the spaces that queries (left) and keys (right) read, or "
+            "that values read (left) and outputs write (right), before and after: at 0° the head still uses the same "
+            "space, at 90° one direction of it is new, strong or weak. A large angle with a small change means that "
+            "a weak direction turned.",
+            [
+                Figure(drawn["spectra"], "Change of each singular value, in percent of what it was; all on one scale."),
+                comparison.moved_most(LISTED),
+            ],
+        ),
+    ]
+    return sections[:1] if comparison.unmoved.all() else sections

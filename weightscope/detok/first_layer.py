@@ -1,0 +1,498 @@
+"""The first attention layer as a function of tokens and positions: six terms (detokenization paper, eq. 14)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import log_softmax
+
+from weightscope.attention.layer import Head, Layer
+from weightscope.attention.maps import InnerNorm
+from weightscope.compute.cores import in_threads
+from weightscope.compute.device import open_device
+from weightscope.detok.positions import PositionTerms, position_terms
+from weightscope.detok.sigma import SigmaStatistics, sigma_statistics
+from weightscope.display import ShowsShapes
+from weightscope.embeddings import ids_of
+from weightscope.errors import CheckpointError
+from weightscope.model import Model, as_model
+from weightscope.overflow import overflow
+from weightscope.progress import bar
+from weightscope.tables import Column, Table
+from weightscope.text.tokenizer import token_names
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+TERMS = ("ee", "pp", "pe", "ep", "e", "p")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Parts(ShowsShapes):
+    """What queries or keys are the sum of: a token's part, its position's part, and the bias."""
+
+    # e, p, b: (n, r): e W / sigma, p W / sigma and b for each place of a sequence, turned by its rotation where there
+    # is one.
+    e: np.ndarray
+    p: np.ndarray
+    b: np.ndarray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SixTerms(ShowsShapes):
+    """Eq. 14 for one head and one sequence, without 1/sqrt(d').
+
+    Rows are the current token i, columns the previous token j.
+
+    Attributes
+    ----------
+    ee, pp, pe, ep : (n, n) arrays
+        Comparison terms: token-token, position-position, position i with token j, token i with position j.
+    e, p : (n, n) arrays
+        Self-assertion terms of token j and of position j: the same in every row unless rotation turns the bias.
+    rest : (n, n) array
+        What eq. 14 has no term for: all that comes of the keys' bias, constant in j without rotation, and terms by
+        distance such as ALiBi's.
+    """
+
+    ee: np.ndarray
+    pp: np.ndarray
+    pe: np.ndarray
+    ep: np.ndarray
+    e: np.ndarray
+    p: np.ndarray
+    rest: np.ndarray
+
+    def total(self) -> np.ndarray:
+        """s_ij, the sum of all terms, (n, n)."""
+        return self.ee + self.pp + self.pe + self.ep + self.e + self.p + self.rest
+
+
+def six_terms(query: Parts, key: Parts) -> SixTerms:
+    """Multiply out s_ij = (q_e + q_p + q_b)_i (k_e + k_p + k_b)_j' (eqs 6-8 and 14)."""
+    return SixTerms(
+        ee=query.e @ key.e.T,
+        pp=query.p @ key.p.T,
+        pe=query.p @ key.e.T,
+        ep=query.e @ key.p.T,
+        e=query.b @ key.e.T,
+        p=query.b @ key.p.T,
+        rest=(query.e + query.p + query.b) @ key.b.T,
+    )
+
+
+def log_attention(scores: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    """Log of the softmax over the last axis, -inf where a key is not visible: scores (..., n) -> float64."""
+    return log_softmax(np.where(visible, scores.astype(np.float64), -np.inf), axis=-1)
+
+
+def divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+    """D_KL(P || Q) over the last axis, in nats, of distributions with the same support (eq. 18)."""
+    with np.errstate(invalid="ignore"):  # infinity less infinity, where neither looks
+        difference = np.where(np.isneginf(log_p), 0.0, log_p - log_q)
+    return (np.exp(log_p) * difference).sum(axis=-1)
+
+
+def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> dict[str, np.ndarray]:
+    """c_i of every term: how far attention from position i moves when the term is left out (eqs 15-18); visible (n, n)
+    -> (n,)."""
+    with_all, without = _with_and_without(terms, scale, visible)
+    return {name: divergence(log_p, with_all) for name, log_p in without.items()}
+
+
+def drawn_contributions(terms: SixTerms, visible: np.ndarray) -> dict[str, np.ndarray]:
+    """What the paper's Fig. 4 shows, by its authors' script: D_KL(Q_i || P_i) / (i + 1) of scores as they are.
+
+    They are not divided by sqrt(d'). Eq. 18 has the divergence the other way round, and no quotient. Parameters and
+    result as of `term_contributions`.
+    """
+    with_all, without = _with_and_without(terms, 1.0, visible)
+    keys = np.arange(1, len(visible) + 1)
+    return {name: divergence(with_all, log_p) / keys for name, log_p in without.items()}
+
+
+def _with_and_without(terms: SixTerms, scale: float, visible: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Logarithms of attention, (n, n), by all terms and without each."""
+    total = terms.total()
+    return log_attention(scale * total, visible), {
+        name: log_attention(scale * (total - getattr(terms, name)), visible) for name in TERMS
+    }
+
+
+PIECE = 512  # rows of the embedding that a thread projects at a time
+SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
+
+
+@dataclass(frozen=True, eq=False)
+class FirstLayer:
+    """Embeddings seen by one layer's heads, sigma taken care of.
+
+    Attributes
+    ----------
+    model : Model
+    layer : int
+        0, unless somebody asks how another layer's heads would see the bare embeddings.
+    delta : int
+        Distance i - j at which token types are compared under rotation; 1 is the token before. Without rotation it
+        makes no difference.
+    device : str
+        Where sigma, the factors of T^ee and what is made of them are computed; see `open_device`.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> first = ws.FirstLayer(ws.open_model("embedded"))
+    >>> first.query_factor(7).shape, first.key_factor(7).shape
+    ((8000, 32), (8000, 32))
+    """
+
+    model: Model
+    layer: int = 0
+    delta: int = 1
+    device: str = "cpu"
+
+    @cached_property
+    def attention(self) -> Layer:
+        """The layer on embeddings divided by their sigma, whatever norms and projections stand between."""
+        if self.layer == 0 or self.model.family.memory is not None:  # which is refused there
+            return self.model.first_layer
+        return self.model.layer(self.layer)
+
+    @property
+    def bare(self) -> str:
+        """A caveat on scores in layers other than the first; empty for the first."""
+        return bare_embeddings(self.layer)
+
+    @cached_property
+    def heads(self) -> list[Head]:
+        return list(self.attention.heads)
+
+    def head(self, index: int) -> Head:
+        """One of `heads`, with what it has computed kept; a CheckpointError where there is none of this index."""
+        return self.heads[self.attention.head(index).index]
+
+    @cached_property
+    def sigma(self) -> SigmaStatistics:
+        """sigma(e_t + p_j) over all tokens t and positions j.
+
+        Raises
+        ------
+        CheckpointError
+            The model has no learned positions, or no token embedding.
+        """
+        embeddings, positions = self.model.embeddings, self.model.positions
+        if positions is None:
+            problem = f"a {self.model.family.name} has no position embedding, hence no sigma of tokens at positions"
+            raise CheckpointError(problem, file=self.model.checkpoint.name)
+        if embeddings.first_norm is None:
+            return SigmaStatistics.of_no_norm(embeddings.n_tokens, len(positions))
+        with bar(what="sigma", unit="position", total=len(positions)) as done:
+            statistics = sigma_statistics(
+                embeddings.blocks,
+                embeddings.n_tokens,
+                positions,
+                embeddings.first_norm.eps,
+                done.update,
+                open_device(self.device),
+            )
+        self.check_finite("sigma of tokens at positions", statistics.token_mean)
+        return statistics
+
+    @cached_property
+    def divisor(self) -> np.ndarray:
+        """c_t, what each token's embedding is divided by, float32 (vocab,): its sigma, averaged over learned positions.
+
+        This is the paper's code's choice for comparing token types with no position in view.
+        """
+        embeddings = self.model.embeddings
+        if self.model.positions is not None:
+            return self.sigma.token_mean.astype(np.float32)
+        if embeddings.first_norm is None:
+            return np.ones(embeddings.n_tokens, np.float32)
+        sigma = np.concatenate([embeddings.first_norm.sigma(block) for _, block in embeddings.blocks()])
+        self.check_finite("sigma of tokens", sigma)
+        return sigma
+
+    def query_factor(self, head: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """E~ W_Q R(delta) of one head, the left factor of T^ee between all token types (eq. 14).
+
+        float32 (vocab, r), or its rows start .. stop - 1 alone.
+        """
+        w, norm = self.head(head).query_at(self.delta)[0], self.attention.q_norm
+        n_tokens = self.model.embeddings.n_tokens
+        if not 0 <= start <= (n_tokens if stop is None else stop) <= n_tokens:
+            raise CheckpointError(f"no tokens {start} to {stop}: the vocabulary has {n_tokens}")
+        factor = self._projected(w, norm and norm.of(head), start, stop)
+        self.check_finite(f"the query side of T^ee of head {head}", factor, self.layer)
+        return factor
+
+    def query_rows(self, head: int, tokens: np.ndarray) -> np.ndarray:
+        """Rows of `query_factor` for some tokens, (n,) ids -> float32 (n, r); no other rows are read."""
+        w, norm = self.head(head).query_at(self.delta)[0], self.attention.q_norm
+        if np.ndim(tokens) != 1:
+            raise ValueError(f"tokens have shape {np.shape(tokens)}; expected (n,)")
+        scaled = self.model.embeddings.rows(tokens) / self.divisor[np.asarray(tokens), None]  # (n, d)
+        factor = scaled @ w  # (n, r)
+        if norm is not None:
+            factor[:, : norm.dims] *= self._scalars(norm.of(head), scaled)[0][:, None]
+        self.check_finite(f"the query side of T^ee of head {head}", factor, self.layer)
+        return factor
+
+    def key_factor(self, kv_head: int) -> np.ndarray:
+        """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
+        if not 0 <= kv_head < self.attention.n_kv_heads:
+            raise CheckpointError(f"no key-value head {kv_head}: a layer has {self.attention.n_kv_heads}")
+        w, norm = self.attention.k.of(kv_head)[0], self.attention.k_norm
+        factor = self._projected(w, norm and norm.of(kv_head))
+        self.check_finite(f"the key side of T^ee of key-value head {kv_head}", factor, self.layer)
+        return factor
+
+    def check_finite(self, what: str, values: np.ndarray, layer: int | None = None) -> None:
+        """Refuse values that overflowed: the resulting zeros and NaN would be ranked as scores."""
+        if not np.isfinite(values).all():
+            raise overflow(self.model, what, layer)
+
+    def _scalars(self, norm: InnerNorm, x: np.ndarray) -> np.ndarray:
+        """What a norm of queries or keys multiplies those of x (n, d) by, (heads, n)."""
+        scalars = norm.scalars(x)
+        self.check_finite("a q/k-norm", 1 / scalars, self.layer)  # of squares that are infinite, which leave nothing
+        return scalars
+
+    def _projected(self, w: np.ndarray, norm: InnerNorm | None, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Scaled token rows times w (d, r), and times the scalars of a norm of them: (stop - start, r).
+
+        Pieces of fixed size, spread over threads with one BLAS thread each: the same bits on any number of cores.
+        """
+        if self.device != "cpu" and norm is None:
+            return self._projected_there(w, start, stop)
+        embeddings = self.model.embeddings
+        divisor = self.divisor
+        factor = np.empty(((stop or embeddings.n_tokens) - start, w.shape[1]), np.float32)
+
+        def project(piece: tuple[int, np.ndarray]) -> None:
+            first, tokens = piece
+            scaled = tokens / divisor[first : first + len(tokens), None]  # (b, d)
+            rows = slice(first - start, first - start + len(tokens))
+            np.matmul(scaled, w, out=factor[rows])
+            if norm is not None:
+                factor[rows, : norm.dims] *= self._scalars(norm, scaled)[0][:, None]
+
+        pieces = (
+            (first + i, block[i : i + PIECE])
+            for first, block in embeddings.blocks(start, stop)
+            for i in range(0, len(block), PIECE)
+        )
+        deque(in_threads(project, pieces), maxlen=0)
+        return factor
+
+    def _projected_there(self, w: np.ndarray, start: int, stop: int | None) -> np.ndarray:
+        """Scaled token rows times w on the device."""
+        device, stop = open_device(self.device), stop or self.model.embeddings.n_tokens
+        there = device.put(w)
+        if self._rows_kept is None:
+            return np.concatenate([device.get(rows @ there) for rows in self._rows_there(start, stop)])
+        first, parts = 0, []
+        for rows in self._rows_kept:
+            end = first + rows.shape[0]
+            if first < stop and start < end:
+                parts.append(device.get(rows[max(start, first) - first : min(stop, end) - first, :] @ there))
+            first = end
+        return np.concatenate(parts)
+
+    def _rows_there(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """Scaled token rows on the device, in blocks of (b, d)."""
+        blocks = self.model.embeddings.blocks(start, stop)
+        scaled = ((block / self.divisor[first : first + len(block), None],) for first, block in blocks)
+        return (rows for (rows,) in open_device(self.device).put_ahead(scaled))
+
+    @cached_property
+    def _rows_kept(self) -> list[Any] | None:
+        """All rows, if they are small enough to keep for the next head."""
+        size = 4 * self.model.embeddings.n_tokens * self.model.config.d_model
+        return list(self._rows_there()) if size < SHARE_KEPT * open_device(self.device).free_bytes() else None
+
+    def token_scores(self, token: int) -> np.ndarray:
+        """T^ee of one current token with every previous token type, for every head: float32 (n_heads, vocab)."""
+        layer = self.attention
+        current = self.model.embeddings.rows(np.array([token]))[0] / self.divisor[token]  # (d,)
+        queries = np.stack([current @ head.query_at(self.delta)[0] for head in self.heads])  # (H, r)
+        if layer.q_norm is not None:
+            queries[:, : layer.q_norm.dims] *= self._scalars(layer.q_norm, current[None])
+        if layer.k_norm is not None:  # a scalar a key: keys have to be made before they are compared
+            keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
+            scores = np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])  # (H, V)
+        else:
+            scores = self._scores_of_queries(queries)
+        self.check_finite("T^ee", scores, self.layer)
+        return scores
+
+    def _scores_of_queries(self, queries: np.ndarray) -> np.ndarray:
+        """T^ee of a query a head, (H, r), with every token as a key: (H, vocab)."""
+        embeddings = self.model.embeddings
+        maps = np.stack([head.w_k @ queries[head.index] for head in self.heads], axis=1)  # (d, H)
+        scores = np.empty((embeddings.n_tokens, len(self.heads)), np.float32)  # (V, H)
+        for first, block in embeddings.blocks():
+            rows = slice(first, first + len(block))
+            np.matmul(block / self.divisor[rows, None], maps, out=scores[rows])
+        return scores.T
+
+    def neighbours(self, *tokens: str | int, top: int = 10, heads: Sequence[int] | None = None) -> Table:
+        """The previous tokens that heads score highest for some current tokens, by T^ee (the paper's Tables 1 and 3).
+
+        Parameters
+        ----------
+        *tokens : str or int
+            Each spelled as in a document (" Jackson") or as in the vocabulary, or its id.
+        top : int
+            How many previous tokens a head and current token.
+        heads : sequence of int, optional
+            All by default.
+
+        Raises
+        ------
+        CheckpointError
+            There is no such token, or a text and no tokenizer.
+
+        Examples
+        --------
+        >>> import weightscope as ws
+        >>> first = ws.first_layer(ws.open_model("embedded"))
+        >>> first.neighbours("ibility", top=2, heads=[6])["joined"].tolist()
+        [' responsibility', ' insensibility']
+        """
+
+        from weightscope.text.tokenizer import load_tokenizer, token_id, tokenizer_at_hand
+
+        named = any(isinstance(token, str) for token in tokens)
+        tokenizer: Any = load_tokenizer(self.model.tokenizer) if named else tokenizer_at_hand(self.model)
+        ids = [token_id(tokenizer, token) if isinstance(token, str) else token for token in tokens]
+        return ranked(self, tokenizer, ids, top, heads)
+
+    def positions(self, query: int | None = None, unscaled: bool = False) -> PositionTerms:
+        """T^p and T^pp of every head at a query position, as `position_terms` computes them (section 4, Fig. 3)."""
+        return position_terms(self, query, unscaled)
+
+    def terms(self, head: int, tokens: np.ndarray, positions: np.ndarray) -> SixTerms:
+        """The six terms of eq. 14 for one head over a sequence of tokens at given positions.
+
+        They add up to the model's scores before scaling, up to a constant in j, unless the head's caveats name a norm
+        or a cap inside attention.
+
+        Parameters
+        ----------
+        head : int
+        tokens, positions : (n,) int arrays
+
+        Raises
+        ------
+        CheckpointError
+            There is no such head, token or position.
+        ValueError
+            Not as many positions as tokens.
+        """
+        layer, embeddings, learned = self.attention, self.model.embeddings, self.model.positions
+        tokens, positions = ids_of(tokens, "tokens"), ids_of(positions, "positions")
+        if tokens.shape != positions.shape or tokens.ndim != 1:
+            raise ValueError(f"tokens of shape {tokens.shape} at positions of shape {positions.shape}; both are (n,)")
+        sigma = embeddings.sigma(tokens, positions)[:, None]  # (n, 1)
+        e = embeddings.tokens[tokens] / sigma  # (n, d)
+        p = np.zeros_like(e) if learned is None else learned[positions] / sigma  # (n, d)
+
+        def parts(w: np.ndarray, b: np.ndarray) -> Parts:
+            stacked = np.stack([e @ w, p @ w, np.broadcast_to(b, (len(e), len(b)))])  # (3, n, r)
+            return Parts(*(stacked if layer.rotation is None else layer.rotation.rotate(stacked, positions)))
+
+        kv_head = layer.head(head).kv_head
+        terms = six_terms(parts(*layer.q.of(head)), parts(*layer.k.of(kv_head)))
+        self.check_finite(f"a term of head {head}", terms.total(), self.layer)
+        if layer.additive is None:
+            return terms
+        by_distance = layer.position_bias(positions[:, None] - positions)[head] * layer.additive.times / layer.scale
+        return replace(terms, rest=terms.rest + by_distance)
+
+
+def bare_embeddings(layer: int) -> str:
+    """A caveat on a layer's scores of token embeddings; empty for the first layer, which does read them."""
+    if not layer:
+        return ""
+    return (
+        f"These are scores of bare token embeddings, which are not what reaches layer {layer}: "
+        f"{'the layer before it adds' if layer == 1 else f'the {layer} layers before it add'} to them."
+    )
+
+
+def first_layer(model: Model | str | Path, layer: int = 0, delta: int = 1, device: str = "cpu") -> FirstLayer:
+    """A model's first attention layer as a function of token types and positions.
+
+    Parameters
+    ----------
+    model : Model, str or Path
+        A model, or what `open_model` opens.
+    layer, delta, device
+        As in `FirstLayer`.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> terms = ws.first_layer("embedded").terms(7, [11, 12, 13], [0, 1, 2])
+    >>> terms.ee.shape
+    (3, 3)
+    """
+    return FirstLayer(as_model(model), layer, delta, device)
+
+
+def neighbours(
+    model: Model | str | Path,
+    *tokens: str | int,
+    top: int = 10,
+    heads: Sequence[int] | None = None,
+    layer: int = 0,
+    delta: int = 1,
+) -> Table:
+    """The previous tokens that heads score highest for some current tokens; see `FirstLayer.neighbours`.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> ws.neighbours("embedded", "ibility", top=2, heads=[6])["joined"].tolist()
+    [' responsibility', ' insensibility']
+    """
+    return first_layer(model, layer, delta).neighbours(*tokens, top=top, heads=heads)
+
+
+# The previous tokens that each head scores highest (Tables 1 and 3)
+
+HEADER = (
+    "head",
+    Column("rank", meaning="1 is the highest score in the whole vocabulary"),
+    "token_id",
+    "token",
+    Column("score", meaning="$T^ee$, before 1/√d'", format=".3f"),
+    Column("joined", meaning="what the head would put together: the previous token and the current one"),
+)
+
+
+def ranked(
+    first: FirstLayer,
+    tokenizer: Tokenizer | None,
+    tokens: Sequence[int],
+    top: int = 10,
+    heads: Sequence[int] | None = None,
+) -> Table:
+    """Rank the vocabulary as previous tokens of some current tokens."""
+    rows, name = [], token_names(tokenizer)
+    for token in tokens:
+        scores = first.token_scores(token)  # (H, V)
+        for head in range(len(scores)) if heads is None else [first.head(each).index for each in heads]:
+            best = np.argsort(-scores[head], kind="stable")[:top]
+            for rank, previous in enumerate(best.tolist(), start=1):
+                score = float(scores[head, previous])
+                rows.append((head, rank, previous, name(previous), score, name(previous, token)))
+    return Table.of_rows(HEADER, rows, " ".join(filter(None, ("Tables 1 and 3.", first.bare))))

@@ -1,0 +1,494 @@
+"""Which heads put split words together: T^ee against bigram counts (detokenization paper, section 3).
+
+Where scoring every token takes too long, a stratified sample of tokens gives the mean with a confidence interval.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from weightscope.compute.cores import in_threads, one_blas_thread, usable_cores
+from weightscope.compute.device import open_device
+from weightscope.detok import paper
+from weightscope.detok.first_layer import FirstLayer, bare_embeddings
+from weightscope.display import ShowsShapes
+from weightscope.embedded import COUNTS, FOLDER
+from weightscope.engine import Engine, ThisProcess, array_of
+from weightscope.errors import CheckpointError, TooLargeError, printable
+from weightscope.metrics.auroc import auroc_by_token, mean_auroc, mean_by_frequency, roc_curve
+from weightscope.model import Model, as_model
+from weightscope.overflow import overflow
+from weightscope.progress import bar, phase, progress_shown
+from weightscope.provenance import Provenance
+from weightscope.results import Result
+from weightscope.run_identity import RunIdentity, file_identity
+from weightscope.sources import Source
+from weightscope.tables import Column, Table
+from weightscope.text.bigrams import count_bigrams
+from weightscope.text.counts import Counts, load_counts
+from weightscope.text.sequences import works
+from weightscope.text.tokenizer import TokenList, load_tokenizer, token_id, tokenizer_hash, tokenizer_if_any
+
+FEWEST = 100  # items of a sample: the interval takes their means for normally distributed
+A_STRATUM = 20  # of them
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stratified(ShowsShapes):
+    """Items drawn at random, without replacement, from strata of a population (Cochran 1977, chapter 5)."""
+
+    items: np.ndarray  # (n,): Ascending
+    stratum: np.ndarray  # (n,): Of each
+    sizes: np.ndarray  # (S,): How many items each stratum has in the population
+
+    @classmethod
+    def draw(cls, items: np.ndarray, by: np.ndarray, how_many: int, seed: int = 0) -> "Stratified":
+        """A sample of `items`, each stratum those of them that are nearest each other in `by`: items (N,), by (N,)."""
+        if how_many < FEWEST:
+            raise CheckpointError(f"a sample of {how_many} is too small for an interval that holds; {FEWEST} will do")
+        rng, how_many = np.random.default_rng(seed), min(how_many, len(items))
+        strata = np.array_split(items[np.argsort(by, kind="stable")], max(1, how_many // A_STRATUM))
+        sizes = np.array([len(members) for members in strata])
+        ends = np.round(np.cumsum(sizes) / max(len(items), 1) * how_many).astype(int)  # as large a part of each
+        drawn = [
+            rng.choice(members, n, replace=False) for members, n in zip(strata, np.diff(ends, prepend=0), strict=True)
+        ]
+        chosen = np.concatenate(drawn)
+        order = np.argsort(chosen)
+        stratum = np.repeat(np.arange(len(strata)), [len(members) for members in drawn])
+        return cls(chosen[order], stratum[order], sizes)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """How many items of the population each drawn one represents, (n,)."""
+        return (self.sizes / np.bincount(self.stratum, minlength=len(self.sizes)))[self.stratum]
+
+    def mean(self, values: np.ndarray) -> tuple[float, float, float]:
+        """An estimate of the population's mean and the ends of its 95 % interval, from the (n,) values of the sample.
+
+        If all items were drawn, the interval has no width; NaN among the values makes all three NaN.
+        """
+        from scipy.special import stdtrit  # SciPy takes a while to import
+
+        n, total = np.bincount(self.stratum, minlength=len(self.sizes)), self.sizes.sum()
+        means = np.bincount(self.stratum, values, len(self.sizes)) / n  # (S,)
+        squares = np.bincount(self.stratum, (values - means[self.stratum]) ** 2, len(self.sizes))
+        variances = np.where(n < self.sizes, squares / np.maximum(n - 1, 1), 0.0)
+        shares = self.sizes / total
+        mean = float(shares @ means)
+        error = np.sqrt((shares**2 * (1 - n / self.sizes) * variances / n).sum())
+        reach = float(stdtrit(max(len(values) - len(n), 1), (1 + LEVEL) / 2) * error)
+        return mean, mean - reach, mean + reach
+
+
+# Sampled tokens
+
+SURELY_SHORT = 1e13  # multiply-adds: minutes on one slow core, so that nothing has to be timed
+BESIDE_PRODUCTS = 1.5  # times the products alone: what ranking the scores adds
+
+
+def draw_tokens(first: FirstLayer, counts: Counts, how_many: int) -> Stratified:
+    """Draw current tokens that follow some token, in strata by frequency."""
+    n_tokens = first.model.embeddings.n_tokens
+    matrix = counts.matrix(n_tokens)
+    n_positives = np.diff(matrix.indptr)
+    scored = np.flatnonzero((n_positives > 0) & (n_positives < n_tokens))
+    return Stratified.draw(scored, counts.padded(n_tokens).occurrences[scored], how_many)
+
+
+def seconds_of_all(first: FirstLayer, counts: Counts) -> float:
+    """Roughly how long scoring every token takes here; 0 if it is surely a few minutes at most."""
+    n_tokens = first.model.embeddings.n_tokens
+    scored = np.count_nonzero(np.diff(counts.matrix(n_tokens).indptr))
+    products = float(len(first.heads)) * scored * n_tokens * first.model.config.head_dim
+    if products < SURELY_SHORT:
+        return 0.0
+    return BESIDE_PRODUCTS * products / products_a_second(first.model.config.head_dim)
+
+
+def products_a_second(r: int) -> float:
+    """Multiply-adds of float32 products of inner size r that all cores together do in a second."""
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((512, r), np.float32), rng.standard_normal((r, 4096), np.float32)
+    pieces = 4 * usable_cores()
+    for _ in range(2):  # the first one wakes the threads
+        started = time.perf_counter()
+        deque(in_threads(lambda _: a @ b, range(pieces)), maxlen=0)
+        taken = time.perf_counter() - started
+    return pieces * a.shape[0] * b.size / taken
+
+
+# ROC curves (Fig. 2)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenRoc(ShowsShapes):
+    """ROC curves of one current token (Fig. 2), a pair of arrays a head."""
+
+    text: str
+    curves: list[tuple[np.ndarray, np.ndarray]]  # (false positive rate, true positive rate)
+
+
+def single_tokens(tokenizer: Any, texts: Iterable[str]) -> dict[str, int]:
+    """Ids, by their text, of those texts that are one token in this vocabulary."""
+    ids = {}
+    for text in texts:
+        with suppress(CheckpointError):
+            ids[text] = token_id(tokenizer, text)
+    return ids
+
+
+def printed_ranks(first: FirstLayer, tokenizer: Any) -> Table:
+    """Tables 1 and 3 of the paper rank by rank, of those texts that are one token here, with the ranks found.
+
+    A token's rank is one more than how many score higher.
+    """
+    rows, scores_of = [], lru_cache(1)(first.token_scores)  # rows of one token follow each other
+    for table, head, current, previous in paper.RANKS:
+        ids = single_tokens(tokenizer, [current, *previous])
+        if current not in ids or head >= len(first.heads):
+            continue
+        scores = scores_of(ids[current])[head]  # (V,)
+        for text in [text for text in previous if text in ids]:
+            rank = 1 + int((scores > scores[ids[text]]).sum())
+            rows.append((table, head, current, text, previous[text], rank))
+    names = ("table", "head", "token", "previous", "rank_printed", Column("rank", meaning="found here"))
+    return Table.of_rows(names, rows, f"Tables 1 and 3, rank by rank. {paper.CONTRADICTION}")
+
+
+@phase("ROC curves")
+def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> list[TokenRoc]:
+    """ROC curves of every head for chosen current tokens (Fig. 2)."""
+    rocs = []
+    for text, token in tokens.items():
+        previous, weights = counts.row(token)
+        if not len(previous):
+            problem = f"{text!r} follows no token in these counts, so it has no ROC curve"
+            raise CheckpointError(problem, file=counts.file)
+        with one_blas_thread():
+            curves = [roc_curve(scores, previous, weights) for scores in first.token_scores(token)]
+        rocs.append(TokenRoc(text, curves))
+    return rocs
+
+
+# AUROC of all heads (Table 2)
+
+PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
+FEWEST_ROWS = 8192  # of a block, so that laying out the keys for it stays below a hundredth of the work
+
+
+TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {
+    "heads.csv": lambda result: result.heads,
+    "tokens.npz": lambda result: {"auroc": result.auroc},
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BigramAuroc(Result):
+    """How well each head's T^ee ranks the previous tokens that occur, for every current token.
+
+    Attributes
+    ----------
+    model : str
+        Its name.
+    layer : int
+    counts : Counts
+        The bigrams that the ranking is held to.
+    auroc : (n_heads, vocab) float64 array
+        NaN where a token follows no token in the counts, and where one was not drawn.
+    caveats : tuple of str
+        What T^ee leaves out of the heads' scores.
+    sample : Stratified, optional
+        The current tokens that were drawn, where not all are scored.
+    provenance : Provenance
+        What was read, by which command and version, and when.
+    """
+
+    FIGURE, PAGE = "detok.figures:auroc_figure", "detok.page:write_auroc_page"
+    TABLES = TABLES
+
+    model: str
+    layer: int
+    counts: Counts
+    auroc: np.ndarray
+    caveats: tuple[str, ...]
+    sample: Stratified | None = None
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
+
+    @cached_property
+    def heads(self) -> Table:
+        """Table 2, one row per head; for a sample, with the ends of the 95 % interval."""
+        symbol = "AUROC of bare embeddings" if self.layer else "AUROC"
+        auroc, auroc_paper, scored = zip(*map(mean_auroc, self.auroc), strict=True)
+        occurrences = self.counts.padded(self.auroc.shape[1]).occurrences
+        between: list[Column] = []
+        if self.sample is not None:
+            drawn = self.auroc[:, self.sample.items]
+            auroc, low, high = np.transpose([self.sample.mean(scores) for scores in drawn])
+            auroc_paper = auroc * self.sample.sizes.sum() / self.auroc.shape[1]
+            occurrences = occurrences.astype(float)
+            occurrences[self.sample.items] *= self.sample.weights
+            between = [
+                Column("auroc_low", low, "95 % from", meaning="lower end of the mean's 95 % interval", format=".3f"),
+                Column("auroc_high", high, "to", meaning="upper end", format=".3f"),
+            ]
+        columns = [
+            Column("head", np.arange(len(self.auroc))),
+            Column("auroc", auroc, symbol, meaning="mean over the tokens scored", format=".3f"),
+            *between,
+            Column("auroc_paper", auroc_paper, "AUROC, paper's mean", meaning="mean over all tokens", format=".3f"),
+            Column("tokens_scored", scored, "tokens scored", meaning="those that follow some token in the counts"),
+            Column(
+                "auroc_by_frequency",
+                [mean_by_frequency(scores, occurrences) for scores in self.auroc],
+                "AUROC by frequency",
+                meaning="mean over places in text: each token as often as it occurs",
+                format=".3f",
+            ),
+        ]
+        caption = (
+            "Table 2. The paper's mean counts a token that follows no token as 0. By frequency, a frequent token "
+            "counts for more: that is the mean over the places of the text that was counted."
+        )
+        return Table(columns, " ".join(filter(None, (caption, self.drawn, bare_embeddings(self.layer)))))
+
+    @property
+    def drawn(self) -> str:
+        """How many tokens were drawn, in a sentence; empty if all are scored."""
+        if self.sample is None:
+            return ""
+        return (
+            f"Means are estimates from {len(self.sample.items):,} current tokens of the {self.sample.sizes.sum():,} "
+            "that follow some token, drawn at random from groups of similar frequency."
+        )
+
+    @property
+    def counted(self) -> str:
+        """What was counted where no counts were given, in a sentence; empty where some were."""
+        if set(self.counts.corpus_files) != {file.name for file in works()}:
+            return ""
+        return (
+            f"Bigrams of {self.counts.tokens:,} tokens were counted, in the {self.counts.documents} works in the "
+            "public domain that come with weightscope; those of a larger corpus say more (`weightscope bigrams`)."
+        )
+
+    @property
+    def ranked(self) -> Table:
+        """The same, best head first."""
+        return self.heads.sorted_by("auroc", descending=True)
+
+    @property
+    def lead(self) -> str:
+        """The result in a sentence."""
+        head, auroc = self.ranked["head"], self.ranked["auroc"]
+        result = (
+            f"Head {head[0]} ranks previous tokens that occur in text above those that do not with AUROC "
+            f"{auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is chance."
+        )
+        return " ".join(filter(None, (result, self.drawn, self.counted, bare_embeddings(self.layer))))
+
+    def shown(self) -> list[Table]:
+        """Heads, the best first."""
+        return [self.ranked]
+
+    def __repr__(self) -> str:
+        best, auroc = self.ranked["head"][0], self.ranked["auroc"][0]
+        sizes = f"{printable(self.model)}, layer {self.layer}: {len(self.auroc)} heads"
+        return f"BigramAuroc({sizes}, the best is head {best} with {auroc:.2f})"
+
+    def __str__(self) -> str:
+        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
+
+    def printed(self) -> list[str | Table]:
+        """What a terminal shows, from above to below."""
+        return [
+            self.ranked,
+            *filter(None, [self.counted]),
+            *(f"not in these numbers: {caveat}" for caveat in self.caveats),
+        ]
+
+
+def bigram_auroc(
+    model: Model | str | Path,
+    counts: Counts | str | Path | None = None,
+    layer: int = 0,
+    delta: int = 1,
+    device: str = "cpu",
+    progress: bool = False,
+    sample: int | None = None,
+) -> BigramAuroc:
+    """AUROC of every head over the full vocabulary: does T^ee rank the tokens that come before a token above others?
+
+    Parameters
+    ----------
+    model : Model, str or Path
+        A model, or what `open_model` opens.
+    counts : Counts or path, optional
+        Bigrams by the model's own tokenizer, or their file. By default those that come with the embedded checkpoint;
+        for another, its tokenizer counts the works in the public domain that come with weightscope.
+    layer, delta, device
+        As in `FirstLayer`.
+    progress : bool
+        Show a bar.
+    sample : int, optional
+        Score this many randomly drawn current tokens against the full vocabulary: means then have intervals.
+
+    Raises
+    ------
+    CheckpointError
+        No token embedding, counts of another vocabulary or tokenizer, or no counts and no tokenizer that splits texts;
+        a sample of too few tokens.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> auroc = ws.bigram_auroc(ws.open_model("embedded"))
+    >>> auroc
+    BigramAuroc(embedded, layer 0: 8 heads, the best is head 6 with 0.80)
+    >>> auroc.auroc.shape
+    (8, 8000)
+    """
+    model = as_model(model)
+    with progress_shown(progress):
+        first, counts = FirstLayer(model, layer, delta, device), counts_for(model, counts)
+        return measure_heads(first, counts, sample=None if sample is None else draw_tokens(first, counts, sample))
+
+
+def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
+    """The bigram counts, after checking that they are for this model's tokens."""
+    n_tokens = model.embeddings.n_tokens
+    if counts is None and model.checkpoint.folder != FOLDER:
+        counts = _of_works(model)
+    if not isinstance(counts, Counts):
+        counts = load_counts(counts or COUNTS)
+    tokenizer = tokenizer_if_any(model.tokenizer)
+    if isinstance(tokenizer, TokenList):  # it may be padded to the embedding
+        tokenizer = None
+    counts.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
+    return counts
+
+
+def _of_works(model: Model) -> Counts:
+    """The bigrams, by the model's own tokenizer, of the texts that come with weightscope."""
+    try:
+        return count_bigrams(works(), load_tokenizer(model.tokenizer))
+    except CheckpointError as error:
+        how = "`weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
+        raise CheckpointError(f"needs bigram counts ({error}); {how}", file=model.name) from None
+
+
+def measure_heads(
+    first: FirstLayer,
+    counts: Counts,
+    engine: Engine | None = None,
+    on_worker: "Callable[[], Scorer] | None" = None,
+    sample: Stratified | None = None,
+) -> BigramAuroc:
+    """As `bigram_auroc`, in blocks of rows wherever an engine computes."""
+    if engine is None:
+        with ThisProcess() as local_engine:
+            return measure_heads(first, counts, local_engine, sample=sample)
+    n_tokens, scorer = first.model.embeddings.n_tokens, Scorer(first, counts)
+    get_scorer = on_worker if engine.elsewhere else lambda: scorer
+    with one_blas_thread():
+        auroc = np.full((len(first.heads), n_tokens), np.nan)
+    step = max(FEWEST_ROWS, PRODUCTS_A_TASK // (n_tokens * first.model.config.head_dim))
+    n_rows = n_tokens if sample is None else len(sample.items)
+    for head in range(len(auroc)):
+        for start in range(0, n_rows, step):
+            stop = min(start + step, n_rows)
+            rows = range(start, stop) if sample is None else sample.items[start:stop]
+            engine.submit((head, start, stop), auroc_of_rows, get_scorer, head, rows)
+    with bar(what="AUROC", unit="token", total=len(auroc) * n_rows, unit_scale=True) as done:
+        while engine.busy:
+            (head, start, stop), values, error = engine.next()
+            if error is not None:
+                raise error
+            place = slice(start, stop) if sample is None else sample.items[start:stop]
+            auroc[head, place] = array_of(values, (stop - start,), f"head {head}")
+            done.update(stop - start)
+    caveats = (*first.attention.caveats, *counts.caveats)
+    provenance = Provenance.of(first.model.checkpoint)
+    return BigramAuroc(first.model.title, first.layer, counts, auroc, caveats, sample, provenance)
+
+
+def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, tokens: range | np.ndarray) -> np.ndarray:
+    """The task that Table 2 consists of: one head and a block of rows. Their size depends on sizes alone."""
+    with one_blas_thread():
+        return get_scorer().auroc(head, tokens)
+
+
+class Scorer:
+    """A layer's heads and bigram counts, from which it computes the AUROC of a head's rows."""
+
+    def __init__(self, first: FirstLayer, counts: Counts) -> None:
+        self._first = first
+        self._matrix = counts.matrix(first.model.embeddings.n_tokens)
+        self._keys: tuple[int, np.ndarray] | None = None
+        self._making = Lock()  # a worker may have several threads, and all need the same layer and keys
+
+    def auroc(self, head: int, tokens: range | np.ndarray) -> np.ndarray:
+        """AUROC of one head for a run of current tokens, or for some of them, float64 (n,)."""
+        with self._making:
+            keys = self._key_factor(self._first.heads[head].kv_head)
+        if isinstance(tokens, range):
+            queries = self._first.query_factor(head, tokens.start, tokens.stop)
+            counts = self._matrix[tokens.start : tokens.stop]
+        else:
+            queries, counts = self._first.query_rows(head, tokens), self._matrix[tokens]
+        try:
+            return auroc_by_token(queries, keys, counts, device=open_device(self._first.device))
+        except TooLargeError:
+            raise overflow(self._first.model, f"T^ee of head {head}", self._first.layer) from None
+
+    def _key_factor(self, kv_head: int) -> np.ndarray:
+        """Of the key-value head asked for last, which is kept: rows and heads that share it come one after another."""
+        if self._keys is None or self._keys[0] != kv_head:
+            self._keys = None
+            self._keys = kv_head, self._first.key_factor(kv_head)
+        return self._keys[1]
+
+
+@dataclass(frozen=True)
+class ScorerOnWorker:
+    """How a worker gets a Scorer: it reads the checkpoint and the counts itself, once, and keeps them."""
+
+    source: Source
+    layer: int  # As in `FirstLayer`
+    delta: int
+    counts: Path | None  # COUNTS.npz on a file system that workers share; None as in `bigram_auroc`
+    seen: RunIdentity  # Of that file where the task comes from
+    device: str = "cpu"  # As in `FirstLayer`, on the worker
+
+    @classmethod
+    def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "ScorerOnWorker":
+        """What `first` is of `source`, and the counts as this machine has them."""
+        path = None if counts is None else counts.absolute()
+        return cls(source.as_seen(first.model), first.layer, first.delta, path, _identity(path), first.device)
+
+    def __call__(self) -> Scorer:
+        with _opening:
+            return _kept(self)
+
+
+_opening = Lock()
+
+
+@lru_cache(maxsize=1)
+def _kept(wanted: ScorerOnWorker) -> Scorer:
+    wanted.seen.refuse_other(_identity(wanted.counts), str(wanted.counts))
+    first = FirstLayer(wanted.source.elsewhere(), wanted.layer, wanted.delta, wanted.device)
+    return Scorer(first, counts_for(first.model, wanted.counts))
+
+
+def _identity(counts: Path | None) -> RunIdentity:
+    return RunIdentity.of(counts=None if counts is None else file_identity(counts))

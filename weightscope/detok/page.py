@@ -1,0 +1,125 @@
+"""The detokenization analysis as sections of a page, whose figures are drawn into files."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weightscope.detok import figures, paper
+from weightscope.detok.first_layer import TERMS
+from weightscope.detok.heads import BigramAuroc, TokenRoc
+from weightscope.detok.on_text import TextCheck
+from weightscope.detok.positions import SHOWN, PositionTerms, Trends
+from weightscope.files import Files
+from weightscope.formulas import plain
+from weightscope.pages.page import Figure, Filed, Section, write_page
+from weightscope.pages.style import save
+from weightscope.progress import phase
+from weightscope.tables import Column, Table
+
+# Eq. 14: the terms of a score that depend on positions.
+EQUATIONS = "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$"
+BARE_EQUATIONS = "$$T^p(j) = b_QK p_j^⊤$$ $$T^pp(i, j) = p_i W_QK p_j^⊤$$ Without $σ$, which needs token embeddings."
+
+
+@phase("drawing figures")
+def write_auroc_page(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> None:
+    """Write report.html and its figures."""
+    title = f"Detokenization in layer {auroc.layer} of {auroc.model}"
+    sections = auroc_sections(files, auroc, curves)
+    write_page(files, "report.html", title, auroc.lead, sections, model=auroc.model, provenance=auroc.provenance)
+
+
+def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> list[Section]:
+    """Table 2, with the paper's numbers if the model is the paper's, and the ROC curves of Fig. 2, if any."""
+    table, counts = auroc.ranked, auroc.counts
+    of_paper = paper.is_of(auroc.model) and auroc.layer == 0
+    if of_paper:
+        printed, by_frequency = (
+            np.array([means.get(head, np.nan) for head in table["head"]])
+            for means in (paper.AUROC, paper.AUROC_BY_FREQUENCY)
+        )
+        differs = Column(
+            "auroc_paper_differs", table["auroc_paper"] - printed, "auroc_paper less Table 2", format="+.3f"
+        )
+        compared = (
+            Column("auroc_printed", printed, "Table 2's AUROC", format=".3f"), differs,
+            Column("auroc_by_frequency_noted", by_frequency, "by frequency, authors' notes", format=".3f"),
+        )  # fmt: skip
+        table = Table([*table.columns, *compared], table.caption)
+    scored = f"{table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,}"
+    which = "were drawn" if auroc.sample else "follow some token"
+    text = f"{plain(counts.origin)}. {scored} tokens {which}."
+    caption = (
+        "Bigram AUROC of $T^ee$ by head, best first. "
+        "Dot: mean over tokens; bars: the middle half and the middle 90 % of them."
+    )
+    drawn = Figure(save(figures.auroc_figure(auroc), files, "auroc"), caption)
+    measured = table if of_paper else Filed(table, "heads.csv")
+    sections = [Section("Which heads put words together", text, [drawn, measured])]
+    if curves:
+        coloured = paper.there(paper.HEADS_OF_FIG_2, len(auroc.auroc)) if of_paper else table["head"][[0, -1]].tolist()
+        which = "the paper's heads" if of_paper else "the best and the worst head"
+        caption = f"ROC curves for single current tokens (Fig. 2): {which} in colour, the others in grey."
+        drawn = Figure(save(figures.roc_figure(curves, coloured), files, "roc"), caption)
+        sections.append(Section("ROC curves of single tokens", parts=[drawn]))
+    return sections
+
+
+def neighbour_section(table: Table, tokens: Sequence[str], printed: Table | None = None) -> Section:
+    """Tables 1 and 3: what heads would put before each of these tokens, and the paper's ranks with those found."""
+    listed = ", ".join(plain(repr(token)) for token in tokens)
+    text = (
+        "$$T^ee(i, j) = frac(e_i W_QK e_j^⊤, σ_i σ_j)$$ "
+        f"The previous tokens $j$ that heads score highest for the current tokens {listed}, before $1/√(d')$."
+    )
+    ranks = [] if printed is None else [Filed(printed, "printed.csv")]
+    return Section("What heads look for", text, [Filed(table, "neighbours.csv"), *ranks])
+
+
+@phase("drawing figures")
+def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
+    """Fig. 3 for the selected heads, or the one that looks nearest, and the trends of all."""
+    table, parts = terms.heads, []
+    for head in heads or (terms.nearest_head(),):
+        t_p, t_pp = ({name: table[f"{part}_{name}"][head] for name in Trends._fields} for part in ("t_p", "t_pp"))
+        caption = (
+            f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last position is "
+            f"{terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
+            f"is {t_p['linear_share']:.0%} of the variance of $T^p$; a sinusoid of period {t_pp['period']:.0f} is "
+            f"{t_pp['sinusoid_share']:.0%} of that of $T^pp$."
+        )
+        parts.append(Figure(save(figures.position_figure(terms, head), files, f"positions-head-{head}"), caption))
+    caption = f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken out."
+    parts.append(Figure(save(figures.all_heads_figure(terms), files, "positions-all-heads"), caption))
+    what = EQUATIONS if terms.sigma is not None else BARE_EQUATIONS
+    trends = Filed(table.select(*SHOWN), "trends.csv")
+    return Section("What heads owe to position", what, [*parts, trends])
+
+
+@phase("drawing figures")
+def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
+    """Fig. 4 for the selected heads, or the one that looks nearest, and every head's contributions."""
+    shown = tuple(heads) or (terms.nearest_head(),)
+    head = shown[0]
+    strongest = max(TERMS, key=lambda name: check.heads[name][head])
+    text = (
+        f"Attention of layer 0 on {check.n_texts} passages of {plain(check.source)}. Leaving out $T^{strongest}$ moves "
+        f"head {head}'s attention most, by {check.heads[strongest][head]:.2f} nats. The six terms add up to the "
+        f"model's attention: no weight differs by more than {check.difference:.0e}."
+    )
+    fig_4 = [
+        Figure(
+            save(figures.text_figure(check, terms, head), files, f"empirical-head-{head}"),
+            f"Fig. 4. Left: head {head}'s attention from position {check.query} with the band of 95 % of the texts, "
+            "and what position alone predicts with $σ_i$ at its mean, as in Fig. 3. Middle: how far it moves "
+            "without each term, by position (eq. 18: $D_KL(P ∥ Q)$, scores divided by $√(d')$). Right: the same as the "
+            "authors' script draws the paper's figure, $D_KL(Q ∥ P)/(i + 1)$ of undivided scores, averaged over heads; "
+            "c_paper in contributions.csv.",
+        )
+        for head in shown
+    ]
+    every = Figure(
+        save(figures.contributions_figure(check), files, "contributions"),
+        "Mean of each term's contribution over positions, in nats, by head.",
+    )
+    return Section("What happens on text", text, [*fig_4, every, check.heads])

@@ -1,0 +1,350 @@
+"""The position terms T^p and T^pp of every head (detokenization paper, section 4 and Fig. 3)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from scipy.special import softmax
+
+from weightscope.attention.factored import Factored
+from weightscope.attention.layer import Head, Layer
+from weightscope.detok import paper
+from weightscope.detok.sigma import SigmaStatistics
+from weightscope.display import ShowsShapes, function_at
+from weightscope.errors import CheckpointError, counted
+from weightscope.files import Files
+from weightscope.metrics.untrained import undertrained_rows
+from weightscope.model import Model
+from weightscope.provenance import Provenance
+from weightscope.results import Result
+from weightscope.tables import Column, Table
+
+SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "recency", "near_mass")
+FEWEST = 8  # positions that a trend needs
+RUNS = 12  # of positions that a sentence lists
+CLIFF = 2 / 3  # of T^p at the position before: the last position has less where training hardly shaped it
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PositionTerms(ShowsShapes, Result):
+    """Position terms of all heads at one query position.
+
+    Attributes
+    ----------
+    query : int
+        The position i.
+    scale : float
+        What multiplies a score before the softmax, 1/sqrt(d').
+    p_numerator, pp_numerator : (n_heads, n_positions) arrays
+        b_QK p_j' and p_i W_QK p_j', no sigma in them.
+    sigma : SigmaStatistics or None
+        None where only the numerators can be had or were asked for.
+    undertrained : int array
+        Positions whose embedding training hardly touched, in order.
+    provenance : Provenance
+        What was read, by which command and version, and when.
+    """
+
+    FIGURE = "detok.figures:position_figure"
+
+    query: int
+    scale: float
+    p_numerator: np.ndarray
+    pp_numerator: np.ndarray
+    sigma: SigmaStatistics | None
+    undertrained: np.ndarray
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
+
+    @property
+    def t_p(self) -> np.ndarray:
+        """T^p averaged over the tokens at j, or its numerator: (n_heads, n_positions)."""
+        return self.p_numerator if self.sigma is None else self.p_numerator * self.sigma.inverse_mean
+
+    @property
+    def t_pp(self) -> np.ndarray:
+        """T^pp averaged over the tokens at i and at j, or its numerator: (n_heads, n_positions)."""
+        if self.sigma is None:
+            return self.pp_numerator
+        return self.pp_numerator * self.sigma.inverse_mean * self.sigma.inverse_mean[self.query]
+
+    def attention(self) -> np.ndarray:
+        """softmax_j((T^p + T^pp) / sqrt(d')) over j = 0 .. i, averaged over what tokens may stand at i and j."""
+        return softmax((self.t_p + self.t_pp)[:, : self.query + 1] * self.scale, axis=-1)
+
+    def at_sigma(self, head: int, which: str) -> "AtSigma":
+        """T^pp, T^p + T^pp and the softmax of a head's sum, with one sigma_i for the query: Fig. 3 but for upper left.
+
+        Parameters
+        ----------
+        head : int
+        which : {"mean", "minimum", "maximum"}
+            Of sigma_i over the tokens that may stand at the query position.
+
+        Raises
+        ------
+        ValueError
+            There is no sigma.
+        """
+        if self.sigma is None:
+            raise ValueError("position terms without sigma have no attention")
+        sigma_i = getattr(self.sigma, which)[self.query]
+        t_p, t_pp = (terms[head, : self.query + 1] for terms in (self.p_numerator, self.pp_numerator))
+        pp, both = (spread_over_tokens(t, self.sigma) for t in (t_pp / sigma_i, t_p + t_pp / sigma_i))
+        return AtSigma(pp, both, softmax(both.mean * self.scale))
+
+    @property
+    def cliff(self) -> float | None:
+        """|T^p| of the last position over that of the one before it, in the median head, where it has a cliff."""
+        before, last = np.abs(self.t_p[:, -2:]).T  # (n_heads,) each
+        ratio = float(np.median(last[before > 0] / before[before > 0])) if (before > 0).any() else 1.0
+        return ratio if ratio < CLIFF else None
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Caveats on positions that training hardly touched, in sentences."""
+        if not len(self.undertrained):
+            if self.cliff is None:
+                return ()
+            last = self.t_p.shape[1] - 1
+            return (
+                f"T^p of the last position, {last}, is {self.cliff:.2f} times that of position {last - 1} in the "
+                "median head: no later token attends to the last position, so it was trained less.",
+            )
+        count, listed = len(self.undertrained), in_runs(self.undertrained)
+        left_out = f"{counted(count, 'position')} hardly ever trained ({listed}), left out of the trends."
+        if self.query not in self.undertrained:
+            return (left_out,)
+        trained = np.setdiff1d(np.arange(self.t_p.shape[1]), self.undertrained)
+        return (
+            f"Query position {self.query} was hardly ever trained: T^pp and attention are those of a row near its "
+            f"random start; the last trained position is {trained[-1]}.",
+            left_out,
+        )
+
+    @cached_property
+    def heads(self) -> Table:
+        """One row per head: the quantities of the paper's section 4.
+
+        Trends are read from the positions that the query may attend to and that were trained.
+        """
+        trained = np.setdiff1d(np.arange(self.query + 1), self.undertrained)
+        t_p, t_pp = self.t_p[:, trained], self.t_pp[:, trained]
+        near = np.full(len(t_p), np.nan) if self.sigma is None else near_mass(self.attention())
+        columns = [
+            Column("head", np.arange(len(t_p))),
+            *_trend_columns("t_p", "$T^p$", t_p),
+            *_trend_columns("t_pp", "$T^pp$", t_pp),
+            *_trend_columns("total", "$T^p + T^pp$", t_p + t_pp),
+            Column("t_p_lowest_at", trained[t_p.argmin(axis=1)], "$T^p$ lowest at", meaning="position"),
+            Column("t_p_falling", (np.diff(t_p) < 0).mean(axis=1), "$T^p$ falls", meaning="share of its steps"),
+            Column("t_pp_highest_at", trained[t_pp.argmax(axis=1)], "$T^pp$ highest at", meaning="position"),
+            Column("recency", [*map(recency, t_p + t_pp)], meaning="Spearman correlation of the sum with j"),
+            Column("near_mass", near, "near mass", meaning="attention that position gives to the nearest tenth"),
+        ]
+        return Table(columns, f"Trends of the position terms over $j$, at query position {self.query}.")
+
+    @property
+    def headline(self) -> str:
+        """What position alone does, in a sentence."""
+        near, most = np.count_nonzero(self.heads["recency"] > 0), self.nearest_head()
+        result = f"Position alone makes {near} of {len(self.heads)} heads favour near tokens"
+        if self.sigma is None:
+            return f"{result}, head {most} most steadily."
+        mass = self.heads["near_mass"][most]
+        return f"{result}; head {most} gives {mass:.0%} of its attention to the nearest tenth of them (chance: 10%)."
+
+    @property
+    def lead(self) -> str:
+        """The same, and the caveats."""
+        return " ".join([self.headline, *self.cautions])
+
+    def shown(self) -> list[Table]:
+        """What each head does with positions."""
+        return [self.heads.select(*SHOWN)]
+
+    def plot(self, head: int | None = None) -> Any:
+        """Fig. 3 of the paper for a head, by default the one that looks nearest: a matplotlib Figure."""
+        return function_at(self.FIGURE)(self, self.nearest_head() if head is None else head)
+
+    def nearest_head(self) -> int:
+        """The head that position makes look nearest."""
+        return int(np.argmax(self.heads["recency" if self.sigma is None else "near_mass"]))
+
+    def write_tables(self, files: Files) -> None:
+        """Write positions.npz and trends.csv."""
+        scaled = {} if self.sigma is None else {f"sigma_{name}": value for name, value in asdict(self.sigma).items()}
+        query = np.array(self.query)
+        files.npz("positions.npz", t_p=self.t_p, t_pp=self.t_pp, query=query, undertrained=self.undertrained, **scaled)
+        files.table("trends.csv", self.heads)
+
+
+def _trend_columns(part: str, symbol: str, curves: np.ndarray) -> list[Column]:
+    slope, linear, period, sinusoid = trends(curves)
+    return [
+        Column(f"{part}_slope", slope, f"slope of {symbol}", meaning="of the line fitted to it, per position"),
+        Column(f"{part}_linear_share", linear, f"linear share of {symbol}", meaning="of its variance"),
+        Column(f"{part}_period", period, f"period of {symbol}", meaning="of its strongest sinusoid, in positions"),
+        Column(f"{part}_sinusoid_share", sinusoid, f"sinusoid share of {symbol}", meaning="of its variance"),
+    ]
+
+
+class ReadsPositions(Protocol):
+    """What the terms are computed from: a `FirstLayer`."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def heads(self) -> Sequence[Head]: ...
+    @property
+    def sigma(self) -> SigmaStatistics: ...
+    def check_finite(self, what: str, values: np.ndarray, layer: int | None = None) -> None: ...
+
+
+def position_terms(first: ReadsPositions, query: int | None = None, unscaled: bool = False) -> PositionTerms:
+    """Compute the position terms of every head of the first layer."""
+    model, positions = first.model, first.model.positions
+    if positions is None:
+        problem = f"a {model.family.name} has no position embedding, hence no T^p and T^pp"
+        raise CheckpointError(f"{problem}; {_instead(first.heads[0].layer)}", file=model.checkpoint.name)
+    # At the last trained position T^p has a cliff of its own, so that a shorter model is looked at in mid-context.
+    query = min(paper.QUERY, max((len(positions) - 1) // 2, FEWEST - 1)) if query is None else query
+    if not FEWEST - 1 <= query < len(positions):
+        problem = f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the model's positions"
+        raise CheckpointError(problem, file=model.checkpoint.name)
+    undertrained = undertrained_rows(positions, model.config.initial_std)
+    trained = np.setdiff1d(np.arange(query + 1), undertrained)
+    if len(trained) < FEWEST:
+        problem = f"only {len(trained)} of the positions up to {query} look trained, and a trend needs {FEWEST}"
+        raise CheckpointError(f"{problem}; untrained are {in_runs(undertrained)}", file=model.checkpoint.name)
+    sigma = None if unscaled else first.sigma
+    with np.errstate(over="ignore", invalid="ignore"):  # found and named below
+        numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
+    t_p, t_pp = (np.stack(terms).astype(np.float64) for terms in zip(*numerators, strict=True))
+    terms = PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained, Provenance.of(model.checkpoint))
+    for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):
+        first.check_finite(what, values, first.layer)
+    return terms
+
+
+def _instead(layer: Layer) -> str:
+    """How to see what positions do in a layer that gets none from embeddings."""
+    if layer.rotation is not None:
+        return "it rotates queries and keys: `weightscope audit SOURCE --deltas 0,1,8` measures W_QK at those distances"
+    if layer.additive is not None:
+        return f"it adds biases by distance to the scores: model.layer({layer.index}).position_bias(delta)"
+    return f"layer {layer.index} sees no positions" if not layer.relative else "it has terms of a token and a distance"
+
+
+def in_runs(indices: np.ndarray) -> str:
+    """Sorted indices as text, with runs shortened: 3, 191-511."""
+    runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
+    shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:RUNS] if len(run)]
+    return ", ".join([*shown, *(["..."] if len(runs) > RUNS else [])])
+
+
+def position_numerators(
+    qk: Factored, qk_bias: np.ndarray, positions: np.ndarray, query: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """b_QK p_j' and p_i W_QK p_j' for every j: T^p and T^pp before any sigma divides them; qk (d, d), qk_bias (d,),
+    positions (n_positions, d) -> (n_positions,), (n_positions,)."""
+    return positions @ qk_bias, (positions @ qk.right) @ (positions[query] @ qk.left)
+
+
+class Curve(NamedTuple):
+    """A position term over j: its mean over tokens at j, and the band that holds 95 % of them; (n,) arrays."""
+
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def spread_over_tokens(numerator: np.ndarray, sigma: SigmaStatistics) -> Curve:
+    """numerator_j / sigma_j with sigma_j spread over the tokens that may stand at j (Fig. 3's band): numerator (n,).
+
+    The numerator knows no token, so its mean and percentiles are those of 1/sigma_j times the numerator, with the ends
+    swapped where it is negative.
+    """
+    n = len(numerator)
+    ends = np.stack([numerator * sigma.inverse_low[:n], numerator * sigma.inverse_high[:n]])
+    return Curve(numerator * sigma.inverse_mean[:n], ends.min(axis=0), ends.max(axis=0))
+
+
+class AtSigma(NamedTuple):
+    """A head's position terms with one sigma_i for the query: T^pp and T^p + T^pp over j <= i, and the softmax."""
+
+    pp: Curve
+    both: Curve
+    attention: np.ndarray
+
+
+class Trends(NamedTuple):
+    """The paper's description of position curves, as numbers; (n_curves,) arrays."""
+
+    slope: np.ndarray  # Of the least-squares line, per position: ALiBi's bias is a positive slope in j
+    linear_share: np.ndarray  # Share of the curve's variance that the line explains (R^2)
+    # Period in positions of the strongest sinusoid that is left when the line is taken out; NaN without one.
+    period: np.ndarray
+    sinusoid_share: np.ndarray  # Share of the curve's variance which that one sinusoid explains beyond the line
+
+
+def trends(curves: np.ndarray) -> Trends:
+    """Split each curve into an ALiBi-like line and a sinusoid (detokenization paper, section 4): curves (n_curves, n).
+
+    The sinusoid is fitted by least squares at every period of a dense grid, orthogonal to the line, so that periods
+    that do not divide the length are found as they are. A constant curve has slope 0 and no sinusoid.
+    Memory: 32 n^2 bytes, 34 MB for GPT-2's 1,024 positions.
+    """
+    n = curves.shape[1]
+    if n < FEWEST:
+        raise ValueError(f"a trend needs at least {FEWEST} positions, not {n}")
+    j = np.arange(n) - (n - 1) / 2
+    line = np.stack([np.full(n, n**-0.5), j / np.linalg.norm(j)])  # (2, n), orthonormal
+    y = curves.astype(np.float64)
+    y -= y.mean(axis=1, keepdims=True)  # (c, n)
+    remainder = y - (y @ line.T) @ line
+    total, unexplained = (y**2).sum(axis=1), (remainder**2).sum(axis=1)  # (c,)
+    varies = total > 1e-24 * n * np.abs(curves).max(axis=1, initial=1.0) ** 2  # not constant up to rounding
+    waves = varies & (unexplained > 1e-12 * total)
+    variance = np.where(varies, total, 1.0)
+
+    periods = n / np.arange(1, n / 4, 0.125)  # from the length down to 4 positions, eight to each cycle more that fits
+    explained = _explained_by_sinusoids(remainder, line, j, periods)  # (c, n_periods)
+    return Trends(
+        slope=np.where(varies, [row @ j / (j @ j) for row in y], 0.0),
+        linear_share=np.where(varies, 1 - unexplained / variance, 0.0),
+        period=np.where(waves, periods[explained.argmax(axis=1)], np.nan),
+        sinusoid_share=np.where(waves, explained.max(axis=1) / variance, 0.0),
+    )
+
+
+def _explained_by_sinusoids(remainder: np.ndarray, line: np.ndarray, j: np.ndarray, periods: np.ndarray) -> np.ndarray:
+    """Sum of squares that a sinusoid of each period takes out of what a line left: (n_curves, n_periods)."""
+    angles = 2 * np.pi * j / periods[:, None]  # (p, n)
+    sine, cosine = np.sin(angles), np.cos(angles)
+    sine -= (sine @ line.T) @ line
+    cosine -= (cosine @ line.T) @ line
+    # Gram-Schmidt on the pair; near the longest period what the line leaves of the sine is short but not zero.
+    sine /= np.linalg.norm(sine, axis=1, keepdims=True)
+    cosine -= (cosine * sine).sum(axis=1, keepdims=True) * sine
+    cosine /= np.linalg.norm(cosine, axis=1, keepdims=True)
+    return (remainder @ sine.T) ** 2 + (remainder @ cosine.T) ** 2
+
+
+def recency(scores: np.ndarray) -> float:
+    """Spearman correlation of a score with j: 1 where attention falls with distance all the way, 0 without a trend;
+    scores (n,)."""
+    from scipy.stats import spearmanr  # SciPy's statistics take a while to import
+
+    if np.ptp(scores) == 0:
+        return 0.0
+    return float(spearmanr(np.arange(len(scores)), scores).statistic)
+
+
+def near_mass(attention: np.ndarray, share: float = 0.1) -> np.ndarray:
+    """Attention that the nearest tenth of the positions gets; a tenth where position does not matter: attention (...,
+    n)."""
+    return attention[..., -max(1, round(share * attention.shape[-1])) :].sum(axis=-1)

@@ -1,0 +1,442 @@
+"""Where a checkpoint comes from: the verdict, the layers that match, and what was done, as one result."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weightscope.errors import CheckpointError, counted, printable
+from weightscope.findings import listed, spans
+from weightscope.lineage.direction import HOW, Proof, proof, without_layers
+from weightscope.lineage.elsewhere import Elsewhere, elsewhere
+from weightscope.lineage.kinds import EXPLAINED, weight_kinds
+from weightscope.lineage.matching import BACKGROUND, ROUTES
+from weightscope.lineage.shares import Shares, shares_of
+from weightscope.lineage.sketches import Sketches
+from weightscope.lineage.structure import Kind, structure_kinds
+from weightscope.lineage.surgery import Surgery, compared
+from weightscope.lineage.verdict import Base, Judged, Related, candidates, judge, print_of, sources
+from weightscope.model import Model
+from weightscope.progress import progress_shown
+from weightscope.provenance import Provenance
+from weightscope.results import Result
+from weightscope.tables import Column, Table, as_json
+
+NAMED = 3  # damaged fingerprints that a sentence names
+SMALLEST = 1e-99  # probability that is shown as a number
+NOT_ALIKE = 0.97  # likeness below which fingerprints alone show that weights differ
+NOT_IN_PRINTS = "feed-forward networks and embeddings were not compared, since a fingerprint does not hold them"
+TABLES: dict[str, Callable[["Lineage"], Any]] = {
+    "lineage.json": lambda lineage: lineage.as_json(),
+    "alignment.csv": lambda lineage: lineage.alignment,
+}
+RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
+UNKNOWN_ORDER = "the weights do not show which came first"
+COMPARED_TOO = "Feed-forward networks, embeddings and norms were compared too: nothing is shared."
+OUT_OF_REACH = (
+    "Distillation, or training a new model on another's answers, copies no weights, so it cannot be detected here."
+)
+
+
+def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = False) -> "Lineage":
+    """Find out from weights whether a checkpoint has an origin in common with one of several others, and what differs.
+
+    Parameters
+    ----------
+    suspect : Model, str or Path
+        A model, anything that `open_model` opens, or a fingerprint file (`weightscope fingerprint`).
+    bases : Model, str or Path, or several
+        The same, or a folder of fingerprint files; those most like the suspect are compared.
+    progress : bool
+        Show a progress bar.
+
+    Returns
+    -------
+    Lineage
+        `verdict` "derived" (from `base`), "related" (the weights do not show which came first), "unrelated" or
+        "undecided"; `base`, `p_value`, `kinds`, `weights`, `alignment`.
+
+    Raises
+    ------
+    CheckpointError
+        A checkpoint or a fingerprint cannot be read.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> found = ws.lineage("embedded", "embedded")
+    >>> found.verdict, [kind.kind for kind in found.kinds]
+    ('related', ['same bytes'])
+    """
+    named = [bases] if isinstance(bases, Model | str | Path) else list(bases)
+    if not named:
+        raise CheckpointError("lineage needs at least one base")
+    with progress_shown(progress):
+        found = _lineage(suspect, named)
+    read = [found.suspect.read, *(each.base.read for each in found.judged)]
+    return replace(found, provenance=found.provenance.of_all(read))
+
+
+def _lineage(suspect: Base, named: Sequence[Base]) -> "Lineage":
+    """The same without the files that were read."""
+    sketches = print_of(suspect)
+    compared_with, looked_at, unread = candidates(sketches, named)
+    judged = [judge(sketches, base) for base in compared_with]
+    comparisons = max(1, looked_at) * len(ROUTES)
+    log_p = min((each.log_p for each in judged), default=0.0) + log(comparisons)
+    p = exp(min(0.0, max(-700.0, log_p)))
+    related = sorted((Related(j.base, j.match) for j in judged if j.match), key=lambda each: -each.weight)
+    if related:
+        return replace(_related(sketches, judged, related, p, comparisons), unread=unread)
+    others = [_elsewhere(sketches, each.base) for each in judged]
+    taken = [(each.base, other) for each, other in zip(judged, others, strict=True) if other and other.is_shared]
+    if taken:
+        shared = max(taken, key=lambda each: each[1].share)
+        return Lineage(sketches, judged, None, "related", p, comparisons, unread=unread, shared=shared)
+    why = [each.doubt or (other.doubt if other else NOT_IN_PRINTS) for each, other in zip(judged, others, strict=True)]
+    doubts = [f"{printable(each.base.name)}: {doubt}" for each, doubt in zip(judged, why, strict=True) if doubt]
+    doubts += [listed(unread, NAMED)] if unread else []
+    verdict = "undecided" if doubts else "unrelated"
+    return Lineage(sketches, judged, None, verdict, p, comparisons, doubts=doubts, unread=unread)
+
+
+def _elsewhere(suspect: Sketches, base: Sketches) -> Elsewhere | None:
+    """What both share outside their heads, if the weights of both are there."""
+    if suspect.source is None or base.source is None:
+        return None
+    return elsewhere(suspect.source, base.source)
+
+
+TURNED = "stream rotated or permuted"  # where weights do not tell which
+TRAINED = ("fine-tuned", "low-rank update")  # what a merge of tuned models looks like next to one of them
+SMALLER = {"B": {"layers removed", "vocabulary cut"}, "A": {"layers replaced or added", "layers repeated",
+           "vocabulary extended"}}  # fmt: skip  # what the newer one lacks, by whether that is the suspect
+OTHER_SIZES = {
+    "heads removed",
+    "heads added",
+    "heads grouped",
+    "heads grouped: the base",
+    "width cut",
+    "width extended",
+    "layers replaced or added",
+}
+
+
+def _related(
+    suspect: Sketches, judged: list[Judged], related: Sequence[Related], p: float, comparisons: int
+) -> "Lineage":
+    """How the suspect differs from the first of these bases, or from several, and which came first."""
+    first, of_layers = related[0], sources(suspect, related)
+    shares, drift, older, verdict = Shares({}), {}, None, "related"
+    if len({each.base.name for each in of_layers if each is not None}) > 1:
+        kinds, shares = _layers_of_several(suspect, of_layers)
+    else:
+        kinds = list(structure_kinds(suspect, first.base, first.match))
+        if suspect.source is not None and first.base.source is not None:
+            surgery = compared(suspect.source, first.base.source, first.match)
+            drift = {pair.layer: pair.drift for pair in surgery.layers}
+            structure = {kind.kind for kind in kinds}
+            done = weight_kinds(surgery, structure)
+            shares = shares_of(suspect.source, _summands(first, judged)) if first.match.route == "direct" else shares
+            if shares.weights:
+                kinds.append(_merge(suspect, shares))
+                done = [kind for kind in done if kind.kind not in TRAINED]
+                if shares.left > EXPLAINED * max(pair.values.rounding for pair in surgery.layers):
+                    text = f"The merge leaves {shares.left:.2g} of the suspect's norm unexplained."
+                    done.append(Kind("fine-tuned", suspect.layers, text))
+            elif derivation := _proved(suspect, first, surgery, structure, "B"):
+                verdict, older = "derived", derivation
+                done = _as_proved(done, derivation, suspect, "suspect")
+            elif reverse := _proved(suspect, first, surgery, structure, "A"):
+                older = reverse
+                done = _as_proved(done, reverse, suspect, "base")
+            kinds += done
+    kinds += _unnamed(suspect, first, kinds)
+    return Lineage(
+        suspect, judged, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older
+    )
+
+
+def _proved(suspect: Sketches, first: Related, surgery: Surgery, structure: set[str], which: str) -> Proof | None:
+    """How the suspect follows from the base, for `which` "B", or the base from the suspect, with something lost."""
+    assert suspect.source is not None and first.base.source is not None
+    smaller = SMALLER[which] & structure
+    if (OTHER_SIZES & structure) or smaller - {"layers removed"}:
+        return None
+    found = proof(surgery, suspect.source, first.base.source, which)
+    if found is not None and smaller:
+        gone = [layer for j, layer in enumerate(first.base.layers) if j not in first.match.layers]
+        if not without_layers(first.base.source, gone):
+            return None
+        found.ways["layers removed"] = len(gone)
+    return found if found is not None and found.ways else None
+
+
+WAYS = {"cast": "cast", "quantised": "quantised", "pruned": "pruned", "rank cut": "rank cut",
+        "direction removed": "direction removed"}  # fmt: skip  # the kind that says it, by how a tensor follows
+
+
+def _as_proved(done: Sequence[Kind], found: Proof, suspect: Sketches, smaller: str) -> list[Kind]:
+    """Kinds with what was proved in the place of what it may look like."""
+    mine = smaller == "suspect"
+    looks = ("fine-tuned",) if found.ways["direction removed"] else TRAINED
+    kept = [kind for kind in done if not kind.kind.startswith(looks) and (mine or not kind.kind.startswith("cast"))]
+    for way, kind in WAYS.items():
+        if found.ways[way] and not any(each.kind.startswith(kind) for each in kept):
+            other = "the base's" if mine else "the suspect's"
+            text = (
+                f"{counted(found.ways[way], 'tensor')} of the {smaller} can be recomputed from {other} by {HOW[way]}."
+            )
+            name = kind if mine else f"{kind}: the base"
+            kept.append(Kind(name, sorted(found.layers.get(way, ())) or suspect.layers, text))
+    return kept
+
+
+def _summands(first: Related, judged: Sequence[Judged]) -> list[Related]:
+    """Every base with the first one's sizes: products of two factors do not show a small share of a merge."""
+    sizes = [(each.base.about["d_model"], len(each.base.layers), len(each.base.layer)) for each in judged]
+    needed = (first.base.about["d_model"], len(first.base.layers), len(first.base.layer))
+    same = [each for each, size in zip(judged, sizes, strict=True) if size == needed]
+    return [
+        Related(each.base, each.match if each.match and each.match.route == "direct" else first.match) for each in same
+    ]
+
+
+def _layers_of_several(suspect: Sketches, of_layers: Sequence[Related | None]) -> tuple[list[Kind], Shares]:
+    """A merge that takes whole layers from several bases."""
+    layers: dict[str, list[int]] = {}
+    for layer, source in zip(suspect.layers, of_layers, strict=True):
+        if source is not None:
+            layers.setdefault(source.base.name, []).append(layer)
+    parts = "; ".join(f"{spans(taken)} from {printable(name)}" for name, taken in layers.items())
+    every = sorted(layer for taken in layers.values() for layer in taken)
+    kind = Kind("merge of layers", every, f"Layers {parts}.", len(every) / len(suspect.layers))
+    return [kind], Shares({name: len(taken) / len(suspect.layers) for name, taken in layers.items()})
+
+
+def _merge(suspect: Sketches, shares: Shares) -> Kind:
+    """A sum of several bases."""
+    parts = ", ".join(f"{share:.2f} of {printable(name)}" for name, share in shares.weights.items())
+    left = f"{shares.left:.2g} of the suspect's norm is left over, against {shares.alone:.2g} with one base"
+    text = f"{parts}. On rows outside the fit, {left}."
+    return Kind("merge", suspect.layers, text, 1 - shares.left / shares.alone)
+
+
+def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind]) -> list[Kind]:
+    """What the match of heads shows, if no other kind says so."""
+    match, names = first.match, " ".join(kind.kind for kind in kinds)
+    if match.route == "spectra":
+        text = (
+            "Only the singular values of heads agree; no change of basis alters these. This evidence is weaker, and it "
+            "does not show what else was done."
+        )
+        return [Kind(TURNED, suspect.layers, text, float(np.mean([j is not None for j in match.layers])))]
+    if match.route == "tokens" and "stream" not in names and "width" not in names:
+        text = "Heads agree when seen through the token embeddings, but not in the stream's own basis."
+        return [Kind(TURNED, suspect.layers, text)]
+    if not kinds and suspect.source is None and match.mean < NOT_ALIKE:
+        return [Kind("fine-tuned", suspect.layers, f"The mean likeness of heads is {match.mean:.2f}.")]
+    return []
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Lineage(Result):
+    """Where a checkpoint comes from.
+
+    Attributes
+    ----------
+    suspect : Sketches
+    judged : list of Judged
+        Every base that was compared.
+    origin : Related or None
+        The base that it shares attention heads with, and the match that shows this.
+    verdict : str
+        "derived": the suspect can be recomputed from the base, which holds more. "related": they have an origin in
+        common, and the weights do not show that the base came first. "unrelated": nothing is shared, in heads,
+        feed-forward networks, embeddings or norms. "undecided": not everything could be compared.
+    p_value : float
+        Probability that strangers are this alike, times the number of comparisons; at most 1.
+    comparisons : int
+        Number of bases times routes, by which the probability was multiplied.
+    kinds : list of Kind
+        How the suspect differs from the base; neither needs to come first.
+    weights : dict of str to float
+        Share of each base in a merge.
+    drift : dict of int to float
+        |S - B| / |B| of the heads' maps by layer, if the weights of both were read.
+    doubts : list of str
+        Why the verdict is "undecided".
+    sources : list of Related or None
+        The base that has each layer's counterpart.
+    unread : list of str
+        Fingerprints of a folder that were skipped, and why.
+    proof : Proof or None
+        How the newer of the two can be recomputed from the older one, if the weights show it.
+    shared : (Sketches, Elsewhere) or None
+        A base that shares no heads but other tensors, and which.
+    provenance : Provenance
+        What was read, by which command and version, and when.
+    """
+
+    FIGURE, PAGE = "lineage.figures:lineage_figure", "lineage.page:write_lineage_page"
+    TABLES, FILES = TABLES, RESULTS
+
+    suspect: Sketches
+    judged: list[Judged]
+    origin: Related | None
+    verdict: str
+    p_value: float
+    comparisons: int
+    kinds: list[Kind] = field(default_factory=list)
+    weights: dict[str, float] = field(default_factory=dict)
+    drift: dict[int, float] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+    sources: list[Related | None] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    proof: Proof | None = None
+    shared: tuple[Sketches, Elsewhere] | None = None
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
+
+    def __repr__(self) -> str:
+        return f"Lineage({printable(self.suspect.name)}: {self.verdict})"
+
+    @property
+    def base(self) -> str | None:
+        """The name of the base that the suspect shares weights with, or None."""
+        if self.shared is not None:
+            return self.shared[0].name
+        return None if self.origin is None else self.origin.base.name
+
+    @property
+    def lead(self) -> str:
+        """The verdict in words, with what it rests on."""
+        name, n = printable(self.suspect.name), len(self.judged)
+        bases = printable(self.judged[0].base.name) if n == 1 else f"any of {counted(n, 'base')}"
+        none = f"No shared attention heads were found between {name} and {bases}"
+        if self.shared is not None:
+            base, found = self.shared
+            one = none if n == 1 else f"No shared attention heads were found between {name} and {printable(base.name)}"
+            return f"{one}, but they share an origin: {found.text}. {UNKNOWN_ORDER.capitalize()}."
+        if self.verdict == "undecided":
+            return f"{none}. It is undecided whether they share anything else: {'; '.join(self.doubts)}."
+        if self.origin is None:
+            return f"{none}. {COMPARED_TOO} {OUT_OF_REACH}"
+        match, other = self.origin.match, printable(self.origin.base.name)
+        count = sum(j is not None for j in match.layers)
+        p = f"p < {SMALLEST:g}" if self.p_value < SMALLEST else f"p = {self.p_value:.1g}"
+        numbers = (
+            f"{count} of {counted(len(match.layers), 'layer')} have a counterpart, with a mean likeness of "
+            f"{match.mean:.2f} ({p}, {counted(self.comparisons, 'comparison')})"
+        )
+        what = f"{self._difference}."
+        if self.verdict == "derived" and self.proof is not None:
+            how = f"it can be recomputed from {other} by {self.proof.how}"
+            return f"{name} was derived from {other}: {how}, and {numbers}. {what}"
+        order = UNKNOWN_ORDER
+        if self.proof is not None:
+            order = f"{other} can be recomputed from {name} by {self.proof.how}, so {name} came first"
+        return f"{name} and {other} share an origin: {numbers}; {order}. {what}"
+
+    @property
+    def _difference(self) -> str:
+        """How the suspect differs from the base, as a sentence without its full stop."""
+        assert self.origin is not None
+        if len(self.kinds) == 1 and self.kinds[0].kind.startswith("same "):
+            (same,) = self.kinds
+            whole = same.kind == "same bytes" and same.strength == 1
+            return "Nothing differs: same bytes" if whole else same.evidence.removesuffix(".")
+        if self.kinds:
+            return f"What differs: {'; '.join(kind.kind for kind in self.kinds)}"
+        if self.suspect.source is not None and self.origin.base.source is not None:
+            return "No known kind of change explains how they differ"
+        return "To see how they differ, compare the weights: fingerprints hold too little for that"
+
+    @cached_property
+    def alignment(self) -> Table:
+        """One row per layer of the suspect; its csv() is alignment.csv."""
+        rows = []
+        for i, layer in enumerate(self.suspect.layers):
+            source = self.sources[i] if self.sources else None
+            j = None if source is None else source.match.layers[i]
+            if source is None or j is None:
+                rows.append((layer, "", *[np.nan] * 5))
+                continue
+            match, heads = source.match, source.match.heads[i]
+            numbers = (match.likeness[i, j], match.z[i], float((heads == np.arange(len(heads))).sum()))
+            rows.append(
+                (layer, source.base.name, float(source.base.layers[j]), *numbers, self.drift.get(layer, np.nan))
+            )
+        return Table.of_rows(ALIGNMENT, rows)
+
+    @cached_property
+    def background(self) -> Table:
+        """What the likeness was judged against: one row per base and route."""
+        rows = []
+        for judged in self.judged:
+            for route, match in judged.matches.items():
+                mean, spread = BACKGROUND.get(route, (np.nan, np.nan))
+                unpaired = match.likeness.copy()
+                for i, j in enumerate(match.layers):
+                    if j is not None:
+                        unpaired[i, j] = np.nan
+                rest = float(np.nanmean(unpaired)) if np.isfinite(unpaired).any() else np.nan
+                count = sum(j is not None for j in match.layers)
+                rows.append(
+                    (judged.base.name, ROUTES[route], count, match.mean, rest, mean, spread, match.log_p / log(10))
+                )
+        return Table.of_rows(BACKGROUND_COLUMNS, rows)
+
+    @cached_property
+    def no_evidence(self) -> Table:
+        """What the suspect and the bases say about themselves; this proves nothing."""
+        names = ("family", "layers", "heads", "kv_heads", "d_model", "vocabulary", "config")
+        prints = [self.suspect, *(judged.base for judged in self.judged)]
+        rows = [(p.name, *(str(p.about.get(name, "")) for name in names)) for p in prints]
+        return Table.of_rows([Column("name"), *map(Column, names)], rows)
+
+    def printed(self) -> list[str | Table]:
+        """What the terminal shows, from top to bottom."""
+        parts: list[str | Table] = [printable(self.lead)]
+        parts += [f"{kind.kind}: {printable(kind.evidence)}" for kind in self.kinds]
+        if self.unread and self.origin:
+            parts.append(f"Not compared: {listed(self.unread, NAMED)}.")
+        return [*parts, self.alignment if self.origin else self.background]
+
+    def __str__(self) -> str:
+        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
+
+    def shown(self) -> list[Table]:
+        """The layers and their counterparts."""
+        return [self.alignment]
+
+    def as_json(self) -> dict[str, Any]:
+        """What `weightscope lineage --json` prints and lineage.json holds."""
+        return dict(as_json(self.provenance.envelope(self.lead) | {
+            "suspect": self.suspect.name, "verdict": self.verdict, "base": self.base, "p_value": self.p_value,
+            "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights,
+            "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
+            "background": self.background.records(), "no_evidence": self.no_evidence.records(),
+            "unread": self.unread,
+        }))  # fmt: skip
+
+
+ALIGNMENT = (
+    Column("layer", meaning="The suspect's layer."), Column("base", meaning="The base that has its counterpart."),
+    Column("base_layer", symbol="base's layer", format=".0f"),
+    Column("likeness", meaning="Mean cosine of the maps of matched heads.", format=".3f"),
+    Column("z", meaning="Distance from strangers, in standard deviations.", format=".1f"),
+    Column("heads_in_place", symbol="heads in place", meaning="Heads that kept their index.", format=".0f"),
+    Column("drift", symbol="$‖ΔW‖/‖W‖$", meaning="How far apart the heads' maps are; median.", format=".2g"),
+)  # fmt: skip
+BACKGROUND_COLUMNS = (
+    Column("base"), Column("route", meaning="What was compared."), Column("layers_found", symbol="layers found"),
+    Column("likeness", meaning="Mean over counterparts.", format=".3f"),
+    Column("other_pairs", symbol="other pairs", meaning="Mean likeness of all other pairs of layers.", format=".3f"),
+    Column("strangers", meaning="Mean likeness of unrelated checkpoints, above chance.", format=".3f"),
+    Column("spread", meaning="Standard deviation of their likeness.", format=".3f"),
+    Column("log10_p", symbol="$log_10 p$", meaning="Of the probability that strangers are this alike.", format=".1f"),
+)  # fmt: skip

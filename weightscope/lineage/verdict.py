@@ -1,0 +1,141 @@
+"""Which bases a suspect shares attention heads with, if any, and why some comparisons stay undecided."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from weightscope.errors import counted, printable
+from weightscope.lineage.matching import FEWEST, ROUTES, SURE, Match, log_tail, matches, without_smallest
+from weightscope.lineage.registry import nearest, prints_in
+from weightscope.lineage.sketches import Sketches, fingerprint, is_fingerprint, load
+from weightscope.model import Model
+from weightscope.progress import bar
+
+DOUBTFUL = 4.0  # z from which a likeness is no longer called chance
+OTHER_VOCABULARY = 0.1  # relative difference of sizes beyond which two vocabularies count as different
+NEARER = 3.0  # factor by which a layer has to be nearer (1 - likeness) to another base than to the first
+CLEARLY = 0.01  # and this much more alike
+SILENT = 0.5  # a checkpoint with a smaller share of maps that are not zero cannot be compared
+Base = Model | str | Path
+
+
+class Related(NamedTuple):
+    """A base that the suspect shares heads with, and the match that shows it."""
+
+    base: Sketches
+    match: Match
+
+    @property
+    def weight(self) -> float:
+        """Sum of likeness over layers, divided by their number; any sketch ranks above spectra."""
+        match = self.match
+        return match.mean * sum(j is not None for j in match.layers) / len(match.layers) + (match.route != "spectra")
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """One base, and what each route says about it."""
+
+    base: Sketches
+    matches: dict[str, Match]
+    match: Match | None  # the one that counts; None if strangers are this alike
+    doubt: str = ""  # why a common origin could have been missed, if none was found
+
+    @property
+    def log_p(self) -> float:
+        """Logarithm of the smallest probability over routes."""
+        return min((match.log_p for match in self.matches.values()), default=0.0)
+
+
+def print_of(source: Base) -> Sketches:
+    """The fingerprint of a checkpoint, or the one in a file."""
+    return load(source) if is_fingerprint(source) else fingerprint(source)
+
+
+class Candidates(NamedTuple):
+    """The bases to compare with, how many there were, and why some fingerprints of a folder were skipped."""
+
+    bases: list[Sketches]
+    looked_at: int
+    unread: list[str]
+
+
+def candidates(suspect: Sketches, named: Sequence[Base]) -> Candidates:
+    """The bases to compare with; from a folder of fingerprints, only the nearest."""
+    bases: list[tuple[str, Sketches]] = []
+    looked_at, unread = 0, []
+    for base in bar(named, "bases", "base") if len(named) > 1 else named:
+        files = [] if isinstance(base, Model) else prints_in(base)
+        if files:
+            found = nearest(suspect, files)
+            bases += found.bases
+            unread += found.unread
+        else:
+            given = base.checkpoint.given or base.source if isinstance(base, Model) else str(base)
+            bases.append((given, print_of(base)))
+        looked_at += len(files) or 1
+    times = Counter(each.name for _, each in bases)
+    called = [each if times[each.name] == 1 else each.called(source) for source, each in bases]
+    return Candidates(called, looked_at, unread)
+
+
+def judge(suspect: Sketches, base: Sketches) -> Judged:
+    """Compare a fingerprint with that of one base, without reading weights."""
+    by_route = matches(suspect, base)
+    by_sketch = [
+        Related(base, by_route[route])
+        for route in ("direct", "tokens")
+        if route in by_route and by_route[route].is_sure
+    ]
+    # If both routes are sure, tokens count only if they show clearly more.
+    best = max(by_sketch, key=lambda each: (round(each.weight, 1), each.match.route == "direct"), default=None)
+    if best is None and by_route["spectra"].is_sure:
+        best = Related(base, by_route["spectra"])
+    return Judged(base, by_route, best.match if best else None, "" if best else _doubt(suspect, base, by_route))
+
+
+def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str:
+    """Why heads that both share could have been missed; empty if they would have shown."""
+    zeros = [each.name for each in (suspect, base) if each.direct.any(axis=-1).mean() < SILENT]
+    if zeros:
+        return f"most heads of {printable(zeros[0])} are zero, so there is nothing to compare"
+    towers = [str(each.about.get("tower", "")) for each in (suspect, base)]
+    if all(towers) and towers[0] != towers[1]:
+        return f"the suspect's {printable(towers[0])} tower was compared with the base's {printable(towers[1])} tower"
+    everywhere = [route for route, match in by_route.items() if match.log_p < log_tail(SURE) and match.is_everywhere]
+    if everywhere:
+        return f"{ROUTES[everywhere[0]]} are alike even if they are not counterparts, which may hide a common origin"
+    low = [route for route, match in by_route.items() if match.log_p < log_tail(DOUBTFUL)]
+    if low:
+        return f"{ROUTES[low[0]]} are more alike than chance allows, but less than shared heads are"
+    sizes = [about["vocabulary"] for about in (suspect.about, base.about)]
+    same_tokens = all(sizes) and "tokens" in by_route and abs(sizes[0] - sizes[1]) <= OTHER_VOCABULARY * max(sizes)
+    if (width := suspect.about["d_model"]) == base.about["d_model"] and "direct" not in by_route:
+        return f"the stream has {width} dimensions, too few to tell heads apart"
+    if "direct" not in by_route and not same_tokens:
+        why = "the widths differ, and heads cannot be compared through tokens without a common vocabulary"
+        return f"{why}, so shared heads of another width would not show"
+    if len(suspect.layers) < FEWEST:
+        layers = counted(len(suspect.layers), "layer")
+        return f"the suspect has {layers}, too few to detect a change of basis if tokens were reordered too"
+    if without_smallest(suspect, base).is_sure:
+        return "singular values of heads agree but for the smallest, as after a change of basis and a small change more"
+    return ""
+
+
+def sources(suspect: Sketches, related: Sequence[Related]) -> list[Related | None]:
+    """The base that each layer comes from: the first one, unless another is clearly nearer."""
+    of_layers: list[Related | None] = []
+    for i in range(len(suspect.layers)):
+        best, likeness = None, 0.0
+        for each in related:
+            j = each.match.layers[i]
+            if j is None:
+                continue
+            alike = float(each.match.likeness[i, j])
+            if best is None or (NEARER * (1 - alike) < 1 - likeness and alike > likeness + CLEARLY):
+                best, likeness = each, alike
+        of_layers.append(best)
+    return of_layers
