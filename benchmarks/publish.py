@@ -52,6 +52,7 @@ SPEED_ROWS = {  # benchmarks that docs/speed.md shows, in its words
     "400 GB in 96 files: inspect": "inspect 400 GB in 96 files",
 }  # fmt: skip
 
+
 @dataclass(frozen=True)
 class Page:
     """A page, and the part of it that the benchmarks write."""
