@@ -22,7 +22,7 @@ LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
     "adopting.own_size.MOST_SCORES", "adopting.own_size.MOST_WORK",  # beyond them a row is labelled unproved
-    "adopting.census.MOST_CLASSES", "adopting.census.MOST_MEMORY", "adopting.census.MOST_PLANS",
+    "adopting.trial.MOST_CLASSES", "adopting.trial.MOST_PLANS",
     "adopting.draft.MOST_NAMED", "adopting.shapes.MOST_FLAGS",
     "adopting.config_keys.MOST_LAYERS", "adopting.adopt.MOST", "adopting.tiny_models.MOST_PARAMETERS",
     "adopting.own_size.LONGEST", "adopting.own_size.MOST_BEYOND",
