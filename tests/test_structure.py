@@ -40,12 +40,11 @@ FLOOR = {room: number for number, line in enumerate(FLOORS.strip().splitlines())
 
 
 HEAVY = {
-    "torch": ("weightscope/runner/", "weightscope/adopting/", "analyses/sink_toys/", "analyses/train_"),
+    "torch": ("weightscope/runner/", "weightscope/adopting/", "analyses/toys/"),
     "transformers": (
         "weightscope/runner/",
         "weightscope/adopting/",
-        "analyses/sink_toys/",
-        "analyses/train_",
+        "analyses/toys/",
     ),
     "matplotlib": ("weightscope/pages/", "figures.py"),
     "cupy": ("weightscope/compute/device.py",),

@@ -1,6 +1,6 @@
 """Train the checkpoint that ships inside weightscope, from a folder of plain text.
 
-    python -m analyses.train_embedded --corpus BOOKS/ --out weightscope/embedded
+    python -m analyses.toys.train_embedded --corpus BOOKS/ --out weightscope/embedded
 
 A GPT-2 of two layers, eight heads, width 256 and context 256 over a byte-level BPE of 8,000 tokens: small enough to
 ship, large enough that the first attention layer learns what the papers measure. One run writes everything that the

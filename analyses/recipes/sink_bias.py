@@ -1,6 +1,6 @@
 """Is an attention sink a bias? (paper: "Attention Sink as a bias term")
 
-    python -m analyses.sink_bias --model HuggingFaceTB/SmolLM2-135M --out out/sink-bias
+    python -m analyses.recipes.sink_bias --model HuggingFaceTB/SmolLM2-135M --out out/sink-bias
 
 Splits each attention output into what token 0 writes and what the other tokens write, and measures how constant the
 first part is (Figs 2 to 5). Then Static Sink Patching: perplexity with the sink's update replaced by its mean over

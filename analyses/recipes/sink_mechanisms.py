@@ -1,11 +1,11 @@
 """What attention sinks do in pretrained models: no-op or broadcast (paper: "A Unifying View of Attention Sinks").
 
-    python -m analyses.sink_mechanisms --model facebook/dinov2-small --images photos/ --out sinks/
+    python -m analyses.recipes.sink_mechanisms --model facebook/dinov2-small --images photos/ --out sinks/
 
 Runs a model on images or texts and reports for each head: which token is the sink (Fig. 4), which heads have one
 (Fig. 5), whether it writes nothing or the same to every token (Figs 6 and 8), how that changes the tokens, and how the
 spectra of sink heads differ (Fig. 2B). The default models are a DINOv2, a DINOv2 with registers, an encoder and a
-language model. Each is the first available of a list. Without the Hub, two small models that `analyses.train_vit`
+language model. Each is the first available of a list. Without the Hub, two small models that `analyses.toys.train_vit`
 trained on Fashion-MNIST replace DINOv2. `weightscope sinks --question kind` is the same analysis of one model.
 """
 
@@ -21,7 +21,7 @@ from weightscope.cli.options import runner_device_option, text_option
 from weightscope.sinks.inputs import read_inputs
 from weightscope.sinks.mechanisms_page import study_mechanisms
 
-TRAINED = Path(__file__).resolve().parent / "vit"
+TRAINED = Path(__file__).resolve().parents[1] / "toys" / "vit"
 # Folder of the results -> the models to try, in this order
 DEFAULTS = {
     "dinov2": ("facebook/dinov2-small", str(TRAINED / "vit-fashion-mnist")),

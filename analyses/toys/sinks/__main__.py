@@ -1,7 +1,7 @@
 """Toy models of the two sink mechanisms: trained, measured, drawn (two-sink-mechanisms paper, section 5, appendix A).
 
-    python -m analyses.sink_toys --out out/sink-toys
-    python -m analyses.sink_toys --only nop --paper-size --out elsewhere
+    python -m analyses.toys.sinks --out out/sink-toys
+    python -m analyses.toys.sinks --only nop --paper-size --out elsewhere
 
 An interrupted run is continued: results that OUT has at the same sizes are kept, and a training goes on from what was
 last saved under OUT/checkpoints. Remove a stage's JSON file to measure its trained models again.
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from analyses.inputs import out_option
-from analyses.sink_toys import broadcast, nop, vit
-from analyses.sink_toys.attention import GATES_AND_REGISTERS, VARIANTS
-from analyses.sink_toys.page import write_toys_report
+from analyses.toys.sinks import broadcast, nop, vit
+from analyses.toys.sinks.attention import GATES_AND_REGISTERS, VARIANTS
+from analyses.toys.sinks.page import write_toys_report
 from weightscope import CheckpointError
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option

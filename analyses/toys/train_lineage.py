@@ -1,6 +1,6 @@
 """Train the tiny models that the planted lineages start from: several seeds of one recipe, and what is made of them.
 
-    python -m analyses.train_lineage --text BOOKS/ --out out/planted-lineage/trained
+    python -m analyses.toys.train_lineage --text BOOKS/ --out out/planted-lineage/trained
 
 `RECIPES` says what each family is. Every seed of a family has the same config, tokenizer and books; those of `same` saw
 the same batches in the same order. Seeds are strangers to each other. What was trained further, whole or by a low-rank
@@ -21,8 +21,8 @@ from safetensors.torch import save
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from analyses.inputs import out_option
-from analyses.sink_toys.training import train
-from analyses.train_embedded import train_tokenizer
+from analyses.toys.sinks.training import train
+from analyses.toys.train_embedded import train_tokenizer
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analyses.sink_toys.attention import Trace
+from analyses.toys.sinks.attention import Trace
 from weightscope.sinks import strength as sinks
 
 

@@ -1,6 +1,6 @@
 """Outlier dimensions and the attention they make, end to end (paper: "outlier-dimensions", Maruta and Matsuzaki).
 
-    python -m analyses.outlier_dimensions --model bert-base-uncased --text sts-dev.csv --out out/outlier-dimensions
+    python -m analyses.recipes.outlier_dimensions --model bert-base-uncased --text sts-dev.csv
 
 Runs a model on sentences and computes what the paper reports: the mean of every dimension of each layer's output and
 the outliers among them (Fig. 1), attention and outlier dimensions by kind of token (Figs 2 and 3), and what each

@@ -1,7 +1,7 @@
 """Train small vision transformers on the photographs of Fashion-MNIST, with and without registers.
 
-    python -m analyses.train_vit --images /usr/share/datasets/fashion-mnist --out analyses/vit
-    python -m analyses.train_vit --images /usr/share/datasets/fashion-mnist --out out/vit --only class --only masked
+    python -m analyses.toys.train_vit --images /usr/share/datasets/fashion-mnist --out analyses/toys/vit
+    python -m analyses.toys.train_vit --images /usr/share/datasets/fashion-mnist --out out/vit --only masked
 
 60,000 grey photographs of garments, 28 x 28 pixels, 49 patches (Xiao et al. 2017; Debian ships them in the package
 dataset-fashion-mnist). All are the DINOv2 of transformers. `RECIPES` says what each learns. The two that the repository
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 
 import weightscope as ws
-from analyses.sink_toys.training import seeded, train
+from analyses.toys.sinks.training import seeded, train
 from weightscope.files import Folder
 from weightscope.runner import open_runner
 from weightscope.sinks.inputs import read_inputs

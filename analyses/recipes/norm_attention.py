@@ -1,6 +1,6 @@
 """Norm-based analysis of attention, end to end (paper: "norm-based-attention", Kobayashi et al.).
 
-    python -m analyses.norm_attention --model bert-base-uncased --out out/norm-attention
+    python -m analyses.recipes.norm_attention --model bert-base-uncased --out out/norm-attention
 
 Runs a model on sequences of two paragraphs and computes what the paper reports: the spread of |f(x)| and |x| (Tables 1
 and 2), the correlation of alpha with |f(x)| (Table 3, Fig. 3), the singular values of f (Fig. 2), and how much

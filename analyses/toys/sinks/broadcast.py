@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from analyses.sink_toys.attention import Options, PreNormAttention, Registers, Trace, traces
-from analyses.sink_toys.diagnosis import diagnose
-from analyses.sink_toys.training import WEIGHT_DECAY, Kept, Size, as_array, direction, seeded, train
+from analyses.toys.sinks.attention import Options, PreNormAttention, Registers, Trace, traces
+from analyses.toys.sinks.diagnosis import diagnose
+from analyses.toys.sinks.training import WEIGHT_DECAY, Kept, Size, as_array, direction, seeded, train
 from weightscope.sinks import lemmas
 from weightscope.sinks import strength as sinks
 

@@ -1,8 +1,8 @@
-"""Ask two other tools about the planted lineages of `analyses.planted_lineage`: modelDNA, and Cisco's Provenance Kit.
+"""Ask modelDNA and Cisco's Provenance Kit about the planted lineages of `analyses.experiments.planted_lineage`.
 
     pip install modeldna structlog pydantic-settings tiktoken
     pip install --no-deps --ignore-requires-python cisco-ai-provenance-kit   # asks for Python 3.12, runs on 3.11
-    HF_HUB_OFFLINE=1 python -m analyses.lineage_peers --out out/lineage-peers
+    HF_HUB_OFFLINE=1 python -m analyses.experiments.lineage_peers --out out/lineage-peers
 
 Both compare one pair of folders at a time, so each suspect is compared with the base that it descends from, a merge
 with its first; of a merge modelDNA is also asked the shares of its bases. They are asked as they come: modelDNA reads
@@ -26,8 +26,8 @@ import click
 import numpy as np
 
 import weightscope as ws
+from analyses.experiments.planted_lineage import Pair, families_in, judged, planted, strangers, table_of, work_option
 from analyses.inputs import out_option
-from analyses.planted_lineage import Pair, families_in, judged, planted, strangers, table_of, work_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder
 from weightscope.metrics.auroc import weighted_auroc
@@ -154,14 +154,14 @@ def our_verdicts(folder: Path) -> dict[str, str]:
 @click.option("--most", default=40, show_default=True, help="Strangers of one group that are asked about.")
 @click.option("--only", help="Ask about pairs whose names contain this.")
 @click.option("--ours", type=click.Path(path_type=Path), default="figures/planted-lineage", show_default=True,
-              help="Folder with the planted.csv and strangers.csv of analyses.planted_lineage.")  # fmt: skip
+              help="Folder with the planted.csv and strangers.csv of planted_lineage.")  # fmt: skip
 @work_option
 @out_option("out/lineage-peers")
 def main(most: int, only: str | None, ours: Path, work: Path, out: Path) -> None:
     """Ask modelDNA and Cisco's Provenance Kit about the planted lineages of the tiny families."""
     trained = work / "trained"
     if not families_in(trained):
-        raise ws.CheckpointError("nothing was trained yet: python -m analyses.train_lineage", file=trained)
+        raise ws.CheckpointError("nothing was trained yet: python -m analyses.toys.train_lineage", file=trained)
     groups: dict[str, list[Pair]] = {}
     for pair in (*planted(trained, (), (), None), *strangers(trained, (), ())):
         if not only or only in pair.name:

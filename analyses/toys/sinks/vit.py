@@ -14,11 +14,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score
 from torch import Tensor, nn
 
-from analyses.sink_toys.attention import Options, PreNormAttention, Registers, Trace, traces
-from analyses.sink_toys.broadcast import mlp
-from analyses.sink_toys.diagnosis import diagnose
-from analyses.sink_toys.mosaics import CLASSES, PATCH, PATCHES, Mosaics, mosaics
-from analyses.sink_toys.training import Kept, as_array, seeded, train
+from analyses.toys.sinks.attention import Options, PreNormAttention, Registers, Trace, traces
+from analyses.toys.sinks.broadcast import mlp
+from analyses.toys.sinks.diagnosis import diagnose
+from analyses.toys.sinks.mosaics import CLASSES, PATCH, PATCHES, Mosaics, mosaics
+from analyses.toys.sinks.training import Kept, as_array, seeded, train
 from weightscope.sinks import strength as sinks
 
 

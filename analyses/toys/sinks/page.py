@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from analyses.sink_toys import figures
+from analyses.toys.sinks import figures
 from weightscope.files import Files
 from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import save

@@ -1,6 +1,6 @@
 """Remove directions from what a checkpoint's attention writes, and count which an audit finds.
 
-    python -m analyses.planted_directions SOURCE... [--out out/planted-directions]
+    python -m analyses.experiments.planted_directions SOURCE... [--out out/planted-directions]
 
 Directions are projected out of W_O in memory, before weights are rounded; (1 - strength) of what was written along them
 is left. Half of the directions are random. The others are mixtures of the eight principal directions of what layers

@@ -1,6 +1,6 @@
 """Plant faults in one layer after the other of a checkpoint, and in all, and count which of them an audit finds.
 
-    python -m analyses.planted_faults SOURCE... [--out out/planted-faults]
+    python -m analyses.experiments.planted_faults SOURCE... [--out out/planted-faults]
 
 Every fault is planted in the stored weights of a layer, in memory, and the layer is measured again. The findings are
 compared with those of the checkpoint as it is, whose errors and warnings are false alarms if it is healthy. Ranks are

@@ -1,6 +1,6 @@
 """The detokenization analysis of a model's first attention layer, end to end (papers: "Detokenization from weights").
 
-    python -m analyses.gpt2_detok --model gpt2 --out out/gpt2-detok
+    python -m analyses.recipes.gpt2_detok --model gpt2 --out out/gpt2-detok
 
 Computes what the paper reports: the AUROC of every head (Table 2), ROC curves (Fig. 2), the previous tokens that heads
 look for (Tables 1 and 3), and the position terms (Fig. 3). With PyTorch (the extra `runner`) it also runs the layer on

@@ -1,6 +1,6 @@
 """Fine-tune small models in ordinary ways, and measure how far `compare` finds that each one moved.
 
-    python -m analyses.train_tunes --text BOOKS/ --out out/figures/fine-tunes
+    python -m analyses.toys.train_tunes --text BOOKS/ --out out/figures/fine-tunes
 
 `TUNES` lists them: models that ship with weightscope or with packages, and tiny ones that are trained here first, each
 tuned on other text than the rest, with rates and numbers of steps that people use. A tune counts as healthy if the loss
@@ -21,9 +21,9 @@ from tokenizers import Tokenizer
 
 import weightscope as ws
 from analyses.inputs import MINILM, out_option
-from analyses.sink_toys.training import train
-from analyses.train_embedded import train_tokenizer
-from analyses.train_lineage import BOOKS, RATE, RECIPES, VOCABULARY, fit, new_model, write
+from analyses.toys.sinks.training import train
+from analyses.toys.train_embedded import train_tokenizer
+from analyses.toys.train_lineage import BOOKS, RATE, RECIPES, VOCABULARY, fit, new_model, write
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder, scratch_folder
 from weightscope.metrics.outliers import known_median
@@ -45,7 +45,7 @@ class Tune:
     Attributes
     ----------
     model : str
-        A source, or the name of a family of `analyses.train_lineage`, whose first seed is trained here.
+        A source, or the name of a family of `analyses.toys.train_lineage`, whose first seed is trained here.
     task : str
         `text`: next tokens of a book. `classifier`: which book a window is from, by a new head on the first token.
     steps, rate : int, float
@@ -126,7 +126,7 @@ def tuned(base: Path | str, tune: Tune, texts: list[str], folder: Path) -> tuple
 
 
 def small_seed(family: str, texts: list[str], folder: Path) -> None:
-    """Train the first seed of a family of tiny models, as `analyses.train_lineage` does."""
+    """Train the first seed of a family of tiny models, as `analyses.toys.train_lineage` does."""
     recipe, torch_seed = RECIPES[family], RECIPES[family].seeds[0]
     tokenizer = train_tokenizer(texts[:BOOKS], VOCABULARY)
     tokens = torch.tensor(np.concatenate([tokenizer.encode(text).ids for text in texts[:BOOKS]]))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from analyses.sink_toys.training import as_array
+from analyses.toys.sinks.training import as_array
 from weightscope.attention.factored import Factored
 from weightscope.attention.norms import fold_layer_norm
 

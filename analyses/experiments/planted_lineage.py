@@ -1,14 +1,14 @@
 """Plant derivations of checkpoints, and count which of them `ws.lineage` finds and names; accuse strangers, too.
 
-    python -m analyses.planted_lineage --text BOOKS/ --model embedded --model GPT2 ... --large QWEN.gguf ...
+    python -m analyses.experiments.planted_lineage --text BOOKS/ --model embedded --model GPT2 ... --large QWEN.gguf ...
 
-Derived: every derivation that `analyses.derivations` has, of the first seed of each tiny family and of every --model;
+Derived: every derivation of derivations.py, of the first seed of each tiny family and of every --model;
 some of each --large; what was trained further; merges, GGUF files, and mergekit's models if it is there. Of the tiny
 families all seeds of `SEEDS` are given as bases, so that the right one has to be found among them.
 Strangers: seeds against each other, untrained models, derivations of another seed, weights drawn anew with the same
 spectra, and models of other families.
 
-The tiny models are trained first (`analyses.train_lineage`). A suspect is written, judged and deleted. What a later run
+The tiny models are trained first (toys/train_lineage.py). A suspect is written, judged and deleted. What a later run
 does not do again is in WORK: trained/, bases/, and judged/, to be deleted when `ws.lineage` has changed.
 """
 
@@ -27,9 +27,9 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.derivations import averaged, drifted, redrawn, same_spectra, shuffled, those_for
+from analyses.experiments.derivations import averaged, drifted, redrawn, same_spectra, shuffled, those_for
+from analyses.experiments.named_parts import Weights, read_weights, write_gguf, write_weights
 from analyses.inputs import out_option
-from analyses.named_parts import Weights, read_weights, write_gguf, write_weights
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder, regular_file, scratch_folder
 from weightscope.metrics.auroc import weighted_auroc
@@ -451,7 +451,7 @@ def main(
     """Judge all pairs, and write planted.csv, strangers.csv, a table of kinds, one of strangers, and a figure."""
     trained = work / "trained"
     if text is not None:
-        from analyses.train_lineage import train_on
+        from analyses.toys.train_lineage import train_on
 
         train_on(text, trained)
     bases = [[prepared(source, work) for source in sources] for sources in (models, large)]
