@@ -189,10 +189,11 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
 @command(
     "Show family, shapes, bytes an audit would read. Headers only.",
     [
-        "weightscope inspect embedded",
         "weightscope inspect openai-community/gpt2",
+        "weightscope inspect embedded",
         "weightscope inspect model/ --check",
     ],
+    first=True,
 )
 @with_source
 @click.option(
