@@ -37,7 +37,7 @@ wrong. {whole} types are exact in every stack.
 
 A stack is saved as every public class of transformers that holds it (`BertModel`, `BertForMaskedLM` ...), since each
 names its tensors otherwise. It counts as exact if all are read alike. Configs in older dialects are tested apart
-([families](families.md#dialects-of-configjson)). What weightscope reads but no comparison covers opens with the label
+([rows](rows.md#dialects-of-configjson)). What weightscope reads but no comparison covers opens with the label
 *unproved*, which `inspect`, audits and every head's caveats show.
 
 To make this page again, run `python -m tests.census --out weightscope/architectures/architectures.csv --page
