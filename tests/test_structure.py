@@ -92,8 +92,8 @@ def test_files_are_opened_in_one_module() -> None:
 
 
 def test_no_file_is_mapped() -> None:
-    """`header.py` hands the library a copy of the header in memory, which nobody else can cut."""
-    assert not matches(MAPS, modules("weightscope", "analyses"), "header.py")
+    """`storage.py` hands the library a copy of the header in memory, which nobody else can cut."""
+    assert not matches(MAPS, modules("weightscope", "analyses"), "storage.py")
 
 
 def test_no_two_modules_import_each_other() -> None:

@@ -26,7 +26,7 @@ from weightscope.adopting.trial import Tiny
 from weightscope.architectures import Family
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.progress import bar
