@@ -23,14 +23,14 @@ LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
     "adopting.own_size.MOST_SCORES", "adopting.own_size.MOST_WORK",  # beyond them a row is labelled unproved
-    "adopting.census.MOST_CLASSES", "adopting.census.MOST_MEMORY", "adopting.census.MOST_PLANS",
+    "adopting.trial.MOST_CLASSES", "adopting.trial.MOST_PLANS",
     "adopting.draft.MOST_NAMED", "adopting.shapes.MOST_FLAGS",
     "adopting.config_keys.MOST_LAYERS", "adopting.adopt.MOST", "adopting.tiny_models.MOST_PARAMETERS",
     "adopting.own_size.LONGEST", "adopting.own_size.MOST_BEYOND",
     "lineage.direction.LARGEST_SVD", "lineage.direction.MOST_STEPS", "lineage.elsewhere.MOST",  # nothing is claimed
-    "audit.figures.MOST_CURVES", "checkpoint.beside.MOST_ENTRIES",
+    "audit.figures.MOST_CURVES", "checkpoint.opening.MOST_ENTRIES",
     "checkpoint.gguf.LONGEST_LIST", "checkpoint.http.LARGEST_REQUEST", "checkpoint.http.LONGEST_WAIT",
-    "checkpoint.local.LARGEST_READ", "circuits.passes.MOST_PAIRS", "detok.on_text.MOST_DIFFERENCE",
+    "checkpoint.storage.LARGEST_READ", "circuits.passes.MOST_PAIRS", "detok.on_text.MOST_DIFFERENCE",
     "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.weight_changes.MOST_RANK",
     "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_DRAWN", "outliers.figures.MOST_NAMED",
     "pages.drawn.MOST_DESCRIBED",

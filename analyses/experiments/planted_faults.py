@@ -29,7 +29,7 @@ from weightscope.audit.measures import Arrays, MeasuredHeads
 from weightscope.audit.others import scale_findings
 from weightscope.audit.reference import OWN, Reference, Standing
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder
 from weightscope.findings import Findings

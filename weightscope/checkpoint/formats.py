@@ -1,159 +1,20 @@
-"""Files on this machine: a safetensors file read piece by piece, and what to say of files of other formats."""
+"""Files and folders that are no checkpoint of ours: what they are, and how to convert them."""
 
-import hashlib
 import os
 import re
 import struct
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import cached_property
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path
 from shlex import quote
-from types import MappingProxyType
-from typing import Any
 
-import numpy as np
-
-from weightscope.checkpoint.config import MAX_BYTES, parse_json, read_json, read_small, refuse_pointer
-from weightscope.checkpoint.header import HeaderDigest, TensorEntry, etag_digest, header_length, parse_header
-from weightscope.checkpoint.hub import cached_identity
+from weightscope.checkpoint.config import read_json, refuse_pointer
 from weightscope.errors import CheckpointError
-from weightscope.files import open_regular
+from weightscope.files import regular_file
 
 INDEX = "model.safetensors.index.json"
 LONE = "model.safetensors"
+SAFETENSORS, OF_INDEX = ".safetensors", ".safetensors.index.json"
 START = 512  # bytes from which the format is recognised
-WHOLE = 64 << 20  # bytes of a file that is known by all of its content; of a larger one by samples and its inode
-READ, SAMPLE = 1 << 20, 4096  # bytes read at a time for that, and of a sample
-LARGEST_READ = 1 << 30  # systems return less than 2 GB at a time
-
-
-class OpenFile:
-    """A regular file held open, so that another file put in its place later is not mistaken for it.
-
-    Data are read, not mapped: mapping would save a copy (0.2 s per GB, little next to computing its spectra), but a
-    process that reads a map is killed by SIGBUS when another cuts the file short. A read reports it as an error.
-    """
-
-    bytes_fetched = 0
-    header = HeaderDigest(0, "")
-    tensors: Mapping[str, TensorEntry] = MappingProxyType({})
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._descriptor = open_regular(path)
-        weakref.finalize(self, os.close, self._descriptor)
-        self.size, self._modified = self._now()  # bytes, nanoseconds
-        self._whole = ""  # its SHA-256, once it was read for that
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Of a file in the Hub's cache, the repository's file; of any other, name, size, time and content."""
-        if self.published is not None:
-            return self.published
-        # An archive with normalised times, or cp -p, gives other weights the same name, size and time.
-        place = {} if self.size <= WHOLE else {"inode": os.fstat(self._descriptor).st_ino}
-        return {"name": self.path.name, "size": self.size, "modified": self._modified, "sha256": self._digest} | place
-
-    @cached_property
-    def published(self) -> dict[str, Any] | None:
-        """Of a file in the Hub's cache, the repository's file; None of any other."""
-        return cached_identity(self.path, self.size)
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the whole file, where it was read whole or is its etag; else empty."""
-        small = self.size <= WHOLE and "_digest" in vars(self)
-        return self._whole or etag_digest(self.published) or (self._digest if small else "")
-
-    @property
-    def samples(self) -> str:
-        """SHA-256 of a large file's header and samples, where it was read to know the file again; else empty."""
-        return self._digest if self.size > WHOLE and "_digest" in vars(self) else ""
-
-    def read_digest(self, step: Callable[[int], object] = lambda count: None) -> None:
-        """Read the whole file for its SHA-256; refused where the Hub says that it is another."""
-        digest = hashlib.sha256()
-        for start in range(0, self.size, READ):
-            digest.update(self.read(start, min(start + READ, self.size)))
-            step(min(READ, self.size - start))
-        self._whole, etag = digest.hexdigest(), etag_digest(self.published)
-        if etag and etag != self._whole:
-            problem = f"its SHA-256 is {self._whole}, on the Hub it is {etag}: the copy in the Hub's cache is damaged"
-            raise CheckpointError(problem, file=self.path)
-
-    @cached_property
-    def _digest(self) -> str:
-        """SHA-256 of a small file; of a large one, of all before its first tensor and two blocks of each tensor."""
-        spans = [(start, min(start + READ, self.size)) for start in range(0, self.size, READ)]
-        if self.size > WHOLE:
-            entries = sorted((entry.start, entry.stop) for entry in self.tensors.values())
-            spans = [(0, entries[0][0] if entries else WHOLE)]
-            for start, stop in entries:
-                thirds = ((stop - start) * i // 3 for i in (1, 2))
-                spans += [(start + at, min(start + at + SAMPLE, stop)) for at in thirds]
-        digest = hashlib.sha256()
-        for span in spans:
-            digest.update(self.read(*span))
-        return digest.hexdigest()
-
-    def _now(self) -> tuple[int, int]:
-        status = os.fstat(self._descriptor)
-        return status.st_size, status.st_mtime_ns
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Bytes [start, stop) of the file, as a new uint8 array; refused once the file has changed."""
-        try:
-            buffer = np.empty(stop - start, np.uint8)
-            view, done = memoryview(buffer), 0
-            while done < len(view):
-                count = os.preadv(self._descriptor, [view[done : done + LARGEST_READ]], start + done)
-                if count == 0:
-                    break
-                done += count
-        except OSError as error:
-            raise CheckpointError(f"cannot be read ({error.strerror})", file=self.path) from None
-        except MemoryError:
-            raise CheckpointError(f"no memory for {stop - start} bytes of it", file=self.path) from None
-        size, modified = self._now()
-        if done < len(view) or (size, modified) != (self.size, self._modified):
-            shrunk = f": it had {self.size} bytes and has {size}" if size != self.size else ""
-            raise CheckpointError(f"has changed since it was opened{shrunk}", file=self.path)
-        return buffer
-
-    def bytes_of(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
-        """Bytes [start, stop) of one tensor; see `read`."""
-        return self.read(entry.start + start, entry.start + stop)
-
-    def bytes_to_fetch(self, entries: Iterable[TensorEntry]) -> int:
-        """None: the file is local."""
-        return 0
-
-    def prefetch(self, entries: Iterable[TensorEntry]) -> None:
-        """Ask the system to read these tensors from disk ahead, where it takes such advice."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        with suppress(OSError):  # reading reports what is wrong
-            for entry in entries:
-                os.posix_fadvise(self._descriptor, entry.start, entry.stop - entry.start, os.POSIX_FADV_WILLNEED)
-
-
-class LocalFile(OpenFile):
-    """One .safetensors file: its checked header is read, tensors are read on demand."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        start = self.read(0, min(START, self.size)).tobytes()
-        try:
-            length = header_length(start[:8], self.size, file=path)
-        except CheckpointError:
-            refuse_other_format(path, start, self.size)
-            raise
-        text = self.read(8, 8 + length).tobytes()
-        self.header = HeaderDigest.of(start[:8] + text)
-        self.tensors, self.metadata = parse_header(text, self.size, file=path)
-
 
 # Files of other formats, recognised by their first bytes or their names
 
@@ -261,11 +122,12 @@ def of_other_formats(folder: Path, names: Sequence[str]) -> tuple[str, str]:
     if not (models := {name: size for name, size in sizes.items() if not NO_WEIGHTS.fullmatch(name)} or sizes):
         return "", ""
     name = max(models, key=lambda name: (name == TORCH_LONE, TORCH_SHARD.fullmatch(name) is not None, models[name]))
-    file = OpenFile(folder / name)
-    start = file.read(0, min(START, file.size)).tobytes()
-    refuse_pointer(start, file.path)
-    format_is = other_format(file.path, start, file.size)
-    return name, format_is + (how_to_convert(file.path) if format_is == PICKLE else "")
+    path = folder / name
+    with regular_file(path) as file:
+        start, size = file.read(START), os.fstat(file.fileno()).st_size
+    refuse_pointer(start, path)
+    format_is = other_format(path, start, size)
+    return name, format_is + (how_to_convert(path) if format_is == PICKLE else "")
 
 
 def how_to_convert(file: Path) -> str:
@@ -304,7 +166,6 @@ NEEDS_ITS_BASE = (
 )
 PIPELINE = "model_index.json"
 PIPELINE_ROOT = "is a diffusers pipeline, whose models are in its subfolders: name one that is a transformer"
-MODULES = "modules.json"
 
 
 def kind_of_folder(names: Sequence[str]) -> str:
@@ -325,20 +186,3 @@ def refuse_pipeline(folder: Path) -> None:
         if isinstance(value, list) and len(value) == 2 and value[0] == "transformers" and "Model" in str(value[1])
     ]
     raise CheckpointError(PIPELINE_ROOT + (f": {', '.join(models)}" if models else ""), file=folder)
-
-
-def transformer_in(folder: Path) -> Path:
-    """The transformer's folder, for the root of a sentence-transformers model without weights; else `folder`."""
-    index = folder / MODULES
-    if not index.is_file() or any(folder.glob("*.safetensors")):
-        return folder
-    text = read_small(index, MAX_BYTES)
-    modules = parse_json(b'{"modules":' + text + b"}", file=index)["modules"]
-    modules = [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
-    path = next((m.get("path") for m in modules if str(m.get("type")).endswith(".Transformer")), None)
-    if path is None:
-        kinds = ", ".join(str(m.get("type")).rpartition(".")[2][:40] for m in modules) or "none"
-        raise CheckpointError(f"names no Transformer among the modules of sentence-transformers ({kinds})", file=index)
-    if not isinstance(path, str) or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-        raise CheckpointError(f"has its transformer outside its folder: '{str(path)[:200]}'", file=index)
-    return folder / path

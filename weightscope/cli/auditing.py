@@ -55,6 +55,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
         "weightscope audit model/ --out audit/ --all --fail-on error --quiet",
     ],
     name="audit",
+    first=True,
 )
 @with_source
 @tokenizer_option
@@ -242,6 +243,7 @@ def _audit_list(
         "weightscope compare base/ adapter/ --out moved/ --fail-on warning",
     ],
     name="compare",
+    first=True,
 )
 @click.argument("sources", nargs=-1, required=True, shell_complete=complete_source)
 @out_option

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from weightscope.architectures.proved import OF, RECORD, lines
-from weightscope.files import new_file, regular_file
+from weightscope.files import new_file
 
 QUOTED = re.compile(r"'[^']*'|\([^()]*\)|\b\d+\b", re.ASCII)  # parts of a reason that differ between stacks
 
@@ -40,10 +40,10 @@ names its tensors otherwise. It counts as exact if all are read alike. Configs i
 ([rows](rows.md#dialects-of-configjson)). What weightscope reads but no comparison covers opens with the label
 *unproved*, which `inspect`, audits and every head's caveats show.
 
-To make this page again, run `python -m weightscope.adopting.census --out weightscope/adopting/architectures.csv --page
-docs/architectures.md`. It needs PyTorch and takes half an hour; with `--against` it reports what a newer transformers
-adds. [architectures.csv](../weightscope/adopting/architectures.csv) has one line per stack. For an architecture that is
-not listed, see [Adopt an architecture](adopting.md).
+To make this page again, run `python -m tests.census --out weightscope/architectures/architectures.csv --page
+docs/architectures.md` in a checkout. It needs PyTorch and takes half an hour; with `--against` it reports what a newer
+transformers adds. [architectures.csv](../weightscope/architectures/architectures.csv) has one line per stack. For an
+architecture that is not listed, see [Adopt an architecture](adopting.md).
 
 ## Exact
 
@@ -110,23 +110,6 @@ def read(path: Path = RECORD) -> list[Row]:
         )
         for line in lines(path)
     ]  # fmt: skip
-
-
-def standing(path: Path = RECORD) -> str:
-    """The result of the census in two sentences, with the version of transformers."""
-    with regular_file(path) as file:
-        first = file.read().decode().partition("\n")[0]
-    release = " " + first.removeprefix(OF) if first.startswith(OF) else ""
-    rows = read(path)
-    counts, types = tally(rows), {row.type for row in rows if row.stack}
-    unbuilt = len({row.type for row in rows} - types)
-    unseen = f", {counts['unseen']} never ran" if counts["unseen"] else ""
-    wrong = "none is" if not counts["WRONG"] else f"{counts['WRONG']} are"
-    return (
-        f"Checked against the eager attention of transformers{release} on tiny random models of {len(types)} "
-        f"model types: {counts['exact']} of {sum(counts.values())} attention stacks match exactly, {counts['refused']} "
-        f"are refused, {wrong} wrong{unseen}. {unbuilt} more types have no attention or cannot be built this small."
-    )
 
 
 def tally(rows: Sequence[Row]) -> Counter[str]:

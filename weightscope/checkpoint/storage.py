@@ -1,4 +1,4 @@
-"""The header of a safetensors file, checked before any data is trusted, and its element types as float32.
+"""A file of weights and, of a safetensors file, its header, checked before any data is trusted.
 
 Layout: 8 bytes little-endian header length, the header as JSON, then the data that the header's offsets refer to.
 """
@@ -7,19 +7,29 @@ import hashlib
 import os
 import re
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from weightscope.checkpoint.config import MAX_BYTES, parse_json
+from weightscope.checkpoint.formats import START, refuse_other_format
+from weightscope.checkpoint.hub import cached_identity
 from weightscope.compute.half import Half
 from weightscope.errors import CheckpointError
+from weightscope.files import open_regular
 
+WHOLE = 64 << 20  # bytes of a file that is known by all of its content; of a larger one by samples and its inode
+READ, SAMPLE = 1 << 20, 4096  # bytes read at a time for that, and of a sample
+LARGEST_READ = 1 << 30  # systems return less than 2 GB at a time
 MAX_OFFSET = 2**63 - 1
 MAX_DIMENSIONS = 32
 
@@ -176,11 +186,13 @@ def parse_header(text: bytes, file_size: int, *, file: object) -> tuple[dict[str
     return tensors, metadata
 
 
+def _are_sizes(numbers: Any, most: int) -> bool:
+    is_short_list = isinstance(numbers, list) and len(numbers) <= most
+    return is_short_list and all(type(number) is int and 0 <= number <= MAX_OFFSET for number in numbers)
+
+
 def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
     """One tensor's entry, every value checked."""
-
-    def is_size(number: Any) -> bool:
-        return type(number) is int and 0 <= number <= MAX_OFFSET
 
     def bad(problem: str) -> CheckpointError:
         return CheckpointError(problem, file=file, tensor=name)
@@ -190,9 +202,9 @@ def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
         raise bad(f"has dtype {str(dtype)[:40]}, which safetensors does not define")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(is_size, shape)):
+    if not _are_sizes(shape, MAX_DIMENSIONS):
         raise bad(f"has shape {str(shape)[:80]}; a list of at most {MAX_DIMENSIONS} sizes was expected")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_size, offsets)):
+    if not _are_sizes(offsets, 2) or len(offsets) != 2:
         raise bad(f"has data_offsets {str(offsets)[:80]}; two byte offsets were expected")
     # One size of 0 makes the product 0; the rest must still give an array that NumPy can address.
     if prod(size for size in shape if size) * 8 > MAX_OFFSET:
@@ -226,3 +238,129 @@ def _compare_with_library(text: bytes, file_size: int, tensors: Mapping[str, Ten
     orders = [[name for name, (_, shape) in each.items() if 0 not in shape] for each in (theirs, ours)]
     if theirs != ours or orders[0] != orders[1]:
         raise CheckpointError("the safetensors library finds other tensors in the header", file=file)
+
+
+# Files on this machine
+
+
+class OpenFile:
+    """A regular file held open, so that another file put in its place later is not mistaken for it.
+
+    Data are read, not mapped: mapping would save a copy (0.2 s per GB, little next to computing its spectra), but a
+    process that reads a map is killed by SIGBUS when another cuts the file short. A read reports it as an error.
+    """
+
+    bytes_fetched = 0
+    header = HeaderDigest(0, "")
+    tensors: Mapping[str, TensorEntry] = MappingProxyType({})
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = open_regular(path)
+        weakref.finalize(self, os.close, self._descriptor)
+        status = os.fstat(self._descriptor)
+        self.size, self._modified = status.st_size, status.st_mtime_ns  # bytes, nanoseconds
+        self._whole = ""  # its SHA-256, once it was read for that
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Of a file in the Hub's cache, the repository's file; of any other, name, size, time and content."""
+        if self.published is not None:
+            return self.published
+        # An archive with normalised times, or cp -p, gives other weights the same name, size and time.
+        place = {} if self.size <= WHOLE else {"inode": os.fstat(self._descriptor).st_ino}
+        return {"name": self.path.name, "size": self.size, "modified": self._modified, "sha256": self._digest} | place
+
+    @cached_property
+    def published(self) -> dict[str, Any] | None:
+        """Of a file in the Hub's cache, the repository's file; None of any other."""
+        return cached_identity(self.path, self.size)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the whole file, where it was read whole or is its etag; else empty."""
+        small = self.size <= WHOLE and "_digest" in vars(self)
+        return self._whole or etag_digest(self.published) or (self._digest if small else "")
+
+    @property
+    def samples(self) -> str:
+        """SHA-256 of a large file's header and samples, where it was read to know the file again; else empty."""
+        return self._digest if self.size > WHOLE and "_digest" in vars(self) else ""
+
+    def read_digest(self, step: Callable[[int], object] = lambda count: None) -> None:
+        """Read the whole file for its SHA-256; refused where the Hub says that it is another."""
+        digest = hashlib.sha256()
+        for start in range(0, self.size, READ):
+            digest.update(self.read(start, min(start + READ, self.size)))
+            step(min(READ, self.size - start))
+        self._whole, etag = digest.hexdigest(), etag_digest(self.published)
+        if etag and etag != self._whole:
+            problem = f"its SHA-256 is {self._whole}, on the Hub it is {etag}: the copy in the Hub's cache is damaged"
+            raise CheckpointError(problem, file=self.path)
+
+    @cached_property
+    def _digest(self) -> str:
+        """SHA-256 of a small file; of a large one, of all before its first tensor and two blocks of each tensor."""
+        spans = [(start, min(start + READ, self.size)) for start in range(0, self.size, READ)]
+        if self.size > WHOLE:
+            entries = sorted((entry.start, entry.stop) for entry in self.tensors.values())
+            spans = [(0, entries[0][0] if entries else WHOLE)]
+            for start, stop in entries:
+                thirds = ((stop - start) * i // 3 for i in (1, 2))
+                spans += [(start + at, min(start + at + SAMPLE, stop)) for at in thirds]
+        digest = hashlib.sha256()
+        for span in spans:
+            digest.update(self.read(*span))
+        return digest.hexdigest()
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Bytes [start, stop) of the file, as a new uint8 array; refused once the file has changed."""
+        try:
+            buffer = np.empty(stop - start, np.uint8)
+            view, done = memoryview(buffer), 0
+            while done < len(view):
+                count = os.preadv(self._descriptor, [view[done : done + LARGEST_READ]], start + done)
+                if count == 0:
+                    break
+                done += count
+        except OSError as error:
+            raise CheckpointError(f"cannot be read ({error.strerror})", file=self.path) from None
+        except MemoryError:
+            raise CheckpointError(f"no memory for {stop - start} bytes of it", file=self.path) from None
+        status = os.fstat(self._descriptor)
+        if done < len(view) or (status.st_size, status.st_mtime_ns) != (self.size, self._modified):
+            shrunk = f": it had {self.size} bytes and has {status.st_size}" if status.st_size != self.size else ""
+            raise CheckpointError(f"has changed since it was opened{shrunk}", file=self.path)
+        return buffer
+
+    def bytes_of(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
+        """Bytes [start, stop) of one tensor; see `read`."""
+        return self.read(entry.start + start, entry.start + stop)
+
+    def bytes_to_fetch(self, entries: Iterable[TensorEntry]) -> int:
+        """None: the file is local."""
+        return 0
+
+    def prefetch(self, entries: Iterable[TensorEntry]) -> None:
+        """Ask the system to read these tensors from disk ahead, where it takes such advice."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        with suppress(OSError):  # reading reports what is wrong
+            for entry in entries:
+                os.posix_fadvise(self._descriptor, entry.start, entry.stop - entry.start, os.POSIX_FADV_WILLNEED)
+
+
+class LocalFile(OpenFile):
+    """One .safetensors file: its checked header is read, tensors are read on demand."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        start = self.read(0, min(START, self.size)).tobytes()
+        try:
+            length = header_length(start[:8], self.size, file=path)
+        except CheckpointError:
+            refuse_other_format(path, start, self.size)
+            raise
+        text = self.read(8, 8 + length).tobytes()
+        self.header = HeaderDigest.of(start[:8] + text)
+        self.tensors, self.metadata = parse_header(text, self.size, file=path)

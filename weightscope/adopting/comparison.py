@@ -12,14 +12,13 @@ import numpy as np
 
 import weightscope as ws
 from weightscope.adopting.hooks import NO_SCORE, Observed
-from weightscope.architectures import stacks_of
-from weightscope.architectures.proved import title
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
 
 TOLERANCE = 1e-4  # of probabilities, and of outputs relative to the largest
+REFUSED = "refused: "  # begins a problem that weightscope names itself
 ROUNDING = 2.0**-21  # of float32 scores relative to the largest, and so of probabilities where scores are hundreds
 
 
@@ -45,24 +44,24 @@ class Errors:
         return f"{values}; attention is off by {self.attention:.2g}{self.where}{near}"
 
 
-def compare(layer: Layer, one: Observed, tolerance: float = TOLERANCE) -> str:
+def compare(layer: Layer, call: Observed, tolerance: float = TOLERANCE) -> str:
     """What is wrong with a layer, in words; empty if it matches the recorded call."""
     problems = []
-    for errors in measured(layer, one):
+    for errors in measured(layer, call):
         problem = errors if isinstance(errors, str) else errors.words(tolerance)
-        if not problem or problem.startswith("refused: "):
+        if not problem or problem.startswith(REFUSED):
             return problem
         problems.append(problem)
     return min(problems, key=len, default="nothing was seen to enter it")
 
 
-def measured(layer: Layer, one: Observed) -> Iterator[Errors | str]:
+def measured(layer: Layer, call: Observed) -> Iterator[Errors | str]:
     """The errors for each candidate input of the layer, or why they cannot be computed."""
-    for given in _given(layer, one):
+    for given in _given(layer, call):
         try:
-            yield _measure(layer, one, *given)
+            yield _measure(layer, call, *given)
         except CheckpointError as error:
-            yield f"refused: {error}"
+            yield f"{REFUSED}{error}"
         except (ValueError, TypeError, IndexError) as error:
             yield f"does not run on what entered: {type(error).__name__}: {error}".splitlines()[0]
 
@@ -70,95 +69,95 @@ def measured(layer: Layer, one: Observed) -> Iterator[Errors | str]:
 Given = tuple[np.ndarray, np.ndarray | None, dict[str, np.ndarray]]
 
 
-def _given(layer: Layer, one: Observed) -> Iterator[Given]:
+def _given(layer: Layer, call: Observed) -> Iterator[Given]:
     """What may have entered: streams, positions, and by name what else the layer takes.
 
     Some models count the tokens of a run, whatever the positions that they are given.
     """
-    positions = (None,) if one.positions is None else (one.positions, None)
+    positions = (None,) if call.positions is None else (call.positions, None)
     takes = [name for name, taken in layer.added.taken(cross=layer.cross).items() if taken]
-    n, m = one.attention.shape[1:]
-    streams = (*one.streams, *_of(one, n, layer.d_model)) if takes or (layer.cross and n == m) else one.streams
+    n, m = call.attention.shape[1:]
+    streams = (*call.streams, *_of(call, n, layer.d_model)) if takes or (layer.cross and n == m) else call.streams
     inputs: Iterable[tuple[np.ndarray, dict[str, np.ndarray]]] = ((x, {}) for x in streams)
     if layer.cross:
-        memories = one.memories if one.memories and not takes else _of(one, m, layer.k.shape[1])
+        memories = call.memories if call.memories and not takes else _of(call, m, layer.k.shape[1])
         inputs = ((x, {"memory": memory}) for memory in memories for x in streams)
     if takes:
-        inputs = (given for given in inputs if _output_off(layer, one, *given) <= TOLERANCE)
-        inputs = chain.from_iterable(_with_positions(layer, one, *given) for given in inputs)
+        inputs = (given for given in inputs if _output_off(layer, call, *given) <= TOLERANCE)
+        inputs = chain.from_iterable(_with_positions(layer, call, *given) for given in inputs)
     for x, more in inputs:
         yield from ((x, where, more) for where in positions)
 
 
-def _of(one: Observed, rows: int, width: int) -> list[np.ndarray]:
-    return [given for given in one.entered if given.shape == (rows, width)]
+def _of(call: Observed, rows: int, width: int) -> list[np.ndarray]:
+    return [given for given in call.entered if given.shape == (rows, width)]
 
 
 def _with_positions(
-    layer: Layer, one: Observed, x: np.ndarray, more: dict[str, np.ndarray]
+    layer: Layer, call: Observed, x: np.ndarray, more: dict[str, np.ndarray]
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
     """The same, and what may have been added before queries and keys: it was given, or it is a difference."""
     taken, memory = layer.added.taken(cross=layer.cross), more.get("memory")
     choices: list[list[dict[str, np.ndarray]]] = [[more]]
     if taken["added"]:
         z = x if layer.norm is None else layer.norm(x)
-        choices.append([{"added": p} for p in _positions(one, z, layer.added.of_queries or layer.added.of_keys)])
+        choices.append([{"added": p} for p in _positions(call, z, layer.added.of_queries or layer.added.of_keys)])
     if taken["added_to_memory"] and memory is not None:
         y = memory if layer.memory_norm is None else layer.memory_norm(memory)
-        choices.append([{"added_to_memory": p} for p in _positions(one, y, layer.added.of_keys)])
+        choices.append([{"added_to_memory": p} for p in _positions(call, y, layer.added.of_keys)])
     for chosen in product(*choices):
         yield x, {name: array for part in chosen for name, array in part.items()}
 
 
-def _positions(one: Observed, z: np.ndarray, of: Affine | None) -> list[np.ndarray]:
+def _positions(call: Observed, z: np.ndarray, of: Affine | None) -> list[np.ndarray]:
     """What may have been added to z: all that entered, side by side where that is as wide; or what is more than z."""
     width = z.shape[1] if of is None else of.shape[1]
-    given = [array for array in one.entered if len(array) == len(z)]
+    given = [array for array in call.entered if len(array) == len(z)]
     candidates = [array for array in given if array.shape[1] == width]
     candidates += [np.hstack(pair) for pair in permutations(given, 2) if sum(array.shape[1] for array in pair) == width]
     return candidates + [array - z for array in given if array.shape == z.shape and z.shape[1] == width]
 
 
-def _output_off(layer: Layer, one: Observed, x: np.ndarray, more: Mapping[str, np.ndarray]) -> float:
+def _output_off(layer: Layer, call: Observed, x: np.ndarray, more: Mapping[str, np.ndarray]) -> float:
     """How far the layer's output is off, by the attention that was seen: values know of no added positions."""
-    if x.shape[-1] != layer.d_model or len(more.get("memory", x)) != one.attention.shape[2]:
+    if x.shape[-1] != layer.d_model or len(more.get("memory", x)) != call.attention.shape[2]:
         return np.inf
-    gathered = layer.output(np.nan_to_num(one.attention), x, **more)
-    return min((_off(gathered, out) for out in one.outputs if out.shape == gathered.shape), default=np.inf)
+    gathered = layer.output(np.nan_to_num(call.attention), x, **more)
+    return min((_off(gathered, out) for out in call.outputs if out.shape == gathered.shape), default=np.inf)
 
 
 def _measure(
-    layer: Layer, one: Observed, x: np.ndarray, positions: np.ndarray | None, more: dict[str, np.ndarray]
+    layer: Layer, call: Observed, x: np.ndarray, positions: np.ndarray | None, more: dict[str, np.ndarray]
 ) -> Errors | str:  # fmt: skip
     if x.shape[-1] != layer.d_model:
         return f"reads a stream of width {layer.d_model}, and {x.shape[-1]} enter"
     scores = layer.scores(x, positions, **more)
-    expected = one.attention
+    expected = call.attention
     keys = scores.shape[-1]
     if expected.shape[-1] == keys + 1 and layer.sinks is not None:
         expected = expected[..., :keys]
     if expected.shape != scores.shape:
         return f"scores are {scores.shape}, attention {expected.shape}"
     seen = expected > NO_SCORE
-    rows = one.scores.max(-1) > -1e4  # a query that sees nothing has no attention that means anything
+    rows = call.scores.max(-1) > -1e4  # a query that sees nothing has no attention that means anything
     read = rows.all(axis=0)
     if not read.any():
-        return "refused: no query sees anything, so that nothing is compared"
+        return f"{REFUSED}no query sees anything, so that nothing is compared"
     expected = np.nan_to_num(expected)
     attention = softmax(np.where(seen, scores, -np.inf), layer.sinks)
     error = np.abs(attention - expected)[rows].max(initial=0.0)
     memory = {name: array for name, array in more.items() if name == "memory"}
     gathered = layer.output(expected, x, **memory)
-    outputs = [out for out in one.outputs if out.shape == gathered.shape]
+    outputs = [out for out in call.outputs if out.shape == gathered.shape]
     off = min((_off(gathered[read], out[read]) for out in outputs), default=np.inf)
     where = _where(attention, expected, seen & rows[..., None])
     rounding = ROUNDING * float(np.abs(scores).max(initial=0.0))
-    return Errors(float(error), float(off), _here(scores, one.scores, seen), rounding, where)
+    return Errors(float(error), float(off), _here(scores, call.scores, seen), rounding, where)
 
 
-def compared_scores(one: Observed) -> bool:
+def compared_scores(call: Observed) -> bool:
     """Whether a query saw two keys: what it makes of one key is 1, whatever the score."""
-    return bool(((np.nan_to_num(one.attention) > NO_SCORE).sum(-1) > 1).any())
+    return bool(((np.nan_to_num(call.attention) > NO_SCORE).sum(-1) > 1).any())
 
 
 def _here(found: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> float:
@@ -192,18 +191,6 @@ def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
     return np.asarray(weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-30))
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict on one attention stack."""
-
-    stack: str  # Where its attention modules are, `{}` for every index
-    kind: str  # self, causal or cross
-    layers: int
-    verdict: str  # exact, refused or WRONG; unseen where weightscope reads a stack that did not run
-    reason: str = ""
-    row: str = ""  # What read it: a row of the table, or several, as the census calls them
-
-
 def stack_of(path: str) -> str:
     """A module's path with `{}` for every index: the name of its stack."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "{}", path)
@@ -215,36 +202,6 @@ def stacks(observed: Sequence[Observed]) -> dict[str, list[Observed]]:
     for call in observed:
         by_stack[stack_of(call.module)].append(call)
     return dict(by_stack)
-
-
-def readings(folder: Path, family: str | None = None) -> tuple[list[ws.Model], str, dict[str, str]]:
-    """Every model that weightscope opens in a checkpoint, the message if there is none, and the message for every
-    refused stack, by the prefix of the stack's tensor names.
-    """
-    refused: dict[str, str] = {}
-    try:
-        first = _opened(folder, family)
-        problem = ""
-    except CheckpointError as error:
-        first, problem = None, line_of(error, folder)
-    models = [] if first is None else [first]
-    for name, stack in stacks_of(open_checkpoint(folder)).items():
-        try:
-            models.append(_opened(folder, family, name))
-        except CheckpointError as error:
-            start = stack.prefix + (stack.family.layer.split("{i}")[0] if stack.family else "")
-            if start and family is None:
-                refused[start] = line_of(error, folder)
-            if "tower" not in str(error) and not problem:
-                problem = line_of(error, folder)
-    return models, problem, refused
-
-
-def _opened(folder: Path, family: str | None, tower: str | None = None) -> ws.Model:
-    """A model with its place in the file; errors as of both."""
-    model = ws.open_model(folder, family=family, tower=tower)
-    model.prefix  # noqa: B018 (raises where the file has no layer of it)
-    return model
 
 
 def line_of(error: Exception, folder: Path) -> str:
@@ -279,67 +236,6 @@ def _print_of(values: np.ndarray) -> tuple[str, ...]:
     """The same for a tensor, its transpose and its reshapes: its numbers sorted."""
     flat = np.sort(values.ravel())
     return str(values.size), flat[:64].tobytes().hex(), flat[-64:].tobytes().hex()
-
-
-def judge(
-    observed: Sequence[Observed],
-    stored: Stored,
-    models: Sequence[ws.Model],
-    problem: str = "",
-    refusals: Mapping[str, str] | None = None,
-    tolerance: float = TOLERANCE,
-) -> list[Verdict]:
-    """One verdict per attention stack that ran, and per stack that weightscope reads and that did not run."""
-    by_module = matched(models, names_at_work(observed, stored))
-    at_work = _at_work(by_module, observed)
-    verdicts = []
-    for name, members in stacks(observed).items():
-        modules = list(dict.fromkeys(call.module for call in members))
-        reasons, refused, met = [], "", 0
-        for module in modules:
-            own_calls = [call for call in members if call.module == module]
-            problem_of_module = _of_module(by_module.get(module, []), own_calls, at_work, tolerance)
-            if problem_of_module is None:
-                continue
-            met += 1
-            if problem_of_module.startswith("refused: "):
-                refused = refused or problem_of_module.removeprefix("refused: ")
-            elif problem_of_module:
-                reasons.append(problem_of_module)
-            elif not any(compared_scores(call) for call in own_calls):
-                refused = refused or "every query sees one key only, so that no score is compared"
-        if _disordered([by_module[module] for module in modules if module in by_module]):
-            reasons.append("its layers are read in another order")
-        if reasons:
-            verdict, reason = "WRONG", reasons[0]
-        elif met == len(modules) and not refused:
-            verdict, reason = "exact", ""
-        else:
-            refusal = "" if met else _refusal(refusals or {}, stored.under(modules[0]))
-            rest = refusal or (problem if not models else "no row reads this stack" if not met else "")
-            verdict, reason = "refused", refused or rest or f"{met} of {len(modules)} layers are read"
-        kinds = {call.kind for call in members}
-        crosses = any(model.family.memory for module in modules for model, _ in by_module.get(module, ()))
-        kind = "cross" if crosses or "cross" in kinds else "causal" if kinds == {"causal"} else "self"
-        rows = {title(model.family) for module in modules for model, _ in by_module.get(module, ())}
-        verdicts.append(Verdict(name, kind, len(modules), verdict, reason, " ".join(sorted(rows))))
-    ran = {id(model) for module_readings in by_module.values() for model, _ in module_readings}
-    return verdicts + [_unseen(model) for model in models if id(model) not in ran]
-
-
-def _unseen(model: ws.Model) -> Verdict:
-    """A stack that weightscope opens, but whose attention never ran."""
-    stack = (model.prefix + model.family.layer).format(i="{}").rstrip(".")
-    return Verdict(stack, "", len(model.attention_layers), "unseen", "it did not run", title(model.family))
-
-
-def _refusal(refusals: Mapping[str, str], names: set[str]) -> str:
-    """The refusal of the stack with tensors of these names, or else of one in the same part of the model."""
-    for beginning in (str, lambda start: start.partition(".")[0] + "."):
-        for start, line in refusals.items():
-            if any(name.startswith(beginning(start)) for name in names):
-                return line
-    return ""
 
 
 Reading = tuple[ws.Model, int]
@@ -383,10 +279,10 @@ def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
     return any(order != sorted(order) for order in orders.values())
 
 
-AtWork = Mapping[tuple[int, int], Sequence[Observed]]
+CallsOfLayers = Mapping[tuple[int, int], Sequence[Observed]]
 
 
-def _at_work(by_module: Mapping[str, Sequence[Reading]], observed: Sequence[Observed]) -> AtWork:
+def _calls_of_layers(by_module: Mapping[str, Sequence[Reading]], observed: Sequence[Observed]) -> CallsOfLayers:
     """Recorded calls by (model id, layer index)."""
     return {
         (id(model), index): [call for call in observed if call.module == module]
@@ -395,40 +291,62 @@ def _at_work(by_module: Mapping[str, Sequence[Reading]], observed: Sequence[Obse
     }
 
 
-def _of_module(
-    readings: Sequence[Reading], members: Sequence[Observed], at_work: AtWork, tolerance: float
-) -> str | None:  # fmt: skip
-    """What is wrong with what is read of one module: nothing, "refused: ..." or what; None where nothing reads it.
+def problem_of_stack(
+    by_module: Mapping[str, Sequence[Reading]],
+    calls: Sequence[Observed],
+    all_calls: Sequence[Observed],
+    tolerance: float,
+) -> tuple[str, int]:
+    """What is wrong with what is read of one stack, the gravest first; and how many of its modules are read.
+
+    A problem that weightscope names itself begins with `REFUSED`. `all_calls` has those of other stacks too.
+    """
+    modules = [module for module in dict.fromkeys(call.module for call in calls) if module in by_module]
+    calls_of_layers = _calls_of_layers(by_module, all_calls)
+    problems = []
+    for module in modules:
+        of_module = [call for call in calls if call.module == module]
+        problem = _problem_of_module(by_module[module], of_module, calls_of_layers, tolerance)
+        if not problem and not any(compared_scores(call) for call in of_module):
+            problem = f"{REFUSED}every query sees one key only, so that no score is compared"
+        problems.append(problem)
+    if _disordered([by_module[module] for module in modules]):
+        problems.append("its layers are read in another order")
+    return min(filter(None, problems), key=lambda problem: problem.startswith(REFUSED), default=""), len(modules)
+
+
+def _problem_of_module(
+    readings: Sequence[Reading], calls: Sequence[Observed], calls_of_layers: CallsOfLayers, tolerance: float
+) -> str:
+    """What is wrong with what is read of one module, empty if nothing is.
 
     A module that several layers share is called once by each, in their order. Where more than one model reads it (the
     whole and a tower), each must. Models that make other values of it read another softmax of each call: every softmax
     must be one model's, and every model have one.
     """
-    if not readings:
-        return None
     if len({model.stem(index) + model.family.value for model, index in readings}) > 1:
-        return _of_softmaxes(readings, members, tolerance)
+        return _problem_of_softmaxes(readings, calls, tolerance)
     first_problem = ""
-    for model, index, which, call in _in_turn(readings, members):
+    for model, index, which, call in _in_turn(readings, calls):
         try:
             layer = model.layer(index)
         except CheckpointError as error:
-            first_problem = first_problem or "refused: " + line_of(error, model.checkpoint.folder)
+            first_problem = first_problem or REFUSED + line_of(error, model.checkpoint.folder)
             continue
-        problem = compare(layer, _with_memories(layer, model, which, call, at_work), tolerance)
-        if problem and not problem.startswith("refused: "):
+        problem = compare(layer, _with_memories(layer, model, which, call, calls_of_layers), tolerance)
+        if problem and not problem.startswith(REFUSED):
             return f"{model.family.name}, layer {index}: {problem}"
         first_problem = first_problem or problem
     return first_problem
 
 
-def _of_softmaxes(readings: Sequence[Reading], members: Sequence[Observed], tolerance: float) -> str:
+def _problem_of_softmaxes(readings: Sequence[Reading], calls: Sequence[Observed], tolerance: float) -> str:
     """What is wrong with what models read of a module, each a softmax of its own."""
     try:
         layers = [(model.family.name, index, model.layer(index)) for model, index in readings]
     except CheckpointError as error:
-        return f"refused: {line_of(error, readings[0][0].checkpoint.folder)}"
-    by_call = [[compare(layer, call, tolerance) for _, _, layer in layers] for call in members]
+        return f"{REFUSED}{line_of(error, readings[0][0].checkpoint.folder)}"
+    by_call = [[compare(layer, call, tolerance) for _, _, layer in layers] for call in calls]
     for (name, index, _), problems in zip(layers, zip(*by_call, strict=True), strict=True):
         if all(problems):
             return f"{name}, layer {index}: {min(problems, key=len)}"
@@ -436,31 +354,33 @@ def _of_softmaxes(readings: Sequence[Reading], members: Sequence[Observed], tole
 
 
 def _in_turn(
-    readings: Sequence[Reading], members: Sequence[Observed]
+    readings: Sequence[Reading], calls: Sequence[Observed]
 ) -> Iterator[tuple[ws.Model, int, int, Observed]]:  # fmt: skip
     """Every call of one module, with the model and layer index that read it and the number of the call."""
     by_model: dict[int, list[Reading]] = defaultdict(list)
     for reading in readings:
         by_model[id(reading[0])].append(reading)
     for model_readings in by_model.values():
-        for which, call in enumerate(members):
+        for which, call in enumerate(calls):
             n = len(model_readings)
-            model, index = model_readings[min(which, n - 1) if n < len(members) else which % n]
+            model, index = model_readings[min(which, n - 1) if n < len(calls) else which % n]
             yield model, index, which, call
 
 
-def _with_memories(layer: Layer, model: ws.Model, which: int, one: Observed, at_work: AtWork) -> Observed:
+def _with_memories(
+    layer: Layer, model: ws.Model, which: int, call: Observed, calls_of_layers: CallsOfLayers
+) -> Observed:  # fmt: skip
     """The call with the memory of a layer that borrows its keys: the stream of the layer that makes them."""
     if layer.keys_of is None:
-        return one
-    return replace(one, memories=at_work[id(model), layer.keys_of][which].streams)
+        return call
+    return replace(call, memories=calls_of_layers[id(model), layer.keys_of][which].streams)
 
 
 def pairs(model: ws.Model, observed: Sequence[Observed], stored: Stored) -> Iterator[tuple[Layer, Observed]]:
     """Every layer of a model with each recorded call of it."""
     by_module = matched([model], names_at_work(observed, stored))
-    at_work = _at_work(by_module, observed)
+    calls_of_layers = _calls_of_layers(by_module, observed)
     for module, readings in by_module.items():
-        for _, index, which, call in _in_turn(readings, [member for member in observed if member.module == module]):
+        for _, index, which, call in _in_turn(readings, [call for call in observed if call.module == module]):
             layer = model.layer(index)
-            yield layer, _with_memories(layer, model, which, call, at_work)
+            yield layer, _with_memories(layer, model, which, call, calls_of_layers)

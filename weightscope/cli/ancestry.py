@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from weightscope.cli.audit import json_option
+from weightscope.cli.auditing import json_option
 from weightscope.cli.command import command
 from weightscope.cli.options import (
     complete_source,
@@ -31,6 +31,7 @@ from weightscope.cli.terminal import headline, is_quiet, show
         "weightscope lineage suspect/ fingerprints/ --out lineage/",
     ],
     name="lineage",
+    first=True,
 )
 @click.argument("suspect", shell_complete=complete_source)
 @click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=complete_source)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 import weightscope as ws
-from weightscope.adopting.judge import Stored, line_of, matched, readings, stack_of
+from tests.census.judge import readings
+from weightscope.adopting.comparison import Stored, line_of, matched, stack_of
 from weightscope.adopting.tiny_models import build, classes_of
 from weightscope.errors import CheckpointError
 from weightscope.files import scratch_folder
