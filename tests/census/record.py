@@ -14,6 +14,10 @@ from textwrap import fill
 from weightscope.architectures.proved import OF, RECORD, lines
 from weightscope.files import new_file
 
+SUBJECT = re.compile(
+    r"^(its text stack is not read: )?(no row can describe \S+: it |\S+ is not supported: it "
+    r"|\w+ (?=with |is not a model|has no tower))"
+)  # the type that a reason is about, which the page names in a column of its own
 QUOTED = re.compile(r"'[^']*'|\([^()]*\)|\b\d+\b", re.ASCII)  # parts of a reason that differ between stacks
 
 PAGE = """\
@@ -139,7 +143,7 @@ def mechanism(reason: str) -> str:
     if reason.startswith("no row reads this stack") or "no row reads it" in reason:
         return "another stack of the file is read, this one has no row yet"
     sentence = reason.rpartition("safetensors: ")[2] or reason
-    return QUOTED.sub("…", sentence)
+    return QUOTED.sub("…", SUBJECT.sub("", sentence))
 
 
 def page(rows: Sequence[Row], version: str) -> str:
@@ -149,7 +153,7 @@ def page(rows: Sequence[Row], version: str) -> str:
     refused: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row.verdict in ("refused", "WRONG"):
-            refused[mechanism(row.reason)].append(f"{row.type} ({row.kind})")
+            refused[mechanism(row.reason)].append(row.type)
     exact = sorted({row.type for row in rows if row.verdict == "exact"}, key=str.lower)
     by_letter = (f"- {', '.join(names)}" for _, names in groupby(exact, key=lambda name: name[0].upper()))
     listed = "\n".join(
