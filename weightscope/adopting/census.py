@@ -45,7 +45,7 @@ from weightscope.adopting.tiny_models import (
     without_attention,
 )
 from weightscope.architectures import FAMILIES
-from weightscope.architectures.proved import RECORD
+from weightscope.architectures.table import RECORD
 from weightscope.files import new_file, scratch_folder
 
 SECONDS = 100  # of a processor, for a type
@@ -65,7 +65,7 @@ class OutOfTime(BaseException):
 def model_types() -> list[str]:
     """Every model_type whose config some auto class builds a model of, and every other one that a row reads."""
     autos = [getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel", None) for head in HEADS]
-    kinds, read_types = [], {kind for row in FAMILIES for kind in row.model_types}
+    kinds, read_types = [], {kind for row in FAMILIES for kind in row.types}
     for kind in CONFIG_MAPPING:
         try:
             config = CONFIG_MAPPING[kind]

@@ -13,7 +13,7 @@ import numpy as np
 import weightscope as ws
 from weightscope.adopting.hooks import NO_SCORE, Observed
 from weightscope.architectures import stacks_of
-from weightscope.architectures.proved import title
+from weightscope.architectures.table import title
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.checkpoint import open_checkpoint
@@ -366,7 +366,7 @@ def matched(models: Sequence[ws.Model], names: Mapping[str, set[str]]) -> Mappin
 def _projections(model: ws.Model, index: int) -> set[str]:
     """The names of the tensors that make a layer's queries, keys, values and output."""
     row, stem = model.family.in_layer(model.config.layer_types[index]), model.stem(index)
-    modules = {row.query, row.key, row.value, row.output, *row.others, *row.reads.modules}
+    modules = {*row.heads.projections, *row.heads.others, *row.reads.modules}
     return {name for module in modules if module for name in model.checkpoint.names_under(f"{stem}{module}.")} | {
         stem + name for name in row.lone
     }
@@ -406,7 +406,7 @@ def _of_module(
     """
     if not readings:
         return None
-    if len({model.stem(index) + model.family.value for model, index in readings}) > 1:
+    if len({model.stem(index) + model.family.heads.v for model, index in readings}) > 1:
         return _of_softmaxes(readings, members, tolerance)
     first_problem = ""
     for model, index, which, call in _in_turn(readings, members):
