@@ -12,9 +12,9 @@ from weightscope.architectures.family import Family
 from weightscope.architectures.layouts import grouped
 from weightscope.architectures.rope import Rope
 from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufFile, GgufTensor
-from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
 from weightscope.errors import CheckpointError
 
 # What converting to ggml's format does to matrices, undone: functions of an array and of head counts.
