@@ -14,7 +14,7 @@ from weightscope.changes.layer import layers_elsewhere
 from weightscope.changes.pair import paired
 from weightscope.changes.rounding import CASTS
 from weightscope.changes.tensor import UNKNOWN_SIZE, Change
-from weightscope.changes.thresholds import FAR, NEAR, SAME_SPECTRA
+from weightscope.changes.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
 from weightscope.errors import CheckpointError, counted
 from weightscope.findings import Finding, Member, indexed, spans
 from weightscope.metrics.spaces import relative_change
@@ -68,8 +68,11 @@ def deed(
     matrices = {change.name: change for change in changes if change.name in attention and change.is_matrix}
     now = [change for change in matrices.values() if change in changed]
     if now and same.all():
-        reordered = (order != np.arange(order.shape[-1])).any()
-        return f"{'Heads in another order' if reordered else 'Another basis within heads'}: each computes the same."
+        if (order != np.arange(order.shape[-1])).any():
+            return "Heads in another order: each computes the same."
+        if max(change.change for change in now) > UNMOVED:
+            return "Another basis within heads: each computes the same."
+        return f"The same up to float32's rounding: {len(now)} of {len(matrices)} attention matrices, {spread(now)}."
     if layers := [finding.text for finding in edits if finding.kind in ("copied_layer", "swapped_layers")]:
         return " ".join(layers)
     farthest = float(np.max([layer[f"{name}_change"] for layer in moved for name in MAPS]))
@@ -132,9 +135,11 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
         return f"Quantised{' in the first' * (which == 'A')}: {where}, most to {grid}, {spread(now)}."
     if kinds.keys() == {"one direction"}:
         return f"Changed along one direction, the same in each: {where}."
-    if kinds.keys() <= {"low rank", "one direction"}:
+    if kinds.keys() <= {"low rank", "one direction", "rounded"}:  # the rest of a merged LoRA may be saved in fewer bits
         ranks = between([change.rank for change in now if change.rank is not None])
-        return f"Changed by matrices of low rank, as by a merged LoRA: {where}, rank {ranks}."
+        where = f"{len(now) - kinds['rounded']} of {total} attention matrices"
+        rounded = f"; {kinds['rounded']} only rounded" if kinds["rounded"] else ""
+        return f"Changed by matrices of low rank, as by a merged LoRA: {where}, rank {ranks}{rounded}."
     if kinds.keys() == {"few rows"}:
         return f"Changed in a few rows of {where}."
     unlike = [change for change in now if not change.is_tuned]

@@ -138,7 +138,7 @@ def weight_kinds(weights: WeightChanges, structure: set[str]) -> list[Kind]:
     """Kinds that weights show; `structure` names those that the match of layers already shows."""
     if not structure and _untouched(weights):
         return [_same_values(weights)]
-    return [
+    kinds = [
         *_basis(weights),
         *_shown(weights, "norms folded", "folded", _folded),
         *_shown(weights, "norms folded: the base", "base_folded", _folded),
@@ -150,6 +150,7 @@ def weight_kinds(weights: WeightChanges, structure: set[str]) -> list[Kind]:
         *_grids(weights),
         *_training(weights, structure),
     ]
+    return kinds or list(_same_but_for_rounding(weights, structure))
 
 
 def _untouched(weights: WeightChanges) -> bool:
@@ -172,6 +173,14 @@ def _same_values(weights: WeightChanges) -> Kind:
         text += f"; {dtypes.total()} are stored in another format, {times} in {after} instead of {before}"
     name = "same values in another format" if dtypes else "same bytes"
     return Kind(name, [layer.layer for layer in weights.layers], f"{text}.", n / (n + unpaired))
+
+
+def _same_but_for_rounding(weights: WeightChanges, structure: set[str]) -> Iterator[Kind]:
+    """Values that differ, but nowhere by more than rounding."""
+    sizes = [change.change for _, change in weights.every] + [layer.drift.maps for layer in weights.layers]
+    if not structure and weights.basis.same and sizes and all(size <= UNMOVED for size in sizes):
+        text = f"No head or tensor differs by more than {UNMOVED:g} of its norm, which is float32's rounding."
+        yield Kind("same up to rounding", [layer.layer for layer in weights.layers], text)
 
 
 def _shown(
