@@ -16,7 +16,7 @@ from tests.support.audit import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.changes.all_tensors import TensorChanges, compare_tensors
 from weightscope.changes.rounding import CASTS, casts_between
-from weightscope.checkpoint import checkpoint
+from weightscope.checkpoint import blocks
 from weightscope.cli import main
 from weightscope.metrics.low_rank import low_rank
 
@@ -29,7 +29,7 @@ RNG = np.random.default_rng(3)
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that end within every matrix."""
-    monkeypatch.setattr(checkpoint, "BLOCK", 50 * D)
+    monkeypatch.setattr(blocks, "BLOCK", 50 * D)
 
 
 @pytest.fixture(scope="module")

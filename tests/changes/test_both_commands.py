@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.derivations import DERIVATIONS
-from analyses.named_parts import Weights, read_weights, write_weights
+from analyses.experiments.derivations import DERIVATIONS
+from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from tests.support.small_llama import write_small_llama
 from weightscope.changes.thresholds import UNMOVED
 

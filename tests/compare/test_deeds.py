@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from analyses.derivations import DERIVATIONS, shuffled
-from analyses.named_parts import read_weights, write_weights
+from analyses.experiments.derivations import DERIVATIONS, shuffled
+from analyses.experiments.named_parts import read_weights, write_weights
 from tests.support.audit import undrawn
 from tests.support.small_llama import write_small_llama
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from analyses.derivations import DERIVATIONS
-from analyses.named_parts import read_weights, write_weights
+from analyses.experiments.derivations import DERIVATIONS
+from analyses.experiments.named_parts import read_weights, write_weights
 from tests.support.small_llama import write_small_llama
 
 

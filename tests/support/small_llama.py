@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from analyses.derivations import redrawn
-from analyses.named_parts import read_weights, write_weights
+from analyses.experiments.derivations import redrawn
+from analyses.experiments.named_parts import read_weights, write_weights
 from benchmarks.synthetic import Sizes, write
 
 

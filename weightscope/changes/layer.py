@@ -29,7 +29,7 @@ from weightscope.changes.thresholds import (
     UNMOVED,
 )
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.model import Model
 from weightscope.tensors.measure import BITS, why_unread
 

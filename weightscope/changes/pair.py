@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.checkpoint import Block, batches, blocks_of, row_width
+from weightscope.checkpoint.blocks import Block, batches, blocks_of, row_width
 from weightscope.metrics.low_rank import evenly_spread
 from weightscope.tensors.measure import why_unread
 

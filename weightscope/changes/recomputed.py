@@ -13,7 +13,7 @@ import numpy as np
 from weightscope.changes.pair import Pair, whole
 from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.tensors.measure import BITS
 
 OUTER = 0.4  # of a step: a rounded value may be this far from the one it was rounded from, and a fifth of them are

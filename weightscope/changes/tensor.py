@@ -15,7 +15,7 @@ from weightscope.changes.pair import SAMPLED_ROWS, Pair, Part, blocks_of_pairs
 from weightscope.changes.rounding import CASTS, Grid, casts_between, grid_of
 from weightscope.changes.thresholds import FEW_ROWS, NEARLY_ONE_DIRECTION, QUANTISED, STORED, TUNED
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.checkpoint import row_width
+from weightscope.checkpoint.blocks import row_width
 from weightscope.compute.cores import in_threads
 from weightscope.metrics.low_rank import low_rank
 from weightscope.progress import bar
