@@ -12,7 +12,8 @@ FLOORS = """
 errors embedded
 compute progress formulas
 tables
-files display
+files
+results
 engine
 checkpoint attention
 metrics
@@ -20,7 +21,7 @@ architectures
 embeddings
 model
 overflow run_identity
-provenance results
+provenance
 sources text
 runner
 adopting

@@ -17,9 +17,9 @@ from weightscope.audit.measures import MAPS, Arrays
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.lora import ChangeTensor, MergedTensor
 from weightscope.compute.cores import in_threads, one_blas_thread
-from weightscope.display import ShowsShapes
 from weightscope.metrics.spaces import relative_change, relative_size, space_angles
 from weightscope.model import Model
+from weightscope.results import ShowsShapes
 from weightscope.tables import Column
 
 SAME = 1e-5  # a relative change up to this is float32's rounding: the head is the same

@@ -14,12 +14,12 @@ from weightscope.changes.basis import is_folded, is_permutation, rotation_betwee
 from weightscope.changes.tensors import Pair, TensorChange, first_pass, judged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.checkpoint import Block, row_width
-from weightscope.display import ShowsShapes
 from weightscope.lineage.matching import Match
 from weightscope.metrics.grids import bits_of, own_grid, precision
 from weightscope.metrics.weight_changes import evenly_spread, low_rank
 from weightscope.model import Model
 from weightscope.progress import bar
+from weightscope.results import ShowsShapes
 from weightscope.tensors.measure import BITS, why_unread
 
 HEADS = 4  # of a layer whose maps are compared exactly
