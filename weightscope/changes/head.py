@@ -21,10 +21,10 @@ from weightscope.changes.thresholds import CLEAR, LIKELY_SAME, OTHER_FACTORS, TH
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.lora import ChangeTensor, MergedTensor
 from weightscope.compute.cores import in_threads, one_blas_thread
-from weightscope.display import ShowsShapes
 from weightscope.metrics.low_rank import low_rank
 from weightscope.metrics.spaces import relative_change, relative_size, space_angles
 from weightscope.model import Model
+from weightscope.results import ShowsShapes
 
 SAMPLED = 4  # heads of a layer by which its drift is known
 ROUNDING = 1e-12  # of the factors' norms: singular values of a change up to this are float64's rounding

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.results import ShowsShapes
 from weightscope.text.sequences import Framing, added_tokens
 from weightscope.text.tokenizer import shortened, token_text, vocab_size
 
