@@ -19,7 +19,7 @@ from weightscope.pages.page import Figure, Filed, Section, write_page
 from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.runner import open_runner
-from weightscope.runner.tokenizer import framing_of
+from weightscope.runner.framing import framing_of
 from weightscope.tables import Column, Table
 from weightscope.text.kinds import token_kinds
 from weightscope.text.sequences import Texts, sentence_sequences
