@@ -13,12 +13,11 @@ FLOOR = {room: -number for number, line in enumerate(MAP) for room in line.split
 
 
 HEAVY = {
-    "torch": ("weightscope/runner/", "weightscope/adopting/", "analyses/sink_toys/", "analyses/train_"),
+    "torch": ("weightscope/runner/", "weightscope/adopting/", "analyses/toys/"),
     "transformers": (
         "weightscope/runner/",
         "weightscope/adopting/",
-        "analyses/sink_toys/",
-        "analyses/train_",
+        "analyses/toys/",
     ),
     "matplotlib": ("weightscope/pages/", "figures.py"),
     "cupy": ("weightscope/compute/device.py",),
@@ -93,8 +92,8 @@ def test_files_are_opened_in_one_module() -> None:
 
 
 def test_no_file_is_mapped() -> None:
-    """`header.py` hands the library a copy of the header in memory, which nobody else can cut."""
-    assert not matches(MAPS, modules("weightscope", "analyses"), "header.py")
+    """`storage.py` hands the library a copy of the header in memory, which nobody else can cut."""
+    assert not matches(MAPS, modules("weightscope", "analyses"), "storage.py")
 
 
 def test_no_two_modules_import_each_other() -> None:
