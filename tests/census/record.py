@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 
-from weightscope.architectures.proved import OF, RECORD, lines
+from weightscope.architectures.table import OF, RECORD, lines
 from weightscope.files import new_file
 
 SUBJECT = re.compile(
