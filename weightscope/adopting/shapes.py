@@ -23,8 +23,8 @@ from weightscope.architectures.cells import Biases, Inputs, Memory, QkNorm, Stor
 from weightscope.architectures.config import KEYS
 from weightscope.architectures.family import Family
 from weightscope.architectures.layouts import conv1d_fused, keys_beside_values, keys_with_values, packed, separate
+from weightscope.architectures.reading import prefixes_of
 from weightscope.architectures.rope import Rope
-from weightscope.architectures.stacks import prefixes_of
 from weightscope.architectures.steps.gate import Gate
 from weightscope.architectures.steps.gathered_norms import SubNorm
 from weightscope.attention.gathered import GATES

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weightscope.architectures.config import Every, inner_types, values_of
-from weightscope.architectures.dialects import GIVEN, SCALING, TRAINED, renamed, standardised, writer_of
 from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import KEYS as OF_GGUF
 from weightscope.architectures.gguf import shortest
-from weightscope.architectures.reading import completed_part, read_config
+from weightscope.architectures.numbers import (
+    GIVEN,
+    SCALING,
+    TRAINED,
+    completed_part,
+    read_config,
+    renamed,
+    standardised,
+    writer_of,
+)
+from weightscope.architectures.reading import part_of, parts
 from weightscope.architectures.rope import Rope
-from weightscope.architectures.stacks import part_of, parts
 from weightscope.architectures.stanzas import stanza_of
 from weightscope.architectures.table import known_rows
 from weightscope.checkpoint import Checkpoint

@@ -10,8 +10,8 @@ import numpy as np
 from weightscope.architectures.cells import LayerTensors, QkNorm, StoredNorm
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.family import Family
+from weightscope.architectures.numbers import in_layer
 from weightscope.architectures.proved import NOT_COMPARED
-from weightscope.architectures.reading import in_layer
 from weightscope.architectures.step import Place, Step
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent

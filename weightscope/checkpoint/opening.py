@@ -70,9 +70,13 @@ HUB_URL = re.compile(
 )
 
 
-def open_checkpoint(source: str | Path | Repository, revision: str | None = None) -> Checkpoint:
+def open_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
     """Open a checkpoint: headers and config are read and checked, no tensor data."""
-    where = source if isinstance(source, Repository) else locate(source, revision)
+    return open_at(locate(source, revision))
+
+
+def open_at(where: Path | Repository) -> Checkpoint:
+    """Open the checkpoint at a place that `locate` found."""
     if isinstance(where, Repository):
         snapshot = cached_snapshot(where)
         return _open_repository(where) if snapshot is None else _open_folder(snapshot, str(where))
