@@ -249,7 +249,7 @@ def with_values(model: ws.Model, values: Values) -> ws.Model:
     before = model.checkpoint
     tensors = dict(before.items()) | {name: NewValues(before[name], of) for name, of in values.items()}
     after = Checkpoint(before.folder, before.files, tensors, before.config, before.name)
-    return ws.Model(Opened(after, model.source, model.tokenizer), read_as(after, model.row))
+    return ws.Model(Opened(after, model.source, model.tokenizer, model.where), read_as(after, model.row))
 
 
 def _whole(affine: Affine) -> np.ndarray:

@@ -87,6 +87,7 @@ class Opened(NamedTuple):
     checkpoint: Checkpoint
     source: str = ""  # an absolute path, or a Hub id with its revision
     tokenizer: str = ""  # where it is, if not there
+    where: Path | Repository | None = None  # the file, folder or repository that `source` names
     adapter: Adapter | None = None
 
 
@@ -101,7 +102,7 @@ def open_source(
         if base is None:
             checkpoint = as_published(open_at(where))
             checkpoint.given = at_revision(source, revision)
-            return Opened(checkpoint, at_revision(existing(named) or named, revision), tokenizer or "")
+            return Opened(checkpoint, at_revision(existing(named) or named, revision), tokenizer or "", where)
         folder = adapter_from(where) if isinstance(where, Repository) else None
         base_revision = None  # the revision was the adapter's; a base's is in its own name
         if folder is None:
@@ -112,7 +113,8 @@ def open_source(
     checkpoint = _base_of(adapter, base_revision) if base is None else _published(base, base_revision)
     checkpoint.given = at_revision(source, revision)
     has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
-    return Opened(checkpoint, str(folder), tokenizer or ("" if has_its_own else str(base or adapter.base)), adapter)
+    elsewhere = "" if has_its_own else str(base or adapter.base)
+    return Opened(checkpoint, str(folder), tokenizer or elsewhere, folder, adapter)
 
 
 def _published(source: str | Path, revision: str | None) -> Checkpoint:
@@ -190,6 +192,7 @@ class Model:
             checkpoint = with_adapter(checkpoint, opened.adapter, row.transposed)
         self.checkpoint, self.reading = checkpoint, reading
         self.source = opened.source or str(checkpoint.folder)  # an absolute path, or a Hub id with its revision
+        self.where = opened.where or checkpoint.folder
         self.tokenizer = opened.tokenizer or self.source  # where its tokenizer is looked for
         self.config = reading.config
         if reading.configured.refused:
@@ -229,20 +232,19 @@ class Model:
 
     def unchecked(self) -> "Model":
         """The same model, nothing of it read yet; values that are not finite are handed over, not refused."""
-        opened = Opened(self.checkpoint.unchecked(), self.source, self.tokenizer)
+        opened = Opened(self.checkpoint.unchecked(), self.source, self.tokenizer, self.where)
         return Model(opened, replace(self.reading, prefix=self.prefix))
 
     @cached_property
     def stacks(self) -> dict[str, Stack]:
         """The attention models in this checkpoint by name, this one among them; `tower` opens another."""
-        return stacks_of(self.checkpoint)
+        return stacks_of(self.checkpoint, self.reading)
 
     def is_read(self, stack: Stack) -> bool:
         """Whether a stack is the one that this model reads, by whatever row."""
-        if stack.family is not None:
-            names = [place + row.layer + row.query for place, row in
-                     ((stack.prefix, stack.family), (self.prefix, self.family))]  # fmt: skip
-            return names[0] == names[1]
+        if stack.row is not None:
+            row, read = stack.row, self.family
+            return stack.prefix + row.layer + row.query == self.prefix + read.layer + read.query
         return stack.prefix.startswith((self.prefix + self.family.layer).partition("{i}")[0] or "\0")
 
     @cached_property

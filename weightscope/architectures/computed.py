@@ -25,7 +25,6 @@ from weightscope.architectures.numbers import (
     read_config,
     renamed,
     standardised,
-    writer_of,
 )
 from weightscope.architectures.reading import part_of, parts
 from weightscope.architectures.rope import Rope
@@ -246,7 +245,7 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, own: Config 
             if own is not None:
                 config = completed_part(whole, own, read)
             else:
-                config = _read(section, read, kind, writer_of(whole))
+                config = _read(section, read, kind, whole)
             family = read.configured(config)
             numbers = read_config(config, family)
         except CheckpointError:  # as it stands, then
@@ -285,14 +284,14 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, own: Config 
     )
 
 
-def _read(section: Config, row: Family, kind: str, writer: int | None) -> Config:
+def _read(section: Config, row: Family, kind: str, whole: Config) -> Config:
     """A section of another stack in the dialect of transformers 5."""
     said = Config(renamed(section, row, kind), section.file)
     present = row.synonyms([key for key in said if said.has(key)])
     usual = {key: value for key, value in {**usual_values(kind), **row.defaults}.items() if key not in present}
     values = {key: value for key, value in {**usual, **said}.items() if value is not None}
     completed = row.completed(values, section.file)
-    return standardised(section, completed.raw, row.configured(completed), kind, writer)
+    return standardised(section, completed.raw, row.configured(completed), kind, whole)
 
 
 def _rows(kind: str) -> tuple[Family, ...]:

@@ -48,7 +48,7 @@ def completed_part(config: Config, part: Config, family: Family) -> Config:
     completed = family.completed(
         {key: value for key, value in {**defaults, **values}.items() if value is not None}, config.file
     )
-    return standardised(part, completed.raw, family.configured(completed), kind, writer_of(config))
+    return standardised(part, completed.raw, family.configured(completed), kind, config)
 
 
 def read_config(config: Config, family: Family) -> ModelConfig:
@@ -163,7 +163,7 @@ def kind_of(config: ModelConfig, family: Family, index: int) -> str:
 # Dialects
 
 
-def writer_of(config: Config) -> int | None:
+def _writer_of(config: Config) -> int | None:
     """The major version of the transformers that wrote a config; None where it does not say."""
     major = str(config.get("transformers_version") or "").partition(".")[0]
     return int(major) if major.isascii() and major.isdigit() and len(major) < 4 else None
@@ -208,7 +208,7 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
 # Rotation.
 
 
-def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: str, writer: int | None) -> Config:
+def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: str, whole: Config) -> Config:
     """A config with its rotation in one form.
 
     Parameters
@@ -221,8 +221,8 @@ def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: 
         As configured by them.
     kind : str
         Its model_type.
-    writer : int or None
-        Major version of the transformers that wrote it.
+    whole : Config
+        All of the file, which says by which transformers it was written.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: 
     _refuse_unread_width(part, config, family, kind)
     emptied = SCALING in part and not part[SCALING]
     usual = rope_of(kind) or rope_of(family.model_types[0])
-    rotary = _Rotary(config, rope, usual, writer, free=not names_of(kind), emptied=emptied)
+    rotary = _Rotary(config, rope, usual, _writer_of(whole), free=not names_of(kind), emptied=emptied)
     made = {key: value for key, value in values.items() if key != SCALING} | {GIVEN: rotary.standard()}
     return replace(config, raw=made, notes=tuple(rotary.notes))
 

@@ -54,6 +54,7 @@ class Reading:
     config: ModelConfig
     kind: object = None  # the model_type of config.json; None where the row is on trial
     asked: str | None = None  # what the row was asked for by: its name or a model_type
+    stacks: "Mapping[str, Stack] | None" = field(default=None, repr=False)  # that rows of the table read, if looked for
 
     @cached_property
     def row(self) -> Family:
@@ -82,13 +83,27 @@ class Stack:
     """An attention model within a checkpoint."""
 
     name: str  # "text", "vision", "audio", "encoder", "decoder", "cross" ...; its place where several are of a kind
-    family: Family | None = field(repr=False)  # the row that reads it, told where it is; None where none does
+    row: Family | None = field(repr=False)  # the row that reads it, told where it is; None where none does
     model_type: str
     part: str  # the keys that lead to its part of the config, with dots between them; empty for all of it
     prefix: str  # what stands before its tensors' names
     refusal: str = ""  # why it is not read; empty where it is
-    n_layers: int | None = None  # this and the next: None where it is not read
-    n_heads: int | None = None
+    reading: Reading | None = field(default=None, repr=False)  # None where it is not read
+
+    @property
+    def family(self) -> Family | None:
+        """The row that reads it, marked if it was never proved for this kind of model."""
+        return self.reading.row if self.reading else self.row
+
+    @property
+    def n_layers(self) -> int | None:
+        """None where it is not read."""
+        return None if self.reading is None else self.reading.config.n_layers
+
+    @property
+    def n_heads(self) -> int | None:
+        """None where it is not read."""
+        return None if self.reading is None else self.reading.config.n_heads
 
 
 def decide(
@@ -118,17 +133,18 @@ def decide(
     rows = (known_rows(families, kinds) if kinds else ()) or known_rows(families)
     stacks = readable(rows, checkpoint) if name is None else {}
     stack, prefix = choose(stacks, tower), None
-    if stack is not None and stack.family is not None:
-        row, prefix = stack.family, stack.prefix
+    if stack is not None and stack.row is not None:
+        row, prefix = stack.row, stack.prefix
     elif stacks:
         if tower and (stack := choose(unread(stacks, checkpoint), tower)):
             raise CheckpointError(f"its {stack.name} stack is not read: {stack.refusal}", file=checkpoint.name)
-        read = {stack.family.name for stack in stacks.values() if stack.family}
+        read = {stack.row.name for stack in stacks.values() if stack.row}
         what = read.pop() if len(read) == 1 else str(checkpoint.config.get("model_type"))
         raise _refuse_choice(stacks, what, checkpoint, tower)
     else:
         row = _row_named(rows, checkpoint, name, tower)
-    return read_as(checkpoint, row, prefix, checkpoint.config.get("model_type"), name)
+    reading = read_as(checkpoint, row, prefix, checkpoint.config.get("model_type"), name)
+    return replace(reading, stacks=stacks) if name is None and families is None else reading
 
 
 def read_as(
@@ -143,22 +159,30 @@ def read_as(
     return Reading(row, family, part, prefix, read_config(values, family), kind, asked)
 
 
-def stacks_of(checkpoint: Checkpoint) -> dict[str, Stack]:
-    """Every attention model in a checkpoint by name, those that no row reads after the others."""
-    stacks = readable(known_rows(kinds=_kinds(checkpoint)), checkpoint)
-    return {name: _sized(checkpoint, stack) for name, stack in stacks.items()} | unread(stacks, checkpoint)
+def stacks_of(checkpoint: Checkpoint, known: Reading | None = None) -> dict[str, Stack]:
+    """Every attention model in a checkpoint by name, those that no row reads after the others.
+
+    `known` is how the checkpoint is read already.
+    """
+    found = None if known is None else known.stacks
+    if found is None:
+        found = readable(known_rows(kinds=_kinds(checkpoint)), checkpoint)
+    read = {name: _read(checkpoint, stack, known) for name, stack in found.items()}
+    return read | unread(found, checkpoint)
 
 
-def _sized(checkpoint: Checkpoint, stack: Stack) -> Stack:
-    """A stack that a row reads, with its sizes, or why they are none."""
-    assert stack.family is not None
+def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:
+    """A stack of a row with how it is read, or why it is not."""
+    assert stack.row is not None
+    if known is not None and known.stated is stack.row:
+        return replace(stack, reading=known)
     try:
-        reading = read_as(checkpoint, stack.family, stack.prefix, checkpoint.config.get("model_type"))
+        reading = read_as(checkpoint, stack.row, stack.prefix, checkpoint.config.get("model_type"))
     except CheckpointError as error:
         return replace(stack, refusal=str(error))
-    if reading.family.refused:
-        return replace(stack, refusal=f"{reading.family.name} with {reading.family.refused}")
-    return replace(stack, family=reading.row, n_layers=reading.config.n_layers, n_heads=reading.config.n_heads)
+    if reading.configured.refused:
+        return replace(stack, refusal=f"{stack.row.name} with {reading.configured.refused}")
+    return replace(stack, reading=reading)
 
 
 def as_published(checkpoint: Checkpoint) -> Checkpoint:
@@ -468,7 +492,7 @@ def choose(stacks: Mapping[str, Stack], tower: str | None) -> Stack | None:
     Of several that are text the one is meant that makes logits of tokens, if one alone does.
     """
     if tower is None:
-        stacks = {name: stack for name, stack in stacks.items() if stack.family and not stack.family.refused} or stacks
+        stacks = {name: stack for name, stack in stacks.items() if stack.row and not stack.row.refused} or stacks
         kinds = {name.rpartition(".")[2] for name in stacks}
         tower = next((kind for kind in LANGUAGE if kind in kinds), None)
     if tower is None:
@@ -476,7 +500,7 @@ def choose(stacks: Mapping[str, Stack], tower: str | None) -> Stack | None:
     for fits in (
         lambda stack: stack.name == tower,
         lambda stack: stack.name.rpartition(".")[2] == tower,
-        lambda stack: stack.name.rpartition(".")[2] == tower and stack.family is not None and stack.family.outputs,
+        lambda stack: stack.name.rpartition(".")[2] == tower and stack.row is not None and stack.row.outputs,
         lambda stack: tower in (stack.part, stack.part.rpartition(".")[2], stack.prefix.rstrip(".")),
         lambda stack: tower in (_place(stack.part), stack.prefix.split(".")[0]),
     ):
@@ -492,7 +516,7 @@ def unread(stacks: Mapping[str, Stack], checkpoint: Checkpoint) -> dict[str, Sta
         head, _, rest = re.sub(r"\.\d+\.", ".\0", name, count=1).partition("\0")
         if name.endswith(".weight") and any(word in rest for word in ATTENTION):
             heads.setdefault(head, name)
-    claimed = [stack.prefix + stack.family.layer.split("{i}")[0] for stack in stacks.values() if stack.family]
+    claimed = [stack.prefix + stack.row.layer.split("{i}")[0] for stack in stacks.values() if stack.row]
     left = {head: name for head, name in heads.items() if not any(claim.startswith(head) for claim in claimed)}
     read, types = {stack.part for stack in stacks.values()}, inner_types(checkpoint.config.get("model_type"))
     described = [(path, _kind_of(path, part, types)) for path, part in parts(checkpoint.config) if path not in read]

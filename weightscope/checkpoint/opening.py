@@ -54,6 +54,7 @@ TOKENIZER_FILES = (  # all that say something of one
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
+EMBEDDED = "embedded"  # the checkpoint that comes with weightscope
 MODULES = "modules.json"  # of sentence-transformers
 EXPLICIT = "transformers_weights"  # the key of config.json
 LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # what transformers looks for, in order
@@ -208,24 +209,20 @@ def adapter_in(source: str | Path) -> Path | None:
 
 
 def resolved(source: str | Path) -> str | Path:
-    """`source`, but the folder of the embedded checkpoint for "embedded", and an id for an address on the Hub."""
-    is_embedded = source == "embedded" and not Path(source).exists()  # a file or folder of that name wins
-    return FOLDER if is_embedded else from_url(source)
-
-
-def at_revision(source: str | Path, revision: str | None) -> str:
-    """A source with the revision that was asked for, unless it names one itself."""
-    return f"{source}@{revision}" if revision and "@" not in str(source) else str(source)
-
-
-def from_url(source: str | Path) -> str | Path:
-    """The `id@revision` of a model whose address on the Hub was pasted; any other source unchanged."""
+    """`source`, but the embedded checkpoint's folder for "embedded", and `id@revision` for an address on the Hub."""
+    if source == EMBEDDED and not Path(source).exists():  # a file or folder of that name wins
+        return FOLDER
     if not (match := HUB_URL.fullmatch(str(source))):
         return source
     name, revision = match["id"], match["revision"]
     if match["kind"]:
         raise CheckpointError(f"{printable(source)} is among the Hub's {match['kind'][:-1]}, not its models")
     return f"{name}@{unquote(revision)}" if revision else name
+
+
+def at_revision(source: str | Path, revision: str | None) -> str:
+    """A source with the revision that was asked for, unless it names one itself."""
+    return f"{source}@{revision}" if revision and "@" not in str(source) else str(source)
 
 
 def _may_be_hub_id(text: str) -> bool:

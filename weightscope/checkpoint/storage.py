@@ -274,7 +274,7 @@ class OpenFile:
     @cached_property
     def published(self) -> dict[str, Any] | None:
         """Of a file in the Hub's cache, the repository's file; None of any other."""
-        return cached_identity(self.path, self.size)
+        return cached_identity(self.path, self.size) if self.path.is_symlink() else None
 
     @property
     def sha256(self) -> str:

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightscope.checkpoint.opening import locate
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.runner.loading import NO_CODE, first_line, import_torch
@@ -55,8 +54,7 @@ def first_token(model: Model) -> int:
 
 
 def _gguf(model: Model) -> Path | None:
-    where = locate(model.source)
-    return where if isinstance(where, Path) and where.suffix == ".gguf" else None
+    return model.where if isinstance(model.where, Path) and model.where.suffix == ".gguf" else None
 
 
 def _from_gguf(file: Path) -> Any:
