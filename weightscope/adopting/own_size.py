@@ -17,10 +17,10 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from weightscope.adopting.comparison import TOLERANCE, compare, compared_scores, stack_of
 from weightscope.adopting.config_keys import MEANINGS, SPECIAL
 from weightscope.adopting.hooks import Observed, watch_layers
 from weightscope.adopting.inputs import Inputs
-from weightscope.adopting.judge import TOLERANCE, compare, compared_scores, stack_of
 from weightscope.adopting.tiny_models import SIZES, attention_of, first_line
 from weightscope.adopting.trial import Tiny
 from weightscope.architectures import Family

@@ -242,10 +242,7 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, own: Config 
     said = {key for key, value in raw.items() if value is not None}
     for read in (row,) if own is not None else _rows(kind):
         try:
-            if own is not None:
-                config = completed_part(whole, own, read)
-            else:
-                config = _read(section, read, kind, whole)
+            config = completed_part(whole, own, read) if own is not None else _read(section, read, kind, whole)
             family = read.configured(config)
             numbers = read_config(config, family)
         except CheckpointError:  # as it stands, then
