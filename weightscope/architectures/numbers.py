@@ -34,17 +34,17 @@ def completed_part(config: Config, part: Config, family: Family) -> Config:
     kind = part.get("model_type") or config.get("model_type")
     if part.raw is not config.raw:  # a wrapper's part: it may leave its sizes to the architecture, too
         wrapper = config.get("model_type")
-        inner = f"{wrapper}.{family.nested}"  # a class that is the wrapper's own
-        usual = part.get("model_type") or inner_types(wrapper).get(family.nested) or family.model_types[0]
+        inner = f"{wrapper}.{family.part}"  # a class that is the wrapper's own
+        usual = part.get("model_type") or inner_types(wrapper).get(family.part) or family.types[0]
         kind = inner if names_of(inner) else usual
-        sizes = sizes_of(inner) or sizes_of(usual) or sizes_of(family.model_types[0])
+        sizes = sizes_of(inner) or sizes_of(usual) or sizes_of(family.types[0])
         inherited = {"model_type": usual, **sizes}
         if config.get("tie_word_embeddings") is True:
             inherited["tie_word_embeddings"] = True
     kind = str(kind)
     values = Config(renamed(part, family, kind), part.file)
     stated = family.synonyms([key for key in values if values.has(key)])
-    defaults = {key: value for key, value in {**family.defaults, **inherited}.items() if key not in stated}
+    defaults = {key: value for key, value in {**family.config.defaults, **inherited}.items() if key not in stated}
     completed = family.completed(
         {key: value for key, value in {**defaults, **values}.items() if value is not None}, config.file
     )
@@ -68,14 +68,15 @@ def read_config(config: Config, family: Family) -> ModelConfig:
         heads.
     """
     keys = family.size_keys
-    listed = config.get(family.listed)
+    listed = config.get(family.config.listed)
     usual = len(listed) if isinstance(listed, list) else None
-    n_layers = config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS) * family.attentions
+    n_layers = config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS) * family.config.attentions
     d_model = config.size(*keys["d_model"])
     n_heads, n_kv_heads, head_dim = head_sizes(config, family)
-    types = config.strings(family.listed, n_layers) if family.listed in config else family.layer_types(config, n_layers)
-    attending = {kind for kind in types if not family.attention_types or kind in family.attention_types}
-    norm, eps = family.norm, 0.0
+    rules = family.config
+    types = config.strings(rules.listed, n_layers) if rules.listed in config else rules.layer_types(config, n_layers)
+    attending = {kind for kind in types if not rules.attention_types or kind in rules.attention_types}
+    norm, eps = family.norms.before, 0.0
     if norm is not None and norm.eps is not None:
         eps = norm.eps
     elif norm is not None or config.has(*keys["norm_eps"]):
@@ -110,13 +111,13 @@ def head_sizes(config: Config, family: Family) -> tuple[int, int, int]:
     CheckpointError
         A size is absurd, or heads do not divide into groups, or the width into heads.
     """
-    keys, kv_heads = family.size_keys, family.kv_heads
+    keys, kv_heads = family.size_keys, family.heads.kv_heads
     d_model, n_heads = config.size(*keys["d_model"]), config.size(*keys["n_heads"])
     n_kv_heads = kv_heads if isinstance(kv_heads, int) else config.size(*kv_heads, default=n_heads)
     if n_heads % n_kv_heads:
         raise CheckpointError(f"{n_heads} heads do not divide into {n_kv_heads} key-value heads", file=config.file)
-    if family.head_dim and all(config.has(key) for key in family.head_dim):
-        head_dim = sum(config.count(key) for key in family.head_dim)
+    if family.heads.head_dim and all(config.has(key) for key in family.heads.head_dim):
+        head_dim = sum(config.count(key) for key in family.heads.head_dim)
     elif d_model % n_heads:
         raise CheckpointError(f"width {d_model} does not divide into {n_heads} heads", file=config.file)
     else:
@@ -129,7 +130,7 @@ def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConf
 
     Parameters as of `read_layer`, errors as of `head_sizes`.
     """
-    row, sizes = family.in_layer(config.layer_types[index]), family.sizes(config, index)
+    row, sizes = family.in_layer(config.layer_types[index]), family.config.sizes(config, index)
     if row is family and not sizes:
         return config, family
     values = Config({**config.raw, **sizes}, config.file)
@@ -139,7 +140,7 @@ def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConf
 
 def attends(config: ModelConfig, family: Family, index: int) -> bool:
     """Whether a layer is attention to what enters it; in hybrid models others are not."""
-    kinds = family.attention_types
+    kinds = family.config.attention_types
     return (not kinds or config.layer_types[index] in kinds) and family.keys_of(config, index) == index
 
 
@@ -198,7 +199,9 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
         stated = any(values.get(name) is not None for name in stored_names)
         for name in strange:
             value = values.pop(name)
-            usual = next((family.defaults[name] for name in stored_names if name in family.defaults), None)
+            usual = next(
+                (family.config.defaults[name] for name in stored_names if name in family.config.defaults), None
+            )
             if value is not None and not stated and meaning in NEEDED and value != usual:
                 problem = f"'{name}' is {str(value)[:40]}, but {kind} reads '{stored_names[0]}', which is missing"
                 raise CheckpointError(f"{problem}; write the number there", file=part.file)
@@ -236,7 +239,7 @@ def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: 
         return config
     _refuse_unread_width(part, config, family, kind)
     emptied = SCALING in part and not part[SCALING]
-    usual = rope_of(kind) or rope_of(family.model_types[0])
+    usual = rope_of(kind) or rope_of(family.types[0])
     rotary = _Rotary(config, rope, usual, _writer_of(whole), free=not names_of(kind), emptied=emptied)
     made = {key: value for key, value in values.items() if key != SCALING} | {GIVEN: rotary.standard()}
     return replace(config, raw=made, notes=tuple(rotary.notes))
@@ -247,7 +250,7 @@ def _refuse_unread_width(part: Config, config: Config, family: Family, kind: str
     known, keys = names_of(kind), family.size_keys
     if isinstance(family.rope, Rope) and family.rope.start_key and "head_dim" in part and not part.has("head_dim"):
         raise part.error("head_dim", "a number, or no such key: its code would divide the model's width by its heads")
-    if not known or "head_dim" in known or "head_dim" in family.head_dim or not config.has("head_dim"):
+    if not known or "head_dim" in known or "head_dim" in family.heads.head_dim or not config.has("head_dim"):
         return
     width = config.size(*keys["d_model"]) // config.size(*keys["n_heads"])
     if config["head_dim"] != width:

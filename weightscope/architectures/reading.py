@@ -20,8 +20,7 @@ from weightscope.architectures import gguf
 from weightscope.architectures.config import KEYS, ModelConfig, inner_types
 from weightscope.architectures.family import Family
 from weightscope.architectures.numbers import completed_part, read_config
-from weightscope.architectures.proved import unproved
-from weightscope.architectures.table import FAMILIES, known_rows
+from weightscope.architectures.table import FAMILIES, known_rows, unproved
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config, digest_of
 from weightscope.checkpoint.gguf import GgufFile
@@ -72,7 +71,7 @@ class Reading:
         part = self.part.get("model_type")
         if self.stated.origin or self.kind is None:
             return ""
-        if self.asked is not None and {*self.stated.model_types}.isdisjoint((str(self.kind), str(part))):
+        if self.asked is not None and {*self.stated.types}.isdisjoint((str(self.kind), str(part))):
             why = f"unproved: no proof that this row reads model_type '{str(self.kind)[:40]}'"
             return f"{why}; `weightscope adopt` looks for a row that it proves"
         return unproved(self.stated, self.kind, part)
@@ -206,7 +205,7 @@ def prefixes_of(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 def complete_prefixes(checkpoint: Checkpoint, family: Family) -> list[str]:
     """Every beginning of names under which some layer has all the projections of a row."""
-    modules = {family.key, family.value, family.output}
+    modules = {family.heads.k, family.heads.v, family.heads.out}
     layer = re.escape(family.layer).replace(re.escape("{i}"), r"\d+")
     named = re.compile(rf"((?:.*\.)?){layer}({'|'.join(map(re.escape, modules))})(?:\.|_weight$)", re.ASCII)
     prefixes: dict[str, set[str]] = {}
@@ -219,7 +218,7 @@ def complete_prefixes(checkpoint: Checkpoint, family: Family) -> list[str]:
 def width_of(checkpoint: Checkpoint, family: Family, prefix: str) -> set[int]:
     """The sizes of what attention writes into the stream in the first layer that does; one of them is the width."""
     layer, _, rest = f"{prefix}{family.layer}".partition("{i}")
-    written = re.compile(rf"\d+{re.escape(rest + family.output)}\.(weight|bias)", re.ASCII)
+    written = re.compile(rf"\d+{re.escape(rest + family.heads.out)}\.(weight|bias)", re.ASCII)
     first = (name for name in checkpoint.names_under(layer) if written.fullmatch(name, len(layer)))
     return {size for name in islice(first, 1) for size in checkpoint[name].shape}
 
@@ -290,16 +289,16 @@ def part_of(checkpoint: Checkpoint, family: Family) -> Config:
         Several parts might, and neither their model_type nor the tensors' sizes tells which does.
     """
     config = checkpoint.config
-    outer, _, last = family.nested.rpartition(".")
+    outer, _, last = family.part.rpartition(".")
     within = config
     for key in outer.split(".") if outer else ():
         within = within.inside(key)
     if last in within:
         return within.inside(last)
-    if config.get("model_type") in family.model_types:
+    if config.get("model_type") in family.types:
         return config
     inner = list(parts(config))
-    fitting = [(path, part) for path, part in inner if part.get("model_type") in family.model_types]
+    fitting = [(path, part) for path, part in inner if part.get("model_type") in family.types]
     if not fitting and all(config.has(*family.size_keys[size]) for size in SIZES):
         return config
     if len(fitting) != 1:
@@ -350,7 +349,7 @@ class Candidate(NamedTuple):
 
     def claims(self, prefix: str) -> set[str]:
         """Modules that are this model's there: two softmaxes of one matrix of scores share queries and keys."""
-        return {prefix + self.row.layer + module for module in (self.row.value, self.row.output)}
+        return {prefix + self.row.layer + module for module in (self.row.heads.v, self.row.heads.out)}
 
 
 def readable(families: Iterable[Family], checkpoint: Checkpoint) -> dict[str, Stack]:
@@ -379,7 +378,7 @@ def readable(families: Iterable[Family], checkpoint: Checkpoint) -> dict[str, St
     return {
         name: Stack(
             name,
-            candidate.row.but(nested=candidate.path, prefixes=(prefix,)),
+            candidate.row.but(part=candidate.path, prefixes=(prefix,)),
             candidate.model_type,
             candidate.path,
             prefix,
@@ -392,15 +391,15 @@ def _candidates(families: Iterable[Family], checkpoint: Checkpoint) -> Iterator[
     """Every row whose model_type a part of the config has, that part, and where its tensors may be."""
     families, seen = [*families], set()
     for path, part, model_type in _described_parts(checkpoint.config):
-        for row in (row for row in families if model_type in row.model_types):
-            inner = bool(row.nested) and part.has(row.nested)
-            place = ".".join(filter(None, (path, row.nested))) if inner else path
+        for row in (row for row in families if model_type in row.types):
+            inner = bool(row.part) and part.has(row.part)
+            place = ".".join(filter(None, (path, row.part))) if inner else path
             if (id(row), place) in seen:
                 continue
             seen.add((id(row), place))
             sense = next((sense for sense in ("audio", "vision") if sense in _words(place)), "vision")
             kind = row.tower or ("text" if row.inputs.tokens else sense)
-            section = part.inside(row.nested) if inner else part
+            section = part.inside(row.part) if inner else part
             for named in chain((row,), _renamed(checkpoint, row, part)):  # the latter where it is not found
                 if places := _places(checkpoint, named, place, kind, section):
                     yield Candidate(named, place, model_type, kind, places)
@@ -409,11 +408,11 @@ def _candidates(families: Iterable[Family], checkpoint: Checkpoint) -> Iterator[
 
 def _renamed(checkpoint: Checkpoint, row: Family, part: Config) -> Iterator[Family]:
     """The row under another name of its list of layers, if the file has its modules in such a list."""
-    row = row.configured({**row.defaults, **part})
+    row = row.configured({**row.config.defaults, **part})
     before, _, after = row.layer.partition("{i}")
     outer = before[: before[:-1].rfind(".") + 1]
     named = re.compile(
-        rf"(?:.*\.)?{re.escape(outer)}([A-Za-z_]+)\.\d+{re.escape(after + row.output)}\.weight", re.ASCII
+        rf"(?:.*\.)?{re.escape(outer)}([A-Za-z_]+)\.\d+{re.escape(after + row.heads.out)}\.weight", re.ASCII
     )
     lists = {match[1] for name in checkpoint if (match := named.fullmatch(name))}
     yield from (row.but(layer=f"{outer}{name}.{{i}}{after}") for name in sorted(lists) if f"{outer}{name}." != before)
@@ -421,10 +420,10 @@ def _renamed(checkpoint: Checkpoint, row: Family, part: Config) -> Iterator[Fami
 
 def _places(checkpoint: Checkpoint, row: Family, path: str, kind: str, part: Config) -> dict[str, Fit]:
     """Prefixes under which the tensors of a row have the width that its part says, and how well each fits it."""
-    row = row.configured({**row.defaults, **part})
+    row = row.configured({**row.config.defaults, **part})
     keys = row.size_keys
     try:
-        part = row.completed({**row.defaults, **part}, part.file) if row.derived else part
+        part = row.completed({**row.config.defaults, **part}, part.file) if row.config.derived else part
     except CheckpointError:  # opening the stack reports it
         return {}
     width, count = (
@@ -557,7 +556,7 @@ def _place(path: str) -> str:
 def _row_named(rows: tuple[Family, ...], checkpoint: Checkpoint, name: str | None, tower: str | None) -> Family:
     """The row of a name, or of the config's model_type; parameters and errors as of `decide`."""
     wanted = checkpoint.config.get("model_type") if name is None else name
-    fitting = [row for row in rows if wanted in row.model_types or (name is not None and name == row.name)]
+    fitting = [row for row in rows if wanted in row.types or (name is not None and name == row.name)]
     if not fitting and name is not None:
         known = sorted({row.name for row in rows})
         raise CheckpointError(f"no family is called '{name}'; known are {', '.join(known)}{nearest(name, known)}")
@@ -615,22 +614,21 @@ def _nearest(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
 
 def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]:
     """(family, names found less twice the names missing, one that was found)."""
-    values = {**family.defaults, **checkpoint.config}
+    values = {**family.config.defaults, **checkpoint.config}
     family = family.configured(values)
     layer = family.layer.format(i=0)
-    norm, modules = family.norm, (family.query, family.key, family.value, family.output)
+    norm, modules = family.norms.before, family.heads.projections
     names = {f"{layer}{module}.weight" for module in modules if module} | {
         f"{layer}{norm.module}.{norm.gain}" if norm and norm.module else "",
         family.inputs.tokens,
         family.inputs.positions,
     }
-    if family.qk_norm and family.qk_norm.scope != "listed":
-        qk = family.qk_norm
+    if family.scores.qk_norm and family.scores.qk_norm.scope != "listed":
+        qk = family.scores.qk_norm
         names |= {f"{layer}{module}.{qk.gain}" for module in (qk.query, qk.key)}
-    for role in ("query", "output"):
-        bias = getattr(family.biases, role)
+    for module, bias in ((family.heads.q, family.heads.bias.q), (family.heads.out, family.heads.bias.out)):
         if values.get(bias) if isinstance(bias, str) else bias:
-            names.add(f"{layer}{getattr(family, role)}.bias")
+            names.add(f"{layer}{module}.bias")
     names |= {layer + name for name in family.reads.tensors}
     names.discard("")
     present = {

@@ -183,7 +183,7 @@ def added_to(a: Model, b: Model, index: int) -> Layer | None:
     Both the layout of heads and the folding of a norm are linear in the weights, so a change is read like a weight.
     """
     family, stem = b.family, b.stem(index)
-    projections = {f"{stem}{name}" for name in (family.query, family.key, family.value, family.output)}
+    projections = {f"{stem}{name}" for name in family.heads.projections}
     changed = False
     tensors: dict[str, Tensor] = {}
     for tensor in b.attention_tensors(index):

@@ -428,5 +428,5 @@ def stored_in(model: Model, layer: int) -> str:
 def has_biases(model: Model, layer: int) -> bool:
     """Whether attention's projections have biases; the beta of a norm before them does not count."""
     family = model.family
-    modules = tuple(f"{name}.bias" for name in (family.query, family.key, family.value, family.output) if name)
+    modules = tuple(f"{name}.bias" for name in family.heads.projections if name)
     return any(tensor.name.endswith(modules) for tensor in model.attention_tensors(layer))
