@@ -8,7 +8,7 @@ that the part's keys share with the tensors' names.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -128,9 +128,7 @@ def decide(
         No row reads it, or several do and `tower` does not say which. The message names `weightscope adopt`; where no
         model_type is said, which adopting needs, it names the family whose tensor names are nearest.
     """
-    kinds = _kinds(checkpoint) if name is None else {name}
-    rows = (known_rows(families, kinds) if kinds else ()) or known_rows(families)
-    stacks = readable(rows, checkpoint) if name is None else {}
+    stacks = readable(checkpoint, families) if name is None else {}
     stack, prefix = choose(stacks, tower), None
     if stack is not None and stack.row is not None:
         row, prefix = stack.row, stack.prefix
@@ -141,7 +139,7 @@ def decide(
         what = read.pop() if len(read) == 1 else str(checkpoint.config.get("model_type"))
         raise _refuse_choice(stacks, what, checkpoint, tower)
     else:
-        row = _row_named(rows, checkpoint, name, tower)
+        row = _row_named(checkpoint, name, tower, families)
     reading = read_as(checkpoint, row, prefix, checkpoint.config.get("model_type"), name)
     return replace(reading, stacks=stacks) if name is None and families is None else reading
 
@@ -165,7 +163,7 @@ def stacks_of(checkpoint: Checkpoint, known: Reading | None = None) -> dict[str,
     """
     found = None if known is None else known.stacks
     if found is None:
-        found = readable(known_rows(kinds=_kinds(checkpoint)), checkpoint)
+        found = readable(checkpoint)
     read = {name: _read(checkpoint, stack, known) for name, stack in found.items()}
     return read | unread(found, checkpoint)
 
@@ -274,12 +272,6 @@ def _kind_of(path: str, part: Config, types: Mapping[str, str]) -> str:
     return kind if isinstance(kind, str) else types.get(path, "")
 
 
-def _kinds(checkpoint: Checkpoint) -> set[str]:
-    """The model_types in a config; none where the config itself has none, and names of tensors are compared."""
-    config = checkpoint.config
-    return {kind for _, _, kind in _described_parts(config)} if "model_type" in config else set()
-
-
 def part_of(checkpoint: Checkpoint, family: Family) -> Config:
     """The part of a checkpoint's config that describes the model of a row: all of it, unless that is a wrapper's.
 
@@ -352,12 +344,12 @@ class Candidate(NamedTuple):
         return {prefix + self.row.layer + module for module in (self.row.heads.v, self.row.heads.out)}
 
 
-def readable(families: Iterable[Family], checkpoint: Checkpoint) -> dict[str, Stack]:
-    """The stacks that the rows read, by name, outer parts of the config first.
+def readable(checkpoint: Checkpoint, families: str | Path | None = None) -> dict[str, Stack]:
+    """The stacks that rows read, by name, outer parts of the config first; `families` is a file of further rows.
 
     One whose tensors may be in several places is not guessed, and is not among them.
     """
-    left = dict(enumerate(_candidates(families, checkpoint)))
+    left = dict(enumerate(_candidates(checkpoint, families)))
     placed: dict[int, tuple[Candidate, str]] = {}
     while best := {
         index: max(fits)
@@ -387,11 +379,12 @@ def readable(families: Iterable[Family], checkpoint: Checkpoint) -> dict[str, St
     }
 
 
-def _candidates(families: Iterable[Family], checkpoint: Checkpoint) -> Iterator[Candidate]:
+def _candidates(checkpoint: Checkpoint, families: str | Path | None) -> Iterator[Candidate]:
     """Every row whose model_type a part of the config has, that part, and where its tensors may be."""
-    families, seen = [*families], set()
-    for path, part, model_type in _described_parts(checkpoint.config):
-        for row in (row for row in families if model_type in row.types):
+    described, seen = _described_parts(checkpoint.config), set()
+    rows = known_rows(families, {model_type for _, _, model_type in described})
+    for path, part, model_type in described:
+        for row in (row for row in rows if model_type in row.types):
             inner = bool(row.part) and part.has(row.part)
             place = ".".join(filter(None, (path, row.part))) if inner else path
             if (id(row), place) in seen:
@@ -473,11 +466,11 @@ def _names(candidates: list[Candidate]) -> list[str]:
     depths = [candidate.path.count(".") + bool(candidate.path) for candidate in candidates]
     names = []
     for candidate, depth in zip(candidates, depths, strict=True):
-        kind, place = candidate.kind, _place(candidate.path)
+        kind, path = candidate.kind, candidate.path
         alike = [d for rival, d in zip(candidates, depths, strict=True) if rival.kind == kind]
-        if len(alike) == 1 or (depth == min(alike) and alike.count(depth) == 1) or not place:
+        if len(alike) == 1 or (depth == min(alike) and alike.count(depth) == 1) or not (place := _place(path)):
             names.append(kind)
-        elif sum(rival.path == candidate.path for rival in candidates) == 1 or kind in _words(place):
+        elif sum(rival.path == path for rival in candidates) == 1 or kind in _words(place):
             names.append(place)
         else:
             names.append(f"{place}.{kind}")
@@ -553,9 +546,10 @@ def _place(path: str) -> str:
 # From no known row, or several, to advice
 
 
-def _row_named(rows: tuple[Family, ...], checkpoint: Checkpoint, name: str | None, tower: str | None) -> Family:
+def _row_named(checkpoint: Checkpoint, name: str | None, tower: str | None, families: str | Path | None) -> Family:
     """The row of a name, or of the config's model_type; parameters and errors as of `decide`."""
     wanted = checkpoint.config.get("model_type") if name is None else name
+    rows = (known_rows(families, {wanted}) if isinstance(wanted, str) else ()) or known_rows(families)
     fitting = [row for row in rows if wanted in row.types or (name is not None and name == row.name)]
     if not fitting and name is not None:
         known = sorted({row.name for row in rows})

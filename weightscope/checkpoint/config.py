@@ -78,18 +78,12 @@ def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
         raise CheckpointError(f"{what}is not valid JSON ({error})", file=file) from None
     if not isinstance(decoded, dict):
         raise CheckpointError(f"{what}is a JSON {type(decoded).__name__}; an object was expected", file=file)
-    _refuse_deep_nesting(decoded, file, what)
-    return decoded
-
-
-def _refuse_deep_nesting(decoded: dict[str, Any], file: object, what: str) -> None:
-    """Refuse deep nesting: code that walks the values recursively would run out of stack. This does not recurse."""
-    level: list[Any] = [decoded]
+    level: list[Any] = [decoded]  # code that walks the values recursively would run out of stack; this does not recurse
     for _ in range(MAX_DEPTH):
         children = (value for node in level for value in (node.values() if isinstance(node, dict) else node))
         level = [child for child in children if isinstance(child, dict | list)]
         if not level:
-            return
+            return decoded
     raise CheckpointError(f"{what}nests deeper than {MAX_DEPTH} levels", file=file)
 
 

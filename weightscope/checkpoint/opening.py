@@ -42,7 +42,7 @@ from weightscope.checkpoint.gguf import GgufFile, GgufTensor
 from weightscope.checkpoint.http import RangedFile
 from weightscope.checkpoint.hub import Repository, file_identity
 from weightscope.checkpoint.packages import PACKAGE, packaged
-from weightscope.checkpoint.quantised import dequantised
+from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
 from weightscope.checkpoint.remote import CONNECTIONS, Ahead, BlockCache, RemoteFile
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.embedded import FOLDER
@@ -132,14 +132,12 @@ def _of_safetensors(
 ) -> Checkpoint:
     """The checkpoint of files that are opened one by one; they must agree with the index."""
     stored: dict[str, StoredTensor] = {}
-    files, tensors = [], 0
+    files, count = [], 0
     for file in opened:
         files.append(file)
-        tensors += len(file.tensors)
-        if tensors > MAX_TENSORS:
-            raise CheckpointError(
-                f"has over {tensors - 1} tensors; at most {MAX_TENSORS} are read", file=where or folder
-            )
+        count += len(file.tensors)
+        if count > MAX_TENSORS:
+            raise CheckpointError(f"has over {count - 1} tensors; at most {MAX_TENSORS} are read", file=where or folder)
         for tensor, entry in file.tensors.items():
             if tensor in stored:
                 first = stored[tensor].file.path.name
@@ -148,7 +146,11 @@ def _of_safetensors(
     for tensor, shard in (weight_map or {}).items():
         if tensor not in stored or stored[tensor].file.path.name != shard:
             raise CheckpointError(f"is not in {shard}, where the index has it", file=INDEX, tensor=tensor)
-    checkpoint = Checkpoint(folder, files, dequantised(stored, config), config, name)
+    text = config.get("text_config")
+    keys = {*config, *(text if isinstance(text, dict) else ())}
+    quantised = not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored)
+    tensors = dequantised(stored, config) if quantised else stored
+    checkpoint = Checkpoint(folder, files, tensors, config, name)
     checkpoint.beside = beside or Beside()
     return checkpoint
 

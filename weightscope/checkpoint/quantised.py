@@ -34,12 +34,8 @@ CHUNK = 1024  # rows unpacked at a time, so that only the result has the result'
 
 def dequantised(stored: Mapping[str, StoredTensor], config: Config) -> dict[str, Tensor]:
     """All tensors by name: quantised weights under the names they had before, the rest as stored."""
-    text = config.get("text_config")
-    described = [level.get(key) for level in (config, text if isinstance(text, dict) else {}) for key in SETTINGS]
-    settings = next((_checked(said, config) for said in described if isinstance(said, dict) and said), {})
+    settings = _settings(config)
     tensors: dict[str, Tensor] = dict(stored)
-    if not any(name.endswith(PARTS) for name in stored):
-        return tensors
     for name, tensor in stored.items():
         weight = _weight_of(name, tensor, stored, settings)
         if weight is not None:
@@ -49,8 +45,13 @@ def dequantised(stored: Mapping[str, StoredTensor], config: Config) -> dict[str,
     return tensors
 
 
-def _checked(settings: dict[str, Any], config: Config) -> dict[str, Any]:
-    """The quantization_config of a config; an unknown method is refused."""
+def _settings(config: Config) -> Mapping[str, Any]:
+    """The quantization_config, wherever config.json has it; an unknown method is refused."""
+    text = config.get("text_config")
+    described = [level.get(key) for level in (config, text if isinstance(text, dict) else {}) for key in SETTINGS]
+    settings = next((settings for settings in described if isinstance(settings, dict) and settings), {})
+    if not settings:
+        return {}
     method, layout = settings.get("quant_method"), settings.get("format")
     if method not in READ:
         problem = f"says quantised with '{str(method)[:40]}', which is not read; read are {', '.join(READ)}"
