@@ -176,6 +176,19 @@ def refuse_incomplete(model: "Model") -> None:
 class Model:
     """A checkpoint as a row of the table of architectures reads it.
 
+    Attributes
+    ----------
+    checkpoint : Checkpoint
+    reading : Reading
+        Which row, which part of config.json and which prefix.
+    config : ModelConfig
+    source : str
+        What was opened: an absolute path, or a Hub id with its revision.
+    where : Path or Repository
+        The file, folder or repository that it names.
+    tokenizer : str
+        Where its tokenizer is looked for: at `source`, if no other place was named.
+
     Examples
     --------
     >>> import weightscope as ws
@@ -191,9 +204,9 @@ class Model:
         if opened.adapter is not None:
             checkpoint = with_adapter(checkpoint, opened.adapter, row.heads.transposed)
         self.checkpoint, self.reading = checkpoint, reading
-        self.source = opened.source or str(checkpoint.folder)  # an absolute path, or a Hub id with its revision
+        self.source = opened.source or str(checkpoint.folder)
         self.where = opened.where or checkpoint.folder
-        self.tokenizer = opened.tokenizer or self.source  # where its tokenizer is looked for
+        self.tokenizer = opened.tokenizer or self.source
         self.config = reading.config
         if reading.configured.refused:
             raise CheckpointError(f"{row.name} with {reading.configured.refused}", file=checkpoint.name)

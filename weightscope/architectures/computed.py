@@ -114,33 +114,16 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Stated:
-    """What a config says, in one dialect.
+    """What a config says, in one dialect."""
 
-    Attributes
-    ----------
-    values : dict
-        Values by dotted key, defaults filled in.
-    spelled : dict
-        The file's own spelling of keys that have another one there.
-    said : set of str
-        Keys that the file itself has a value for.
-    follows : set of str
-        Keys that, where a file leaves them out, follow from others.
-    read : set of str
-        Words of the row that read it: keys among them decide what is computed.
-    metadata : dict or None
-        Of a GGUF file its own keys, which may say less than a config.json.
-    idle : set of str
-        Keys of sizes that decide nothing that is computed.
-    """
-
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # values by dotted key, defaults filled in
+    # the file's own spelling of keys that have another one there
     spelled: Mapping[str, str] = field(default_factory=dict)
-    said: frozenset[str] = frozenset()
-    follows: frozenset[str] = frozenset()
-    read: frozenset[str] = frozenset()
-    metadata: Mapping[str, Any] | None = None
-    idle: frozenset[str] = frozenset()
+    said: frozenset[str] = frozenset()  # keys that the file itself has a value for
+    follows: frozenset[str] = frozenset()  # keys that, where a file leaves them out, follow from others
+    read: frozenset[str] = frozenset()  # words of the row that read it: keys among them decide what is computed
+    metadata: Mapping[str, Any] | None = None  # of a GGUF file its own keys, which may say less than a config.json
+    idle: frozenset[str] = frozenset()  # keys of sizes that decide nothing that is computed
 
 
 def differences(a: Stated, b: Stated) -> list[Difference]:
