@@ -53,7 +53,7 @@ def open_model(
         Which of `Model.stacks`: "text", "vision", "encoder", "decoder", "cross" ...; by default the one that is
         language.
     tokenizer : str, optional
-        Where the tokenizer is, if not with the checkpoint; see `load_tokenizer`.
+        Where the tokenizer is, if not with the checkpoint; see `Tokenizer.find`.
     base : str or Path, optional
         Of a LoRA adapter the model that it changes; by default the one that its adapter_config.json names.
     families : path, optional

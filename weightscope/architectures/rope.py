@@ -23,8 +23,8 @@ from weightscope.attention.rotation import (
     yarn_temperature,
 )
 from weightscope.checkpoint.config import Config
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
+from weightscope.results import ShowsShapes
 
 # Which coordinate of a token turns which pair of dimensions, where positions have several: multimodal RoPE.
 

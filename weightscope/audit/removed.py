@@ -22,7 +22,7 @@ from weightscope.findings import Finding, Member, indexed
 from weightscope.metrics.least_directions import NARROW, RANKS, Least, agreeing, choices, gap_scores, least_of, summed
 from weightscope.model import Model
 from weightscope.progress import phase
-from weightscope.text.tokenizer import token_names, tokenizer_at_hand
+from weightscope.text.tokenizer import Tokenizer, token_names
 
 # -log10 of a probability, for sides that write or read: layers learn to ignore some directions (docs/audit.md).
 FOUND = {True: 2.0, False: 4.0}
@@ -329,7 +329,7 @@ def _finding(removed: Removed, tokens: str) -> Finding:
 def _tokens(model: Model, removed: Sequence[Removed]) -> list[str]:
     """The tokens along each set of directions, as the end of a sentence; empty if the checkpoint has none."""
     read, written, _ = token_rows(model) if removed else (None, None, "")
-    names = token_names(tokenizer_at_hand(model)) if removed else repr
+    names = token_names(Tokenizer.at_hand(model)) if removed else repr
     endings = []
     for each in removed:
         rows = written if each.side.writes else read
