@@ -188,7 +188,7 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
     config["vocab_size"] = tokens.shape[0] if tokens is not None and tokens.shape else None
     config["tie_word_embeddings"] = "output.weight" not in present
     published = Checkpoint(checkpoint.folder, checkpoint.files, tensors, Config(config, file), checkpoint.name)
-    published.beside = checkpoint.beside
+    published.weight_files = checkpoint.weight_files
     return published
 
 

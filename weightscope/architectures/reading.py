@@ -161,11 +161,10 @@ def stacks_of(checkpoint: Checkpoint, known: Reading | None = None) -> dict[str,
 
     `known` is how the checkpoint is read already.
     """
-    found = None if known is None else known.stacks
-    if found is None:
-        found = readable(checkpoint)
-    read = {name: _read(checkpoint, stack, known) for name, stack in found.items()}
-    return read | unread(found, checkpoint)
+    stacks = None if known is None else known.stacks
+    if stacks is None:
+        stacks = readable(checkpoint)
+    return {name: _read(checkpoint, stack, known) for name, stack in stacks.items()} | unread(stacks, checkpoint)
 
 
 def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:
@@ -363,10 +362,11 @@ def readable(checkpoint: Checkpoint, families: str | Path | None = None) -> dict
         for rival in left.values():
             if rival.claims(prefix) & candidate.claims(prefix):
                 rival.places.pop(prefix, None)
-    found = [placed[index] for index in sorted(placed)]
-    named = [(name, *place) for name, place in zip(_names([candidate for candidate, _ in found]), found, strict=True)]
-    if any(len(candidate.places) > 1 for candidate, _ in found):
-        named += _twins(checkpoint, found)
+    in_order = [placed[index] for index in sorted(placed)]
+    names = _names([candidate for candidate, _ in in_order])
+    named = [(name, *place) for name, place in zip(names, in_order, strict=True)]
+    if any(len(candidate.places) > 1 for candidate, _ in in_order):
+        named += _twins(checkpoint, in_order)
     return {
         name: Stack(
             name,

@@ -113,8 +113,8 @@ def without_code(values: Mapping[str, Any], file: object) -> dict[str, Any]:
     for key in ("quantization_config", "compression_config"):
         if isinstance(settings := kept.get(key), dict):
             settings = {name: value for name, value in settings.items() if name not in QUANTISED_BY}
-            whole = {"dequantize": True} if settings.get("quant_method") in DEQUANTISED else {}
-            kept[key] = settings | whole
+            dequantised = {"dequantize": True} if settings.get("quant_method") in DEQUANTISED else {}
+            kept[key] = settings | dequantised
     return kept
 
 
