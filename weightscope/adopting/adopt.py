@@ -22,9 +22,8 @@ from weightscope.architectures.cells import Inputs
 from weightscope.architectures.config import KEYS
 from weightscope.architectures.family import Unless, When
 from weightscope.architectures.layer import read_layer
-from weightscope.architectures.reading import WAYS
+from weightscope.architectures.reading import WAYS, prefixes_of
 from weightscope.architectures.rope import Rope
-from weightscope.architectures.stacks import prefixes_of
 from weightscope.architectures.stanzas import file_of, row_changes, stanza_of, written
 from weightscope.architectures.steps.bounds import Clip, Softcap
 from weightscope.checkpoint import Checkpoint, open_checkpoint
@@ -345,7 +344,7 @@ class _Shapes(LayerTensors):
 def misfit(row: Family, checkpoint: Checkpoint) -> str:
     """Why a row does not fit a checkpoint (missing, misshapen or unread attention tensors); empty if it fits."""
     try:
-        model = Model(checkpoint, row.but(origin=f"adopted, proved against {PROOF}"))
+        model = Model.of_row(checkpoint, row.but(origin=f"adopted, proved against {PROOF}"))
         types = {model.config.layer_types[index]: index for index in reversed(model.attention_layers)}
         tensors = model.tensors()
         shapes = _Shapes(tensors.checkpoint, tensors.prefix, tensors.needed_by)
@@ -368,7 +367,7 @@ def misread(row: Family, checkpoint: Checkpoint, understood: dict[str, Any]) -> 
     """
     try:
         stored_numbers, understood_numbers = (
-            numbers_read(Model(source, row)) for source in (checkpoint, checkpoint.with_config(understood))
+            numbers_read(Model.of_row(source, row)) for source in (checkpoint, checkpoint.with_config(understood))
         )
     except CheckpointError as error:
         return str(error).splitlines()[0]

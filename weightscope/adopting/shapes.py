@@ -34,8 +34,8 @@ from weightscope.architectures.cells import (
 from weightscope.architectures.config import KEYS
 from weightscope.architectures.family import Family
 from weightscope.architectures.layouts import conv1d_fused, keys_beside_values, keys_with_values, packed, separate
+from weightscope.architectures.reading import prefixes_of
 from weightscope.architectures.rope import Rope
-from weightscope.architectures.stacks import prefixes_of
 from weightscope.architectures.steps.gates import Gate
 from weightscope.architectures.steps.norms import SubNorm
 from weightscope.attention.gathered import GATES
