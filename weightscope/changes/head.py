@@ -57,7 +57,7 @@ def stage(layer: Layer, measured: Arrays, base: Layer | None = None, added: Laye
     return Stage(layer, measured, np.arange(layer.n_heads), None if base is None or added is None else (base, added))
 
 
-def followed(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arrays, Arrays]:
+def follow_heads(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arrays, Arrays]:
     """The current stage in the first's order of heads, and the changes (H,) since the first and since the previous.
 
     Heads are matched with the first checkpoint and with the previous one; the order in which more are the same is kept.
@@ -65,9 +65,9 @@ def followed(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arra
     since_first = layer_changes(first, current)
     since_previous = since_first if previous is first else layer_changes(previous, current)
     with one_blas_thread():
-        ordered, n_same = _matched(first, current, since_first)
+        ordered, n_same = _match_heads(first, current, since_first)
         if previous is not first:
-            by_previous, n_same_as_previous = _matched(previous, current, since_previous)
+            by_previous, n_same_as_previous = _match_heads(previous, current, since_previous)
             ordered = by_previous if n_same_as_previous > n_same else ordered
     if np.array_equal(ordered.order, current.order):
         return current, since_first, since_previous
@@ -75,7 +75,7 @@ def followed(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arra
     return ordered, since_first, since_first if previous is first else layer_changes(previous, ordered)
 
 
-def _matched(a: Stage, b: Stage, changes: Arrays) -> tuple[Stage, int]:
+def _match_heads(a: Stage, b: Stage, changes: Arrays) -> tuple[Stage, int]:
     """`b` with its heads in the order of the same heads of `a`, and how many are the same."""
     same = unmoved(changes)
     left = np.flatnonzero(~same).tolist()  # places without a match yet

@@ -14,9 +14,9 @@ from weightscope.audit.findings import HEAD_FACTOR, HEAD_Z, heads_without_number
 from weightscope.audit.measures import MAPS, Arrays, MeasuredHeads
 from weightscope.changes.all_tensors import TensorChanges, compare_tensors
 from weightscope.changes.directions import Along
-from weightscope.changes.head import LIMITED, added_to, followed, stage, unmoved
+from weightscope.changes.head import LIMITED, added_to, follow_heads, stage, unmoved
 from weightscope.changes.layer import written_direction
-from weightscope.changes.outside_heads import OtherChanges, limited_changes, other_changes, rescaled
+from weightscope.changes.outside_heads import OtherChanges, find_rescaled, limited_changes, other_changes
 from weightscope.changes.settings import SettingsChange, first_sentence, settings_change
 from weightscope.changes.thresholds import UNMOVED
 from weightscope.changes.wiring import CircuitChanges, circuit_changes
@@ -115,7 +115,7 @@ def compare(
         for k, model in enumerate(unchecked[1:]):
             layer = model.layer(index)
             current = stage(layer, measured_layer(layer, forms, options), base, added_to(a, models[k + 1], index))
-            current, since_first, since_previous = followed(first, previous, current)
+            current, since_first, since_previous = follow_heads(first, previous, current)
             measured[k + 1][index] = current.in_order()
             from_first[k].append(since_first)
             from_previous[k].append(since_previous)
@@ -209,8 +209,8 @@ def _coverage(models: Sequence[Model], everything: TensorChanges | None, not_com
             f"Not compared: {len(not_compared)} of {counted(len(checkpoint), 'tensor')} ({share}): "
             f"{listed(roles, ROLES)}; `weightscope compare --all` compares every tensor."
         )
-    whole = everything.lead if everything and not done.startswith(IDENTICAL) else ""
-    return " ".join(filter(None, [*notes, whole, left_out]))
+    all_tensors_lead = everything.lead if everything and not done.startswith(IDENTICAL) else ""
+    return " ".join(filter(None, [*notes, all_tensors_lead, left_out]))
 
 
 def _not_compared(a: Model, compared: TensorChanges) -> list[str]:
@@ -461,9 +461,9 @@ class Comparison(Result):
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
         texts |= {"config": [record for change in self.settings for record in change.records()]}
         texts |= {"files": [line for change in self.settings for line in change.files]}
-        others = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
+        tensors_outside = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
         about = self.provenance.envelope(self.lead)
-        return dict(as_json(about | texts | findings | tensors | others | {"heads": self.heads.records()}))
+        return dict(as_json(about | texts | findings | tensors | tensors_outside | {"heads": self.heads.records()}))
 
 
 def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:
@@ -524,7 +524,7 @@ def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
         compared[-1] = comparison.everything
     later = (comparison.labels[1:], comparison.architectures[1:], comparison.broken[1:])
     for tensors, label, architecture, broken in zip(compared, *later, strict=True):
-        yield from rescaled(tensors.changes, label)
+        yield from find_rescaled(tensors.changes, label)
         kinds = {c.name: c.kind for c in tensors.changes if c.name not in broken}
         yield from incomparable_tensors(kinds, architecture)
     if comparison.everything is not None:

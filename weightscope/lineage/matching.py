@@ -128,18 +128,18 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
     of_suspect = [suspect.of_layer(layer) for layer in suspect.layers]
     of_base = [base.of_layer(layer) for layer in base.layers]
     seen = np.arange(0, len(y), len(x) * len(y) // LOOKED_AT | 1)  # an odd step takes heads of every index
-    others = np.empty((len(x), len(seen)), np.float32)
+    sampled_cosines = np.empty((len(x), len(seen)), np.float32)
     for i, heads in enumerate(of_suspect):
         chosen, judged = (_cosines(x[heads][..., half], y[..., half]) for half in (slice(HALF), slice(HALF, None)))
-        others[heads] = judged[:, seen]
+        sampled_cosines[heads] = judged[:, seen]
         for j, candidates in enumerate(of_base):
-            order = assigned(chosen[:, candidates])
+            order = assign_heads(chosen[:, candidates])
             orders[i, j] = order
             kept = np.flatnonzero(order >= 0)
             first[i, j] = chosen[kept, candidates[order[kept]]].sum() / len(heads)
             second[i, j] = judged[kept, candidates[order[kept]]].sum() / len(heads)
     least = LEAST + _luck(suspect, base)
-    layers = aligned(first, least)
+    layers = align_layers(first, least)
     mean, spread = BACKGROUND[route]
     counts = np.array([len(suspect.of_layer(layer)) for layer in suspect.layers])
     alike = np.array([second[i, j] if j is not None else 0.0 for i, j in enumerate(layers)])
@@ -157,7 +157,7 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
         if place is not None:
             kept = np.flatnonzero(order >= 0)
             taken[heads[kept]] = of_base[place][order[kept]]
-    rest = others[taken[:, None] != seen]
+    rest = sampled_cosines[taken[:, None] != seen]
     square = float(np.median(rest**2)) / CHI_SQUARED if len(rest) else 0.0
     elsewhere = sqrt(max(0.0, square - 1 / (2 * HALF)))
     return Match(route, second, layers, matched, np.where(paired, z, np.nan), min(0.0, log_p), elsewhere)
@@ -175,7 +175,7 @@ def _luck(suspect: Sketches, base: Sketches) -> float:
     return sqrt(2 * log(max(2, most)) / (2 * HALF))
 
 
-def assigned(scores: np.ndarray) -> np.ndarray:
+def assign_heads(scores: np.ndarray) -> np.ndarray:
     """A column for each row that maximises the sum and takes no column twice; -1 if no column is left.
 
     scores (H_s, H_b) -> (H_s,).
@@ -188,7 +188,7 @@ def assigned(scores: np.ndarray) -> np.ndarray:
     return order
 
 
-def aligned(likeness: np.ndarray, least: float) -> list[int | None]:
+def align_layers(likeness: np.ndarray, least: float) -> list[int | None]:
     """The counterpart of each of the suspect's layers, or None: the most similar layers, in runs if that costs little.
 
     Dynamic programming (Viterbi) finds the best path: a step to the base's next layer is free, any other step costs
@@ -225,7 +225,7 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
         apart = cdist(x, y, "cityblock") / x.shape[1]  # (H_s, N_b)
         for j, candidates in enumerate(of_base):
             inside = apart[:, candidates]
-            orders[i, j] = order = assigned(-inside)
+            orders[i, j] = order = assign_heads(-inside)
             kept = np.flatnonzero(order >= 0)
             distance[i, j] = inside[kept, order[kept]].mean()
     usual = np.median(distance)
@@ -242,8 +242,8 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
     near = ratio < NEAR
     layers = [int(j) if is_near else None for j, is_near in zip(best, near, strict=True)]
     heads = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
-    found = len(set(best[near].tolist()))  # one layer of a base may be the nearest to all of a stranger's
-    log_p = _log_binomial(found, len(near), BY_CHANCE)
+    counterparts = len(set(best[near].tolist()))  # one layer of a base may be the nearest to all of a stranger's
+    log_p = _log_binomial(counterparts, len(near), BY_CHANCE)
     z = np.where(near, -np.log(np.maximum(ratio, 1e-12)), np.nan)
     return Match("spectra", likeness, layers, heads, z, log_p)
 

@@ -179,8 +179,8 @@ def load(path: str | Path) -> Sketches:
         "heads": (3, n), "direct": (n, 2, SKETCH), "spectra": (n, 2, POINTS), "norms": (n, 2),
         "tokens": (n, 2, SKETCH if tokens.shape[2:] != (0,) else 0),
     }  # fmt: skip
-    found = {"heads": heads, "direct": direct, "tokens": tokens, "spectra": spectra, "norms": norms}
-    wrong = [name for name, shape in shapes.items() if found[name].shape != shape]
+    arrays = {"heads": heads, "direct": direct, "tokens": tokens, "spectra": spectra, "norms": norms}
+    wrong = [name for name, shape in shapes.items() if arrays[name].shape != shape]
     if not wrong and n:
         wrong = ["heads"] if heads.min() < 0 else ["norms"] if norms.min() < 0 else []
     if wrong or not n:
