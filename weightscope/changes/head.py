@@ -45,16 +45,12 @@ class Stage(ShowsShapes):
     layer: Layer
     measured: Arrays  # from `measure_layer`
     order: np.ndarray  # (H,) the index here of each head of the first checkpoint
-    added: tuple[Layer, Layer] | None = None  # the base of this layer and what a LoRA adds to it; see `added_to`
+    base: Layer | None = None  # of a LoRA, the layer that it was added to
+    added: Layer | None = None  # and what it added; see `added_to`
 
     def in_order(self) -> dict[str, np.ndarray]:
         """The arrays, with heads in the first checkpoint's order."""
         return {name: values if name in OF_THE_LAYER else values[self.order] for name, values in self.measured.items()}
-
-
-def stage(layer: Layer, measured: Arrays, base: Layer | None = None, added: Layer | None = None) -> Stage:
-    """A layer with its heads in their own order; of a LoRA, with its `base` and what it `added`."""
-    return Stage(layer, measured, np.arange(layer.n_heads), None if base is None or added is None else (base, added))
 
 
 def follow_heads(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arrays, Arrays]:
@@ -110,7 +106,7 @@ def _same(a: Head, b: Head) -> bool:
 
 def layer_changes(a: Stage, b: Stage) -> dict[str, np.ndarray]:
     """How far every head of a layer moved: (H,) arrays, qk_change, qk_left_angle ... vo_bias_change."""
-    added = b.added[1] if b.added is not None and b.added[0] is a.layer else None
+    added = b.added if b.base is a.layer else None
 
     def head_changes(pair: tuple[int, int]) -> dict[str, float]:
         i, j = pair

@@ -14,7 +14,7 @@ from weightscope.audit.findings import HEAD_FACTOR, HEAD_Z, heads_without_number
 from weightscope.audit.measures import MAPS, Arrays, MeasuredHeads
 from weightscope.changes.all_tensors import TensorChanges, compare_tensors
 from weightscope.changes.directions import Along
-from weightscope.changes.head import LIMITED, added_to, follow_heads, stage, unmoved
+from weightscope.changes.head import LIMITED, Stage, added_to, follow_heads, unmoved
 from weightscope.changes.layer import written_direction
 from weightscope.changes.outside_heads import OtherChanges, find_rescaled, limited_changes, other_changes
 from weightscope.changes.settings import SettingsChange, first_sentence, settings_change
@@ -110,11 +110,12 @@ def compare(
         indices = bar(a.attention_layers, "layers", "layer")
     for index in indices:
         base = unchecked[0].layer(index)
-        first = previous = stage(base, measured_layer(base, forms, options))
+        first = previous = Stage(base, measured_layer(base, forms, options), np.arange(base.n_heads))
         measured[0][index] = first.measured
         for k, model in enumerate(unchecked[1:]):
             layer = model.layer(index)
-            current = stage(layer, measured_layer(layer, forms, options), base, added_to(a, models[k + 1], index))
+            measures, own_order = measured_layer(layer, forms, options), np.arange(layer.n_heads)
+            current = Stage(layer, measures, own_order, base, added_to(a, models[k + 1], index))
             current, since_first, since_previous = follow_heads(first, previous, current)
             measured[k + 1][index] = current.in_order()
             from_first[k].append(since_first)
@@ -135,9 +136,11 @@ def compare(
         index for index, layer in zip(a.attention_layers, from_first[-1], strict=True) if not unmoved(layer).all()
     ]
     edits = [*moved_layers(a, models[-1], differ), *(() if everything else along_one_direction(written))]
-    seen = everything.changes if everything else [*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
-    once = list({change.name: change for change in seen}.values())  # biases are among both
-    done = deed(unchecked[0], unchecked[-1], once, (heads[0], heads[-1]), from_first[-1], order[-1], edits)
+    changes = (
+        everything.changes if everything else [*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
+    )
+    changes = list({change.name: change for change in changes}.values())  # biases are among both
+    done = deed(unchecked[0], unchecked[-1], changes, (heads[0], heads[-1]), from_first[-1], order[-1], edits)
     return Comparison(
         labels=labels,
         architectures=[_architecture(model) for model in models],

@@ -178,21 +178,17 @@ def _proved(suspect: Sketches, first: Related, weights: WeightChanges, structure
     return derivation if derivation is not None and derivation.ways else None
 
 
-WAYS = {"cast": "cast", "quantised": "quantised", "pruned": "pruned", "rank cut": "rank cut",
-        "direction removed": "direction removed"}  # fmt: skip  # the kind that says it, by how a tensor follows
-
-
 def _as_proved(done: Sequence[Kind], proof: Proof, suspect: Sketches, smaller: str) -> list[Kind]:
     """Kinds with what was proved in the place of what it may look like."""
     mine = smaller == "suspect"
     looks = ("fine-tuned",) if proof.ways["direction removed"] else TRAINED
     kept = [kind for kind in done if not kind.kind.startswith(looks) and (mine or not kind.kind.startswith("cast"))]
-    for way, kind in WAYS.items():
-        if proof.ways[way] and not any(each.kind.startswith(kind) for each in kept):
+    for way in (way for way in HOW if way != "layers removed"):
+        if proof.ways[way] and not any(each.kind.startswith(way) for each in kept):
             larger = "the base's" if mine else "the suspect's"
             tensors = f"{counted(proof.ways[way], 'tensor')} of the {smaller}"
             text = f"{tensors} can be recomputed from {larger} by {HOW[way]}."
-            name = kind if mine else f"{kind}: the base"
+            name = way if mine else f"{way}: the base"
             kept.append(Kind(name, sorted(proof.layers.get(way, ())) or suspect.layers, text))
     return kept
 

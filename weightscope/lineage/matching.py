@@ -42,33 +42,15 @@ LOOKED_AT = 1 << 22  # pairs of heads, evenly spread, that show how alike those 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Match(ShowsShapes):
-    """Counterparts of a suspect's layers in one base, by one route.
+    """Counterparts of a suspect's layers in one base, by one route."""
 
-    Attributes
-    ----------
-    route : str
-        A key of `ROUTES`.
-    likeness : (L_s, L_b) array
-        Mean cosine of matched heads for every pair of layers; for spectra, 1 - distance / usual distance.
-    layers : list of int or None
-        For each layer of the suspect, the place of its counterpart in the base.
-    heads : list of (H,) int arrays
-        The counterpart of each head, or -1.
-    z : (L_s,) array
-        How far each layer's likeness to its counterpart is from that of strangers, in standard deviations.
-    log_p : float
-        Natural logarithm of the probability that strangers are this alike, over all layers.
-    elsewhere : float
-        Median cosine of heads that are not counterparts.
-    """
-
-    route: str
-    likeness: np.ndarray
-    layers: list[int | None]
-    heads: list[np.ndarray]
-    z: np.ndarray
-    log_p: float
-    elsewhere: float = 0.0
+    route: str  # a key of `ROUTES`
+    likeness: np.ndarray  # (L_s, L_b) mean cosine of matched heads; of spectra, 1 - distance / usual distance
+    layers: list[int | None]  # for each layer of the suspect, the place of its counterpart in the base
+    heads: list[np.ndarray]  # (H,) each: the counterpart of each head, or -1
+    z: np.ndarray  # (L_s,) standard deviations between a layer's likeness and a stranger's
+    log_p: float  # natural logarithm of the probability that strangers are this alike, over all layers
+    elsewhere: float = 0.0  # median cosine of heads that are not counterparts
 
     @property
     def is_sure(self) -> bool:
