@@ -8,8 +8,8 @@ from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.changes.thresholds import FLAT, PERMUTED
-from weightscope.display import ShowsShapes
 from weightscope.model import Model
+from weightscope.results import ShowsShapes
 
 
 def is_folded(a: Layer, b: Layer) -> bool:

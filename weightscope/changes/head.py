@@ -21,10 +21,10 @@ from weightscope.changes.thresholds import CLEAR, LIKELY_SAME, OTHER_FACTORS, TH
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.lora import ChangeTensor, MergedTensor
 from weightscope.compute.cores import in_threads, one_blas_thread
-from weightscope.display import ShowsShapes
 from weightscope.metrics.low_rank import low_rank
 from weightscope.metrics.spaces import relative_change, relative_size, space_angles
 from weightscope.model import Model
+from weightscope.results import ShowsShapes
 
 SAMPLED = 4  # heads of a layer by which its drift is known
 ROUNDING = 1e-12  # of the factors' norms: singular values of a change up to this are float64's rounding
@@ -182,7 +182,7 @@ def added_to(a: Model, b: Model, index: int) -> Layer | None:
     Both the layout of heads and the folding of a norm are linear in the weights, so a change is read like a weight.
     """
     family, stem = b.family, b.stem(index)
-    projections = {f"{stem}{name}" for name in (family.query, family.key, family.value, family.output)}
+    projections = {f"{stem}{name}" for name in family.heads.projections}
     changed = False
     tensors: dict[str, Tensor] = {}
     for tensor in b.attention_tensors(index):

@@ -290,9 +290,10 @@ class Comparison(Result):
     deed: str = ""
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
-    def __repr__(self) -> str:
+    @property
+    def about(self) -> str:
         sizes = f"{counted(len(self.measured[0].layers), 'layer')} of {counted(self.measured[0].n_heads, 'head')}"
-        return f"Comparison({' -> '.join(map(printable, self.labels))}: {sizes})"
+        return f"{' -> '.join(map(printable, self.labels))}: {sizes}"
 
     def __str__(self) -> str:
         return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())

@@ -298,8 +298,9 @@ class Lineage(Result):
     shared: tuple[Sketches, SharedTensors] | None = None
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
-    def __repr__(self) -> str:
-        return f"Lineage({printable(self.suspect.name)}: {self.verdict})"
+    @property
+    def about(self) -> str:
+        return f"{printable(self.suspect.name)}: {self.verdict}"
 
     @property
     def base(self) -> str | None:

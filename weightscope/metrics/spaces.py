@@ -10,8 +10,8 @@ from scipy.linalg import solve_triangular
 from weightscope.attention.factored import Factored, combined, orthonormal, signs_of
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
-from weightscope.display import ShowsShapes
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
+from weightscope.results import ShowsShapes
 
 ROWS_AT_ONCE = 256  # heads compared with all others at a time
 PROBES = 24  # a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate by 0.06 or so, equal ones by 1
