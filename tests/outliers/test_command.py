@@ -153,13 +153,13 @@ def contributions_of_the_paper() -> Contributions:
 
 
 def test_the_papers_model_stands_beside_the_papers_numbers() -> None:
-    found = contributions_of_the_paper()
-    assert "at most 0.00" in _paper(found, "google-bert/bert-base-uncased@main").text
-    found.by_kind[5, 3, 381, 1] += 0.25
-    section = _paper(found, "bert-base-uncased")
+    contributions = contributions_of_the_paper()
+    assert "at most 0.00" in _paper(contributions, "google-bert/bert-base-uncased@main").text
+    contributions.by_kind[5, 3, 381, 1] += 0.25
+    section = _paper(contributions, "bert-base-uncased")
     assert "at most 0.25" in section.text
     assert any("31.1 / 31.4" in cell for row in section.parts[0].rows() for cell in map(str, row))
-    assert "For reference" in _paper(found, "another").text
+    assert "For reference" in _paper(contributions, "another").text
 
 
 def test_the_layers_shown_are_the_papers_where_there_are_twelve() -> None:

@@ -70,8 +70,8 @@ def test_every_family_shows_every_attention_layer(case: Case, tmp_path: Path) ->
     runner.observe([given[0].numpy()], seen.append)
     assert [each.layer.index for each in seen] == list(model.attention_layers)
     for each in seen:
-        found = each.layer.output(each.attention[0], each.x[0])
-        np.testing.assert_allclose(found, each.output[0], atol=1e-4 * np.abs(each.output).max())
+        output = each.layer.output(each.attention[0], each.x[0])
+        np.testing.assert_allclose(output, each.output[0], atol=1e-4 * np.abs(each.output).max())
 
 
 def test_what_is_shown_is_what_transformers_reports(embedded: Runner) -> None:
@@ -108,8 +108,8 @@ def test_batches_hold_every_sequence_once_and_one_length_each() -> None:
 
 
 def test_losses_are_transformers_own(embedded: Runner) -> None:
-    found = embedded.losses(TOKENS)
-    for tokens, loss in zip(TOKENS, found, strict=True):
+    losses = embedded.losses(TOKENS)
+    for tokens, loss in zip(TOKENS, losses, strict=True):
         ids = torch.from_numpy(tokens)[None]
         with torch.no_grad():
             mean = float(embedded.network(ids, labels=ids).loss)

@@ -111,7 +111,7 @@ def test_kind_looks_at_what_the_model_takes(sees: bool, given: bool, texts: Path
     assert done.exit_code == 0, done.output
     assert visible(out) == KIND_FILES | ({"registers.png", "registers.svg", "registers.figure.csv"} if sees else set())
     assert "3 inputs, 2 layers of" in done.output
-    said = {
+    source_line = {
         (True, True): f"Run on 3 images: images from {tmp_path}; BitImageProcessorPil with size 12",
         (True, False): "Run on 3 images: scikit-learn's two photographs and crops of them; BitImageProcessorPil",
         (False, True): f"from 4 documents of {texts.name}.",
@@ -119,7 +119,7 @@ def test_kind_looks_at_what_the_model_takes(sees: bool, given: bool, texts: Path
     }[sees, given]
     footer = ends_with(out / "report.html", ["sinks", *arguments], *([dino] if sees else []))
     assert f"{source}: model.safetensors" in footer
-    assert said in done.output and said in html.unescape((out / "report.html").read_text())
+    assert source_line in done.output and source_line in html.unescape((out / "report.html").read_text())
 
 
 def test_inputs_that_the_model_does_not_take_are_refused(texts: Path, dino: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def csv_of(found: bias.SinkBias) -> list[str]:
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
     model, texts = ws.open_model("embedded"), read_texts()
-    whole = bias.sink_bias(model, texts, SIZES)
+    complete = bias.sink_bias(model, texts, SIZES)
     plain, calls = bias.losses_under, []
 
     def broken_off(runner, given, interventions):
@@ -38,11 +38,11 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
         bias.sink_bias(model, texts, SIZES, keep=tmp_path)
     with patch.object(bias, "measure_updates", None):
         resumed = bias.sink_bias(model, texts, SIZES, keep=tmp_path)
-    assert csv_of(resumed) == csv_of(whole)
+    assert csv_of(resumed) == csv_of(complete)
     with patch.object(bias, "measure_updates", None), patch.object(bias, "losses_under", None):
         again = bias.sink_bias(model, texts, SIZES, keep=tmp_path)
-    assert csv_of(again) == csv_of(whole)
-    np.testing.assert_array_equal(again.updates.mu, whole.updates.mu)
+    assert csv_of(again) == csv_of(complete)
+    np.testing.assert_array_equal(again.updates.mu, complete.updates.mu)
 
 
 def test_a_broken_file_is_computed_anew_and_other_texts_are_not_these(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ every_kind = pytest.mark.parametrize("build", [one_first_token, several_first_to
 def test_singular_values_are_those_of_the_stacked_matrix(build: Build, rng: np.random.Generator) -> None:
     stack, c = build(rng)
     expected = np.linalg.svd(c, compute_uv=False) ** 2
-    found = stack.squared_singular_values()
-    np.testing.assert_allclose(found, expected[: len(found)], rtol=1e-9, atol=1e-10 * expected[0])
-    np.testing.assert_allclose(expected[len(found) :], 0, atol=1e-10 * expected[0])
+    squares = stack.squared_singular_values()
+    np.testing.assert_allclose(squares, expected[: len(squares)], rtol=1e-9, atol=1e-10 * expected[0])
+    np.testing.assert_allclose(expected[len(squares) :], 0, atol=1e-10 * expected[0])
     assert spectral_ratio(stack) == pytest.approx(expected[0] / expected.sum(), rel=1e-12)
 
 
@@ -92,6 +92,6 @@ def test_influence_is_linear_in_what_the_sink_writes(rng: np.random.Generator) -
 
 def test_the_context_mean_is_over_the_tokens_before_and_with_the_query(rng: np.random.Generator) -> None:
     sent = rng.normal(size=(6, 6, D))  # u_ji as [i, j]
-    others = np.stack([sent[i, 1 : i + 1].sum(axis=0) for i in range(6)])
+    sums = np.stack([sent[i, 1 : i + 1].sum(axis=0) for i in range(6)])
     expected = np.stack([sent[i, 1 : i + 1].mean(axis=0) for i in range(1, 6)])
-    np.testing.assert_allclose(mean_of_context(others), expected, atol=1e-14)
+    np.testing.assert_allclose(mean_of_context(sums), expected, atol=1e-14)

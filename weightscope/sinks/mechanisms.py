@@ -373,8 +373,8 @@ class SinkObserver:
             **routing_measures(seen, self.directions[seen.layer.index], position),
         }.items():
             kind = np.int32 if values.dtype.kind == "i" else np.float64
-            whole = (len(self.sequences), len(self.at), *values.shape[1:])
-            self.arrays.setdefault(name, np.zeros(whole, kind))[where] = values
+            size = (len(self.sequences), len(self.at), *values.shape[1:])
+            self.arrays.setdefault(name, np.zeros(size, kind))[where] = values
 
     def measured(self) -> dict[str, Any]:
         """The fields of `SinkMechanisms` that were measured."""
