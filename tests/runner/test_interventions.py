@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="the runner needs the extra `runner`"
 
 from tests.support.random_models import random_model  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
-from weightscope.runner.interventions import Intervention, losses_under  # noqa: E402
+from weightscope.runner.runner import Intervention, losses_under  # noqa: E402
 
 pytestmark = pytest.mark.check
 
