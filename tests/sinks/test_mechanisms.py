@@ -34,7 +34,7 @@ from weightscope.sinks.mechanisms import (  # noqa: E402
 )
 from weightscope.sinks.page import write_mechanisms_page  # noqa: E402
 from weightscope.text.kinds import ImageTokens, TextTokens, image_tokens, text_tokens  # noqa: E402
-from weightscope.text.tokenizer import load_tokenizer  # noqa: E402
+from weightscope.text.tokenizer import Tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.check
 
@@ -265,10 +265,10 @@ def test_text_models_have_no_patches(embedded: ws.Model) -> None:
 
 
 def test_tokens_of_a_text_are_first_special_punctuation_or_other() -> None:
-    tokenizer = load_tokenizer(EMBEDDED)
+    tokenizer = Tokenizer.load(EMBEDDED)
     tokens = text_tokens(tokenizer)
-    end = tokenizer.token_to_id("<|endoftext|>")
-    ids = np.array([end, *tokenizer.encode("A cat, mine.\n").ids, end])
+    end = tokenizer.ids["<|endoftext|>"]
+    ids = np.array([end, *tokenizer.encode("A cat, mine.\n"), end])
     names = [tokens.names[kind] for kind in tokens.kinds(ids, len(ids))]
     assert names[0] == "first" and names[-1] == "special"
     for position, name in list(enumerate(names))[1:-1]:
@@ -349,9 +349,9 @@ def test_a_layer_scale_that_silences_the_sinks_direction_makes_a_nop() -> None:
 @pytest.fixture(scope="module")
 def sinks_of_embedded() -> SinkMechanisms:
     """Of the checkpoint that comes along, on four texts of different lengths."""
-    tokenizer = load_tokenizer(EMBEDDED)
+    tokenizer = Tokenizer.load(EMBEDDED)
     text = "It was the best of times, it was the worst of times. " * 4
-    texts = {f"text {n}": np.array([0, *tokenizer.encode(text[n:]).ids])[: 30 - n] for n in range(4)}
+    texts = {f"text {n}": np.array([0, *tokenizer.encode(text[n:])])[: 30 - n] for n in range(4)}
     return sink_mechanisms(open_runner(ws.open_model(EMBEDDED)), Inputs(texts, text_tokens(tokenizer), "four texts"))
 
 

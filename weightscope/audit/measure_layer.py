@@ -24,7 +24,7 @@ from weightscope.attention.layer import Layer
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device
-from weightscope.metrics.factors import column_energies, factor_arrays, row_arrays
+from weightscope.metrics.head_factors import column_energies, factor_arrays, row_arrays
 from weightscope.metrics.spaces import Probes, leading_blocks, probes, shown, space_sketch
 from weightscope.metrics.spectra import affine_singular_values, eigenvalues, symmetric_eigenvalues, symmetric_share
 from weightscope.results import ShowsShapes

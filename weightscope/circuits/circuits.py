@@ -223,7 +223,7 @@ def circuits(
     wired = wiring(model, layers, device, top, engine, on_worker)
     roles = head_roles(model, wired, counts)
     caveats = list(model.layer(model.attention_layers[-1]).caveats)
-    caveats += [POST_NORM] * (model.family.closing is not None) + [PARALLEL] * model.family.parallel
+    caveats += [POST_NORM] * (model.family.norms.after is not None) + [PARALLEL] * model.family.parallel
     if roles.lacking:
         caveats.append(f"scores by tokens ({roles.lacking}); heads are named by their wiring alone")
     if not all(wired.exact[kind][np.isfinite(wired.pk[kind])].all() for kind in wired.pk):

@@ -263,7 +263,8 @@ def _groups(n_layers: int, bytes_a_layer: int, tasks: int) -> Iterator[range]:
 
 
 def _centred(model: Model) -> bool:
-    return model.family.norm is not None and model.family.norm.centred
+    norm = model.family.norms.before
+    return norm is not None and norm.centred
 
 
 def _spaces_of(model: Model, layer: Layer, groups: Sequence[int] | None = None) -> LayerSpaces:

@@ -34,7 +34,7 @@ from weightscope.tables import Column, Table
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import Counts, load_counts
 from weightscope.text.sequences import works
-from weightscope.text.tokenizer import TokenList, load_tokenizer, token_id, tokenizer_hash, tokenizer_if_any
+from weightscope.text.tokenizer import Tokenizer, TokenList
 
 FEWEST = 100  # items of a sample: the interval takes their means for normally distributed
 A_STRATUM = 20  # of them
@@ -137,16 +137,16 @@ class TokenRoc(ShowsShapes):
     curves: list[tuple[np.ndarray, np.ndarray]]  # (false positive rate, true positive rate)
 
 
-def single_tokens(tokenizer: Any, texts: Iterable[str]) -> dict[str, int]:
+def single_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
     """Ids, by their text, of those texts that are one token in this vocabulary."""
     ids = {}
     for text in texts:
         with suppress(CheckpointError):
-            ids[text] = token_id(tokenizer, text)
+            ids[text] = tokenizer.id_of(text)
     return ids
 
 
-def printed_ranks(first: FirstLayer, tokenizer: Any) -> Table:
+def printed_ranks(first: FirstLayer, tokenizer: Tokenizer) -> Table:
     """Tables 1 and 3 of the paper rank by rank, of those texts that are one token here, with the ranks found.
 
     A token's rank is one more than how many score higher.
@@ -370,17 +370,19 @@ def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
         counts = _of_works(model)
     if not isinstance(counts, Counts):
         counts = load_counts(counts or COUNTS)
-    tokenizer = tokenizer_if_any(model.tokenizer)
-    if isinstance(tokenizer, TokenList):  # it may be padded to the embedding
-        tokenizer = None
-    counts.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
+    try:
+        tokenizer = Tokenizer.load(model.tokenizer)
+    except CheckpointError:
+        counts.check(n_tokens)
+    else:  # a list of tokens may be padded to the embedding
+        counts.check(n_tokens, None if isinstance(tokenizer, TokenList) else tokenizer.hash)
     return counts
 
 
 def _of_works(model: Model) -> Counts:
     """The bigrams, by the model's own tokenizer, of the texts that come with weightscope."""
     try:
-        return count_bigrams(works(), load_tokenizer(model.tokenizer))
+        return count_bigrams(works(), Tokenizer.load(model.tokenizer))
     except CheckpointError as error:
         how = "`weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
         raise CheckpointError(f"needs bigram counts ({error}); {how}", file=model.name) from None

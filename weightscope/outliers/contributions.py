@@ -131,7 +131,7 @@ def observe_contributions(runner: Runner, sequences: Sequence[np.ndarray], kinds
         by_kind = np.stack([np.moveaxis(of_layer, 0, -1) / counts for of_layer in sums.values()])
     reasons = dict.fromkeys(reason for layer in runner.layers.values() for reason in left_out(layer))
     return Contributions(
-        kinds.names, counts, np.array(list(sums)), by_kind, (*reasons, *runner.model.family.caveats)
+        kinds.names, counts, np.array(list(sums)), by_kind, (*reasons, *runner.model.family.notes)
     )  # fmt: skip
 
 

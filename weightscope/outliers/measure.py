@@ -14,9 +14,9 @@ from weightscope.outliers.contributions import Contributions, key_maps, observe_
 from weightscope.outliers.stream import Stream, observe_stream
 from weightscope.progress import bar
 from weightscope.results import ShowsShapes
+from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Runner, open_runner
 from weightscope.runner.study import Study
-from weightscope.runner.tokenizer import framing_of
 from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds, token_kinds
 from weightscope.text.sequences import Texts, sentence_sequences

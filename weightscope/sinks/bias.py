@@ -23,9 +23,9 @@ from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.run_identity import RunIdentity
+from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Activations, Intervention, Observer, Runner, losses_under, open_runner
 from weightscope.runner.study import Study
-from weightscope.runner.tokenizer import framing_of
 from weightscope.sinks.inputs import CHARACTERS_A_TOKEN
 from weightscope.sinks.strength import sink_strength
 from weightscope.sinks.updates import (
@@ -38,7 +38,6 @@ from weightscope.sinks.updates import (
 )
 from weightscope.tables import Column, Table
 from weightscope.text.sequences import Framing, Texts, excerpts, token_windows
-from weightscope.text.tokenizer import token_text
 
 SAMPLE = 255  # tokens after the first
 SINKS_ABOVE = 0.3  # attention that the average query gives token 0; Gu et al. 2024 draw the line there
@@ -444,7 +443,7 @@ def sink_bias(
         source=texts.source,
         stored=stored_in(model, layers[0]),
         biased=has_biases(model, layers[0]),
-        first=token_text(framing.tokenizer, begin) if first else "",
+        first=framing.tokenizer.text(begin) if first else "",
         sizes=Sizes(len(measured), longest, len(evaluated)),
         updates=updates,
         losses=losses,
@@ -469,5 +468,5 @@ def stored_in(model: Model, layer: int) -> str:
 def has_biases(model: Model, layer: int) -> bool:
     """Whether attention's projections have biases; the beta of a norm before them does not count."""
     family = model.family
-    modules = tuple(f"{name}.bias" for name in (family.query, family.key, family.value, family.output) if name)
+    modules = tuple(f"{name}.bias" for name in family.heads.projections if name)
     return any(tensor.name.endswith(modules) for tensor in model.attention_tensors(layer))
