@@ -119,7 +119,7 @@ def test_rows_of_attention_sum_to_one_unless_there_are_sinks(both: tuple[NormAna
         np.testing.assert_allclose(total, 1, atol=1e-6)
 
 
-def test_singular_values_are_those_of_the_dense_affine_map(tmp_path: Path) -> None:
+def test_singular_values_match_the_dense_affine_map(tmp_path: Path) -> None:
     """f~ of eqs 9 to 11, written out; all other entries are zero."""
     layer = opened("bert", tmp_path).layers[1]
     for head, spectrum in zip(layer.heads, singular_values(layer), strict=True):
@@ -147,7 +147,7 @@ def test_a_change_of_basis_within_heads_changes_nothing(tmp_path: Path) -> None:
     np.testing.assert_allclose(turned.singular_values, plain.singular_values, rtol=1e-4)
 
 
-def test_batches_change_nothing_and_a_seed_draws_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_change_nothing_and_a_seed_repeats_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = opened("gpt2", tmp_path)
     many = SEQUENCES * 40
     norms, again = (measure_norms(runner, many, KINDS, seed=7) for _ in range(2))
@@ -160,7 +160,7 @@ def test_batches_change_nothing_and_a_seed_draws_the_same(tmp_path: Path, monkey
     assert [each.pairs * 40 for each in once.ranks] == [each.pairs for each in norms.ranks]
 
 
-def test_what_is_written_is_what_was_found(both: tuple[NormAnalysis, Loops]) -> None:
+def test_files_hold_what_was_measured(both: tuple[NormAnalysis, Loops]) -> None:
     norms, _ = both
     files = Files()
     norms.write_tables(files)
@@ -184,7 +184,7 @@ def test_what_is_written_is_what_was_found(both: tuple[NormAnalysis, Loops]) -> 
         assert len(arrays["pairs"]) == len(arrays["pairs_kind"]) == sum(map(len, norms.pairs))
 
 
-def test_a_gate_that_f_leaves_out_is_said(tmp_path: Path) -> None:
+def test_page_mentions_a_gate_that_f_leaves_out(tmp_path: Path) -> None:
     for name, gated in (("qwen3_next", True), ("llama", False)):
         norms = measure_norms(opened(name, tmp_path / name), SEQUENCES, KINDS)
         assert norms.gated is gated

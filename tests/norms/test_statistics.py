@@ -33,7 +33,7 @@ def test_moments_do_not_depend_on_the_batches(rng: np.random.Generator) -> None:
     assert (pooled.count, pooled.smallest, pooled.largest) == (300, values.min(), values.max())
 
 
-def test_a_sample_is_of_the_pairs_and_of_the_size_asked_for(rng: np.random.Generator) -> None:
+def test_sample_holds_existing_pairs_and_has_the_wanted_size(rng: np.random.Generator) -> None:
     first, second = rng.random((4, 3, 20, 20), np.float32), rng.random((4, 3, 20), np.float32)
     first[:, :, :10, 10:] = 0  # masked
     groups = np.where(np.arange(20) < 5, 0, 1)[None].repeat(4, axis=0)
@@ -56,7 +56,7 @@ def test_a_sample_is_of_the_pairs_and_of_the_size_asked_for(rng: np.random.Gener
     np.testing.assert_array_equal(less.pairs()[1], some.pairs()[1][:7])
 
 
-def test_a_kind_that_never_occurs_is_said_to_be_absent() -> None:
+def test_lead_names_kinds_that_never_occur() -> None:
     rows = [("BOS", 0.2, 0.1), (". or ,", 0.0, 0.0), ("other", 0.8, 0.9)]
     ranks = [Spearman(pairs, float("nan"), 0.0) for pairs in (10, 0, 90)]
     shares = Table.of_rows(("kind", "weight", "length"), rows)

@@ -19,7 +19,7 @@ def queries() -> np.ndarray:
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_means_over_queries_and_keys_are_those_of_a_plain_loop(mask: np.ndarray) -> None:
+def test_means_match_a_loop_over_queries_and_keys(mask: np.ndarray) -> None:
     """C_mn = (x_m W + b_Q W_K') * x_n, one query, key, head and dimension after the other."""
     contributions = contributions_by_kind(X, mean_queries(queries(), mask), W_K, KINDS, 4)
     expected = np.zeros((4, H, D))
@@ -59,6 +59,6 @@ def test_dimensions_add_up_to_the_mean_score(mask: np.ndarray, start: int | None
         np.testing.assert_allclose(contributions, expected[:, n], atol=1e-12)
 
 
-def test_column_norms_are_those_of_the_dense_matrix() -> None:
+def test_column_norms_match_the_dense_matrix() -> None:
     for h, row in enumerate(column_norms(W_Q, W_K)):
         np.testing.assert_allclose(row, np.linalg.norm(W_Q[h] @ W_K[h // (H // G)].T, axis=0), rtol=1e-12)

@@ -44,7 +44,7 @@ def test_the_streams_norm_is_what_the_stream_has_come_out_of(name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_the_guess_is_that_of_plain_products(name: str, tmp_path: Path) -> None:
+def test_guess_matches_plain_products(name: str, tmp_path: Path) -> None:
     random_model(next(case for case in CASES if case.name == name)).save_pretrained(tmp_path)
     model = ws.open_model(tmp_path)
     guessed = guess(model)

@@ -59,7 +59,7 @@ def test_dimensions_add_up_to_score_differences_between_keys(subtests: pytest.Su
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama_no_rope"])
-def test_means_are_those_of_plain_loops(name: str, tmp_path: Path) -> None:
+def test_means_match_plain_loops(name: str, tmp_path: Path) -> None:
     """Batches, kinds and masks: everything against one token after the other in float64."""
     case = NO_ROPE if name == "llama_no_rope" else next(case for case in CASES if case.name == name)
     network = random_model(case)

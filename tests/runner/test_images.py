@@ -169,7 +169,7 @@ def test_a_folder_of_images_is_read_by_name_and_turned_upright(tmp_path: Path) -
     assert list(read_images(tmp_path / "c.png", 1)) == ["c.png"]
 
 
-def test_what_is_no_image_is_named(tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_named(tmp_path: Path) -> None:
     with pytest.raises(ws.CheckpointError, match="no such file or folder"):
         read_images(tmp_path / "missing", 1)
     with pytest.raises(ws.CheckpointError, match="has no image"):

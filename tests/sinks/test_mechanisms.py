@@ -92,7 +92,7 @@ def tokens_for(case: Case, model: ws.Model) -> ImageTokens | TextTokens:
 
 
 @pytest.mark.parametrize("name", [*VISION, *TEXT])
-def test_every_number_is_that_of_a_plain_loop(name: str, tmp_path: Path) -> None:
+def test_every_number_matches_a_plain_loop(name: str, tmp_path: Path) -> None:
     """Strength, epsilon, shares, ratio, rank, inflow and similarity, all d coordinates of u_j at full length."""
     case = case_named(name)
     runner, sequences = runner_of(case, tmp_path), sequences_of(case)
@@ -203,7 +203,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("name", ["llama", "dinov2", "qwen3_next", "deepseek_v2"])
-def test_a_heads_own_coordinates_keep_every_inner_product(name: str, tmp_path: Path) -> None:
+def test_reduced_coordinates_keep_every_inner_product(name: str, tmp_path: Path) -> None:
     case = case_named(name)
     model = runner_of(case, tmp_path).model
     layer = model.layer(model.attention_layers[0])

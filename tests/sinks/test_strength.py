@@ -121,7 +121,7 @@ def test_a_perfect_sink_writes_its_own_update_everywhere(updates: np.ndarray) ->
     assert sinks.update_stable_rank(attention, updates) == pytest.approx(np.ones(HEADS))
 
 
-def test_what_writes_nothing_has_no_ratio_and_no_rank() -> None:
+def test_a_silent_head_has_no_ratio_and_no_rank() -> None:
     attention, zero = np.full((6, 6), 1 / 6), np.zeros((6, 3))
     assert np.isnan(sinks.value_norm_ratio(zero, np.array(0)))
     assert np.isnan(sinks.update_stable_rank(attention, zero))

@@ -48,7 +48,7 @@ every_kind = pytest.mark.parametrize("build", [one_first_token, several_first_to
 
 
 @every_kind
-def test_singular_values_are_those_of_the_stacked_matrix(build: Build, rng: np.random.Generator) -> None:
+def test_singular_values_match_the_stacked_matrix(build: Build, rng: np.random.Generator) -> None:
     stack, c = build(rng)
     expected = np.linalg.svd(c, compute_uv=False) ** 2
     squares = stack.squared_singular_values()
@@ -58,7 +58,7 @@ def test_singular_values_are_those_of_the_stacked_matrix(build: Build, rng: np.r
 
 
 @every_kind
-def test_means_are_those_of_the_rows(build: Build, rng: np.random.Generator) -> None:
+def test_means_match_the_rows(build: Build, rng: np.random.Generator) -> None:
     stack, c = build(rng)
     assert stack.count == len(c)
     np.testing.assert_allclose(stack.mean, c.mean(axis=0), atol=1e-12)
@@ -67,7 +67,7 @@ def test_means_are_those_of_the_rows(build: Build, rng: np.random.Generator) -> 
     assert normalised_variance(stack.mean, stack.mean_square) == pytest.approx(plain, rel=1e-9)
 
 
-def test_a_bias_is_told_from_one_direction_and_both_from_chance(rng: np.random.Generator) -> None:
+def test_bias_one_direction_and_chance_differ(rng: np.random.Generator) -> None:
     """R is 0 for a constant only; SpectralRatio is 1 for anything on a line; chance has neither."""
     vector, bias, line, chance = rng.normal(size=D), Stack(), Stack(), Stack()
     bias.add(np.tile(vector, (50, 1)))
