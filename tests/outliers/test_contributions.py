@@ -1,4 +1,4 @@
-"""C of eq. 7 against plain loops, and what it must add up to."""
+"""C of eq. 7 against plain loops, and its sum over dimensions."""
 
 import numpy as np
 import pytest

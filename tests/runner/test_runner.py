@@ -1,4 +1,4 @@
-"""The runner shows what the model computes, in every family, and puts back what it is given."""
+"""The runner shows what the model computes, in every family, and puts back an output that it is given."""
 
 from dataclasses import replace
 from pathlib import Path

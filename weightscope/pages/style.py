@@ -137,7 +137,7 @@ def whole_numbers(most: int = 6) -> MaxNLocator:
 
 
 def index_along(axis: Axes, label: str, most: int = 6) -> None:
-    """Label the x axis with what it counts, at whole numbers."""
+    """Label the x axis of an index, at whole numbers."""
     axis.set_xlabel(label)
     axis.xaxis.set_major_locator(whole_numbers(most))
 
@@ -148,7 +148,7 @@ def layers_along(axis: Axes) -> None:
 
 
 def layer_rows(axis: Axes, layers: np.ndarray) -> None:
-    """Label the rows of an image with layers, at most eight of them."""
+    """Label the rows of an image with at most eight layers."""
     step = max(1, -(-len(layers) // 8))
     axis.set_yticks(range(0, len(layers), step), layers[::step].tolist())
     axis.set_ylabel("layer")

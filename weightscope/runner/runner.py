@@ -45,7 +45,7 @@ class Activations(ShowsShapes):
         return zip(self.x, self.attention, strict=True)
 
 
-# Sees a layer at work; what it returns, where it returns something, takes the place of `output` in the model.
+# Is shown a layer at work; an array that it returns replaces `output` in the model.
 Observer = Callable[[Activations], np.ndarray | None]
 
 
@@ -116,7 +116,7 @@ def open_runner(model: Model | str | Path, *, language: bool = False, device: st
 class Runner:
     """transformers' eager model and weightscope's layers of the same checkpoint.
 
-    Both are kept in float32: a model's parameters once, and those of its attention a second time. Beyond them a run
+    Both are kept in float32: a model's parameters once, and its attention's parameters a second time. Beyond them a run
     holds the activations of one layer for one batch. On a device the model is there, the second copy here,
     and what an observer computes with there as well.
 
@@ -151,7 +151,7 @@ class Runner:
         observer : callable
             Called with the `Activations` of one layer and batch at a time, layers in order within a batch.
         layers : sequence of int, optional
-            Only these; the model is not run beyond the last of them.
+            Only these; the model is not run beyond the last one.
         tokens_a_batch : int
 
         Raises
@@ -277,7 +277,7 @@ class Runner:
         return None if new is None else import_torch().from_numpy(np.asarray(new, np.float32))
 
     def check(self, seen: Activations) -> None:
-        """Compare the output of the model's own module with that of weightscope's folded weights, once per layer.
+        """Compare the output of the model's own module with the output of weightscope's folded weights, once per layer.
 
         Raises
         ------
@@ -318,7 +318,7 @@ class Intervention(NamedTuple):
     """A change to a model as it runs."""
 
     layers: Collection[int]  # One or more layers
-    observer: Observer  # Shown these layers; what it returns takes the place of attention's output
+    observer: Observer  # Shown these layers; an array that it returns replaces attention's output
 
 
 def losses_under(runner: Runner, texts: Sequence[np.ndarray], interventions: Sequence[Intervention]) -> np.ndarray:
@@ -353,7 +353,7 @@ def _can_begin_at(runner: Runner, layer: int, text: np.ndarray) -> bool:
     try:
         with _begun_at(runner, layer, entering):
             return np.allclose(runner.losses([text]), complete, rtol=1e-6)
-    except Exception:  # any class: each layer fails in its own way without what it needs
+    except Exception:  # any class: each layer fails in its own way
         return False
 
 

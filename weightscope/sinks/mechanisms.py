@@ -426,7 +426,7 @@ def variance_measures(
     """Lemma 4 for each head alone, in units of the variance V of the tokens before attention, and the sink's update
     against the stream: (b, H) each.
 
-    V' = V + Var(Y) + 2 Cov(x, Y), and with y = o W_O the covariance is that of x W_O' and o: r coordinates a head.
+    V' = V + Var(Y) + 2 Cov(x, Y), and with y = o W_O the covariance equals Cov(x W_O', o): r coordinates a head.
     """
     layer, (b, n, d) = seen.layer, seen.x.shape
     v = layer.inner_values(seen.x.reshape(b * n, d))  # (G, b n, r_v)
