@@ -387,8 +387,8 @@ class GridRope:
     # origin, centred: as of `GridRotation`
     origin: float = 0.0
     centred: bool = False
-    # side, whole: where positions count within windows, config keys of their side in patches, and of the layers that
-    # see the whole image (SAM 3)
+    # side, whole: where positions count within windows, config keys of a window's side in patches, and of the layers
+    # that see the whole image (SAM 3)
     side: str = ""
     whole: str = ""
 
