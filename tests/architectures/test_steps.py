@@ -68,7 +68,7 @@ def test_what_a_step_reads_is_what_its_row_reads() -> None:
 
 
 @pytest.mark.parametrize("case", PARALLEL)
-def test_whether_the_network_reads_what_attention_reads_is_the_row_s_as_configured(case: str) -> None:
+def test_parallel_follows_the_configured_row(case: str) -> None:
     name, config, parallel = PARALLEL[case]
     row = row_of(name)
     assert row.configured({**row.config.defaults, **config}).parallel is parallel
