@@ -10,7 +10,7 @@ import weightscope as ws
 from tests.support.tiny_models import Fixture, centred, fixture
 from weightscope.architectures import decide
 from weightscope.architectures.rules import same_layer
-from weightscope.model import Model
+from weightscope.model import Model, Opened
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 1024}
 
@@ -66,7 +66,7 @@ def test_a_config_value_matters(name: str, config: dict[str, Any]) -> None:
     tiny = fixture(name)
     checkpoint = tiny.model.checkpoint
     changed = checkpoint.with_config({**checkpoint.config, **config})
-    assert error(tiny, tiny.model) < 1e-4 < 1e-3 < error(tiny, Model(changed, decide(changed)))
+    assert error(tiny, tiny.model) < 1e-4 < 1e-3 < error(tiny, Model(Opened(changed), decide(changed)))
 
 
 @pytest.mark.parametrize(("name", "cells"), CELLS)
@@ -74,4 +74,4 @@ def test_a_cell_matters(name: str, cells: dict[str, Any]) -> None:
     tiny = fixture(name)
     row = decide(tiny.model.checkpoint, tower=tiny.case.tower or None).row
     with suppress(ws.CheckpointError):  # a changed row may not even find its tensors
-        assert error(tiny, Model(tiny.model.checkpoint, row.but(**cells))) > 1e-3
+        assert error(tiny, Model.of_row(tiny.model.checkpoint, row.but(**cells))) > 1e-3

@@ -19,10 +19,19 @@ from weightscope.compute.cores import in_threads
 from weightscope.compute.half import Half
 from weightscope.errors import CheckpointError, printable
 from weightscope.findings import Finding, Member, indexed
-from weightscope.metrics.least_directions import NARROW, RANKS, Least, agreeing, choices, gap_scores, least_of, summed
+from weightscope.metrics.least_directions import (
+    NARROW,
+    RANKS,
+    Least,
+    agreeing,
+    choices,
+    gap_scores,
+    least_of,
+    sum_grams,
+)
 from weightscope.model import Model
 from weightscope.progress import phase
-from weightscope.text.tokenizer import token_names, tokenizer_at_hand
+from weightscope.text.tokenizer import Tokenizer, token_names
 
 # -log10 of a probability, for sides that write or read: layers learn to ignore some directions (docs/audit.md).
 FOUND = {True: 2.0, False: 4.0}
@@ -246,7 +255,7 @@ def judge(side: Side, d: int, centred: bool) -> Judged:
 
     def pooled(places: Sequence[int]) -> np.ndarray:
         if kept:
-            return summed([kept[place] for place in places])
+            return sum_grams([kept[place] for place in places])
         total = np.zeros((d, d), np.float32)
         for place in places:
             side.add(total, layers[place], ROWS * d / len(places), wide=True)
@@ -329,7 +338,7 @@ def _finding(removed: Removed, tokens: str) -> Finding:
 def _tokens(model: Model, removed: Sequence[Removed]) -> list[str]:
     """The tokens along each set of directions, as the end of a sentence; empty if the checkpoint has none."""
     read, written, _ = token_rows(model) if removed else (None, None, "")
-    names = token_names(tokenizer_at_hand(model)) if removed else repr
+    names = token_names(Tokenizer.at_hand(model)) if removed else repr
     endings = []
     for each in removed:
         rows = written if each.side.writes else read

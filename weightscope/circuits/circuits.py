@@ -155,8 +155,9 @@ class Circuits(Result):
             f"(random spaces: {random:.1f})."
         )
 
-    def __repr__(self) -> str:
-        return f"Circuits({self.name}: {len(self.heads)} heads, {self.n_named} named)"
+    @property
+    def about(self) -> str:
+        return f"{self.name}: {len(self.heads)} heads, {self.n_named} named"
 
     def shown(self) -> list[Table]:
         """Heads with a name, and the strongest edges."""

@@ -25,12 +25,12 @@ from weightscope.circuits.stream import attention_norm
 from weightscope.circuits.wiring import KINDS, MEASURES, Wiring, all_strongest, strongest
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device, open_device
-from weightscope.display import ShowsShapes
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.model import Model
 from weightscope.overflow import overflow
 from weightscope.progress import bar
+from weightscope.results import ShowsShapes
 
 PRODUCT_BYTES = 16 << 20  # bytes of one product: small enough to be summed while in the cache
 

@@ -19,9 +19,9 @@ import numpy as np
 from weightscope.architectures.cells import FeedForward
 from weightscope.attention.layer import Layer
 from weightscope.attention.norms import Norm
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.results import ShowsShapes
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
