@@ -120,11 +120,6 @@ def layer_norm(
     return StoredNorm(module, centred=True, bias=bias, eps=eps, without=without)
 
 
-def rms_norm(module: str, *, offset: float = 0.0, eps: float | None = None) -> StoredNorm:
-    """An RMSNorm with gamma = offset + weight."""
-    return StoredNorm(module, centred=False, offset=offset, eps=eps)
-
-
 @dataclass(frozen=True)
 class QkNorm:
     """Where the gammas of a norm of queries and keys stand, one module for each, and what they are shared by.

@@ -87,7 +87,10 @@ class Family:
     types: Names = ()  # the `model_type` values of config.json that the row reads
     tower: str = ""  # "text", "vision", "encoder", "cross" ... in models of several stacks; each has a row then
 
-    prefixes: Names = cell("what may stand before every tensor's name; the first that fits is taken", ("",))
+    prefixes: Names = cell(
+        "what stands before tensors' names: it is found, unless two models of a file fit; then the first of these",
+        ("",),
+    )
     layer: str = cell("a layer's name before its modules, with {i} for its index", "")
     part: str = cell("key of the part of config.json that describes this stack, where there is one", "")
     heads: Heads = group("the projections", Heads())

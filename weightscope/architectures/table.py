@@ -42,11 +42,6 @@ class Rows(Sequence[Family]):
         stanzas = tomllib.loads((self.folder / UNSUPPORTED).read_text(encoding="utf-8")).values()
         return {kind: stanza["refused"] for stanza in stanzas for kind in stanza["types"]}
 
-    @property
-    def parsed(self) -> set[str]:
-        """The names of the files that were parsed."""
-        return {*self._files}
-
     def file(self, name: str) -> File:
         """One file, parsed."""
         if name not in self._files:
