@@ -102,9 +102,7 @@ class Family:
     outputs: Outputs | None = group("how logits are made; false without logits of tokens, or where that is not linear")
     positions: Positions = group("what positions do to scores", Positions())
     scores: Scores = group("how scores are made", Scores())
-    mlp: FeedForward | None = group(
-        "the feed-forward network; not inherited, but `mlp = true` is that of the row it is like", stated=True
-    )
+    mlp: FeedForward | None = group("the feed-forward network; not inherited unless `mlp = true`", stated=True)
     parallel: bool = cell("attention and the network read the same stream", False)
     config: FromConfig = group("what config.json calls things", FromConfig())
     images: Images | None = cell("how photographs are prepared: transformers' image processor and its settings", None)
@@ -122,7 +120,7 @@ class Family:
     )
     in_: tuple[In, ...] = cell("[{ layers, cells ... }]: cells that differ in layers of a type", ())
     proved_for: str = ""  # digest of the config that an adopted row was proved with
-    origin: str = ""  # of a row that is not the table's, or reads what it does not list: where it comes from
+    origin: str = ""  # where the row comes from, if not from the table or not for this model_type
 
     def __repr__(self) -> str:
         tower = f", {self.tower}" if self.tower else ""
@@ -156,8 +154,8 @@ class Family:
     def roles(self) -> dict[str, str]:
         """The module of each role that the row names, one that holds several as "q+k+v".
 
-        Those of the layer are named within it, those of the model (tokens, positions, types, unembedding, norm.inputs,
-        norm.outputs) as the tensors are, without their prefix.
+        Modules of a layer are named within it; tokens, positions, types, unembedding, norm.inputs and norm.outputs
+        within the model.
         """
         heads, inputs, outputs, mlp = self.heads, self.inputs, self.outputs, self.mlp
         named = [("q", heads.q), ("k", heads.k), ("v", heads.v), ("o", heads.out)]

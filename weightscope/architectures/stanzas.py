@@ -56,7 +56,7 @@ BRACES = re.compile(r"([^{}]*)\{([^{}]*)\}([^{}]*)")
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 NULL = "null"
 ABOUT = ("like", "name", "types", "alias")  # what a stanza says of itself; nothing of it is inherited
-STATED = ("gguf", "mlp")  # groups that only the row has that states them; `true` takes those of the row it is like
+STATED = ("gguf", "mlp")  # groups that are not inherited unless a stanza says `true`
 CONDITIONS = {"when": (("key", "is"), ("key", "is_not")), "in": (("layers",),)}  # what each may begin with
 # The rows that stanzas of other files may start from.
 ROOTS = (
@@ -216,7 +216,7 @@ class File:
         return CheckpointError(f"line {line}: {problem}" if line else problem, file=self.file)
 
     def all(self) -> tuple[Family, ...]:
-        """Every row, in order, those of other names after the stanza that has them."""
+        """Every row, in order, aliases after their stanza."""
         return tuple(row for name in self.stanzas for row in self.named(name))
 
     def named(self, stanza: str) -> Iterator[Family]:
@@ -338,7 +338,7 @@ def _new_groups(base: Family, changes: Mapping[str, Any]) -> set[str]:
 
 
 def usual_types(name: str, base: Family | None) -> tuple[str, ...]:
-    """The model_types of a row that does not say them: its name, or those of the stack of the same name it is like."""
+    """The model_types of a row that does not state them: its name, or the types of a row `like` of the same name."""
     return base.types if base is not None and base.name == name else (name,)
 
 
@@ -403,7 +403,7 @@ def _condition(kind: str, given: Any, where: str) -> When | In:
 
 
 def _alternatives(wanted: Any) -> tuple[Any, ...]:
-    """The types that an annotation allows, and what it asks of a value besides."""
+    """The types that an annotation allows, and its limits."""
     if get_origin(wanted) is Annotated:
         return get_args(wanted)
     if get_origin(wanted) in (Union, UnionType):
@@ -564,7 +564,7 @@ NOT_WRITTEN = ("name", "types", "tower", "gguf", "origin", "proved_for")
 
 
 def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = "") -> str:
-    """The stanza of a row: all its cells but those of GGUF files, or what differs from the row of another stanza."""
+    """The stanza of a row, without GGUF cells: complete, or only the cells that differ from the row `like`."""
     title = title or titles([row])[0]
     base = (Family() if like is None else like[1]).but(config__defaults=values_of(row.types))
     lines = [] if like is None else [f"like = {_text(like[0])}"]

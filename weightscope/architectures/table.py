@@ -102,7 +102,7 @@ class Rows(Sequence[Family]):
 FAMILIES = Rows(Path(__file__).parent)
 
 
-# The rows that a checkpoint may be read by: those of a file that was asked for, the table's, and a user's own.
+# The rows that may read a checkpoint: of a given file, of the table, and of the user's folder.
 
 MOST_FILES = 1000  # of rows in a user's folder
 
