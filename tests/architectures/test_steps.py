@@ -72,3 +72,11 @@ def test_parallel_follows_the_configured_row(case: str) -> None:
     name, config, parallel = PARALLEL[case]
     row = row_of(name)
     assert row.configured({**row.config.defaults, **config}).parallel is parallel
+
+
+def test_roles_name_every_module_once() -> None:
+    roles = row_of("phi3").roles
+    assert roles["q+k+v"] == "self_attn.qkv_proj" and roles["gate+up"] == "mlp.gate_up_proj"
+    assert (roles["tokens"], roles["norm.outputs"], roles["unembedding"]) == ("embed_tokens", "norm", "lm_head")
+    assert row_of("qwen3").roles["q_norm"] == "self_attn.q_norm" and "positions" not in roles
+    assert row_of("bert").roles["norm.after"] == "output.LayerNorm"

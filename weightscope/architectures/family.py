@@ -168,15 +168,16 @@ class Family:
                 ("norm.mlp", mlp.norm), ("norm.after_attention", mlp.after_attention),
                 ("norm.attention_output", mlp.attention_norm), ("norm.mlp_output", mlp.output_norm),
             ]  # fmt: skip
-        named += [("tokens", inputs.tokens), ("positions", inputs.positions), ("types", inputs.types)]
-        if outputs:
-            named += [("unembedding", next(iter(outputs.tokens), ""))]
-            norms += [("norm.outputs", outputs.norm)]
-        roles: dict[str, list[str]] = {}
+        shared: dict[str, list[str]] = {}
         for role, module in named:
-            roles.setdefault(module.removesuffix(".weight"), []).append(role)
-        modules = {"+".join(names): module for module, names in roles.items() if module}
-        return modules | {role: norm.module for role, norm in norms if norm and norm.module}
+            shared.setdefault(module, []).append(role)
+        modules = {"+".join(roles): module for module, roles in shared.items()}
+        modules |= {"tokens": inputs.tokens, "positions": inputs.positions, "types": inputs.types}
+        if outputs:
+            modules["unembedding"] = next(iter(outputs.tokens), "")
+            norms += [("norm.outputs", outputs.norm)]
+        modules |= {role: norm.module for role, norm in norms if norm}
+        return {role: module.removesuffix(".weight") for role, module in modules.items() if module}
 
     @property
     def output_module(self) -> str:
